@@ -2,4 +2,10 @@
 
 from setuptools import find_packages, setup
 
-setup(packages=[*find_packages(include=["hessfig", "hessfig.*"]), "hessfig.conf", "hessfig.data"])
+setup(
+    packages=[
+        *find_packages(include=["hessfig", "hessfig.*"]),
+        "hessfig.conf",
+        "hessfig.data",
+    ]
+)

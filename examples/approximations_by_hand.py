@@ -27,10 +27,10 @@ from ten_numbers import Blocks, Network, Weights, is_named
 from torch import Tensor
 from torch.nn import functional as F
 
-RELATIVE, ABSOLUTE = 1e-7, 1e-12  # two numbers agree to this share, or where both are rounding to this size
-KRONECKER = (
-    2e-8  # errors of the nearest Kronecker sums are exact to this share of the block's norm, the root of rounding
-)
+# Two numbers agree to this share, or where both are rounding to this size.
+RELATIVE, ABSOLUTE = 1e-7, 1e-12
+# Errors of the nearest Kronecker sums are exact to this share of the block's norm, the root of rounding.
+KRONECKER = 2e-8
 HEADED, TABLES = ("W_Q", "W_K", "W_V", "W_O"), ("W_E", "W_pos")
 Key = tuple[str, int, str, str, str]  # quantity, layer, block, part, index
 Matrices = dict[str, Tensor]
@@ -42,7 +42,11 @@ class Today(Network):
 
     KNOWN: ClassVar = {
         **{key: known for key, known in Network.KNOWN.items() if key != "n_kv_heads"},
-        **{"norm_kind": ("layer", "rms"), "gate": ("none", "output"), "attention": ("softmax", "sigmoid")},
+        **{
+            "norm_kind": ("layer", "rms"),
+            "gate": ("none", "output"),
+            "attention": ("softmax", "sigmoid"),
+        },
         **{"mlp": (*Network.KNOWN["mlp"], "swiglu"), "attention_bias": ("none",)},
     }
 
@@ -63,13 +67,28 @@ class Today(Network):
         shared = heads // (self.model["n_kv_heads"] or heads)
         cut = {one: self.linear(w, f"{at}.{one}", x) for one in "qkv"}
         q = cut["q"].unflatten(2, (heads, -1))
-        k, v = (cut[one].unflatten(2, (heads // shared, -1)).repeat_interleave(shared, dim=2) for one in "kv")
-        scores = torch.einsum("bihd,bjhd->bhij", q, k) / (self.model["temperature"] * math.sqrt(q.shape[-1]))
+        k, v = (
+            cut[one]
+            .unflatten(2, (heads // shared, -1))
+            .repeat_interleave(shared, dim=2)
+            for one in "kv"
+        )
+        scores = torch.einsum("bihd,bjhd->bhij", q, k) / (
+            self.model["temperature"] * math.sqrt(q.shape[-1])
+        )
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         masked = scores.masked_fill(later, -math.inf)
-        pattern = masked.sigmoid() if self.model["attention"] == "sigmoid" else masked.softmax(dim=-1)
+        pattern = (
+            masked.sigmoid()
+            if self.model["attention"] == "sigmoid"
+            else masked.softmax(dim=-1)
+        )
         merged = torch.einsum("bhij,bjhd->bihd", pattern, v).flatten(2)
-        gated = merged if self.model["gate"] == "none" else merged * self.linear(w, f"{at}.g", x).sigmoid()
+        gated = (
+            merged
+            if self.model["gate"] == "none"
+            else merged * self.linear(w, f"{at}.g", x).sigmoid()
+        )
         return self.linear(w, f"{at}.o", gated)
 
     def mlp(self, w: Weights, at: str, x: Tensor) -> Tensor:
@@ -77,20 +96,28 @@ class Today(Network):
         if self.model["mlp"] != "swiglu":
             return super().mlp(w, at, x)
         return self.linear(
-            w, f"{at}.fc_out", F.silu(self.linear(w, f"{at}.gate", x)) * self.linear(w, f"{at}.fc_in", x)
+            w,
+            f"{at}.fc_out",
+            F.silu(self.linear(w, f"{at}.gate", x)) * self.linear(w, f"{at}.fc_in", x),
         )
 
     def norm(self, w: Weights, at: str, x: Tensor) -> Tensor:
         """Return LayerNorm, or w x / sqrt(mean x^2 + eps)."""
         if self.model["norm_kind"] == "layer":
             return super().norm(w, at, x)
-        return w[f"{at}.weight"] * x / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + self.model["norm_eps"])
+        return (
+            w[f"{at}.weight"]
+            * x
+            / torch.sqrt(x.square().mean(dim=-1, keepdim=True) + self.model["norm_eps"])
+        )
 
     def stream(self, quantity: str, name: str) -> torch.Generator:
         """Return the random stream of a name (docs/conventions.md)."""
         at = [] if self.about["step"] is None else ["step", self.about["step"]]
         names = ["probes", quantity, self.about["sigma"], 0, name, *at]
-        digest = hashlib.sha256(repr((self.about["seed"], *map(repr, names))).encode()).digest()
+        digest = hashlib.sha256(
+            repr((self.about["seed"], *map(repr, names))).encode()
+        ).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
     @cached_property
@@ -111,17 +138,27 @@ class Today(Network):
             torch.autograd.grad((one * to).sum(), list(w.values()), retain_graph=True)
             for one, to in zip(outputs, sent, strict=True)
         ]
-        return {name: torch.stack(of) for name, of in zip(w, zip(*found, strict=True), strict=True)}
+        return {
+            name: torch.stack(of)
+            for name, of in zip(w, zip(*found, strict=True), strict=True)
+        }
 
     @cached_property
     def of_samples(self) -> dict[str, Tensor]:
         """s_n: each sample's share of the gradient."""
-        return self.shares((self.chances - F.one_hot(self.targets, self.chances.shape[-1])) / self.terms)
+        return self.shares(
+            (self.chances - F.one_hot(self.targets, self.chances.shape[-1]))
+            / self.terms
+        )
 
     @cached_property
     def of_drawn(self) -> dict[str, Tensor]:
         """The same at labels that are drawn, times sqrt(K)."""
-        labels = torch.multinomial(self.chances.flatten(0, 1), 1, generator=self.stream("approximations", "labels"))
+        labels = torch.multinomial(
+            self.chances.flatten(0, 1),
+            1,
+            generator=self.stream("approximations", "labels"),
+        )
         ones = F.one_hot(labels.view(self.targets.shape), self.chances.shape[-1])
         return self.shares((self.chances - ones) / self.terms**0.5)
 
@@ -131,10 +168,15 @@ class Today(Network):
         outputs = self.outputs(self.weights, self.tokens)
         self.watched = ""
         root = self.chances.sqrt()
-        S = (root.diag_embed() - self.chances[..., None] * root[..., None, :]) / self.terms**0.5
+        S = (
+            root.diag_embed() - self.chances[..., None] * root[..., None, :]
+        ) / self.terms**0.5
         x, y = self.seen
-        sent = (outputs[:, :, None] * S.mT).sum(-1).sum(0).flatten()  # one number for each position and column
-        return x, torch.stack([torch.autograd.grad(one, y, retain_graph=True)[0] for one in sent])
+        # One number for each position and column.
+        sent = (outputs[:, :, None] * S.mT).sum(-1).sum(0).flatten()
+        return x, torch.stack(
+            [torch.autograd.grad(one, y, retain_graph=True)[0] for one in sent]
+        )
 
 
 class Block(Blocks):
@@ -144,17 +186,29 @@ class Block(Blocks):
 
     def __init__(self, network: Today, layer: int, name: str) -> None:
         named, order = network.about["weights"], network.about["all"]
-        here = [one for one in named if one["layer"] == layer and (one["name"] == name or name in one["groups"])]
+        here = [
+            one
+            for one in named
+            if one["layer"] == layer and (one["name"] == name or name in one["groups"])
+        ]
         self.is_whole = name == "all"
-        self.entries = sorted(named, key=lambda one: order.index(one["parameter"])) if self.is_whole else here
+        self.entries = (
+            sorted(named, key=lambda one: order.index(one["parameter"]))
+            if self.is_whole
+            else here
+        )
         super().__init__(network, [one["parameter"] for one in self.entries])
-        ends = torch.tensor([0, *(one["size"] for one in self.entries)]).cumsum(0).tolist()
+        ends = (
+            torch.tensor([0, *(one["size"] for one in self.entries)]).cumsum(0).tolist()
+        )
         self.places = [torch.arange(a, b) for a, b in pairwise(ends)]
         self.training = network.training
 
     def vector(self, by_parameter: dict[str, Tensor]) -> Tensor:
         """Return tensors of the block's parameters side by side, a row for every sample."""
-        return torch.cat([by_parameter[name].flatten(1) for name in self.parameters], dim=1)
+        return torch.cat(
+            [by_parameter[name].flatten(1) for name in self.parameters], dim=1
+        )
 
     def part(self, name: str) -> Tensor:
         """Return H, H_o or H_f."""
@@ -169,7 +223,11 @@ class Block(Blocks):
     def second_moment(self) -> Tensor:
         """E g_B^2: (sum s)^2 + (N sum s^2 - (sum s)^2) / b."""
         square = self.shares.sum(0) ** 2
-        return square + (len(self.shares) * (self.shares**2).sum(0) - square) / self.training["batch_size"]
+        return (
+            square
+            + (len(self.shares) * (self.shares**2).sum(0) - square)
+            / self.training["batch_size"]
+        )
 
     def approximations(self, rank: int) -> Iterator[tuple[str, str, Tensor]]:
         """Yield name, part and matrix of every approximation."""
@@ -177,7 +235,10 @@ class Block(Blocks):
         fixed |= self.of_map() if self.is_matrix and self.name not in TABLES else {}
         for part in ("H", "H_o", "H_f"):
             B = self.part(part)
-            own = {"diagonal": B.diagonal().diag(), **(self.of_block(B, rank) if self.is_matrix else self.apart(B))}
+            own = {
+                "diagonal": B.diagonal().diag(),
+                **(self.of_block(B, rank) if self.is_matrix else self.apart(B)),
+            }
             for name, A in {**fixed, **own}.items():
                 yield name, part, A
 
@@ -189,7 +250,9 @@ class Block(Blocks):
     def of_gradients(self) -> Matrices:
         """Adam, Adam-mini and the Fisher matrices."""
         moment, drawn = self.second_moment, self.vector(self.network.of_drawn)
-        mini = torch.cat([moment[one].mean().sqrt().expand(len(one)) for one in self.places])
+        mini = torch.cat(
+            [moment[one].mean().sqrt().expand(len(one)) for one in self.places]
+        )
         return {
             **({"adam": self.stored().diag()} if self.network.moments else {}),
             "adam_expected": moment.sqrt().diag(),
@@ -200,8 +263,17 @@ class Block(Blocks):
 
     def stored(self) -> Tensor:
         """Return sqrt(v / (1 - b2^t)) + eps, v the second moment that Adam keeps after t updates."""
-        (_, b2), eps, t = self.training["betas"], self.training["eps"], self.network.about["step"]
-        v = self.vector({name: self.network.moments[f"exp_avg_sq/{name}"][None] for name in self.parameters})[0]
+        (_, b2), eps, t = (
+            self.training["betas"],
+            self.training["eps"],
+            self.network.about["step"],
+        )
+        v = self.vector(
+            {
+                name: self.network.moments[f"exp_avg_sq/{name}"][None]
+                for name in self.parameters
+            }
+        )[0]
         return torch.sqrt(v / (1 - b2**t)) + eps
 
     def of_matrix(self) -> Matrices:
@@ -209,10 +281,17 @@ class Block(Blocks):
         G, (L, R) = self.shares.sum(0).view(self.shape), self.spreads
         U, sizes, _ = torch.linalg.svd(G, full_matrices=False)
         found = {
-            "muon": torch.kron(U @ sizes.diag() @ U.T, torch.eye(G.shape[1], dtype=G.dtype)),
+            "muon": torch.kron(
+                U @ sizes.diag() @ U.T, torch.eye(G.shape[1], dtype=G.dtype)
+            ),
             "shampoo": torch.kron(root(L), root(R)),
         }
-        return {**found, **({"adam_mini_head": self.by_head().diag()} if self.name in HEADED else {})}
+        return {
+            **found,
+            **(
+                {"adam_mini_head": self.by_head().diag()} if self.name in HEADED else {}
+            ),
+        }
 
     def of_map(self) -> Matrices:
         """K-FAC, both ways, and EK-FAC."""
@@ -236,10 +315,23 @@ class Block(Blocks):
 
     def apart(self, B: Tensor) -> Matrices:
         """Of the whole network: the blocks of each weight, and of each layer."""
-        weights = torch.cat([torch.full((one["size"],), k) for k, one in enumerate(self.entries)])
-        layers = torch.cat([torch.full((one["size"],), one["layer"] or -1 - k) for k, one in enumerate(self.entries)])
-        kept = {"block_diagonal": weights, "layer_diagonal": layers} if self.is_whole else {}
-        return {name: torch.where(of[:, None] == of, B, 0.0) for name, of in kept.items()}
+        weights = torch.cat(
+            [torch.full((one["size"],), k) for k, one in enumerate(self.entries)]
+        )
+        layers = torch.cat(
+            [
+                torch.full((one["size"],), one["layer"] or -1 - k)
+                for k, one in enumerate(self.entries)
+            ]
+        )
+        kept = (
+            {"block_diagonal": weights, "layer_diagonal": layers}
+            if self.is_whole
+            else {}
+        )
+        return {
+            name: torch.where(of[:, None] == of, B, 0.0) for name, of in kept.items()
+        }
 
     @property
     def name(self) -> str:
@@ -253,10 +345,17 @@ class Block(Blocks):
     @cached_property
     def spreads(self) -> tuple[Tensor, Tensor]:
         """L and R: E G_B G_B^T and E G_B^T G_B."""
-        each, count, b = self.shares.view(-1, *self.shape), len(self.shares), self.training["batch_size"]
+        each, count, b = (
+            self.shares.view(-1, *self.shape),
+            len(self.shares),
+            self.training["batch_size"],
+        )
         G = each.sum(0)
         L, R = G @ G.T, G.T @ G
-        left, right = torch.einsum("nij,nkj->ik", each, each), torch.einsum("nij,nik->jk", each, each)
+        left, right = (
+            torch.einsum("nij,nkj->ik", each, each),
+            torch.einsum("nij,nik->jk", each, each),
+        )
         return L + (count * left - L) / b, R + (count * right - R) / b
 
     @cached_property
@@ -268,14 +367,22 @@ class Block(Blocks):
     def factors(self) -> tuple[Tensor, Tensor]:
         """K-FAC's: sum g g^T over samples, positions and columns, and mean x x^T over samples and positions."""
         x, g = self.uses
-        return torch.einsum("cnti,cntj->ij", g, g), torch.einsum("nti,ntj->ij", x, x) / (x.shape[0] * x.shape[1])
+        return torch.einsum("cnti,cntj->ij", g, g), torch.einsum(
+            "nti,ntj->ij", x, x
+        ) / (x.shape[0] * x.shape[1])
 
     def by_head(self) -> Tensor:
         """Return the root of each head's mean second moment: rows of the weight, of W_O columns."""
         model, moment = self.network.model, self.second_moment.view(self.shape)
-        heads = model["n_kv_heads"] or model["n_heads"] if self.name in ("W_K", "W_V") else model["n_heads"]
+        heads = (
+            model["n_kv_heads"] or model["n_heads"]
+            if self.name in ("W_K", "W_V")
+            else model["n_heads"]
+        )
         along = moment.T if self.name == "W_O" else moment
-        held = torch.cat([one.mean().sqrt().expand(one.shape) for one in along.chunk(heads)])
+        held = torch.cat(
+            [one.mean().sqrt().expand(one.shape) for one in along.chunk(heads)]
+        )
         return (held.T if self.name == "W_O" else held).flatten()
 
 
@@ -288,8 +395,16 @@ def root(A: Tensor) -> Tensor:
 def nearest(B: Tensor, shape: torch.Size, rank: int) -> Tensor:
     """Return the sum of Kronecker products nearest to B: singular vectors of B rearranged."""
     m, n = shape
-    U, s, V = torch.linalg.svd(B.view(m, n, m, n).transpose(1, 2).reshape(m * m, n * n), full_matrices=False)
-    return sum((s[k] * torch.kron(U[:, k].view(m, m), V[k].view(n, n)) for k in range(min(rank, len(s)))), 0 * B)
+    U, s, V = torch.linalg.svd(
+        B.view(m, n, m, n).transpose(1, 2).reshape(m * m, n * n), full_matrices=False
+    )
+    return sum(
+        (
+            s[k] * torch.kron(U[:, k].view(m, m), V[k].view(n, n))
+            for k in range(min(rank, len(s)))
+        ),
+        0 * B,
+    )
 
 
 def compared(B: Tensor, A: Tensor) -> dict[str, float]:
@@ -297,23 +412,38 @@ def compared(B: Tensor, A: Tensor) -> dict[str, float]:
     if A.norm() < 1e-12 * B.norm():
         return {"error": 1.0, "scale_error": 1.0, "angle": 0.0}
     scale = (A * B).sum() / A.norm() ** 2
-    found = {"error": (B - A).norm(), "scale_error": (B - scale * A).norm(), "angle": scale * A.norm()}
+    found = {
+        "error": (B - A).norm(),
+        "scale_error": (B - scale * A).norm(),
+        "angle": scale * A.norm(),
+    }
     return {name: float(one / B.norm()) for name, one in found.items()}
 
 
 def is_same(quantity: str, own: float, theirs: float) -> bool:
     """Whether two numbers agree."""
     floor = KRONECKER if quantity.startswith(("kfoc", "kronecker_sum")) else ABSOLUTE
-    return abs(own - theirs) <= max(floor, RELATIVE * abs(theirs)) or (math.isnan(own) and math.isnan(theirs))
+    return abs(own - theirs) <= max(floor, RELATIVE * abs(theirs)) or (
+        math.isnan(own) and math.isnan(theirs)
+    )
 
 
 def table_of(path: Path, network: Today) -> dict[Key, float]:
     """Return the numbers of the table that are of blocks of this network, by their rows."""
-    point = {key: network.about[key] for key in ("variant", "num_layers", "sigma", "step", "seed")}
+    point = {
+        key: network.about[key]
+        for key in ("variant", "num_layers", "sigma", "step", "seed")
+    }
     with path.open(newline="") as handle:
         rows = [row for row in csv.DictReader(handle) if row["col"]]
     return {
-        (row["quantity"], int(row["layer"]), row["col"], row["part"], row["index"]): float(row["value"] or "nan")
+        (
+            row["quantity"],
+            int(row["layer"]),
+            row["col"],
+            row["part"],
+            row["index"],
+        ): float(row["value"] or "nan")
         for row in rows
         if all(is_named(row[key], value) for key, value in point.items())
     }
@@ -321,7 +451,10 @@ def table_of(path: Path, network: Today) -> dict[Key, float]:
 
 def recomputed(network: Today, layer: int, name: str) -> dict[Key, float]:
     """Return the numbers of a block by their rows."""
-    block, rank = Block(network, layer, name), network.about["settings"]["approximation"]["rank"]
+    block, rank = (
+        Block(network, layer, name),
+        network.about["settings"]["approximation"]["rank"],
+    )
     return {
         (f"{approximation}_{number}", layer, name, part, ""): value
         for approximation, part, A in block.approximations(rank)
@@ -329,18 +462,32 @@ def recomputed(network: Today, layer: int, name: str) -> dict[Key, float]:
     }
 
 
-def compare(recomputed: Recomputed, quantities: tuple[str, ...], folder: str, table: str) -> int:
+def compare(
+    recomputed: Recomputed, quantities: tuple[str, ...], folder: str, table: str
+) -> int:
     """Print how many numbers of each block agree, of quantities with these endings; return 1 when one differs."""
     network = Today(Path(folder))
-    asked = {key: value for key, value in table_of(Path(table), network).items() if key[0].endswith(quantities)}
+    asked = {
+        key: value
+        for key, value in table_of(Path(table), network).items()
+        if key[0].endswith(quantities)
+    }
     wrong = 0
     for layer, name in dict.fromkeys(key[1:3] for key in asked):
         found = recomputed(network, layer, name)
         rows = {key: value for key, value in asked.items() if key[1:3] == (layer, name)}
-        off = [key for key, value in rows.items() if not is_same(key[0], found.get(key, math.inf), value)]
+        off = [
+            key
+            for key, value in rows.items()
+            if not is_same(key[0], found.get(key, math.inf), value)
+        ]
         for key in off:
-            print(f"{' '.join(map(str, key)):<60} {rows[key]:>24.16g} {found.get(key, math.inf):>24.16g}")
-        print(f"{name} of layer {layer}: {len(rows) - len(off)} of {len(rows)} numbers agree")
+            print(
+                f"{' '.join(map(str, key)):<60} {rows[key]:>24.16g} {found.get(key, math.inf):>24.16g}"
+            )
+        print(
+            f"{name} of layer {layer}: {len(rows) - len(off)} of {len(rows)} numbers agree"
+        )
         wrong += len(off)
     print(f"{wrong} of {len(asked)} numbers differ")
     return 1 if wrong or not asked else 0

@@ -16,11 +16,22 @@ print(table[["quantity", "index", "value"]].to_string())
 
 arrays = table.attrs["arrays"]["slices"]
 names = [str(name) for name in arrays["rays"]]
-figure, panels = plt.subplots(1, len(names), figsize=(3 * len(names), 2.6), constrained_layout=True)
+figure, panels = plt.subplots(
+    1, len(names), figsize=(3 * len(names), 2.6), constrained_layout=True
+)
 for panel, name, place in zip(panels, names, range(len(names)), strict=True):
     panel.plot(arrays["distances"][place], arrays["losses"][place], label="loss")
-    panel.plot(arrays["distances"][place], arrays["expansions"][place], "--", label="second-order expansion")
-    panel.set(title=name, xlabel="distance", ylim=(0, 2 * float(arrays["losses"][place].max())))
+    panel.plot(
+        arrays["distances"][place],
+        arrays["expansions"][place],
+        "--",
+        label="second-order expansion",
+    )
+    panel.set(
+        title=name,
+        xlabel="distance",
+        ylim=(0, 2 * float(arrays["losses"][place].max())),
+    )
 panels[0].set_ylabel("loss")
 panels[0].legend(fontsize="small")
 figure.savefig("directions.png", dpi=150)

@@ -3,7 +3,13 @@
 import hessfig
 
 # A network of width 16 instead of 128, three embedding scales instead of twenty, two seeds.
-small = ["model.d_model=16", "model.n_heads=1", "task.digits=1", "task.batch_size=8", "grid.points=4"]
+small = [
+    "model.d_model=16",
+    "model.n_heads=1",
+    "task.digits=1",
+    "task.batch_size=8",
+    "grid.points=4",
+]
 run = hessfig.run("sigma", *small, seeds=2, workers=1)
 
 # The table is a pandas data frame: one row per measured number.

@@ -11,7 +11,9 @@ inputs, targets = torch.randn(64, 8, dtype=torch.float64), torch.randint(0, 3, (
 
 # One diagonal block, one off-diagonal block, and the whole Hessian, each with its parts H_o and H_f.
 problem = hessfig.Problem(network, inputs, targets, "cross_entropy")
-table = hessfig.measure(problem, blocks=["0.weight", ("0.weight", "2.weight"), "all"], estimator="dense")
+table = hessfig.measure(
+    problem, blocks=["0.weight", ("0.weight", "2.weight"), "all"], estimator="dense"
+)
 print(table[["row", "col", "part", "value"]])
 
 
@@ -21,7 +23,11 @@ def loss(weight: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, targets)
 
 
-expected = torch.autograd.functional.hessian(loss, network[0].weight.detach()).norm().item()
-block = table[(table["row"] == "0.weight") & (table["col"] == "0.weight") & (table["part"] == "H")]
+expected = (
+    torch.autograd.functional.hessian(loss, network[0].weight.detach()).norm().item()
+)
+block = table[
+    (table["row"] == "0.weight") & (table["col"] == "0.weight") & (table["part"] == "H")
+]
 measured = block["value"].item()
 print(f"norm of the block of 0.weight: hessfig {measured:.12f}, torch {expected:.12f}")

@@ -30,6 +30,10 @@ for step in range(401):
     nn.functional.cross_entropy(network(inputs), targets).backward()
     optimiser.step()
 
-figure = hessfig.plot(hessfig.read("outputs/own_training"), x="step", options={"quantity": "largest_eigenvalue"})
+figure = hessfig.plot(
+    hessfig.read("outputs/own_training"),
+    x="step",
+    options={"quantity": "largest_eigenvalue"},
+)
 figure.savefig("own_training.png", bbox_inches="tight", dpi=150)
 print("written: own_training.png")

@@ -36,28 +36,62 @@ class Network:
     """A transformer as docs/networks.md writes it, with its loss, from the files of `hessfig export`."""
 
     KNOWN: Mapping[str, tuple[object, ...]] = {
-        **{"kind": ("transformer",), "attention": ("softmax",), "attention_skip": (True,), "query_key": ("separate",)},
-        **{"scores": ("plain",), "positions": ("learned",), "norm_kind": ("layer",), "n_kv_heads": (None,)},
-        **{"sink": ("none",), "gate": ("none",), "tied": (False,), "window": (None,), "residual_scale": (1.0,)},
+        **{
+            "kind": ("transformer",),
+            "attention": ("softmax",),
+            "attention_skip": (True,),
+            "query_key": ("separate",),
+        },
+        **{
+            "scores": ("plain",),
+            "positions": ("learned",),
+            "norm_kind": ("layer",),
+            "n_kv_heads": (None,),
+        },
+        **{
+            "sink": ("none",),
+            "gate": ("none",),
+            "tied": (False,),
+            "window": (None,),
+            "residual_scale": (1.0,),
+        },
         **{"norm": ("none", "pre", "post"), "mlp": ("relu", "gelu", "linear", "none")},
     }
 
     def __init__(self, folder: Path) -> None:
         self.about = json.loads((folder / "network.json").read_text())
-        self.model, self.training = (self.about["settings"][group] for group in ("model", "training"))
+        self.model, self.training = (
+            self.about["settings"][group] for group in ("model", "training")
+        )
         self.weights = load_file(folder / "weights.safetensors")
         moments = folder / "optimiser.safetensors"
-        self.moments = {name: one.double() for name, one in load_file(moments).items()} if moments.exists() else {}
-        self.batch, self.held_out = ({**np.load(folder / name)} for name in ("batch.npz", "held_out.npz"))
-        self.tokens, self.targets = (torch.from_numpy(self.batch[f"{one}_0"]) for one in ("inputs", "targets"))
+        self.moments = (
+            {name: one.double() for name, one in load_file(moments).items()}
+            if moments.exists()
+            else {}
+        )
+        self.batch, self.held_out = (
+            {**np.load(folder / name)} for name in ("batch.npz", "held_out.npz")
+        )
+        self.tokens, self.targets = (
+            torch.from_numpy(self.batch[f"{one}_0"]) for one in ("inputs", "targets")
+        )
         self.scored = slice(*map(int, self.batch["scored_0"]))
         self._check()
 
     def _check(self) -> None:
         """Exit where the settings ask for something that is not written below."""
         task, rule = self.about["settings"]["task"], self.training["optimiser"]
-        found = [f"model.{key}={self.model[key]}" for key, known in self.KNOWN.items() if self.model[key] not in known]
-        found += [f"task.{key}={task[key]}" for key in ("label_smoothing", "weight_decay") if task[key]]
+        found = [
+            f"model.{key}={self.model[key]}"
+            for key, known in self.KNOWN.items()
+            if self.model[key] not in known
+        ]
+        found += [
+            f"task.{key}={task[key]}"
+            for key in ("label_smoothing", "weight_decay")
+            if task[key]
+        ]
         found += [f"task.loss={task['loss']}"] * (task["loss"] != "cross_entropy")
         found += [f"task.data={task['data']}"] * (task["data"] != "addition")
         found += [f"training.optimiser={rule}"] * (rule not in ("adam", "adamw"))
@@ -74,12 +108,19 @@ class Network:
 
     def _layer(self, w: Weights, at: str, h: Tensor) -> Tensor:
         norm, has_mlp = self.model["norm"], self.model["mlp"] != "none"
-        first, second = (lambda x, name=name: self.norm(w, f"{at}.{name}", x) for name in ("ln1", "ln2"))
+        first, second = (
+            lambda x, name=name: self.norm(w, f"{at}.{name}", x)
+            for name in ("ln1", "ln2")
+        )
         if norm == "post":
             a = first(h + self.attention(w, f"{at}.attn", h))
             return second(a + self.mlp(w, f"{at}.mlp", a)) if has_mlp else a
         a = h + self.attention(w, f"{at}.attn", first(h) if norm == "pre" else h)
-        return a + self.mlp(w, f"{at}.mlp", second(a) if norm == "pre" else a) if has_mlp else a
+        return (
+            a + self.mlp(w, f"{at}.mlp", second(a) if norm == "pre" else a)
+            if has_mlp
+            else a
+        )
 
     def linear(self, w: Weights, at: str, x: Tensor) -> Tensor:
         """Return W x + b."""
@@ -88,21 +129,34 @@ class Network:
     def attention(self, w: Weights, at: str, x: Tensor) -> Tensor:
         """Return Att(x)."""
         length, heads = x.shape[1], self.model["n_heads"]
-        q, k, v = (self.linear(w, f"{at}.{one}", x).unflatten(2, (heads, -1)).transpose(1, 2) for one in "qkv")
-        scores = q @ k.transpose(2, 3) / (self.model["temperature"] * math.sqrt(q.shape[-1]))
+        q, k, v = (
+            self.linear(w, f"{at}.{one}", x).unflatten(2, (heads, -1)).transpose(1, 2)
+            for one in "qkv"
+        )
+        scores = (
+            q @ k.transpose(2, 3) / (self.model["temperature"] * math.sqrt(q.shape[-1]))
+        )
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         pattern = scores.masked_fill(later, -math.inf).softmax(dim=-1)
         return self.linear(w, f"{at}.o", (pattern @ v).transpose(1, 2).flatten(2))
 
     def mlp(self, w: Weights, at: str, x: Tensor) -> Tensor:
         """Return MLP(x)."""
-        act: dict[str, Callable[[Tensor], Tensor]] = {"relu": torch.relu, "gelu": F.gelu, "linear": lambda z: z}
-        return self.linear(w, f"{at}.fc_out", act[self.model["mlp"]](self.linear(w, f"{at}.fc_in", x)))
+        act: dict[str, Callable[[Tensor], Tensor]] = {
+            "relu": torch.relu,
+            "gelu": F.gelu,
+            "linear": lambda z: z,
+        }
+        return self.linear(
+            w, f"{at}.fc_out", act[self.model["mlp"]](self.linear(w, f"{at}.fc_in", x))
+        )
 
     def norm(self, w: Weights, at: str, x: Tensor) -> Tensor:
         """Return the LayerNorm of x."""
         centred = x - x.mean(dim=-1, keepdim=True)
-        scaled = centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + self.model["norm_eps"])
+        scaled = centred / torch.sqrt(
+            centred.square().mean(dim=-1, keepdim=True) + self.model["norm_eps"]
+        )
         return w[f"{at}.weight"] * scaled + w[f"{at}.bias"]
 
     def loss(self, w: Weights) -> Tensor:
@@ -112,14 +166,22 @@ class Network:
     def gradients(self) -> Iterator[Tensor]:
         """Yield the gradient of each sample's loss in all parameters, as one vector."""
         w = {name: one.clone().requires_grad_() for name, one in self.weights.items()}
-        for tokens, target in zip(self.tokens.split(1), self.targets.split(1), strict=True):
-            found = torch.autograd.grad(_cross_entropy(self.outputs(w, tokens), target), list(w.values()))
+        for tokens, target in zip(
+            self.tokens.split(1), self.targets.split(1), strict=True
+        ):
+            found = torch.autograd.grad(
+                _cross_entropy(self.outputs(w, tokens), target), list(w.values())
+            )
             yield torch.cat([one.flatten() for one in found])
 
     def side(self, layer: int, name: str) -> list[str]:
         """Return the parameters of a weight or group of a layer, in the order of its vector."""
         here = [one for one in self.about["weights"] if one["layer"] == layer]
-        return [one["parameter"] for one in here if one["name"] == name or name in one["groups"]]
+        return [
+            one["parameter"]
+            for one in here
+            if one["name"] == name or name in one["groups"]
+        ]
 
 
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,7 +198,10 @@ class Blocks:
     def _at(self, vector: Tensor) -> Weights:
         shapes = [self.network.weights[name].shape for name in self.parameters]
         pieces = vector.split([shape.numel() for shape in shapes])
-        named = {name: one.view(shape) for name, one, shape in zip(self.parameters, pieces, shapes, strict=True)}
+        named = {
+            name: one.view(shape)
+            for name, one, shape in zip(self.parameters, pieces, shapes, strict=True)
+        }
         return {**self.network.weights, **named}
 
     def loss(self, vector: Tensor) -> Tensor:
@@ -160,7 +225,11 @@ class Blocks:
     @cached_property
     def outer(self) -> Tensor:
         """H_o = J^T (d2L / df2) J."""
-        return self.jacobian.T @ hessian(self.loss_of, self.outputs(self.start)) @ self.jacobian
+        return (
+            self.jacobian.T
+            @ hessian(self.loss_of, self.outputs(self.start))
+            @ self.jacobian
+        )
 
     @cached_property
     def functional(self) -> Tensor:
@@ -176,7 +245,10 @@ class Blocks:
 
 def accuracy(network: Network) -> float:
     """Return the share of unseen sums of which all digits of the answer are right."""
-    tokens, count = torch.from_numpy(network.held_out["inputs_0"]), network.about["settings"]["task"]["digits"] + 1
+    tokens, count = (
+        torch.from_numpy(network.held_out["inputs_0"]),
+        network.about["settings"]["task"]["digits"] + 1,
+    )
     found = network.outputs(network.weights, tokens)[:, -count:].argmax(dim=-1)
     return float((found == tokens[:, -count:]).all(dim=1).double().mean())
 
@@ -194,16 +266,23 @@ def critical_step(network: Network) -> float:
     training, t = network.training, (network.about["step"] or 0) + 1
     (b1, b2), eps = training["betas"], training["eps"]
     w = {name: one.clone().requires_grad_() for name, one in network.weights.items()}
-    slopes = dict(zip(w, torch.autograd.grad(network.loss(w), list(w.values())), strict=True))
+    slopes = dict(
+        zip(w, torch.autograd.grad(network.loss(w), list(w.values())), strict=True)
+    )
     update = {}
     for name, slope in slopes.items():
         zeros = torch.zeros_like(slope)
         m = b1 * network.moments.get(f"exp_avg/{name}", zeros) + (1 - b1) * slope
-        v = b2 * network.moments.get(f"exp_avg_sq/{name}", zeros) + (1 - b2) * slope.square()
+        v = (
+            b2 * network.moments.get(f"exp_avg_sq/{name}", zeros)
+            + (1 - b2) * slope.square()
+        )
         update[name] = (m / (1 - b1**t)) / ((v / (1 - b2**t)).sqrt() + eps)
 
     def is_higher(eta: float) -> bool:
-        moved = {name: network.weights[name] - eta * one for name, one in update.items()}
+        moved = {
+            name: network.weights[name] - eta * one for name, one in update.items()
+        }
         return not bool(network.loss(moved) <= network.loss(network.weights))
 
     low = high = training["learning_rate"]
@@ -222,16 +301,24 @@ def critical_step(network: Network) -> float:
 def kronecker_error(block: Tensor, shape: torch.Size) -> float:
     """Return the distance of a block from the nearest Kronecker product, over its norm."""
     m, n = shape
-    sizes = torch.linalg.svdvals(block.view(m, n, m, n).transpose(1, 2).reshape(m * m, n * n))
+    sizes = torch.linalg.svdvals(
+        block.view(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
+    )
     return float(sizes[1:].norm() / sizes.norm())
 
 
 def saliency_correlation(blocks: Blocks) -> float:
     """Return Spearman's correlation of w_i^2 H_ii / 2 with the true rise of the loss without weight i."""
     w, start = blocks.start, float(blocks.loss(blocks.start))
-    rises = [float(blocks.loss(torch.where(torch.arange(len(w)) == i, 0.0, w))) - start for i in range(len(w))]
+    rises = [
+        float(blocks.loss(torch.where(torch.arange(len(w)) == i, 0.0, w))) - start
+        for i in range(len(w))
+    ]
     saliency = w.square() * blocks.full.diagonal() / 2
-    ranks = [one.argsort().argsort().double() for one in (saliency, torch.tensor(rises, dtype=torch.float64))]
+    ranks = [
+        one.argsort().argsort().double()
+        for one in (saliency, torch.tensor(rises, dtype=torch.float64))
+    ]
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
 
@@ -240,12 +327,25 @@ def recomputed(network: Network) -> Iterator[tuple[dict[str, Any], float]]:
     layer = network.model["n_layers"]
 
     def blocks_of(*names: str) -> Blocks:
-        return Blocks(network, [parameter for name in names for parameter in network.side(layer, name)])
+        return Blocks(
+            network,
+            [parameter for name in names for parameter in network.side(layer, name)],
+        )
 
-    def row(quantity: str, row: str = "", col: str = "", part: str = "") -> dict[str, Any]:
-        return {"quantity": quantity, "layer": layer if row else 0, "row": row, "col": col or row, "part": part}
+    def row(
+        quantity: str, row: str = "", col: str = "", part: str = ""
+    ) -> dict[str, Any]:
+        return {
+            "quantity": quantity,
+            "layer": layer if row else 0,
+            "row": row,
+            "col": col or row,
+            "part": part,
+        }
 
-    query, value, both, group = (blocks_of(*one) for one in (("W_Q",), ("W_V",), ("W_Q", "W_V"), ("attention",)))
+    query, value, both, group = (
+        blocks_of(*one) for one in (("W_Q",), ("W_V",), ("W_Q", "W_V"), ("attention",))
+    )
     n, eigenvalues = len(query.start), torch.linalg.eigvalsh(query.full)
     cut = network.about["settings"]["spectrum"]["cut"] * eigenvalues.abs().max()
     yield row("loss"), float(network.loss(network.weights))
@@ -254,8 +354,14 @@ def recomputed(network: Network) -> Iterator[tuple[dict[str, Any], float]]:
     yield row("frobenius", "W_V", part="H_o"), float(value.outer.norm())
     yield row("frobenius", "W_Q", "W_V", "H_f"), float(both.functional[:n, n:].norm())
     yield row("trace", "attention", part="H_o"), float(group.outer.trace())
-    yield row("largest_eigenvalue", "attention", part="H"), float(torch.linalg.eigvalsh(group.full)[-1])
-    yield row("share_negative", "W_Q", part="H"), float((eigenvalues < -cut).double().mean())
+    yield (
+        row("largest_eigenvalue", "attention", part="H"),
+        float(torch.linalg.eigvalsh(group.full)[-1]),
+    )
+    yield (
+        row("share_negative", "W_Q", part="H"),
+        float((eigenvalues < -cut).double().mean()),
+    )
     yield row("jacobian_norm", "W_Q"), float(query.jacobian.norm())
     yield row("noise_scale"), noise_scale(network)
     yield row("critical_step"), critical_step(network)
@@ -264,11 +370,20 @@ def recomputed(network: Network) -> Iterator[tuple[dict[str, Any], float]]:
     yield row("obd_hessian_correlation", "W_V"), saliency_correlation(value)
 
 
-def number_of(rows: list[dict[str, str]], network: Network, wanted: dict[str, Any]) -> float:
+def number_of(
+    rows: list[dict[str, str]], network: Network, wanted: dict[str, Any]
+) -> float:
     """Return the table's number of this network; exits where the table has none, or several."""
-    point = {key: network.about[key] for key in ("variant", "num_layers", "sigma", "step", "seed")}
+    point = {
+        key: network.about[key]
+        for key in ("variant", "num_layers", "sigma", "step", "seed")
+    }
     asked = {**point, **wanted, "index": ""}
-    found = [one for one in rows if all(is_named(one[key], value) for key, value in asked.items())]
+    found = [
+        one
+        for one in rows
+        if all(is_named(one[key], value) for key, value in asked.items())
+    ]
     if len(found) != 1:
         sys.exit(f"the table has {len(found)} rows of {asked}")
     return float(found[0]["value"])
@@ -276,7 +391,11 @@ def number_of(rows: list[dict[str, str]], network: Network, wanted: dict[str, An
 
 def is_named(text: str, value: Any) -> bool:
     """Whether a text of the table is a value of network.json."""
-    return float(text or "nan") == value if isinstance(value, int | float) else text == (value or "")
+    return (
+        float(text or "nan") == value
+        if isinstance(value, int | float)
+        else text == (value or "")
+    )
 
 
 def main(folder: str, table: str) -> int:

@@ -53,4 +53,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return the names of the interface, which are imported when they are used, for completion by TAB."""
-    return sorted({*__all__, "lens", *(name for name in globals() if name.startswith("__"))})
+    return sorted(
+        {*__all__, "lens", *(name for name in globals() if name.startswith("__"))}
+    )

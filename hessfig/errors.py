@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-_UNPRINTABLE = ("Zl", "Zp")  # and every category C: controls, directions, halves of pairs, private
+# And every category C: controls, directions, halves of pairs, private.
+_UNPRINTABLE = ("Zl", "Zp")
 _LONGEST_LINE = 2000
 
 
@@ -37,7 +38,9 @@ class UserError(ValueError):
     did you mean 'sigma'?
     """
 
-    def __init__(self, what: str, *, got: object = None, allowed: str = "", remedy: str = "") -> None:
+    def __init__(
+        self, what: str, *, got: object = None, allowed: str = "", remedy: str = ""
+    ) -> None:
         self.what, self.got, self.allowed, self.remedy = what, got, allowed, remedy
         super().__init__(self._render())
 
@@ -45,8 +48,19 @@ class UserError(ValueError):
         return (_rebuild, (type(self), self.what, self.got, self.allowed, self.remedy))
 
     def _render(self) -> str:
-        rows = {"got": self.got, "allowed": self.allowed or None, "remedy": self.remedy or None}
-        lines = [self.what, *(f"  {f'{name}:':8} {value}" for name, value in rows.items() if value is not None)]
+        rows = {
+            "got": self.got,
+            "allowed": self.allowed or None,
+            "remedy": self.remedy or None,
+        }
+        lines = [
+            self.what,
+            *(
+                f"  {f'{name}:':8} {value}"
+                for name, value in rows.items()
+                if value is not None
+            ),
+        ]
         return plain_lines("\n".join(lines), most=_LONGEST_LINE)
 
 
@@ -60,14 +74,18 @@ def plain(text: object, *, most: int = 200) -> str:
 def plain_lines(text: object, *, most: int | None = None) -> str:
     """Return untrusted text of several lines, each as from `plain`; without `most`, lines may have any length."""
     lines = str(text).split("\n")
-    return "\n".join(plain(line, most=len(line) if most is None else most) for line in lines)
+    return "\n".join(
+        plain(line, most=len(line) if most is None else most) for line in lines
+    )
 
 
 def first_few(names: Sequence[str], *, most: int = 5) -> str:
     """Return the first names in words, and how many more there are."""
     if not names:
         return "none"
-    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (len(names) > most)
+    return ", ".join(names[:most]) + f" and {len(names) - most} more" * (
+        len(names) > most
+    )
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
@@ -76,15 +94,20 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     alike = [choice for choice in known if str(choice).casefold() == word.casefold()]
     if alike:
         return f"did you mean {str(alike[0])!r}?"
-    cutoff = 0.5 if len(word) < 4 else 0.6  # half of two letters is one slip, half of four another word
+    # Half of two letters is one slip, half of four another word.
+    cutoff = 0.5 if len(word) < 4 else 0.6
     close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return f"did you mean {str(close[0])!r}?" if close else ""
 
 
-def unknown_name(what: str, name: str, known: Collection[str], otherwise: str, *, got: object = None) -> UserError:
+def unknown_name(
+    what: str, name: str, known: Collection[str], otherwise: str, *, got: object = None
+) -> UserError:
     """Return the error for a name that is not in `known`; `otherwise` is the remedy if no known name is close."""
     remedy = did_you_mean(name, known) or otherwise
-    return UserError(what, got=name if got is None else got, allowed=", ".join(known), remedy=remedy)
+    return UserError(
+        what, got=name if got is None else got, allowed=", ".join(known), remedy=remedy
+    )
 
 
 def _steers(letter: str) -> bool:
@@ -92,7 +115,9 @@ def _steers(letter: str) -> bool:
     return category.startswith("C") or category in _UNPRINTABLE
 
 
-def _rebuild(kind: type[UserError], what: str, got: object, allowed: str, remedy: str) -> UserError:
+def _rebuild(
+    kind: type[UserError], what: str, got: object, allowed: str, remedy: str
+) -> UserError:
     return kind(what, got=got, allowed=allowed, remedy=remedy)
 
 
@@ -108,7 +133,11 @@ def too_few_files(got: str) -> UserError:
 
 def run_command(folder: Path) -> str:
     """Return the command that measures the table of `folder` (outputs/<sweep>), ready to paste."""
-    root = "" if folder.parent.name == "outputs" else f" {_word('output_dir', str(folder.parent))}"
+    root = (
+        ""
+        if folder.parent.name == "outputs"
+        else f" {_word('output_dir', str(folder.parent))}"
+    )
     return f"hessfig run sweep={folder.name}{root}"
 
 
@@ -143,15 +172,25 @@ def words_of_command(found: object, verb: str) -> list[str] | None:
     return None
 
 
-def typed(value: Any, comma: str = ",", between: str = ", ", text: Callable[[str], str] = str) -> str:
+def typed(
+    value: Any, comma: str = ",", between: str = ", ", text: Callable[[str], str] = str
+) -> str:
     """Return the value of a setting as users type it: null, true, [a,b], {key: a, key: b}; `text` formats texts."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):
         return f"[{comma.join(typed(one, comma, between, text) for one in value)}]"
     if isinstance(value, Mapping):
-        named = {",".join(key) if isinstance(key, tuple) else str(key): one for key, one in value.items()}
+        named = {
+            ",".join(key) if isinstance(key, tuple) else str(key): one
+            for key, one in value.items()
+        }
         return (
-            "{" + between.join(f"{text(key)}: {typed(one, comma, between, text)}" for key, one in named.items()) + "}"
+            "{"
+            + between.join(
+                f"{text(key)}: {typed(one, comma, between, text)}"
+                for key, one in named.items()
+            )
+            + "}"
         )
     return text(str(value))

@@ -16,7 +16,8 @@ from typing import IO, Any
 from hessfig.errors import UserError
 
 _UNFINISHED = ".hessfig."  # first characters of the names of files that are being written, and of no others
-_TEMPORARY = re.compile(re.escape(_UNFINISHED) + r".+\.[a-z0-9_]{8}")  # as `_temporary` names them
+# As `_temporary` names them.
+_TEMPORARY = re.compile(re.escape(_UNFINISHED) + r".+\.[a-z0-9_]{8}")
 OLD = 3600.0  # seconds after which no writer is still working on a file
 
 
@@ -27,7 +28,9 @@ def replacing(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     Raises UserError when the disk is full or the folder cannot be written.
     """
     with _unwritable_at(path), _temporary(path) as temporary:
-        options: dict[str, Any] = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+        options: dict[str, Any] = (
+            {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
+        )
         with temporary.open(mode, **options) as handle:
             yield handle
             _settle(handle)
@@ -84,7 +87,12 @@ def is_file(path: Path) -> bool:
 def existing_file(key: str, form: str, name: str | Path) -> Path:
     """Return the path of the file that setting `key` names. Raises UserError, which states `form`, if it is missing."""
     if not is_file(Path(name)):
-        raise UserError(f"{key}: there is no such file", got=name, allowed=form, remedy="check the path")
+        raise UserError(
+            f"{key}: there is no such file",
+            got=name,
+            allowed=form,
+            remedy="check the path",
+        )
     return Path(name)
 
 
@@ -96,7 +104,13 @@ def fingerprint(path: Path) -> str:
 def identity(path: Path) -> tuple[int, ...]:
     """Return properties of a file that change when it is replaced or written to."""
     status = path.stat()
-    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
 
 
 def read_pinned(path: Path, key: str, sha256: str | None) -> bytes:
@@ -116,7 +130,9 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
     group, dot, _ = key.partition(".")
     pin = f"{group}.sha256" if dot else "SHA-256"
     raise UserError(
-        f"{key}: the content of {place} is not the one that was planned" if found else f"{pin}: {key} names no file",
+        f"{key}: the content of {place} is not the one that was planned"
+        if found
+        else f"{pin}: {key} names no file",
         got=f"SHA-256 {found}" if found else f"{pin}={planned}",
         allowed=f"{pin}={planned}" if found else "null",
         remedy="run the same command again: a changed file is measured as a new one"
@@ -127,9 +143,13 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
 def check_place(folder: Path) -> None:
     """Raise UserError if `folder` cannot be a folder: a file is in the way, or the name is too long."""
     with _unwritable_at(folder):
-        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        existing = next(
+            path for path in (folder, *folder.absolute().parents) if path.exists()
+        )
         if not existing.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "a file is in the way", str(existing))
+            raise NotADirectoryError(
+                errno.ENOTDIR, "a file is in the way", str(existing)
+            )
 
 
 def check_writable(folder: Path) -> None:
@@ -172,7 +192,12 @@ def leftovers(folder: Path) -> Iterator[Path]:
     for path in folder.rglob(".*"):
         with suppress(OSError):
             is_ours = bool(_TEMPORARY.fullmatch(path.name))
-            if age(path, now) > OLD and is_ours and path.is_file() and not path.is_symlink():
+            if (
+                age(path, now) > OLD
+                and is_ours
+                and path.is_file()
+                and not path.is_symlink()
+            ):
                 yield path
 
 
@@ -182,7 +207,12 @@ def unwritable(path: Path, error: OSError) -> UserError:
     what = "the disk is full" if full else f"cannot write ({error.strerror})"
     elsewhere = "choose another output_dir=FOLDER, after copying the sweep there if you only read it"
     remedy = "free some space and rerun: finished cells are kept" if full else elsewhere
-    return UserError(f"{what}: {path}", got=error.strerror, allowed="a writable folder with space", remedy=remedy)
+    return UserError(
+        f"{what}: {path}",
+        got=error.strerror,
+        allowed="a writable folder with space",
+        remedy=remedy,
+    )
 
 
 @cache
@@ -204,7 +234,9 @@ def _unwritable_at(path: Path) -> Iterator[None]:
 def _temporary(path: Path) -> Iterator[Path]:
     """Create an empty file next to `path` that no other writer uses, and remove it at the end if it still exists."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{_UNFINISHED}{path.name}.")
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent, prefix=f"{_UNFINISHED}{path.name}."
+    )
     os.close(descriptor)
     try:
         yield Path(name)

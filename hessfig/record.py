@@ -23,13 +23,26 @@ class Status(StrEnum):
 
 TABLE, MANIFEST = "table.csv", "manifest.json"
 NETWORK = ["variant", "num_layers"]
-OF_ARCHITECTURE = ("model", "task", "state")  # the groups of settings that a manifest repeats for its variants
+# The groups of settings that a manifest repeats for its variants.
+OF_ARCHITECTURE = ("model", "task", "state")
 BLOCK = ["layer", "row_layer", "row", "col"]
 CURVE = [*NETWORK, *BLOCK, "part", "quantity", "index"]
 NUMBER = [*CURVE, "sigma", "step", "seed"]
 MEASURED = ["value", "error", "num_probes", "estimator", "dtype", "status", "seconds"]
 COLUMNS = [
-    *["sweep", *NETWORK, *BLOCK, "part", "quantity", "index", "value", "error", "sigma", "step", "seed"],
+    *[
+        "sweep",
+        *NETWORK,
+        *BLOCK,
+        "part",
+        "quantity",
+        "index",
+        "value",
+        "error",
+        "sigma",
+        "step",
+        "seed",
+    ],
     *["num_probes", "estimator", "dtype", "status", "seconds", "config"],
 ]
 LEFT_OUT = (Status.nonfinite, Status.not_converged)
@@ -39,24 +52,51 @@ _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
 # the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
 SEAL, SEAL_BEFORE = "table_sha256", "table_sha256_before"
 # exceptions of reading a foreign file
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
+UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 # the parts of a manifest that are read, by dotted key
 _PARTS: dict[str, type] = {
-    **dict.fromkeys(("config", *(f"config.{name}" for name in ("model", "task", "grid", "estimator", "state"))), dict),
-    **{"config.sweep": dict, "config.sweep.axis": str, "config.first_seed": int, "variants": list, "arrays": list},
+    **dict.fromkeys(
+        (
+            "config",
+            *(
+                f"config.{name}"
+                for name in ("model", "task", "grid", "estimator", "state")
+            ),
+        ),
+        dict,
+    ),
+    **{
+        "config.sweep": dict,
+        "config.sweep.axis": str,
+        "config.first_seed": int,
+        "variants": list,
+        "arrays": list,
+    },
     **{SEAL: str, SEAL_BEFORE: str},
 }
 
 
 def checksum(content: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the content of a JSON file without its `checksum`."""
-    plain = json.loads(json.dumps({key: value for key, value in content.items() if key != CHECKSUM}))
+    plain = json.loads(
+        json.dumps({key: value for key, value in content.items() if key != CHECKSUM})
+    )
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def digest(settings: object) -> str:
     """Return the short hash of `settings` for use in keys; it does not depend on the order of the names."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:24]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[
+        :24
+    ]
 
 
 def read_checked(path: Path) -> dict[str, Any]:
@@ -100,7 +140,10 @@ def entry_of(path: Path, key: str) -> Any:
 
 
 def manifest_in(
-    folder: Path, *required: str, check: Callable[[dict[str, Any]], object], allowed: str
+    folder: Path,
+    *required: str,
+    check: Callable[[dict[str, Any]], object],
+    allowed: str,
 ) -> dict[str, Any] | None:
     """Return the manifest in `folder`, or None if there is none. All of its parts have their types.
 

@@ -16,7 +16,9 @@ from hessfig.record import MANIFEST, read_sealed, sealed_text
 REGISTER = ".written-by-hessfig"
 
 
-def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collection[str] = ()) -> list[Path]:
+def publish(
+    contents: Mapping[Path, str | bytes], kind: str, *, known: Collection[str] = ()
+) -> list[Path]:
     """Write files of one `kind` that belong together, all or none; return their paths.
 
     What stands there is replaced if it is in the register as of this kind and unchanged, or if it is in none and its
@@ -27,17 +29,22 @@ def publish(contents: Mapping[Path, str | bytes], kind: str, *, known: Collectio
     same = {path for path, content in new.items() if _holds(path, content)}
     check_replaceable(new.keys() - same, kind, known=known)
     for path, content in new.items():
-        before = [fingerprint(path)] if path.exists() else []  # it may stay, when this process is killed now
+        # It may stay, when this process is killed now.
+        before = [fingerprint(path)] if path.exists() else []
         _note(path, kind, [*before, hashlib.sha256(content).hexdigest()])
     write_together({path: content for path, content in new.items() if path not in same})
     return list(new)
 
 
-def check_replaceable(paths: Iterable[Path], kind: str, *, known: Collection[str] = ()) -> None:
+def check_replaceable(
+    paths: Iterable[Path], kind: str, *, known: Collection[str] = ()
+) -> None:
     """Raise UserError for the first path whose present file `publish` would not replace."""
     for path in sorted(paths):
         if reason := _foreign(path, kind, known):
-            raise not_replaceable(path, reason, f"no such file, or a {kind} as hessfig left it")
+            raise not_replaceable(
+                path, reason, f"no such file, or a {kind} as hessfig left it"
+            )
 
 
 def remove_own(path: Path) -> bool:
@@ -52,7 +59,11 @@ def remove_own(path: Path) -> bool:
 def trusted_hashes(folder: Path) -> list[str]:
     """Return the SHA-256 of manifest and table if the manifest's checksum shows that hessfig wrote it."""
     manifest = read_sealed(folder / MANIFEST)
-    return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))] if manifest else []
+    return (
+        [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))]
+        if manifest
+        else []
+    )
 
 
 def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
@@ -69,24 +80,40 @@ def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
 def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
     """Return why the file at a path must not be replaced by a file of this kind; empty if it may be."""
     if path.is_symlink() or not path.is_file():
-        return "a link" if path.is_symlink() else "a folder, a pipe or a device" if path.exists() else ""
+        return (
+            "a link"
+            if path.is_symlink()
+            else "a folder, a pipe or a device"
+            if path.exists()
+            else ""
+        )
     entry, sha256 = _entry(path), fingerprint(path)
     if entry is None:
         return "" if sha256 in known else "a file that is in no register of hessfig's"
     if sha256 not in entry["sha256"]:
         return "a file that was changed since hessfig wrote it"
-    return "" if entry["kind"] == kind else f"a {entry['kind']} of hessfig's, not a {kind}"
+    return (
+        "" if entry["kind"] == kind else f"a {entry['kind']} of hessfig's, not a {kind}"
+    )
 
 
 def _holds(path: Path, content: bytes) -> bool:
     is_plain = path.is_file() and not path.is_symlink()
-    return is_plain and path.stat().st_size == len(content) and path.read_bytes() == content
+    return (
+        is_plain
+        and path.stat().st_size == len(content)
+        and path.read_bytes() == content
+    )
 
 
 def _entry(path: Path) -> dict[str, str] | None:
     """Return the register's entry of a file; nothing if there is no valid entry."""
     entry = read_sealed(_place(path))
-    return entry if isinstance(entry.get("kind"), str) and isinstance(entry.get("sha256"), list) else None
+    return (
+        entry
+        if isinstance(entry.get("kind"), str) and isinstance(entry.get("sha256"), list)
+        else None
+    )
 
 
 def _note(path: Path, kind: str, hashes: list[str]) -> None:

@@ -38,7 +38,9 @@ class Study:
 def study_records() -> dict[str, Study]:
     """Return the record of every study by the name of its folder, in alphabetical order."""
     folders = import_module(_STUDIES).__path__
-    names = sorted(module.name for module in pkgutil.iter_modules(folders) if module.ispkg)
+    names = sorted(
+        module.name for module in pkgutil.iter_modules(folders) if module.ispkg
+    )
     return {name: import_module(f"{_STUDIES}.{name}").STUDY for name in names}
 
 

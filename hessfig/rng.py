@@ -30,7 +30,13 @@ def stream(seed: int, *names: object) -> torch.Generator:
 
 
 def probe_stream(
-    seed: int, quantity: str, sigma: float | None, layer: int, col: str, *, step: int | None = None
+    seed: int,
+    quantity: str,
+    sigma: float | None,
+    layer: int,
+    col: str,
+    *,
+    step: int | None = None,
 ) -> torch.Generator:
     """Return the generator for the probes of a column; every quantity, state and column has its own."""
     names = ("probes",) if quantity == FROBENIUS else ("probes", quantity)
@@ -45,14 +51,19 @@ def row_major(tensor: Tensor) -> Tensor:
     Tensor.contiguous() is not sufficient: it keeps the strides of axes of length one, from which torch concludes that
     a picture with one channel is channels-last.
     """
-    return tensor if is_row_major(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+    return (
+        tensor
+        if is_row_major(tensor)
+        else tensor.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def is_row_major(tensor: Tensor) -> bool:
     """Whether the tensor has the strides of a new tensor of its shape; True for tensors without strides (sparse)."""
     if tensor.layout != torch.strided or tensor.is_quantized:
         return True
-    plain = tensor.is_contiguous() and min(tensor.shape, default=2) > 1  # the next test is slower
+    # The next test is slower.
+    plain = tensor.is_contiguous() and min(tensor.shape, default=2) > 1
     return plain or tensor.stride() == torch.empty(tensor.shape, device="meta").stride()
 
 
@@ -64,7 +75,8 @@ def lay_out(module: nn.Module) -> nn.Module:
     return module
 
 
-TURN: Any = threading.RLock()  # threads take turns: torch swaps weights in a module, and forward mode is global
+# Threads take turns: torch swaps weights in a module, and forward mode is global.
+TURN: Any = threading.RLock()
 
 
 def in_turn(function: Callable[Inputs, Output]) -> Callable[Inputs, Output]:
@@ -132,7 +144,9 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def kept_draws() -> Iterator[None]:
     """Restore the global generators of torch, NumPy and Python at the end of the block."""
-    cards = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    cards = (
+        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    )
     with TURN, torch.random.fork_rng(devices=cards) if cards else nullcontext():
         draws = torch.default_generator.get_state()
         python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, the caller's
@@ -153,7 +167,9 @@ def global_states() -> States:
     arrays: Any = numpy.random.get_state()  # noqa: NPY002 - the global one, the caller's
     kind, keys, *others = arrays
     cards = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    torchs = tuple(one.cpu().numpy().tobytes() for one in (torch.get_rng_state(), *cards))
+    torchs = tuple(
+        one.cpu().numpy().tobytes() for one in (torch.get_rng_state(), *cards)
+    )
     return torchs, random.getstate(), (kind, keys.tobytes(), *others)
 
 

@@ -25,10 +25,27 @@ class RowFacts:
     may_be_undefined: bool = False
 
 
-OF_APPROXIMATIONS = tuple(f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS)
+OF_APPROXIMATIONS = tuple(
+    f"{name}_{number}" for name in Approximation for number in NUMBERS_OF_APPROXIMATIONS
+)
 _PLAIN = (
-    *("hessian", "trace", "density_mean", "density_second_moment", "density_quantile", "eigenvalue_quantile", "rank"),
-    *("largest_eigenvalue", "smallest_eigenvalue", "share_negative", "effective_rank", "loss", "held_out_loss"),
+    *(
+        "hessian",
+        "trace",
+        "density_mean",
+        "density_second_moment",
+        "density_quantile",
+        "eigenvalue_quantile",
+        "rank",
+    ),
+    *(
+        "largest_eigenvalue",
+        "smallest_eigenvalue",
+        "share_negative",
+        "effective_rank",
+        "loss",
+        "held_out_loss",
+    ),
     *(
         "uniform_loss",
         "unigram_loss",
@@ -38,10 +55,37 @@ _PLAIN = (
         "batch_sharpness",
         "critical_step",
     ),
-    *("critical_sharpness", "gradient_covariance", "gradient_covariance_eigenvalue", "preconditioned_eigenvalue"),
-    *("adaptive_sharpness", "moment_1", "moment_2", "moment_3", "zero_share", "noise_scale", "predicted_decrease"),
-    *("true_decrease", "decrease_ratio", "residual_norm", "score_spread", "pattern_spread", "stability_threshold"),
-    *("learning_rate", "training_cost", "hessian_products", "looks", "update_seconds", "look_seconds"),
+    *(
+        "critical_sharpness",
+        "gradient_covariance",
+        "gradient_covariance_eigenvalue",
+        "preconditioned_eigenvalue",
+    ),
+    *(
+        "adaptive_sharpness",
+        "moment_1",
+        "moment_2",
+        "moment_3",
+        "zero_share",
+        "noise_scale",
+        "predicted_decrease",
+    ),
+    *(
+        "true_decrease",
+        "decrease_ratio",
+        "residual_norm",
+        "score_spread",
+        "pattern_spread",
+        "stability_threshold",
+    ),
+    *(
+        "learning_rate",
+        "training_cost",
+        "hessian_products",
+        "looks",
+        "update_seconds",
+        "look_seconds",
+    ),
 )
 CORE_ROWS = {
     **dict.fromkeys(_PLAIN, RowFacts()),

@@ -310,16 +310,24 @@ class RuleFacts:
         return self.package == _EXTRA
 
 
-RULE_SETTINGS = ("betas", "eps", "momentum", "batch_size", "damping", "refresh")  # of training; not all rules read them
-_ADAM, _MOMENTS, _BUFFER = ("betas", "eps", "batch_size"), ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)
+# Of training; not all rules read them.
+RULE_SETTINGS = ("betas", "eps", "momentum", "batch_size", "damping", "refresh")
+_ADAM, _MOMENTS, _BUFFER = (
+    ("betas", "eps", "batch_size"),
+    ("exp_avg", "exp_avg_sq"),
+    ("momentum_buffer",),
+)
 _EXTRA = "pytorch_optimizer"
 _FACTORS = ("pre_cond_0", "pre_cond_1", "inv_pre_cond_0", "inv_pre_cond_1")
-_EVERY = {"precondition_frequency": 10}  # updates between two of SOAP's eigenbases, as its authors recommend
+# Updates between two of SOAP's eigenbases, as its authors recommend.
+_EVERY = {"precondition_frequency": 10}
 
 
 def _steepest(label: str, norm: StepNorm) -> RuleFacts:
     package = "hessfig.states.training.norm_descent"
-    return RuleFacts(label, "NormDescent", package=package, options={"norm": norm.value})
+    return RuleFacts(
+        label, "NormDescent", package=package, options={"norm": norm.value}
+    )
 
 
 def _dividing(label: str) -> RuleFacts:
@@ -340,17 +348,42 @@ class Optimiser(Recorded):
 
     adamw = "adamw", RuleFacts("AdamW", "AdamW", _ADAM, _MOMENTS, has_formula=True)
     adam = "adam", RuleFacts("Adam", "Adam", _ADAM, _MOMENTS, has_formula=True)
-    sgd = "sgd", RuleFacts("SGD", "SGD", ("momentum", "batch_size"), _BUFFER, has_formula=True)
+    sgd = (
+        "sgd",
+        RuleFacts("SGD", "SGD", ("momentum", "batch_size"), _BUFFER, has_formula=True),
+    )
     gd = "gd", RuleFacts("gradient descent", "SGD", has_formula=True)
-    shampoo = "shampoo", RuleFacts("Shampoo", "Shampoo", ("batch_size",), _FACTORS, package=_EXTRA, options={})
+    shampoo = (
+        "shampoo",
+        RuleFacts(
+            "Shampoo", "Shampoo", ("batch_size",), _FACTORS, package=_EXTRA, options={}
+        ),
+    )
     soap = (
         "soap",
         RuleFacts(
-            *("SOAP", "SOAP", _ADAM, (*_MOMENTS, "GG", "Q"), ("GG", "Q"), _EXTRA, _EVERY),
+            *(
+                "SOAP",
+                "SOAP",
+                _ADAM,
+                (*_MOMENTS, "GG", "Q"),
+                ("GG", "Q"),
+                _EXTRA,
+                _EVERY,
+            ),
             state=lambda training: {**_EVERY, "shampoo_beta": training.betas[1]},
         ),
     )
-    muon = "muon", RuleFacts("Muon", "AdamW", (*_ADAM, "momentum"), (*_BUFFER, *_MOMENTS), of_matrices="Muon")
+    muon = (
+        "muon",
+        RuleFacts(
+            "Muon",
+            "AdamW",
+            (*_ADAM, "momentum"),
+            (*_BUFFER, *_MOMENTS),
+            of_matrices="Muon",
+        ),
+    )
     spectral_gd = "spectral_gd", _steepest("spectral descent", StepNorm.spectral)
     sign = "sign", _steepest("sign descent", StepNorm.largest_entry)
     newton = "newton", _dividing("Newton")
@@ -360,7 +393,12 @@ class Optimiser(Recorded):
 
 
 # Those that are made from the block itself, held as a matrix where it is small.
-OF_THE_BLOCK = (Approximation.diagonal, Approximation.soap, Approximation.kfoc, Approximation.kronecker_sum)
+OF_THE_BLOCK = (
+    Approximation.diagonal,
+    Approximation.soap,
+    Approximation.kfoc,
+    Approximation.kronecker_sum,
+)
 NUMBERS_OF_APPROXIMATIONS = ("error", "scale_error", "angle")
 
 
@@ -423,7 +461,9 @@ class Block:
 
 def split_in(parts: Collection[Part]) -> tuple[Part, ...]:
     """Return the two parts in `parts` whose sum is H: at the outputs, otherwise at the scores; otherwise none."""
-    return next((split for split in (AT_OUTPUTS, AT_SCORES) if {*split} <= {*parts}), ())
+    return next(
+        (split for split in (AT_OUTPUTS, AT_SCORES) if {*split} <= {*parts}), ()
+    )
 
 
 def weight_label(name: str) -> str:
@@ -439,8 +479,15 @@ def name_order(names: Iterable[str]) -> Callable[[str], int]:
 
     A weight with several roles (W_E+W_U) has the rank of its first role.
     """
-    known, groups = [matrix.value for matrix in Matrix], [group.value for group in Group]
+    known, groups = (
+        [matrix.value for matrix in Matrix],
+        [group.value for group in Group],
+    )
     first = {name: name.partition("+")[0] for name in names}
-    others = [head for head in dict.fromkeys(first.values()) if head not in known and head not in groups]
+    others = [
+        head
+        for head in dict.fromkeys(first.values())
+        if head not in known and head not in groups
+    ]
     order = {name: rank for rank, name in enumerate([*known, *others, *groups])}
     return lambda name: order[name.partition("+")[0]]

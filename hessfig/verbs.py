@@ -44,21 +44,34 @@ class Verb:
         """The settings and groups of settings that it reads."""
         if not self.table:
             return self.names
-        from hessfig.config.facts import TABLE  # slow to import, and `hessfig --help` needs none of it
+        # Slow to import, and `hessfig --help` needs none of it.
+        from hessfig.config.facts import TABLE
         from hessfig.config.settings import top_level
 
-        return (*top_level(*TABLE), *self.names) if self.makes_table else (*self.names, *top_level(*TABLE))
+        return (
+            (*top_level(*TABLE), *self.names)
+            if self.makes_table
+            else (*self.names, *top_level(*TABLE))
+        )
 
     def in_full(self, words: Sequence[str]) -> list[str]:
         """Return the words with every alias replaced by its setting, after the verb's presets."""
         typed, names = [word.partition("=") for word in words], dict(self.aliases)
         keys = [names.get(key, key) for key, _, _ in typed]
         presets = [word for word in self.presets if word.partition("=")[0] not in keys]
-        return [*presets, *(f"{key}{equals}{value}" for key, (_, equals, value) in zip(keys, typed, strict=True))]
+        return [
+            *presets,
+            *(
+                f"{key}{equals}{value}"
+                for key, (_, equals, value) in zip(keys, typed, strict=True)
+            ),
+        ]
 
     def takes(self, key: str) -> bool:
         """Whether a setting or group has an effect on this verb."""
-        return key not in self.ignores and any(key == group or key.startswith(f"{group}.") for group in self.reads)
+        return key not in self.ignores and any(
+            key == group or key.startswith(f"{group}.") for group in self.reads
+        )
 
     def check(self, words: Sequence[str]) -> None:
         """Raise UserError for a setting that would have no effect on this verb."""
@@ -68,7 +81,11 @@ class Verb:
             if not self.takes(key):
                 raise UserError(
                     f"hessfig {self.name} does not read {key}",
-                    got=next(word for word in reversed(words) if key in command_settings([word])),
+                    got=next(
+                        word
+                        for word in reversed(words)
+                        if key in command_settings([word])
+                    ),
                     allowed=", ".join(self._taken()),
                     remedy=self._remedy(key),
                 )
@@ -86,7 +103,11 @@ class Verb:
         """Return what it reads: groups and single settings, or the settings of a group that is not chosen here."""
         from hessfig.config.settings import settings
 
-        inside = (key for key in settings() if key.partition(".")[0] in set(self.reads) & set(self.ignores))
+        inside = (
+            key
+            for key in settings()
+            if key.partition(".")[0] in set(self.reads) & set(self.ignores)
+        )
         return [*filter(self.takes, self.reads), *filter(self.takes, inside)]
 
     def _remedy(self, key: str) -> str:
@@ -94,12 +115,23 @@ class Verb:
             return "figure.sweep=NAME draws another sweep's table"
         if self.name == "plot" and key == "quantity":
             return "figure.options.quantity=NAME draws another quantity"
-        others = [verb.name for verb in VERBS.values() if verb.composed and verb.takes(key)]
-        return "leave it out" + (f": it is for hessfig {', '.join(others)}" if others else "")
+        others = [
+            verb.name for verb in VERBS.values() if verb.composed and verb.takes(key)
+        ]
+        return "leave it out" + (
+            f": it is for hessfig {', '.join(others)}" if others else ""
+        )
 
 
 _NETWORK = ("model", "state", "training", "task")
-_MEASURED = ("estimator", "spectrum", "landscape", "approximation", "directions", "compression")
+_MEASURED = (
+    "estimator",
+    "spectrum",
+    "landscape",
+    "approximation",
+    "directions",
+    "compression",
+)
 _WORKERS = ("device", "memory", "reuse", "workers", "force_workers")
 VERBS = {
     verb.name: verb
@@ -132,7 +164,10 @@ VERBS = {
             groups=("figure",),
             names=("figure", "style", "output_dir"),
             table=True,
-            ignores=(*("figure.group", "figure.order", "figure.published"), *("sweep", "sweep.name", "sweep.about")),
+            ignores=(
+                *("figure.group", "figure.order", "figure.published"),
+                *("sweep", "sweep.name", "sweep.about"),
+            ),
             aliases=(("sweep", "figure.sweep"),),
         ),
         Verb(
@@ -161,7 +196,15 @@ VERBS = {
             ),
             does="hessfig.cli.results:slopes_verb",
             groups=("sweep",),
-            names=("tolerance", "levels", "quantity", "rows", "part", "format", "output_dir"),
+            names=(
+                "tolerance",
+                "levels",
+                "quantity",
+                "rows",
+                "part",
+                "format",
+                "output_dir",
+            ),
             table=True,
             ignores=("sweep.about",),
         ),
@@ -205,7 +248,10 @@ VERBS = {
         Verb(
             name="report",
             about="write one page on all that is measured: figures, slopes, verdicts, settings (opens from disk)",
-            examples=("hessfig report", "hessfig report output_dir=theirs tolerance=0.05"),
+            examples=(
+                "hessfig report",
+                "hessfig report output_dir=theirs tolerance=0.05",
+            ),
             does="hessfig.cli.report:report_verb",
             names=("tolerance", "output_dir"),
         ),
@@ -214,7 +260,16 @@ VERBS = {
             about="check every statement of the theory against automatic differentiation",
             examples=("hessfig verify statement=thm31,lem41",),
             does="hessfig.cli.results:verify_verb",
-            names=("statement", "output_dir", "seeds", "dtype", "L", "d_V", "d_K", "d_ff"),
+            names=(
+                "statement",
+                "output_dir",
+                "seeds",
+                "dtype",
+                "L",
+                "d_V",
+                "d_K",
+                "d_ff",
+            ),
             composed=False,
         ),
         Verb(
@@ -230,7 +285,10 @@ VERBS = {
         Verb(
             name="bundle",
             about="pack a table and all that is needed to measure it again in one archive",
-            examples=("hessfig bundle outputs/sigma", "hessfig bundle sweep=sigma file=sigma.zip"),
+            examples=(
+                "hessfig bundle outputs/sigma",
+                "hessfig bundle sweep=sigma file=sigma.zip",
+            ),
             does="hessfig.cli.bundle:bundle_verb",
             names=("sweep", "output_dir", "file"),
             composed=False,
@@ -245,7 +303,16 @@ VERBS = {
             ),
             does="hessfig.cli.export:export_verb",
             groups=("sweep", *_NETWORK),
-            names=("output_dir", "variant", "num_layers", "sigma", "step", "seed", "into", "code"),
+            names=(
+                "output_dir",
+                "variant",
+                "num_layers",
+                "sigma",
+                "step",
+                "seed",
+                "into",
+                "code",
+            ),
             table=True,
             makes_table=True,
             composed=False,

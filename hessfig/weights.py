@@ -10,7 +10,8 @@ from typing import Any
 
 from hessfig.terms import Group
 
-SMALL = 2**16  # number of parameters up to which the cost of a product is mostly overhead
+# Number of parameters up to which the cost of a product is mostly overhead.
+SMALL = 2**16
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,20 @@ class Layout:
     @property
     def names(self) -> list[str]:
         """The main weights by name, in order."""
-        return list(dict.fromkeys(weight.name for weight in self.weights if weight.is_main))
+        return list(
+            dict.fromkeys(weight.name for weight in self.weights if weight.is_main)
+        )
 
     @property
     def others(self) -> list[str]:
         """Further names for sides of blocks: the other weights, then the groups."""
         further = [weight.name for weight in self.weights if not weight.is_main]
         groups = [group.value for group in Group if self.layers_of(group.value)]
-        return [name for name in dict.fromkeys([*further, *groups]) if name not in self.names]
+        return [
+            name
+            for name in dict.fromkeys([*further, *groups])
+            if name not in self.names
+        ]
 
     def layers_of(self, name: str) -> list[int]:
         """Return the layers with a weight or group of this name; 0 means outside the layers."""
@@ -85,7 +92,9 @@ class Layout:
         if name == Group.all:
             return (self.parameters or self.weights) if layer == 0 else ()
         if name == Group.layer:
-            return tuple(weight for weight in here if not weight.is_finer) if layer else ()
+            return (
+                tuple(weight for weight in here if not weight.is_finer) if layer else ()
+            )
         return tuple(weight for weight in here if name in weight.groups)
 
     def side(self, layer: int, name: str) -> tuple[Weight, ...]:
@@ -112,7 +121,10 @@ class Layout:
     @cached_property
     def _layers(self) -> dict[str, list[int]]:
         """The layers of every name in order, computed once because a network may have thousands of layers."""
-        names = [*(group.value for group in Group), *(weight.name for weight in self.weights)]
+        names = [
+            *(group.value for group in Group),
+            *(weight.name for weight in self.weights),
+        ]
         layers: dict[str, list[int]] = {name: [] for name in names}
         for layer in sorted({0, *self._by_layer}):
             here = self._by_layer.get(layer, ())
@@ -122,19 +134,30 @@ class Layout:
         return layers
 
 
-def bias_of(name: str, parameter: str, size: int, layer: int = 0, *groups: Group) -> Weight:
+def bias_of(
+    name: str, parameter: str, size: int, layer: int = 0, *groups: Group
+) -> Weight:
     """Return the bias that belongs to the weight `name`: b_V for W_V."""
     named_groups = tuple(group.value for group in (*groups, Group.biases))
-    return Weight(name.replace("W", "b", 1), parameter, size, layer, named_groups, is_main=False)
+    return Weight(
+        name.replace("W", "b", 1), parameter, size, layer, named_groups, is_main=False
+    )
 
 
 def norm_of(
-    name: str, place: str, size: int, layer: int = 0, paths: Iterable[str] = ("weight", "bias")
+    name: str,
+    place: str,
+    size: int,
+    layer: int = 0,
+    paths: Iterable[str] = ("weight", "bias"),
 ) -> list[Weight]:
     """Return gain and shift of the LayerNorm at `place`; `paths` are the paths of its parameters, if any."""
     groups = (Group.norms.value,)
     named = zip(("gain", "shift"), paths, strict=False)
-    return [Weight(f"{name}_{word}", f"{place}.{path}", size, layer, groups, is_main=False) for word, path in named]
+    return [
+        Weight(f"{name}_{word}", f"{place}.{path}", size, layer, groups, is_main=False)
+        for word, path in named
+    ]
 
 
 def every_parameter(named: Iterable[tuple[str, int]]) -> Layout:

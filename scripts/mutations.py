@@ -23,21 +23,33 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-EVERY_DAY, LONG = "not long and not slow and not browser", "long and not slow and not browser"
+EVERY_DAY, LONG = (
+    "not long and not slow and not browser",
+    "long and not slow and not browser",
+)
 SUITES = {"make test": EVERY_DAY, "make test-long": LONG}
 
 
 def main() -> None:
     """Try the mutations that are named, or all; print a row each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     mutations = tomllib.loads((ROOT / "scripts" / "mutations.toml").read_text())
     chosen = {name: mutations[name] for name in options.names or mutations}
-    misfits = [name for name, one in chosen.items() if (ROOT / one["path"]).read_text().count(one["old"]) != 1]
+    misfits = [
+        name
+        for name, one in chosen.items()
+        if (ROOT / one["path"]).read_text().count(one["old"]) != 1
+    ]
     if misfits:
-        print(f"the text to change does not stand exactly once in its file: {', '.join(misfits)}", file=sys.stderr)
+        print(
+            f"the text to change does not stand exactly once in its file: {', '.join(misfits)}",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
     rows = [tried(name, mutation) for name, mutation in chosen.items()]
     if options.json:
@@ -50,15 +62,26 @@ def tried(name: str, mutation: Mapping[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(tree)], cwd=ROOT, check=True)
+        subprocess.run(
+            ["git", "worktree", "add", "--detach", "--quiet", str(tree)],
+            cwd=ROOT,
+            check=True,
+        )
         try:
             path = tree / mutation["path"]
             path.write_text(path.read_text().replace(mutation["old"], mutation["new"]))
             suite, test = noticed(tree, mutation["near"])
         finally:
-            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+            subprocess.run(
+                ["git", "worktree", "remove", "--force", str(tree)],
+                cwd=ROOT,
+                check=True,
+            )
     seconds = round(time.perf_counter() - started)
-    print(f"{name} ({mutation['kind']}, {mutation['path']}): {suite or 'NOT NOTICED'}, {test}, {seconds} s", flush=True)
+    print(
+        f"{name} ({mutation['kind']}, {mutation['path']}): {suite or 'NOT NOTICED'}, {test}, {seconds} s",
+        flush=True,
+    )
     return {"name": name, **mutation, "suite": suite, "test": test, "seconds": seconds}
 
 
@@ -74,9 +97,22 @@ def noticed(tree: Path, near: list[str]) -> tuple[str, str]:
 def first_failure(tree: Path, marked: str, where: list[str]) -> str:
     """Return the first test that fails, of those with these marks at these places (everywhere if there are none)."""
     workers = [] if where else ["-n", "auto", "--maxprocesses", "4"]
-    command = [sys.executable, "-m", "pytest", "-x", "-m", marked, "--tb=no", "-rfE", *workers, *where]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-m",
+        marked,
+        "--tb=no",
+        "-rfE",
+        *workers,
+        *where,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
     failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, flags=re.MULTILINE)
     if done.returncode in (0, 5):  # 5: no test has these marks
         return ""

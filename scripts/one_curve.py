@@ -16,14 +16,17 @@ from torch.func import jacrev
 
 DIGITS, BATCH, D, SEEDS = 2, 16, 8, 5
 SIGMAS = [10 ** (-2 + i / 4) for i in range(9)]  # 0.01 to 1
-SCORED = slice(2 * DIGITS + 1, 3 * DIGITS + 2)  # positions whose next token is a digit of the answer
+# Positions whose next token is a digit of the answer.
+SCORED = slice(2 * DIGITS + 1, 3 * DIGITS + 2)
 
 
 def sums(generator: torch.Generator) -> Tensor:
     """Return tokens of `x + y = answer`, most significant digit first; + is 10 and = is 11."""
     numbers = torch.randint(0, 10**DIGITS, (BATCH, 2), generator=generator).tolist()
     texts = [f"{x:0{DIGITS}}+{y:0{DIGITS}}={x + y:0{DIGITS + 1}}" for x, y in numbers]
-    return torch.tensor([["0123456789+=".index(letter) for letter in text] for text in texts])
+    return torch.tensor(
+        [["0123456789+=".index(letter) for letter in text] for text in texts]
+    )
 
 
 def logits(W_V: Tensor, tokens: Tensor, w: dict[str, Tensor]) -> Tensor:
@@ -39,9 +42,22 @@ def outer_norm(sigma: float, seed: int) -> float:
     """Return ||H_o(W_V, W_V)||_F of one network."""
     generator = torch.Generator().manual_seed(seed)
     tokens, length = sums(generator), 3 * DIGITS + 3
-    shapes = {"Q": (D, D), "K": (D, D), "V": (D, D), "O": (D, D), "in": (D, 4 * D), "out": (4 * D, D)}
-    w = {name: torch.randn(*s, generator=generator) * 0.8 / D**0.5 for name, s in (shapes | {"U": (D, 12)}).items()}
-    w |= {name: sigma * torch.randn(n, D, generator=generator) for name, n in (("E", 12), ("pos", length))}
+    shapes = {
+        "Q": (D, D),
+        "K": (D, D),
+        "V": (D, D),
+        "O": (D, D),
+        "in": (D, 4 * D),
+        "out": (4 * D, D),
+    }
+    w = {
+        name: torch.randn(*s, generator=generator) * 0.8 / D**0.5
+        for name, s in (shapes | {"U": (D, 12)}).items()
+    }
+    w |= {
+        name: sigma * torch.randn(n, D, generator=generator)
+        for name, n in (("E", 12), ("pos", length))
+    }
     jacobian = jacrev(logits)(w["V"], tokens, w).flatten(0, 1).flatten(2)
     p = logits(w["V"], tokens, w).softmax(-1).flatten(0, 1)
     curvature = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]) / len(p)
@@ -50,12 +66,17 @@ def outer_norm(sigma: float, seed: int) -> float:
 
 def slope(xs: list[float], ys: list[float]) -> float:
     x, y = (torch.tensor([math.log(v) for v in values]) for values in (xs, ys))
-    return (((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()
+    return (
+        ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    ).item()
 
 
 if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
-    means = [sum(outer_norm(sigma, seed) for seed in range(SEEDS)) / SEEDS for sigma in SIGMAS]
+    means = [
+        sum(outer_norm(sigma, seed) for seed in range(SEEDS)) / SEEDS
+        for sigma in SIGMAS
+    ]
     for sigma, mean in zip(SIGMAS, means, strict=True):
         print(f"sigma {sigma:7.4f}   ||H_o(W_V)|| {mean:.4e}")
     print(f"slope {slope(SIGMAS, means):.3f} for sigma <= 1 (theory: 2)")

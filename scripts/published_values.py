@@ -72,9 +72,13 @@ SWEEPS = {
     "linear_axis_short": PublishedSweep(
         f"norm=none_num_layers={{}}_scale=linear_short_{_SOFTMAX}", _ONE, "linear_short"
     ),
-    "linear_axis": PublishedSweep(f"norm=none_num_layers={{}}_scale=linear_{_SOFTMAX}", _ONE, "linear"),
+    "linear_axis": PublishedSweep(
+        f"norm=none_num_layers={{}}_scale=linear_{_SOFTMAX}", _ONE, "linear"
+    ),
     "depth": PublishedSweep(f"norm=none_num_layers={{}}_scale=log_{_SOFTMAX}", _FIVE),
-    "softmax": PublishedSweep(f"norm=none_num_layers={{}}_scale=log_short_{_LINEAR}", _THREE, "log_short"),
+    "softmax": PublishedSweep(
+        f"norm=none_num_layers={{}}_scale=log_short_{_LINEAR}", _THREE, "log_short"
+    ),
     "mlp": PublishedSweep("mlp_num_layers={}", _FIVE),
 }
 
@@ -83,7 +87,11 @@ class RefusedPickle(Exception):
     """Something in a pickle that is neither a number nor a container of numbers."""
 
 
-_NUMBER_TYPES = {f"{letter}{size}" for letter in "iuf" for size in (2, 4, 8)} | {"i1", "u1", "b1"}
+_NUMBER_TYPES = {f"{letter}{size}" for letter in "iuf" for size in (2, 4, 8)} | {
+    "i1",
+    "u1",
+    "b1",
+}
 
 
 class NumberType:
@@ -91,7 +99,9 @@ class NumberType:
 
     def __init__(self, kind: Any, *flags: object) -> None:
         if not isinstance(kind, str) or kind not in _NUMBER_TYPES:
-            raise RefusedPickle(f"numpy.dtype({kind!r})" if isinstance(kind, str) else "a numpy.dtype")
+            raise RefusedPickle(
+                f"numpy.dtype({kind!r})" if isinstance(kind, str) else "a numpy.dtype"
+            )
         self._kind, self._order = kind, "="
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -112,11 +122,15 @@ class NumberArray(list[Any]):
         self[:] = _frombuffer(content, kind, shape)
 
 
-def _frombuffer(content: bytes, kind: NumberType, shape: tuple[int, ...], *order: object) -> NumberArray:
+def _frombuffer(
+    content: bytes, kind: NumberType, shape: tuple[int, ...], *order: object
+) -> NumberArray:
     """Return an array as protocol 5 stores it."""
     numbers = kind.read(content)
     if shape != numbers.shape or len(numbers) > MOST_ITEMS:
-        raise RefusedPickle(f"a numpy.ndarray with another shape than one axis of at most {MOST_ITEMS} numbers")
+        raise RefusedPickle(
+            f"a numpy.ndarray with another shape than one axis of at most {MOST_ITEMS} numbers"
+        )
     return NumberArray(numbers)
 
 
@@ -128,7 +142,9 @@ def _scalar(kind: NumberType, content: bytes) -> Any:
 def _latin1(text: str, encoding: str) -> bytes:
     """Stand in for _codecs.encode, by which old protocols spell bytes."""
     if encoding != "latin1" or len(text) > 8 * MOST_ITEMS:
-        raise RefusedPickle("bytes in another encoding than latin1, or too many of them")
+        raise RefusedPickle(
+            "bytes in another encoding than latin1, or too many of them"
+        )
     return text.encode("latin1")
 
 
@@ -148,14 +164,31 @@ _GLOBALS: dict[str, Any] = {
     "numpy.ndarray": None,  # an argument of _reconstruct
     "numpy.dtype": NumberType,
     "_codecs.encode": _latin1,
-    **dict.fromkeys(("collections.OrderedDict", "collections.defaultdict", "builtins.dict"), _empty_dict),
+    **dict.fromkeys(
+        ("collections.OrderedDict", "collections.defaultdict", "builtins.dict"),
+        _empty_dict,
+    ),
     "builtins.list": _empty_list,
 }
 _RENAMED = {"numpy.core.": "numpy._core.", "__builtin__": "builtins"}
 # Opcodes that hash what a file nests, or make instances in other ways than a call of a global.
 _REFUSED = (
-    *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.PERSID, pickle.BINPERSID),
-    *(pickle.INST, pickle.OBJ, pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4),
+    *(
+        pickle.EMPTY_SET,
+        pickle.ADDITEMS,
+        pickle.FROZENSET,
+        pickle.PERSID,
+        pickle.BINPERSID,
+    ),
+    *(
+        pickle.INST,
+        pickle.OBJ,
+        pickle.NEWOBJ,
+        pickle.NEWOBJ_EX,
+        pickle.EXT1,
+        pickle.EXT2,
+        pickle.EXT4,
+    ),
 )
 
 
@@ -181,7 +214,9 @@ class NumbersUnpickler(pickle._Unpickler):
 
     def refuse(self) -> None:
         """Refuse an opcode."""
-        raise RefusedPickle("an instance, a set or a name that only another program knows")
+        raise RefusedPickle(
+            "an instance, a set or a name that only another program knows"
+        )
 
     def make_bytearray(self) -> None:
         """Make an array of bytes, of which no more are reserved than the file has."""
@@ -204,8 +239,12 @@ class NumbersUnpickler(pickle._Unpickler):
         self._update(self.pop_mark())
 
     def _update(self, items: list[Any]) -> None:
-        if not isinstance(self.stack[-1], dict) or not all(_is_number_of_an_item(key) for key in items[::2]):
-            raise RefusedPickle("a dictionary whose keys are not numbers of layers or repeats")
+        if not isinstance(self.stack[-1], dict) or not all(
+            _is_number_of_an_item(key) for key in items[::2]
+        ):
+            raise RefusedPickle(
+                "a dictionary whose keys are not numbers of layers or repeats"
+            )
         self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
@@ -246,7 +285,9 @@ def load(path: Path) -> Any:
         ) from None
 
 
-def read_norms(path: Path, num_layers: int, sigma: np.ndarray) -> Iterator[tuple[int, int, float, float]]:
+def read_norms(
+    path: Path, num_layers: int, sigma: np.ndarray
+) -> Iterator[tuple[int, int, float, float]]:
     """Yield (layer, repeat, sigma, norm) of a published file. Raises UserError for another shape or no norm."""
     try:
         layers = _numbered(load(path), "layers")
@@ -255,8 +296,13 @@ def read_norms(path: Path, num_layers: int, sigma: np.ndarray) -> Iterator[tuple
         for layer, key in enumerate(sorted(layers), start=1):
             for repeat, norms in sorted(_numbered(layers[key], "repeats").items()):
                 if not isinstance(norms, list | tuple) or len(norms) != len(sigma):
-                    raise _OtherShape(f"{_kind(norms)} in place of a list of {len(sigma)} norms")
-                yield from ((layer, repeat, s, _norm(value)) for s, value in zip(sigma, norms, strict=True))
+                    raise _OtherShape(
+                        f"{_kind(norms)} in place of a list of {len(sigma)} norms"
+                    )
+                yield from (
+                    (layer, repeat, s, _norm(value))
+                    for s, value in zip(sigma, norms, strict=True)
+                )
     except _OtherShape as error:
         raise UserError(
             f"{path} is not shaped as a result file",
@@ -272,13 +318,19 @@ class _OtherShape(Exception):
 
 def _numbered(items: Any, what: str) -> Mapping[int, Any]:
     if not isinstance(items, dict) or not items:
-        raise _OtherShape(f"no {what}" if items == {} else f"{_kind(items)} in place of a dict of {what}")
+        raise _OtherShape(
+            f"no {what}"
+            if items == {}
+            else f"{_kind(items)} in place of a dict of {what}"
+        )
     return items
 
 
 def _norm(value: Any) -> float:
     """Return a norm as float; zeros, infinities and NaN pass, because `hessfig compare` counts them."""
-    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    is_number = isinstance(
+        value, int | float | np.integer | np.floating
+    ) and not isinstance(value, bool)
     if not is_number or value < 0 or (isinstance(value, int) and value >= 2**63):
         raise _OtherShape(f"{_kind(value)} that is not a norm")
     return float(value)
@@ -298,7 +350,9 @@ def rows_of(sweep: PublishedSweep, folder: Path) -> list[Row]:
         (depth, block, part, layer, repeat, sigma, norm)
         for depth, block, part, name in sweep.files()
         if (folder / name).is_file()
-        for layer, repeat, sigma, norm in read_norms(folder / name, depth, GRIDS[sweep.grid])
+        for layer, repeat, sigma, norm in read_norms(
+            folder / name, depth, GRIDS[sweep.grid]
+        )
     ]
 
 
@@ -310,7 +364,9 @@ def write_values(checkout: Path, into: Path) -> list[Path]:
     """
     folder = checkout / "results" if (checkout / "results").is_dir() else checkout
     values = {name: rows_of(sweep, folder) for name, sweep in SWEEPS.items()}
-    texts = {into / f"{name}.csv": _as_csv(rows) for name, rows in values.items() if rows}
+    texts = {
+        into / f"{name}.csv": _as_csv(rows) for name, rows in values.items() if rows
+    }
     if not texts:
         raise UserError(
             "no published file is here",
@@ -329,7 +385,9 @@ def _as_csv(rows: list[Row]) -> str:
 
 def main(words: list[str] | None = None) -> int:
     """Write the values that the command line names; print the paths."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkout", type=Path)
     parser.add_argument("folder", type=Path)
     given = parser.parse_args(words)

@@ -30,9 +30,15 @@ def steps(names: list[str]) -> Iterator[tuple[str, str, str]]:
     """Yield job, name and shell text of every step of the jobs `names` (none: of all) that runs something."""
     jobs = workflow()["jobs"]
     if unknown := sorted(set(names) - set(jobs)):
-        sys.exit(f"there is no job {', '.join(unknown)}; the jobs are {', '.join(jobs)}")
+        sys.exit(
+            f"there is no job {', '.join(unknown)}; the jobs are {', '.join(jobs)}"
+        )
     for name in names or jobs:
-        yield from ((name, step.get("name", ""), step["run"]) for step in jobs[name]["steps"] if "run" in step)
+        yield from (
+            (name, step.get("name", ""), step["run"])
+            for step in jobs[name]["steps"]
+            if "run" in step
+        )
 
 
 def main(arguments: list[str]) -> None:
@@ -41,9 +47,19 @@ def main(arguments: list[str]) -> None:
         print(f"{job}: {name}\n{text.rstrip()}", flush=True)
         if "--list" in arguments:
             continue
-        start, variables = time.perf_counter(), {**os.environ, **workflow().get("env", {})}
-        done = subprocess.run(["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text], cwd=ROOT, env=variables)
-        print(f"{job}: {name}: status {done.returncode}, {time.perf_counter() - start:.0f} s", flush=True)
+        start, variables = (
+            time.perf_counter(),
+            {**os.environ, **workflow().get("env", {})},
+        )
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text],
+            cwd=ROOT,
+            env=variables,
+        )
+        print(
+            f"{job}: {name}: status {done.returncode}, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
         if done.returncode:
             sys.exit(done.returncode)
 

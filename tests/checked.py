@@ -23,7 +23,12 @@ LIBRARIES = {"torch", "jaxtyping"}
 
 def _modules() -> Iterator[tuple[str, Path]]:
     for path in sorted((ROOT / "hessfig").rglob("*.py")):
-        yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path
+        yield (
+            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
+                ".__init__"
+            ),
+            path,
+        )
 
 
 def _imported(path: Path) -> set[str]:
@@ -38,10 +43,16 @@ def _imported(path: Path) -> set[str]:
 
 
 COMPUTING = [name for name, path in _modules() if _imported(path) & LIBRARIES]
-CHECKED = [name for name in COMPUTING if not f"{name}.".startswith(tuple(f"{one}." for one in UNCHECKED))]
+CHECKED = [
+    name
+    for name in COMPUTING
+    if not f"{name}.".startswith(tuple(f"{one}." for one in UNCHECKED))
+]
 TYPECHECKER = f"{__name__}.checked"
 # A whole number is a float, as mypy has it.
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
+checked = beartype(
+    conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError)
+)
 _with_shapes = jaxtyping.jaxtyped
 
 
@@ -56,7 +67,11 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
     shapes = _shapes(function) if isinstance(function, FunctionType) else None
     if shapes is None or (shapes and isgeneratorfunction(function)):
         return _with_shapes(function, typechecker=typechecker)
-    return _with_shapes(checked(function), typechecker=None) if shapes else checked(function)
+    return (
+        _with_shapes(checked(function), typechecker=None)
+        if shapes
+        else checked(function)
+    )
 
 
 def _shapes(function: FunctionType) -> bool | None:
@@ -67,7 +82,11 @@ def _shapes(function: FunctionType) -> bool | None:
         if not isinstance(annotation, str):
             named.add(repr(annotation))
             continue
-        names = {node.id for node in ast.walk(ast.parse(annotation, mode="eval")) if isinstance(node, ast.Name)}
+        names = {
+            node.id
+            for node in ast.walk(ast.parse(annotation, mode="eval"))
+            if isinstance(node, ast.Name)
+        }
         if not names <= known.keys():
             return None
         named |= {repr(known[name]) for name in names}

@@ -7,7 +7,8 @@ import os
 # One thread, or as many as `make test-processors` asks for.
 os.environ.update(
     dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), os.environ.get("HESSFIG_TEST_THREADS", "1")
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+        os.environ.get("HESSFIG_TEST_THREADS", "1"),
     )
 )
 
@@ -50,7 +51,11 @@ class _LibrariesFirst(MetaPathFinder):
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name in CHECKED and not self.found:
             self.found = True  # to leave the list of finders now would have Python skip the one behind this
-            for library in ("beartype.door", "curvlinops", "transformer_lens.model_bridge.sources.native"):
+            for library in (
+                "beartype.door",
+                "curvlinops",
+                "transformer_lens.model_bridge.sources.native",
+            ):
                 importlib.import_module(library)
 
 
@@ -76,9 +81,15 @@ Background = dict[str, Future[Any]]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def background(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
+def background(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Background]:
     """Start what some test will wait for: the toy runs, one after the other, and the workers' slow imports."""
-    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    wanted = {
+        name
+        for item in request.session.items
+        for name in getattr(item, "fixturenames", ())
+    }
     folder = _shared_folder(tmp_path_factory)
     folder.mkdir(exist_ok=True)
     if "workers" in wanted:
@@ -140,7 +151,9 @@ Cli = Callable[..., Answer]
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Cli:
     """Call the command line in this process, in an empty folder."""
     from hessfig.cli.main import main
 

@@ -27,7 +27,12 @@ def hessian(scalar: Values, at: Sequence[Tensor], rounding: float = 1e-11) -> Te
     """Return the second derivatives of a scalar in the entries of `at`, one tensor after the other."""
 
     def slope() -> Tensor:
-        return _flat(torch.autograd.grad(scalar(), at, create_graph=True, materialize_grads=True), at)
+        return _flat(
+            torch.autograd.grad(
+                scalar(), at, create_graph=True, materialize_grads=True
+            ),
+            at,
+        )
 
     return _checked(slope, at, rounding)
 
@@ -35,25 +40,48 @@ def hessian(scalar: Values, at: Sequence[Tensor], rounding: float = 1e-11) -> Te
 def _checked(values: Values, at: Sequence[Tensor], rounding: float) -> Tensor:
     with _norms_written_out():
         found = values()
-    rows = _rows(found, at, torch.eye(len(found), dtype=found.dtype, device=found.device), is_grads_batched=True)
+    rows = _rows(
+        found,
+        at,
+        torch.eye(len(found), dtype=found.dtype, device=found.device),
+        is_grads_batched=True,
+    )
     plain = values()
-    along = torch.randn(len(plain), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(plain)
-    off, largest = float((along @ rows - _rows(plain, at, along)).abs().max()), float(rows.abs().max())
+    along = torch.randn(
+        len(plain), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).to(plain)
+    off, largest = (
+        float((along @ rows - _rows(plain, at, along)).abs().max()),
+        float(rows.abs().max()),
+    )
     assert off <= rounding * largest, f"the batched pass is off by {off} of {largest}"
     return rows
 
 
-def _rows(values: Tensor, at: Sequence[Tensor], along: Tensor, **settings: Any) -> Tensor:
+def _rows(
+    values: Tensor, at: Sequence[Tensor], along: Tensor, **settings: Any
+) -> Tensor:
     if not values.requires_grad:
         return values.new_zeros(*along.shape[:-1], sum(one.numel() for one in at))
-    return _flat(torch.autograd.grad(values, at, along, materialize_grads=True, **settings), at)
+    return _flat(
+        torch.autograd.grad(values, at, along, materialize_grads=True, **settings), at
+    )
 
 
 def _flat(pieces: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
     """Return derivatives next to each other; zeros that autograd fills in lack the batch."""
-    many = max((piece.shape[: piece.dim() - one.dim()] for piece, one in zip(pieces, at, strict=True)), key=len)
+    many = max(
+        (
+            piece.shape[: piece.dim() - one.dim()]
+            for piece, one in zip(pieces, at, strict=True)
+        ),
+        key=len,
+    )
     pairs = zip(pieces, at, strict=True)
-    each = [piece.expand((*many, *one.shape)).reshape(*many, one.numel()) for piece, one in pairs]
+    each = [
+        piece.expand((*many, *one.shape)).reshape(*many, one.numel())
+        for piece, one in pairs
+    ]
     return torch.cat(each, dim=-1)
 
 
@@ -61,7 +89,13 @@ def _flat(pieces: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
 def _norms_written_out() -> Iterator[None]:
     """Layer norms by their formula: a batched pass goes through torch's own row by row. The plain pass has those."""
 
-    def layer_norm(x: Tensor, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
+    def layer_norm(
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Any = None,
+        bias: Any = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
         axes = tuple(range(-len(shape), 0))
         centred = x - x.mean(axes, keepdim=True)
         normed = centred * (centred.square().mean(axes, keepdim=True) + eps).rsqrt()

@@ -20,16 +20,36 @@ Case = tuple[hessfig.Problem, list[Any]]
 
 def mlp() -> Case:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)).double()
-    weights = {"W_1": "0.weight", "top": ("0.weight", numpy.s_[:2, :]), "gain": "1.weight", "W_2": "3.weight"}
-    problem = hessfig.Problem(network, torch.randn(7, 5).double(), torch.randint(0, 3, (7,)), weights=weights)
+    network = nn.Sequential(
+        nn.Linear(5, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3)
+    ).double()
+    weights = {
+        "W_1": "0.weight",
+        "top": ("0.weight", numpy.s_[:2, :]),
+        "gain": "1.weight",
+        "W_2": "3.weight",
+    }
+    problem = hessfig.Problem(
+        network, torch.randn(7, 5).double(), torch.randint(0, 3, (7,)), weights=weights
+    )
     return problem, ["W_1", "top", "gain", ("W_1", "W_2"), ("gain", "W_1"), "all"]
 
 
 def convolutional() -> Case:
     torch.manual_seed(1)
-    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3 * 4, 2)).double()
-    problem = hessfig.Problem(network, torch.randn(4, 1, 6, 6).double(), torch.randn(4, 2).double(), loss="mse")
+    network = nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(3 * 4, 2),
+    ).double()
+    problem = hessfig.Problem(
+        network,
+        torch.randn(4, 1, 6, 6).double(),
+        torch.randn(4, 2).double(),
+        loss="mse",
+    )
     return problem, ["0.weight", "0.bias", ("0.weight", "4.weight"), "all"]
 
 
@@ -46,7 +66,9 @@ class FusedTied(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        return self.head(x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+        return self.head(
+            x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        )
 
 
 def fused_and_tied() -> Case:
@@ -58,21 +80,40 @@ def fused_and_tied() -> Case:
         "W_V@1": ("qkv.weight", numpy.s_[8:, :]),
         "W_E": "embed.weight",
     }
-    problem = hessfig.Problem(FusedTied().double(), tokens, tokens.roll(1, 1), weights=weights)
-    return problem, ["W_Q", "W_V", ("W_Q", "W_K"), ("W_Q", "W_V"), "W_E", ("W_E", "W_V"), "all"]
+    problem = hessfig.Problem(
+        FusedTied().double(), tokens, tokens.roll(1, 1), weights=weights
+    )
+    return problem, [
+        "W_Q",
+        "W_V",
+        ("W_Q", "W_K"),
+        ("W_Q", "W_V"),
+        "W_E",
+        ("W_E", "W_V"),
+        "all",
+    ]
 
 
 def encoder() -> Case:
     torch.manual_seed(3)
-    layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.1, batch_first=True, activation="gelu")
-    network = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(4, 3))
+    layer = nn.TransformerEncoderLayer(
+        4, 2, 6, dropout=0.1, batch_first=True, activation="gelu"
+    )
+    network = nn.Sequential(
+        nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(4, 3)
+    )
     network = network.double().eval()
     weights = {
         "W_QKV@1": "0.layers.0.self_attn.in_proj_weight",
         "W_QKV@2": "0.layers.1.self_attn.in_proj_weight",
         "first": ["0.layers.0.linear1.weight", "0.layers.0.linear2.weight"],
     }
-    problem = hessfig.Problem(network, torch.randn(2, 3, 4).double(), torch.randint(0, 3, (2, 3)), weights=weights)
+    problem = hessfig.Problem(
+        network,
+        torch.randn(2, 3, 4).double(),
+        torch.randint(0, 3, (2, 3)),
+        weights=weights,
+    )
     return problem, ["W_QKV", ("W_QKV@1", "W_QKV@2"), "first"]
 
 
@@ -88,7 +129,9 @@ def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Te
     """Return H, H_o and H_f in whole parameters, by double backward and explicit Jacobians."""
     network, x, y = problem.network, problem.inputs, problem.targets
     assert isinstance(x, Tensor) and isinstance(y, Tensor)
-    at = [network.get_parameter(name).detach().clone().requires_grad_() for name in names]
+    at = [
+        network.get_parameter(name).detach().clone().requires_grad_() for name in names
+    ]
 
     def outputs() -> Tensor:
         with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
@@ -105,7 +148,9 @@ def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Te
     leaf = f.detach().requires_grad_()
     (slope,) = torch.autograd.grad(loss(leaf), leaf)
     slopes = jacobian(outputs, at)
-    curvature = torch.autograd.functional.hessian(lambda z: loss(z.view_as(f)), f.detach().flatten())
+    curvature = torch.autograd.functional.hessian(
+        lambda z: loss(z.view_as(f)), f.detach().flatten()
+    )
     return {
         Part.H: hessian(lambda: loss(outputs()), at),
         Part.H_o: slopes.T @ curvature @ slopes,

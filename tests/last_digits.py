@@ -52,7 +52,9 @@ def shaken(problem: hessfig.Problem, seed: int) -> hessfig.Problem:
     return replace(problem, inputs=inputs, targets=targets)
 
 
-def decisions(problem: hessfig.Problem, dtype: str = "float64", *, is_measured: bool = True) -> dict[str, str]:
+def decisions(
+    problem: hessfig.Problem, dtype: str = "float64", *, is_measured: bool = True
+) -> dict[str, str]:
     """Return what was decided on the way to a product and, if it is measured, to numbers.
 
     Decisions are words: numbers in texts are left out.
@@ -67,9 +69,12 @@ def _noted(ways: Iterator[tuple[str, str]], name: str) -> dict[str, str]:
     """Return decisions by what they decide, and under a name the warnings on the way."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")  # torch says it once a process
+        # Torch says it once a process.
+        warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
         found = dict(ways)
-    return found | {name: " | ".join(sorted({masked(str(one.message)) for one in noted}))}
+    return found | {
+        name: " | ".join(sorted({masked(str(one.message)) for one in noted}))
+    }
 
 
 def masked(text: str) -> str:
@@ -83,7 +88,8 @@ def _decided(problem: hessfig.Problem, dtype: str) -> Iterator[tuple[str, str]]:
     except (ValueError, ArithmeticError, RuntimeError) as error:
         yield "refused", masked(f"{type(error).__name__}: {error}")
         return
-    object.__setattr__(problem, "objective", lambda dtype: objective)  # what follows compares nothing once more
+    # What follows compares nothing once more.
+    object.__setattr__(problem, "objective", lambda dtype: objective)
     yield from _of_the_problem(objective)
     acts: dict[str, Callable[[Objective], object]] = {
         "samples": _samples,
@@ -138,7 +144,11 @@ def _weights(objective: Objective) -> str:
 
 def _pieces(objective: Objective) -> str:
     pieces = micro_batched(objective, 2)
-    return "ab"[len(pieces.batches) > 1] + type(pieces.loss).__name__ + str(pieces.loss.reduction)
+    return (
+        "ab"[len(pieces.batches) > 1]
+        + type(pieces.loss).__name__
+        + str(pieces.loss.reduction)
+    )
 
 
 def _engine(objective: Objective) -> str:
@@ -149,7 +159,11 @@ def _engine(objective: Objective) -> str:
     head = network.head and network.head.labels if isinstance(column, OwnColumn) else ""
     vector = torch.ones(column.dim, 1, dtype=column.dtype)
     column.split_matmat(vector, PARTS)
-    kept = sum(network.keeps(k) for k in range(len(network))) if isinstance(network, LargeNetwork) else 0
+    kept = (
+        sum(network.keeps(k) for k in range(len(network)))
+        if isinstance(network, LargeNetwork)
+        else 0
+    )
     return f"{type(column).__name__} {holds} {head} {'abcdefghij'[min(kept, 9)]}"
 
 
@@ -157,8 +171,13 @@ def _converged(problem: hessfig.Problem, dtype: str) -> str:
     """Return methods and states of numbers of a small network."""
     if sum(one.numel() for one in problem.network.parameters()) > MOST_MEASURED:
         return ""
-    table = hessfig.measure(problem, blocks=["all"], quantities=["largest_eigenvalue", "trace"], dtype=dtype)
-    return "; ".join(f"{row.part} {row.quantity} {row.estimator} {row.status}" for row in table.itertuples())
+    table = hessfig.measure(
+        problem, blocks=["all"], quantities=["largest_eigenvalue", "trace"], dtype=dtype
+    )
+    return "; ".join(
+        f"{row.part} {row.quantity} {row.estimator} {row.status}"
+        for row in table.itertuples()
+    )
 
 
 def _approximated(problem: hessfig.Problem) -> str:
@@ -182,10 +201,18 @@ def moved_by_a_constant(problem: hessfig.Problem, left: float) -> hessfig.Proble
     value, batches = _value(problem)
     is_sum = getattr(problem.loss, "reduction", "mean") == "sum"
     shift = value * (1 - left) / (batches if is_sum else 1)
-    if problem.loss is None and not isinstance(problem.inputs, Tensor) and problem.targets is None:
+    if (
+        problem.loss is None
+        and not isinstance(problem.inputs, Tensor)
+        and problem.targets is None
+    ):
         problem.network.register_forward_hook(partial(_with_moved_loss, shift))
         return problem
-    loss = LOSSES[problem.loss or "cross_entropy"]() if isinstance(problem.loss, str | None) else problem.loss
+    loss = (
+        LOSSES[problem.loss or "cross_entropy"]()
+        if isinstance(problem.loss, str | None)
+        else problem.loss
+    )
 
     def moved(outputs: Any, targets: Any) -> Tensor:
         return loss(outputs, targets) - shift
@@ -205,5 +232,10 @@ def _value(problem: hessfig.Problem) -> tuple[float, int]:
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         objective = problem.objective(real)
-        values = [float(objective.loss(objective.network(one.inputs), one.targets)) for one in objective.batches]
-    return sum(share * one for share, one in zip(objective.shares, values, strict=True)), len(values)
+        values = [
+            float(objective.loss(objective.network(one.inputs), one.targets))
+            for one in objective.batches
+        ]
+    return sum(
+        share * one for share, one in zip(objective.shares, values, strict=True)
+    ), len(values)

@@ -30,7 +30,9 @@ class Odd:
 
 def data(real: torch.dtype) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(5)
-    return torch.randn(8, 4, generator=draw).to(real), torch.randint(0, 3, (8,), generator=draw)
+    return torch.randn(8, 4, generator=draw).to(real), torch.randint(
+        0, 3, (8,), generator=draw
+    )
 
 
 def net(real: torch.dtype) -> nn.Sequential:
@@ -38,7 +40,9 @@ def net(real: torch.dtype) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).to(real)
 
 
-def of(network: nn.Module, real: torch.dtype, loss: Any = "cross_entropy", **more: Any) -> Odd:
+def of(
+    network: nn.Module, real: torch.dtype, loss: Any = "cross_entropy", **more: Any
+) -> Odd:
     x, y = data(real)
     called = ce if loss == "cross_entropy" else loss
     return Odd(network, lambda: called(network(x), y), x, y, loss, more)
@@ -46,13 +50,23 @@ def of(network: nn.Module, real: torch.dtype, loss: Any = "cross_entropy", **mor
 
 def decay(real: torch.dtype) -> Odd:
     n = net(real)
-    return of(n, real, lambda out, y: ce(out, y) + 0.05 * sum((p**2).sum() for p in n.parameters()))
+    return of(
+        n,
+        real,
+        lambda out, y: ce(out, y) + 0.05 * sum((p**2).sum() for p in n.parameters()),
+    )
 
 
 def decay_of_kept_parameters(real: torch.dtype) -> Odd:
     n = net(real)
     held = [*n.parameters()]
-    return of(n, real, lambda out, y: ce(out, y) + 0.05 * torch.stack([p.pow(4).sum() for p in held]).sum())
+    return of(
+        n,
+        real,
+        lambda out, y: (
+            ce(out, y) + 0.05 * torch.stack([p.pow(4).sum() for p in held]).sum()
+        ),
+    )
 
 
 def proximal_at_its_centre(real: torch.dtype) -> Odd:
@@ -60,7 +74,9 @@ def proximal_at_its_centre(real: torch.dtype) -> Odd:
     centre = [p.detach().clone() for p in n.parameters()]
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
-        return ce(out, y) + 0.5 * sum((p - c).square().sum() for p, c in zip(n.parameters(), centre, strict=True))
+        return ce(out, y) + 0.5 * sum(
+            (p - c).square().sum() for p, c in zip(n.parameters(), centre, strict=True)
+        )
 
     return of(n, real, loss)
 
@@ -97,7 +113,10 @@ def attribute_after_a_run(real: torch.dtype) -> Odd:
 class OwnLoss(nn.Module):
     def __init__(self, penalty: str) -> None:
         super().__init__()
-        self.body, self.penalty = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)), penalty
+        self.body, self.penalty = (
+            nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)),
+            penalty,
+        )
         self.centre = [p.detach().clone() for p in self.body.parameters()]
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -134,7 +153,11 @@ def gain_by_wrapped_forward(real: torch.dtype) -> Odd:
 class Lambda(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.slope = nn.Linear(4, 6), nn.Linear(6, 3), nn.Parameter(torch.ones(6))
+        self.a, self.b, self.slope = (
+            nn.Linear(4, 6),
+            nn.Linear(6, 3),
+            nn.Parameter(torch.ones(6)),
+        )
         self.act = lambda h: torch.tanh(h * self.slope)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -155,7 +178,9 @@ def captured_parameter(real: torch.dtype) -> Odd:
 
 def method_of_another_module(real: torch.dtype) -> Odd:
     n = net(real)
-    n[1].forward = types.MethodType(lambda self, z: torch.tanh(z) * self.weight.mean(), n[2])
+    n[1].forward = types.MethodType(
+        lambda self, z: torch.tanh(z) * self.weight.mean(), n[2]
+    )
     return of(n, real)
 
 
@@ -164,7 +189,11 @@ class Memo(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.head, self.cache = nn.Parameter(torch.linspace(-1, 1, 4)), nn.Linear(4, 3), None
+        self.w, self.head, self.cache = (
+            nn.Parameter(torch.linspace(-1, 1, 4)),
+            nn.Linear(4, 3),
+            None,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if self.cache is None:
@@ -186,7 +215,9 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         pairs = torch.view_as_complex(self.q(x).unflatten(-1, (2, 2)).contiguous())
-        return self.head(torch.tanh(torch.view_as_real(pairs * self.phases).flatten(-2)))
+        return self.head(
+            torch.tanh(torch.view_as_real(pairs * self.phases).flatten(-2))
+        )
 
 
 def complex_buffer(real: torch.dtype) -> Odd:
@@ -244,7 +275,9 @@ def module_under_two_names(real: torch.dtype) -> Odd:
 
 def padding_word(real: torch.dtype) -> Odd:
     torch.manual_seed(0)
-    n = nn.Sequential(nn.Embedding(5, 4, padding_idx=0), nn.Flatten(), nn.Linear(8, 3)).to(real)
+    n = nn.Sequential(
+        nn.Embedding(5, 4, padding_idx=0), nn.Flatten(), nn.Linear(8, 3)
+    ).to(real)
     with torch.no_grad():
         n[0].weight.normal_()
     words = torch.tensor([[0, 1], [2, 0], [3, 4], [0, 0]])
@@ -270,7 +303,9 @@ def spectrally_normalised(real: torch.dtype) -> Odd:
 def moving_statistics(real: torch.dtype) -> Odd:
     torch.manual_seed(0)
     norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
-    n = nn.Sequential(nn.Conv1d(3, 4, 2), norm, nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)).to(real)
+    n = nn.Sequential(
+        nn.Conv1d(3, 4, 2), norm, nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
+    ).to(real)
     x = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1)).to(real)
     y = torch.tensor([0, 1, 2, 0, 1, 2])
     return Odd(n, lambda: ce(n(x), y), x, y)
@@ -342,13 +377,40 @@ RIGHT: dict[str, Callable[[torch.dtype], Odd]] = {
     one.__name__: one
     for one in (
         *(decay, decay_of_kept_parameters, proximal_at_its_centre),
-        *(activation_by_hook, activation_in_attribute, attribute_after_a_run, gain_by_hook, gain_by_wrapped_forward),
-        *(lambda_attribute, captured_parameter, method_of_another_module, memo, complex_buffer, gradient_masks),
-        *(loss_with_own_parameter, loss_with_the_networks_parameter, module_under_two_names, padding_word, pruned),
-        *(spectrally_normalised, moving_statistics, changes_what_it_holds, batches_with_a_penalty),
+        *(
+            activation_by_hook,
+            activation_in_attribute,
+            attribute_after_a_run,
+            gain_by_hook,
+            gain_by_wrapped_forward,
+        ),
+        *(
+            lambda_attribute,
+            captured_parameter,
+            method_of_another_module,
+            memo,
+            complex_buffer,
+            gradient_masks,
+        ),
+        *(
+            loss_with_own_parameter,
+            loss_with_the_networks_parameter,
+            module_under_two_names,
+            padding_word,
+            pruned,
+        ),
+        *(
+            spectrally_normalised,
+            moving_statistics,
+            changes_what_it_holds,
+            batches_with_a_penalty,
+        ),
         *(raw_outputs_and_weights, recurrent),
     )
-} | {f"own_loss_{penalty}": partial(own_loss, penalty) for penalty in ("none", "proximal", "auxiliary")}
+} | {
+    f"own_loss_{penalty}": partial(own_loss, penalty)
+    for penalty in ("none", "proximal", "auxiliary")
+}
 
 
 class Cube(torch.autograd.Function):

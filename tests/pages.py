@@ -18,7 +18,9 @@ PAGES = [
     *("README.md", "SECURITY.md", "CHANGELOG.md"),
     *sorted(f"{path.relative_to(ROOT)}" for path in ROOT.glob("docs/**/*.md")),
 ]
-BLOCK = re.compile(r"(?:`(?P<file>[^`\n]+)`\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:`(?P<file>[^`\n]+)`\n)?```(?P<language>\w*)\n(?P<text>.*?)```", re.DOTALL
+)
 SHELL = ("sh", "")
 PROGRAMS = ("hessfig", "make", "python", "pip", "eval")
 # Words that stand for something of the reader's, and what is put in their place to compose the command.
@@ -32,7 +34,10 @@ def text_of(page: str) -> str:
 def sections(page: str) -> dict[str, list[re.Match[str]]]:
     """Return the code blocks of a page by the heading they stand under."""
     pieces = re.split(r"^## (.+)$", text_of(page), flags=re.MULTILINE)
-    return {title: list(BLOCK.finditer(body)) for title, body in zip(pieces[1::2], pieces[2::2], strict=True)}
+    return {
+        title: list(BLOCK.finditer(body))
+        for title, body in zip(pieces[1::2], pieces[2::2], strict=True)
+    }
 
 
 def write_files(page: str, folder: Path) -> None:
@@ -57,8 +62,17 @@ def spans(text: str) -> list[str]:
 
 def commands(text: str, *, inline: bool = False) -> list[str]:
     """Return every command of a page: the lines of its shell blocks (not with `inline`), and those in the prose."""
-    blocks = [block["text"] for block in BLOCK.finditer(text) if block["language"] in SHELL and not inline]
-    lines = [line for block in blocks for line in block.splitlines() if line.strip() not in ("", "...")]
+    blocks = [
+        block["text"]
+        for block in BLOCK.finditer(text)
+        if block["language"] in SHELL and not inline
+    ]
+    lines = [
+        line
+        for block in blocks
+        for line in block.splitlines()
+        if line.strip() not in ("", "...")
+    ]
     lines += [span for span in spans(text) if _program(span) in PROGRAMS]
     return [part for line in lines for part in _parts(line)]
 
@@ -78,7 +92,9 @@ def links(text: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as hosts of repositories make them."""
     titles = re.findall(r"^#+ (.+)$", BLOCK.sub("", text), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles
+    }
 
 
 def broken(page: str, text: str) -> list[str]:
@@ -88,7 +104,8 @@ def broken(page: str, text: str) -> list[str]:
         name, _, anchor = target.partition("#")
         path = (ROOT / page).parent / name if name else ROOT / page
         if (name and not path.exists()) or (
-            anchor and anchor not in anchors(text if not name else path.read_text("utf-8"))
+            anchor
+            and anchor not in anchors(text if not name else path.read_text("utf-8"))
         ):
             wrong.append(target)
     return wrong
@@ -99,7 +116,13 @@ def check_command(command: str) -> None:
     words = _words(command)
     while words and re.fullmatch(r"[A-Z_]+=\S+", words[0]):
         del words[0]
-    known = {"hessfig": _hessfig, "make": _make, "python": _python, "pip": _pip, ".": _activate}
+    known = {
+        "hessfig": _hessfig,
+        "make": _make,
+        "python": _python,
+        "pip": _pip,
+        ".": _activate,
+    }
     assert words and words[0] in known, f"no such program: {command}"
     known[words[0]](words[1:])
 
@@ -107,11 +130,15 @@ def check_command(command: str) -> None:
 def _parts(line: str) -> Iterator[str]:
     """Yield the commands of a line: those that && joins, and the one that is inside of an eval."""
     code = re.sub(r"(^|\s)#\s.*", "", line)
-    yield from re.findall(r"\$\(([^)]*)\)", code) or (part.strip() for part in code.split("&&"))
+    yield from re.findall(r"\$\(([^)]*)\)", code) or (
+        part.strip() for part in code.split("&&")
+    )
 
 
 def _program(span: str) -> str:
-    return next((word for word in span.split() if not re.fullmatch(r"[A-Z_]+=\S+", word)), "")
+    return next(
+        (word for word in span.split() if not re.fullmatch(r"[A-Z_]+=\S+", word)), ""
+    )
 
 
 def _words(command: str) -> list[str]:
@@ -144,7 +171,13 @@ def _composed(verb: Verb, words: list[str]) -> None:
     if command.asks_help:
         assert verb_help(verb, command.own)
     elif not command.shows_settings:
-        compose_and_run(verb, command, lambda job: len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0)
+        compose_and_run(
+            verb,
+            command,
+            lambda job: (
+                len(Sweep(job.variants).variants) * 0 if verb.makes_table else 0
+            ),
+        )
 
 
 def _plain(verb: Verb, words: list[str]) -> None:
@@ -176,7 +209,11 @@ def _make(words: list[str]) -> None:
 @cache
 def targets() -> set[str]:
     """The targets that the Makefile names."""
-    return set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    return set(
+        re.findall(
+            r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE
+        )
+    )
 
 
 def _python(words: list[str]) -> None:
@@ -186,19 +223,30 @@ def _python(words: list[str]) -> None:
     shared = [path.with_name(name) for name in ("runner.py", "page.py")]
     read = [one for one in (path, *shared) if one.is_file()]
     told = "".join(one.read_text() for one in read)
-    missing = [word for word in words[1:] if word.startswith("--") and f'"{word}"' not in told]
+    missing = [
+        word for word in words[1:] if word.startswith("--") and f'"{word}"' not in told
+    ]
     assert not missing, f"{words[0]} takes no {missing}"
 
 
 def _pip(words: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     groups = project["optional-dependencies"]
-    extras = {one for extra in groups.values() for one in extra} | {f".[{name}]" for name in groups}
+    extras = {one for extra in groups.values() for one in extra} | {
+        f".[{name}]" for name in groups
+    }
     assert words[0] == "install"
     for word in words[1:]:
-        known = word in ("-e", "-c", "--no-deps", ".") or word in extras or (ROOT / word).is_file()
+        known = (
+            word in ("-e", "-c", "--no-deps", ".")
+            or word in extras
+            or (ROOT / word).is_file()
+        )
         assert known, f"pip: {word}"
 
 
 def _activate(words: list[str]) -> None:
-    assert words == [".venv/bin/activate"] and "VENV := .venv\n" in (ROOT / "Makefile").read_text()
+    assert (
+        words == [".venv/bin/activate"]
+        and "VENV := .venv\n" in (ROOT / "Makefile").read_text()
+    )

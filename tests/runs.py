@@ -33,11 +33,18 @@ TOY = [
 CELLS = 20
 
 
-def hessfig(*arguments: str, folder: Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def hessfig(
+    *arguments: str, folder: Path, timeout: float = 200
+) -> subprocess.CompletedProcess[str]:
     """Run `hessfig` in `folder` and return what it printed."""
     folder.mkdir(parents=True, exist_ok=True)
     return subprocess.run(
-        [COMMAND, *arguments], cwd=folder, capture_output=True, text=True, timeout=timeout, check=False
+        [COMMAND, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
 
 
@@ -56,7 +63,9 @@ def here(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
-def script(*words: str, folder: Path, paths: tuple[Path, ...] = (), timeout: float = 180) -> str:
+def script(
+    *words: str, folder: Path, paths: tuple[Path, ...] = (), timeout: float = 180
+) -> str:
     """Return what a script prints that is run in `folder` as `python` runs it, with `paths` to import from.
 
     Its process is forked from the server of the workers (fixture `workers`), where PyTorch is already: to import that
@@ -65,7 +74,9 @@ def script(*words: str, folder: Path, paths: tuple[Path, ...] = (), timeout: flo
     from hessfig.sweep.pool import start_process
 
     folder.mkdir(parents=True, exist_ok=True)
-    streams = [folder.with_name(f"{folder.name}.{name}") for name in ("stdout", "stderr")]
+    streams = [
+        folder.with_name(f"{folder.name}.{name}") for name in ("stdout", "stderr")
+    ]
     process = start_process(_script, words, folder, paths, streams, daemon=False)
     process.join(timeout)
     if process.exitcode is None:
@@ -75,7 +86,9 @@ def script(*words: str, folder: Path, paths: tuple[Path, ...] = (), timeout: flo
     return out
 
 
-def _script(words: tuple[str, ...], folder: Path, paths: tuple[Path, ...], streams: list[Path]) -> None:
+def _script(
+    words: tuple[str, ...], folder: Path, paths: tuple[Path, ...], streams: list[Path]
+) -> None:
     """Be `python WORDS` in a process that was forked."""
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
@@ -109,7 +122,9 @@ def undisturbed(folder: Path) -> subprocess.CompletedProcess[str]:
     return hessfig("run", *TOY, "workers=1", folder=folder)
 
 
-def disturbed(folder: Path, *, kills: int = 1, seed: int = 0) -> tuple[int, subprocess.CompletedProcess[str]]:
+def disturbed(
+    folder: Path, *, kills: int = 1, seed: int = 0
+) -> tuple[int, subprocess.CompletedProcess[str]]:
     """Interrupt the toy sweep once, kill it `kills` times, and finish it with two workers.
 
     Moments are drawn from `seed`. Kills take turns between the whole process group and the parent alone. Returns the
@@ -117,11 +132,17 @@ def disturbed(folder: Path, *, kills: int = 1, seed: int = 0) -> tuple[int, subp
     before the signal comes, however busy the machine; the toy sweep's seeds are the first of them.
     """
     moments = random.Random(seed)
-    interrupted = _stop(folder, signal.SIGINT, moments.uniform(0.0, 0.3), "seeds=400", group=True)
+    interrupted = _stop(
+        folder, signal.SIGINT, moments.uniform(0.0, 0.3), "seeds=400", group=True
+    )
     for kill in range(kills):
-        code = _stop(folder, signal.SIGKILL, moments.uniform(0.0, 0.3), group=kill % 2 == 0)
+        code = _stop(
+            folder, signal.SIGKILL, moments.uniform(0.0, 0.3), group=kill % 2 == 0
+        )
         assert code in (-signal.SIGKILL, 0), code
-    return interrupted, hessfig("run", *TOY, "workers=2", "force_workers=true", folder=folder)
+    return interrupted, hessfig(
+        "run", *TOY, "workers=2", "force_workers=true", folder=folder
+    )
 
 
 def killed_anywhere(folder: Path, *, kills: int, longest: float, seed: int) -> None:
@@ -139,10 +160,15 @@ def cell_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("outputs/sigma/cells/*/*.json"))
 
 
-def rows(table: Path, *, without: tuple[str, ...] = ("seconds",)) -> list[dict[str, str]]:
+def rows(
+    table: Path, *, without: tuple[str, ...] = ("seconds",)
+) -> list[dict[str, str]]:
     """Return the rows of a table as text, so that equal means equal to the last bit."""
     with table.open() as handle:
-        return [{k: v for k, v in row.items() if k not in without} for row in csv.DictReader(handle)]
+        return [
+            {k: v for k, v in row.items() if k not in without}
+            for row in csv.DictReader(handle)
+        ]
 
 
 def _started(folder: Path, *settings: str) -> subprocess.Popen[bytes]:
@@ -156,17 +182,25 @@ def _started(folder: Path, *settings: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _stop(folder: Path, number: signal.Signals, delay: float, *settings: str, group: bool) -> int:
+def _stop(
+    folder: Path, number: signal.Signals, delay: float, *settings: str, group: bool
+) -> int:
     """Start a run, let it finish a cell, wait `delay` seconds, and send the signal; return its exit code."""
     before, run = len(cell_files(folder)), _started(folder, *settings)
     deadline = time.monotonic() + 120
-    while len(cell_files(folder)) == before and run.poll() is None and time.monotonic() < deadline:
+    while (
+        len(cell_files(folder)) == before
+        and run.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.01)
     time.sleep(delay)
     _signal(run, number, group=group)
     return run.wait(timeout=60)
 
 
-def _signal(run: subprocess.Popen[bytes], number: signal.Signals, *, group: bool) -> None:
+def _signal(
+    run: subprocess.Popen[bytes], number: signal.Signals, *, group: bool
+) -> None:
     if run.poll() is None:
         (os.killpg if group else os.kill)(run.pid, number)

@@ -16,11 +16,20 @@ _UNCHECKED = tuple(f"{one}." for one in UNCHECKED)
 
 def test_the_exception_is_a_package_and_the_only_one() -> None:
     left = [name for name in COMPUTING if name not in CHECKED]
-    assert left and all(f"{name}.".startswith(_UNCHECKED) for name in left), "a name of more"
-    assert all(any(f"{name}.".startswith(one) for name in left) for one in _UNCHECKED), "a name that matches nothing"
-    inside = [name for name in CHECKED for one in _UNCHECKED if one.startswith(f"{name}.")]
+    assert left and all(f"{name}.".startswith(_UNCHECKED) for name in left), (
+        "a name of more"
+    )
+    assert all(
+        any(f"{name}.".startswith(one) for name in left) for one in _UNCHECKED
+    ), "a name that matches nothing"
+    inside = [
+        name for name in CHECKED for one in _UNCHECKED if one.startswith(f"{name}.")
+    ]
     assert not inside, "a hook holds for what is inside"
-    assert {"hessfig.curvature.curvlinops", "hessfig.states.training.second_order"} <= set(CHECKED)
+    assert {
+        "hessfig.curvature.curvlinops",
+        "hessfig.states.training.second_order",
+    } <= set(CHECKED)
 
 
 @pytest.mark.parametrize("name", COMPUTING)
@@ -28,7 +37,9 @@ def test_a_module_that_computes_is_loaded_with_checks(name: str) -> None:
     if name.startswith("hessfig.integrations."):
         pytest.importorskip(name.rpartition(".")[2])
     module = importlib.import_module(name)
-    assert (type(module.__loader__).__module__.partition(".")[0] == "jaxtyping") == (name in CHECKED)
+    assert (type(module.__loader__).__module__.partition(".")[0] == "jaxtyping") == (
+        name in CHECKED
+    )
     assert sys.modules[name] is module
 
 

@@ -59,7 +59,11 @@ def test_the_query_block_of_every_component(
 ) -> None:
     small = predicted(capsys, *words, "blocks=[W_Q]", "parts=[H]")[0]
     assert tuple(small) == COLUMNS
-    assert (small["regime"], small["exponent"], small["zero"]) == ("sigma -> 0", str(exponent), "false")
+    assert (small["regime"], small["exponent"], small["zero"]) == (
+        "sigma -> 0",
+        str(exponent),
+        "false",
+    )
     assert "[W_Q]" in small["reason"] and "~ sigma^" in small["reason"]
 
 
@@ -71,10 +75,20 @@ def test_zeros_and_unknowns_have_reasons(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_powers_of_a_weight_name_the_weight(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("model=self_attention", "task=gaussian", "blocks=[W_Q]", "parts=[H_o]", "powers_of=W_K")
+    words = (
+        "model=self_attention",
+        "task=gaussian",
+        "blocks=[W_Q]",
+        "parts=[H_o]",
+        "powers_of=W_K",
+    )
     row = predicted(capsys, *words)[0]
-    assert (row["regime"], row["exponent"]) == ("W_K -> 0", "2") and "sigma" not in row["reason"]
-    assert {one.value for one in PowersOf} - {"sigma", network_series.BRANCH} <= set(Matrix)
+    assert (row["regime"], row["exponent"]) == ("W_K -> 0", "2") and "sigma" not in row[
+        "reason"
+    ]
+    assert {one.value for one in PowersOf} - {"sigma", network_series.BRANCH} <= set(
+        Matrix
+    )
     assert network_series.TIED == TIED
 
 
@@ -90,15 +104,28 @@ def test_predict_needs_no_torch_and_returns_a_frame() -> None:
 
 def test_every_network_of_the_sweep_of_components_is_predicted() -> None:
     found = list(rows(compose(["sweep=components"])))
-    small = [row for row in found if row["regime"] in ("sqrt(eps) < sigma < 1", "sigma -> 0")]
+    small = [
+        row for row in found if row["regime"] in ("sqrt(eps) < sigma < 1", "sigma -> 0")
+    ]
     assert len({row["variant"] for row in small}) == 30
     assert all(row["exponent"] or row["zero"] == "true" for row in small)
 
 
 def test_variants_change_what_they_name_and_nothing_else() -> None:
-    job = compose(["sweep.variants=[{},{model.scores: cosine},{model.mlp: gelu, model.norm: pre}]"])
-    assert [name for name, _ in job.variants] == ["", "model.scores=cosine", "model.mlp=gelu,model.norm=pre"]
-    scores = [(config.model.scores.value, config.model.mlp.value) for _, config in job.variants]
+    job = compose(
+        [
+            "sweep.variants=[{},{model.scores: cosine},{model.mlp: gelu, model.norm: pre}]"
+        ]
+    )
+    assert [name for name, _ in job.variants] == [
+        "",
+        "model.scores=cosine",
+        "model.mlp=gelu,model.norm=pre",
+    ]
+    scores = [
+        (config.model.scores.value, config.model.mlp.value)
+        for _, config in job.variants
+    ]
     assert scores == [("plain", "relu"), ("cosine", "relu"), ("plain", "gelu")]
     with pytest.raises(UserError, match=r"model\.scores is given one value as well"):
         compose(["sweep.variants=[{},{model.scores: cosine}]", "model.scores=softcap"])
@@ -113,6 +140,8 @@ def test_tokens_of_a_sequence_are_correlated_as_asked() -> None:
     inputs = draw_batch(task, width=16, dtype=DType.float64).inputs
     assert float((inputs[:, 0] * inputs[:, 1]).mean()) == pytest.approx(0.6, abs=0.05)
     assert float(inputs.var()) == pytest.approx(1.0, abs=0.05)
-    plain = draw_batch(TaskConfig(data=Data.gaussian, batch_size=400), width=16, dtype=DType.float64)
+    plain = draw_batch(
+        TaskConfig(data=Data.gaussian, batch_size=400), width=16, dtype=DType.float64
+    )
     same = draw_batch(task, width=16, dtype=DType.float64)
     assert torch.equal(plain.targets, same.targets)

@@ -12,7 +12,13 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.record import CHECKSUM, checksum, read_checked
-from hessfig.register import REGISTER, check_replaceable, publish, remove_own, trusted_hashes
+from hessfig.register import (
+    REGISTER,
+    check_replaceable,
+    publish,
+    remove_own,
+    trusted_hashes,
+)
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.cli.test_jobs import SMALL
 from tests.conftest import Cli
@@ -53,7 +59,13 @@ def _gone(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-IN_THE_WAY = {"an edited file": _edited, "a file": _a_file, "a folder": _a_folder, "a link": _a_link, "a pipe": _a_pipe}
+IN_THE_WAY = {
+    "an edited file": _edited,
+    "a file": _a_file,
+    "a folder": _a_folder,
+    "a link": _a_link,
+    "a pipe": _a_pipe,
+}
 
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
@@ -62,7 +74,9 @@ def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
     publish({path: "1"}, "table")
     IN_THE_WAY[kind](path)
     before = _state(tmp_path)
-    with pytest.raises(UserError, match=r"a\.csv holds what hessfig did not write(.|\n)*mv "):
+    with pytest.raises(
+        UserError, match=r"a\.csv holds what hessfig did not write(.|\n)*mv "
+    ):
         publish({other: "2", path: "2"}, "table")
     assert not remove_own(path)
     assert _state(tmp_path) == before
@@ -83,7 +97,9 @@ def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="a table of hessfig's, not a bundle"):
         check_replaceable([path], "bundle")
     moved = tmp_path / "moved"
-    shutil.copytree(tmp_path, moved, ignore=lambda folder, names: {"moved"} & set(names))
+    shutil.copytree(
+        tmp_path, moved, ignore=lambda folder, names: {"moved"} & set(names)
+    )
     publish({moved / "a.csv": "3"}, "table")
     assert remove_own(path) and not path.exists() and remove_own(path)
 
@@ -117,7 +133,13 @@ def test_a_forged_entry_of_the_register_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text(MINE)
     (tmp_path / REGISTER).mkdir()
-    for text in ("", "[]", '{"kind": "table", "sha256": []}', '{"kind": 1, "sha256": 2, "checksum": "x"}', "[" * 9999):
+    for text in (
+        "",
+        "[]",
+        '{"kind": "table", "sha256": []}',
+        '{"kind": 1, "sha256": 2, "checksum": "x"}',
+        "[" * 9999,
+    ):
         (tmp_path / REGISTER / "a.csv.json").write_text(text)
         with pytest.raises(UserError, match="in no register"):
             publish({path: "1"}, "table")
@@ -127,15 +149,30 @@ def test_a_forged_entry_of_the_register_says_nothing(tmp_path: Path) -> None:
 # The verbs, each with a file that it would write beside the tables in `outputs`.
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "run": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/table.csv"),
-    "run, manifest": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/manifest.json"),
+    "run, manifest": (
+        ("run", "sweep=sigma", *SMALL, "seeds=2"),
+        "outputs/sigma/manifest.json",
+    ),
     "slopes": (("slopes", "sweep=sigma"), "outputs/sigma/slopes.csv"),
     "levels": (("slopes", "sweep=sigma", "levels=true"), "outputs/sigma/levels.csv"),
     "compare": (("compare", "outputs/sigma", "other", "rows=rows.csv"), "rows.csv"),
-    "plot": (("plot", "figure=3a", "figure.formats=[pdf]"), "outputs/figures/fig3a.pdf"),
-    "plot, numbers": (("plot", "figure=3a", "figure.formats=[svg]"), "outputs/figures/fig3a.csv"),
+    "plot": (
+        ("plot", "figure=3a", "figure.formats=[pdf]"),
+        "outputs/figures/fig3a.pdf",
+    ),
+    "plot, numbers": (
+        ("plot", "figure=3a", "figure.formats=[svg]"),
+        "outputs/figures/fig3a.csv",
+    ),
     "plot of one's own": (
         (
-            *("plot", "figure=none", "figure.sweep=sigma", "figure.name=mine", "figure.layout=lines"),
+            *(
+                "plot",
+                "figure=none",
+                "figure.sweep=sigma",
+                "figure.name=mine",
+                "figure.layout=lines",
+            ),
             "figure.formats=[svg]",
         ),
         "outputs/sigma/drawn/mine.json",
@@ -143,7 +180,10 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "report": (("report",), "outputs/report.html"),
     "bundle": (("bundle", "sweep=sigma"), "sigma.zip"),
     "bundle, named": (("bundle", "sweep=sigma", "file=mine.zip"), "mine.zip"),
-    "export": (("export", "outputs/sigma", "seed=1234", "sigma=0.01", "into=net.zip"), "net.zip"),
+    "export": (
+        ("export", "outputs/sigma", "seed=1234", "sigma=0.01", "into=net.zip"),
+        "net.zip",
+    ),
     "verify": (("verify", "statement=lem41", "seeds=1"), "outputs/verify/report.md"),
 }
 
@@ -160,7 +200,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.long
-def test_no_verb_replaces_a_file_of_the_users(cli: Cli, swept: Path, tmp_path: Path, verb: str) -> None:
+def test_no_verb_replaces_a_file_of_the_users(
+    cli: Cli, swept: Path, tmp_path: Path, verb: str
+) -> None:
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     words, name = VERBS[verb]
     path = tmp_path / name
@@ -168,13 +210,18 @@ def test_no_verb_replaces_a_file_of_the_users(cli: Cli, swept: Path, tmp_path: P
         answer = cli(*words)
         assert answer.code == 0 and path.is_file(), answer.out + answer.err
     for spoil in (_edited, _a_folder):
-        if not (verb.startswith("run") and spoil is _a_folder):  # a folder for a table is refused before
+        # A folder for a table is refused before.
+        if not (verb.startswith("run") and spoil is _a_folder):
             spoil(path)
         before = _state(tmp_path)
         answer = cli(*words)
         assert answer.code == 2 and "mv " in answer.err, answer.out + answer.err
-        changed = {key for key, value in _state(tmp_path).items() if before.get(key) != value}
-        assert str(path) not in changed and set(before) <= set(_state(tmp_path)), changed
+        changed = {
+            key for key, value in _state(tmp_path).items() if before.get(key) != value
+        }
+        assert str(path) not in changed and set(before) <= set(_state(tmp_path)), (
+            changed
+        )
 
 
 @pytest.mark.parametrize(
@@ -196,34 +243,52 @@ def test_a_place_that_is_named_is_not_that_of_another_kind(
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_run_takes_away_its_own_slopes_and_no_others(cli: Cli, swept: Path, tmp_path: Path) -> None:
+def test_a_run_takes_away_its_own_slopes_and_no_others(
+    cli: Cli, swept: Path, tmp_path: Path
+) -> None:
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     assert cli("slopes", "sweep=sigma").code == 0
     mine = tmp_path / "outputs/sigma/levels.csv"
     mine.write_text(MINE)
     answer = cli("run", "sweep=sigma", *SMALL, "seeds=1")
-    assert answer.code == 0 and "levels.csv is not as hessfig left it: it stays" in answer.out
+    assert (
+        answer.code == 0
+        and "levels.csv is not as hessfig left it: it stays" in answer.out
+    )
     assert not mine.with_name("slopes.csv").exists() and mine.read_text() == MINE
 
 
 @pytest.mark.usefixtures("workers")
-def test_hidden_files_of_the_users_stay_however_they_are_called(cli: Cli, swept: Path, tmp_path: Path) -> None:
+def test_hidden_files_of_the_users_stay_however_they_are_called(
+    cli: Cli, swept: Path, tmp_path: Path
+) -> None:
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
-    names = (".notes.csv.abcdefgh", ".table.csv.abcd1234", ".running.0123456789abcdef", "cells/.ab.json.abcdefgh")
+    names = (
+        ".notes.csv.abcdefgh",
+        ".table.csv.abcd1234",
+        ".running.0123456789abcdef",
+        "cells/.ab.json.abcdefgh",
+    )
     for name in names:
         path = tmp_path / "outputs/sigma" / name
         path.write_text(MINE)
         os.utime(path, (time.time() - 7200,) * 2)
     assert cli("run", "sweep=sigma", *SMALL, "seeds=2").code == 0
-    assert [(tmp_path / "outputs/sigma" / name).read_text() for name in names] == [MINE] * len(names)
+    assert [(tmp_path / "outputs/sigma" / name).read_text() for name in names] == [
+        MINE
+    ] * len(names)
 
 
-def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(tmp_path: Path) -> None:
+def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(
+    tmp_path: Path,
+) -> None:
     """They have no register: the manifest vouches for both, by its own checksum and the table's hash."""
     folder = write_sweep(make_table(seeds=1), tmp_path)
     assert trusted_hashes(folder) == []
     manifest = read_checked(folder / "manifest.json")
-    (folder / "manifest.json").write_text(json.dumps({**manifest, CHECKSUM: checksum(manifest)}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, CHECKSUM: checksum(manifest)})
+    )
     paths = [folder / "table.csv", folder / "manifest.json"]
     check_replaceable(paths, "table", known=trusted_hashes(folder))
     _edited(folder / "table.csv")

@@ -22,7 +22,8 @@ def test_parts_have_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("matrix", "expected"), [("W_E", False), ("W_pos", False), ("W_U", False), ("W_Q", True), ("W", True)]
+    ("matrix", "expected"),
+    [("W_E", False), ("W_pos", False), ("W_U", False), ("W_Q", True), ("W", True)],
 )
 def test_embeddings_and_unembedding_have_no_layer(matrix: str, expected: bool) -> None:
     assert Matrix(matrix).has_layer is expected

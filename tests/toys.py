@@ -6,7 +6,19 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm, Products, QueryKey, State
+from hessfig.config.enums import (
+    MLP,
+    Attention,
+    Data,
+    DType,
+    Kind,
+    Loss,
+    Method,
+    Norm,
+    Products,
+    QueryKey,
+    State,
+)
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
 from hessfig.config.training_settings import StateConfig, TrainingConfig
@@ -36,11 +48,19 @@ ARCHITECTURES = {
     "two layers": ModelConfig(d_model=4, d_mlp=6, n_layers=2, temperature=1.7),
     "heads": ModelConfig(d_model=4, d_mlp=6, n_heads=2, d_head=3, mlp=MLP.gelu),
     "linear": ModelConfig(d_model=4, d_mlp=6, attention=Attention.linear),
-    "chain": ModelConfig(d_model=4, n_layers=2, attention=Attention.linear, attention_skip=False, mlp=MLP.none),
+    "chain": ModelConfig(
+        d_model=4,
+        n_layers=2,
+        attention=Attention.linear,
+        attention_skip=False,
+        mlp=MLP.none,
+    ),
     "single": ModelConfig(d_model=4, d_mlp=6, query_key=QueryKey.single, n_heads=2),
     "linear mlp": ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3),
     "bare": ModelConfig(kind=Kind.self_attention, d_model=4),
-    "bare linear": ModelConfig(kind=Kind.self_attention, d_model=4, attention=Attention.linear),
+    "bare linear": ModelConfig(
+        kind=Kind.self_attention, d_model=4, attention=Attention.linear
+    ),
 }
 
 
@@ -56,9 +76,13 @@ def toy_task(model: ModelConfig, **settings: object) -> TaskConfig:
     return TaskConfig(**{**chosen, **settings})
 
 
-def build_model(model: ModelConfig, *, sigma: float, seed: int, length: int, dtype: DType) -> nn.Module:
+def build_model(
+    model: ModelConfig, *, sigma: float, seed: int, length: int, dtype: DType
+) -> nn.Module:
     """Return the network of `model` for sequences of `length` tokens."""
-    config = Config(model=model, task=toy_task(model, digits=(length - 3) // 3), dtype=dtype)
+    config = Config(
+        model=model, task=toy_task(model, digits=(length - 3) // 3), dtype=dtype
+    )
     return build_network(config, sigma=sigma, seed=seed)
 
 
@@ -81,7 +105,13 @@ def toy_problem(
 
 
 def exact_norms(
-    objective: Objective, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part], *, model: ModelConfig
+    objective: Objective,
+    layer: int,
+    col: str,
+    rows: Sequence[str],
+    parts: Sequence[Part],
+    *,
+    model: ModelConfig,
 ) -> dict[tuple[str, Part], float]:
     """Return the exact norms of a column of blocks by an engine of their own."""
     return ExactEngine(objective, model).column(layer, col, rows, parts)
@@ -102,9 +132,17 @@ def toy_config(output_dir: object = "outputs", **settings: object) -> Config:
     return Config(**{**chosen, **settings})  # type: ignore[arg-type]
 
 
-def training_config(output_dir: object, *, step: object = None, **settings: object) -> Config:
+def training_config(
+    output_dir: object, *, step: object = None, **settings: object
+) -> Config:
     """Return a sweep at one sigma over a training of thirty updates, two digits, a pre-LN network of width 4."""
-    training = {"steps": 30, "warmup": 5, "batch_size": 4, "evaluate_every": 10, "evaluation_size": 20}
+    training = {
+        "steps": 30,
+        "warmup": 5,
+        "batch_size": 4,
+        "evaluate_every": 10,
+        "evaluation_size": 20,
+    }
     known = set(vars(TrainingConfig())) - {"dtype"}
     asked = {name: settings.pop(name) for name in list(settings) if name in known}
     chosen = {

@@ -21,7 +21,9 @@ QUANTITIES = ["loss", "gradient_norm", "largest_eigenvalue"]
 
 def data() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(12, 3, generator=generator), torch.randint(0, 2, (12,), generator=generator)
+    return torch.randn(12, 3, generator=generator), torch.randint(
+        0, 2, (12,), generator=generator
+    )
 
 
 def network() -> nn.Module:
@@ -34,7 +36,14 @@ def monitor(model: nn.Module, folder: Path, **settings: Any) -> hessfig.Monitor:
     return hessfig.Monitor(model, "cross_entropy", data(), folder=folder, **given)
 
 
-def train(model: nn.Module, watch: Callable[[int], object], *, first: int = 0, last: int = STEPS, **rule: Any) -> None:
+def train(
+    model: nn.Module,
+    watch: Callable[[int], object],
+    *,
+    first: int = 0,
+    last: int = STEPS,
+    **rule: Any,
+) -> None:
     """Train from one step to another; the dropout of a step does not depend on those before it."""
     optimiser = rule.get("optimiser") or torch.optim.SGD(model.parameters(), lr=0.3)
     (x, y), _ = data(), model.train()

@@ -23,7 +23,12 @@ Entry = dict[str, Any]
 Stored = Mapping[str, Any]
 Found = TypeVar("Found")
 
-_NAMED: dict[str, tuple[type, ...]] = {"variant": (str,), "num_layers": (int,), "seed": (int,), "quantity": (str,)}
+_NAMED: dict[str, tuple[type, ...]] = {
+    "variant": (str,),
+    "num_layers": (int,),
+    "seed": (int,),
+    "quantity": (str,),
+}
 _NAMED |= {"sigma": (int, float, type(None)), "step": (int, float, type(None))}
 _FILED: dict[str, tuple[type, ...]] = {**_NAMED, "file": (str,), "sha256": (str,)}
 _LARGEST = 8 * 2**30  # bytes of a matrix; `run` stores none as large
@@ -31,7 +36,13 @@ _SMALL = 2**24  # bytes of names, sizes, label, eigenvalues, nodes
 _TOGETHER = 2**30  # bytes of all arrays of a file without a matrix
 _DAMAGES = (
     *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError),
-    *(RecursionError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error),
+    *(
+        RecursionError,
+        NotImplementedError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ),
 )
 
 
@@ -50,7 +61,9 @@ class Form:
             if size > (_LARGEST if name == self.large else _SMALL):
                 raise ValueError(f"{name} claims {size} bytes")
         if not self.large and sum(claimed.values()) > _TOGETHER:
-            raise ValueError(f"its {len(claimed)} arrays claim {sum(claimed.values())} bytes")
+            raise ValueError(
+                f"its {len(claimed)} arrays claim {sum(claimed.values())} bytes"
+            )
 
 
 ANY = Form("", "array", "with their labels")
@@ -61,7 +74,11 @@ def listed(folder: Path, form: Form) -> list[Entry]:
 
     Raises UserError for an invalid list, and if it has no file of this quantity.
     """
-    entries = [entry for entry in entries_of(folder, form) if entry["quantity"] == form.quantity]
+    entries = [
+        entry
+        for entry in entries_of(folder, form)
+        if entry["quantity"] == form.quantity
+    ]
     if not entries:
         raise UserError(
             f"{folder} holds no stored {form.name}: the sweep was not run, or keeps none",
@@ -77,7 +94,9 @@ def is_listed(folder: Path, form: Form) -> bool:
     return any(entry["quantity"] == form.quantity for entry in entries_of(folder, form))
 
 
-def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]) -> Found:
+def read(
+    folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]
+) -> Found:
     """Return what `take` makes of the arrays of one listed file.
 
     Raises UserError for a file that is missing, damaged or swapped (its content or its label differs from the
@@ -100,7 +119,10 @@ def read(folder: Path, entry: Entry, form: Form, take: Callable[[Stored], Found]
 
 def place_of(entry: Entry) -> dict[str, float]:
     """Return sigma and step of a listed file; nan where they do not apply."""
-    return {key: math.nan if entry[key] is None else float(entry[key]) for key in ("sigma", "step")}
+    return {
+        key: math.nan if entry[key] is None else float(entry[key])
+        for key in ("sigma", "step")
+    }
 
 
 def entries_of(folder: Path, form: Form = ANY) -> list[Entry]:
@@ -110,7 +132,9 @@ def entries_of(folder: Path, form: Form = ANY) -> list[Entry]:
     for entry in entries:
         wrong = _misfit(entry)
         if wrong:
-            raise _broken(folder, form, "manifest.json lists an array that is none", wrong)
+            raise _broken(
+                folder, form, "manifest.json lists an array that is none", wrong
+            )
     return entries
 
 
@@ -118,11 +142,17 @@ def _misfit(entry: Any) -> str:
     """Return what is wrong with an entry, or ""; its file must be in the sweep's folder."""
     if not isinstance(entry, dict):
         return repr(entry)[:100]
-    odd = [key for key, kinds in _FILED.items() if not isinstance(entry.get(key), kinds)]
+    odd = [
+        key for key, kinds in _FILED.items() if not isinstance(entry.get(key), kinds)
+    ]
     if odd:
         return f"{odd[0]}={entry.get(odd[0])!r}"[:100]
     path = PurePosixPath(entry["file"])
-    return entry["file"] if path.is_absolute() or ".." in path.parts or "\0" in entry["file"] else ""
+    return (
+        entry["file"]
+        if path.is_absolute() or ".." in path.parts or "\0" in entry["file"]
+        else ""
+    )
 
 
 def _check_content(path: Path, entry: Entry) -> None:
@@ -134,23 +164,34 @@ def _check_content(path: Path, entry: Entry) -> None:
 
 def _check_sizes(path: Path, form: Form) -> None:
     with zipfile.ZipFile(path) as archive:
-        form.check_claims({Path(info.filename).stem: info.file_size for info in archive.infolist()})
+        form.check_claims(
+            {Path(info.filename).stem: info.file_size for info in archive.infolist()}
+        )
 
 
 def _check_label(stored: Stored, entry: Entry) -> None:
     label = json.loads(str(stored["label"].item()))
     wrong = [key for key in _NAMED if label[key] != entry[key]]
     if wrong:
-        raise ValueError(f"it says {wrong[0]}={label[wrong[0]]}, manifest.json says {entry[wrong[0]]}")
+        raise ValueError(
+            f"it says {wrong[0]}={label[wrong[0]]}, manifest.json says {entry[wrong[0]]}"
+        )
 
 
 def _broken(folder: Path, form: Form, what: str, got: str) -> UserError:
     allowed = f"arrays {form.arrays}, as manifest.json describes them"
-    return UserError(what, got=got, allowed=allowed, remedy=f"measure it again: {run_command(folder)}")
+    return UserError(
+        what,
+        got=got,
+        allowed=allowed,
+        remedy=f"measure it again: {run_command(folder)}",
+    )
 
 
 HESSIAN = "hessian"
-_FORM = Form(HESSIAN, "Hessian", f"{HESSIAN} (n, n), names, sizes and label", large=HESSIAN)
+_FORM = Form(
+    HESSIAN, "Hessian", f"{HESSIAN} (n, n), names, sizes and label", large=HESSIAN
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +221,12 @@ class StoredHessian:
         borders = self.borders()
         index = np.concatenate([np.arange(borders[k], borders[k + 1]) for k in kept])
         matrix = self.matrix[np.ix_(index, index)]
-        return replace(self, matrix=matrix, names=[self.names[k] for k in kept], sizes=[self.sizes[k] for k in kept])
+        return replace(
+            self,
+            matrix=matrix,
+            names=[self.names[k] for k in kept],
+            sizes=[self.sizes[k] for k in kept],
+        )
 
     def block(self, name: str) -> NDArray[np.float32]:
         """Return the diagonal block of a parameter. Raises UserError for an unknown parameter."""
@@ -207,17 +253,24 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     """
     entries = listed(folder, _FORM)
     variants = dict.fromkeys(entry["variant"] for entry in entries)
-    chosen = (min((e for e in entries if e["variant"] == variant), key=_rank) for variant in variants)
+    chosen = (
+        min((e for e in entries if e["variant"] == variant), key=_rank)
+        for variant in variants
+    )
     return [_read(folder, entry) for entry in chosen]
 
 
-def histogram(entries: NDArray[np.floating], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def histogram(
+    entries: NDArray[np.floating], edges: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the share of entries whose absolute value falls into each bin; zeros fall into no bin."""
     counts, _ = np.histogram(np.abs(entries), bins=edges)
     return counts / entries.size
 
 
-def log_bins(blocks: Sequence[NDArray[np.floating]], *, per_decade: int = 12) -> NDArray[np.float64]:
+def log_bins(
+    blocks: Sequence[NDArray[np.floating]], *, per_decade: int = 12
+) -> NDArray[np.float64]:
     """Return logarithmic bin edges that hold all but the smallest 0.1 % of the nonzero entries.
 
     Raises UserError for a block without any.
@@ -244,31 +297,53 @@ def _rank(entry: Entry) -> tuple[float, ...]:
 def _read(folder: Path, entry: Entry) -> StoredHessian:
     matrix, names, sizes = read(folder, entry, _FORM, _take)
     variant, seed = entry["variant"], entry["seed"]
-    return StoredHessian(variant, seed=seed, matrix=matrix, names=names, sizes=sizes, **place_of(entry))
+    return StoredHessian(
+        variant, seed=seed, matrix=matrix, names=names, sizes=sizes, **place_of(entry)
+    )
 
 
 def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:
     """Return matrix, names and sizes."""
-    names, sizes, matrix = stored["names"].tolist(), stored["sizes"].tolist(), stored[HESSIAN]
-    whole = len(names) == len(sizes) and all(isinstance(size, int) and size > 0 for size in sizes)
-    if not whole or matrix.shape != (sum(sizes), sum(sizes)) or matrix.dtype.kind != "f" or not sizes:
+    names, sizes, matrix = (
+        stored["names"].tolist(),
+        stored["sizes"].tolist(),
+        stored[HESSIAN],
+    )
+    whole = len(names) == len(sizes) and all(
+        isinstance(size, int) and size > 0 for size in sizes
+    )
+    if (
+        not whole
+        or matrix.shape != (sum(sizes), sum(sizes))
+        or matrix.dtype.kind != "f"
+        or not sizes
+    ):
         raise ValueError(f"shape {matrix.shape}, sizes {sizes}"[:300])
     return matrix, [str(name) for name in names], sizes
 
 
 SLICES, DESCENT = "slices", "descent"
-_PLANE = {"plane_places": (2, 0), "plane_losses": (0, 0), "plane_expansions": (0, 0), "plane_edge": (2, 0)}
+_PLANE = {
+    "plane_places": (2, 0),
+    "plane_losses": (0, 0),
+    "plane_expansions": (0, 0),
+    "plane_edge": (2, 0),
+}
 # By quantity: its arrays, with the length of every axis (0: any), and its lists of names.
 _ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
     SLICES: {**dict.fromkeys(("distances", "losses", "expansions"), (0, 0)), **_PLANE},
     DESCENT: {
-        **dict.fromkeys(("losses", "model_losses", "distances", "model_distances", "gaps"), (0,)),
+        **dict.fromkeys(
+            ("losses", "model_losses", "distances", "model_distances", "gaps"), (0,)
+        ),
         **dict.fromkeys(("curvatures", "run_curvatures", "line_curvatures"), (0,)),
     },
 }
 _NAMES_OF: dict[str, tuple[str, ...]] = {SLICES: ("rays", "plane_rays"), DESCENT: ()}
 _LOSS_FORMS = {
-    name: Form(name, name.removesuffix("s"), ", ".join([*arrays, *_NAMES_OF[name], "label"]))
+    name: Form(
+        name, name.removesuffix("s"), ", ".join([*arrays, *_NAMES_OF[name], "label"])
+    )
     for name, arrays in _ARRAYS.items()
 }
 
@@ -301,17 +376,28 @@ def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
     form, courses = _LOSS_FORMS[quantity], []
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take_losses, quantity))
-        place: dict[str, Any] = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
+        place: dict[str, Any] = {
+            key: entry[key] for key in ("variant", "num_layers", "seed")
+        } | place_of(entry)
         courses.append(StoredLosses(**place, numbers=numbers, names=names))
     return courses
 
 
-def _take_losses(quantity: str, stored: Stored) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
+def _take_losses(
+    quantity: str, stored: Stored
+) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
     """Return numbers and names of one file. Raises ValueError for arrays of another form."""
-    numbers = {name: _numbers(stored, name, shape) for name, shape in _ARRAYS[quantity].items()}
-    names = {name: [plain(str(one)) for one in stored[name].tolist()] for name in _NAMES_OF[quantity]}
+    numbers = {
+        name: _numbers(stored, name, shape) for name, shape in _ARRAYS[quantity].items()
+    }
+    names = {
+        name: [plain(str(one)) for one in stored[name].tolist()]
+        for name in _NAMES_OF[quantity]
+    }
     if quantity == SLICES and len(names["rays"]) != len(numbers["distances"]):
-        raise ValueError(f"{len(names['rays'])} directions, {len(numbers['distances'])} slices")
+        raise ValueError(
+            f"{len(names['rays'])} directions, {len(numbers['distances'])} slices"
+        )
     return numbers, names
 
 

@@ -25,7 +25,9 @@ def settings_of(variant: str) -> Mapping[str, str]:
 def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
     """Return the rows with one column of texts per setting: its value in the row's variant, or `default`."""
     varied = [settings_of(variant) for variant in rows["variant"]]
-    return rows.assign(**{key: [settings.get(key, default) for settings in varied] for key in keys})
+    return rows.assign(
+        **{key: [settings.get(key, default) for settings in varied] for key in keys}
+    )
 
 
 def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
@@ -39,7 +41,12 @@ def variants_in_order(variants: Iterable[str]) -> list[str]:
     """Return the distinct variants in natural order: numbers rise, and words keep the order of their appearance."""
     different = list(dict.fromkeys(variants))
     places = [_places(values) for values in varied_settings(different).values()]
-    return [different[rank] for rank in sorted(range(len(different)), key=lambda rank: [one[rank] for one in places])]
+    return [
+        different[rank]
+        for rank in sorted(
+            range(len(different)), key=lambda rank: [one[rank] for one in places]
+        )
+    ]
 
 
 def _places(texts: list[str]) -> Sequence[float]:
@@ -52,7 +59,9 @@ def _places(texts: list[str]) -> Sequence[float]:
 
 def without(variant: str, *keys: str) -> str:
     """Return the variant without some of its settings."""
-    return as_variant({key: value for key, value in settings_of(variant).items() if key not in keys})
+    return as_variant(
+        {key: value for key, value in settings_of(variant).items() if key not in keys}
+    )
 
 
 def as_variant(settings: Mapping[str, str]) -> str:
@@ -62,7 +71,9 @@ def as_variant(settings: Mapping[str, str]) -> str:
 
 def short_variant(variant: str) -> str:
     """Return a variant without its groups: 'model.temperature=0.25' becomes 'temperature=0.25'."""
-    return as_variant({last_word(key): value for key, value in settings_of(variant).items()})
+    return as_variant(
+        {last_word(key): value for key, value in settings_of(variant).items()}
+    )
 
 
 def last_word(key: str) -> str:
@@ -106,7 +117,9 @@ def as_numbers(values: Iterable[str]) -> list[float] | None:
         return None
 
 
-def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterable[str] = ()) -> str:
+def varied_key(
+    word: str, variants: Iterable[str], *, asked: str, others: Iterable[str] = ()
+) -> str:
     """Return the varied setting that `word` names, in full or by its last word.
 
     Raises UserError if no variant has it. The message names the setting `asked` and allows the names in `others`, too.
@@ -116,12 +129,17 @@ def varied_key(word: str, variants: Iterable[str], *, asked: str, others: Iterab
     if len(named) == 1:
         return named[0]
     allowed = [*others, *keys]
-    what = "there are several settings of this name" if named else "the sweep does not vary it"
+    what = (
+        "there are several settings of this name"
+        if named
+        else "the sweep does not vary it"
+    )
     raise UserError(
         f"{asked}: {what}",
         got=word,
         allowed=", ".join(allowed),
-        remedy=did_you_mean(word, [*allowed, *map(last_word, keys)]) or f"for example {allowed[0]}",
+        remedy=did_you_mean(word, [*allowed, *map(last_word, keys)])
+        or f"for example {allowed[0]}",
     )
 
 
@@ -153,7 +171,9 @@ class Axis:
 SIGMA = Axis()
 
 
-def along(table: pd.DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis") -> pd.DataFrame:
+def along(
+    table: pd.DataFrame, axis: Axis = SIGMA, *, asked: str = "sweep.axis"
+) -> pd.DataFrame:
     """Return the table with the place on the axis in a column x; a table that has this column is returned unchanged.
 
     If the axis is a setting, it is removed from the variant; whatever else varies (sigma along step, say) is added, so
@@ -190,7 +210,11 @@ def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
     others = [Axis(name) for name in _COORDINATES if name != axis.name]
     values = {other.symbol: table[other.name].unique() for other in others}
     single = {symbol: found[0] for symbol, found in values.items() if len(found) == 1}
-    words = ", ".join(f"{symbol} = {value:g}" for symbol, value in single.items() if not math.isnan(value))
+    words = ", ".join(
+        f"{symbol} = {value:g}"
+        for symbol, value in single.items()
+        if not math.isnan(value)
+    )
     return f" At {words}." if words else ""
 
 
@@ -200,10 +224,19 @@ def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
     if axis.name == COUNT:
         return table.assign(**{X: table[COUNT].astype(float), COUNT: 0})
     if axis.name in (DEPTH, "num_layers"):
-        return table.assign(**{X: table["num_layers"].astype(float), "num_layers": table["num_layers"].max()})
-    key = varied_key(axis.name, table["variant"].unique(), asked=asked, others=[*_COORDINATES, DEPTH])
+        return table.assign(
+            **{
+                X: table["num_layers"].astype(float),
+                "num_layers": table["num_layers"].max(),
+            }
+        )
+    key = varied_key(
+        axis.name, table["variant"].unique(), asked=asked, others=[*_COORDINATES, DEPTH]
+    )
     others = table["variant"].map(lambda variant: without(variant, key))
-    return table.assign(**{X: _numbers(key, with_settings(table, key)[key], asked), "variant": others})
+    return table.assign(
+        **{X: _numbers(key, with_settings(table, key)[key], asked), "variant": others}
+    )
 
 
 def _whole(table: pd.DataFrame, name: str, asked: str) -> pd.Series:
@@ -232,6 +265,8 @@ def _numbers(key: str, values: pd.Series, asked: str) -> list[float]:
 
 def _joined(table: pd.DataFrame, name: str) -> pd.Series:
     """Return the variants with 'name=value' joined to them."""
-    values = table[name].map(lambda value: "" if math.isnan(value) else f"{name}={value:.12g}")
+    values = table[name].map(
+        lambda value: "" if math.isnan(value) else f"{name}={value:.12g}"
+    )
     between = ((table["variant"] != "") & (values != "")).map({True: ",", False: ""})
     return table["variant"] + between + values

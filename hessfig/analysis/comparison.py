@@ -17,11 +17,13 @@ from hessfig.files import read_small
 from hessfig.record import FROBENIUS, MANIFEST, NUMBER, TABLE
 
 FIRST_SEED = 1234  # of the published repeats: repeat r is the network of seed 1234 + r
-CLOSE, ROUNDED = 1e-6, 5e-4  # relative: most norms of equal networks in float32, and all of them
+# Relative: most norms of equal networks in float32, and all of them.
+CLOSE, ROUNDED = (1e-6, 5e-4)
 # Norms in float32 are roots of sums of squares: below the root of the smallest normal number, squares lose digits.
 FLOAT32_FLOOR = float(np.sqrt(np.finfo(np.float32).tiny))
 _PUBLISHED = {"block", "part", "layer", "sigma", "value"}
-_LARGEST = 2**26  # bytes of a file of published values; those of the paper have at most 8 million
+# Bytes of a file of published values; those of the paper have at most 8 million.
+_LARGEST = 2**26
 _ON_BOTH_SIDES = ["value", "error", "status"]
 
 
@@ -47,20 +49,36 @@ def numbers_at(place: Path) -> pd.DataFrame:
 
 def _columns(place: Path) -> pd.DataFrame:
     try:
-        return pd.read_csv(io.BytesIO(read_small(place, _LARGEST)), keep_default_na=False, na_values=["nan"])
+        return pd.read_csv(
+            io.BytesIO(read_small(place, _LARGEST)),
+            keep_default_na=False,
+            na_values=["nan"],
+        )
     except (OSError, ValueError) as error:
         raise _unusable(place, f"{type(error).__name__}: {error}") from error
 
 
 def _published(place: Path, values: pd.DataFrame) -> pd.DataFrame:
     try:
-        numeric = values.astype({name: float for name in ("layer", "sigma", "value", "repeat") if name in values})
+        numeric = values.astype(
+            {
+                name: float
+                for name in ("layer", "sigma", "value", "repeat")
+                if name in values
+            }
+        )
     except ValueError as error:
         raise _unusable(place, str(error)) from error
-    columns = {"row": numeric["block"], "col": numeric["block"], "row_layer": numeric["layer"]}
+    columns = {
+        "row": numeric["block"],
+        "col": numeric["block"],
+        "row_layer": numeric["layer"],
+    }
     if "repeat" in values:
         columns["seed"] = numeric["repeat"] + FIRST_SEED
-    return numeric.assign(**columns, quantity=FROBENIUS, error=0.0, status="", dtype="float32")
+    return numeric.assign(
+        **columns, quantity=FROBENIUS, error=0.0, status="", dtype="float32"
+    )
 
 
 def _unusable(place: Path, got: str) -> UserError:
@@ -111,7 +129,13 @@ class Comparison:
         is_compared = self.pairs["left_out"] == ""
         is_far = ~(self.pairs["relative"] <= tolerance)
         has_status = self.pairs["status_other"] != ""
-        return self.pairs[is_compared & (is_far | (has_status & (self.pairs["status"] != self.pairs["status_other"])))]
+        return self.pairs[
+            is_compared
+            & (
+                is_far
+                | (has_status & (self.pairs["status"] != self.pairs["status_other"]))
+            )
+        ]
 
 
 def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:
@@ -145,7 +169,11 @@ def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:
 
 def _placed(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return places, values, errors and statuses; sigma and step as texts of nine digits."""
-    texts = {name: table[name].map("{:.9g}".format) for name in ("sigma", "step") if name in keys}
+    texts = {
+        name: table[name].map("{:.9g}".format)
+        for name in ("sigma", "step")
+        if name in keys
+    }
     columns = [*keys, *_ON_BOTH_SIDES, "dtype"]
     return table.assign(**texts).assign(error=table["error"].fillna(0.0))[columns]
 
@@ -156,9 +184,15 @@ def _judged(pairs: pd.DataFrame) -> pd.DataFrame:
     in_float32 = (pairs["dtype_other"] == "float32").to_numpy()
     is_small = in_float32 & (np.abs(b) < FLOAT32_FLOOR)
     is_large = in_float32 & np.isinf(b)
-    left_out = np.select([both_lost, is_large, is_small & (a != b)], ["not finite", "overflowed", "underflowed"], "")
+    left_out = np.select(
+        [both_lost, is_large, is_small & (a != b)],
+        ["not finite", "overflowed", "underflowed"],
+        "",
+    )
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(a == b, 0.0, np.abs(a - b) / np.abs(b))
-        errors = np.where(a == b, 0.0, np.abs(a - b) / np.hypot(pairs["error"], pairs["error_other"]))
+        errors = np.where(
+            a == b, 0.0, np.abs(a - b) / np.hypot(pairs["error"], pairs["error_other"])
+        )
     relative = np.where(left_out == "", relative, np.nan)
     return pairs.assign(left_out=left_out, relative=relative, errors=errors)

@@ -14,7 +14,11 @@ from hessfig.terms import AT_OUTPUTS, AT_SCORES, Part
 
 
 def growth_curves(
-    table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS, index: int | None = None
+    table: pd.DataFrame,
+    *,
+    axis: Axis = SIGMA,
+    quantity: str = FROBENIUS,
+    index: int | None = None,
 ) -> pd.DataFrame:
     """Return one row per curve and place x: mean, sem, count, probe_sem, num_nonfinite, num_not_converged, is_zero.
 
@@ -44,10 +48,14 @@ def growth_curves(
         is_zero=("is_zero", "all"),
     ).reset_index()
     count = curves["count"].where((curves["count"] > 0) & ~curves.pop("unknown"))
-    return in_reading_order(curves.assign(probe_sem=np.sqrt(curves["probe_sem"]) / count), numbers)
+    return in_reading_order(
+        curves.assign(probe_sem=np.sqrt(curves["probe_sem"]) / count), numbers
+    )
 
 
-def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS) -> pd.DataFrame:
+def seed_matrix(
+    table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROBENIUS
+) -> pd.DataFrame:
     """Return the values with one row per (curve, seed) and one column per place x; nan where no value counts."""
     numbers = along(of_quantity(table, quantity), axis)
     counted = numbers["value"].where(~numbers["status"].isin(LEFT_OUT))
@@ -55,7 +63,9 @@ def seed_matrix(table: pd.DataFrame, *, axis: Axis = SIGMA, quantity: str = FROB
     return wide.unstack(X)  # noqa: PD010 - one row a number is checked already: nothing to aggregate
 
 
-def quantity_to_fit(table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None) -> str:
+def quantity_to_fit(
+    table: pd.DataFrame, asked: str | None = None, among: Collection[str] | None = None
+) -> str:
     """Return the quantity whose curves are fitted: the one asked for, else frobenius, else the only one of the table.
 
     `among` limits the choice if the table has any of these. Raises UserError if there are several others and none is
@@ -75,7 +85,9 @@ def quantity_to_fit(table: pd.DataFrame, asked: str | None = None, among: Collec
     return FROBENIUS if FROBENIUS in left else left[0]
 
 
-def of_quantity(table: pd.DataFrame, quantity: str = FROBENIUS, index: int | None = None) -> pd.DataFrame:
+def of_quantity(
+    table: pd.DataFrame, quantity: str = FROBENIUS, index: int | None = None
+) -> pd.DataFrame:
     """Return the rows of one quantity, because figures and slopes never mix two. Raises UserError if there are none."""
     chosen = table[table["quantity"] == quantity]
     measured = list(table["quantity"].unique())
@@ -112,11 +124,15 @@ def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     for which one of the two was not measured are left out.
     """
     by_seed = seed_shares(table, axis)
-    shares = by_seed.groupby(_PLACE, sort=False, dropna=False)["share"].agg(["mean", "sem", "count"])
+    shares = by_seed.groupby(_PLACE, sort=False, dropna=False)["share"].agg(
+        ["mean", "sem", "count"]
+    )
     return shares.reset_index()
 
 
-def seed_shares(table: pd.DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS) -> pd.DataFrame:
+def seed_shares(
+    table: pd.DataFrame, axis: Axis = SIGMA, split: tuple[Part, ...] = AT_OUTPUTS
+) -> pd.DataFrame:
     """Return the shares of `functional_shares` seed by seed, in columns `seed` and `share` next to block and place.
 
     `split`: the outer and the functional part.
@@ -133,7 +149,16 @@ def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
 
     Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0 and 1) and count.
     """
-    by_place = seed_shares(table, axis, AT_SCORES).groupby(_PLACE, sort=False, dropna=False)["share"]
+    by_place = seed_shares(table, axis, AT_SCORES).groupby(
+        _PLACE, sort=False, dropna=False
+    )["share"]
     by_block = by_place.agg(lambda shares: student_interval(shares)).reset_index()
-    intervals = pd.DataFrame([vars(one) for one in by_block.pop("share")], columns=["mean", "low", "high", "count"])
-    return by_block.join(intervals.assign(low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)))
+    intervals = pd.DataFrame(
+        [vars(one) for one in by_block.pop("share")],
+        columns=["mean", "low", "high", "count"],
+    )
+    return by_block.join(
+        intervals.assign(
+            low=intervals["low"].clip(0), high=intervals["high"].clip(upper=1)
+        )
+    )

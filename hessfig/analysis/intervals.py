@@ -30,7 +30,12 @@ class Interval:
     @property
     def found(self) -> dict[str, float]:
         """Mean, both ends and count, as in tables."""
-        return {"mean": self.mean, "low": self.low, "high": self.high, "count": self.count}
+        return {
+            "mean": self.mean,
+            "low": self.low,
+            "high": self.high,
+            "count": self.count,
+        }
 
     @property
     def words(self) -> str:
@@ -44,7 +49,9 @@ class Interval:
         return ends if np.isfinite(ends).all() else None
 
 
-def student_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
+def student_interval(
+    values: Iterable[float], *, level: float = LEVEL, tests: int = 1
+) -> Interval:
     """Return mean +- t s / sqrt(count) of the finite values; `tests` intervals hold jointly at `level` (Bonferroni)."""
     sample = np.asarray(list(values), dtype=float)
     sample = sample[np.isfinite(sample)]
@@ -63,7 +70,9 @@ def half_width(se: float, count: int, *, level: float = LEVEL) -> float:
     return deviate(count - 1, level) * se if count > 1 else math.nan
 
 
-def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
+def geometric_interval(
+    values: Iterable[float], *, level: float = LEVEL, tests: int = 1
+) -> Interval:
     """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
 
     `se` is the standard error of the natural logarithm. Values that are not positive are left out.
@@ -76,7 +85,9 @@ def geometric_interval(values: Iterable[float], *, level: float = LEVEL, tests: 
 MOST_CORRELATED = 0.999  # a correlation of one has no z, and ranks along a few steps may be equal by chance
 
 
-def fisher_interval(correlations: Iterable[float], *, level: float = LEVEL, tests: int = 1) -> Interval:
+def fisher_interval(
+    correlations: Iterable[float], *, level: float = LEVEL, tests: int = 1
+) -> Interval:
     """Return the mean correlation over seeds with its interval, both by Fisher's z, hence within [-1, 1].
 
     `se` is the standard error of z. Correlations of size one are replaced by MOST_CORRELATED.
@@ -86,7 +97,9 @@ def fisher_interval(correlations: Iterable[float], *, level: float = LEVEL, test
     return _through(student_interval(z, level=level, tests=tests), math.tanh)
 
 
-def probe_interval(value: float, error: float, num_probes: int, *, level: float = LEVEL) -> Interval:
+def probe_interval(
+    value: float, error: float, num_probes: int, *, level: float = LEVEL
+) -> Interval:
     """Return the interval of a norm that K test vectors estimate with standard error `error`: see `probe_deviate`.
 
     The interval is symmetric as a factor, value x/÷ exp(deviate * error / value): estimates of norms are skewed, and
@@ -97,7 +110,9 @@ def probe_interval(value: float, error: float, num_probes: int, *, level: float 
     concave; v is the variance of one vector's squared norm over its squared mean.
     """
     if not (value > 0 and error >= 0 and num_probes > 1):
-        return Interval(value if value > 0 else math.nan, math.nan, math.nan, math.nan, num_probes)
+        return Interval(
+            value if value > 0 else math.nan, math.nan, math.nan, math.nan, num_probes
+        )
     factor = math.exp(probe_deviate(num_probes, level) * error / value)
     return Interval(value, error / value, value / factor, value * factor, num_probes)
 
@@ -111,16 +126,18 @@ def probe_deviate(num_probes: float, level: float = LEVEL) -> float:
     return (1 + 1 / (3 * math.sqrt(num_probes))) * deviate(num_probes - 1, level)
 
 
-def band(mean: Numbers, sem: Numbers, count: Numbers, *, logs: bool) -> tuple[Numbers, Numbers]:
+def band(
+    mean: Numbers, sem: Numbers, count: Numbers, *, logs: bool
+) -> tuple[Numbers, Numbers]:
     """Return the ends of the 95 % interval of means over `count` numbers with standard errors `sem`: the shaded band.
 
     With `logs` (a logarithmic axis, on which only positive means are drawn) it is symmetric as a factor,
     mean x/÷ exp(t sem / mean), which never reaches zero. The ends are nan for a single number.
     """
     mean, sem, count = (np.asarray(one, dtype=float) for one in (mean, sem, count))
-    half = sem * np.array([deviate(int(one) - 1) if one > 1 else math.nan for one in count.ravel()]).reshape(
-        count.shape
-    )
+    half = sem * np.array(
+        [deviate(int(one) - 1) if one > 1 else math.nan for one in count.ravel()]
+    ).reshape(count.shape)
     if not logs:
         return mean - half, mean + half
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -134,12 +151,19 @@ def student_band(samples: Numbers, *, level: float = LEVEL) -> tuple[Numbers, Nu
     mean = samples.mean(axis=0)
     if count < 2:
         return mean, np.full_like(mean, math.nan)
-    return mean, deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(count)
+    return mean, deviate(count - 1, level) * samples.std(axis=0, ddof=1) / math.sqrt(
+        count
+    )
 
 
 def _through(interval: Interval, back: Callable[[float], float]) -> Interval:
     """Return an interval that was computed on another scale, mapped back by `back`."""
-    return replace(interval, mean=back(interval.mean), low=back(interval.low), high=back(interval.high))
+    return replace(
+        interval,
+        mean=back(interval.mean),
+        low=back(interval.low),
+        high=back(interval.high),
+    )
 
 
 @cache

@@ -14,12 +14,22 @@ from hessfig.analysis.axis import SIGMA, Axis, settings_of, varied_settings
 from hessfig.analysis.table import read_table
 from hessfig.errors import UserError, run_command
 from hessfig.predictions.architecture import Architecture
-from hessfig.record import MANIFEST, NETWORK, OF_ARCHITECTURE, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, manifest_in
+from hessfig.record import (
+    MANIFEST,
+    NETWORK,
+    OF_ARCHITECTURE,
+    SEAL,
+    SEAL_BEFORE,
+    TABLE,
+    UNREADABLE,
+    manifest_in,
+)
 
 Architectures = dict[tuple[str, int], Architecture]
 Found = TypeVar("Found")
 
-_LOOKS, _PAUSE = 20, 0.02  # retries and pause; a run needs far less time between the two renames
+# Retries and pause; a run needs far less time between the two renames.
+_LOOKS, _PAUSE = (20, 0.02)
 
 _BOOLEANS = {"true": True, "false": False}
 _OPEN = "options"  # a user's own settings need not be in the base configuration
@@ -55,11 +65,16 @@ def read_run(folder: Path) -> RecordedRun:
     config = manifest["config"]
     axis, first_seed = (config.get("sweep") or {}).get("axis"), config.get("first_seed")
     networks = architectures(table, manifest)
-    axis, unchanged = Axis(axis or SIGMA.name), dict(_unchanged(table["variant"].unique(), manifest))
+    axis, unchanged = (
+        Axis(axis or SIGMA.name),
+        dict(_unchanged(table["variant"].unique(), manifest)),
+    )
     return RecordedRun(table, networks, axis, first_seed or 0, config, unchanged)
 
 
-def _unchanged(variants: Iterable[str], manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _unchanged(
+    variants: Iterable[str], manifest: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     """Yield each setting that some variants change with its value in a variant that does not, if the manifest has it.
 
     The manifest's config belongs to the first variant; the others have their own model, task and state, or the same.
@@ -69,7 +84,11 @@ def _unchanged(variants: Iterable[str], manifest: Mapping[str, Any]) -> Iterator
         group, _, name = key.partition(".")
         for entry in every if group in OF_ARCHITECTURE else every[:1]:
             section = entry.get(group, config.get(group))
-            if key not in settings_of(entry.get("variant", "")) and isinstance(section, Mapping) and name in section:
+            if (
+                key not in settings_of(entry.get("variant", ""))
+                and isinstance(section, Mapping)
+                and name in section
+            ):
                 yield key, str(section[name])
                 break
 
@@ -85,10 +104,15 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 def architectures(table: pd.DataFrame, manifest: Mapping[str, Any]) -> Architectures:
     """Return the architecture of every (variant, num_layers) in the table."""
     networks = table[NETWORK].drop_duplicates().itertuples(index=False)
-    return {(variant, layers): _architecture(manifest, variant, layers) for variant, layers in networks}
+    return {
+        (variant, layers): _architecture(manifest, variant, layers)
+        for variant, layers in networks
+    }
 
 
-def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[str, Any]:
+def varied(
+    config: Mapping[str, Any], variant: str, *, num_layers: int
+) -> dict[str, Any]:
     """Return `config` with the settings 'group.key=value,...' of a variant and its number of layers.
 
     Raises KeyError or TypeError for a setting that `config` does not have.
@@ -106,7 +130,9 @@ def varied(config: Mapping[str, Any], variant: str, *, num_layers: int) -> dict[
     return changed
 
 
-def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) -> Architecture:
+def _architecture(
+    manifest: Mapping[str, Any], variant: str, num_layers: int
+) -> Architecture:
     """Return the architecture of one variant.
 
     The manifest's config belongs to the first variant; the settings of each variant are listed in `variants`. If a
@@ -115,8 +141,13 @@ def _architecture(manifest: Mapping[str, Any], variant: str, num_layers: int) ->
     try:
         config = varied(manifest["config"], variant, num_layers=num_layers)
         for entry in manifest.get("variants", []):
-            if entry["variant"] == variant and entry.get("model", {}).get("n_layers") == num_layers:
-                config.update({group: entry[group] for group in OF_ARCHITECTURE if group in entry})
+            if (
+                entry["variant"] == variant
+                and entry.get("model", {}).get("n_layers") == num_layers
+            ):
+                config.update(
+                    {group: entry[group] for group in OF_ARCHITECTURE if group in entry}
+                )
         return Architecture.from_config(config)
     except UNREADABLE as error:
         raise UserError(
@@ -140,7 +171,8 @@ def _agreeing(folder: Path, read: Callable[[Path], Found]) -> Found:
 
 def _read_both(folder: Path) -> tuple[pd.DataFrame, dict[str, Any] | None]:
     """Read manifest, table and the table's hash in this order: if the hash fits the manifest, so does the table."""
-    manifest = _read_checked(folder)  # an early check, because the table takes longer to read
+    # An early check, because the table takes longer to read.
+    manifest = _read_checked(folder)
     table = read_table(folder / TABLE)
     _check_table(manifest or {}, folder)
     return table, manifest

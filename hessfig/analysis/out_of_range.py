@@ -19,8 +19,16 @@ def out_of_range(table: Path) -> list[str]:
     with table.open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))
     kinds: list[tuple[str, Callable[[Row], bool], str]] = [
-        ("are not finite", lambda row: row["status"] == Status.nonfinite, "recorded as such and left out of means"),
-        ("did not converge", lambda row: row["status"] == Status.not_converged, "recorded and left out of means"),
+        (
+            "are not finite",
+            lambda row: row["status"] == Status.nonfinite,
+            "recorded as such and left out of means",
+        ),
+        (
+            "did not converge",
+            lambda row: row["status"] == Status.not_converged,
+            "recorded and left out of means",
+        ),
     ]
     if _knows_zeros(table):
         end = "0 in every product: an underflow on the way, or a zero that theory does not state; kept as 0"
@@ -28,35 +36,53 @@ def out_of_range(table: Path) -> list[str]:
     lines = []
     for what, is_bad, end in kinds:
         if bad := [row for row in rows if is_bad(row)]:
-            lines.append(f"{len(bad)} numbers of {len(rows)} {what}: {_where(bad, rows)}: {end}")
+            lines.append(
+                f"{len(bad)} numbers of {len(rows)} {what}: {_where(bad, rows)}: {end}"
+            )
     return lines
 
 
 def _is_zero_norm(row: Row) -> bool:
-    return row["quantity"] == FROBENIUS and row["status"] == Status.ok and float(row["value"]) == 0.0
+    return (
+        row["quantity"] == FROBENIUS
+        and row["status"] == Status.ok
+        and float(row["value"]) == 0.0
+    )
 
 
 def _knows_zeros(table: Path) -> bool:
     """Return whether theory knows which blocks of this network vanish; those of a user's own network are not known."""
     manifest = table.with_name(MANIFEST)
-    return not manifest.exists() or read_checked(manifest)["config"]["model"]["kind"] in COUNTED
+    return (
+        not manifest.exists()
+        or read_checked(manifest)["config"]["model"]["kind"] in COUNTED
+    )
 
 
 def _where(bad: Iterable[Row], rows: Iterable[Row]) -> str:
     """Return the places of the bad rows, network by network and quantity by quantity."""
     groups = dict.fromkeys(map(_group, bad))
-    return first_few([f"{_places(_of_group(bad, group), _of_group(rows, group))} ({group})" for group in groups])
+    return first_few(
+        [
+            f"{_places(_of_group(bad, group), _of_group(rows, group))} ({group})"
+            for group in groups
+        ]
+    )
 
 
 def _group(row: Row) -> str:
     quantity = "" if row["quantity"] == FROBENIUS else row["quantity"]
-    return ", ".join(filter(None, [row["variant"], f"n_layers={row['num_layers']}", quantity]))
+    return ", ".join(
+        filter(None, [row["variant"], f"n_layers={row['num_layers']}", quantity])
+    )
 
 
 def _of_group(rows: Iterable[Row], group: str) -> tuple[str, list[float]]:
     """Return what the rows of a group lie along (of sigma and step what has more places), and these in rising order."""
     here = [row for row in rows if _group(row) == group]
-    counts = {name: len({row[name] for row in here} - {""}) for name in ("sigma", "step")}
+    counts = {
+        name: len({row[name] for row in here} - {""}) for name in ("sigma", "step")
+    }
     axis = max(counts, key=lambda name: counts[name]) if any(counts.values()) else ""
     return axis, sorted({float(row[axis]) for row in here if row[axis]}) if axis else []
 

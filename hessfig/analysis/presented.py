@@ -26,7 +26,11 @@ def as_csv(frame: pd.DataFrame) -> str:
 
 def as_json(content: Mapping[str, Any]) -> str:
     """Return facts as JSON; a frame among them becomes a list of its rows, and a number that is not finite null."""
-    return json.dumps({key: _plain(value) for key, value in content.items()}, indent=1, allow_nan=False)
+    return json.dumps(
+        {key: _plain(value) for key, value in content.items()},
+        indent=1,
+        allow_nan=False,
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -53,9 +57,13 @@ def terminal_table(
     from rich import box
     from rich.table import Table as TerminalTable
 
-    table = TerminalTable(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = TerminalTable(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
     for head in heads:
-        table.add_column(head, no_wrap=head not in wrapped, overflow="fold" if fold else "ellipsis")
+        table.add_column(
+            head, no_wrap=head not in wrapped, overflow="fold" if fold else "ellipsis"
+        )
     for row in rows:
         table.add_row(*row)
     return table
@@ -64,7 +72,11 @@ def terminal_table(
 def markdown_table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of a Markdown table; characters that would end a cell or open a tag are escaped."""
     head = list(heads)
-    return [markdown_row(head), markdown_row("---" for _ in head), *map(markdown_row, rows)]
+    return [
+        markdown_row(head),
+        markdown_row("---" for _ in head),
+        *map(markdown_row, rows),
+    ]
 
 
 def markdown_row(cells: Iterable[str]) -> str:
@@ -84,7 +96,11 @@ def unmarked(text: str) -> str:
 
 _OF_LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+    },
     **{"<": "$<$", ">": "$>$", "|": "$|$"},
     **{"±": r"$\pm$", "σ": r"$\sigma$", "≤": r"$\le$", "≥": r"$\ge$", "−": "$-$"},
 }
@@ -93,7 +109,13 @@ _OF_LATEX = {
 def latex_table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of a tabular with booktabs rules; special characters of LaTeX are escaped."""
     lines = [latex_row(heads), r"\midrule", *map(latex_row, rows)]
-    return [rf"\begin{{tabular}}{{{'l' * len(heads)}}}", r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+    return [
+        rf"\begin{{tabular}}{{{'l' * len(heads)}}}",
+        r"\toprule",
+        *lines,
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
 
 
 def latex_row(cells: Iterable[str]) -> str:
@@ -155,7 +177,9 @@ class Table(pd.DataFrame):
         if not {*_PRINTED, *_LAST[:1]} <= {*frame.columns}:
             return repr(frame)
         shown = frame[[*_PRINTED, *_differing(frame, _PRINTED)]]
-        with pd.option_context("display.max_columns", None, "display.show_dimensions", False):
+        with pd.option_context(
+            "display.max_columns", None, "display.show_dimensions", False
+        ):
             return f"{shown}\n[{len(frame)} rows x {len(frame.columns)} columns]"
 
 
@@ -168,14 +192,26 @@ def _differing(frame: pd.DataFrame, first: Sequence[str]) -> list[str]:
 def table_html(table: pd.DataFrame) -> str:
     """Return the first 30 rows of a table as HTML: value and error first, then the columns that distinguish rows."""
     shown = pd.DataFrame(table).head(_MOST)
-    frame = shown[[*(name for name in _FIRST if name in shown), *_differing(shown, _FIRST)]]
-    more = f"<p>{len(table)} rows, of which the first {_MOST} are shown</p>" if len(table) > _MOST else ""
-    return frame.to_html(index=False, float_format=lambda number: f"{number:.4g}", na_rep="") + more
+    frame = shown[
+        [*(name for name in _FIRST if name in shown), *_differing(shown, _FIRST)]
+    ]
+    more = (
+        f"<p>{len(table)} rows, of which the first {_MOST} are shown</p>"
+        if len(table) > _MOST
+        else ""
+    )
+    return (
+        frame.to_html(
+            index=False, float_format=lambda number: f"{number:.4g}", na_rep=""
+        )
+        + more
+    )
 
 
 def described_html(title: str, facts: dict[str, object]) -> str:
     """Return a title and a list of facts as HTML."""
     rows = "".join(
-        f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(fact))}</td></tr>" for key, fact in facts.items()
+        f"<tr><th>{html.escape(key)}</th><td>{html.escape(str(fact))}</td></tr>"
+        for key, fact in facts.items()
     )
     return f"<p><b>{html.escape(title)}</b></p><table>{rows}</table>"

@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hessfig.analysis.arrays import Entry, Form, Stored, is_listed, listed, place_of, read
+from hessfig.analysis.arrays import (
+    Entry,
+    Form,
+    Stored,
+    is_listed,
+    listed,
+    place_of,
+    read,
+)
 from hessfig.errors import plain
 from hessfig.terms import Part
 
@@ -18,8 +26,14 @@ Numbers = NDArray[np.float64]
 Found = TypeVar("Found")
 
 SPECTRUM, DENSITY = "spectrum", "density"
-_SPECTRUM = Form(SPECTRUM, "spectrum", "entries, eigenvalues_0 (n,), eigenvalues_1, ... and label")
-_DENSITY = Form(DENSITY, "density", "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label")
+_SPECTRUM = Form(
+    SPECTRUM, "spectrum", "entries, eigenvalues_0 (n,), eigenvalues_1, ... and label"
+)
+_DENSITY = Form(
+    DENSITY,
+    "density",
+    "entries, nodes_0 and weights_0 (probes, steps), half_nodes_0, ... and label",
+)
 _COUNTS, _NAMES = ("layer", "row_layer", "dim"), ("row", "col", "part")
 _LONGEST = 1000
 _ONE = 1e-6  # largest difference between one and the sum of a probe's weights
@@ -76,7 +90,9 @@ def every(place: SpectrumKey) -> bool:
     return True
 
 
-def read_spectra(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Spectrum]:
+def read_spectra(
+    folder: Path, wanted: Callable[[SpectrumKey], bool] = every
+) -> list[Spectrum]:
     """Return the stored eigenvalues of the `wanted` blocks in the manifest's order.
 
     Raises UserError if no spectrum is stored, and as `arrays.read` does.
@@ -84,7 +100,9 @@ def read_spectra(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) ->
     return _read(folder, _SPECTRUM, wanted, _spectrum)
 
 
-def read_densities(folder: Path, wanted: Callable[[SpectrumKey], bool] = every) -> list[Density]:
+def read_densities(
+    folder: Path, wanted: Callable[[SpectrumKey], bool] = every
+) -> list[Density]:
     """Return the stored densities of the `wanted` blocks. Raises UserError as `read_spectra` does."""
     return _read(folder, _DENSITY, wanted, _density)
 
@@ -100,7 +118,10 @@ def has_densities(folder: Path) -> bool:
 
 
 def _read(
-    folder: Path, form: Form, wanted: Callable[[SpectrumKey], bool], one: Callable[[Stored, int, SpectrumKey], Found]
+    folder: Path,
+    form: Form,
+    wanted: Callable[[SpectrumKey], bool],
+    one: Callable[[Stored, int, SpectrumKey], Found],
 ) -> list[Found]:
     spectra: list[Found] = []
     for entry in listed(folder, form):
@@ -124,11 +145,22 @@ def _take(
 def _place(entry: Entry, item: Any) -> SpectrumKey:
     """Return the key of one entry. Raises ValueError or TypeError for an invalid entry."""
     odd = [key for key in _COUNTS if type(item[key]) is not int or item[key] < 0]
-    odd += [key for key in _NAMES if not isinstance(item[key], str) or plain(item[key], most=_LONGEST) != item[key]]
+    odd += [
+        key
+        for key in _NAMES
+        if not isinstance(item[key], str)
+        or plain(item[key], most=_LONGEST) != item[key]
+    ]
     if odd or item["dim"] < 1:
-        raise ValueError(f"entries: {odd[0] if odd else 'dim'}={item[odd[0] if odd else 'dim']!r}"[:200])
+        raise ValueError(
+            f"entries: {odd[0] if odd else 'dim'}={item[odd[0] if odd else 'dim']!r}"[
+                :200
+            ]
+        )
     block = {key: item[key] for key in ("layer", "row_layer", "row", "col", "dim")}
-    network = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(entry)
+    network = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(
+        entry
+    )
     return SpectrumKey(**network, part=Part(item["part"]).value, **block)
 
 
@@ -147,7 +179,12 @@ def _quadrature(stored: Stored, which: str, k: int) -> StoredQuadrature:
     nodes = _reals(stored, f"{which}nodes_{k}", [])
     weights = _reals(stored, f"{which}weights_{k}", [nodes.shape])
     sums = weights.sum(axis=-1)
-    if nodes.ndim != 2 or not nodes.size or (weights < 0).any() or (np.abs(sums - 1) > _ONE).any():
+    if (
+        nodes.ndim != 2
+        or not nodes.size
+        or (weights < 0).any()
+        or (np.abs(sums - 1) > _ONE).any()
+    ):
         raise ValueError(f"{which}weights_{k}: shape {nodes.shape}, sums {sums}"[:200])
     return StoredQuadrature(nodes, weights)
 
@@ -155,6 +192,12 @@ def _quadrature(stored: Stored, which: str, k: int) -> StoredQuadrature:
 def _reals(stored: Stored, name: str, shapes: Sequence[tuple[int, ...]]) -> Numbers:
     """Return an array of finite float64. Raises ValueError for anything else; any shape will do where none is named."""
     array = stored[name]
-    if array.dtype != np.float64 or (shapes and array.shape not in shapes) or not np.isfinite(array).all():
-        raise ValueError(f"{name}: {array.dtype} {array.shape}, or numbers that are not finite")
+    if (
+        array.dtype != np.float64
+        or (shapes and array.shape not in shapes)
+        or not np.isfinite(array).all()
+    ):
+        raise ValueError(
+            f"{name}: {array.dtype} {array.shape}, or numbers that are not finite"
+        )
     return np.asarray(array)

@@ -15,7 +15,10 @@ from hessfig.terms import Part, name_order
 
 Broken = Callable[[str, str, str], UserError]
 
-_WORDS = {"part": ("", *(part.value for part in Part)), "status": tuple(status.value for status in Status)}
+_WORDS = {
+    "part": ("", *(part.value for part in Part)),
+    "status": tuple(status.value for status in Status),
+}
 _TEXTS = ("sweep", "variant", "row", "col", "quantity", "estimator", "dtype", "config")
 _LONGEST = 1000
 _TEXT_IN_WORDS = f"at most {_LONGEST} printable characters"
@@ -34,7 +37,9 @@ def _check_words(table: pd.DataFrame, broken: Broken) -> None:
     for name in _TEXTS:
         odd = [text for text in table[name].unique() if not _is_text(text)]
         if odd:
-            raise broken(f"a {name} that cannot be a name", plain(odd[0]), _TEXT_IN_WORDS)
+            raise broken(
+                f"a {name} that cannot be a name", plain(odd[0]), _TEXT_IN_WORDS
+            )
     for name, words in _WORDS.items():
         unknown = sorted(set(table[name]) - set(words))
         if unknown:
@@ -48,28 +53,42 @@ def _check_values(table: pd.DataFrame, broken: Broken) -> None:
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
     depth, sigma = table["num_layers"], table["sigma"]
-    without_part = [name for name in table["quantity"].unique() if _may_lack_part(str(name))]
+    without_part = [
+        name for name in table["quantity"].unique() if _may_lack_part(str(name))
+    ]
     rules = {
         "the sweep is not a plain name": ~table["sweep"].map(_is_plain),
         "there is no quantity": table["quantity"] == "",
         "there is no config: the row is cut short": table["config"] == "",
         "a block has two sides": one_side,
-        "unknown part": (table["part"] == "") & ~no_block & ~table["quantity"].isin(without_part),
-        "sigma must be positive and finite": ~(sigma.isna() | (np.isfinite(sigma) & (sigma > 0))),
+        "unknown part": (table["part"] == "")
+        & ~no_block
+        & ~table["quantity"].isin(without_part),
+        "sigma must be positive and finite": ~(
+            sigma.isna() | (np.isfinite(sigma) & (sigma > 0))
+        ),
         "step must not be negative": table["step"] < 0,
         "index must not be negative": table["index"] < 0,
         "error must not be negative": table["error"] < 0,
         "status is ok but value is not finite": (status == Status.ok) & ~finite,
-        "status is ok but value is not a norm": (status == Status.ok) & (table["quantity"] == FROBENIUS) & (value < 0),
-        "status is structural_zero but value is not 0": (status == Status.structural_zero) & (value != 0),
-        "status is nonfinite but value is finite": (status == Status.nonfinite) & finite,
+        "status is ok but value is not a norm": (status == Status.ok)
+        & (table["quantity"] == FROBENIUS)
+        & (value < 0),
+        "status is structural_zero but value is not 0": (
+            status == Status.structural_zero
+        )
+        & (value != 0),
+        "status is nonfinite but value is finite": (status == Status.nonfinite)
+        & finite,
         "num_layers is not a depth": ~depth.between(0, _DEEPEST),
         "layer lies outside the network": ~table["layer"].between(0, depth),
         "row_layer lies outside the network": ~table["row_layer"].between(0, depth),
     }
     for what, bad in rules.items():
         if bad.any():
-            row = _describe(table[bad].iloc[0], ["sweep", *NUMBER, "value", "error", "status"])
+            row = _describe(
+                table[bad].iloc[0], ["sweep", *NUMBER, "value", "error", "status"]
+            )
             raise broken(what, row, "rows as `hessfig run` writes them")
 
 
@@ -129,8 +148,12 @@ def read_table(path: Path) -> pd.DataFrame:
     raw = _with_header(_read_text(path), path)
     numeric = (*_COUNTS, *_EMPTY_COUNTS, *_EMPTY_REALS, *_REALS)
     table = raw[COLUMNS].assign(**{name: _numbers(raw[name], path) for name in numeric})
-    table = table.assign(index=table["index"].fillna(0)).astype(dict.fromkeys((*_COUNTS, "index"), int))
-    check_rows(table, lambda what, got, allowed: _broken(path, what, got=got, allowed=allowed))
+    table = table.assign(index=table["index"].fillna(0)).astype(
+        dict.fromkeys((*_COUNTS, "index"), int)
+    )
+    check_rows(
+        table, lambda what, got, allowed: _broken(path, what, got=got, allowed=allowed)
+    )
     return table
 
 
@@ -157,7 +180,9 @@ def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 def _read_text(path: Path) -> pd.DataFrame:
     if path.exists() and not is_file(path):
-        raise _broken(path, "cannot be read as a table", got="a folder, a pipe or a device")
+        raise _broken(
+            path, "cannot be read as a table", got="a folder, a pipe or a device"
+        )
     if not is_file(path):
         raise UserError(
             f"{path} is missing: the sweep was not run",
@@ -166,8 +191,19 @@ def _read_text(path: Path) -> pd.DataFrame:
             remedy=run_command(path.parent),
         )
     try:
-        raw = pd.read_csv(path, dtype=str, keep_default_na=False, header=None, encoding="utf-8", compression=None)
-    except (ValueError, OSError, MemoryError) as error:  # what pandas raises for broken text are ValueErrors
+        raw = pd.read_csv(
+            path,
+            dtype=str,
+            keep_default_na=False,
+            header=None,
+            encoding="utf-8",
+            compression=None,
+        )
+    except (
+        ValueError,
+        OSError,
+        MemoryError,
+    ) as error:  # what pandas raises for broken text are ValueErrors
         raise _broken(path, "cannot be read as a table", got=str(error)) from error
     if len(raw) < 2:
         raise _broken(path, "has no rows", got=f"{len(raw)} lines")
@@ -177,18 +213,31 @@ def _read_text(path: Path) -> pd.DataFrame:
 def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return the rows with the names of the first row, and check that every column occurs once."""
     names = [str(name) for name in raw.iloc[0]]
-    missing, twice = ([name for name in COLUMNS if name not in names], [n for n in COLUMNS if names.count(n) > 1])
+    missing, twice = (
+        [name for name in COLUMNS if name not in names],
+        [n for n in COLUMNS if names.count(n) > 1],
+    )
     if missing or twice:
-        what = f"lacks columns: {', '.join(missing)}" if missing else f"has columns twice: {', '.join(twice)}"
+        what = (
+            f"lacks columns: {', '.join(missing)}"
+            if missing
+            else f"has columns twice: {', '.join(twice)}"
+        )
         raise _broken(path, what, got=", ".join(names), allowed=", ".join(COLUMNS))
     return raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
 
 
 def _numbers(column: pd.Series, path: Path) -> pd.Series:
     """Return a column as floats. An empty cell is nan if the column allows it; the text 'nan' is for reals only."""
-    name, numbers = str(column.name), pd.to_numeric(column, errors="coerce").astype(float)
+    name, numbers = (
+        str(column.name),
+        pd.to_numeric(column, errors="coerce").astype(float),
+    )
     words = column.str.strip()
-    whole, empty = name in (*_COUNTS, *_EMPTY_COUNTS), name in (*_EMPTY_COUNTS, *_EMPTY_REALS)
+    whole, empty = (
+        name in (*_COUNTS, *_EMPTY_COUNTS),
+        name in (*_EMPTY_COUNTS, *_EMPTY_REALS),
+    )
     if whole:
         bad = ~((numbers.abs() < _LARGEST) & (numbers % 1 == 0))
     else:
@@ -197,10 +246,21 @@ def _numbers(column: pd.Series, path: Path) -> pd.Series:
     if bad.any():
         line = int(np.flatnonzero(bad)[0])
         kind = ("a whole number" if whole else "a number") + " or nothing" * empty
-        raise _broken(path, f"line {line + 2}: {name} is not a number", got=repr(column.iloc[line]), allowed=kind)
+        raise _broken(
+            path,
+            f"line {line + 2}: {name} is not a number",
+            got=repr(column.iloc[line]),
+            allowed=kind,
+        )
     return numbers
 
 
-def _broken(path: Path, what: str, *, got: str, allowed: str = "a table as `hessfig run` writes it") -> UserError:
+def _broken(
+    path: Path,
+    what: str,
+    *,
+    got: str,
+    allowed: str = "a table as `hessfig run` writes it",
+) -> UserError:
     remedy = f"move it away, and make it again: {run_command(path.parent)}"
     return UserError(f"{path}: {what}", got=got, allowed=allowed, remedy=remedy)

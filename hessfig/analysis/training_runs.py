@@ -18,10 +18,15 @@ EDGE_TOLERANCE = 0.1
 _PLACE = ["variant", "sigma", "seed", "step"]
 
 
-def shares(table: pd.DataFrame, quantity: str, threshold: str = THRESHOLD) -> pd.DataFrame:
+def shares(
+    table: pd.DataFrame, quantity: str, threshold: str = THRESHOLD
+) -> pd.DataFrame:
     """Return the numbers of a quantity of the whole network with `threshold` and `share` = value / threshold."""
     counted = table[~table["status"].isin(LEFT_OUT)]
-    values, thresholds = (of_whole(counted, name, "H")[[*_PLACE, "value"]] for name in (quantity, threshold))
+    values, thresholds = (
+        of_whole(counted, name, "H")[[*_PLACE, "value"]]
+        for name in (quantity, threshold)
+    )
     merged = values.merge(thresholds.rename(columns={"value": "threshold"}), on=_PLACE)
     return merged.assign(share=merged["value"] / merged["threshold"])
 
@@ -31,17 +36,32 @@ def late_shares(table: pd.DataFrame, quantity: str) -> dict[str, Interval]:
     every = shares(table, quantity)
     late = every[every["step"] >= 2 / 3 * table["step"].max()]
     means = late.groupby(["variant", "seed"], sort=False)["share"].mean().reset_index()
-    return {str(variant): student_interval(runs["share"]) for variant, runs in means.groupby("variant", sort=False)}
+    return {
+        str(variant): student_interval(runs["share"])
+        for variant, runs in means.groupby("variant", sort=False)
+    }
 
 
 def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame:
     """Return the numbers of a quantity of the whole network, the first of several."""
-    rows = table[(table["quantity"] == quantity) & table["row"].isin(["", "all"]) & (table["index"] <= 1)]
+    rows = table[
+        (table["quantity"] == quantity)
+        & table["row"].isin(["", "all"])
+        & (table["index"] <= 1)
+    ]
     return rows[rows["part"].isin(["", part])]
 
 
-OPTIMISER, CURVATURE, RATE = "training.optimiser", "training.curvature", "training.learning_rate"
-MOMENTUM, CLIPPING, DAMPING = "training.momentum", "training.clip_norm", "training.damping"
+OPTIMISER, CURVATURE, RATE = (
+    "training.optimiser",
+    "training.curvature",
+    "training.learning_rate",
+)
+MOMENTUM, CLIPPING, DAMPING = (
+    "training.momentum",
+    "training.clip_norm",
+    "training.damping",
+)
 _RUN = ["rule", "rate", "seed"]
 
 
@@ -76,11 +96,25 @@ def race(table: pd.DataFrame) -> Race:
         )
     timed = _seconds(counted)
     losses = losses.drop(columns="seconds").merge(timed, on=["rule", "step"])
-    losses = losses[[*_RUN, "step", "products", "seconds", "value"]].rename(columns={"value": "loss"})
-    budget = {along: float(losses.groupby("rule")[along].max().min()) for along in ("step", "seconds")}
-    tuned = [_tuned(_at(losses, along, least), along) for along, least in budget.items()]
-    ratios = counted.loc[counted["quantity"] == "decrease_ratio", [*_RUN, "step", "value"]]
-    return Race(losses, pd.concat(tuned, ignore_index=True), budget, ratios.rename(columns={"value": "ratio"}))
+    losses = losses[[*_RUN, "step", "products", "seconds", "value"]].rename(
+        columns={"value": "loss"}
+    )
+    budget = {
+        along: float(losses.groupby("rule")[along].max().min())
+        for along in ("step", "seconds")
+    }
+    tuned = [
+        _tuned(_at(losses, along, least), along) for along, least in budget.items()
+    ]
+    ratios = counted.loc[
+        counted["quantity"] == "decrease_ratio", [*_RUN, "step", "value"]
+    ]
+    return Race(
+        losses,
+        pd.concat(tuned, ignore_index=True),
+        budget,
+        ratios.rename(columns={"value": "ratio"}),
+    )
 
 
 def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
@@ -97,33 +131,70 @@ def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
         if rule == plain or (budget, plain) not in losses.index:
             continue
         ratios = (losses[budget, rule] / losses[budget, plain]).dropna()
-        interval = geometric_interval(ratios if np.isfinite(ratios).all() else [math.nan])
-        rows.append((budget, rule, interval.mean, interval.low, interval.high, interval.count))
-    return pd.DataFrame(rows, columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"])
+        interval = geometric_interval(
+            ratios if np.isfinite(ratios).all() else [math.nan]
+        )
+        rows.append(
+            (budget, rule, interval.mean, interval.low, interval.high, interval.count)
+        )
+    return pd.DataFrame(
+        rows,
+        columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"],
+    )
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
     given = [settings_of(variant) for variant in table["variant"]]
-    rates = [float(settings.get(DAMPING, settings.get(RATE, "nan"))) for settings in given]
+    rates = [
+        float(settings.get(DAMPING, settings.get(RATE, "nan"))) for settings in given
+    ]
     return table.assign(rule=[_rule(settings) for settings in given], rate=rates)
 
 
 def _rule(given: Mapping[str, str]) -> str:
-    optimiser, curvature = given.get(OPTIMISER, "").replace("_", " "), given.get(CURVATURE, "none")
-    momentum = f", momentum {given[MOMENTUM]}" if MOMENTUM in given and optimiser == "sgd" else ""
+    optimiser, curvature = (
+        given.get(OPTIMISER, "").replace("_", " "),
+        given.get(CURVATURE, "none"),
+    )
+    momentum = (
+        f", momentum {given[MOMENTUM]}"
+        if MOMENTUM in given and optimiser == "sgd"
+        else ""
+    )
     clipping = f", clipping {given[CLIPPING]}" if CLIPPING in given else ""
-    return f"{optimiser}{momentum}{clipping}" + ("" if curvature == "none" else f", {curvature.replace('_', ' ')}")
+    return f"{optimiser}{momentum}{clipping}" + (
+        "" if curvature == "none" else f", {curvature.replace('_', ' ')}"
+    )
 
 
 def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
     """Return the cost of each rule up to each step: gradients and products, and seconds by their median times."""
     of = dict(list(counted.groupby("quantity")))
-    update, look = (of[name].groupby("rule")["value"].median() for name in ("update_seconds", "look_seconds"))
-    looks = of["looks"].groupby(["rule", "step"])["value"].median().rename("looks").reset_index()
-    seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks["rule"].map(look)
-    counted = counted[counted["quantity"] == "hessian_products"].groupby(["rule", "step"])["value"].median()
-    spent = looks.assign(seconds=seconds).join(counted.rename("products"), on=["rule", "step"])
-    return spent.assign(products=spent["step"] + 2 * spent["products"])[["rule", "step", "products", "seconds"]]
+    update, look = (
+        of[name].groupby("rule")["value"].median()
+        for name in ("update_seconds", "look_seconds")
+    )
+    looks = (
+        of["looks"]
+        .groupby(["rule", "step"])["value"]
+        .median()
+        .rename("looks")
+        .reset_index()
+    )
+    seconds = looks["step"] * looks["rule"].map(update) + looks["looks"] * looks[
+        "rule"
+    ].map(look)
+    counted = (
+        counted[counted["quantity"] == "hessian_products"]
+        .groupby(["rule", "step"])["value"]
+        .median()
+    )
+    spent = looks.assign(seconds=seconds).join(
+        counted.rename("products"), on=["rule", "step"]
+    )
+    return spent.assign(products=spent["step"] + 2 * spent["products"])[
+        ["rule", "step", "products", "seconds"]
+    ]
 
 
 def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
@@ -139,11 +210,15 @@ def _at(losses: pd.DataFrame, along: str, place: float) -> pd.DataFrame:
 def _tuned(at: pd.DataFrame, along: str) -> pd.DataFrame:
     rows = []
     for rule, runs in at.groupby("rule", sort=False):
-        wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(np.inf)
+        wide = runs.pivot_table(index="rate", columns="seed", values="loss").fillna(
+            np.inf
+        )
         for seed, rate in tuned_rates(wide).items():
             at_edge = rate in (wide.index[0], wide.index[-1])
             rows.append((along, rule, seed, rate, at_edge, float(wide.loc[rate, seed])))
-    return pd.DataFrame(rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"])
+    return pd.DataFrame(
+        rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"]
+    )
 
 
 def tuned_rates(losses: pd.DataFrame) -> pd.Series:
@@ -152,5 +227,11 @@ def tuned_rates(losses: pd.DataFrame) -> pd.Series:
     With a single seed, its own losses decide. Runs that diverged have infinite losses.
     """
     several = len(losses.columns) > 1
-    others = {seed: losses.drop(columns=seed) if several else losses for seed in losses.columns}
-    return pd.Series({seed: float(one.mean(axis=1).idxmin()) for seed, one in others.items()}, dtype=float)
+    others = {
+        seed: losses.drop(columns=seed) if several else losses
+        for seed in losses.columns
+    }
+    return pd.Series(
+        {seed: float(one.mean(axis=1).idxmin()) for seed, one in others.items()},
+        dtype=float,
+    )

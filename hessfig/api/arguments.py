@@ -13,7 +13,13 @@ from hessfig.config.checks import LARGEST_SEED, check_config
 from hessfig.config.enums import Data, DType, Method, NamedDirection, Probes, Products
 from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import MOST_PROBES, EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import (
+    MOST_PROBES,
+    EstimatorConfig,
+    ModelConfig,
+    SpectrumConfig,
+    TaskConfig,
+)
 from hessfig.errors import UserError, plain, unknown_name
 from hessfig.measurements.catalogue import quantities
 from hessfig.measurements.requirements import check_differences
@@ -23,7 +29,10 @@ if TYPE_CHECKING:
     import torch
 
 
-_PRODUCTS = {"auto": Products.linearised, **{str(kind): kind for kind in (Products.curvlinops, Products.differences)}}
+_PRODUCTS = {
+    "auto": Products.linearised,
+    **{str(kind): kind for kind in (Products.curvlinops, Products.differences)},
+}
 Spec = str | tuple[Any, ...] | list[Any]
 Word = TypeVar("Word", bound=str)
 _EXAMPLES = {
@@ -83,19 +92,24 @@ class Measure:
 
     def config(self, dtype: str | None = None) -> Config:
         """Return the settings that stand for it, in `dtype` where it names none. Raises UserError."""
+        # The catalogue checks the names.
         config = Config(
             task=TaskConfig(data=Data.python),
             model=ModelConfig(kind=Kind.python),
             estimator=EstimatorConfig(
                 method=one_of("estimator", self.estimator, Method),
                 products=_PRODUCTS[one_of("products", self.products, _PRODUCTS)],
-                num_probes=whole("num_probes", self.num_probes, most=MOST_PROBES, example=20),
+                num_probes=whole(
+                    "num_probes", self.num_probes, most=MOST_PROBES, example=20
+                ),
             ),
             spectrum=_spectrum(self.spectrum),
             directions=_directions(self.directions),
             blocks=_blocks(self.blocks),
-            parts=_listed("parts", ("H", "H_o", "H_f") if self.parts is None else self.parts, Part),
-            quantities=_words("quantities", self.quantities, quantities()),  # the catalogue checks the names
+            parts=_listed(
+                "parts", ("H", "H_o", "H_f") if self.parts is None else self.parts, Part
+            ),
+            quantities=_words("quantities", self.quantities, quantities()),
             first_seed=whole("seed", self.seed, least=0, most=LARGEST_SEED, example=0),
             seeds=1,
             dtype=one_of("dtype", self.dtype or dtype or "float64", DType),
@@ -113,9 +127,18 @@ def _listed(key: str, given: Any, choices: Iterable[Word]) -> list[Word]:
 def _words(key: str, given: Any, choices: Iterable[str]) -> list[str]:
     """Return one or several words as a list. Raises UserError, which names `choices`, for anything else."""
     words = [given] if isinstance(given, str) else given
-    if not isinstance(words, list | tuple) or not words or not all(isinstance(word, str) for word in words):
+    if (
+        not isinstance(words, list | tuple)
+        or not words
+        or not all(isinstance(word, str) for word in words)
+    ):
         example = _EXAMPLES[key.partition(".")[0]]
-        raise _refusal(f"{key}: a name, or a list of names", given, ", ".join(map(str, choices)), example)
+        raise _refusal(
+            f"{key}: a name, or a list of names",
+            given,
+            ", ".join(map(str, choices)),
+            example,
+        )
     return [str(word) for word in words]
 
 
@@ -124,7 +147,12 @@ def whole(key: str, given: Any, *, least: int = 1, most: int, example: int) -> i
     with suppress(TypeError):
         if not isinstance(given, bool) and least <= operator.index(given) <= most:
             return operator.index(given)
-    raise _refusal(f"{key}: a whole number", given, f"a whole number from {least} to {most}", f"{key}={example}")
+    raise _refusal(
+        f"{key}: a whole number",
+        given,
+        f"a whole number from {least} to {most}",
+        f"{key}={example}",
+    )
 
 
 def _blocks(given: Any) -> Any:
@@ -136,12 +164,19 @@ def _blocks(given: Any) -> Any:
     if isinstance(given, list | tuple) and given and all(map(_is_entry, given)):
         return [list(entry) if isinstance(entry, tuple) else entry for entry in given]
     allowed = "each, pairs, a name, or a list of names and (row, column) pairs"
-    raise _refusal("blocks: a name, or a list of names and pairs", given, allowed, _EXAMPLES["blocks"])
+    raise _refusal(
+        "blocks: a name, or a list of names and pairs",
+        given,
+        allowed,
+        _EXAMPLES["blocks"],
+    )
 
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, str) or (
-        isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(name, str) for name in entry)
+        isinstance(entry, list | tuple)
+        and len(entry) == 2
+        and all(isinstance(name, str) for name in entry)
     )
 
 
@@ -159,7 +194,9 @@ def device_of(given: Any) -> torch.device:
     raise UserError(
         "device: it is not there",
         got=plain(repr(given)),
-        allowed=", ".join(["cpu", *(f"cuda:{number}" for number in range(counts["cuda"]))]),
+        allowed=", ".join(
+            ["cpu", *(f"cuda:{number}" for number in range(counts["cuda"]))]
+        ),
         remedy="device='cpu'",
     )
 
@@ -171,9 +208,16 @@ def _spectrum(given: Any) -> SpectrumConfig:
         is_float = isinstance(defaults[key], float)
         if key == "probes":
             settings[key] = one_of("spectrum.probes", value, Probes)
-        elif isinstance(value, bool) or not isinstance(value, (int, float) if is_float else int):
-            allowed, example = "a number" if is_float else "a whole number", f"spectrum={{{key!r}: {defaults[key]}}}"
-            raise _refusal(f"spectrum.{key} is of another kind", value, allowed, example)
+        elif isinstance(value, bool) or not isinstance(
+            value, (int, float) if is_float else int
+        ):
+            allowed, example = (
+                "a number" if is_float else "a whole number",
+                f"spectrum={{{key!r}: {defaults[key]}}}",
+            )
+            raise _refusal(
+                f"spectrum.{key} is of another kind", value, allowed, example
+            )
     return SpectrumConfig(**settings)
 
 
@@ -183,19 +227,30 @@ def _directions(given: Any) -> DirectionsConfig:
     for key, value in settings.items():
         name = f"directions.{key}"
         is_list = key in words
-        settings[key] = _listed(name, value, words[key]) if is_list else whole(name, value, most=10_000, example=20)
+        settings[key] = (
+            _listed(name, value, words[key])
+            if is_list
+            else whole(name, value, most=10_000, example=20)
+        )
     return DirectionsConfig(**settings)
 
 
 def _by_name(key: str, given: Any, known: Iterable[str]) -> dict[str, Any]:
     """Return settings by name. Raises UserError for anything but a dictionary, and for a name that is not `known`."""
     if given is not None and not isinstance(given, Mapping):
-        raise _refusal(f"{key}: no settings by name", given, f"a dict with keys of {', '.join(known)}", _EXAMPLES[key])
+        raise _refusal(
+            f"{key}: no settings by name",
+            given,
+            f"a dict with keys of {', '.join(known)}",
+            _EXAMPLES[key],
+        )
     return {one_of(key, name, known): value for name, value in (given or {}).items()}
 
 
 def _refusal(what: str, given: Any, allowed: str, example: str) -> UserError:
-    return UserError(what, got=plain(repr(given)), allowed=allowed, remedy=f"for example {example}")
+    return UserError(
+        what, got=plain(repr(given)), allowed=allowed, remedy=f"for example {example}"
+    )
 
 
 def one_of(key: str, given: Any, choices: Iterable[Word]) -> Word:
@@ -205,4 +260,10 @@ def one_of(key: str, given: Any, choices: Iterable[Word]) -> Word:
         return known[str(given)]
     name = given if isinstance(given, str) else ""
     example = f"for example {_EXAMPLES.get(key, repr(next(iter(known))))}"
-    raise unknown_name(f"{key}: there is no such choice", name[:100], known, example, got=plain(name or repr(given)))
+    raise unknown_name(
+        f"{key}: there is no such choice",
+        name[:100],
+        known,
+        example,
+        got=plain(name or repr(given)),
+    )

@@ -33,7 +33,11 @@ class Budget:
     def allows(self) -> bool:
         """Whether one more measurement, as long as the last, is within max_fraction of the training so far."""
         share = self.max_fraction
-        return not self._last or share is None or self.spent + self._last <= share * self.training
+        return (
+            not self._last
+            or share is None
+            or self.spent + self._last <= share * self.training
+        )
 
     @property
     def pace(self) -> tuple[float, float]:
@@ -53,7 +57,11 @@ class Budget:
     def allows_note(self, count: int) -> bool:
         """Whether `count` skipped or failed steps are written down: twice as many as last time, or time for a note."""
         share, since = self.max_fraction, self.training - self._noted
-        return count >= 2 * self._count or share is None or self._note <= 0.1 * share * since
+        return (
+            count >= 2 * self._count
+            or share is None
+            or self._note <= 0.1 * share * since
+        )
 
     @contextmanager
     def noting(self, count: int) -> Iterator[None]:
@@ -62,22 +70,38 @@ class Budget:
         try:
             yield
         finally:
-            self._note, self._noted, self._count = time.perf_counter() - start, self.training, count
+            self._note, self._noted, self._count = (
+                time.perf_counter() - start,
+                self.training,
+                count,
+            )
             self.spent += self._note
 
     def resume(self, record: Mapping[str, float | None]) -> None:
         """Go on from the record of an earlier process."""
-        self.spent, self.training = record.get("spent_seconds") or 0.0, record.get("training_seconds") or 0.0
+        self.spent, self.training = (
+            record.get("spent_seconds") or 0.0,
+            record.get("training_seconds") or 0.0,
+        )
 
     def record(self) -> dict[str, Any]:
         """Return the record that the manifest holds."""
         spent, training = round(self.spent, 3), round(self.training, 3)
-        return {"max_fraction": self.max_fraction, "spent_seconds": spent, "training_seconds": training}
+        return {
+            "max_fraction": self.max_fraction,
+            "spent_seconds": spent,
+            "training_seconds": training,
+        }
 
 
 def _fraction(given: Any) -> float | None:
-    if given is None or (isinstance(given, int | float) and not isinstance(given, bool) and given > 0):
+    if given is None or (
+        isinstance(given, int | float) and not isinstance(given, bool) and given > 0
+    ):
         return given
     raise UserError(
-        "max_fraction: a share of the training's time", got=repr(given), allowed="> 0, or None", remedy="0.05"
+        "max_fraction: a share of the training's time",
+        got=repr(given),
+        allowed="> 0, or None",
+        remedy="0.05",
     )

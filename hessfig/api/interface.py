@@ -43,7 +43,9 @@ if TYPE_CHECKING:
 _OF_ZERO = " (of a block that is zero these are not defined)"
 
 
-def _settings(block: Any, part: str, dtype: str, device: str, products: str) -> tuple[Measure, Config]:
+def _settings(
+    block: Any, part: str, dtype: str, device: str, products: str
+) -> tuple[Measure, Config]:
     """Return what an operator is asked for, and the settings that stand for it. Raises UserError."""
     wanted = Measure([block], [part], dtype=dtype, device=device, products=products)
     return wanted, wanted.config()
@@ -205,8 +207,18 @@ class Problem:
         check_not_sharded(self.sharded_batches)
         if self.compute_loss is not None:
             functions = (self.compute_loss, self.compute_outputs, self.batch_weights)
-            return open_function(self.network, self.inputs, *functions, self.weights, self.memory)
-        return open_request(self.network, self.inputs, self.targets, self.loss, self.weights, self.outputs, self.memory)
+            return open_function(
+                self.network, self.inputs, *functions, self.weights, self.memory
+            )
+        return open_request(
+            self.network,
+            self.inputs,
+            self.targets,
+            self.loss,
+            self.weights,
+            self.outputs,
+            self.memory,
+        )
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self._facts().items())
@@ -263,12 +275,19 @@ class Problem:
         from hessfig.models.routes import Engines
 
         given = (block, part, dtype, device, products)
-        wanted = (_known_settings if all(isinstance(one, str) for one in given) else _settings)(*given)
+        wanted = (
+            _known_settings if all(isinstance(one, str) for one in given) else _settings
+        )(*given)
         if is_sharded(self.network):
             return sharded_operator(self, wanted[1], block)
         config, problem, single = self._single(*wanted)
         engines = Engines(problem, config.model, config.estimator.products)
-        return BlockOperator(problem, single, config.parts[0], lambda of: engines.column(of.layer, of.col, [of]))
+        return BlockOperator(
+            problem,
+            single,
+            config.parts[0],
+            lambda of: engines.column(of.layer, of.col, [of]),
+        )
 
     def approximation(
         self, name: str, block: str, part: str = "H", *, rank: int = 3, seed: int = 0
@@ -310,26 +329,39 @@ class Problem:
         >>> bool(torch.allclose(exact.dense(), diagonal.dense()))
         True
         """
-        from hessfig.curvature.approximations.approximated_block import ApproximatedBlock
+        from hessfig.curvature.approximations.approximated_block import (
+            ApproximatedBlock,
+        )
         from hessfig.curvature.block_operator import Entries
         from hessfig.measurements.approximations import approximation_of
 
         kind = one_of("name", name, Approximation)
-        chosen = ApproximationConfig(names=[kind], rank=whole("rank", rank, most=64, example=3))
+        chosen = ApproximationConfig(
+            names=[kind], rank=whole("rank", rank, most=64, example=3)
+        )
         method = "dense" if kind in OF_THE_BLOCK else "auto"
         wanted = Measure([block], [part], ["approximations"], method, seed=seed)
-        config, problem, single = self._single(wanted, replace(wanted.config(), approximation=chosen))
-        request = asked_of(quantity("approximations"), [single], At(config, seed=config.first_seed))
+        config, problem, single = self._single(
+            wanted, replace(wanted.config(), approximation=chosen)
+        )
+        request = asked_of(
+            quantity("approximations"), [single], At(config, seed=config.first_seed)
+        )
         with undisturbed(problem), _kept(self):
             product = approximation_of(problem, request)
-        return ApproximatedBlock(name, single, product, Entries(problem, single.layer, single.col))
+        return ApproximatedBlock(
+            name, single, product, Entries(problem, single.layer, single.col)
+        )
 
-    def _single(self, wanted: Measure, config: Config) -> tuple[Config, Objective, Block]:
+    def _single(
+        self, wanted: Measure, config: Config
+    ) -> tuple[Config, Objective, Block]:
         """Return settings, a copy of the problem, and the named block. Raises UserError for several blocks."""
         place = device_of(wanted.device or "cpu")
         with differentiating():
             problem = self._checked(config.dtype, place)
-            with nullcontext() if config.parts == [Part.H] else _kept(self):  # other parts call the loss
+            # Other parts call the loss.
+            with nullcontext() if config.parts == [Part.H] else _kept(self):
                 config, blocks = checked_request(config, problem, str(config.parts[0]))
         if len(blocks) > 1:
             names = [f"{block.col}@{block.layer}" for block in blocks]
@@ -342,16 +374,26 @@ class Problem:
         return config, problem, blocks[0]
 
     def _repr_html_(self) -> str:
-        return described_html(f"Problem of {type(self.network).__name__}", self._facts())
+        return described_html(
+            f"Problem of {type(self.network).__name__}", self._facts()
+        )
 
     def _facts(self) -> dict[str, Any]:
         """Return the facts in a problem's repr: its size, its loss and its weights, without tensors."""
         named = self.weights.names if isinstance(self.weights, Layout) else self.weights
-        weights = named if isinstance(named, str) else ", ".join(named or ()) or "every parameter"
+        weights = (
+            named
+            if isinstance(named, str)
+            else ", ".join(named or ()) or "every parameter"
+        )
         loss = self.compute_loss or self.loss or "the network's own, else cross_entropy"
         return {
-            "parameters": sum(parameter.numel() for parameter in self.network.parameters()),
-            "loss": loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__),
+            "parameters": sum(
+                parameter.numel() for parameter in self.network.parameters()
+            ),
+            "loss": loss
+            if isinstance(loss, str)
+            else getattr(loss, "__name__", type(loss).__name__),
             "weights": weights,
             **({"batches": len(self.inputs)} if self.compute_loss else {}),
         }
@@ -360,7 +402,11 @@ class Problem:
 def check_form(compute_loss: Any, **others: Any) -> None:
     """Raise UserError for an argument that only the other form of a problem has."""
     of_function = {"batch_weights", "compute_outputs"}
-    both = [name for name, one in others.items() if one is not None and (name in of_function) == (compute_loss is None)]
+    both = [
+        name
+        for name, one in others.items()
+        if one is not None and (name in of_function) == (compute_loss is None)
+    ]
     if both:
         raise UserError(
             f"{both[0]} {'without' if compute_loss is None else 'next to'} compute_loss",
@@ -479,18 +525,41 @@ def measure(
             remedy="hessfig.measure(hessfig.Problem(network, inputs, targets))",
         )
     wanted = Measure(
-        blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
+        blocks,
+        parts,
+        quantities,
+        estimator,
+        num_probes,
+        spectrum,
+        seed,
+        dtype,
+        device,
+        directions,
+        products,
     )
     place, config = device_of(device), wanted.config()
     if is_sharded(problem.network):
-        return _frame(measure_sharded(problem, of_ranks(config, parts, problem)), config.first_seed, None)
+        return _frame(
+            measure_sharded(problem, of_ranks(config, parts, problem)),
+            config.first_seed,
+            None,
+        )
     with waiting() as watched, differentiating(), _kept(problem):
-        objective = problem._checked(config.dtype, place)  # refuses objects that are not networks
+        # Refuses objects that are not networks.
+        objective = problem._checked(config.dtype, place)
         with undisturbed(objective):
             config, named = checked_request(config, objective, parts)
             at = At(config, seed=config.first_seed)
-            asked = watched.of({name: asked_of(quantity(name), named, at) for name in config.quantities})
-            measured = {name: quantity(name).measured(objective, request) for name, request in asked.items()}
+            asked = watched.of(
+                {
+                    name: asked_of(quantity(name), named, at)
+                    for name in config.quantities
+                }
+            )
+            measured = {
+                name: quantity(name).measured(objective, request)
+                for name, request in asked.items()
+            }
     return _frame(measured, config.first_seed, objective.witness)
 
 
@@ -504,7 +573,9 @@ def _kept(problem: Problem) -> AbstractContextManager[None]:
     """Return a context after which lists and dictionaries that hooks and losses fill are as before."""
     from hessfig.models.own.preserved import preserved
 
-    return preserved(problem.network, problem.compute_loss or problem.loss, numbers=False)
+    return preserved(
+        problem.network, problem.compute_loss or problem.loss, numbers=False
+    )
 
 
 def checked_request(
@@ -542,11 +613,17 @@ def _with_parts(config: Config, objective: Objective, asked: Any) -> Config:
     return replace(config, parts=[Part.H]) if why else config
 
 
-def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None) -> pd.DataFrame:
+def _frame(
+    measured: Mapping[str, Measured], seed: int, witness: Witness | None
+) -> pd.DataFrame:
     shared = {"sweep": "", "variant": "", "num_layers": 0, "seed": seed}
     rows = [{**shared, **row} for result in measured.values() for row in result.rows]
-    frame = pd.DataFrame(rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")])
-    frame = frame.astype({"value": float, "error": float, "sigma": float, "step": float})
+    frame = pd.DataFrame(
+        rows, columns=[name for name in COLUMNS if name not in ("seconds", "config")]
+    )
+    frame = frame.astype(
+        {"value": float, "error": float, "sigma": float, "step": float}
+    )
     lost, may_be = frame[frame["status"] == Status.nonfinite], undefined_rows(measured)
     if len(lost) < len(frame):  # if no number is finite, something is wrong
         lost = lost[~lost["quantity"].isin(may_be)]
@@ -561,5 +638,7 @@ def _frame(measured: Mapping[str, Measured], seed: int, witness: Witness | None)
         )
     frame = Table(frame)
     frame.attrs["witness"] = {} if witness is None else witness.record
-    frame.attrs["arrays"] = {name: result.arrays for name, result in measured.items() if result.arrays}
+    frame.attrs["arrays"] = {
+        name: result.arrays for name, result in measured.items() if result.arrays
+    }
     return frame

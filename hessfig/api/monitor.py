@@ -17,7 +17,13 @@ from torch import Tensor, nn
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
 from hessfig.api.budget import Budget
 from hessfig.api.interface import Problem, check_form, checked_request, of_ranks
-from hessfig.api.network_copy import NetworkCopy, check_type, keep_training_state, trainable_names, unwrapped
+from hessfig.api.network_copy import (
+    NetworkCopy,
+    check_type,
+    keep_training_state,
+    trainable_names,
+    unwrapped,
+)
 from hessfig.api.owner import Owner
 from hessfig.api.sharded import check_not_sharded
 from hessfig.config.schema import SweepConfig
@@ -45,15 +51,24 @@ P = ParamSpec("P")
 
 def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
     """Make Monitor(...) suggest the keyword that was probably meant, and refuse settings next to a Measure."""
-    known, of_measure = signature(init).parameters, {each.name for each in fields(Measure)}
+    known, of_measure = (
+        signature(init).parameters,
+        {each.name for each in fields(Measure)},
+    )
 
     @wraps(init)
     def checked(*args: P.args, **given: P.kwargs) -> None:
         for name in given:
             if name not in known:
                 hint = did_you_mean(name, known)
-                raise TypeError(f"Monitor() got an unexpected keyword argument {name!r}" + (hint and f": {hint}"))
-        measure, own = given.get("measure"), [name for name in given if name in of_measure]
+                raise TypeError(
+                    f"Monitor() got an unexpected keyword argument {name!r}"
+                    + (hint and f": {hint}")
+                )
+        measure, own = (
+            given.get("measure"),
+            [name for name in given if name in of_measure],
+        )
         if measure is not None and (own or not isinstance(measure, Measure)):
             raise UserError(
                 "Monitor: measure is a hessfig.Measure, which holds these settings",
@@ -152,7 +167,11 @@ class Monitor:
         measure: Measure | None = None,
         blocks: str | Sequence[Any] = ("all",),
         parts: str | Sequence[str] | None = "H",
-        quantities: str | Sequence[str] = ("loss", "gradient_norm", "largest_eigenvalue"),
+        quantities: str | Sequence[str] = (
+            "loss",
+            "gradient_norm",
+            "largest_eigenvalue",
+        ),
         estimator: str = "auto",
         num_probes: int = 20,
         spectrum: Mapping[str, Any] | None = None,
@@ -172,21 +191,41 @@ class Monitor:
         overwrite: bool = False,
     ) -> None:
         wanted = measure or Measure(
-            blocks, parts, quantities, estimator, num_probes, spectrum, seed, dtype, device, directions, products
+            blocks,
+            parts,
+            quantities,
+            estimator,
+            num_probes,
+            spectrum,
+            seed,
+            dtype,
+            device,
+            directions,
+            products,
         )
-        self.folder = Path(folder).absolute()  # independent of later changes of directory
+        self.folder = Path(
+            folder
+        ).absolute()  # independent of later changes of directory
         self.every = whole("every", every, most=_MOST_STEPS, example=20)
         self.budget = Budget(max_fraction)
         network = unwrapped(network)
         if compute_loss is not None and batch is None:
             loss, batch = None, loss
         check_form(
-            compute_loss, loss=loss, outputs=outputs, batch_weights=batch_weights, compute_outputs=compute_outputs
+            compute_loss,
+            loss=loss,
+            outputs=outputs,
+            batch_weights=batch_weights,
+            compute_outputs=compute_outputs,
         )
         opener = opener_of(network)
         if opener is not None and compute_loss is None:
             network, batch, loss = opener.followed(network, batch, loss)
-        self._network, self._optimiser, self._is_first = network, optimiser, _rank() == 0
+        self._network, self._optimiser, self._is_first = (
+            network,
+            optimiser,
+            _rank() == 0,
+        )
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
         self._step, self._reported, self._is_open = -1, set[str](), True
         self._owner: Owner | None = None
@@ -196,11 +235,17 @@ class Monitor:
         check_type(self._network)
         with keep_training_state(self._network):
             place = device_of(wanted.device or next(self._network.parameters()).device)
-            config = wanted.config("float64" if place.type == "cpu" or self._is_sharded else "float32")
-            config.sweep = SweepConfig(self.folder.name or "monitor", axis="step", windows=[[None, None]])
+            config = wanted.config(
+                "float64" if place.type == "cpu" or self._is_sharded else "float32"
+            )
+            config.sweep = SweepConfig(
+                self.folder.name or "monitor", axis="step", windows=[[None, None]]
+            )
             config.device = str(place)
             check_optimiser(optimiser, config.quantities)
-            self._trained = trainable_names(self._network) if weights == TRAINABLE else None
+            self._trained = (
+                trainable_names(self._network) if weights == TRAINABLE else None
+            )
             if self._is_sharded:
                 from hessfig.api.sharded_training import ShardedTraining, from_first
 
@@ -217,27 +262,48 @@ class Monitor:
                 )
                 self._config = of_ranks(config, wanted.parts, problem)
                 self._sharded = ShardedTraining(problem, self._config)
-                from_first(lambda: self._open(self._sharded.content, 0, log, overwrite=overwrite))
+                from_first(
+                    lambda: self._open(
+                        self._sharded.content, 0, log, overwrite=overwrite
+                    )
+                )
                 return
             check_not_sharded(sharded_batches)
             if compute_loss is not None:
                 warn_of_lengths(batch, batch_weights)
-            functions = (compute_loss, compute_outputs, batch_weights) if compute_loss is not None else None
+            functions = (
+                (compute_loss, compute_outputs, batch_weights)
+                if compute_loss is not None
+                else None
+            )
             asked = (batch, loss, weights, outputs, functions)
-            self._copy = NetworkCopy(self._network, *asked, dtype=config.dtype, place=place)
+            self._copy = NetworkCopy(
+                self._network, *asked, dtype=config.dtype, place=place
+            )
             objective, self._warm = self._copy.problem, dict[str, Tensor]()
-            self._config, self._blocks = checked_request(config, objective, wanted.parts, is_followed=True)
+            self._config, self._blocks = checked_request(
+                config, objective, wanted.parts, is_followed=True
+            )
             for name in config.quantities:
                 _ = quantity(name).function  # imports do not count as time of measuring
-            self._open(self._copy.data_content, objective.layout.num_layers, log, overwrite=overwrite)
+            self._open(
+                self._copy.data_content,
+                objective.layout.num_layers,
+                log,
+                overwrite=overwrite,
+            )
 
-    def _open(self, content: str, num_layers: int, log: str | Log | None, *, overwrite: bool) -> None:
+    def _open(
+        self, content: str, num_layers: int, log: str | Log | None, *, overwrite: bool
+    ) -> None:
         """Take the folder, and continue what an earlier process measured in it."""
         check_writable(self.folder)
         self._owner = Owner(self.folder)
         try:
             self._log = logger(log, self.folder)
-            self._course = MonitoredTraining(self.folder, self._config, content, num_layers, overwrite=overwrite)
+            self._course = MonitoredTraining(
+                self.folder, self._config, content, num_layers, overwrite=overwrite
+            )
         except BaseException:
             self.close()
             raise
@@ -284,7 +350,10 @@ class Monitor:
     def _at(self, step: int) -> Values:
         if not self._is_open:
             raise UserError(
-                "monitor(step): it was closed", got=step, allowed="an open monitor", remedy="make another Monitor"
+                "monitor(step): it was closed",
+                got=step,
+                allowed="an open monitor",
+                remedy="make another Monitor",
             )
         last, self._step = self._step, max(step, self._step)
         if step < last:
@@ -297,8 +366,16 @@ class Monitor:
                 self._write_down()
             return {}
         try:
-            with self.budget.measuring(), keep_training_state(self._network), self._once():
-                values = self._measured_by_all(step) if self._is_sharded else self._measured(step)
+            with (
+                self.budget.measuring(),
+                keep_training_state(self._network),
+                self._once(),
+            ):
+                values = (
+                    self._measured_by_all(step)
+                    if self._is_sharded
+                    else self._measured(step)
+                )
                 if self._is_first:
                     self._tell(values, step)
             return values
@@ -327,7 +404,11 @@ class Monitor:
 
         def missing() -> list[str]:
             self._course.begin(step, dict.fromkeys(names, point), {})
-            return [name for name in names if self._course.find(self._course.key(step, name, point)) is None]
+            return [
+                name
+                for name in names
+                if self._course.find(self._course.key(step, name, point)) is None
+            ]
 
         started = time.perf_counter()
         measured = self._sharded.measured(from_first(missing))
@@ -338,7 +419,9 @@ class Monitor:
             for name in names:
                 key = self._course.key(step, name, point)
                 known = self._course.find(key)
-                rows += known or self._course.keep(key, step, name, measured[name], seconds=seconds)
+                rows += known or self._course.keep(
+                    key, step, name, measured[name], seconds=seconds
+                )
             self._course.write(self.budget.record(), every=self.every)
             return {_label(row): float(row["value"]) for row in rows}
 
@@ -364,10 +447,17 @@ class Monitor:
         function, parts, why = self._copy.follow(self._course.hash, order)
         points = self._points(function)
         if why:
-            self._say(f"a restart will measure again what was measured: {why}", kind="fingerprint")
+            self._say(
+                f"a restart will measure again what was measured: {why}",
+                kind="fingerprint",
+            )
         self._course.begin(step, points, parts)
         self._course.witness = self._copy.witness
-        rows = [row for name, point in points.items() for row in self._rows(name, step, point)]
+        rows = [
+            row
+            for name, point in points.items()
+            for row in self._rows(name, step, point)
+        ]
         self._course.write(self.budget.record(), every=self.every)
         return {_label(row): float(row["value"]) for row in rows}
 
@@ -378,7 +468,9 @@ class Monitor:
             other = sorted(now ^ was)
             raise UserError(
                 "Monitor: weights='trainable', and other parameters require a gradient than at the start",
-                got=first_few([f"{name}: requires_grad={name in now}" for name in other]),
+                got=first_few(
+                    [f"{name}: requires_grad={name in now}" for name in other]
+                ),
                 allowed="the same trained parameters at every step that is measured",
                 remedy="make a new Monitor, with a folder of its own, after the change; or weights=None from the "
                 "start, which measures every parameter, frozen or not",
@@ -390,15 +482,22 @@ class Monitor:
         away = [name for name in names if walks(name, self._config)]
         if not away:
             return dict.fromkeys(names, point)
-        far = fingerprint(self._copy.problem, self._course.hash, twice=False, is_far=True)
-        return {name: digest([point, far.digest]) if name in away else point for name in names}
+        far = fingerprint(
+            self._copy.problem, self._course.hash, twice=False, is_far=True
+        )
+        return {
+            name: digest([point, far.digest]) if name in away else point
+            for name in names
+        }
 
     def _point(self, function: str) -> str:
         """Return a hash of the function at its weights and, where a quantity needs it, of the optimiser's state."""
         if not any(quantity(name).needs_optimiser for name in self._config.quantities):
             return function
         state = state_of_optimiser(self._optimiser, self._network)
-        return identity(function, state.training, state.updates, sorted(state.moments.items()))
+        return identity(
+            function, state.training, state.updates, sorted(state.moments.items())
+        )
 
     def _tell(self, values: Values, step: int) -> None:
         """Pass the numbers to the logger; its failure is a warning unless on_error is "raise"."""
@@ -418,7 +517,9 @@ class Monitor:
             return known
         started = time.perf_counter()
         measured = self._quantity(name, step)
-        return self._course.keep(key, step, name, measured, seconds=time.perf_counter() - started)
+        return self._course.keep(
+            key, step, name, measured, seconds=time.perf_counter() - started
+        )
 
     def _quantity(self, name: str, step: int) -> Measured:
         at = At(self._config, seed=self._config.first_seed, step=step, warm=self._warm)
@@ -426,9 +527,14 @@ class Monitor:
             state = state_of_optimiser(self._optimiser, self._network)
             settings = replace(self._config, training=state.training)
             at = replace(at, config=settings, step=state.updates, moments=state.moments)
-        measured = quantity(name).measured(self._copy.problem, asked_of(quantity(name), self._blocks, at))
+        measured = quantity(name).measured(
+            self._copy.problem, asked_of(quantity(name), self._blocks, at)
+        )
         if quantity(name).needs_optimiser and not measured.rows:
-            self._say(f"{name} is not defined before the optimiser's first update: step {step} has none", kind=name)
+            self._say(
+                f"{name} is not defined before the optimiser's first update: step {step} has none",
+                kind=name,
+            )
         self._warm.update(measured.warm)
         return measured
 
@@ -438,16 +544,24 @@ class Monitor:
         every = f"measuring every {self.every} steps would take more than {share}"
         took, gap = (f"{seconds:.2g} s" for seconds in self.budget.pace)
         expected = f"one takes {took}, so expect one every {gap} of training"
-        self._say(f"{every}: some are skipped; {expected} (max_fraction=None measures all)", kind="thinned")
+        self._say(
+            f"{every}: some are skipped; {expected} (max_fraction=None measures all)",
+            kind="thinned",
+        )
 
-    def _fail(self, step: int, error: Exception, *, kind: str = "", is_due: bool = True) -> None:
+    def _fail(
+        self, step: int, error: Exception, *, kind: str = "", is_due: bool = True
+    ) -> None:
         """Warn that a step was not measured, once per kind, and note it in the manifest if it was due."""
         if not self._is_first:
             return
         words = f"{type(error).__name__}: {error}"
-        self._say(f"step {step} was not measured: {words}", kind=kind or type(error).__name__)
+        self._say(
+            f"step {step} was not measured: {words}", kind=kind or type(error).__name__
+        )
         if is_due:
-            noted = words.replace(str(self.folder), self.folder.name)  # no directory of this machine
+            # No directory of this machine.
+            noted = words.replace(str(self.folder), self.folder.name)
             self._course.seen["failures"][str(step)] = noted[:1000]
             self._write_down()
 
@@ -462,7 +576,9 @@ class Monitor:
         except UserError as error:
             if self._raises:
                 raise
-            self._say(f"the manifest was not written: {error}", kind=type(error).__name__)
+            self._say(
+                f"the manifest was not written: {error}", kind=type(error).__name__
+            )
 
     @contextmanager
     def _once(self) -> Iterator[None]:
@@ -474,7 +590,9 @@ class Monitor:
             place = f"{warning.category.__name__} {warning.filename}:{warning.lineno}"
             if place not in self._reported:
                 self._reported.add(place)
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+                warnings.warn_explicit(
+                    warning.message, warning.category, warning.filename, warning.lineno
+                )
 
     def _say(self, words: str, *, kind: str) -> None:
         """Warn, once per kind."""
@@ -493,7 +611,8 @@ def _rank() -> int:
 def _label(row: Row) -> str:
     """Return the name of a number for a logger: quantity, block, part, index."""
     sides = [
-        f"{row[side]}@{row[at]}" if row[at] else row[side] for side, at in (("row", "row_layer"), ("col", "layer"))
+        f"{row[side]}@{row[at]}" if row[at] else row[side]
+        for side, at in (("row", "row_layer"), ("col", "layer"))
     ]
     block = ",".join(dict.fromkeys(side for side in sides if side))
     words = (row["quantity"], block, row["part"], row["index"])

@@ -49,17 +49,28 @@ class NetworkCopy:
         dtype: str,
         place: torch.device,
     ) -> None:
-        self._network, self._loss, self._dtype, self._place = network, functions or loss, dtype, place
+        self._network, self._loss, self._dtype, self._place = (
+            network,
+            functions or loss,
+            dtype,
+            place,
+        )
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
             if functions is None:
-                inputs = copy_batch([batch] if isinstance(batch, tuple) else keep_batches(batch))
+                inputs = copy_batch(
+                    [batch] if isinstance(batch, tuple) else keep_batches(batch)
+                )
                 self._witnessing: Witnessing | Computing = Witnessing(
                     open_request(network, inputs, None, loss, weights, outputs)
                 )
             else:
-                batches = [mapped(one, network=network) for one in opaque_batches(batch)]
-                self._witnessing = Computing(open_function(network, batches, *functions, weights))
+                batches = [
+                    mapped(one, network=network) for one in opaque_batches(batch)
+                ]
+                self._witnessing = Computing(
+                    open_function(network, batches, *functions, weights)
+                )
             self._copy()
 
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:
@@ -72,7 +83,9 @@ class NetworkCopy:
         """
         with evaluating(self._network):
             weights = _take_over(self._network, self.problem.network)
-            if self._identity() != self._made_of or not self._witnessing.holds(self._built, order):
+            if self._identity() != self._made_of or not self._witnessing.holds(
+                self._built, order
+            ):
                 self._copy()
         function = fingerprint(self.problem, key, order=order, twice=not self._is_known)
         parts = identities(self.problem.network, **{"the loss": self.problem.loss})
@@ -97,19 +110,29 @@ class NetworkCopy:
 
     def _identity(self) -> str:
         """Return a hash of all that network and loss are made of, besides weights and buffers."""
-        return identity(self._network, self._loss, without=_tensors(self._network).values())
+        return identity(
+            self._network, self._loss, without=_tensors(self._network).values()
+        )
 
 
 def _take_over(live: nn.Module, ours: nn.Module) -> str:
     """Copy weights and buffers, and return their hash. Raises UserError for a network that changed its shapes."""
     theirs, copies = _tensors(live), _tensors(ours)
-    now, before = ({name: tuple(tensor.shape) for name, tensor in named.items()} for named in (theirs, copies))
-    changed = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
+    now, before = (
+        {name: tuple(tensor.shape) for name, tensor in named.items()}
+        for named in (theirs, copies)
+    )
+    changed = sorted(
+        name for name in {*now, *before} if now.get(name) != before.get(name)
+    )
     if changed:
         raise UserError(
             "Monitor: the network changed its parameters or their shapes",
             got=first_few(
-                [f"{name}: {now.get(name, 'gone')} (was {before.get(name, 'not there')})" for name in changed]
+                [
+                    f"{name}: {now.get(name, 'gone')} (was {before.get(name, 'not there')})"
+                    for name in changed
+                ]
             ),
             allowed="the parameters it had when the monitor was made",
             remedy="make a new Monitor, with a folder of its own, after the change",
@@ -118,12 +141,23 @@ def _take_over(live: nn.Module, ours: nn.Module) -> str:
     with torch.no_grad():
         for name, tensor in copies.items():
             tensor.copy_(theirs[name])
-            hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            hashed.update(
+                tensor.detach()
+                .cpu()
+                .contiguous()
+                .reshape(-1)
+                .view(torch.uint8)
+                .numpy()
+                .tobytes()
+            )
     return hashed.hexdigest()
 
 
 def _tensors(network: nn.Module) -> dict[str, Tensor]:
-    named = network.named_parameters(remove_duplicate=False), network.named_buffers(remove_duplicate=False)
+    named = (
+        network.named_parameters(remove_duplicate=False),
+        network.named_buffers(remove_duplicate=False),
+    )
     return {name: tensor for tensors in named for name, tensor in tensors}
 
 
@@ -131,13 +165,19 @@ def unwrapped(network: Any) -> Any:
     """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while isinstance(network, parallel) or uncompiled(network) is not network:
-        network = network.module if isinstance(network, parallel) else uncompiled(network)
+        network = (
+            network.module if isinstance(network, parallel) else uncompiled(network)
+        )
     return network
 
 
 def trainable_names(network: nn.Module) -> set[str]:
     """Return the names of the parameters that require a gradient."""
-    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
+    return {
+        name
+        for name, parameter in network.named_parameters()
+        if parameter.requires_grad
+    }
 
 
 def check_type(network: Any) -> None:

@@ -17,7 +17,9 @@ except ImportError:  # not a POSIX system: only owners in this process are known
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".owner"
-_HELD: dict[tuple[int, int], Path] = {}  # the folders of this process's owners, by process and inode
+_HELD: dict[
+    tuple[int, int], Path
+] = {}  # the folders of this process's owners, by process and inode
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -36,7 +38,9 @@ class Owner:
         if place in _HELD:
             gc.collect()  # a monitor in a cycle with its network is dead, and not yet known to be
         if place in _HELD:
-            raise _owned(folder, "this process", "close() the first one, or another folder=...")
+            raise _owned(
+                folder, "this process", "close() the first one, or another folder=..."
+            )
         handle = _locked(folder)
         _HELD[place] = folder
         self._release = weakref.finalize(self, _let_go, place, folder / LOCK, handle)
@@ -56,9 +60,14 @@ def _locked(folder: Path) -> int:
         if not _lock(handle, folder):
             owner = os.read(handle, 20).decode("ascii", "replace").strip()
             os.close(handle)
-            raise _owned(folder, f"process {owner}" if owner.isdigit() else "another process", "another folder=...")
+            raise _owned(
+                folder,
+                f"process {owner}" if owner.isdigit() else "another process",
+                "another folder=...",
+            )
         with suppress(OSError):
-            if os.fstat(handle).st_ino == (folder / LOCK).stat().st_ino:  # else its last owner removed the file
+            # Else its last owner removed the file.
+            if os.fstat(handle).st_ino == (folder / LOCK).stat().st_ino:
                 os.ftruncate(handle, 0)
                 os.write(handle, f"{os.getpid()}\n".encode())
                 return handle

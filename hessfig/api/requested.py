@@ -8,7 +8,13 @@ from typing import Any
 from hessfig.analysis.slopes.printed import check_windows
 from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import Preset, manifest_of, preset_in, table_folder, unchanged
+from hessfig.config.compose.provenance import (
+    Preset,
+    manifest_of,
+    preset_in,
+    table_folder,
+    unchanged,
+)
 from hessfig.config.enums import Average
 from hessfig.config.keys import as_plain
 from hessfig.config.presets import STUDY, figures, names, seen_in, shipped_figures
@@ -23,7 +29,16 @@ from hessfig.record import UNREADABLE, read_checked, read_sealed, sealed_text
 from hessfig.register import publish
 
 DRAWN = "drawn"  # in a sweep's folder: how figures of the user's own were drawn
-OF_STUDIES = ("width", "panels", "note", "formats", "title", "xlabel", "ylabel", "legend")
+OF_STUDIES = (
+    "width",
+    "panels",
+    "note",
+    "formats",
+    "title",
+    "xlabel",
+    "ylabel",
+    "legend",
+)
 _ENCODING = ("x", "colour", "dashes")
 _OF_LAYOUT = ("name", "layout", "options", *_ENCODING, "where")
 _OF_PAGE = tuple(key for key in OF_STUDIES if key != "panels")
@@ -43,7 +58,11 @@ def figure_spec(job: Job, paper: Paper | None = None) -> FigureSpec:
         asked.config.sweep.average.value,
         **{key: getattr(figure, key) for key in (*_ENCODING, "where")},
         preset=unchanged(preset),
-        paper=replace(paper or paper_of(job), changed=changed_settings(preset), seen=_seen(job, preset)),
+        paper=replace(
+            paper or paper_of(job),
+            changed=changed_settings(preset),
+            seen=_seen(job, preset),
+        ),
     )
 
 
@@ -51,9 +70,19 @@ def _seen(job: Job, preset: Preset | None) -> Mapping[str, str]:
     """Return what a shipped figure shows, if figure, fits and table are as shipped: others may show something else."""
     figure = as_plain(job.config.figure)
     shipped = {**as_plain(FigureConfig()), **figures().get(figure["name"], {})}
-    is_own_table = preset is not None and preset.is_whole and (preset.name, preset.changed) == (figure["sweep"], [])
-    is_figure = all(figure[key] == shipped[key] for key in figure if key not in _OF_PAGE)
-    others = [key for key in job.given if key.partition(".")[0] not in ("figure", "style", "output_dir")]
+    is_own_table = (
+        preset is not None
+        and preset.is_whole
+        and (preset.name, preset.changed) == (figure["sweep"], [])
+    )
+    is_figure = all(
+        figure[key] == shipped[key] for key in figure if key not in _OF_PAGE
+    )
+    others = [
+        key
+        for key in job.given
+        if key.partition(".")[0] not in ("figure", "style", "output_dir")
+    ]
     return seen_in(figure["name"]) if is_own_table and is_figure and not others else {}
 
 
@@ -61,14 +90,26 @@ def paper_of(job: Job) -> Paper:
     """Return the page setup that the settings request; a study, whose numbers are computed, has its own titles."""
     figure = job.config.figure
     seen = seen_in(figure.name) if figure.layout == STUDY and not figure.panels else {}
-    return Paper(style=job.config.style, seen=seen, **{key: getattr(figure, key) for key in OF_STUDIES})
+    return Paper(
+        style=job.config.style,
+        seen=seen,
+        **{key: getattr(figure, key) for key in OF_STUDIES},
+    )
 
 
 def figures_of(folder: Path, own: Path | None) -> Iterator[FigureSpec | UserError]:
     """Yield the specification of each figure of the sweep in `folder`, shipped or drawn before, or its error."""
     for figure in shipped_figures():
         if figure.sweep == folder.name:
-            yield figure_spec(compose([f"figure={figure.name}", as_word("output_dir", str(folder.parent))], own))
+            yield figure_spec(
+                compose(
+                    [
+                        f"figure={figure.name}",
+                        as_word("output_dir", str(folder.parent)),
+                    ],
+                    own,
+                )
+            )
     for _, _, drawn in remembered(folder):
         yield drawn
 
@@ -78,7 +119,10 @@ def remember(job: Job, folder: Path) -> None:
     figure, asked = as_plain(job.config.figure), _of_its_sweep(job).config.sweep
     content: dict[str, Any] = {key: figure[key] for key in _OF_LAYOUT}
     content |= {"windows": as_plain(asked.windows), "average": asked.average.value}
-    content["paper"] = {**{f"figure.{key}": figure[key] for key in _OF_PAPER}, "style": str(job.config.style.value)}
+    content["paper"] = {
+        **{f"figure.{key}": figure[key] for key in _OF_PAPER},
+        "style": str(job.config.style.value),
+    }
     content["command"] = command_line("plot", *job.words)
     place = folder / DRAWN / f"{file_words(figure['name'])}.json"
     known = [fingerprint(place)] if read_sealed(place) else []
@@ -109,7 +153,9 @@ def remembered(folder: Path) -> Iterator[tuple[str, str, FigureSpec | UserError]
 def _remembered(path: Path, sweep: str) -> tuple[str, FigureSpec]:
     content = read_checked(path)
     windows = [(_end(low), _end(high)) for low, high in content["windows"]]
-    x, colour, dashes = (content[key] and str(content[key]) for key in ("x", "colour", "dashes"))
+    x, colour, dashes = (
+        content[key] and str(content[key]) for key in ("x", "colour", "dashes")
+    )
     spec = FigureSpec(
         path.stem,
         sweep,
@@ -121,7 +167,9 @@ def _remembered(path: Path, sweep: str) -> tuple[str, FigureSpec]:
         colour=colour,
         dashes=dashes,
         where=dict(content.get("where") or {}),  # not kept before 0.3.0
-        paper=paper_of(compose([as_word(key, value) for key, value in _paper_words(content)])),
+        paper=paper_of(
+            compose([as_word(key, value) for key, value in _paper_words(content)])
+        ),
     )
     check_windows(windows)
     check(spec)
@@ -152,12 +200,18 @@ def _of_its_sweep(job: Job) -> Job:
         what, got = f"figure.sweep: there is no sweep {name!r}", f"figure.sweep={name}"
         remedy = f"output_dir=FOLDER, where FOLDER/{name}/table.csv is; or figure.sweep=NAME of another sweep"
         raise unknown_name(what, name, known, remedy, got=got)
-    return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(manifest["config"]["sweep"])
+    return compose([*job.words, f"sweep.name={name}"], job.own).fitted_as(
+        manifest["config"]["sweep"]
+    )
 
 
 def changed_settings(preset: Preset | None) -> tuple[str, ...]:
     """Return the settings in which the network of a table differs from its preset's, in words."""
-    return changed_words({each.key: each.value for each in preset.of_network}) if preset else ()
+    return (
+        changed_words({each.key: each.value for each in preset.of_network})
+        if preset
+        else ()
+    )
 
 
 def requote(quoted: object, verb: str) -> str:

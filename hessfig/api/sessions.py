@@ -16,7 +16,13 @@ from hessfig.analysis.manifest import read_manifest, read_run
 from hessfig.analysis.presented import Table, described_html, table_html
 from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word
-from hessfig.config.compose.provenance import as_made, command_of, preset_in, table_folder, unchanged
+from hessfig.config.compose.provenance import (
+    as_made,
+    command_of,
+    preset_in,
+    table_folder,
+    unchanged,
+)
 from hessfig.config.enums import Data, Kind
 from hessfig.config.keys import in_manifest
 from hessfig.config.presets import STUDY
@@ -34,7 +40,14 @@ if TYPE_CHECKING:
     from hessfig.config.compose.job import Job
     from hessfig.figures.parts.page import ShownFigure
 
-_GIVEN = {"sweep": "given", "config": "given", "seconds": 0.0, "seed": 0, "num_layers": 0, "variant": ""}
+_GIVEN = {
+    "sweep": "given",
+    "config": "given",
+    "seconds": 0.0,
+    "seed": 0,
+    "num_layers": 0,
+    "variant": "",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,7 +82,8 @@ class Run:
     def table(self) -> pd.DataFrame:
         """The checked table, one row per measured number; see docs/table.md for its columns."""
         table = Table(read_run(self.folder).table)
-        table.attrs["config"] = self.manifest.get("config", {})  # for figures of some of its rows
+        # For figures of some of its rows.
+        table.attrs["config"] = self.manifest.get("config", {})
         return table
 
     @cached_property
@@ -100,11 +114,20 @@ class Run:
         UserError
             For settings that `hessfig slopes` refuses, and for a table that is missing or broken.
         """
-        asked = _words(words, {"sweep.name": self.folder.name, "output_dir": str(self.folder.parent), **settings})
+        asked = _words(
+            words,
+            {
+                "sweep.name": self.folder.name,
+                "output_dir": str(self.folder.parent),
+                **settings,
+            },
+        )
         VERBS["slopes"].check(asked)
         return fitted_slopes(as_made(compose(asked)))
 
-    def plot(self, figure: str | None = None, *words: str, **settings: Any) -> ShownFigure:
+    def plot(
+        self, figure: str | None = None, *words: str, **settings: Any
+    ) -> ShownFigure:
         """Return a figure of this run: see hessfig.plot."""
         return plot(self, figure, *words, **settings)
 
@@ -124,7 +147,9 @@ class Run:
 
 def _shown(folder: Path) -> Path:
     """Return a folder for display, relative to the directory of this process where possible."""
-    return folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return (
+        folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    )
 
 
 @contextmanager
@@ -193,7 +218,13 @@ def run(
 
     own = own_folder(str(config_dir)) if config_dir else None
     first = [] if sweep is None else [sweep if "=" in sweep else f"sweep={sweep}"]
-    asked = [*first, *_words(words, {**_given(seeds=seeds, workers=workers, output_dir=output_dir), **settings})]
+    asked = [
+        *first,
+        *_words(
+            words,
+            {**_given(seeds=seeds, workers=workers, output_dir=output_dir), **settings},
+        ),
+    ]
     job = VERBS["run"].job(asked, own)
     _check_here(job)
     check_machine(job.first)
@@ -215,7 +246,13 @@ def fitted_slopes(job: Job) -> pd.DataFrame:
     config, folder = job.config, table_folder(job)
     average, preset = config.sweep.average.value, unchanged(preset_in(folder, job.own))
     settings = FitSettings(average, config.tolerance, preset, config.sweep.predictions)
-    return write_slopes(folder, job.windows, settings, quantity=config.quantity, among=job.given.get("quantities"))
+    return write_slopes(
+        folder,
+        job.windows,
+        settings,
+        quantity=config.quantity,
+        among=job.given.get("quantities"),
+    )
 
 
 def read(folder: str | Path) -> Run:
@@ -304,7 +341,9 @@ def plot(
         folder = _folder_of(what, Path(scratch))
         if figure and "=" in figure:
             words, figure = (figure, *words), None
-        chosen = {"figure": figure} if figure else {"name": folder.name, "layout": "lines"}
+        chosen = (
+            {"figure": figure} if figure else {"name": folder.name, "layout": "lines"}
+        )
         chosen |= _given(layout=layout, options=options)
         place = {"figure.sweep": folder.name, "output_dir": str(folder.parent)}
         asked = _words(words, {**place, **_of_figures({**chosen, **settings})})
@@ -326,10 +365,19 @@ def _drawn(spec: Any, folder: Path, sheet: int) -> ShownFigure:
 
     check(spec)
     with styled(spec.paper):
-        pages = [page for page in LAYOUTS[spec.layout].draw(spec, folder) if page.figure.get_visible()]
+        pages = [
+            page
+            for page in LAYOUTS[spec.layout].draw(spec, folder)
+            if page.figure.get_visible()
+        ]
         if not 0 <= sheet < len(pages):
             last = f"0 to {len(pages) - 1}"
-            raise UserError("sheet: there is no such sheet", got=sheet, allowed=last, remedy="sheet=0, or other panels")
+            raise UserError(
+                "sheet: there is no such sheet",
+                got=sheet,
+                allowed=last,
+                remedy="sheet=0, or other panels",
+            )
         figure = pages[sheet].figure
         relabel(figure, **spec.paper.labels(pages[sheet].suffix))
     return shown(figure)
@@ -348,10 +396,18 @@ def _folder_of(what: Any, scratch: Path) -> Path:
             allowed="a run, its folder, or a table",
             remedy="hessfig.plot(hessfig.read('outputs/sigma'), figure='3a')",
         )
-    folder, filled = scratch / "given", what.assign(**{k: v for k, v in _GIVEN.items() if k not in what.columns})
+    folder, filled = (
+        scratch / "given",
+        what.assign(**{k: v for k, v in _GIVEN.items() if k not in what.columns}),
+    )
     folder.mkdir()
-    filled.assign(sweep="given").reindex(columns=COLUMNS).to_csv(folder / TABLE, index=False)
-    config, arrays = what.attrs.get("config") or _of_a_network(what), list(_written_arrays(what, folder))
+    filled.assign(sweep="given").reindex(columns=COLUMNS).to_csv(
+        folder / TABLE, index=False
+    )
+    config, arrays = (
+        what.attrs.get("config") or _of_a_network(what),
+        list(_written_arrays(what, folder)),
+    )
     (folder / MANIFEST).write_text(json.dumps({"config": config, "arrays": arrays}))
     return folder
 
@@ -371,14 +427,23 @@ def _written_arrays(table: pd.DataFrame, folder: Path) -> Iterator[dict[str, Any
 
 def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:
     """Return the settings of a table without a manifest: those of a user's own network."""
-    axis = "step" if "step" in table.columns and table["step"].notna().all() else "sigma"
-    config = Config(TaskConfig(data=Data.python), ModelConfig(kind=Kind.python), sweep=SweepConfig(axis=axis))
+    axis = (
+        "step" if "step" in table.columns and table["step"].notna().all() else "sigma"
+    )
+    config = Config(
+        TaskConfig(data=Data.python),
+        ModelConfig(kind=Kind.python),
+        sweep=SweepConfig(axis=axis),
+    )
     return in_manifest(config)
 
 
 def _check_here(job: Job) -> None:
     config = job.first
-    elsewhere = {"launcher=slurm": config.launcher.kind != "local", "shard": config.shard is not None}
+    elsewhere = {
+        "launcher=slurm": config.launcher.kind != "local",
+        "shard": config.shard is not None,
+    }
     for word, is_asked in {**elsewhere, "dry_run=true": config.dry_run}.items():
         if is_asked:
             raise UserError(
@@ -394,7 +459,9 @@ def _of_figures(settings: Mapping[str, Any]) -> dict[str, Any]:
     known, named = vars(FigureConfig()), dict[str, Any]()
     for key, value in settings.items():
         if key == "options" and isinstance(value, Mapping):
-            named |= {f"figure.options.{name}": option for name, option in value.items()}
+            named |= {
+                f"figure.options.{name}": option for name, option in value.items()
+            }
         elif key == "quantity":
             named["figure.options.quantity"] = value
         else:

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from hessfig.curvature.sharded.sharded_hessian import ShardedHessian
 
 _OF_THE_LOSS = ("loss", "gradient_norm")
-_OF_PRODUCTS = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "density")
+_OF_PRODUCTS = (
+    "frobenius",
+    "trace",
+    "largest_eigenvalue",
+    "smallest_eigenvalue",
+    "density",
+)
 _MEASURED = (*_OF_THE_LOSS, *_OF_PRODUCTS)
 
 
@@ -60,7 +66,9 @@ class ShardedOperator:
                 remedy="a dictionary with a DTensor for each of them",
             )
         with together():
-            done = self.hessian.product(shards.flat([vector[name] for name in shards.names]))
+            done = self.hessian.product(
+                shards.flat([vector[name] for name in shards.names])
+            )
             self.last_error = math.sqrt(shards.dot(done.deviation, done.deviation))
         return dict(zip(shards.names, shards.tensors(done.product), strict=True))
 
@@ -71,10 +79,14 @@ def sharded_operator(problem: Any, config: Config, block: Any) -> Any:
 
     with together():
         hessian_of = _checked(problem, config, basis=0)
-        return ShardedOperator(hessian_of(_names(problem.network, [block])[block], config.parts[0]))
+        return ShardedOperator(
+            hessian_of(_names(problem.network, [block])[block], config.parts[0])
+        )
 
 
-def measure_sharded(problem: Any, config: Config, *, tells_memory: bool = True) -> dict[str, Measured]:
+def measure_sharded(
+    problem: Any, config: Config, *, tells_memory: bool = True
+) -> dict[str, Measured]:
     """Return the rows of the table by quantity, the same on every rank, in the type of the parameters.
 
     Raises UserError for another type, for what products alone do not give, for ranks that disagree, and if another
@@ -85,8 +97,13 @@ def measure_sharded(problem: Any, config: Config, *, tells_memory: bool = True) 
     blocks = _names(problem.network, _asked(config))
     _check_type(problem.network, config.dtype)
     with together():
-        hessian_of = _checked(problem, config, basis=_basis(config) if tells_memory else None)
-        of_the_loss, of_products = (set(config.quantities) & set(names) for names in (_OF_THE_LOSS, _OF_PRODUCTS))
+        hessian_of = _checked(
+            problem, config, basis=_basis(config) if tells_memory else None
+        )
+        of_the_loss, of_products = (
+            set(config.quantities) & set(names)
+            for names in (_OF_THE_LOSS, _OF_PRODUCTS)
+        )
         results = {name: Measured([], {}) for name in config.quantities}
         if of_the_loss:
             trained = _names(problem.network, ["all"])["all"]
@@ -94,7 +111,9 @@ def measure_sharded(problem: Any, config: Config, *, tells_memory: bool = True) 
             results |= {name: found[name] for name in of_the_loss}
         if of_products:
             for (block, names), part in product(blocks.items(), config.parts):
-                for quantity, result in _block_rows(hessian_of(names, part), block, part, config).items():
+                for quantity, result in _block_rows(
+                    hessian_of(names, part), block, part, config
+                ).items():
                     results[quantity].rows.extend(result.rows)
                     results[quantity].arrays.update(result.arrays)
     return results
@@ -119,7 +138,13 @@ def check_sharded(problem: Any, config: Config) -> None:
 
 
 def _asked(config: Config) -> list[Any]:
-    return ["each"] if config.blocks == "each" else [config.blocks] if isinstance(config.blocks, str) else config.blocks
+    return (
+        ["each"]
+        if config.blocks == "each"
+        else [config.blocks]
+        if isinstance(config.blocks, str)
+        else config.blocks
+    )
 
 
 def _basis(config: Config) -> int:
@@ -128,7 +153,9 @@ def _basis(config: Config) -> int:
     return config.spectrum.steps * has_basis
 
 
-def _checked(problem: Any, config: Config, *, basis: int | None) -> Callable[[Sequence[str], Part], ShardedHessian]:
+def _checked(
+    problem: Any, config: Config, *, basis: int | None
+) -> Callable[[Sequence[str], Part], ShardedHessian]:
     """Check the problem and the ranks, and return what makes the Hessian of a block.
 
     The memory of all ranks, with a basis of vectors, is printed unless `basis` is None.
@@ -154,8 +181,16 @@ def _checked(problem: Any, config: Config, *, basis: int | None) -> Callable[[Se
             remedy="the same batches on every rank, without sharded_batches",
         )
     estimates = (vars(config.spectrum), config.estimator.num_probes)
-    settings = (config.quantities, config.blocks, config.parts, config.first_seed, *estimates)
-    check_ranks(settings, network, problem.inputs, sharded_batches=problem.sharded_batches)
+    settings = (
+        config.quantities,
+        config.blocks,
+        config.parts,
+        config.first_seed,
+        *estimates,
+    )
+    check_ranks(
+        settings, network, problem.inputs, sharded_batches=problem.sharded_batches
+    )
     weights = problem.batch_weights
     if weights is None:
         weights = [1.0] * len(problem.inputs)
@@ -165,12 +200,16 @@ def _checked(problem: Any, config: Config, *, basis: int | None) -> Callable[[Se
         check_convex(network, problem.inputs, function)
     if basis is not None:
         say_memory(named, config.parts, basis)
-    return lambda names, part: ShardedHessian(network, problem.inputs, list(weights), function, names, part)
+    return lambda names, part: ShardedHessian(
+        network, problem.inputs, list(weights), function, names, part
+    )
 
 
 def _check_type(network: nn.Module, dtype: str) -> None:
     """Raise UserError for a type that was asked for; float64, the default, stands for that of the parameters."""
-    types = sorted({str(one.dtype).removeprefix("torch.") for one in network.parameters()})
+    types = sorted(
+        {str(one.dtype).removeprefix("torch.") for one in network.parameters()}
+    )
     if dtype != DType.float64 and types != [dtype]:
         raise UserError(
             "dtype: a sharded network is measured in the type of its parameters",
@@ -188,8 +227,11 @@ def _check_request(problem: Any, config: Config) -> None:
         f"quantities={unknown}": bool(unknown),
         "no compute_loss": problem.compute_loss is None,
         f"weights={plain(problem.weights)}": problem.weights not in (None, "trainable"),
-        f"parts={[str(part) for part in config.parts]}": any(part not in parts for part in config.parts),
-        f"estimator={config.estimator.method}": config.estimator.method not in (Method.auto, Method.hutchinson),
+        f"parts={[str(part) for part in config.parts]}": any(
+            part not in parts for part in config.parts
+        ),
+        f"estimator={config.estimator.method}": config.estimator.method
+        not in (Method.auto, Method.hutchinson),
         "products=curvlinops": config.estimator.products == Products.curvlinops,
         f"blocks={config.blocks}": config.blocks in ("pairs", "all"),
         "training mode": problem.network.training,
@@ -218,65 +260,132 @@ def _names(network: nn.Module, asked: Sequence[Any]) -> dict[str, list[str]]:
             blocks[block] = [block]
         else:
             remedy = "blocks=['all'], or names of parameters that require a gradient"
-            raise unknown_name("blocks: a sharded network has no such block", str(block), ["all", *trained], remedy)
+            raise unknown_name(
+                "blocks: a sharded network has no such block",
+                str(block),
+                ["all", *trained],
+                remedy,
+            )
     return blocks
 
 
-def _row(hessian: ShardedHessian, block: str, quantity: str, value: float, error: float, **more: Any) -> dict[str, Any]:
-    place = {"layer": 0, "row_layer": 0, "row": block, "col": block, "part": "", "index": None}
+def _row(
+    hessian: ShardedHessian,
+    block: str,
+    quantity: str,
+    value: float,
+    error: float,
+    **more: Any,
+) -> dict[str, Any]:
+    place = {
+        "layer": 0,
+        "row_layer": 0,
+        "row": block,
+        "col": block,
+        "part": "",
+        "index": None,
+    }
     status = Status.ok if math.isfinite(value) else Status.nonfinite
     dtype = str(hessian.dtype).removeprefix("torch.")
-    number = {"quantity": quantity, "value": value, "error": error, "num_probes": 0, "dtype": dtype, "status": status}
+    number = {
+        "quantity": quantity,
+        "value": value,
+        "error": error,
+        "num_probes": 0,
+        "dtype": dtype,
+        "status": status,
+    }
     return {**place, **number, **more}
 
 
-def _loss_rows(hessian: ShardedHessian, blocks: dict[str, list[str]]) -> dict[str, Measured]:
+def _loss_rows(
+    hessian: ShardedHessian, blocks: dict[str, list[str]]
+) -> dict[str, Measured]:
     """Return the loss, and the norm of its gradient: in all trained parameters, then in each block."""
     from hessfig.curvature.sharded.shards import length
 
     loss, gradient = hessian.loss_and_gradient()
     norms = {"": length([*gradient.values()])}
-    norms |= {block: length([gradient[name] for name in names]) for block, names in blocks.items()}
-    rows = [_row(hessian, block, "gradient_norm", norm, 0.0, estimator="exact") for block, norm in norms.items()]
+    norms |= {
+        block: length([gradient[name] for name in names])
+        for block, names in blocks.items()
+    }
+    rows = [
+        _row(hessian, block, "gradient_norm", norm, 0.0, estimator="exact")
+        for block, norm in norms.items()
+    ]
     return {
         "loss": Measured([_row(hessian, "", "loss", loss, 0.0, estimator="exact")], {}),
         "gradient_norm": Measured(rows, {}),
     }
 
 
-def _block_rows(hessian: ShardedHessian, block: str, part: Part, config: Config) -> dict[str, Measured]:
+def _block_rows(
+    hessian: ShardedHessian, block: str, part: Part, config: Config
+) -> dict[str, Measured]:
     """Return the rows and arrays of a block, by quantity."""
     from hessfig.curvature.sharded import estimates
 
     seed, spectrum = config.first_seed, config.spectrum
     asked, found = set(config.quantities), dict[str, Measured]()
 
-    def row(quantity: str, one: estimates.Estimate, estimator: str, **more: Any) -> dict[str, Any]:
-        return _row(hessian, block, quantity, one.value, one.error, part=part, estimator=estimator, **more)
+    def row(
+        quantity: str, one: estimates.Estimate, estimator: str, **more: Any
+    ) -> dict[str, Any]:
+        return _row(
+            hessian,
+            block,
+            quantity,
+            one.value,
+            one.error,
+            part=part,
+            estimator=estimator,
+            **more,
+        )
 
     if asked & {"frobenius", "trace"}:
         count = config.estimator.num_probes
-        for quantity, one in estimates.by_probes(hessian, count, seed, (block,)).items():
-            found[quantity] = Measured([row(quantity, one, "hutchinson", num_probes=count)], {})
+        for quantity, one in estimates.by_probes(
+            hessian, count, seed, (block,)
+        ).items():
+            found[quantity] = Measured(
+                [row(quantity, one, "hutchinson", num_probes=count)], {}
+            )
     if asked & {"largest_eigenvalue", "smallest_eigenvalue"}:
         steps, tolerance = spectrum.steps, spectrum.tolerance
-        ends = estimates.extremes(hessian, spectrum.k, seed, (block,), steps=steps, tolerance=tolerance)
-        allowed = tolerance * max(abs(one.value) for pairs in ends.values() for one in pairs)
+        ends = estimates.extremes(
+            hessian, spectrum.k, seed, (block,), steps=steps, tolerance=tolerance
+        )
+        allowed = tolerance * max(
+            abs(one.value) for pairs in ends.values() for one in pairs
+        )
         for quantity, pairs in ends.items():
             places = [None] if spectrum.k == 1 else range(1, len(pairs) + 1)
-            rows = [row(quantity, one, "lanczos", index=index) for index, one in zip(places, pairs, strict=True)]
+            rows = [
+                row(quantity, one, "lanczos", index=index)
+                for index, one in zip(places, pairs, strict=True)
+            ]
             for each in rows:
-                each["status"] = Status.ok if each["error"] <= allowed else Status.not_converged
+                each["status"] = (
+                    Status.ok if each["error"] <= allowed else Status.not_converged
+                )
             found[quantity] = Measured(rows, {})
     if "density" in asked:
         count = spectrum.num_probes
         is_gaussian = spectrum.probes == Probes.gaussian
-        nodes, weights = estimates.density(hessian, count, seed, (block,), steps=spectrum.steps, gaussian=is_gaussian)
+        nodes, weights = estimates.density(
+            hessian, count, seed, (block,), steps=spectrum.steps, gaussian=is_gaussian
+        )
         rows = []
         for quantity, power in (("density_mean", 1), ("density_second_moment", 2)):
             moments = (weights * nodes**power).sum(dim=1).tolist()
-            one = estimates.Estimate(sum(moments) / count, estimates.standard_error(moments))
+            one = estimates.Estimate(
+                sum(moments) / count, estimates.standard_error(moments)
+            )
             rows.append(row(quantity, one, "lanczos", num_probes=count))
-        arrays = {f"nodes_{block}_{part}": nodes.numpy(), f"weights_{block}_{part}": weights.numpy()}
+        arrays = {
+            f"nodes_{block}_{part}": nodes.numpy(),
+            f"weights_{block}_{part}": weights.numpy(),
+        }
         found["density"] = Measured(rows, arrays)
     return {quantity: result for quantity, result in found.items() if quantity in asked}

@@ -36,7 +36,9 @@ class ShardedTraining:
         tensors = [local(one) for one in (*network.parameters(), *network.buffers())]
         found = self.measured(["loss", "gradient_norm"])
         with together():
-            return hash_of_all(tensors, [row["value"] for one in found.values() for row in one.rows])
+            return hash_of_all(
+                tensors, [row["value"] for one in found.values() for row in one.rows]
+            )
 
     def measured(self, quantities: Sequence[str]) -> dict[str, Measured]:
         """Return the rows of the table by quantity, the same on every rank."""

@@ -72,7 +72,9 @@ class Waiting:
         with self._lock:
             if self._bar is not None and not self._is_over:
                 done = max(len(self._begun) - 1, 0)  # the last one has only begun
-                self._bar.update(self._task, note=self._note, total=self._total, completed=done)
+                self._bar.update(
+                    self._task, note=self._note, total=self._total, completed=done
+                )
 
     def _show(self) -> None:
         from hessfig.sweep.progress import NotebookBar, in_notebook, terminal_bar
@@ -81,9 +83,19 @@ class Waiting:
         with self._lock:
             if self._is_over or not (is_notebook or sys.stderr.isatty()):
                 return
-            self._bar = NotebookBar("columns") if is_notebook else terminal_bar("measure", is_transient=True)
+            self._bar = (
+                NotebookBar("columns")
+                if is_notebook
+                else terminal_bar("measure", is_transient=True)
+            )
             done = max(len(self._begun) - 1, 0)
-            self._task = self._bar.add_task("measure", total=self._total, completed=done, note=self._note, visible=True)
+            self._task = self._bar.add_task(
+                "measure",
+                total=self._total,
+                completed=done,
+                note=self._note,
+                visible=True,
+            )
             self._bar.start()
 
 

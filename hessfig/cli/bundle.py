@@ -28,7 +28,12 @@ def bundle_verb(arguments: Sequence[str]) -> int:
     folder, own, given = named_folder("bundle", arguments)
     path = Path(given.get("file", f"{folder.resolve().name}{ARCHIVE}"))
     if path.suffix != ARCHIVE:
-        raise UserError("file names an archive", got=f"file={path}", allowed="NAME.zip", remedy="file=NAME.zip")
+        raise UserError(
+            "file names an archive",
+            got=f"file={path}",
+            allowed="NAME.zip",
+            remedy="file=NAME.zip",
+        )
     check_replaceable([path], _KIND)
     files = packed_files(folder, own)
     content = zipped(folder.resolve().name, files)
@@ -43,14 +48,23 @@ def packed_files(folder: Path, own: Path | None) -> dict[str, bytes]:
     manifest = manifest_at(folder)
     names = [TABLE, MANIFEST, *(entry["file"] for entry in entries_of(folder))]
     files = {name: (folder / name).read_bytes() for name in names}
-    files |= {f"{OWN}/{name}": path.read_bytes() for name, path in _own_files(manifest, own)}
+    files |= {
+        f"{OWN}/{name}": path.read_bytes() for name, path in _own_files(manifest, own)
+    }
     files["requirements.txt"] = _requirements(manifest).encode()
-    files["README.md"] = _readme(folder.resolve().name, manifest, has_code=any(OWN in name for name in files)).encode()
-    sums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(files.items())]
+    files["README.md"] = _readme(
+        folder.resolve().name, manifest, has_code=any(OWN in name for name in files)
+    ).encode()
+    sums = [
+        f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+        for name, content in sorted(files.items())
+    ]
     return {**files, SUMS: "".join(sums).encode()}
 
 
-def _own_files(manifest: Mapping[str, Any], own: Path | None) -> Iterator[tuple[str, Path]]:
+def _own_files(
+    manifest: Mapping[str, Any], own: Path | None
+) -> Iterator[tuple[str, Path]]:
     """Yield the user's code that the settings name, and the settings files of --config-dir."""
     for spec in code_of(job_of(manifest, own)):
         yield from sorted(files_of(spec, str(own) if own else None).items())
@@ -64,14 +78,26 @@ def _own_files(manifest: Mapping[str, Any], own: Path | None) -> Iterator[tuple[
 def _requirements(manifest: Mapping[str, Any]) -> str:
     """Return the versions that made the table, as requirements for pip. hessfig itself is installed from its source."""
     versions = manifest.get("versions") or {}
-    lines = [f"{name}=={str(number).partition('+')[0]}" for name, number in sorted(versions.items()) if number]
+    lines = [
+        f"{name}=={str(number).partition('+')[0]}"
+        for name, number in sorted(versions.items())
+        if number
+    ]
     return "".join(f"{plain(line)}\n" for line in lines)
 
 
 def _readme(name: str, manifest: Mapping[str, Any], *, has_code: bool) -> str:
     command = plain(str(manifest.get("command") or ""), most=2000)
-    config_dir = f" --config-dir {name}/{OWN}" if has_code and "--config-dir" not in command else ""
-    return _README.format(name=name, version=plain(manifest.get("hessfig")), command=f"{command}{config_dir}")
+    config_dir = (
+        f" --config-dir {name}/{OWN}"
+        if has_code and "--config-dir" not in command
+        else ""
+    )
+    return _README.format(
+        name=name,
+        version=plain(manifest.get("hessfig")),
+        command=f"{command}{config_dir}",
+    )
 
 
 _README = """# {name}
@@ -102,5 +128,9 @@ def zipped(name: str, files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path, content in sorted(files.items()):
-            archive.writestr(zipfile.ZipInfo(f"{name}/{path}", _EARLIEST), content, zipfile.ZIP_DEFLATED)
+            archive.writestr(
+                zipfile.ZipInfo(f"{name}/{path}", _EARLIEST),
+                content,
+                zipfile.ZIP_DEFLATED,
+            )
     return buffer.getvalue()

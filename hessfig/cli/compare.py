@@ -33,7 +33,14 @@ def compare_verb(arguments: Sequence[str]) -> int:
     show(_table(comparison))
     print_plain(*_lines(comparison, different, tolerance))
     if "rows" in given:
-        publish({Path(given["rows"]): comparison.pairs.to_csv(index=False, lineterminator="\n")}, "comparison")
+        publish(
+            {
+                Path(given["rows"]): comparison.pairs.to_csv(
+                    index=False, lineterminator="\n"
+                )
+            },
+            "comparison",
+        )
         print_plain(f"written: {given['rows']}")
     return 1 if len(different) or comparison.lost else 0
 
@@ -72,26 +79,44 @@ def _table(comparison: Comparison) -> Table:
     from hessfig.analysis.presented import terminal_table
 
     total = len(comparison.pairs)
-    rows = [[words, str(count), f"{100 * count / total:.1f} %"] for words, count in comparison.counts.items()]
+    rows = [
+        [words, str(count), f"{100 * count / total:.1f} %"]
+        for words, count in comparison.counts.items()
+    ]
     return terminal_table(["numbers", "count", "share"], rows)
 
 
-def _lines(comparison: Comparison, different: pd.DataFrame, tolerance: float) -> list[str]:
+def _lines(
+    comparison: Comparison, different: pd.DataFrame, tolerance: float
+) -> list[str]:
     """Return what is compared, what differs, what is left out, and the largest difference with its place."""
     pairs = comparison.pairs
-    lines = [f"{len(pairs)} numbers compared, {len(different)} differ by more than {tolerance:g}"]
+    lines = [
+        f"{len(pairs)} numbers compared, {len(different)} differ by more than {tolerance:g}"
+    ]
     if comparison.lost or comparison.more:
-        lines.append(f"only in the first table: {comparison.lost}; only in the second: {comparison.more}")
-    for reason, count in pairs.loc[pairs["left_out"] != "", "left_out"].value_counts().items():
+        lines.append(
+            f"only in the first table: {comparison.lost}; only in the second: {comparison.more}"
+        )
+    for reason, count in (
+        pairs.loc[pairs["left_out"] != "", "left_out"].value_counts().items()
+    ):
         lines.append(f"left out, {reason}: {count}")
     worst = pairs.loc[pairs["relative"].fillna(-1.0).idxmax()]
     if worst["relative"] > 0:
         values = f"{worst['value']:.9g} and {worst['value_other']:.9g}"
-        lines.append(f"largest difference {worst['relative']:.3g}: {values} at {_place(worst)}")
+        lines.append(
+            f"largest difference {worst['relative']:.3g}: {values} at {_place(worst)}"
+        )
     return lines
 
 
 def _place(row: pd.Series) -> str:
     """Return where a number belongs, such as 'row=W_Q, part=H, sigma=0.1, seed=1234'."""
     named = {name: str(row[name]) for name in NUMBER if name in row}
-    return plain(", ".join(f"{name}={text}" for name, text in named.items() if text not in ("", "nan")), most=300)
+    return plain(
+        ", ".join(
+            f"{name}={text}" for name, text in named.items() if text not in ("", "nan")
+        ),
+        most=300,
+    )

@@ -12,7 +12,8 @@ from hessfig.cli.help import candidates
 
 def complete() -> None:
     """Print what the last word of the line may become, if a shell asks for it, and end the process."""
-    parser = argparse.ArgumentParser(add_help=False, prefix_chars="\0")  # flags are words as any other
+    # Flags are words as any other.
+    parser = argparse.ArgumentParser(add_help=False, prefix_chars="\0")
     words: Any = parser.add_argument("words", nargs="*")
     words.completer = _offered
     argcomplete.autocomplete(parser, append_space=False)

@@ -31,7 +31,16 @@ def slice_verb(job: Job) -> int:
     code = run_verb(job)
     if code == 0:
         sweep = job.given["sweep"]
-        plot_verb(compose([*job.words, f"figure={sweep}", f"figure.sweep={job.config.sweep.name}"], job.own))
+        plot_verb(
+            compose(
+                [
+                    *job.words,
+                    f"figure={sweep}",
+                    f"figure.sweep={job.config.sweep.name}",
+                ],
+                job.own,
+            )
+        )
     return code
 
 
@@ -58,7 +67,10 @@ def report(summary: Summary) -> int:
 
     print_plain(summarise(summary), *(f"note: {note}" for note in summary.notes))
     if summary.is_written:
-        print_plain(*out_of_range(summary.table), f"written: {summary.table}, {summary.table.with_name(MANIFEST)}")
+        print_plain(
+            *out_of_range(summary.table),
+            f"written: {summary.table}, {summary.table.with_name(MANIFEST)}",
+        )
     if summary.collect:
         print_plain(f"collect, with all shards in one folder: {summary.collect}")
     return 0 if summary.is_complete else 1

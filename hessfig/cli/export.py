@@ -44,17 +44,31 @@ def export_verb(arguments: Sequence[str]) -> int:
         "step": _only("step", given, variant.steps()),
     }
     hashes = {name: variant.short_hash(name) for name in variant.config.quantities}
-    named = {"sweep": sweep.name, "variant": variant.name, "num_layers": variant.layout.num_layers}
-    files = plain_files(variant.config, **at, said={"hessfig": hessfig.__version__, **named, "config": hashes})
+    named = {
+        "sweep": sweep.name,
+        "variant": variant.name,
+        "num_layers": variant.layout.num_layers,
+    }
+    files = plain_files(
+        variant.config,
+        **at,
+        said={"hessfig": hessfig.__version__, **named, "config": hashes},
+    )
     if into.suffix == ARCHIVE:
         publish({into: zipped(into.stem, files)}, _EXPORT)
     else:
         for name, content in files.items():
             write_bytes(into / name, content)
     size = sum(map(len, files.values())) / 1e6
-    point = ", ".join(f"{key}={value}" for key, value in at.items() if value is not None)
-    print_plain(f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}")
-    print_plain(f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})")
+    point = ", ".join(
+        f"{key}={value}" for key, value in at.items() if value is not None
+    )
+    print_plain(
+        f"exported: {', '.join(filter(None, (sweep.name, variant.name, point)))}"
+    )
+    print_plain(
+        f"written: {into} ({len(files)} files, {size:.2f} MB: {', '.join(files)})"
+    )
     return 0
 
 
@@ -84,7 +98,9 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             allowed=", ".join(_CHOICES),
             remedy="leave it out, or leave the folder out and give settings alone",
         )
-    folder, *_ = named_folder("export", [word for word in command.words if "=" not in word])
+    folder, *_ = named_folder(
+        "export", [word for word in command.words if "=" not in word]
+    )
     job = job_of(manifest_at(folder), command.own)
     check_code(job, given)
     return job.in_folder(str(folder.parent)), given
@@ -109,33 +125,56 @@ def _checked_place(into: Path) -> Path:
 def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
     name = _only("variant", given, [variant.name for variant in variants])
     named = [variant for variant in variants if variant.name == name]
-    num_layers = _only("num_layers", given, [variant.layout.num_layers for variant in named])
+    num_layers = _only(
+        "num_layers", given, [variant.layout.num_layers for variant in named]
+    )
     return next(variant for variant in named if variant.layout.num_layers == num_layers)
 
 
 def _only(key: str, given: Mapping[str, str], choices: Iterable[T]) -> T:
     """Return the requested value, or the only one. Raises UserError for an unknown value, and for several."""
     values, text = list(dict.fromkeys(choices)), given.get(key)
-    same = values if text is None else [value for value in values if _is_named(value, text)]
+    same = (
+        values
+        if text is None
+        else [value for value in values if _is_named(value, text)]
+    )
     if len(same) == 1:
         return same[0]
-    shown = [PLAIN if value == "" else plain(value) for value in values if value is not None]
+    shown = [
+        PLAIN if value == "" else plain(value) for value in values if value is not None
+    ]
     example = f"for example {key}={shown[0]}" if shown else "leave it out"
     raise UserError(
-        f"export: {key} " + ("must say which one: there are several" if text is None else "is none of this sweep's"),
+        f"export: {key} "
+        + (
+            "must say which one: there are several"
+            if text is None
+            else "is none of this sweep's"
+        ),
         got=plain(text or f"{len(values)} values"),
-        allowed=first_few(shown, most=20) if shown else f"none: {key} means nothing here",
+        allowed=first_few(shown, most=20)
+        if shown
+        else f"none: {key} means nothing here",
         remedy=f"{example}{_another(key, text)}" if shown and text else example,
     )
 
 
-_SETTING_OF = {"sigma": "'grid.values=[{}]'", "seed": "first_seed={} seeds=1", "step": "'state.step=[{}]'"}
+_SETTING_OF = {
+    "sigma": "'grid.values=[{}]'",
+    "seed": "first_seed={} seeds=1",
+    "step": "'state.step=[{}]'",
+}
 
 
 def _another(key: str, text: str) -> str:
     """Return how a network is exported that no sweep lists: by the setting from which this word chooses."""
     setting = _SETTING_OF.get(key, "").format(plain(text))
-    return f"; for another one give settings: hessfig export sweep=NAME {setting}" if setting else ""
+    return (
+        f"; for another one give settings: hessfig export sweep=NAME {setting}"
+        if setting
+        else ""
+    )
 
 
 def _is_named(value: object, text: str) -> bool:

@@ -39,16 +39,25 @@ def read_command(arguments: Sequence[str]) -> Command:
         else:
             words.append(word)
     if flags.get("--cfg", "job") != "job":
-        raise UserError("--cfg", got=flags["--cfg"] or "nothing", allowed="job", remedy="--cfg job")
+        raise UserError(
+            "--cfg", got=flags["--cfg"] or "nothing", allowed="job", remedy="--cfg job"
+        )
     own = None
     if "--config-dir" in flags:
         from hessfig.config.user.user_dir import own_folder
 
         own = own_folder(flags["--config-dir"])
-    return Command(words=tuple(words), own=own, shows_settings="--cfg" in flags, asks_help="--help" in flags)
+    return Command(
+        words=tuple(words),
+        own=own,
+        shows_settings="--cfg" in flags,
+        asks_help="--help" in flags,
+    )
 
 
-def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave it out") -> dict[str, str]:
+def own_words(
+    verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave it out"
+) -> dict[str, str]:
     """Return {key: value} of the words of a verb that is not composed from the configuration.
 
     Raises UserError for a word without "=", and for a key that the verb does not read; `otherwise` is then the remedy
@@ -60,9 +69,17 @@ def own_words(verb: Verb, arguments: Sequence[str], *, otherwise: str = "leave i
         if not equals or not value:
             example = verb.examples[-1].rpartition(" ")[2]
             what = f"{verb.name}: cannot read {word!r}"
-            raise UserError(what, got=word, allowed="key=value", remedy=f"for example {example}")
+            raise UserError(
+                what, got=word, allowed="key=value", remedy=f"for example {example}"
+            )
         if key not in verb.reads:
-            raise unknown_name(f"{verb.name}: there is no setting {key!r}", key, verb.reads, otherwise, got=word)
+            raise unknown_name(
+                f"{verb.name}: there is no setting {key!r}",
+                key,
+                verb.reads,
+                otherwise,
+                got=word,
+            )
         given[key] = value
     return given
 
@@ -75,7 +92,9 @@ def _flag(word: str, rest: Iterator[str]) -> tuple[str, str]:
             f"there is no flag {word!r}",
             got=word,
             allowed=", ".join([*FLAGS, *_SHORT]),
-            remedy=_without_dashes(word) or did_you_mean(name, FLAGS) or "settings are given as key=value",
+            remedy=_without_dashes(word)
+            or did_you_mean(name, FLAGS)
+            or "settings are given as key=value",
         )
     return name, value if equals or name not in _WITH_VALUE else next(rest, "")
 
@@ -88,7 +107,11 @@ def _without_dashes(word: str) -> str:
     key, equals, value = word.lstrip("-").partition("=")
     key = key.replace("-", "_")
     known = key in GROUPS or is_setting(key)
-    return f"settings have no dashes: {key}={value if equals and value else 'VALUE'}" if known else ""
+    return (
+        f"settings have no dashes: {key}={value if equals and value else 'VALUE'}"
+        if known
+        else ""
+    )
 
 
 def check_format(given: Printed, *allowed: Printed) -> None:

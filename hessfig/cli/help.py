@@ -26,14 +26,19 @@ def verb_help(verb: Verb, own: Path | None = None) -> str:
     ]
     parts += [_group_help(group, own) for group in verb.groups]
     if verb.composed:
-        parts += [_settings_help(verb), "flags:\n" + "\n".join(map(_line, HELP, HELP.values()))]
+        parts += [
+            _settings_help(verb),
+            "flags:\n" + "\n".join(map(_line, HELP, HELP.values())),
+        ]
     elif verb.reads:
         parts.append(f"settings: {', '.join(f'{key}=' for key in verb.reads)}")
     return "\n\n".join(parts)
 
 
 def _group_help(group: str, own: Path | None) -> str:
-    return f"{group}=\n" + "\n".join(f"  {name:<18} {about}" for name, about in choices(group, own).items())
+    return f"{group}=\n" + "\n".join(
+        f"  {name:<18} {about}" for name, about in choices(group, own).items()
+    )
 
 
 def _settings_help(verb: Verb) -> str:
@@ -41,10 +46,15 @@ def _settings_help(verb: Verb) -> str:
     listed = {
         key: setting
         for key, setting in settings().items()
-        if verb.takes(key) and (verb.makes_table or setting.role not in TABLE or setting.role == Role.fit)
+        if verb.takes(key)
+        and (verb.makes_table or setting.role not in TABLE or setting.role == Role.fit)
     }
     lines = [_line(key, _meaning(setting)) for key, setting in listed.items()]
-    return "settings:\n" + "\n".join(lines) + ("" if verb.makes_table else f"\n{_OF_A_TABLE}")
+    return (
+        "settings:\n"
+        + "\n".join(lines)
+        + ("" if verb.makes_table else f"\n{_OF_A_TABLE}")
+    )
 
 
 def _meaning(setting: Setting) -> str:

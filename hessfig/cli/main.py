@@ -33,7 +33,8 @@ def main(arguments: list[str] | None = None) -> None:
         _leave_current_folder()
         _take_environment()
         _collect_rarely(sys.argv[1:])
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
+    # TransformerLens's, not the user's.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
     try:
         code = _dispatch(sys.argv[1:] if arguments is None else arguments)
         print(end="", flush=True)
@@ -45,7 +46,8 @@ def main(arguments: list[str] | None = None) -> None:
     except Exception:  # a defect of hessfig; failed cells have status 1
         traceback.print_exc()
         code = EXIT_DEFECT
-    if arguments is None and "torch" not in sys.modules:  # whose extensions would report as leaked what is frozen
+    # Whose extensions would report as leaked what is frozen.
+    if arguments is None and "torch" not in sys.modules:
         gc.freeze()  # what is left need not be searched at the end
     sys.exit(code)
 
@@ -96,7 +98,9 @@ def _dispatch(arguments: list[str]) -> int:
         print_plain(import_module("hessfig.cli.help").verb_help(verb, command.own))
         return 0
     return int(
-        import_module("hessfig.cli.dispatch").compose_and_run(verb, command, getattr(import_module(module), name))
+        import_module("hessfig.cli.dispatch").compose_and_run(
+            verb, command, getattr(import_module(module), name)
+        )
     )
 
 
@@ -104,12 +108,18 @@ def _verb(name: str) -> Verb:
     if name in VERBS:
         return VERBS[name]
     setting = name.lstrip("-")
-    as_setting = f"a verb comes first, and settings have no dashes: hessfig run {setting}" if "=" in setting else ""
+    as_setting = (
+        f"a verb comes first, and settings have no dashes: hessfig run {setting}"
+        if "=" in setting
+        else ""
+    )
     raise UserError(
         f"there is no verb {name!r}",
         got=name,
         allowed=", ".join(VERBS),
-        remedy=as_setting or did_you_mean(name, VERBS) or "`hessfig --help` says what each is for",
+        remedy=as_setting
+        or did_you_mean(name, VERBS)
+        or "`hessfig --help` says what each is for",
     )
 
 

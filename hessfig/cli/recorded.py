@@ -14,10 +14,13 @@ from hessfig.errors import UserError, first_few, plain
 from hessfig.record import MANIFEST, TABLE
 from hessfig.verbs import VERBS
 
-CODE, RUN = "code", "run"  # the setting, and the value that allows code named in a manifest
+# The setting, and the value that allows code named in a manifest.
+CODE, RUN = ("code", "run")
 
 
-def named_folder(verb: str, arguments: Sequence[str]) -> tuple[Path, Path | None, dict[str, str]]:
+def named_folder(
+    verb: str, arguments: Sequence[str]
+) -> tuple[Path, Path | None, dict[str, str]]:
     """Return the folder of the named table, the folder of --config-dir, and the key=value words."""
     command = read_command(arguments)
     places = [word for word in command.words if "=" not in word]
@@ -56,7 +59,9 @@ def job_of(manifest: Mapping[str, Any], own: Path | None) -> Job:
 
 def code_of(job: Job) -> list[str]:
     """Return the names of the user's own code in the settings: factories and quantities."""
-    return list(dict.fromkeys(spec for _, config in job.variants for spec in specs_of(config)))
+    return list(
+        dict.fromkeys(spec for _, config in job.variants for spec in specs_of(config))
+    )
 
 
 def check_code(job: Job, given: Mapping[str, str]) -> None:

@@ -36,9 +36,17 @@ def report_verb(job: Job) -> int:
     content = page(sections, hessfig.__version__).encode()
     publish({path: content}, _KIND)
     for section in sections:
-        print_plain(*(f"note: {section.name}: {problem.what} ({problem.got})" for problem in section.problems))
+        print_plain(
+            *(
+                f"note: {section.name}: {problem.what} ({problem.got})"
+                for problem in section.problems
+            )
+        )
     pictures = sum(len(section.pictures) for section in sections)
-    print_plain(f"sweeps: {len(sections)}, pictures: {pictures}", f"written: {path} ({len(content) / 2**20:.1f} MiB)")
+    print_plain(
+        f"sweeps: {len(sections)}, pictures: {pictures}",
+        f"written: {path} ({len(content) / 2**20:.1f} MiB)",
+    )
     return 0
 
 
@@ -51,20 +59,39 @@ def _section(job: Job, folder: Path) -> SweepSection:
     """Return what the report says of a sweep. What cannot be read or drawn is among its problems."""
     problems: list[UserError] = []
     try:
-        run, manifest, preset = read_run(folder), read_manifest(folder) or {}, preset_in(folder, job.own)
+        run, manifest, preset = (
+            read_run(folder),
+            read_manifest(folder) or {},
+            preset_in(folder, job.own),
+        )
     except UserError as error:
-        return SweepSection(folder.name, "", "its table cannot be read", run_command(folder), problems=[error])
-    about = preset.words(folder.name) if preset else str(run.config.get("sweep", {}).get("about") or "")
+        return SweepSection(
+            folder.name,
+            "",
+            "its table cannot be read",
+            run_command(folder),
+            problems=[error],
+        )
+    about = (
+        preset.words(folder.name)
+        if preset
+        else str(run.config.get("sweep", {}).get("about") or "")
+    )
     pictures = list(_pictures(job, folder, problems))
     slopes = _slopes(job, folder, has_steps=run.axis.name == "step", problems=problems)
-    links = {name: f"{folder.name}/{name}" for name in _LINKED if (folder / name).is_file()}
+    links = {
+        name: f"{folder.name}/{name}" for name in _LINKED if (folder / name).is_file()
+    }
     missing = manifest.get("missing_cells", 0)
     return SweepSection(
         folder.name,
         about,
         f"{len(run.table)} numbers" + (f", {missing} cells missing" if missing else ""),
         requote(manifest.get("command"), "run") or run_command(folder),
-        [(one.key, typed(one.made), typed(one.asked)) for one in (preset.changed if preset else ())],
+        [
+            (one.key, typed(one.made), typed(one.asked))
+            for one in (preset.changed if preset else ())
+        ],
         pictures,
         slopes,
         links,
@@ -82,7 +109,9 @@ def _pictures(job: Job, folder: Path, problems: list[UserError]) -> Iterator[Pic
             problems.append(error)
 
 
-def _drawn(spec: FigureSpec | UserError, outputs: Path, titles: dict[str, str]) -> Iterator[Picture]:
+def _drawn(
+    spec: FigureSpec | UserError, outputs: Path, titles: dict[str, str]
+) -> Iterator[Picture]:
     if isinstance(spec, UserError):
         raise spec
     command = command_line("plot", f"figure={spec.name}", f"output_dir={outputs}")
@@ -90,17 +119,26 @@ def _drawn(spec: FigureSpec | UserError, outputs: Path, titles: dict[str, str]) 
     with TemporaryDirectory(prefix="hessfig-") as temporary:
         for path in draw(as_png, outputs, into=Path(temporary)):
             if path.suffix == ".png":
-                yield Picture(path.read_bytes(), titles.get(spec.name, spec.name), command)
+                yield Picture(
+                    path.read_bytes(), titles.get(spec.name, spec.name), command
+                )
 
 
-def _slopes(job: Job, folder: Path, *, has_steps: bool, problems: list[UserError]) -> pd.DataFrame | None:
+def _slopes(
+    job: Job, folder: Path, *, has_steps: bool, problems: list[UserError]
+) -> pd.DataFrame | None:
     """Return the slopes of a sweep, which stand in its slopes.csv too; None along training steps."""
     if has_steps:
         return None
     key = "sweep" if folder.name in names("sweep", job.own) else "sweep.name"
     try:
         asked = compose(
-            [f"{key}={folder.name}", f"output_dir={folder.parent}", f"tolerance={job.config.tolerance}"], job.own
+            [
+                f"{key}={folder.name}",
+                f"output_dir={folder.parent}",
+                f"tolerance={job.config.tolerance}",
+            ],
+            job.own,
         )
         slopes = fitted_slopes(as_made(asked))
     except UserError as error:

@@ -30,7 +30,8 @@ def plot_verb(job: Job) -> int:
     figure = job.config.figure
     if not figure.name:
         raise _no_figure(job)
-    paper_of(job)  # refuse words that cannot be typeset before anything is read or computed
+    # Refuse words that cannot be typeset before anything is read or computed.
+    paper_of(job)
     for path in _study(job) if figure.layout == STUDY else _drawn(job):
         print(path)
     return 0
@@ -38,15 +39,22 @@ def plot_verb(job: Job) -> int:
 
 def _no_figure(job: Job) -> UserError:
     """Return the error to show where no figure is chosen; a sweep that is named has some, or may be drawn as lines."""
-    sweep, lists = plain(job.config.figure.sweep), "`hessfig plot --help` lists the figures"
+    sweep, lists = (
+        plain(job.config.figure.sweep),
+        "`hessfig plot --help` lists the figures",
+    )
     if "figure.sweep" not in job.given:
-        return UserError("no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists)
+        return UserError(
+            "no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists
+        )
     drawn = [figure.name for figure in shipped_figures() if figure.sweep == sweep]
     return UserError(
         f"no figure of sweep {sweep} is chosen",
         got="figure=none",
         allowed=f"figure=NAME ({first_few(drawn)}), or figure.name=NAME figure.layout=LAYOUT",
-        remedy=f"figure={drawn[0]}" if drawn else f"figure.name={sweep} figure.layout=lines; {lists}",
+        remedy=f"figure={drawn[0]}"
+        if drawn
+        else f"figure.name={sweep} figure.layout=lines; {lists}",
     )
 
 
@@ -56,21 +64,38 @@ def _study(job: Job) -> list[Path]:
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
     if name not in theory_studies():
-        got, otherwise = f"figure.name={name}, figure.layout={STUDY}", "figure.layout=LAYOUT for a figure of a sweep"
-        raise unknown_name(f"there is no study {name!r}", name, theory_studies(), otherwise, got=got)
-    for key in set(job.given) - {"figure", "style", "output_dir", *(f"figure.{key}" for key in OF_STUDIES)}:
+        got, otherwise = (
+            f"figure.name={name}, figure.layout={STUDY}",
+            "figure.layout=LAYOUT for a figure of a sweep",
+        )
+        raise unknown_name(
+            f"there is no study {name!r}", name, theory_studies(), otherwise, got=got
+        )
+    for key in set(job.given) - {
+        "figure",
+        "style",
+        "output_dir",
+        *(f"figure.{key}" for key in OF_STUDIES),
+    }:
         raise UserError(
             f"the study {name} does not read {key}",
             got=f"{key}={job.given[key]}",
-            allowed=", ".join(["output_dir", "style", *(f"figure.{field}" for field in OF_STUDIES)]),
+            allowed=", ".join(
+                ["output_dir", "style", *(f"figure.{field}" for field in OF_STUDIES)]
+            ),
             remedy="leave it out: the figure is computed, not measured",
         )
     tables = import_module("hessfig.theory.studies")
     if not tables.is_whole(outputs / name):
         if list((outputs / name).glob("*.csv")):
-            print(f"note: the tables in {outputs / name} are not whole, and are computed again", file=sys.stderr)
+            print(
+                f"note: the tables in {outputs / name} are not whole, and are computed again",
+                file=sys.stderr,
+            )
         tables.RUNS[name](outputs)
-    return import_module("hessfig.figures.study_figures").DRAWN[name](outputs, paper_of(job))
+    return import_module("hessfig.figures.study_figures").DRAWN[name](
+        outputs, paper_of(job)
+    )
 
 
 def _drawn(job: Job) -> list[Path]:
@@ -79,7 +104,9 @@ def _drawn(job: Job) -> list[Path]:
 
     outputs, spec = Path(job.config.output_dir), figure_spec(job)
     paths = draw(spec, outputs)
-    if (spec.name, spec.sweep) not in {(figure.name, figure.sweep) for figure in shipped_figures()}:
+    if (spec.name, spec.sweep) not in {
+        (figure.name, figure.sweep) for figure in shipped_figures()
+    }:
         remember(job, outputs / spec.sweep)
     return paths
 
@@ -88,7 +115,14 @@ def slopes_verb(job: Job) -> int:
     """Fit the sweep's curves and print the slopes."""
     from hessfig.analysis.slopes.fit import ACROSS, SLOPES
 
-    check_format(job.config.format, Printed.table, Printed.csv, Printed.json, Printed.markdown, Printed.latex)
+    check_format(
+        job.config.format,
+        Printed.table,
+        Printed.csv,
+        Printed.json,
+        Printed.markdown,
+        Printed.latex,
+    )
     job = as_made(job)
     if job.config.levels:
         return _levels(job)
@@ -97,10 +131,16 @@ def slopes_verb(job: Job) -> int:
     if job.config.format != Printed.table:
         return 0
     if fitted.attrs["others"]:
-        print(f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}")
+        print(
+            f"also in the table (quantity=NAME): {plain(', '.join(fitted.attrs['others']))}"
+        )
     _say_too_few(fitted)
-    print_plain(*sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)}))
-    print(f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={job.config.tolerance:g})")
+    print_plain(
+        *sorted({reason for reason in fitted["reference"] if reason.startswith(ACROSS)})
+    )
+    print(
+        f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={job.config.tolerance:g})"
+    )
     return 0
 
 
@@ -110,7 +150,11 @@ def _say_too_few(fitted: pd.DataFrame) -> None:
 
     few = fitted[fitted["verdict"] == SlopeVerdict.too_few_points]
     for axis in dict.fromkeys(few["axis"]):
-        more = "for example grid.values=[0.1,0.3,1] or grid.points=10" if axis == "sigma" else "in the sweep"
+        more = (
+            "for example grid.values=[0.1,0.3,1] or grid.points=10"
+            if axis == "sigma"
+            else "in the sweep"
+        )
         print_plain(
             f"too few points: a slope needs three values of {axis} in its window, each with a positive mean; measure "
             f"more of them ({more}), or widen the window (sweep.windows)"
@@ -136,7 +180,11 @@ def _print(frame: pd.DataFrame, job: Job) -> None:
     if job.config.format == Printed.latex:
         print_plain(*presented.latex_table(heads, rows))
     else:
-        print_plain(*presented.markdown_table(heads, (map(presented.unmarked, row) for row in rows)))
+        print_plain(
+            *presented.markdown_table(
+                heads, (map(presented.unmarked, row) for row in rows)
+            )
+        )
 
 
 def _levels(job: Job) -> int:
@@ -171,9 +219,25 @@ def check_verb(job: Job) -> int:
     slopes, tolerance = fitted_slopes(job), job.config.tolerance
     lines, code = gate.summary(slopes, tolerance)
     if job.config.format == Printed.json:
-        print_plain(as_json({"passes": code == 0, "tolerance": tolerance, "lines": lines, "slopes": slopes}))
+        print_plain(
+            as_json(
+                {
+                    "passes": code == 0,
+                    "tolerance": tolerance,
+                    "lines": lines,
+                    "slopes": slopes,
+                }
+            )
+        )
         return code
-    print("\n".join([*lines, f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={tolerance:g})"]))
+    print(
+        "\n".join(
+            [
+                *lines,
+                f"written: {table_folder(job) / SLOPES} (verdicts at tolerance={tolerance:g})",
+            ]
+        )
+    )
     return code
 
 

@@ -55,7 +55,9 @@ def _patient(stream: TextIO | None, descriptor: int) -> Any:
     encoding = stream.encoding if stream else "utf-8"
     is_flushed = getattr(stream, "line_buffering", True)
     buffer = io.BufferedWriter(_Outlet(descriptor))
-    return io.TextIOWrapper(buffer, encoding, errors="replace", line_buffering=is_flushed)
+    return io.TextIOWrapper(
+        buffer, encoding, errors="replace", line_buffering=is_flushed
+    )
 
 
 class _Outlet(io.RawIOBase):
@@ -120,7 +122,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _end_workers() -> None:
     """End the workers and their server."""
-    processes, pool = (sys.modules.get(name) for name in ("multiprocessing.process", "hessfig.sweep.pool"))
+    processes, pool = (
+        sys.modules.get(name)
+        for name in ("multiprocessing.process", "hessfig.sweep.pool")
+    )
     for worker in processes.active_children() if processes else []:
         worker.terminate()
     if pool:

@@ -148,7 +148,9 @@ def _check_steps(key: str, asked: list[Any], training: TrainingConfig) -> None:
                 remedy=f"training.steps={step}",
             )
     if len(set(asked)) < len(asked) or len(asked) > MOST_KEPT:
-        twice = next((step for step in asked if asked.count(step) > 1), f"{len(asked)} steps")
+        twice = next(
+            (step for step in asked if asked.count(step) > 1), f"{len(asked)} steps"
+        )
         raise UserError(
             f"{key}: each step is named once, and at most {MOST_KEPT} are",
             got=twice,
@@ -158,12 +160,18 @@ def _check_steps(key: str, asked: list[Any], training: TrainingConfig) -> None:
 
 
 def _check_trained(config: Config) -> None:
-    training, data, rule = config.training, config.task.data, config.training.optimiser.facts
+    training, data, rule = (
+        config.training,
+        config.task.data,
+        config.training.optimiser.facts,
+    )
     if not data.facts.is_trainable:
         raise UserError(
             f"state=trained: there is no task to train on (task.data={data})",
             got=f"task.data={data}, model.kind={config.model.kind}",
-            allowed="; ".join(f"task.data={dataset}" for dataset in Data if dataset.facts.is_trainable),
+            allowed="; ".join(
+                f"task.data={dataset}" for dataset in Data if dataset.facts.is_trainable
+            ),
             remedy="model=gpt2 task=addition, or weights of your own: state=loaded state.path=FILE",
         )
     if rule.is_full_batch and training.data != TrainingData.fixed:
@@ -189,6 +197,8 @@ def check_installed(rule: Optimiser, what: str) -> None:
         raise UserError(
             f"{what} needs the package pytorch-optimizer",
             got="it is not installed",
-            allowed=", ".join(other for other in Optimiser if not other.facts.is_of_extra),
+            allowed=", ".join(
+                other for other in Optimiser if not other.facts.is_of_extra
+            ),
             remedy=install_extra("optimisers"),
         )

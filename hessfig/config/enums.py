@@ -73,10 +73,11 @@ class Estimation:
     products: bool = True
 
 
+# What estimator=auto does, in the words of every page.
 AUTO = (
     "exact by a formula where that is cheap, dense where a column of a small network has at most 256 entries, "
     "else by probes"
-)  # what estimator=auto does, in the words of every page
+)
 
 
 class Method(terms.Recorded):
@@ -85,7 +86,10 @@ class Method(terms.Recorded):
     facts: Estimation
 
     hutchinson = "hutchinson", Estimation(at_once=True)
-    aligned = "aligned", Estimation(fewest=4, at_once=True, symmetric=True, traces=False)
+    aligned = (
+        "aligned",
+        Estimation(fewest=4, at_once=True, symmetric=True, traces=False),
+    )
     xtrace = "xtrace", Estimation(fewest=2, multiple=2, symmetric=True, products=False)
     dense = "dense", Estimation(fewest=0)
     exact = "exact", Estimation(fewest=0, products=False)

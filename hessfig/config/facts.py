@@ -16,7 +16,9 @@ class Role(StrEnum):
     """The purpose of a setting. Keys, manifests, verbs and variable settings are derived from the roles."""
 
     science = "science"  # makes other numbers, and enters the keys of cells
-    place = "place"  # says where something is, whose content enters the keys in its stead
+    place = (
+        "place"  # says where something is, whose content enters the keys in its stead
+    )
     pin = "pin"  # what a file is by content, filled in when a run is planned
     extent = "extent"  # which of the numbers are measured
     label = "label"  # names a sweep
@@ -79,27 +81,44 @@ class SettingInfo:
 
         def refusal(what: str, got: object, allowed: str) -> UserError:
             example = self.example or default
-            if not self.example and self.least is not None and self.most is None and is_whole:
+            if (
+                not self.example
+                and self.least is not None
+                and self.most is None
+                and is_whole
+            ):
                 example = str(self.least)
             word = f"{key}={example}"
             if example.startswith("'"):
                 word = f"'{key}={example[1:]}"
-            return UserError(what, got=got, allowed=allowed, remedy=f"for example {word}")
+            return UserError(
+                what, got=got, allowed=allowed, remedy=f"for example {word}"
+            )
 
-        if isinstance(value, list) and (what := self._of_list(value, may_be_empty=default == "[]")):
+        if isinstance(value, list) and (
+            what := self._of_list(value, may_be_empty=default == "[]")
+        ):
             allowed = kind
             if self.size is None:
                 allowed = self.allowed or kind
             raise refusal(f"{key}{what}", f"[{','.join(map(str, value))}]", allowed)
-        if self.passes and not (value is None and default == "null") and not self.passes(value):
+        if (
+            self.passes
+            and not (value is None and default == "null")
+            and not self.passes(value)
+        ):
             raise refusal(f"{key}{self.why}", value, self.allowed)
         entries = {key: value}
         if isinstance(value, list):
             entries = {f"{key}[{place}]": entry for place, entry in enumerate(value)}
         for name, entry in entries.items():
             if entry is not None and not self._holds(entry):
-                allowed = self.allowed or self._range(key.rpartition(".")[2], whole=is_whole)
-                raise refusal(f"{name}{self.why or self._outside(entry)}", entry, allowed)
+                allowed = self.allowed or self._range(
+                    key.rpartition(".")[2], whole=is_whole
+                )
+                raise refusal(
+                    f"{name}{self.why or self._outside(entry)}", entry, allowed
+                )
 
     def _of_list(self, entries: list[Any], *, may_be_empty: bool) -> str:
         """Return what is wrong with a list as a whole; empty if nothing is."""
@@ -114,8 +133,15 @@ class SettingInfo:
     def _holds(self, value: Any) -> bool:
         if self.pattern:
             return re.fullmatch(self.pattern, value) is not None
-        for end, is_inside in ((self.least, ge), (self.most, le), (self.above, gt), (self.below, lt)):
-            if end is not None and (not is_inside(value, end) or abs(value) == math.inf):
+        for end, is_inside in (
+            (self.least, ge),
+            (self.most, le),
+            (self.above, gt),
+            (self.below, lt),
+        ):
+            if end is not None and (
+                not is_inside(value, end) or abs(value) == math.inf
+            ):
                 return False
         return True
 
@@ -123,12 +149,18 @@ class SettingInfo:
         """Return what is wrong with a value that `_holds` refuses."""
         if self.pattern:
             return " has another form"
-        is_large = self.most is not None and isinstance(value, int) and value > self.most
+        is_large = (
+            self.most is not None and isinstance(value, int) and value > self.most
+        )
         return " is too large" if is_large else " is out of range"
 
     def _range(self, name: str, *, whole: bool) -> str:
         """Return the allowed numbers in words."""
-        ends = [f"{end:.15g}" for end in (self.least, self.above, self.most, self.below) if end is not None]
+        ends = [
+            f"{end:.15g}"
+            for end in (self.least, self.above, self.most, self.below)
+            if end is not None
+        ]
         one, several = "a finite number", "a share"
         if whole:
             one = several = "a whole number"
@@ -172,12 +204,18 @@ def is_names(value: Any) -> bool:
 
 def are_windows(value: list[Any]) -> bool:
     """Whether every entry is [low, high], either of them null for an open end."""
-    return all(isinstance(window, list) and len(window) == 2 and _rises(window) for window in value)
+    return all(
+        isinstance(window, list) and len(window) == 2 and _rises(window)
+        for window in value
+    )
 
 
 def are_predictions(value: dict[str, Any]) -> bool:
     """Whether every entry is {part: exponent}, 'zero' for a block that vanishes."""
-    return all(isinstance(parts, dict) and all(map(_is_exponent, parts.values())) for parts in value.values())
+    return all(
+        isinstance(parts, dict) and all(map(_is_exponent, parts.values()))
+        for parts in value.values()
+    )
 
 
 def _is_exponent(value: Any) -> bool:
@@ -186,7 +224,9 @@ def _is_exponent(value: Any) -> bool:
 
 def _rises(window: list[Any]) -> bool:
     ends = [end for end in window if end is not None]
-    return all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
+    return (
+        all(isinstance(end, int | float) for end in ends) and sorted(set(ends)) == ends
+    )
 
 
 def is_workers(value: Any) -> bool:

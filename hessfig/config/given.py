@@ -8,7 +8,8 @@ from hessfig.config.schema import Config
 from hessfig.config.settings import open_settings, settings, value_of
 from hessfig.errors import UserError, typed
 
-_OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})  # nothing is claimed by these where they are the default too
+# Nothing is claimed by these where they are the default too.
+_OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class GivenSetting:
 Refusal = Callable[[int, str], UserError | None]
 
 
-def unread_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) -> Iterator[tuple[GivenSetting, str]]:
+def unread_given(
+    given: Iterable[GivenSetting], count: int, refusal: Refusal
+) -> Iterator[tuple[GivenSetting, str]]:
     """Yield each setting that none of `count` variants reads, with a note; `refusal` returns the reason.
 
     Raises UserError for a setting that the sweep varies, whose variants would be the same, and for what contradicts
@@ -39,14 +42,18 @@ def unread_given(given: Iterable[GivenSetting], count: int, refusal: Refusal) ->
         if not refusals or not all(refusals):
             continue
         assert refusals[0] is not None
-        reason = refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
+        reason = (
+            refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
+        )
         if setting.of is not None or any(map(_contradicts, setting.keys)):
             raise reason
         yield setting, reason.what
 
 
 def _contradicts(key: str) -> bool:
-    return key.endswith((".path", ".sha256")) or bool(settings()[setting_of(key)].says.implies)
+    return key.endswith((".path", ".sha256")) or bool(
+        settings()[setting_of(key)].says.implies
+    )
 
 
 def setting_of(key: str) -> str:
@@ -65,17 +72,25 @@ def holds(config: Config, where: str) -> bool:
     return all(_is_so(config, word) for word in where.split())
 
 
-def setting_not_read(config: Config, key: str, where: str | tuple[str, ...], reader: str = "") -> UserError | None:
+def setting_not_read(
+    config: Config, key: str, where: str | tuple[str, ...], reader: str = ""
+) -> UserError | None:
     """Return the error for a setting that is read with other settings only; None if it is read. `reader` reads it."""
     ways = (where,) if isinstance(where, str) else where
     if any(holds(config, way) for way in ways):
         return None
-    others = dict.fromkeys(_key(word) for way in ways for word in way.split() if _key(word) != key)
-    got = ", ".join(f"{setting}={typed(value_of(config, setting))}" for setting in (key, *others))
+    others = dict.fromkeys(
+        _key(word) for way in ways for word in way.split() if _key(word) != key
+    )
+    got = ", ".join(
+        f"{setting}={typed(value_of(config, setting))}" for setting in (key, *others)
+    )
     allowed = " or ".join(" ".join(map(_shown, way.split())) for way in ways)
     what = f"{key}: {reader} reads it" if reader else f"{key} is read"
     remedy = f"{_remedy(config, ways[0], key)}leave {key} out"
-    return UserError(f"{what} with {allowed} alone", got=got, allowed=allowed, remedy=remedy)
+    return UserError(
+        f"{what} with {allowed} alone", got=got, allowed=allowed, remedy=remedy
+    )
 
 
 def _of_preset(given: GivenSetting, first: UserError) -> UserError:
@@ -83,12 +98,15 @@ def _of_preset(given: GivenSetting, first: UserError) -> UserError:
         f"{given.word}: nothing that it sets is read here ({first.what})",
         got=f"{given.word}; {first.got}",
         allowed=first.allowed,
-        remedy=first.remedy.rpartition("leave ")[0] + f"leave {given.word.partition('=')[0]} out",
+        remedy=first.remedy.rpartition("leave ")[0]
+        + f"leave {given.word.partition('=')[0]} out",
     )
 
 
 def _is_so(config: Config, word: str) -> bool:
-    return (_text(value_of(config, _key(word))) in _values(word).split("|")) != ("!" in word)
+    return (_text(value_of(config, _key(word))) in _values(word).split("|")) != (
+        "!" in word
+    )
 
 
 def _key(word: str) -> str:
@@ -101,7 +119,11 @@ def _text(value: object) -> str:
 
 def _remedy(config: Config, way: str, key: str) -> str:
     """Return the words with which the setting would be read, followed by `or`."""
-    words = [_typed(word) for word in way.split() if not _is_so(config, word) and _key(word) != key]
+    words = [
+        _typed(word)
+        for word in way.split()
+        if not _is_so(config, word) and _key(word) != key
+    ]
     return f"{' '.join(words)}, or " if words else ""
 
 
@@ -116,12 +138,20 @@ def _shown(word: str) -> str:
     """Return a word for a message: key!=value as the remaining named values."""
     if "!" not in word:
         return word
-    return f"{_key(word)}={'|'.join(_left(word))}" if _left(word) else f"{_key(word)} other than {_values(word)}"
+    return (
+        f"{_key(word)}={'|'.join(_left(word))}"
+        if _left(word)
+        else f"{_key(word)} other than {_values(word)}"
+    )
 
 
 def _left(word: str) -> list[str]:
     """Return the named values that key!=value leaves."""
-    return [name for name in settings()[_key(word)].named if name not in _values(word).split("|")]
+    return [
+        name
+        for name in settings()[_key(word)].named
+        if name not in _values(word).split("|")
+    ]
 
 
 def _values(word: str) -> str:

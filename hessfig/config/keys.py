@@ -31,7 +31,13 @@ def without_added(plain: Mapping[str, Any]) -> dict[str, Any]:
 def unpinned(config: Config) -> Config:
     """Return a configuration without the hashes of its files."""
     pins = (key.split(".") for key in with_role(Role.pin))
-    return replace(config, **{group: replace(getattr(config, group), **{name: None}) for group, name in pins})
+    return replace(
+        config,
+        **{
+            group: replace(getattr(config, group), **{name: None})
+            for group, name in pins
+        },
+    )
 
 
 def in_key(config: Config) -> dict[str, Any]:
@@ -40,7 +46,9 @@ def in_key(config: Config) -> dict[str, Any]:
     Places say where something is: what is there counts by its content (see models.protocol.Kind.source).
     """
     places = with_role(Role.place, Role.pin)
-    return _without(as_plain(config), lambda key, value: _is_untouched(key, value) or key in places)
+    return _without(
+        as_plain(config), lambda key, value: _is_untouched(key, value) or key in places
+    )
 
 
 def in_manifest(config: Config) -> dict[str, Any]:
@@ -49,10 +57,16 @@ def in_manifest(config: Config) -> dict[str, Any]:
     return {key: value for key, value in as_plain(config).items() if key in kept}
 
 
-def _without(plain: Mapping[str, Any], is_out: Callable[[str, Any], bool]) -> dict[str, Any]:
+def _without(
+    plain: Mapping[str, Any], is_out: Callable[[str, Any], bool]
+) -> dict[str, Any]:
     """Return plain settings by group, those left out that `is_out` says of their dotted key and value."""
     return {
-        group: {name: value for name, value in entries.items() if not is_out(f"{group}.{name}", value)}
+        group: {
+            name: value
+            for name, value in entries.items()
+            if not is_out(f"{group}.{name}", value)
+        }
         if isinstance(entries, Mapping)
         else entries
         for group, entries in plain.items()
@@ -63,7 +77,11 @@ def _without(plain: Mapping[str, Any], is_out: Callable[[str, Any], bool]) -> di
 def added_defaults() -> dict[str, Any]:
     """Return {dotted key: plain default} of the settings in ADDED."""
     plain = as_plain(Config())
-    return {key: plain[group][name] for key in ADDED for group, _, name in [key.partition(".")]}
+    return {
+        key: plain[group][name]
+        for key in ADDED
+        for group, _, name in [key.partition(".")]
+    }
 
 
 def _is_untouched(key: str, value: Any) -> bool:
@@ -84,4 +102,6 @@ def kept_steps(config: Config) -> list[int]:
     Steps after the last measured one are not trained: a run of 8 000 that is measured at 300 ends there.
     """
     asked = step_values(config)
-    return sorted({*asked, *(step for step in config.training.checkpoints if step < asked[-1])})
+    return sorted(
+        {*asked, *(step for step in config.training.checkpoints if step < asked[-1])}
+    )

@@ -13,13 +13,18 @@ from hessfig.config.schema import SIZE, Config
 from hessfig.errors import UserError, too_few_files
 
 WORKER = "HESSFIG_WORKER"  # the number of a worker process, from 0
-_OPEN_FILES = (32, 4)  # in any case, and a worker; a run with one worker has got by with 16
+# In any case, and a worker; a run with one worker has got by with 16.
+_OPEN_FILES = (32, 4)
 _OF_THE_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def memory() -> int:
@@ -69,7 +74,10 @@ def check_device(device: str) -> None:
     kind = device.partition(":")[0]
     if kind == "cuda" and not import_module("torch").cuda.is_available():
         raise UserError(
-            "device: there is no usable CUDA GPU on this machine", got=device, allowed="cpu", remedy="device=cpu"
+            "device: there is no usable CUDA GPU on this machine",
+            got=device,
+            allowed="cpu",
+            remedy="device=cpu",
         )
 
 
@@ -84,7 +92,9 @@ def card_of(device: str) -> str:
 def check_device_name(device: str) -> None:
     """Raise UserError for a text that names no device on any machine."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UserError("device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu")
+        raise UserError(
+            "device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu"
+        )
 
 
 def slurm_memory(text: str) -> str:
@@ -100,12 +110,28 @@ def size_in_bytes(text: str) -> int:
     return int(size[:-1]) * 1024 ** (1 + "KMGT".index(size[-1]))
 
 
-_UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = {
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 
 
 def bytes_of(text: Any) -> float:
     """Return the bytes that '16GB' or '512MiB' means. Raises UserError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), flags=re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), flags=re.IGNORECASE
+    )
     if match is None or float(match[1]) <= 0:
-        raise UserError("memory", got=text, allowed="a number and KB, MB, GB, TB (or GiB, ...)", remedy="memory=8GB")
+        raise UserError(
+            "memory",
+            got=text,
+            allowed="a number and KB, MB, GB, TB (or GiB, ...)",
+            remedy="memory=8GB",
+        )
     return float(match[1]) * _UNITS[match[2].upper()]

@@ -9,9 +9,28 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from hessfig.config import enums
-from hessfig.config.facts import Role, are_predictions, are_windows, group, is_names, is_workers, setting
-from hessfig.config.of_quantities import ApproximationConfig, CompressionConfig, DirectionsConfig, LandscapeConfig
-from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.facts import (
+    Role,
+    are_predictions,
+    are_windows,
+    group,
+    is_names,
+    is_workers,
+    setting,
+)
+from hessfig.config.of_quantities import (
+    ApproximationConfig,
+    CompressionConfig,
+    DirectionsConfig,
+    LandscapeConfig,
+)
+from hessfig.config.science import (
+    EstimatorConfig,
+    GridConfig,
+    ModelConfig,
+    SpectrumConfig,
+    TaskConfig,
+)
 from hessfig.config.training_settings import StateConfig, TrainingConfig
 from hessfig.terms import PARTS, Part
 
@@ -38,7 +57,9 @@ class SweepConfig:
     `axis` is what curves run along: sigma, step, or a varied setting such as model.d_model.
     """
 
-    name: str = setting("sigma", "name of the sweep, and of its folder in output_dir", role=Role.label)
+    name: str = setting(
+        "sigma", "name of the sweep, and of its folder in output_dir", role=Role.label
+    )
     about: str = setting("", "a line about it", role=Role.label)
     vary: dict[str, Any] = setting(
         {},
@@ -54,7 +75,11 @@ class SweepConfig:
         passes=lambda value: True,
         example="'[{}, {model.scores: cosine}]'",
     )
-    axis: str = setting("sigma", "what curves run along: sigma, step, index (k), or a varied setting", role=Role.extent)
+    axis: str = setting(
+        "sigma",
+        "what curves run along: sigma, step, index (k), or a varied setting",
+        role=Role.extent,
+    )
     windows: list[Any] = setting(
         [[None, 1.0]],
         "ranges of the axis that slopes are fitted on; null: open",
@@ -93,14 +118,21 @@ class FigureConfig:
     sweep: str = setting("sigma", "the sweep it draws")
     layout: str = setting("", "how it is laid out")
     group: enums.FigureGroup = setting(
-        enums.FigureGroup.own, "its group: in the paper, beyond it, a study, or your own"
+        enums.FigureGroup.own,
+        "its group: in the paper, beyond it, a study, or your own",
     )
     order: int = setting(100, "its place in `make figures`")
-    published: enums.Published = setting(enums.Published.nothing, "what the authors published of it")
-    x: str | None = setting(None, "what runs along its x axis: sigma, step, or a varied setting")
+    published: enums.Published = setting(
+        enums.Published.nothing, "what the authors published of it"
+    )
+    x: str | None = setting(
+        None, "what runs along its x axis: sigma, step, or a varied setting"
+    )
     colour: str | None = setting(None, "what colours distinguish")
     dashes: str | None = setting(None, "what dashes and marks distinguish")
-    where: dict[str, Any] = setting({}, "which numbers to draw: {sigma: [0.1, 1], model.n_heads: 2}; empty: all")
+    where: dict[str, Any] = setting(
+        {}, "which numbers to draw: {sigma: [0.1, 1], model.n_heads: 2}; empty: all"
+    )
     width: float | None = setting(
         None,
         "inches, with type of 7 points and more; null: the style's (default 5.5)",
@@ -118,8 +150,12 @@ class FigureConfig:
         example="[W_V:H_o]",
     )
     title: str | None = setting(None, "a line above the panels")
-    xlabel: str | None = setting(None, "label of the x axes that have one; null: the layout's")
-    ylabel: str | None = setting(None, "label of the y axes that have one; null: the layout's")
+    xlabel: str | None = setting(
+        None, "label of the x axes that have one; null: the layout's"
+    )
+    ylabel: str | None = setting(
+        None, "label of the y axes that have one; null: the layout's"
+    )
     legend: str | None = setting(
         None,
         "where legends are placed, or none; null: the layout's place",
@@ -128,7 +164,9 @@ class FigureConfig:
         allowed="none, best, or a place such as 'upper left'",
         example="none",
     )
-    note: bool = setting(True, "the note below the panels; false writes it to a .txt next to the figure")
+    note: bool = setting(
+        True, "the note below the panels; false writes it to a .txt next to the figure"
+    )
     formats: list[enums.Format] = setting(
         [enums.Format.pdf, enums.Format.png, enums.Format.svg],
         "files to write; the numbers are written as CSV next to them",
@@ -145,7 +183,10 @@ class LauncherConfig:
     None of them changes a number: the key of a cell knows nothing of them.
     """
 
-    kind: enums.Launcher = setting(enums.Launcher.local, "workers of this machine, or the tasks of a Slurm job array")
+    kind: enums.Launcher = setting(
+        enums.Launcher.local,
+        "workers of this machine, or the tasks of a Slurm job array",
+    )
     tasks: int = setting(
         4,
         "tasks of the job array; each measures its share of the cells",
@@ -155,9 +196,20 @@ class LauncherConfig:
         where=_SLURM,
     )
     cpus_per_task: int = setting(
-        1, "cores of a task; with workers=auto it has as many workers", least=1, most=10_000, where=_SLURM
+        1,
+        "cores of a task; with workers=auto it has as many workers",
+        least=1,
+        most=10_000,
+        where=_SLURM,
     )
-    gpus: int = setting(0, "GPUs of a task (with device=cuda)", least=0, most=1_000, example="1", where=_SLURM)
+    gpus: int = setting(
+        0,
+        "GPUs of a task (with device=cuda)",
+        least=0,
+        most=1_000,
+        example="1",
+        where=_SLURM,
+    )
     memory: str | None = setting(
         None,
         "memory of a task: 16GB, 500MB",
@@ -177,10 +229,20 @@ class LauncherConfig:
         where=_SLURM,
     )
     partition: str | None = setting(
-        None, "partition of the cluster", pattern=_WORD, allowed=_NAMED, example="main", where=_SLURM
+        None,
+        "partition of the cluster",
+        pattern=_WORD,
+        allowed=_NAMED,
+        example="main",
+        where=_SLURM,
     )
     account: str | None = setting(
-        None, "account that is charged", pattern=_WORD, allowed=_NAMED, example="mine", where=_SLURM
+        None,
+        "account that is charged",
+        pattern=_WORD,
+        allowed=_NAMED,
+        example="mine",
+        where=_SLURM,
     )
     options: list[str] = setting(
         [],
@@ -191,7 +253,11 @@ class LauncherConfig:
         example="'[\"--qos=short\"]'",
         where=_SLURM,
     )
-    wait: bool = setting(True, "wait with progress and collect; false: submit, return, and collect later", where=_SLURM)
+    wait: bool = setting(
+        True,
+        "wait with progress and collect; false: submit, return, and collect later",
+        where=_SLURM,
+    )
 
 
 @dataclass
@@ -213,7 +279,9 @@ class Config:
     sweep: SweepConfig = group(SweepConfig, Role.label)
     figure: FigureConfig = group(FigureConfig, Role.reading)
     quantities: list[str] = setting(
-        ["frobenius"], "what is measured: frobenius, trace, spectrum, density, ...", role=Role.extent
+        ["frobenius"],
+        "what is measured: frobenius, trace, spectrum, density, ...",
+        role=Role.extent,
     )
     blocks: Any = setting(
         ["W_V", "W_Q"],
@@ -230,8 +298,14 @@ class Config:
         example="[H]",
     )
     seeds: int = setting(20, "number of initialisations", role=Role.extent, least=1)
-    first_seed: int = setting(1234, "the first of their seeds; the others follow it", role=Role.extent)
-    dtype: enums.DType = setting(enums.DType.float64, "floating-point type of networks and products", role=Role.science)
+    first_seed: int = setting(
+        1234, "the first of their seeds; the others follow it", role=Role.extent
+    )
+    dtype: enums.DType = setting(
+        enums.DType.float64,
+        "floating-point type of networks and products",
+        role=Role.science,
+    )
     device: str = setting("cpu", "cpu, cuda or cuda:N", role=Role.hardware)
     workers: Any = setting(
         "auto",
@@ -241,7 +315,9 @@ class Config:
         passes=is_workers,
         allowed="auto or a whole number >= 0",
     )
-    force_workers: bool = setting(False, "take more workers than there are cores", role=Role.machine)
+    force_workers: bool = setting(
+        False, "take more workers than there are cores", role=Role.machine
+    )
     shard: str | None = setting(
         None,
         "measure a share of the cells only: 2/8 is the second of eight; auto: that of this task of a Slurm array",
@@ -262,10 +338,17 @@ class Config:
         role=Role.means,
         where="model.kind=python",
     )
-    dry_run: bool = setting(False, "say what would be done, and do nothing", role=Role.command)
+    dry_run: bool = setting(
+        False, "say what would be done, and do nothing", role=Role.command
+    )
     config_dir: str | None = setting(None, "set by --config-dir", role=Role.flag)
-    tolerance: float = setting(0.1, "how far a slope may be from its prediction", above=0)
-    levels: bool = setting(False, "in place of slopes, mean levels in each window and how they go with settings")
+    tolerance: float = setting(
+        0.1, "how far a slope may be from its prediction", above=0
+    )
+    levels: bool = setting(
+        False,
+        "in place of slopes, mean levels in each window and how they go with settings",
+    )
     quantity: str | None = setting(
         None,
         "fit this quantity of the table; null: frobenius where it was measured, else the only one there is",
@@ -279,17 +362,26 @@ class Config:
         example="W_Q or 'rows=[W_Q,W_V]'",
     )
     part: Any = setting(
-        None, "print these parts only: H_o, or [H_o, H]", "a part or a list", **_NAMES, example="H_o or 'part=[H_o,H]'"
+        None,
+        "print these parts only: H_o, or [H_o, H]",
+        "a part or a list",
+        **_NAMES,
+        example="H_o or 'part=[H_o,H]'",
     )
     format: enums.Printed = setting(
         enums.Printed.table,
         "how rows are printed: predictions as csv; slopes as csv, json, latex or markdown; check and status as json",
     )
     powers_of: enums.PowersOf = setting(
-        enums.PowersOf.sigma, "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale"
+        enums.PowersOf.sigma,
+        "what predicted exponents are powers of: sigma, a weight's scale, or model.residual_scale",
     )
-    style: enums.Style = setting(enums.Style.default, "type and width of figures: our own, or a conference's")
+    style: enums.Style = setting(
+        enums.Style.default, "type and width of figures: our own, or a conference's"
+    )
 
 
 # The groups: their settings have dotted keys, and a folder of files each in conf.
-GROUPS = tuple(field.name for field in fields(Config) if isinstance(field.metadata["says"], Role))
+GROUPS = tuple(
+    field.name for field in fields(Config) if isinstance(field.metadata["says"], Role)
+)

@@ -47,7 +47,11 @@ class Setting:
     @property
     def named(self) -> tuple[str, ...]:
         """The values that have names, also where it may be null."""
-        return tuple(value for kind in typing.get_args(self.type) or (self.type,) for value in _choices(kind))
+        return tuple(
+            value
+            for kind in typing.get_args(self.type) or (self.type,)
+            for value in _choices(kind)
+        )
 
     @cached_property
     def is_flat(self) -> bool:
@@ -62,7 +66,9 @@ class Setting:
 @cache
 def settings() -> dict[str, Setting]:
     """Return {dotted key: setting} in the order of the schema, those of a group first."""
-    return {key: setting for key, setting in _every().items() if setting.role != Role.flag}
+    return {
+        key: setting for key, setting in _every().items() if setting.role != Role.flag
+    }
 
 
 def value_of(config: Any, key: str) -> Any:
@@ -91,7 +97,9 @@ def with_role(*roles: Role) -> frozenset[str]:
 def top_level(*roles: Role) -> tuple[str, ...]:
     """Return the groups and single settings of the schema that these roles cover."""
     keys = with_role(*roles)
-    return tuple(dict.fromkeys(key.partition(".")[0] for key in _every() if key in keys))
+    return tuple(
+        dict.fromkeys(key.partition(".")[0] for key in _every() if key in keys)
+    )
 
 
 def role_of(key: str) -> Role | None:
@@ -105,29 +113,45 @@ def role_of(key: str) -> Role | None:
 @cache
 def open_settings() -> tuple[str, ...]:
     """Return the settings whose entries may have any names."""
-    return tuple(key for key, setting in settings().items() if typing.get_origin(setting.type) is dict)
+    return tuple(
+        key
+        for key, setting in settings().items()
+        if typing.get_origin(setting.type) is dict
+    )
 
 
 def is_setting(key: str) -> bool:
     """Whether `key` is a setting, or an entry of one that takes any names."""
-    return key in settings() or any(key.startswith(f"{name}.") for name in open_settings())
+    return key in settings() or any(
+        key.startswith(f"{name}.") for name in open_settings()
+    )
 
 
 def siblings(key: str) -> list[str]:
     """Return the settings near `key`: those of its group, or groups and single settings."""
     group = key.rpartition(".")[0]
     beside = [name for name in settings() if name.rpartition(".")[0] == group]
-    return beside if group and beside else [*GROUPS, *(name for name in settings() if "." not in name)]
+    return (
+        beside
+        if group and beside
+        else [*GROUPS, *(name for name in settings() if "." not in name)]
+    )
 
 
 def meant(key: str) -> str:
     """Return suggestions for the unknown `key`: the same name in another group, similar spellings, or the list."""
     top = [name for name in settings() if "." not in name]
-    same = [name for name in settings() if name.rpartition(".")[2] == key and not did_you_mean(key, top)]
+    same = [
+        name
+        for name in settings()
+        if name.rpartition(".")[2] == key and not did_you_mean(key, top)
+    ]
     known = [*settings(), *GROUPS]
     group, _, last = key.rpartition(".")
     if group and any(name.startswith(f"{group}.") for name in settings()):
-        known = [name for name in known if did_you_mean(last, [name.rpartition(".")[2]])]
+        known = [
+            name for name in known if did_you_mean(last, [name.rpartition(".")[2]])
+        ]
     hint = f"did you mean {same[0]!r}?" if same else did_you_mean(key, known)
     return hint or "`hessfig run --help` lists the settings"
 
@@ -150,18 +174,26 @@ def _in_brackets(setting: Setting, got: object) -> str:
     if setting.kind.startswith("a list of numbers"):
         is_entry = re.fullmatch(r"[-+.\deE]+", entry)
     else:
-        is_entry = re.fullmatch(r"[\w.@*]+", entry) if setting.kind == "a list of names" else None
+        is_entry = (
+            re.fullmatch(r"[\w.@*]+", entry)
+            if setting.kind == "a list of names"
+            else None
+        )
     return f"{setting.key}=[{entry}], a list of one" if is_entry else ""
 
 
 @cache
 def _every() -> Mapping[str, Setting]:
-    return {setting.key: setting for setting in _settings_of(Config(), "", Role.reading)}
+    return {
+        setting.key: setting for setting in _settings_of(Config(), "", Role.reading)
+    }
 
 
 def _settings_of(section: Any, prefix: str, role: Role) -> Iterator[Setting]:
     types = typing.get_type_hints(type(section))
-    for name, info in ((entry.name, entry.metadata["says"]) for entry in fields(section)):
+    for name, info in (
+        (entry.name, entry.metadata["says"]) for entry in fields(section)
+    ):
         value, key = getattr(section, name), f"{prefix}{name}"
         if isinstance(info, Role):
             yield from _settings_of(value, f"{key}.", info)
@@ -180,7 +212,11 @@ def _words(kind: Any) -> str:
         return " or ".join(_words(argument) for argument in typing.get_args(kind))
     if typing.get_origin(kind) is list:
         return f"a list of {_plural(typing.get_args(kind)[0])}"
-    return "{name: value}" if typing.get_origin(kind) is dict else _WORDS.get(kind, "|".join(_choices(kind)))
+    return (
+        "{name: value}"
+        if typing.get_origin(kind) is dict
+        else _WORDS.get(kind, "|".join(_choices(kind)))
+    )
 
 
 def _plural(kind: Any) -> str:

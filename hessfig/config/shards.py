@@ -21,7 +21,9 @@ def parse_shard(text: str) -> tuple[int, int]:
             "shard: there is no such share of the cells",
             got=plain(text),
             allowed=f"auto, or K/N with 1 <= K <= N <= {MOST_SHARDS}",
-            remedy=f"for example shard={min(max(index, 1), count)}/{count}" if count else "for example shard=2/8",
+            remedy=f"for example shard={min(max(index, 1), count)}/{count}"
+            if count
+            else "for example shard=2/8",
         )
     return index, count
 
@@ -32,14 +34,20 @@ def array_share(environment: Mapping[str, str]) -> str:
     Of indices first, first + step, first + 2 step, ... Slurm gives all tasks the count, the first and the step.
     Raises UserError outside of arrays, and for indices with holes (1,3,7), of which a task cannot know its place.
     """
-    named = {name: environment.get(_ARRAY + name, "") for name in ("ID", "COUNT", "MIN", "MAX", "STEP")}
+    named = {
+        name: environment.get(_ARRAY + name, "")
+        for name in ("ID", "COUNT", "MIN", "MAX", "STEP")
+    }
     if all(value.isascii() and value.isdigit() for value in named.values()):
         task, count, first, last, step = map(int, named.values())
         if step and first + (count - 1) * step == last and (task - first) % step == 0:
             return f"{(task - first) // step + 1}/{count}"
     raise UserError(
         "shard=auto: Slurm does not say which share this is",
-        got=", ".join(f"{_ARRAY}{name}={plain(value)}" for name, value in named.items() if value) or "no Slurm array",
+        got=", ".join(
+            f"{_ARRAY}{name}={plain(value)}" for name, value in named.items() if value
+        )
+        or "no Slurm array",
         allowed="a task of a Slurm array whose indices have equal steps (sbatch --array=0-7)",
         remedy="shard=K/N, for example shard=2/8 for the second of eight",
     )

@@ -20,7 +20,8 @@ class StateConfig:
     """The point of weight space: drawn for each sigma and seed, trained from there, or loaded from `path`."""
 
     kind: enums.State = setting(
-        enums.State.initialised, "weights drawn from sigma and seed, trained from there, or read from a file"
+        enums.State.initialised,
+        "weights drawn from sigma and seed, trained from there, or read from a file",
     )
     path: str | None = setting(
         None,
@@ -56,7 +57,8 @@ class TrainingConfig:
     """
 
     optimiser: Optimiser = setting(
-        Optimiser.adamw, "the step rule; gd and those that divide by a curvature matrix are full batch"
+        Optimiser.adamw,
+        "the step rule; gd and those that divide by a curvature matrix are full batch",
     )
     learning_rate: float = setting(1e-3, "the largest learning rate", above=0)
     betas: list[float] = setting(
@@ -70,15 +72,33 @@ class TrainingConfig:
         where=_of_rules("betas"),
     )
     eps: float = setting(
-        1e-8, "for adamw and adam: added to the root of the second moment", above=0, where=_of_rules("eps")
+        1e-8,
+        "for adamw and adam: added to the root of the second moment",
+        above=0,
+        where=_of_rules("eps"),
     )
-    weight_decay: float = setting(0.1, "of every parameter: decoupled for adamw, added to the gradient else", least=0)
+    weight_decay: float = setting(
+        0.1,
+        "of every parameter: decoupled for adamw, added to the gradient else",
+        least=0,
+    )
     momentum: float = setting(
-        0.0, "for sgd, muon and the step rules that divide by curvature", least=0, below=1, where=_of_rules("momentum")
+        0.0,
+        "for sgd, muon and the step rules that divide by curvature",
+        least=0,
+        below=1,
+        where=_of_rules("momentum"),
     )
-    clip_norm: float = added(0.0, "the largest norm of a gradient; longer ones are scaled down (0: none are)", least=0)
+    clip_norm: float = added(
+        0.0,
+        "the largest norm of a gradient; longer ones are scaled down (0: none are)",
+        least=0,
+    )
     damping: float = added(
-        0.01, "for the rules that divide by curvature: added to every eigenvalue", above=0, where=_of_rules("damping")
+        0.01,
+        "for the rules that divide by curvature: added to every eigenvalue",
+        above=0,
+        where=_of_rules("damping"),
     )
     curvature: enums.Curvature = added(
         enums.Curvature.none,
@@ -92,11 +112,21 @@ class TrainingConfig:
         where=("training.curvature!=none", _of_rules("refresh")),
     )
     schedule: enums.Schedule = setting(
-        enums.Schedule.cosine, "after the warm-up: cosine to zero at the last step, or constant"
+        enums.Schedule.cosine,
+        "after the warm-up: cosine to zero at the last step, or constant",
     )
-    warmup: int = setting(100, "steps over which the learning rate rises to its largest", least=0, most=_MOST_STEPS)
+    warmup: int = setting(
+        100,
+        "steps over which the learning rate rises to its largest",
+        least=0,
+        most=_MOST_STEPS,
+    )
     batch_size: int = setting(
-        128, "sums of a batch; gd takes the whole fixed set", least=1, most=_MOST_STEPS, where=_of_rules("batch_size")
+        128,
+        "sums of a batch; gd takes the whole fixed set",
+        least=1,
+        most=_MOST_STEPS,
+        where=_of_rules("batch_size"),
     )
     steps: int = setting(
         4000,
@@ -106,7 +136,8 @@ class TrainingConfig:
         where=("state.kind=trained", "training.schedule=cosine"),
     )
     data: enums.TrainingData = setting(
-        enums.TrainingData.fresh, "fresh sums at every step, or a fixed set: the task's batch, which is measured too"
+        enums.TrainingData.fresh,
+        "fresh sums at every step, or a fixed set: the task's batch, which is measured too",
     )
     cascades: float = setting(
         0.2,
@@ -130,8 +161,13 @@ class TrainingConfig:
         watches=True,
     )
     evaluation_size: int = setting(
-        10_000, "held-out sums of a test, and of the quantity accuracy", least=1, most=_MOST_STEPS, watches=True
+        10_000,
+        "held-out sums of a test, and of the quantity accuracy",
+        least=1,
+        most=_MOST_STEPS,
+        watches=True,
     )
     dtype: enums.DType = setting(
-        enums.DType.float32, "floating-point type of the training; states are measured in dtype"
+        enums.DType.float32,
+        "floating-point type of the training; states are measured in dtype",
     )

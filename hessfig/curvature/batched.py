@@ -15,7 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.column import SPLIT, Column, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.column import (
+    SPLIT,
+    Column,
+    Products,
+    Rows,
+    SidedColumn,
+    completed,
+    to_multiply,
+)
 from hessfig.curvature.double_backward import (
     DoubleBackward,
     TensorsOperator,
@@ -35,7 +43,8 @@ from hessfig.terms import Part
 from hessfig.weights import SMALL
 
 AT_ONCE = 256  # vectors per batched backward pass
-KEPT_BYTES = 2**26  # graphs of several batches that are kept between products, unless memory= gives another bound
+# Graphs of several batches that are kept between products, unless memory= gives another bound.
+KEPT_BYTES = 2**26
 
 
 def is_small(network: nn.Module) -> bool:
@@ -48,7 +57,12 @@ def undisturbed(objective: Objective) -> Iterator[None]:
     """Enable gradients whatever mode the caller is in, keep random generators, and use one thread if small."""
     device = next(objective.network.parameters()).device
     is_limited = torch.get_num_threads() > 1 and is_small(objective.network)
-    with differentiating(), kept_draws(), made_on(device), one_thread() if is_limited else nullcontext():
+    with (
+        differentiating(),
+        kept_draws(),
+        made_on(device),
+        one_thread() if is_limited else nullcontext(),
+    ):
         yield
 
 
@@ -65,7 +79,11 @@ class SmallNetwork:
 
     def __init__(self, objective: Objective) -> None:
         self._shared: _Shared = objective.once("small", partial(_Shared, objective))
-        self._suffix, self.names, self.at = self._shared.suffix, self._shared.names, self._shared.at
+        self._suffix, self.names, self.at = (
+            self._shared.suffix,
+            self._shared.names,
+            self._shared.at,
+        )
         self._bound = KEPT_BYTES if objective.memory is None else objective.memory
         self._own = dict[Part, _Graphs]()
         self.bytes_per_probe = self._suffix.bytes_per_probe
@@ -73,9 +91,13 @@ class SmallNetwork:
     @staticmethod
     def can_take(objective: Objective) -> bool:
         """Whether the network is a user's own and small."""
-        return not isinstance(objective.network, Layered) and is_small(objective.network)
+        return not isinstance(objective.network, Layered) and is_small(
+            objective.network
+        )
 
-    def products(self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
+    def products(
+        self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]
+    ) -> list[Tensor]:
         """Return A V in the parameters `rows`, (k, *shape) each; `columns` has the nonzero entries of V, likewise."""
         with torch.enable_grad(), differentiable_twice():
             return self.graphs(part).products(columns, rows)
@@ -94,14 +116,19 @@ class SmallNetwork:
         graphs = [one for one in self.graphs(part).kept if isinstance(one, _Curved)]
         if not graphs:
             return None
-        return _OneVector([one.product(columns, rows) for one in graphs], [self.at[name] for name in columns])
+        return _OneVector(
+            [one.product(columns, rows) for one in graphs],
+            [self.at[name] for name in columns],
+        )
 
     def graphs(self, part: Part) -> _Graphs:
         """Return the graphs of a part, which are created once."""
         graphs = self._shared.graphs.get(part) or self._own.get(part)
         if graphs is None:
             graphs = self._graphs(part)
-            (self._shared.graphs if graphs.size <= KEPT_BYTES else self._own)[part] = graphs
+            (self._shared.graphs if graphs.size <= KEPT_BYTES else self._own)[part] = (
+                graphs
+            )
         return graphs
 
     def _graphs(self, part: Part) -> _Graphs:
@@ -112,7 +139,9 @@ class SmallNetwork:
             with torch.enable_grad(), differentiable_twice():
                 return kind(self._outputs(number, start), self.at, scalar)
 
-        return _Graphs(graph, [start for start, _ in terms], list(self.at.values()), self._bound)
+        return _Graphs(
+            graph, [start for start, _ in terms], list(self.at.values()), self._bound
+        )
 
     def _outputs(self, number: int, start: Tensor) -> Tensor:
         outputs = self._suffix.at(self.at, start)
@@ -128,7 +157,12 @@ class SmallNetwork:
         if part == Part.H_o:  # of a loss that is linear in the outputs
             other_part = DoubleBackward(self._suffix, Part.H, list(self.names))
         try:
-            return not fault(_Whole(self, part), reliable, other_part, {name: p for p, name in self.names.items()})
+            return not fault(
+                _Whole(self, part),
+                reliable,
+                other_part,
+                {name: p for p, name in self.names.items()},
+            )
         except UserError:
             raise
         except Exception:
@@ -140,8 +174,14 @@ class _Shared:
 
     def __init__(self, objective: Objective) -> None:
         self.suffix = objective.suffix(objective.layout.weights)
-        self.names = {p: name for name, p in self.suffix.named_parameters() if p.is_floating_point()}
-        self.at = {name: p.detach().clone().requires_grad_() for p, name in self.names.items()}
+        self.names = {
+            p: name
+            for name, p in self.suffix.named_parameters()
+            if p.is_floating_point()
+        }
+        self.at = {
+            name: p.detach().clone().requires_grad_() for p, name in self.names.items()
+        }
         self.verdicts, self.graphs = dict[Part, bool](), dict[Part, _Graphs]()
 
 
@@ -152,18 +192,27 @@ class _Graphs:
     """
 
     def __init__(
-        self, graph: Callable[[int], _Curved | _Outer], inputs: list[Tensor], at: list[Tensor], bound: float
+        self,
+        graph: Callable[[int], _Curved | _Outer],
+        inputs: list[Tensor],
+        at: list[Tensor],
+        bound: float,
     ) -> None:
         self._graph, self._sizes = graph, [len(one) for one in inputs]
         self._kept = list[_Curved | _Outer]()
         _, first = live_bytes(lambda: self._kept.append(graph(0)), [*inputs, *at])
         most = bound * self._sizes[0] / max(first, 1)  # samples
-        self._count = max(1, sum(samples <= most for samples in accumulate(self._sizes)))
+        self._count = max(
+            1, sum(samples <= most for samples in accumulate(self._sizes))
+        )
         self.size = first * sum(self._sizes[: self._count]) / self._sizes[0]
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return the sum of the products of all batches in `rows`; no graph is held while the next one is created."""
-        return summed(self._of(number).products(columns, rows) for number in range(len(self._sizes)))
+        return summed(
+            self._of(number).products(columns, rows)
+            for number in range(len(self._sizes))
+        )
 
     @property
     def kept(self) -> list[_Curved | _Outer]:
@@ -187,8 +236,14 @@ class _Whole:
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         paths = list(self._network.at)
-        vectors = {path: column.movedim(-1, 0) for path, column in zip(paths, columns, strict=True)}
-        return [found.movedim(0, -1) for found in self._network.products(self._part, vectors, paths)]
+        vectors = {
+            path: column.movedim(-1, 0)
+            for path, column in zip(paths, columns, strict=True)
+        }
+        return [
+            found.movedim(0, -1)
+            for found in self._network.products(self._part, vectors, paths)
+        ]
 
 
 class _Curved:
@@ -196,18 +251,26 @@ class _Curved:
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
         self._at = at
-        slopes = of_second_order(gradients(scalar(outputs), list(at.values()), create_graph=True))
+        slopes = of_second_order(
+            gradients(scalar(outputs), list(at.values()), create_graph=True)
+        )
         self._slopes = dict(zip(at, slopes, strict=True))
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return H V in `rows`."""
         return _pulled(
-            [self._slopes[name] for name in columns], list(columns.values()), [self._at[row] for row in rows]
+            [self._slopes[name] for name in columns],
+            list(columns.values()),
+            [self._at[row] for row in rows],
         )
 
     def product(self, columns: Sequence[str], rows: Sequence[str]) -> _Pulled:
         """Return the product with one vector, one tensor for each of `columns`, in `rows`."""
-        kept = [place for place, name in enumerate(columns) if self._slopes[name].requires_grad]
+        kept = [
+            place
+            for place, name in enumerate(columns)
+            if self._slopes[name].requires_grad
+        ]
         slopes = [self._slopes[columns[place]] for place in kept]
         return _Pulled(kept, slopes, [self._at[row] for row in rows])
 
@@ -225,8 +288,13 @@ class _Pulled:
         if not self.slopes:
             return [torch.zeros_like(leaf) for leaf in self.leaves]
         vectors = [along[place] for place in self.places]
-        grads = torch.autograd.grad(self.slopes, self.leaves, vectors, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(self.leaves, grads, strict=True)]
+        grads = torch.autograd.grad(
+            self.slopes, self.leaves, vectors, retain_graph=True, allow_unused=True
+        )
+        return [
+            torch.zeros_like(leaf) if one is None else one
+            for leaf, one in zip(self.leaves, grads, strict=True)
+        ]
 
 
 class _OneVector:
@@ -234,14 +302,25 @@ class _OneVector:
 
     def __init__(self, batches: list[_Pulled], places: Sequence[Tensor]) -> None:
         self._batches = batches
-        self._sizes, self._shapes = [one.numel() for one in places], [one.shape for one in places]
+        self._sizes, self._shapes = (
+            [one.numel() for one in places],
+            [one.shape for one in places],
+        )
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return A v, flat."""
         split = zip(vector.split_with_sizes(self._sizes), self._shapes, strict=True)
         along = [piece.reshape(shape) for piece, shape in split]
-        pieces = self._batches[0](along) if len(self._batches) == 1 else summed([one(along) for one in self._batches])
-        return pieces[0].flatten() if len(pieces) == 1 else torch.cat([piece.flatten() for piece in pieces])
+        pieces = (
+            self._batches[0](along)
+            if len(self._batches) == 1
+            else summed([one(along) for one in self._batches])
+        )
+        return (
+            pieces[0].flatten()
+            if len(pieces) == 1
+            else torch.cat([piece.flatten() for piece in pieces])
+        )
 
 
 class _Outer:
@@ -252,33 +331,69 @@ class _Outer:
         self._leaf = self._outputs.detach().requires_grad_()
         self._cotangent = torch.zeros_like(self._outputs).requires_grad_()
         (self._slope,) = gradients(scalar(self._leaf), [self._leaf], create_graph=True)
-        pulled = of_second_order(gradients(self._outputs, list(at.values()), self._cotangent, create_graph=True))
+        pulled = of_second_order(
+            gradients(
+                self._outputs, list(at.values()), self._cotangent, create_graph=True
+            )
+        )
         self._pulled = dict(zip(at, pulled, strict=True))
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return J^T B J V in `rows`."""
-        tangents = _pulled([self._pulled[name] for name in columns], list(columns.values()), [self._cotangent])
-        return _pulled([self._outputs], _pulled([self._slope], tangents, [self._leaf]), [self._at[row] for row in rows])
+        tangents = _pulled(
+            [self._pulled[name] for name in columns],
+            list(columns.values()),
+            [self._cotangent],
+        )
+        return _pulled(
+            [self._outputs],
+            _pulled([self._slope], tangents, [self._leaf]),
+            [self._at[row] for row in rows],
+        )
 
 
-def _pulled(values: Sequence[Tensor], vectors: Sequence[Float[Tensor, "k ..."]], at: Sequence[Tensor]) -> list[Tensor]:
+def _pulled(
+    values: Sequence[Tensor],
+    vectors: Sequence[Float[Tensor, "k ..."]],
+    at: Sequence[Tensor],
+) -> list[Tensor]:
     """Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept.
 
     A single vector needs no vmap, which takes a third of the time for small networks; the bits are the same.
     """
-    pairs = [(value, vector) for value, vector in zip(values, vectors, strict=True) if value.requires_grad]
+    pairs = [
+        (value, vector)
+        for value, vector in zip(values, vectors, strict=True)
+        if value.requires_grad
+    ]
     grads: Sequence[Tensor | None] = [None] * len(at)
     if pairs:
         kept, along = zip(*pairs, strict=True)
         several = len(along[0]) > 1
         along = along if several else tuple(vector[0] for vector in along)
-        grads = torch.autograd.grad(kept, at, along, retain_graph=True, allow_unused=True, is_grads_batched=several)
-        grads = grads if several else [None if grad is None else grad[None] for grad in grads]
+        grads = torch.autograd.grad(
+            kept,
+            at,
+            along,
+            retain_graph=True,
+            allow_unused=True,
+            is_grads_batched=several,
+        )
+        grads = (
+            grads
+            if several
+            else [None if grad is None else grad[None] for grad in grads]
+        )
     count = len(vectors[0])
-    return [leaf.new_zeros(count, *leaf.shape) if grad is None else grad for leaf, grad in zip(at, grads, strict=True)]
+    return [
+        leaf.new_zeros(count, *leaf.shape) if grad is None else grad
+        for leaf, grad in zip(at, grads, strict=True)
+    ]
 
 
-def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
+def pulled_back(
+    outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]
+) -> Float[Tensor, "k n"]:
     """Return V d(outputs) / d(at), in batches of AT_ONCE vectors; graphs are kept.
 
     A combination of the vectors is also pulled back without vmap. If the results differ (LayerNorm under vmap, see
@@ -286,15 +401,30 @@ def pulled_back(outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k
     """
 
     def together(chunk: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
-        return torch.cat([one.flatten(1) for one in _pulled([outputs], [chunk.view(-1, *outputs.shape)], at)], dim=1)
+        return torch.cat(
+            [
+                one.flatten(1)
+                for one in _pulled([outputs], [chunk.view(-1, *outputs.shape)], at)
+            ],
+            dim=1,
+        )
 
     def alone(vector: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
-        return torch.cat([piece.flatten() for piece in gradients(outputs, at, vector.view(outputs.shape))])
+        return torch.cat(
+            [
+                piece.flatten()
+                for piece in gradients(outputs, at, vector.view(outputs.shape))
+            ]
+        )
 
     pulled = torch.cat([together(chunk) for chunk in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
     off = norm(factors @ pulled - alone(factors @ vectors))
-    return pulled if off <= OUTPUTS.of(pulled.dtype) * norm(pulled) else torch.stack([*map(alone, vectors)])
+    return (
+        pulled
+        if off <= OUTPUTS.of(pulled.dtype) * norm(pulled)
+        else torch.stack([*map(alone, vectors)])
+    )
 
 
 class BatchedColumn(SidedColumn):
@@ -321,7 +451,14 @@ class BatchedColumn(SidedColumn):
     [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
-    def __init__(self, network: SmallNetwork, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+    def __init__(
+        self,
+        network: SmallNetwork,
+        objective: Objective,
+        layer: int,
+        col: str,
+        rows: Rows,
+    ) -> None:
         super().__init__(objective, layer, col, rows)
         self._network, self._given = network, (objective, layer, col, rows)
         self.bytes_per_probe = network.bytes_per_probe
@@ -332,16 +469,26 @@ class BatchedColumn(SidedColumn):
 
         return ColumnOperator(*self._given)
 
-    def kept_product(self, row: Hashable, part: Part) -> Callable[[Tensor], Tensor] | None:
+    def kept_product(
+        self, row: Hashable, part: Part
+    ) -> Callable[[Tensor], Tensor] | None:
         """Return v -> A v, as SidedColumn says; None for views of parameters, and for H_o."""
         if not (self._is_of_whole and self._are_whole and self._network.holds(part)):
             return None
-        names = {path: self._network.names[one] for path, one in zip(self.places, self.parameters, strict=True)}
-        columns, rows = ([names[one.parameter] for one in side] for side in (self.col, self.rows[row]))
+        names = {
+            path: self._network.names[one]
+            for path, one in zip(self.places, self.parameters, strict=True)
+        }
+        columns, rows = (
+            [names[one.parameter] for one in side]
+            for side in (self.col, self.rows[row])
+        )
         return self._network.kept_product(part, columns, rows)
 
     @in_turn
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V of every row, all columns of `probes` at once for each of `parts`."""
         asked = to_multiply(parts)
         if not all(self._network.holds(part) for part in asked):
@@ -349,6 +496,15 @@ class BatchedColumn(SidedColumn):
         spread = self.spread(probes.to(self.parameters[0].device))
         names = [self._network.names[parameter] for parameter in self.parameters]
         places = {self.places[weight.parameter] for weight in self.col}
-        columns = {names[place]: spread[place].movedim(-1, 0) for place in sorted(places)}
-        products = {part: self._network.products(part, columns, names) for part in asked}
-        return completed(self.gathered({part: [p.movedim(0, -1) for p in products[part]] for part in asked}), parts)
+        columns = {
+            names[place]: spread[place].movedim(-1, 0) for place in sorted(places)
+        }
+        products = {
+            part: self._network.products(part, columns, names) for part in asked
+        }
+        return completed(
+            self.gathered(
+                {part: [p.movedim(0, -1) for p in products[part]] for part in asked}
+            ),
+            parts,
+        )

@@ -28,8 +28,14 @@ class Entries:
     @in_turn
     def __init__(self, objective: Objective, layer: int, name: str) -> None:
         weights = objective.layout.side(layer, name)
-        labels = [f"{one.name}@{one.layer}" if one.layer else one.name for one in weights]
-        self.names = labels if len(set(labels)) == len(labels) else [one.parameter for one in weights]
+        labels = [
+            f"{one.name}@{one.layer}" if one.layer else one.name for one in weights
+        ]
+        self.names = (
+            labels
+            if len(set(labels)) == len(labels)
+            else [one.parameter for one in weights]
+        )
         parameter = objective.network.get_parameter
         self.shapes = [view_of(parameter(one.parameter), one).shape for one in weights]
         self.sizes, self.dtype = [prod(shape) for shape in self.shapes], objective.dtype
@@ -38,7 +44,9 @@ class Entries:
         """Return the entries of every weight, in the shape of the weight. Raises UserError for any other vector."""
         size = sum(self.sizes)
         if not isinstance(vector, Tensor) or vector.shape != (size,):
-            shape = f" of shape {tuple(vector.shape)}" if hasattr(vector, "shape") else ""
+            shape = (
+                f" of shape {tuple(vector.shape)}" if hasattr(vector, "shape") else ""
+            )
             raise UserError(
                 "operator.unflatten: this is not one vector of the block's weights",
                 got=plain(f"{type(vector).__name__}{shape}"),
@@ -46,24 +54,39 @@ class Entries:
                 remedy="one column of several, products[:, k]; torch.from_numpy(array) of an array",
             )
         pieces = vector.split(self.sizes)
-        return {name: one.reshape(shape) for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)}
+        return {
+            name: one.reshape(shape)
+            for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " n"]:
         """Return tensors by name as one vector; omitted weights are zero. Raises UserError for misfits."""
         known = dict(zip(self.names, self.shapes, strict=True))
-        wrong = [name for name, one in tensors.items() if not _fits(one, known.get(name))]
+        wrong = [
+            name for name, one in tensors.items() if not _fits(one, known.get(name))
+        ]
         if wrong or not tensors:
             raise UserError(
                 "operator.flatten: these are not tensors of the block's weights",
-                got=first_few([f"{name}: {_described(tensors[name])}" for name in wrong]) if wrong else "no tensor",
-                allowed=first_few([f"{name}: {tuple(shape)}" for name, shape in known.items()]),
+                got=first_few(
+                    [f"{name}: {_described(tensors[name])}" for name in wrong]
+                )
+                if wrong
+                else "no tensor",
+                allowed=first_few(
+                    [f"{name}: {tuple(shape)}" for name, shape in known.items()]
+                ),
                 remedy="see operator.names and operator.unflatten(vector) for names and shapes",
             )
         like = next(iter(tensors.values()))
-        wide = reduce(torch.promote_types, [one.dtype for one in tensors.values()], self.dtype)
+        wide = reduce(
+            torch.promote_types, [one.dtype for one in tensors.values()], self.dtype
+        )
         return torch.cat(
             [
-                tensors[name].flatten().to(wide) if name in tensors else like.new_zeros(prod(known[name]), dtype=wide)
+                tensors[name].flatten().to(wide)
+                if name in tensors
+                else like.new_zeros(prod(known[name]), dtype=wide)
                 for name in self.names
             ]
         )
@@ -115,7 +138,13 @@ class BlockOperator(ImplicitMatrix):
     True
     """
 
-    def __init__(self, objective: Objective, block: Block, part: Part, column: Callable[[Block], Column]) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        block: Block,
+        part: Part,
+        column: Callable[[Block], Column],
+    ) -> None:
         self.block, self.part = block, part
         self._problem, self._column_of = objective, column
         self.rows = Entries(objective, block.row_layer, block.row)
@@ -125,7 +154,9 @@ class BlockOperator(ImplicitMatrix):
         self._kept: KeptProduct | None = None
         self._transposed: BlockOperator | None = self if block.is_diagonal else None
         device = next(objective.network.parameters()).device
-        super().__init__((sum(self.rows.sizes), sum(self.columns.sizes)), objective.dtype, device)
+        super().__init__(
+            (sum(self.rows.sizes), sum(self.columns.sizes)), objective.dtype, device
+        )
 
     def __repr__(self) -> str:
         return f"BlockOperator({self.part} of {self.block}, {self.shape[0]} x {self.shape[1]}, {self.dtype})"
@@ -136,7 +167,9 @@ class BlockOperator(ImplicitMatrix):
         if self._transposed is None:
             block = self.block
             mirrored = Block(block.row_layer, block.col, block.row, block.layer)
-            self._transposed = BlockOperator(self._problem, mirrored, self.part, self._column_of)
+            self._transposed = BlockOperator(
+                self._problem, mirrored, self.part, self._column_of
+            )
             self._transposed._transposed = self
         return self._transposed
 
@@ -151,7 +184,9 @@ class BlockOperator(ImplicitMatrix):
         """Whether the block is a diagonal block of H_o, which is positive semi-definite for a convex loss."""
         return self.part == Part.H_o and self.block.is_diagonal
 
-    def split(self, x: Vectors, parts: Sequence[str] = ("H_o", "H_f", "H")) -> dict[str, Vectors]:
+    def split(
+        self, x: Vectors, parts: Sequence[str] = ("H_o", "H_f", "H")
+    ) -> dict[str, Vectors]:
         """Return A x for several parts A at once; they share evaluations, and H x is the sum of the other two.
 
         Raises UserError for an unknown part.
@@ -171,10 +206,14 @@ class BlockOperator(ImplicitMatrix):
 
         def back(slopes: Tensor) -> Tensor:
             pieces = zip(wanted, slopes.split(self.shape[0]), strict=True)
-            return torch.stack([self.T._products(piece, [part])[part] for part, piece in pieces]).sum(dim=0)
+            return torch.stack(
+                [self.T._products(piece, [part])[part] for part, piece in pieces]
+            ).sum(dim=0)
 
         products = self._applied(x, forth, back, count=len(wanted))
-        return {part.value: product for part, product in zip(wanted, products, strict=True)}
+        return {
+            part.value: product for part, product in zip(wanted, products, strict=True)
+        }
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " m"]:
         """Return the vector x of tensors by the names of the weights of the columns."""
@@ -187,7 +226,12 @@ class BlockOperator(ImplicitMatrix):
     def __matmul__(self, x: Vectors) -> Vectors:
         """Return A x for x (m,), or A X for X (m, k). Raises UserError for other shapes and for complex numbers."""
         kept = self._kept
-        if isinstance(x, Tensor) and kept is not None and kept.needs_no_context(x) and len(x) == self.shape[1]:
+        if (
+            isinstance(x, Tensor)
+            and kept is not None
+            and kept.needs_no_context(x)
+            and len(x) == self.shape[1]
+        ):
             return kept.alone(x)
         return super().__matmul__(x)
 
@@ -203,16 +247,26 @@ class BlockOperator(ImplicitMatrix):
     def _kept_product(self) -> KeptProduct | None:
         """Return the product with one vector, if its graphs are kept."""
         column = self._made_column()
-        multiply = column.kept_product(self.block, self.part) if isinstance(column, SidedColumn) else None
+        multiply = (
+            column.kept_product(self.block, self.part)
+            if isinstance(column, SidedColumn)
+            else None
+        )
         return None if multiply is None else KeptProduct(multiply, self._problem)
 
-    def _products(self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]) -> dict[Part, Tensor]:
+    def _products(
+        self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]
+    ) -> dict[Part, Tensor]:
         column = self._made_column()
         with undisturbed(self._problem):
             products, errors = multiplied_with_errors(column, vectors, parts)
             for (block, part), error in errors.items():
-                check_errors(column, (block, part), vectors, products[block, part], error)
-        self.last_errors = torch.stack(list(errors.values())).amax(dim=0) if errors else None
+                check_errors(
+                    column, (block, part), vectors, products[block, part], error
+                )
+        self.last_errors = (
+            torch.stack(list(errors.values())).amax(dim=0) if errors else None
+        )
         return {part: products[self.block, part].detach() for part in parts}
 
     def _made_column(self) -> Column:

@@ -52,7 +52,9 @@ class Column(Protocol):
     def bytes_per_probe(self) -> int:
         """Upper bound of the memory for the products of one probe."""
 
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V by (row, part), for every row of the column and exactly the requested `parts`.
 
         Other parts are not computed. H V takes one product, which is cheaper than H_o V and H_f V together and equals
@@ -60,37 +62,55 @@ class Column(Protocol):
         """
 
 
-def chunks(probes: Shaped[Tensor, "dim k"], column: Column, at_once: int) -> Iterator[Tensor]:
+def chunks(
+    probes: Shaped[Tensor, "dim k"], column: Column, at_once: int
+) -> Iterator[Tensor]:
     """Split the columns of `probes` into chunks of `at_once`, or fewer if their products would exceed MEMORY_BOUND.
 
     The size of a chunk depends on the problem, never on the machine: matrix products of different shapes may round
     differently, and the same settings must give the same bits everywhere. Five probes at a time are also the fastest
     choice (scripts/benchmarks/norms.py), because their tangents fit into the cache.
     """
-    yield from probes.split(max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1)
+    yield from probes.split(
+        max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1
+    )
 
 
-def cast_chunks(probes: Shaped[Tensor, "dim k"], column: Column) -> Iterator[Float[Tensor, "dim k"]]:
+def cast_chunks(
+    probes: Shaped[Tensor, "dim k"], column: Column
+) -> Iterator[Float[Tensor, "dim k"]]:
     """Split `probes` (signs in int8) into chunks of at most PROBES_AT_ONCE, in the type and on the device of products.
 
     Only one chunk at a time takes the memory of its type.
     """
-    yield from (cast_probes(chunk, column) for chunk in chunks(probes, column, PROBES_AT_ONCE))
+    yield from (
+        cast_probes(chunk, column) for chunk in chunks(probes, column, PROBES_AT_ONCE)
+    )
 
 
-def cast_probes(probes: Shaped[Tensor, "dim k"], column: Column) -> Float[Tensor, "dim k"]:
+def cast_probes(
+    probes: Shaped[Tensor, "dim k"], column: Column
+) -> Float[Tensor, "dim k"]:
     """Return `probes` in the type and on the device of the products of `column`."""
     return probes.to(column.like.device).to(column.dtype)
 
 
 def multiplied(
-    column: Column, vectors: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT, at_once: int = PROBES_AT_ONCE
+    column: Column,
+    vectors: Float[Tensor, "dim k"],
+    parts: Sequence[Part] = SPLIT,
+    at_once: int = PROBES_AT_ONCE,
 ) -> Products:
     """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time."""
-    pieces = [column.split_matmat(chunk, parts) for chunk in chunks(vectors.to(column.dtype), column, at_once)]
+    pieces = [
+        column.split_matmat(chunk, parts)
+        for chunk in chunks(vectors.to(column.dtype), column, at_once)
+    ]
     if len(pieces) == 1:
         return pieces[0]
-    return {key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]}
+    return {
+        key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]
+    }
 
 
 @dataclass(frozen=True)
@@ -103,12 +123,16 @@ class Squares:
     @classmethod
     def joined(cls, pieces: Sequence["Squares"]) -> "Squares":
         """Return the squared lengths of several chunks in the largest of their units."""
-        unit = max((piece.unit for piece in pieces if bool(piece.values.any())), default=1.0)
+        unit = max(
+            (piece.unit for piece in pieces if bool(piece.values.any())), default=1.0
+        )
         return cls(torch.cat([piece._over(unit) for piece in pieces]), unit)
 
     def _over(self, unit: float) -> Tensor:
         return (
-            self.values if unit == self.unit or not bool(self.values.any()) else self.values * (self.unit / unit) ** 2
+            self.values
+            if unit == self.unit or not bool(self.values.any())
+            else self.values * (self.unit / unit) ** 2
         )
 
 
@@ -125,7 +149,11 @@ def products_of(column: Column, parts: Sequence[Part]) -> tuple[Part, ...]:
     Recorded numbers of built-in networks are those of the sum H_o V + H_f V, whose last bits are others.
     """
     engine = column.column if isinstance(column, DecayedColumn) else column
-    if tuple(parts) == (Part.H,) and isinstance(engine, SidedColumn) and not engine.is_recorded:
+    if (
+        tuple(parts) == (Part.H,)
+        and isinstance(engine, SidedColumn)
+        and not engine.is_recorded
+    ):
         return (Part.H,)
     return summands(parts)
 
@@ -138,24 +166,42 @@ def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
     if Part.H not in parts:
         return tuple(parts)
     others = [part for part in parts if part != Part.H and part not in AT_OUTPUTS]
-    return tuple(dict.fromkeys([*(split_in(parts) or SPLIT), *others, *(p for p in parts if p in AT_OUTPUTS)]))
+    return tuple(
+        dict.fromkeys(
+            [
+                *(split_in(parts) or SPLIT),
+                *others,
+                *(p for p in parts if p in AT_OUTPUTS),
+            ]
+        )
+    )
 
 
 def to_multiply(parts: Sequence[Part]) -> list[Part]:
     """Return the products to compute for `parts`: H V is left out if both of its summands are computed."""
-    return [part for part in dict.fromkeys(parts) if part != Part.H or not split_in(parts)]
+    return [
+        part for part in dict.fromkeys(parts) if part != Part.H or not split_in(parts)
+    ]
 
 
 def completed(products: Products, parts: Sequence[Part]) -> Products:
     """Return `products` with H V added as a sum, if `parts` contains H and both of its summands."""
     rows = dict.fromkeys(row for row, _ in products)
-    return {(row, part): _part_of(products, row, part) for row in rows for part in parts}
+    return {
+        (row, part): _part_of(products, row, part) for row in rows for part in parts
+    }
 
 
-def lengths(products: Products, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Squares]:
+def lengths(
+    products: Products, parts: Sequence[Part]
+) -> dict[tuple[Hashable, Part], Squares]:
     """Return the squared lengths of the products for every row and part; H v is the sum of its two terms."""
     rows = dict.fromkeys(row for row, _ in products)
-    return {(row, part): _columnwise(_part_of(products, row, part)) for row in rows for part in parts}
+    return {
+        (row, part): _columnwise(_part_of(products, row, part))
+        for row in rows
+        for part in parts
+    }
 
 
 def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
@@ -174,7 +220,11 @@ def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
     sums = rows.square().sum(dim=1)
     is_usual = torch.finfo(sums.dtype).tiny <= float(sums.max()) < math.inf
     unit = 1.0 if is_usual else unit_of(rows)
-    return Squares(sums) if unit == 1.0 else Squares((rows.double() / unit).square().sum(dim=1), unit)
+    return (
+        Squares(sums)
+        if unit == 1.0
+        else Squares((rows.double() / unit).square().sum(dim=1), unit)
+    )
 
 
 class SidedColumn:
@@ -185,21 +235,49 @@ class SidedColumn:
     `shape` the shape of its weight, or (dim,) for several weights.
     """
 
-    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+    def __init__(
+        self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows
+    ) -> None:
         self.col = objective.layout.side(layer, col)
-        self.rows = {key: objective.layout.side(*at) for key, at in rows_of(layer, rows).items()}
-        self.weights = [*self.col, *(weight for row in self.rows.values() for weight in row)]
-        self.places = {path: place for place, path in enumerate(dict.fromkeys(w.parameter for w in self.weights))}
-        self.parameters = [objective.network.get_parameter(path) for path in self.places]
-        self.dim, self.dtype = sum(weight.size for weight in self.col), self.parameters[0].dtype
-        paths = [weight.parameter for weight in self.col if weight.index is None and not weight.axes]
-        self._are_whole = len({*paths}) == len(self.col)  # each weight is a parameter, which no other weight shares
+        self.rows = {
+            key: objective.layout.side(*at) for key, at in rows_of(layer, rows).items()
+        }
+        self.weights = [
+            *self.col,
+            *(weight for row in self.rows.values() for weight in row),
+        ]
+        self.places = {
+            path: place
+            for place, path in enumerate(
+                dict.fromkeys(w.parameter for w in self.weights)
+            )
+        }
+        self.parameters = [
+            objective.network.get_parameter(path) for path in self.places
+        ]
+        self.dim, self.dtype = (
+            sum(weight.size for weight in self.col),
+            self.parameters[0].dtype,
+        )
+        paths = [
+            weight.parameter
+            for weight in self.col
+            if weight.index is None and not weight.axes
+        ]
+        # Each weight is a parameter, which no other weight shares.
+        self._are_whole = len({*paths}) == len(self.col)
         alone = len(self.col) == 1
-        self.shape = view_of(self.parameters[0], self.col[0]).shape if alone else torch.Size([self.dim])
+        self.shape = (
+            view_of(self.parameters[0], self.col[0]).shape
+            if alone
+            else torch.Size([self.dim])
+        )
         self.like = recurrence_like(objective.network, self.dtype, self.dim)
         self.is_recorded = is_built_in(objective.network)
 
-    def kept_product(self, row: Hashable, part: Part) -> Callable[[Tensor], Tensor] | None:
+    def kept_product(
+        self, row: Hashable, part: Part
+    ) -> Callable[[Tensor], Tensor] | None:
         """Return v -> A v, the bits of `split_matmat` for one vector, through graphs that are kept; None without these.
 
         It enters no context: see kept_product.KeptProduct.
@@ -216,9 +294,14 @@ class SidedColumn:
         """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""
         k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
         if self._are_whole:
-            given = {one.parameter: piece for one, piece in zip(self.col, pieces, strict=True)}
+            given = {
+                one.parameter: piece
+                for one, piece in zip(self.col, pieces, strict=True)
+            }
             return [
-                given[path].reshape(*p.shape, k) if path in given else probes.new_zeros(*p.shape, k)
+                given[path].reshape(*p.shape, k)
+                if path in given
+                else probes.new_zeros(*p.shape, k)
                 for path, p in zip(self.places, self.parameters, strict=True)
             ]
         columns = [probes.new_zeros(*p.shape, k) for p in self.parameters]
@@ -235,8 +318,12 @@ class SidedColumn:
                 by_row[key, part] = self._gather(product, row)
         return by_row
 
-    def _gather(self, products: Sequence[Tensor], row: Sequence[Weight]) -> Float[Tensor, "n k"]:
-        views = [view_of(products[self.places[weight.parameter]], weight) for weight in row]
+    def _gather(
+        self, products: Sequence[Tensor], row: Sequence[Weight]
+    ) -> Float[Tensor, "n k"]:
+        views = [
+            view_of(products[self.places[weight.parameter]], weight) for weight in row
+        ]
         flat = [view.reshape(prod(view.shape[:-1]), view.shape[-1]) for view in views]
         return flat[0] if len(flat) == 1 else torch.cat(flat)
 
@@ -247,7 +334,9 @@ def view_of(tensor: Tensor, weight: Weight) -> Tensor:
     return whole if weight.index is None else whole[weight.index]
 
 
-def entries_of(tensors: Mapping[str, Tensor], side: Sequence[Weight]) -> Shaped[Tensor, " n"]:
+def entries_of(
+    tensors: Mapping[str, Tensor], side: Sequence[Weight]
+) -> Shaped[Tensor, " n"]:
     """Return the entries of one side of a block as one vector, from tensors with the shapes of the parameters."""
     return torch.cat([view_of(tensors[one.parameter], one).flatten() for one in side])
 
@@ -259,25 +348,37 @@ class DecayedColumn:
     the outputs, so it does not enter H_o = J^T B J.
     """
 
-    def __init__(self, column: Column, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+    def __init__(
+        self, column: Column, objective: Objective, layer: int, col: str, rows: Rows
+    ) -> None:
         self.column, self.decay = column, objective.decay
         self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
         self.bytes_per_probe, self.like = column.bytes_per_probe, column.like
         own = _spans(objective.layout.side(layer, col))
         self.shared = {
-            key: [(there, own[path]) for path, there in _spans(objective.layout.side(*at)).items() if path in own]
+            key: [
+                (there, own[path])
+                for path, there in _spans(objective.layout.side(*at)).items()
+                if path in own
+            ]
             for key, at in rows.items()
         }
 
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`."""
         products = self.column.split_matmat(probes, parts)
         return {
-            (key, part): product if part == Part.H_o else self._decayed(product, probes, self.shared[key])
+            (key, part): product
+            if part == Part.H_o
+            else self._decayed(product, probes, self.shared[key])
             for (key, part), product in products.items()
         }
 
-    def _decayed(self, product: Tensor, probes: Tensor, shared: list[tuple[slice, slice]]) -> Tensor:
+    def _decayed(
+        self, product: Tensor, probes: Tensor, shared: list[tuple[slice, slice]]
+    ) -> Tensor:
         decayed = product.clone()
         for target, here in shared:
             decayed[target] += self.decay * probes[here].to(decayed)
@@ -287,4 +388,7 @@ class DecayedColumn:
 def _spans(side: Sequence[Weight]) -> dict[str, slice]:
     """Return the slice of every whole parameter among the entries of one side of a block."""
     stops = list(accumulate(weight.size for weight in side))
-    return {weight.parameter: slice(stop - weight.size, stop) for weight, stop in zip(side, stops, strict=True)}
+    return {
+        weight.parameter: slice(stop - weight.size, stop)
+        for weight, stop in zip(side, stops, strict=True)
+    }

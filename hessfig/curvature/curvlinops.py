@@ -11,7 +11,14 @@ from curvlinops._torch_base import PyTorchLinearOperator
 from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
-from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.column import (
+    SPLIT,
+    Products,
+    Rows,
+    SidedColumn,
+    completed,
+    to_multiply,
+)
 from hessfig.curvature.double_backward import (
     DoubleBackward,
     TensorsOperator,
@@ -55,21 +62,30 @@ class ColumnOperator(SidedColumn):
     [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
-    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+    def __init__(
+        self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows
+    ) -> None:
         super().__init__(objective, layer, col, rows)
         self._suffix = objective.suffix(self.weights)
         self.bytes_per_probe = self._suffix.bytes_per_probe
-        self._is_tested, self._operators = _is_tested(objective, self.weights), dict[Part, TensorsOperator]()
+        self._is_tested, self._operators = (
+            _is_tested(objective, self.weights),
+            dict[Part, TensorsOperator](),
+        )
 
     @in_turn
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V of every row, all columns of `probes` in one product for each of `parts`."""
         for number, outputs in enumerate(self._suffix.every_output):
             self._suffix.check_held(number, outputs)
         columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
         with differentiable_twice():
-            products = {part: operator @ columns for part, operator in operators.items()}
+            products = {
+                part: operator @ columns for part, operator in operators.items()
+            }
         return completed(self.gathered(products), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
@@ -103,7 +119,9 @@ class _OnCPU(PyTorchLinearOperator):
 
     SELF_ADJOINT, device = True, torch.device("cpu")
 
-    def __init__(self, operator: TensorsOperator, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, operator: TensorsOperator, parameters: Sequence[nn.Parameter]
+    ) -> None:
         shapes = [tuple(parameter.shape) for parameter in parameters]
         super().__init__(shapes, shapes)
         self._operator, self._parameter = operator, parameters[0]
@@ -111,10 +129,15 @@ class _OnCPU(PyTorchLinearOperator):
     dtype = property(lambda self: self._parameter.dtype)
 
     def _matmat(self, X: list[Tensor]) -> list[Tensor]:
-        return [one.cpu() for one in self._operator @ [one.to(self._parameter.device) for one in X]]
+        return [
+            one.cpu()
+            for one in self._operator @ [one.to(self._parameter.device) for one in X]
+        ]
 
 
-def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *, generator: Generator) -> float:
+def xtrace_squared_frobenius(
+    operator: PyTorchLinearOperator, num_probes: int, *, generator: Generator
+) -> float:
     """Estimate ||A||_F^2 = tr(A A) of a symmetric operator with curvlinops' XTrace and `num_probes` products by A A.
 
     curvlinops draws from the global generator of torch, which is seeded from `generator` and restored afterwards.
@@ -123,19 +146,34 @@ def xtrace_squared_frobenius(operator: PyTorchLinearOperator, num_probes: int, *
         return float(xtrace(operator @ operator, num_probes))
 
 
-def whole_hessian(objective: Objective, weights: Sequence[Weight]) -> Float[Tensor, "n n"]:
+def whole_hessian(
+    objective: Objective, weights: Sequence[Weight]
+) -> Float[Tensor, "n n"]:
     """Return the Hessian in `weights`, which are whole parameters (flattened, in this order), as a matrix."""
     suffix = objective.suffix(weights)
-    parameters = [objective.network.get_parameter(weight.parameter) for weight in weights]
-    operator = _operator(HessianLinearOperator, suffix, objective.loss, parameters, suffix.data)
-    identity = torch.eye(operator.shape[1], dtype=objective.dtype, device=parameters[0].device)
-    return torch.cat([operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)], dim=1)
+    parameters = [
+        objective.network.get_parameter(weight.parameter) for weight in weights
+    ]
+    operator = _operator(
+        HessianLinearOperator, suffix, objective.loss, parameters, suffix.data
+    )
+    identity = torch.eye(
+        operator.shape[1], dtype=objective.dtype, device=parameters[0].device
+    )
+    return torch.cat(
+        [operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)],
+        dim=1,
+    )
 
 
-def _operator_of(part: Part, suffix: Suffix, parameters: list[nn.Parameter]) -> PyTorchLinearOperator:
+def _operator_of(
+    part: Part, suffix: Suffix, parameters: list[nn.Parameter]
+) -> PyTorchLinearOperator:
     assert part in PARTS, f"{part} is a matter of the tape (check_parts)"
     if part == Part.H_f:
-        return _operator(HessianLinearOperator, suffix, Linearised(), parameters, suffix.gradients)
+        return _operator(
+            HessianLinearOperator, suffix, Linearised(), parameters, suffix.gradients
+        )
     kind = GGNLinearOperator if part == Part.H_o else HessianLinearOperator
     return _operator(kind, suffix, suffix.loss, parameters, suffix.data)
 
@@ -146,7 +184,11 @@ def _is_tested(objective: Objective, weights: Sequence[Weight]) -> bool:
 
 
 def _operator(
-    kind: type, suffix: Suffix, loss: nn.Module, parameters: list[nn.Parameter], data: Data
+    kind: type,
+    suffix: Suffix,
+    loss: nn.Module,
+    parameters: list[nn.Parameter],
+    data: Data,
 ) -> PyTorchLinearOperator:
     """Return the operator of curvlinops, which weights batches by their samples, or a weighted sum of operators."""
     sizes = [len(inputs) for inputs, _ in data]
@@ -155,7 +197,9 @@ def _operator(
     if len(data) == 1 or loss.reduction == "sum" or suffix.shares == by_size:
         return of(data, num_data=sum(sizes))
     shared = zip(suffix.shares, data, sizes, strict=True)
-    return reduce(add, [share * of([one], num_data=size) for share, one, size in shared])
+    return reduce(
+        add, [share * of([one], num_data=size) for share, one, size in shared]
+    )
 
 
 class MatrixOperator(PyTorchLinearOperator):
@@ -173,4 +217,6 @@ class MatrixOperator(PyTorchLinearOperator):
         return [self._matrix @ X[0]]
 
     def _adjoint(self) -> PyTorchLinearOperator:
-        return MatrixOperator(self._matrix.T, self._real, is_symmetric=self.SELF_ADJOINT)
+        return MatrixOperator(
+            self._matrix.T, self._real, is_symmetric=self.SELF_ADJOINT
+        )

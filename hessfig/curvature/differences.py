@@ -22,7 +22,12 @@ from hessfig.curvature.column import (
     multiplied,
     to_multiply,
 )
-from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type, summed
+from hessfig.curvature.double_backward import (
+    differentiable_twice,
+    gradients,
+    narrowest_type,
+    summed,
+)
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.problem import Objective, Scalar, along, evaluating
 from hessfig.curvature.richardson import (
@@ -52,7 +57,9 @@ def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
     u^(1/3) |w| for a probe of length one.
     """
     unit = torch.finfo(weights.dtype).eps / 2
-    return float(unit ** (1 / 3) * (weights.double().norm() or 1.0) / probe.double().norm())
+    return float(
+        unit ** (1 / 3) * (weights.double().norm() or 1.0) / probe.double().norm()
+    )
 
 
 class DifferencedColumn(SidedColumn):
@@ -94,14 +101,18 @@ class DifferencedColumn(SidedColumn):
     [('bias', 'H_f', (2, 1)), ('bias', 'H_o', (2, 1)), ('weight', 'H_f', (6, 1)), ('weight', 'H_o', (6, 1))]
     """
 
-    def __init__(self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows) -> None:
+    def __init__(
+        self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows
+    ) -> None:
         super().__init__(objective, layer, col, rows)
         self._suffix = objective.suffix(self.weights)
         self.bytes_per_probe = self._suffix.bytes_per_probe
         names = {parameter: name for name, parameter in self._suffix.named_parameters()}
         self._names = [names[parameter] for parameter in self.parameters]
         constants = objective.witness.constants if objective.witness else frozenset()
-        self._constants = {id(objective.network.get_parameter(name)) for name in constants}
+        self._constants = {
+            id(objective.network.get_parameter(name)) for name in constants
+        }
         self._here = [parameter.detach() for parameter in self.parameters]
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
         self._typical: dict[Part, dict[Hashable, float]] = {}
@@ -110,14 +121,21 @@ class DifferencedColumn(SidedColumn):
         self.gradients = 0
 
     @in_turn
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`; see `deviations` for their errors."""
         asked = to_multiply(parts)
         products, deviations = self._products(probes.to(self._here[0]), asked)
         every = [*asked, Part.H] if {*AT_OUTPUTS} <= {*asked} else asked
         self.deviations = completed(deviations, every)
         for key, product in completed(products, every).items():
-            pair = torch.stack([self.deviations[key].double().square().sum(), product.double().square().sum()])
+            pair = torch.stack(
+                [
+                    self.deviations[key].double().square().sum(),
+                    product.double().square().sum(),
+                ]
+            )
             self._squares[key] = self._squares.get(key, 0) + pair
         return completed(products, parts)
 
@@ -133,10 +151,19 @@ class DifferencedColumn(SidedColumn):
     def typical(self, row: Hashable, part: Part) -> float:
         """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A."""
         if part not in self._typical:
-            draw = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "typical product"), device="cpu")
+            draw = torch.randn(
+                self.dim,
+                1,
+                dtype=torch.float64,
+                generator=stream(0, "typical product"),
+                device="cpu",
+            )
             probe = (draw / draw.norm()).to(self._here[0])
             products, _ = self._products(probe, to_multiply([part]))
-            self._typical[part] = {key: float(product.double().norm()) for (key, _), product in products.items()}
+            self._typical[part] = {
+                key: float(product.double().norm())
+                for (key, _), product in products.items()
+            }
         return self._typical[part][row]
 
     @cached_property
@@ -153,13 +180,17 @@ class DifferencedColumn(SidedColumn):
         """The largest relative error of a product whose step is not searched further."""
         return ACCURATE * self.unit**0.5
 
-    def _products(self, probes: Tensor, parts: Sequence[Part]) -> tuple[Products, Products]:
+    def _products(
+        self, probes: Tensor, parts: Sequence[Part]
+    ) -> tuple[Products, Products]:
         """Return the products and their deviations."""
         spread = self.spread(probes)
         for parameter, direction in zip(self.parameters, spread, strict=True):
             if id(parameter) in self._constants:
                 direction.zero_()
-        vectors = [[direction[..., k] for direction in spread] for k in range(probes.shape[1])]
+        vectors = [
+            [direction[..., k] for direction in spread] for k in range(probes.shape[1])
+        ]
         products, deviations = {}, {}
         for part in parts:
             each = [self._product(vector, part) for vector in vectors]
@@ -175,22 +206,33 @@ class DifferencedColumn(SidedColumn):
         if part != Part.H_o:
             gradient = partial(self._gradient, part=part)
             return product_by_differences(gradient, self._here, vector, unit=self.unit)
-        quotient = partial(self._outer_quotient, vector, moved_weights(self._here, vector))
-        return extrapolated(quotient, first_step(self._here, vector, unit=self.unit), unit=self.unit)
+        quotient = partial(
+            self._outer_quotient, vector, moved_weights(self._here, vector)
+        )
+        return extrapolated(
+            quotient, first_step(self._here, vector, unit=self.unit), unit=self.unit
+        )
 
     def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
         pieces = []
         for number, (start, scalar) in enumerate(self._suffix.terms(part)):
-            with self._piece(part, number, partial(self._of, self._here, start, scalar)):
+            with self._piece(
+                part, number, partial(self._of, self._here, start, scalar)
+            ):
                 pieces.append(self._of(weights, start, scalar))
         return summed(pieces)
 
-    def _of(self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar) -> list[Tensor]:
+    def _of(
+        self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar
+    ) -> list[Tensor]:
         at = [weight.clone().requires_grad_() for weight in weights]
-        with torch.enable_grad(), differentiable_twice():  # checkpoints would be recomputed at other weights
+        # Checkpoints would be recomputed at other weights.
+        with torch.enable_grad(), differentiable_twice():
             return gradients(scalar(self._outputs(at, start)), at)
 
-    def _piece(self, part: Part, number: int, here: Callable[[], Sequence[Tensor]]) -> AbstractContextManager[object]:
+    def _piece(
+        self, part: Part, number: int, here: Callable[[], Sequence[Tensor]]
+    ) -> AbstractContextManager[object]:
         """Return a context that holds what is piecewise constant in a batch; `here` evaluates it at the weights.
 
         Nothing is held if torch computes something else there while it is watched, or cannot: higher-order operators
@@ -216,11 +258,18 @@ class DifferencedColumn(SidedColumn):
         apart = [one - other for one, other in zip(watched, plain, strict=True)]
         return not length(apart) > self.unit**0.5 * length(plain)
 
-    def _outer_quotient(self, vector: Sequence[Tensor], ratio: float, step: float) -> Quotient:
+    def _outer_quotient(
+        self, vector: Sequence[Tensor], ratio: float, step: float
+    ) -> Quotient:
         """Return J^T (s(w + h v) - s(w - h v)) / 2h, the sum over batches; `ratio` is |w| / |v|."""
-        moved = [[p + sign * step * v for p, v in zip(self._here, vector, strict=True)] for sign in (1, -1)]
+        moved = [
+            [p + sign * step * v for p, v in zip(self._here, vector, strict=True)]
+            for sign in (1, -1)
+        ]
         pieces = []
-        for number, ((start, targets), share) in enumerate(zip(self._suffix.data, self._suffix.shares, strict=True)):
+        for number, ((start, targets), share) in enumerate(
+            zip(self._suffix.data, self._suffix.shares, strict=True)
+        ):
             slope = partial(self._output_gradient, start=start, targets=targets)
             slopes = []
             for weights in moved:
@@ -232,10 +281,14 @@ class DifferencedColumn(SidedColumn):
         pairs = zip(self._gradient_sizes, difference, strict=True)
         return Quotient(difference, [size + ratio * one.abs() for size, one in pairs])
 
-    def _output_gradient(self, weights: Sequence[Tensor], start: Tensor, targets: Tensor) -> list[Tensor]:
+    def _output_gradient(
+        self, weights: Sequence[Tensor], start: Tensor, targets: Tensor
+    ) -> list[Tensor]:
         """Return dl/df at other weights."""
         with evaluating(self._suffix.network):
-            outputs = self._outputs([one.clone().requires_grad_() for one in weights], start).detach()
+            outputs = self._outputs(
+                [one.clone().requires_grad_() for one in weights], start
+            ).detach()
         return [output_gradient(self._suffix.loss, outputs, targets)]
 
     @cached_property
@@ -248,12 +301,21 @@ class DifferencedColumn(SidedColumn):
 
 def _is_of_the_compiler(error: BaseException) -> bool:
     """Whether an exception passed through torch's compiler, which traces higher-order operators."""
-    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
-    return any(name.startswith(("torch._dynamo", "torch._subclasses", "torch._higher_order_ops")) for name in frames)
+    frames = [
+        frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)
+    ]
+    return any(
+        name.startswith(
+            ("torch._dynamo", "torch._subclasses", "torch._higher_order_ops")
+        )
+        for name in frames
+    )
 
 
 def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)]
+    return [
+        torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)
+    ]
 
 
 def differences_in(column: Column) -> DifferencedColumn | None:
@@ -275,13 +337,26 @@ def multiplied_with_errors(
     products, errors = [], []
     for chunk in chunks(vectors.to(column.dtype), column, PROBES_AT_ONCE):
         products.append(column.split_matmat(chunk, parts))
-        errors.append({key: source.deviations[key].double().norm(dim=0).cpu() for key in products[-1]})
-    together = {key: torch.cat([piece[key] for piece in products], dim=1) for key in products[0]}
-    return together, {key: torch.cat([piece[key] for piece in errors]) for key in errors[0]}
+        errors.append(
+            {
+                key: source.deviations[key].double().norm(dim=0).cpu()
+                for key in products[-1]
+            }
+        )
+    together = {
+        key: torch.cat([piece[key] for piece in products], dim=1) for key in products[0]
+    }
+    return together, {
+        key: torch.cat([piece[key] for piece in errors]) for key in errors[0]
+    }
 
 
 def check_errors(
-    column: Column, key: tuple[Hashable, Part], vectors: Float[Tensor, "dim k"], product: Tensor, errors: Tensor
+    column: Column,
+    key: tuple[Hashable, Part],
+    vectors: Float[Tensor, "dim k"],
+    product: Tensor,
+    errors: Tensor,
 ) -> None:
     """Raise UserError if the error of a product exceeds ROUGHEST, relative to its size.
 

@@ -25,46 +25,80 @@ _DIFFERENTIABLE_ONCE = "Error"  # the node that torch puts into the graph of the
 class DoubleBackward:
     """A part of the Hessian in given parameters of a suffix, with the interface of operators of curvlinops."""
 
-    def __init__(self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(
+        self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]
+    ) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
-        self._suffix, self._terms, self._is_outer = suffix, suffix.terms(part), part == Part.H_o
+        self._suffix, self._terms, self._is_outer = (
+            suffix,
+            suffix.terms(part),
+            part == Part.H_o,
+        )
         self._names = [names[parameter] for parameter in parameters]
-        self._at = [parameter.detach().clone().requires_grad_() for parameter in parameters]
+        self._at = [
+            parameter.detach().clone().requires_grad_() for parameter in parameters
+        ]
         self._is_moved = False
 
     def moved(self, number: int) -> "DoubleBackward":
         """Return the part at weights times 1 + k eps, k of -3 to 3: its products differ as by rounding elsewhere."""
         other, generator = copy(self), stream(number, "last digits")
-        other._at, other._is_moved = [_moved(one.detach(), generator).requires_grad_() for one in self._at], True
+        other._at, other._is_moved = (
+            [_moved(one.detach(), generator).requires_grad_() for one in self._at],
+            True,
+        )
         return other
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the products; columns and products are one tensor (*shape, k) per parameter."""
         with torch.enable_grad(), differentiable_twice():
-            pieces = [self._of_batch(number, *term, columns) for number, term in enumerate(self._terms)]
+            pieces = [
+                self._of_batch(number, *term, columns)
+                for number, term in enumerate(self._terms)
+            ]
         return summed(pieces)
 
-    def _of_batch(self, number: int, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]) -> list[Tensor]:
+    def _of_batch(
+        self, number: int, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]
+    ) -> list[Tensor]:
         outputs = self._suffix.at(dict(zip(self._names, self._at, strict=True)), start)
         if not self._is_moved:
             self._suffix.check_held(number, outputs)
-        vectors = [[column[..., k] for column in columns] for k in range(columns[0].shape[-1])]
-        products = (self._outer if self._is_outer else self._whole)(outputs, scalar, vectors)
-        return [torch.stack(of_parameter, dim=-1) for of_parameter in zip(*products, strict=True)]
+        vectors = [
+            [column[..., k] for column in columns] for k in range(columns[0].shape[-1])
+        ]
+        products = (self._outer if self._is_outer else self._whole)(
+            outputs, scalar, vectors
+        )
+        return [
+            torch.stack(of_parameter, dim=-1)
+            for of_parameter in zip(*products, strict=True)
+        ]
 
-    def _whole(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
+    def _whole(
+        self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]
+    ) -> list[list[Tensor]]:
         """Return the Hessian of scalar(outputs) times every vector, as the gradient of <gradient, v>."""
-        slopes = of_second_order(gradients(scalar(outputs), self._at, create_graph=True))
+        slopes = of_second_order(
+            gradients(scalar(outputs), self._at, create_graph=True)
+        )
         return [gradients(inner(slopes, vector), self._at) for vector in vectors]
 
-    def _outer(self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]) -> list[list[Tensor]]:
+    def _outer(
+        self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]
+    ) -> list[list[Tensor]]:
         """Return J^T B J times every vector, with the Hessian B of the scalar in the outputs.
 
         J^T c is linear in c, so J v is the gradient of <J^T c, v> in c.
         """
-        leaf, cotangent = outputs.detach().requires_grad_(), torch.zeros_like(outputs).requires_grad_()
+        leaf, cotangent = (
+            outputs.detach().requires_grad_(),
+            torch.zeros_like(outputs).requires_grad_(),
+        )
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
-        pulled = of_second_order(gradients(outputs, self._at, cotangent, create_graph=True))
+        pulled = of_second_order(
+            gradients(outputs, self._at, cotangent, create_graph=True)
+        )
         products = []
         for vector in vectors:
             (tangent,) = gradients(inner(pulled, vector), [cotangent])
@@ -79,7 +113,11 @@ def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def gradients(
-    value: Tensor, at: Sequence[Tensor], along: Tensor | None = None, *, create_graph: bool = False
+    value: Tensor,
+    at: Sequence[Tensor],
+    along: Tensor | None = None,
+    *,
+    create_graph: bool = False,
 ) -> list[Tensor]:
     """Return the gradient of `value` (times `along`) in `at`, zero for independent tensors; graphs are kept.
 
@@ -91,7 +129,14 @@ def gradients(
     if create_graph and along is None:
         along = torch.ones_like(value, requires_grad=True)
     return list(
-        torch.autograd.grad(value, at, along, retain_graph=True, create_graph=create_graph, materialize_grads=True)
+        torch.autograd.grad(
+            value,
+            at,
+            along,
+            retain_graph=True,
+            create_graph=create_graph,
+            materialize_grads=True,
+        )
     )
 
 
@@ -101,7 +146,9 @@ def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
     torch.autograd.grad would silently return zero for the derivative of such a function.
     """
     if _DIFFERENTIABLE_ONCE in steps_of(slopes):
-        raise RuntimeError("a function in the network or the loss is marked as differentiable once")
+        raise RuntimeError(
+            "a function in the network or the loss is marked as differentiable once"
+        )
     return slopes
 
 
@@ -115,7 +162,9 @@ def functions_of(tensors: Iterable[Tensor]) -> set[str]:
 
     They are torch.autograd.Functions of users and higher-order operators of torch, such as torch.cond.
     """
-    written = (node for node in _nodes_of(tensors) if isinstance(node, BackwardCFunction))
+    written = (
+        node for node in _nodes_of(tensors) if isinstance(node, BackwardCFunction)
+    )
     return {type(node).__name__.removesuffix("Backward") for node in written}
 
 
@@ -125,7 +174,10 @@ def narrowest_type(value: Tensor) -> torch.dtype:
     Models of transformers may evaluate a softmax or a norm in float32, whatever the type of their parameters.
     """
     inside = (one.dtype for node in _nodes_of([value]) for one in node._input_metadata)
-    return max((one for one in (value.dtype, *inside) if one.is_floating_point), key=lambda one: torch.finfo(one).eps)
+    return max(
+        (one for one in (value.dtype, *inside) if one.is_floating_point),
+        key=lambda one: torch.finfo(one).eps,
+    )
 
 
 def _nodes_of(tensors: Iterable[Tensor]) -> Iterator[Any]:
@@ -142,14 +194,18 @@ def _nodes_of(tensors: Iterable[Tensor]) -> Iterator[Any]:
 def summed(pieces: Iterable[Sequence[Tensor]]) -> list[Tensor]:
     """Return the sum of lists of tensors, one list per batch and one tensor per parameter."""
     return [
-        torch.stack(of_parameter).sum(dim=0) if len(of_parameter) > 1 else of_parameter[0]
+        torch.stack(of_parameter).sum(dim=0)
+        if len(of_parameter) > 1
+        else of_parameter[0]
         for of_parameter in zip(*pieces, strict=True)
     ]
 
 
 def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     """Return the inner product of two lists of tensors."""
-    return torch.stack([(one * other).sum() for one, other in zip(left, right, strict=True)]).sum()
+    return torch.stack(
+        [(one * other).sum() for one, other in zip(left, right, strict=True)]
+    ).sum()
 
 
 _KERNELS = ("flash", "mem_efficient", "cudnn", "math")  # of attention
@@ -208,7 +264,13 @@ def _full_precision() -> Iterator[None]:
     try:
         yield
     finally:
-        _set_precision(word, {one: "none" if was == whole else was for one, was in zip(settings, before, strict=True)})
+        _set_precision(
+            word,
+            {
+                one: "none" if was == whole else was
+                for one, was in zip(settings, before, strict=True)
+            },
+        )
 
 
 def is_narrow() -> bool:
@@ -258,7 +320,8 @@ def _compiled_operators() -> Iterator[None]:
     """
     import torch._higher_order_ops.utils as operators
 
-    own = operators._set_compilation_env  # what every such operator enters before it compiles
+    # What every such operator enters before it compiles.
+    own = operators._set_compilation_env
 
     @contextmanager
     def compiling() -> Iterator[None]:
@@ -279,7 +342,15 @@ _COMPILED_OPERATORS = OfTheProcess(_compiled_operators)
 def differentiating() -> Iterator[None]:
     """Record gradients in full precision, whatever modes are active; threads take turns."""
     off = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
-    with TURN, torch.inference_mode(False), next(off), next(off), torch.enable_grad(), _full_precision(), _uncompiled():
+    with (
+        TURN,
+        torch.inference_mode(False),
+        next(off),
+        next(off),
+        torch.enable_grad(),
+        _full_precision(),
+        _uncompiled(),
+    ):
         yield
 
 
@@ -311,8 +382,12 @@ def verified_or_fallback(
     message = f"{name}: {plain(why)}; plain double backward is used instead"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
     vectors = _vectors(parameters)
-    if _asymmetry(vectors, reliable @ vectors, other_part @ vectors) > SYMMETRY.of(vectors[0].dtype):
-        raise ArithmeticError(f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au")
+    if _asymmetry(vectors, reliable @ vectors, other_part @ vectors) > SYMMETRY.of(
+        vectors[0].dtype
+    ):
+        raise ArithmeticError(
+            f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au"
+        )
     return reliable
 
 
@@ -334,45 +409,74 @@ def fault(
     `engine` is the name of `fast` in the description. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
-    bound, whose = ROWS.of(computed_in or vectors[0].dtype), f"{engine}'" if engine.endswith("s") else f"{engine}'s"
+    bound, whose = (
+        ROWS.of(computed_in or vectors[0].dtype),
+        f"{engine}'" if engine.endswith("s") else f"{engine}'s",
+    )
     truth = _multiplied(reliable, vectors)
     images = _attempted(fast, vectors)
     if isinstance(images, Exception):
         return f"{engine} cannot differentiate this network ({type(images).__name__}: {images})"
-    pairs = [[_of_vector(k, some, parameters) for some in (images, truth)] for k in range(2)]
+    pairs = [
+        [_of_vector(k, some, parameters) for some in (images, truth)] for k in range(2)
+    ]
     beside = [one[..., 0] for one in truth]
     is_right = all(worst(mine, own, beside)[1] <= bound for mine, own in pairs)
-    is_right = is_right and _asymmetry(vectors, images, truth) <= SYMMETRY.of(vectors[0].dtype)
+    is_right = is_right and _asymmetry(vectors, images, truth) <= SYMMETRY.of(
+        vectors[0].dtype
+    )
     others = truth
     if other_part is not reliable and not is_right:
-        others = other_part @ vectors  # these can only make relative differences smaller
+        # These can only make relative differences smaller.
+        others = other_part @ vectors
     for mine, own in pairs:
         at, off = worst(mine, own, [*beside, *(one[..., 0] for one in others)])
         if off > bound:
-            is_rounding = isinstance(reliable, DoubleBackward) and _is_rounding(reliable, vectors, truth, images)
-            return "" if is_rounding else f"{whose} product is off by {100 * off:.2g} % here, in the rows of {at}"
+            is_rounding = isinstance(reliable, DoubleBackward) and _is_rounding(
+                reliable, vectors, truth, images
+            )
+            return (
+                ""
+                if is_rounding
+                else f"{whose} product is off by {100 * off:.2g} % here, in the rows of {at}"
+            )
     asymmetry = _asymmetry(vectors, images, others)
     is_right = not asymmetry > SYMMETRY.of(vectors[0].dtype)
-    return "" if is_right else f"{whose} products are not symmetric here: off by {asymmetry:.1%}"
+    return (
+        ""
+        if is_right
+        else f"{whose} products are not symmetric here: off by {asymmetry:.1%}"
+    )
 
 
-def _of_vector(number: int, products: Tensors, names: Iterable[str]) -> dict[str, Tensor]:
+def _of_vector(
+    number: int, products: Tensors, names: Iterable[str]
+) -> dict[str, Tensor]:
     """Return the products of one of the vectors by parameter."""
     return dict(zip(names, (one[..., number] for one in products), strict=True))
 
 
-_ROUNDINGS = 32.0  # two orders of the same sums differ by a few roundings of one of them
+_ROUNDINGS = (
+    32.0  # two orders of the same sums differ by a few roundings of one of them
+)
 
 
-def _is_rounding(reliable: DoubleBackward, vectors: Tensors, truth: Tensors, images: Tensors) -> bool:
+def _is_rounding(
+    reliable: DoubleBackward, vectors: Tensors, truth: Tensors, images: Tensors
+) -> bool:
     """Whether |fast - truth| is at most 32 times what last digits of the weights change in `truth`, by parameter.
 
     Where both products are rounding as a whole, so are the rows of a parameter that these digits do not change.
     """
     if not all(bool(one.isfinite().all()) for one in images):
         return False
-    changes = [[a - b for a, b in zip(reliable.moved(n) @ vectors, truth, strict=True)] for n in range(2)]
-    if max(length(truth), length(images)) <= _ROUNDINGS * max(length(one) for one in changes):
+    changes = [
+        [a - b for a, b in zip(reliable.moved(n) @ vectors, truth, strict=True)]
+        for n in range(2)
+    ]
+    if max(length(truth), length(images)) <= _ROUNDINGS * max(
+        length(one) for one in changes
+    ):
         return True
     return all(
         length([mine - own]) <= _ROUNDINGS * max(length([one[k]]) for one in changes)
@@ -386,7 +490,9 @@ def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise no_derivative(error, "the network or its loss cannot be differentiated twice") from error
+        raise no_derivative(
+            error, "the network or its loss cannot be differentiated twice"
+        ) from error
 
 
 def no_derivative(error: Exception, what: str) -> UserError:
@@ -396,7 +502,9 @@ def no_derivative(error: Exception, what: str) -> UserError:
     if "use_reentrant" in str(error):
         remedy = "checkpoint(..., use_reentrant=False), in transformers gradient_checkpointing_kwargs"
     if "a second time" in str(error):
-        remedy = "create_graph=True in a torch.autograd.grad or backward inside the function"
+        remedy = (
+            "create_graph=True in a torch.autograd.grad or backward inside the function"
+        )
     return UserError(
         what,
         got=plain(f"{type(error).__name__}: {error}", most=300),
@@ -415,37 +523,54 @@ def _attempted(fast: TensorsOperator, vectors: Tensors) -> Tensors | Exception:
 
 def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
     """Return a random and a constant vector, (*shape, 2) for each parameter."""
-    generator = stream(0, "belief", "u")  # the name of the stream is part of the numbers
+    # The name of the stream is part of the numbers.
+    generator = stream(0, "belief", "u")
     vectors = []
     for parameter in parameters.values():
-        draw = torch.randn(parameter.shape, dtype=torch.float64, generator=generator, device="cpu").to(parameter)
+        draw = torch.randn(
+            parameter.shape, dtype=torch.float64, generator=generator, device="cpu"
+        ).to(parameter)
         vectors.append(torch.stack([draw, torch.ones_like(draw)], dim=-1))
     return vectors
 
 
 def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:
     """Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked."""
-    (u, v), (au, av) = (([one[..., k] for one in some] for k in range(2)) for some in (vectors, images))
+    (u, v), (au, av) = (
+        ([one[..., k] for one in some] for k in range(2)) for some in (vectors, images)
+    )
     size = max(length(au), length(av), FLOOR * length(others))
     difference = abs(_dot(v, au) - _dot(u, av))
     return difference / size if size and difference == difference else 0.0
 
 
 def _dot(left: Tensors, right: Tensors) -> float:
-    return sum(float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True))
+    return sum(
+        float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True)
+    )
 
 
 _SAFE = 1e-140  # squares of norms between this number and its inverse neither under- nor overflow
 FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
 
 
-def worst(first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()) -> tuple[str, float]:
+def worst(
+    first: Mapping[str, Tensor],
+    other: Mapping[str, Tensor],
+    beside: Sequence[Tensor] = (),
+) -> tuple[str, float]:
     """Return the parameter with the largest difference, and this difference (see `differing`)."""
-    return max(differing(first, other, beside).items(), key=lambda pair: pair[1], default=("", 0.0))
+    return max(
+        differing(first, other, beside).items(),
+        key=lambda pair: pair[1],
+        default=("", 0.0),
+    )
 
 
 def differing(
-    first: Mapping[str, Tensor], other: Mapping[str, Tensor], beside: Sequence[Tensor] = ()
+    first: Mapping[str, Tensor],
+    other: Mapping[str, Tensor],
+    beside: Sequence[Tensor] = (),
 ) -> dict[str, float]:
     """Return the difference of each parameter's rows, relative to the larger of the two norms.
 
@@ -453,10 +578,19 @@ def differing(
     with FLOOR times that share, the size of rounding.
     """
     sizes = {name: (length([first[name]]), length([other[name]])) for name in first}
-    whole = max(*(math.hypot(*(pair[k] for pair in sizes.values())) for k in range(2)), length(beside))
+    whole = max(
+        *(math.hypot(*(pair[k] for pair in sizes.values())) for k in range(2)),
+        length(beside),
+    )
     count = sum(piece.numel() for piece in first.values()) or 1
-    floors = {name: FLOOR * whole * (piece.numel() / count) ** 0.5 for name, piece in first.items()}
-    return {name: _off(first[name], other[name], max(*pair, floors[name])) for name, pair in sizes.items()}
+    floors = {
+        name: FLOOR * whole * (piece.numel() / count) ** 0.5
+        for name, piece in first.items()
+    }
+    return {
+        name: _off(first[name], other[name], max(*pair, floors[name]))
+        for name, pair in sizes.items()
+    }
 
 
 def _off(first: Tensor, other: Tensor, size: float) -> float:
@@ -473,10 +607,18 @@ def _off(first: Tensor, other: Tensor, size: float) -> float:
 def length(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all finite entries, without under- or overflow."""
     parts = [tensor.detach() for tensor in tensors if tensor.numel()]
-    norms = [torch.linalg.vector_norm(part, dtype=torch.float64).cpu() for part in parts]
+    norms = [
+        torch.linalg.vector_norm(part, dtype=torch.float64).cpu() for part in parts
+    ]
     plain_norm = float(torch.stack(norms).norm()) if parts else 0.0
     if _SAFE < plain_norm < 1 / _SAFE:
         return plain_norm
     kept = [part.double()[part.isfinite()] for part in parts]
-    largest = max((float(part.abs().max()) for part in kept if part.numel()), default=0.0)
-    return largest * sum(float((part / largest).square().sum()) for part in kept) ** 0.5 if largest else 0.0
+    largest = max(
+        (float(part.abs().max()) for part in kept if part.numel()), default=0.0
+    )
+    return (
+        largest * sum(float((part / largest).square().sum()) for part in kept) ** 0.5
+        if largest
+        else 0.0
+    )

@@ -12,7 +12,13 @@ from torch.func import functional_call, grad, vmap
 
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Objective, evaluating, recurrence_like, scored_outputs
+from hessfig.curvature.problem import (
+    Batch,
+    Objective,
+    evaluating,
+    recurrence_like,
+    scored_outputs,
+)
 from hessfig.errors import plain
 from hessfig.rng import in_turn
 
@@ -44,18 +50,30 @@ class LossGradient:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))
 
-        parameters, self._network = objective.network.named_parameters(), objective.network
-        self._at = {name: parameter.detach().clone().requires_grad_() for name, parameter in parameters}
+        parameters, self._network = (
+            objective.network.named_parameters(),
+            objective.network,
+        )
+        self._at = {
+            name: parameter.detach().clone().requires_grad_()
+            for name, parameter in parameters
+        }
         with torch.enable_grad(), differentiable_twice():
             inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
-            self._loss = functional_call(Evaluated(objective.network, loss_in), inside, ())
-            self._gradient = gradients(self._loss, list(self._at.values()), create_graph=True)
+            self._loss = functional_call(
+                Evaluated(objective.network, loss_in), inside, ()
+            )
+            self._gradient = gradients(
+                self._loss, list(self._at.values()), create_graph=True
+            )
 
     @property
     def recurrence_like(self) -> Tensor:
         """Type and device of vectors of recurrences (see problem.recurrence_like)."""
         leaf = next(iter(self._at.values()))
-        return recurrence_like(self._network, leaf.dtype, sum(leaf.numel() for leaf in self._at.values()))
+        return recurrence_like(
+            self._network, leaf.dtype, sum(leaf.numel() for leaf in self._at.values())
+        )
 
     @property
     def loss(self) -> float:
@@ -65,7 +83,9 @@ class LossGradient:
     @property
     def gradient(self) -> dict[str, Tensor]:
         """The gradient in every parameter, by name."""
-        return dict(zip(self._at, (piece.detach() for piece in self._gradient), strict=True))
+        return dict(
+            zip(self._at, (piece.detach() for piece in self._gradient), strict=True)
+        )
 
     @property
     def flat(self) -> Float[Tensor, " n"]:
@@ -90,15 +110,23 @@ def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     try:
         rough = LossGradient(objective.cast(torch.float32)).gradient
     except (RuntimeError, TypeError):
-        return {name: torch.ones_like(one, dtype=torch.bool) for name, one in exact.items()}
+        return {
+            name: torch.ones_like(one, dtype=torch.bool) for name, one in exact.items()
+        }
     off = {name: (one - rough[name].double()).abs() for name, one in exact.items()}
     small = {
-        name: one.abs() <= _OF_ROUNDING * max(off[name].flatten().tolist(), default=0.0) for name, one in exact.items()
+        name: one.abs() <= _OF_ROUNDING * max(off[name].flatten().tolist(), default=0.0)
+        for name, one in exact.items()
     }
-    return {name: ~(small[name] & (off[name] > one.abs() / 2)) for name, one in exact.items()}
+    return {
+        name: ~(small[name] & (off[name] > one.abs() / 2))
+        for name, one in exact.items()
+    }
 
 
-_OF_ROUNDING = 1e-6  # share of the rounding of float32; rounding of float64 is a share of 2e-9
+_OF_ROUNDING = (
+    1e-6  # share of the rounding of float32; rounding of float64 is a share of 2e-9
+)
 
 
 class WholeHessian:
@@ -113,15 +141,21 @@ class WholeHessian:
         """Return H V."""
         self.products += vectors.shape[1]
         given = vectors.to(self._slope.flat)
-        return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(vectors)
+        return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(
+            vectors
+        )
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Raise ArithmeticError if products by double backward are not symmetric."""
         if asymmetry > 1e5 * self.rounding * size:
-            raise ArithmeticError(f"products of H are not symmetric: off by {asymmetry / size:.2g}")
+            raise ArithmeticError(
+                f"products of H are not symmetric: off by {asymmetry / size:.2g}"
+            )
 
 
-def hessian_product(slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]) -> Float[Tensor, " n"]:
+def hessian_product(
+    slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]
+) -> Float[Tensor, " n"]:
     """Return d/dw <g, v> for a gradient g with a graph, one tensor per parameter in `at`."""
     pieces = zip(slopes, vector.split([slope.numel() for slope in slopes]), strict=True)
     along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
@@ -142,12 +176,16 @@ class Evaluated(nn.Module):
 def loss_of(objective: Objective) -> Float[Tensor, ""]:
     """Return the loss over all batches of the problem; batches are weighted by size if the loss is a mean."""
     losses = [
-        objective.loss(scored_outputs(objective.network, one.inputs, one.scored), one.targets)
+        objective.loss(
+            scored_outputs(objective.network, one.inputs, one.scored), one.targets
+        )
         for one in objective.batches
     ]
     if objective.loss.reduction == "sum":
         return torch.stack(losses).sum()
-    sizes = torch.tensor([one.size for one in objective.batches], dtype=torch.float64).to(losses[0])
+    sizes = torch.tensor(
+        [one.size for one in objective.batches], dtype=torch.float64
+    ).to(losses[0])
     return (torch.stack(losses) * sizes / sizes.sum()).sum()
 
 
@@ -160,15 +198,21 @@ def loss_value(objective: Objective) -> Float[Tensor, ""]:
 def is_finite(objective: Objective) -> bool:
     """Whether the weights are finite, no output is NaN, and the loss of every batch is finite."""
     names = {weight.parameter for weight in objective.layout.weights}
-    if not all(bool(objective.network.get_parameter(name).isfinite().all()) for name in names):
+    if not all(
+        bool(objective.network.get_parameter(name).isfinite().all()) for name in names
+    ):
         return False
     with evaluating(objective.network):
-        return all(_is_finite_on(objective, batch) for batch in objective.batches if batch.size)
+        return all(
+            _is_finite_on(objective, batch) for batch in objective.batches if batch.size
+        )
 
 
 def _is_finite_on(objective: Objective, batch: Batch) -> bool:
     outputs = scored_outputs(objective.network, batch.inputs, batch.scored)
-    return not bool(outputs.isnan().any()) and bool(objective.loss(outputs, batch.targets).isfinite())
+    return not bool(outputs.isnan().any()) and bool(
+        objective.loss(outputs, batch.targets).isfinite()
+    )
 
 
 AT_ONCE = 256  # samples per evaluation, the same on every machine, so that results have the same bits
@@ -194,12 +238,18 @@ class Samples:
 
     def __init__(self, objective: Objective, count: int) -> None:
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-            return per_sample(objective.loss, scored_outputs(network, inputs, objective.batch.scored), targets)
+            return per_sample(
+                objective.loss,
+                scored_outputs(network, inputs, objective.batch.scored),
+                targets,
+            )
 
         self.problem, self._body = objective, Evaluated(objective.network, losses_in)
         self._batch, self.count = objective.batch, count
         self._device = objective.batch.inputs.device
-        self.at = {name: one.detach() for name, one in objective.network.named_parameters()}
+        self.at = {
+            name: one.detach() for name, one in objective.network.named_parameters()
+        }
 
     @property
     def dim(self) -> int:
@@ -208,7 +258,9 @@ class Samples:
 
     def shaped(self, flat: Float[Tensor, " n"]) -> dict[str, Tensor]:
         """Return a vector in the order of the parameters as one tensor per parameter."""
-        pieces = flat.to(next(iter(self.at.values()))).split([one.numel() for one in self.at.values()])
+        pieces = flat.to(next(iter(self.at.values()))).split(
+            [one.numel() for one in self.at.values()]
+        )
         named = zip(self.at.items(), pieces, strict=True)
         return {name: piece.view_as(one) for (name, one), piece in named}
 
@@ -218,7 +270,10 @@ class Samples:
 
     def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
         """Return l_i at a point, by default at the weights w*."""
-        leaves = {name: weight.detach().requires_grad_() for name, weight in (at or self.at).items()}
+        leaves = {
+            name: weight.detach().requires_grad_()
+            for name, weight in (at or self.at).items()
+        }
         with evaluating(self._body.network):
             pieces = [self._losses(leaves, *rows).detach() for rows in self._pieces()]
         return torch.cat(pieces)
@@ -232,16 +287,24 @@ class Samples:
         """
         with torch.enable_grad(), differentiable_twice():
             pieces = [self._along(direction, *rows) for rows in self._pieces()]
-        losses, slopes, curvatures = (torch.cat(one) for one in zip(*pieces, strict=True))
+        losses, slopes, curvatures = (
+            torch.cat(one) for one in zip(*pieces, strict=True)
+        )
         return Along(losses, slopes, curvatures)
 
     def summed_gradient(self, order: Tensor) -> Float[Tensor, " n"]:
         """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order."""
         total_gradient = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
         for chosen in order.split(AT_ONCE):
-            at = {name: weight.clone().requires_grad_() for name, weight in self.at.items()}
-            with torch.enable_grad(), differentiable_twice():  # checkpoints would be recomputed at other weights
-                total = self._losses(at, self._batch.inputs[chosen], self._batch.targets[chosen]).sum()
+            at = {
+                name: weight.clone().requires_grad_()
+                for name, weight in self.at.items()
+            }
+            # Checkpoints would be recomputed at other weights.
+            with torch.enable_grad(), differentiable_twice():
+                total = self._losses(
+                    at, self._batch.inputs[chosen], self._batch.targets[chosen]
+                ).sum()
                 pieces = gradients(total, list(at.values()))
             total_gradient += torch.cat([piece.flatten() for piece in pieces]).double()
         return total_gradient
@@ -257,16 +320,28 @@ class Samples:
         first = self._gradient_length(0)
         try:
             with torch.enable_grad(), differentiable_twice():
-                pieces = [_lengths(each(self.at, *rows)) for rows in self._pieces(at_once)]
+                pieces = [
+                    _lengths(each(self.at, *rows)) for rows in self._pieces(at_once)
+                ]
             lengths = torch.cat(pieces)
             off = (lengths[0] - first).abs()
-            why = f"off by {off / first:.1%}" if off > 1e-3 * first + 1e-9 * lengths.max() else ""
+            why = (
+                f"off by {off / first:.1%}"
+                if off > 1e-3 * first + 1e-9 * lengths.max()
+                else ""
+            )
         except Exception as error:  # the plain gradient did not fail, so vmap does
             why = plain(f"{type(error).__name__}: {error}")
         if not why:
             return lengths
-        warnings.warn(f"gradients of single samples under vmap: {why}; one by one", RuntimeWarning, stacklevel=2)
-        return torch.stack([first, *(self._gradient_length(sample) for sample in range(1, self.count))])
+        warnings.warn(
+            f"gradients of single samples under vmap: {why}; one by one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return torch.stack(
+            [first, *(self._gradient_length(sample) for sample in range(1, self.count))]
+        )
 
     def _gradient_length(self, sample: int) -> Float[Tensor, ""]:
         return self.summed_gradient(torch.tensor([sample])).square().sum()
@@ -274,22 +349,38 @@ class Samples:
     def _single(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._losses(at, inputs.unsqueeze(0), targets.unsqueeze(0))[0]
 
-    def _along(self, direction: Point, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        step = torch.zeros((), dtype=next(iter(self.at.values())).dtype, device=self._device, requires_grad=True)
+    def _along(
+        self, direction: Point, inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        step = torch.zeros(
+            (),
+            dtype=next(iter(self.at.values())).dtype,
+            device=self._device,
+            requires_grad=True,
+        )
         at = {name: one + step * direction[name] for name, one in self.at.items()}
         losses = self._losses(at, inputs, targets)
         weights = torch.ones_like(losses, requires_grad=True)
         (first,) = gradients((weights * losses).sum(), [step], create_graph=True)
         (second,) = gradients(first, [step], create_graph=True)
-        (slopes,), (curvatures,) = gradients(first, [weights]), gradients(second, [weights])
+        (slopes,), (curvatures,) = (
+            gradients(first, [weights]),
+            gradients(second, [weights]),
+        )
         return losses.detach(), slopes, curvatures
 
     def _losses(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
-        return functional_call(self._body, {f"network.{name}": one for name, one in at.items()}, (inputs, targets))
+        return functional_call(
+            self._body,
+            {f"network.{name}": one for name, one in at.items()},
+            (inputs, targets),
+        )
 
     def _pieces(self, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
         chosen = self._batch.samples(slice(self.count))
-        return zip(chosen.inputs.split(at_once), chosen.targets.split(at_once), strict=True)
+        return zip(
+            chosen.inputs.split(at_once), chosen.targets.split(at_once), strict=True
+        )
 
 
 def _lengths(slopes: Point) -> Float[Tensor, " samples"]:

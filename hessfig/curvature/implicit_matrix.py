@@ -54,9 +54,13 @@ class ImplicitMatrix(ABC):
     ([2.0, 2.0, 2.0], [0.5, 0.5, 0.5])
     """
 
-    last_errors: Tensor | None = None  # of the last products, if they are more than rounding: see BlockOperator
+    last_errors: Tensor | None = (
+        None  # of the last products, if they are more than rounding: see BlockOperator
+    )
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.shape, self.device = shape, device
         self._real = dtype
         self.dtype = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
@@ -77,13 +81,20 @@ class ImplicitMatrix(ABC):
 
     def __matmul__(self, x: Vectors) -> Vectors:
         """Return A x for x (m,), or A X for X (m, k). Raises UserError for other shapes and for complex numbers."""
-        return self._applied(x, self._multiplied, lambda slopes: self.T._multiplied(slopes))[0]
+        return self._applied(
+            x, self._multiplied, lambda slopes: self.T._multiplied(slopes)
+        )[0]
 
-    def _applied(self, x: Vectors, forth: Map, back: Map, count: int = 1) -> list[Vectors]:
+    def _applied(
+        self, x: Vectors, forth: Map, back: Map, count: int = 1
+    ) -> list[Vectors]:
         """Return the `count` products that `forth` stacks, each in the form of `x`; `back` is its transpose."""
         self._check(x)
         if isinstance(x, np.ndarray):
-            return [one.numpy(force=True) for one in self._applied(_tensor(x), forth, back, count)]
+            return [
+                one.numpy(force=True)
+                for one in self._applied(_tensor(x), forth, back, count)
+            ]
         columns = _plain(x).to(self.device, self._real)
         columns = columns if x.ndim == 2 else columns[:, None]
         rows = self.shape[0] * count
@@ -91,7 +102,11 @@ class ImplicitMatrix(ABC):
             if not columns.shape[1]:
                 products = columns.new_zeros(rows, 0)
             else:
-                products = _Linear.apply(columns, forth, back) if _is_traced(columns) else forth(columns)
+                products = (
+                    _Linear.apply(columns, forth, back)
+                    if _is_traced(columns)
+                    else forth(columns)
+                )
         pieces = [products] if count == 1 else products.split(self.shape[0])
         return [one if x.ndim == 2 else one[:, 0] for one in pieces]
 
@@ -143,7 +158,12 @@ class ImplicitMatrix(ABC):
         return MatrixOperator(self, self._real, is_symmetric=self.T is self)
 
     def solve(
-        self, b: Vectors, *, damping: float = 0.0, tolerance: float = 1e-8, preconditioner: ImplicitMatrix | None = None
+        self,
+        b: Vectors,
+        *,
+        damping: float = 0.0,
+        tolerance: float = 1e-8,
+        preconditioner: ImplicitMatrix | None = None,
     ) -> Solution:
         """Solve (A + damping I) x = b for a symmetric A.
 
@@ -179,7 +199,12 @@ class ImplicitMatrix(ABC):
         self._check(b)
         if isinstance(b, np.ndarray):
             given = _tensor(b)
-            x, residual = self.solve(given, damping=damping, tolerance=tolerance, preconditioner=preconditioner)
+            x, residual = self.solve(
+                given,
+                damping=damping,
+                tolerance=tolerance,
+                preconditioner=preconditioner,
+            )
             return Solution(x.numpy(force=True), residual)
         reported: list[Tensor] = []
 
@@ -188,14 +213,30 @@ class ImplicitMatrix(ABC):
             reported.append(residuals)
             return x
 
-        columns = _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
+        columns = (
+            _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
+        )
         with made_on(torch.device("cpu")):
-            x = _Linear.apply(columns, inverted, inverted) if columns.shape[1] else columns
-        residuals = reported[0] if reported else torch.zeros(0, dtype=torch.float64, device="cpu")
+            x = (
+                _Linear.apply(columns, inverted, inverted)
+                if columns.shape[1]
+                else columns
+            )
+        residuals = (
+            reported[0]
+            if reported
+            else torch.zeros(0, dtype=torch.float64, device="cpu")
+        )
         if bool((residuals > tolerance).any()):
             largest = f"the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
-            warnings.warn(f"solve: {largest}; damping=... or a preconditioner helps", RuntimeWarning, stacklevel=2)
-        return Solution(x.reshape(b.shape), float(residuals.max()) if b.ndim == 1 else residuals)
+            warnings.warn(
+                f"solve: {largest}; damping=... or a preconditioner helps",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return Solution(
+            x.reshape(b.shape), float(residuals.max()) if b.ndim == 1 else residuals
+        )
 
     def _in_units(self, b: Float[Tensor, "n k"], *given: Any) -> tuple[Tensor, Tensor]:
         """Return solutions and residuals; right-hand sides whose squares would under- or overflow are rescaled."""
@@ -213,10 +254,16 @@ class ImplicitMatrix(ABC):
         return (x.to(b.device) * units).to(b.dtype), residuals
 
     def _solved(
-        self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
+        self,
+        b: Float[Tensor, "n k"],
+        damping: float,
+        tolerance: float,
+        preconditioner: ImplicitMatrix | None,
     ) -> tuple[Tensor, Tensor]:
         """Return x and the relative residuals of (A + damping I) x = b, column by column, in float64."""
-        system = _Damped(self, damping, _inverse_of(preconditioner, damping, self.shape[0]))
+        system = _Damped(
+            self, damping, _inverse_of(preconditioner, damping, self.shape[0])
+        )
         pairs = [system.solved(column, tolerance) for column in b.cpu().numpy().T]
         x = torch.from_numpy(np.stack([x for x, _ in pairs], axis=1))
         return x, torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
@@ -234,14 +281,18 @@ class ImplicitMatrix(ABC):
         if not _is_real(x):
             raise UserError(
                 "operator @ x: the vector has no real numbers",
-                got=plain(f"{x.dtype}, {getattr(x, 'layout', 'array')}, {getattr(x, 'device', 'cpu')}"),
+                got=plain(
+                    f"{x.dtype}, {getattr(x, 'layout', 'array')}, {getattr(x, 'device', 'cpu')}"
+                ),
                 allowed="a dense tensor or array of real numbers, whole or floating, on a device that has memory",
                 remedy="for complex numbers: multiply x.real and x.imag separately",
             )
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: products refer to autograd graphs of a network."""
-        raise TypeError("an operator cannot be pickled or copied: create it again from its problem")
+        raise TypeError(
+            "an operator cannot be pickled or copied: create it again from its problem"
+        )
 
 
 class Solution(NamedTuple):
@@ -273,7 +324,9 @@ class _Linear(torch.autograd.Function):
         return forth(columns)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Map, Map], output: Tensor) -> None:
+    def setup_context(
+        ctx: Any, inputs: tuple[Tensor, Map, Map], output: Tensor
+    ) -> None:
         del output
         _, ctx.forth, ctx.back = inputs
 
@@ -287,10 +340,14 @@ class _Linear(torch.autograd.Function):
         return _Linear.apply(tangent, ctx.forth, ctx.back)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, columns: Tensor, forth: Map, back: Map) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: Any, columns: Tensor, forth: Map, back: Map
+    ) -> tuple[Tensor, int]:
         del info
         together = columns.movedim(in_dims[0], 2)
-        return _Linear.apply(together.flatten(1), forth, back).unflatten(1, together.shape[1:]), 2
+        return _Linear.apply(together.flatten(1), forth, back).unflatten(
+            1, together.shape[1:]
+        ), 2
 
 
 def _is_traced(columns: Tensor) -> bool:
@@ -300,13 +357,19 @@ def _is_traced(columns: Tensor) -> bool:
 
 def is_followed() -> bool:
     """Whether forward mode or torch.func is at work."""
-    return torch.autograd.forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return (
+        torch.autograd.forward_ad._current_level >= 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def _is_real(x: Tensor | NDArray[Any]) -> bool:
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "biuf"
-    return not (x.is_complex() or x.is_quantized or x.is_meta) and x.layout == torch.strided
+    return (
+        not (x.is_complex() or x.is_quantized or x.is_meta)
+        and x.layout == torch.strided
+    )
 
 
 def _tensor(x: NDArray[Any]) -> Tensor:
@@ -322,14 +385,19 @@ def _plain(x: Tensor) -> Tensor:
 
 _LEAST_SIDE = 1e-100  # above it, squares of right-hand sides and of their residuals are finite and not 0
 _LEAST_DAMPING = 1e-6  # of a preconditioner, relative to its scale
-_ROUNDS, _STEPS = 5, 2  # restarts from the true residual, each with at most _STEPS n products
+# Restarts from the true residual, each with at most _STEPS n products.
+_ROUNDS, _STEPS = (5, 2)
 _PROGRESS = 0.9  # a restart that leaves more of the residual than this ends the search
 
 
 def _check(damping: float, tolerance: float) -> None:
     given = {"damping": (damping, 0.0), "tolerance": (tolerance, 1e-15)}
     for name, (value, least) in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < float("inf"):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not least <= value < float("inf")
+        ):
             raise UserError(
                 f"solve: {name} is out of range",
                 got=repr(value),
@@ -341,19 +409,39 @@ def _check(damping: float, tolerance: float) -> None:
 class _Damped:
     """A + damping I, with a method for its linear systems."""
 
-    def __init__(self, matrix: ImplicitMatrix, damping: float, inverse: sparse.LinearOperator | None) -> None:
-        self._matrix, self._damping, self._inverse, self._unit = matrix, damping, inverse, 1.0
-        self._method: Callable[..., Any] = sparse.cg if matrix.is_semidefinite else sparse.minres
-        self._operator = sparse.LinearOperator(matrix.shape, matvec=self._times, dtype=np.float64)
+    def __init__(
+        self,
+        matrix: ImplicitMatrix,
+        damping: float,
+        inverse: sparse.LinearOperator | None,
+    ) -> None:
+        self._matrix, self._damping, self._inverse, self._unit = (
+            matrix,
+            damping,
+            inverse,
+            1.0,
+        )
+        self._method: Callable[..., Any] = (
+            sparse.cg if matrix.is_semidefinite else sparse.minres
+        )
+        self._operator = sparse.LinearOperator(
+            matrix.shape, matvec=self._times, dtype=np.float64
+        )
 
     def _times(self, x: Array) -> Array:
-        product: Array = ((self._matrix @ x).astype(np.float64) + self._damping * x) / self._unit
+        product: Array = (
+            (self._matrix @ x).astype(np.float64) + self._damping * x
+        ) / self._unit
         return product
 
     def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
         """Return x and its relative residual; a matrix whose squares under- or overflow is rescaled."""
         x, residual = self._searched(b, tolerance)
-        size = 1.0 if residual <= tolerance else float(np.abs(self._times(b)).max() / np.abs(b).max())
+        size = (
+            1.0
+            if residual <= tolerance
+            else float(np.abs(self._times(b)).max() / np.abs(b).max())
+        )
         if 0.0 < size < _LEAST_SIDE or 1 / _LEAST_SIDE < size < np.inf:
             self._unit *= size
             x, residual = self._searched(b, tolerance)
@@ -388,7 +476,9 @@ class _Damped:
         return solution
 
 
-def _inverse_of(preconditioner: Any, damping: float, dim: int) -> sparse.LinearOperator | None:
+def _inverse_of(
+    preconditioner: Any, damping: float, dim: int
+) -> sparse.LinearOperator | None:
     """Return (|P| + damping I)^-1 as an operator of SciPy."""
     if preconditioner is None:
         return None
@@ -401,4 +491,6 @@ def _inverse_of(preconditioner: Any, damping: float, dim: int) -> sparse.LinearO
             remedy='preconditioner=problem.approximation("kfac", block)',
         )
     inverse = preconditioner.inverse(damping, least=_LEAST_DAMPING)
-    return sparse.LinearOperator((dim, dim), matvec=lambda x: (inverse @ x).astype(np.float64), dtype=np.float64)
+    return sparse.LinearOperator(
+        (dim, dim), matvec=lambda x: (inverse @ x).astype(np.float64), dtype=np.float64
+    )

@@ -38,7 +38,9 @@ class KeptProduct:
         Whose product it is.
     """
 
-    def __init__(self, multiply: Callable[[Tensor], Tensor], objective: Objective) -> None:
+    def __init__(
+        self, multiply: Callable[[Tensor], Tensor], objective: Objective
+    ) -> None:
         self._multiply, self._objective = multiply, objective
         like = next(objective.network.parameters())
         self._dtype, self._is_limited = objective.dtype, is_small(objective.network)
@@ -84,7 +86,9 @@ class KeptProduct:
         finally:
             sys.setprofile(None)
         others = {str(name).partition(".")[0] for name in names} - _LIBRARIES
-        self._is_alone = not others and torch.equal(before, torch.default_generator.get_state())
+        self._is_alone = not others and torch.equal(
+            before, torch.default_generator.get_state()
+        )
         self._to_watch = 0 if self._is_alone else self._to_watch - 1
         return product
 
@@ -92,4 +96,9 @@ class KeptProduct:
 def _is_in_a_mode() -> bool:
     """Whether the caller is in a mode that changes what torch computes on the CPU, or where."""
     on_another_device = torch.empty(0).device.type != "cpu"
-    return on_another_device or torch.is_inference_mode_enabled() or torch.is_autocast_enabled("cpu") or is_narrow()
+    return (
+        on_another_device
+        or torch.is_inference_mode_enabled()
+        or torch.is_autocast_enabled("cpu")
+        or is_narrow()
+    )

@@ -13,7 +13,9 @@ from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.errors import plain
 from hessfig.rng import stream
 
-_TOLERANCE = 1e-4  # relative to the largest curvature; smaller eigenvalues count as rounding
+_TOLERANCE = (
+    1e-4  # relative to the largest curvature; smaller eigenvalues count as rounding
+)
 
 
 class OutputCurvature:
@@ -29,10 +31,16 @@ class OutputCurvature:
     rounding = torch.finfo(torch.float32).eps
 
     def __init__(self, outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> None:
-        self._leaf, self.dim, self.products = outputs.detach().requires_grad_(), outputs.numel(), 0
+        self._leaf, self.dim, self.products = (
+            outputs.detach().requires_grad_(),
+            outputs.numel(),
+            0,
+        )
         self.like = self._leaf.detach().new_empty(0, dtype=torch.float64)
         with torch.enable_grad():
-            self._slope = gradients(loss(self._leaf), [self._leaf], create_graph=True)[0]
+            self._slope = gradients(loss(self._leaf), [self._leaf], create_graph=True)[
+                0
+            ]
         self.least = curvature_of_rounding(self._slope.detach(), self._leaf.detach())
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -92,7 +100,9 @@ def why_not_convex(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> str:
     try:
         with differentiable_twice():
             operator, generator = OutputCurvature(outputs, loss), stream(0, "convexity")
-            lowest_pair = extremes(operator, End.smallest, tolerance=_TOLERANCE, generator=generator)
+            lowest_pair = extremes(
+                operator, End.smallest, tolerance=_TOLERANCE, generator=generator
+            )
     except RuntimeError as error:
         return plain(f"the loss has no second derivative in the outputs: {error}")
     lowest = float(lowest_pair.values[0])

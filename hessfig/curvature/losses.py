@@ -27,15 +27,23 @@ class CrossEntropy(Module):
         super().__init__()
         self.smoothing = smoothing
 
-    def forward(self, logits: Float[Tensor, "*scored vocab"], target: Tensor) -> Float[Tensor, ""]:
+    def forward(
+        self, logits: Float[Tensor, "*scored vocab"], target: Tensor
+    ) -> Float[Tensor, ""]:
         """Return the loss; `target` are token ids, (batch, scored) or the shape of `logits` without its last axis."""
-        return F.cross_entropy(logits.flatten(0, -2), target.flatten(), label_smoothing=self.smoothing)
+        return F.cross_entropy(
+            logits.flatten(0, -2), target.flatten(), label_smoothing=self.smoothing
+        )
 
-    def hessian_product(self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]) -> Tensor:
+    def hessian_product(
+        self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]
+    ) -> Tensor:
         """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position."""
         p = logits.softmax(-1).unsqueeze(2)
         weighted = p * df
-        return (weighted - p * weighted.sum(-1, keepdim=True)) / (logits.shape[0] * logits.shape[1])
+        return (weighted - p * weighted.sum(-1, keepdim=True)) / (
+            logits.shape[0] * logits.shape[1]
+        )
 
 
 class SquaredError(Module):
@@ -48,10 +56,14 @@ class SquaredError(Module):
     def forward(self, output: Tensor, target: Tensor) -> Float[Tensor, ""]:
         """Return the loss. Raises ValueError unless `target` has the shape of `output`: torch would broadcast it."""
         if target.shape != output.shape:
-            raise ValueError(f"targets {tuple(target.shape)} for outputs {tuple(output.shape)}")
+            raise ValueError(
+                f"targets {tuple(target.shape)} for outputs {tuple(output.shape)}"
+            )
         return F.mse_loss(output, target, reduction=self.reduction)
 
-    def hessian_product(self, output: Tensor, df: Float[Tensor, "batch scored k d"]) -> Tensor:
+    def hessian_product(
+        self, output: Tensor, df: Float[Tensor, "batch scored k d"]
+    ) -> Tensor:
         """Multiply by d2l/df2 = 2 I, divided by the number of entries for the mean."""
         return df * (2.0 if self.reduction == "sum" else 2.0 / output.numel())
 
@@ -108,13 +120,19 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
     """
     if isinstance(loss, CrossEntropy):
         rows, smoothing = output.flatten(0, -2), loss.smoothing
-        single = F.cross_entropy(rows, target.flatten(), reduction="none", label_smoothing=smoothing)
+        single = F.cross_entropy(
+            rows, target.flatten(), reduction="none", label_smoothing=smoothing
+        )
         kept = (target != IGNORED).reshape(len(output), -1).to(single)
-        return single.reshape(len(output), -1).mean(dim=1) * (kept.shape[1] / kept.sum(dim=1))
+        return single.reshape(len(output), -1).mean(dim=1) * (
+            kept.shape[1] / kept.sum(dim=1)
+        )
     elif isinstance(loss, SquaredError) and loss.reduction == "mean":
         single = (output - target).square()
     elif loss.reduction == "mean" and not isinstance(loss, Inside):
-        return torch.stack([loss(*pair) for pair in zip(output.split(1), target.split(1), strict=True)])
+        return torch.stack(
+            [loss(*pair) for pair in zip(output.split(1), target.split(1), strict=True)]
+        )
     else:
         raise no_mean(loss)
     return single.reshape(len(output), -1).mean(dim=1)
@@ -137,7 +155,9 @@ def curvature_of_rounding(slope: Tensor, outputs: Tensor) -> float:
     taken; outputs below 1 count as 1, since they may cancel.
     """
     entries = max(outputs.numel(), 1) ** 0.5
-    return 100 * torch.finfo(outputs.dtype).eps * norm(slope) / max(norm(outputs), entries)
+    return (
+        100 * torch.finfo(outputs.dtype).eps * norm(slope) / max(norm(outputs), entries)
+    )
 
 
 def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
@@ -150,7 +170,15 @@ def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
 
 IGNORED = -100  # the class that torch's cross-entropy ignores
 _OF_NUMBERS = (
-    *(SquaredError, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(
+        SquaredError,
+        nn.MSELoss,
+        nn.L1Loss,
+        nn.SmoothL1Loss,
+        nn.HuberLoss,
+        nn.BCELoss,
+        nn.BCEWithLogitsLoss,
+    ),
     *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss),
 )
 _OF_CLASSES = (CrossEntropy, nn.CrossEntropyLoss, nn.NLLLoss)
@@ -179,12 +207,18 @@ def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None
     """
     if isinstance(loss, CrossEntropy):
         return (target != IGNORED).to(output)
-    if type(loss) is not nn.CrossEntropyLoss or target.is_floating_point() or (output.ndim, target.ndim) != (2, 1):
+    if (
+        type(loss) is not nn.CrossEntropyLoss
+        or target.is_floating_point()
+        or (output.ndim, target.ndim) != (2, 1)
+    ):
         return None
     kept = target != loss.ignore_index
     each = torch.ones_like(output[0]) if loss.weight is None else loss.weight
     smoothing = loss.label_smoothing
-    return ((1 - smoothing) * each[target.where(kept, 0)] + smoothing * each.mean()) * kept
+    return (
+        (1 - smoothing) * each[target.where(kept, 0)] + smoothing * each.mean()
+    ) * kept
 
 
 def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
@@ -203,7 +237,9 @@ def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
     return float(kept.numel()) if weight is None else float(weight[kept].double().sum())
 
 
-def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[float]:
+def batch_weights(
+    loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> list[float]:
     """Return the weight of each batch in the mean over all batches: the divisor of its own mean.
 
     For a loss of unknown type, value and gradient for all outputs joined are compared with those of the batches. Raises
@@ -211,14 +247,21 @@ def batch_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Ten
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if len(outputs) == 1 or None not in known:
-        return [_size(output) if one is None else one for one, output in zip(known, outputs, strict=True)]
+        return [
+            _size(output) if one is None else one
+            for one, output in zip(known, outputs, strict=True)
+        ]
     shown, is_mean = _shown_weights(loss, outputs, targets, "batches")
     if not is_mean and not abs(sum(shown) - 1) < 1e-6:
-        raise _apart(loss, f"gradients add up with shares of {sum(shown):.6g} in all", "batches")
+        raise _apart(
+            loss, f"gradients add up with shares of {sum(shown):.6g} in all", "batches"
+        )
     return shown
 
 
-def single_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[list[float], float]:
+def single_weights(
+    loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]
+) -> tuple[list[float], float]:
     """Return weights w_i and a divisor d such that the loss is sum_i w_i l_i / d, with l_i the loss of sample i alone.
 
     Samples that do not count have weight 0. Raises UserError for a loss that is not such a sum (see `batch_weights`).
@@ -226,7 +269,11 @@ def single_weights(loss: Module, outputs: Sequence[Tensor], targets: Sequence[Te
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if None not in known:
         counted = [one or 0.0 for one in known]
-        return ([float(one > 0) for one in counted], 1.0) if loss.reduction == "sum" else (counted, sum(counted))
+        return (
+            ([float(one > 0) for one in counted], 1.0)
+            if loss.reduction == "sum"
+            else (counted, sum(counted))
+        )
     shown, is_even = _shown_weights(loss, outputs, targets, "samples")
     return shown, float(len(outputs)) if is_even and loss.reduction != "sum" else 1.0
 
@@ -245,14 +292,23 @@ def _shown_weights(
         return sizes, True  # the results are not finite for any weights
     outputs = [_moved(output) for output in outputs]
     try:
-        whole, slope = _value_and_slope(loss, torch.cat([*outputs]), torch.cat([*targets]))
+        whole, slope = _value_and_slope(
+            loss, torch.cat([*outputs]), torch.cat([*targets])
+        )
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise _apart(loss, f"{what} cannot be joined: {error}"[:200], what) from error
-    singles = [_value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)]
+    singles = [
+        _value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)
+    ]
     pieces = slope.split([len(output) for output in outputs])
-    shown = [_share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)]
+    shown = [
+        _share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)
+    ]
     by_size = [1.0 if loss.reduction == "sum" else size / sum(sizes) for size in sizes]
-    change = sum(float((piece * output).abs().sum()) for piece, output in zip(pieces, outputs, strict=True))
+    change = sum(
+        float((piece * output).abs().sum())
+        for piece, output in zip(pieces, outputs, strict=True)
+    )
     if _add_up(by_size, singles, (whole, pieces), change):
         return sizes, True
     if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces), change):
@@ -261,7 +317,9 @@ def _shown_weights(
     raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
 
 
-def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[float, Tensor]:
+def _value_and_slope(
+    loss: Module, output: Tensor, target: Tensor
+) -> tuple[float, Tensor]:
     leaf = output.detach().requires_grad_()
     with torch.enable_grad():
         value = loss(leaf, target)
@@ -270,7 +328,9 @@ def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> tuple[floa
 
 def _moved(output: Tensor) -> Tensor:
     """Return outputs moved slightly towards zero, where the gradient does not vanish even for a perfect fit."""
-    factors = torch.linspace(0.9, 1.0, output.numel(), dtype=output.dtype, device=output.device)
+    factors = torch.linspace(
+        0.9, 1.0, output.numel(), dtype=output.dtype, device=output.device
+    )
     return output.detach() * factors.view_as(output)
 
 
@@ -291,17 +351,30 @@ def _add_up(
 
     A constant may make the value vanish: then its change counts if outputs change by their own size, |<g, f>|.
     """
-    counted = [(share, value, own) for share, (value, own) in zip(shares, singles, strict=True)]
+    counted = [
+        (share, value, own) for share, (value, own) in zip(shares, singles, strict=True)
+    ]
     terms = [share * value for share, value, _ in counted if share]
     rounding = LOSS.of(singles[0][1].dtype)
-    off = [(piece - share * own if share else piece) for piece, (share, _, own) in zip(whole[1], counted, strict=True)]
-    length = norm_of_all(whole[1], sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5)
+    off = [
+        (piece - share * own if share else piece)
+        for piece, (share, _, own) in zip(whole[1], counted, strict=True)
+    ]
+    length = norm_of_all(
+        whole[1], sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5
+    )
     size = max(abs(whole[0]), sum(map(abs, terms)), change)
-    return abs(sum(terms) - whole[0]) <= rounding * size and all(norm(one) <= rounding * length for one in off)
+    return abs(sum(terms) - whole[0]) <= rounding * size and all(
+        norm(one) <= rounding * length for one in off
+    )
 
 
 def _apart(loss: Module, got: str, what: str) -> UserError:
-    as_one = "give one batch, or " if what == "batches" else "leave the quantities of single samples out, or "
+    as_one = (
+        "give one batch, or "
+        if what == "batches"
+        else "leave the quantities of single samples out, or "
+    )
     return UserError(
         f"the losses of the {what} do not add up to that of all samples: {type(loss).__name__} with reduction "
         f"{loss.reduction!r}",

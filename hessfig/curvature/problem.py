@@ -38,7 +38,9 @@ def is_built_in(network: nn.Module) -> bool:
     return isinstance(network, Layered)
 
 
-def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False) -> Tensor:
+def scored_outputs(
+    network: nn.Module, inputs: Tensor, scored: slice, *, everywhere: bool = False
+) -> Tensor:
     """Return the outputs that enter the loss: those at the scored positions, or all outputs of an unlayered network.
 
     The last layer is evaluated at the scored positions only; with `everywhere`, at all positions, as the network itself
@@ -48,7 +50,9 @@ def scored_outputs(network: nn.Module, inputs: Tensor, scored: slice, *, everywh
         return network(inputs)
     start = network.hidden(inputs, 0)
     return (
-        network.from_hidden(start, 0, slice(None))[:, scored] if everywhere else network.from_hidden(start, 0, scored)
+        network.from_hidden(start, 0, slice(None))[:, scored]
+        if everywhere
+        else network.from_hidden(start, 0, scored)
     )
 
 
@@ -74,7 +78,9 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[N
 
 def standard_error(samples: Float[Tensor, " count"]) -> float:
     """Return the standard error of the mean of the samples, std / sqrt(count); nan for a single sample."""
-    return deviation(samples) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
+    return (
+        deviation(samples) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
+    )
 
 
 def rademacher(
@@ -95,8 +101,11 @@ def rademacher(
     """
     probes = torch.empty(num_probes, dim, dtype=dtype, device="cpu")
     for probe in probes:
-        for piece in probe.split(_DRAWN_AT_ONCE):  # the stream is the same, however it is cut
-            bits = torch.randint(0, 2, (len(piece),), dtype=torch.int8, generator=generator, device="cpu")
+        # The stream is the same, however it is cut.
+        for piece in probe.split(_DRAWN_AT_ONCE):
+            bits = torch.randint(
+                0, 2, (len(piece),), dtype=torch.int8, generator=generator, device="cpu"
+            )
             piece.copy_(bits.mul_(2).sub_(1))
     return probes.T
 
@@ -105,7 +114,9 @@ _DRAWN_AT_ONCE = 2**20
 LONG = 2**16
 
 
-def recurrence_like(network: nn.Module, dtype: torch.dtype, dim: int) -> Float[Tensor, " 0"]:
+def recurrence_like(
+    network: nn.Module, dtype: torch.dtype, dim: int
+) -> Float[Tensor, " 0"]:
     """Return an empty tensor of the type and on the device of the vectors of a recurrence, such as Lanczos.
 
     They are on the device of the network, in float64. With products in float32, vectors of at least LONG entries are
@@ -114,7 +125,9 @@ def recurrence_like(network: nn.Module, dtype: torch.dtype, dim: int) -> Float[T
     device = next(network.parameters()).device
     is_recorded = is_built_in(network) and device.type == "cpu"
     is_single = dtype == torch.float32 and dim >= LONG and not is_recorded
-    return torch.empty(0, dtype=torch.float32 if is_single else torch.float64, device=device)
+    return torch.empty(
+        0, dtype=torch.float32 if is_single else torch.float64, device=device
+    )
 
 
 SEQUENCES = 2
@@ -152,7 +165,9 @@ def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
     """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision."""
     if tensor.is_complex():
         return tensor.detach().to(real.to_complex(), copy=True)
-    return tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True)
+    return tensor.detach().to(
+        real if tensor.is_floating_point() else tensor.dtype, copy=True
+    )
 
 
 @dataclass(frozen=True)
@@ -201,12 +216,15 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the same batch on `device`."""
-        return replace(self, inputs=self.inputs.to(device), targets=self.targets.to(device))
+        return replace(
+            self, inputs=self.inputs.to(device), targets=self.targets.to(device)
+        )
 
     def cast(self, dtype: torch.dtype) -> Batch:
         """Return the same batch with floating-point tensors cast to `dtype`."""
         inputs, targets = (
-            given.to(dtype) if given.is_floating_point() else given for given in (self.inputs, self.targets)
+            given.to(dtype) if given.is_floating_point() else given
+            for given in (self.inputs, self.targets)
         )
         return replace(self, inputs=inputs, targets=targets)
 
@@ -259,9 +277,18 @@ class Witness:
     @property
     def record(self) -> dict[str, Any]:
         """The comparison as a dictionary, for tables and manifests."""
-        words = {"not_taken": self.not_taken, "no_split": self.no_split, "refused": str(self.refusal or "")}
+        words = {
+            "not_taken": self.not_taken,
+            "no_split": self.no_split,
+            "refused": str(self.refusal or ""),
+        }
         off = {name: float(f"{one:.2g}") for name, one in self.off.items()}
-        return {"measured": self.measured, "off": off, **self.taken, **{key: one for key, one in words.items() if one}}
+        return {
+            "measured": self.measured,
+            "off": off,
+            **self.taken,
+            **{key: one for key, one in words.items() if one},
+        }
 
 
 @dataclass(frozen=True)
@@ -305,11 +332,16 @@ class Objective:
     decay: float = 0.0
     witness: Witness | None = None
     memory: float | None = None
-    made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    made: dict[str, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` returned for the network as it is: anew if a tensor of it has changed in place since."""
-        versions = [one._version for one in (*self.network.parameters(), *self.network.buffers())]
+        versions = [
+            one._version
+            for one in (*self.network.parameters(), *self.network.buffers())
+        ]
         if name not in self.made or self.made[name][0] != versions:
             self.made[name] = versions, make()
         return self.made[name][1]
@@ -347,7 +379,12 @@ class Objective:
     def to(self, device: torch.device) -> Objective:
         """Return the same problem on `device`."""
         more = tuple(batch.to(device) for batch in self.more)
-        return replace(self, network=self.network.to(device), batch=self.batch.to(device), more=more)
+        return replace(
+            self,
+            network=self.network.to(device),
+            batch=self.batch.to(device),
+            more=more,
+        )
 
     def on(self, device: torch.device) -> Objective:
         """Return the same problem on `device`; a network on another device is copied first, not moved."""
@@ -359,11 +396,16 @@ class Objective:
         """Return the same problem in another floating-point type, with a copy of the network and of its loss."""
         if self.dtype == dtype:
             return self
-        more, change = tuple(batch.cast(dtype) for batch in self.more), partial(cast, real=dtype)
+        more, change = (
+            tuple(batch.cast(dtype) for batch in self.more),
+            partial(cast, real=dtype),
+        )
         network = copy.deepcopy(self.network)._apply(change)
         has_tensors = any(True for _ in (*self.loss.parameters(), *self.loss.buffers()))
         loss = copy.deepcopy(self.loss)._apply(change) if has_tensors else self.loss
-        return replace(self, network=network, batch=self.batch.cast(dtype), loss=loss, more=more)
+        return replace(
+            self, network=network, batch=self.batch.cast(dtype), loss=loss, more=more
+        )
 
     def weight(self, layer: int, name: str) -> nn.Parameter:
         """Return the parameter that is the weight `name` of `layer`."""
@@ -400,17 +442,29 @@ class Suffix(nn.Module):
         with evaluating(self.network):
             starts = [self._start(batch.inputs).detach() for batch in batches]
             outputs = [self(start).detach() for start in starts]
-        self.inputs, self.outputs, self.targets = starts[0], outputs[0], objective.batch.targets
+        self.inputs, self.outputs, self.targets = (
+            starts[0],
+            outputs[0],
+            objective.batch.targets,
+        )
         self.every_output = outputs
-        self._values = [float(self._value(k, one)) for k, one in enumerate(outputs)] if objective.witness else []
+        self._values = (
+            [float(self._value(k, one)) for k, one in enumerate(outputs)]
+            if objective.witness
+            else []
+        )
         self._size = objective.witness.size if objective.witness else 0.0
         slopes = [
-            output_gradient(self.loss, output, batch.targets) for output, batch in zip(outputs, batches, strict=True)
+            output_gradient(self.loss, output, batch.targets)
+            for output, batch in zip(outputs, batches, strict=True)
         ]
         self.gradient = slopes[0]
-        self.data: Data = [(start, batch.targets) for start, batch in zip(starts, batches, strict=True)]
+        self.data: Data = [
+            (start, batch.targets) for start, batch in zip(starts, batches, strict=True)
+        ]
         self.gradients: Data = [
-            (start, share * slope) for start, share, slope in zip(starts, self.shares, slopes, strict=True)
+            (start, share * slope)
+            for start, share, slope in zip(starts, self.shares, slopes, strict=True)
         ]
 
     def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
@@ -418,7 +472,10 @@ class Suffix(nn.Module):
         if part == Part.H_f:
             return [(start, partial(along, slope)) for start, slope in self.gradients]
         shares = zip(self.data, self.shares, strict=True)
-        return [(start, partial(_loss, self.loss, share, targets)) for (start, targets), share in shares]
+        return [
+            (start, partial(_loss, self.loss, share, targets))
+            for (start, targets), share in shares
+        ]
 
     def check_held(self, number: int, outputs: Tensor) -> None:
         """Raise UserError if the loss of a batch has changed since this object was created, relative to its terms.
@@ -428,7 +485,9 @@ class Suffix(nn.Module):
         if not self._values:
             return
         was, now = self._values[number], float(self._value(number, outputs))
-        if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(abs(was), abs(now), self._size):
+        if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(
+            abs(was), abs(now), self._size
+        ):
             raise UserError(
                 "the function has changed since this operator was created: network or loss read other values",
                 got=f"a loss of {now:.9g}, and {was:.9g} before",
@@ -447,7 +506,9 @@ class Suffix(nn.Module):
     @property
     def bytes_per_probe(self) -> int:
         """Upper bound of the memory for the products of one probe: about six times all activations of the suffix."""
-        activations = sum(_entries_per_position(module) for module in self.network.modules())
+        activations = sum(
+            _entries_per_position(module) for module in self.network.modules()
+        )
         axes = self.inputs.shape[:2] if self.inputs.ndim > 1 else self.inputs.shape
         return 6 * max(activations, 1) * axes.numel() * self.outputs.element_size()
 
@@ -455,7 +516,11 @@ class Suffix(nn.Module):
         """Return the outputs at the scored positions."""
         if not isinstance(self.network, Layered):
             return self.network(inputs)
-        hidden, depth = (self.network.hidden(inputs, 0), 0) if self.depth is None else (inputs, self.depth)
+        hidden, depth = (
+            (self.network.hidden(inputs, 0), 0)
+            if self.depth is None
+            else (inputs, self.depth)
+        )
         return self.network.from_hidden(hidden, depth, self.scored)
 
     def _start(self, inputs: Tensor) -> Tensor:

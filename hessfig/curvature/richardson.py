@@ -48,12 +48,20 @@ class Differenced(NamedTuple):
 
 def length(tensors: Tensors) -> float:
     """Return the norm of all entries, in float64; it is not finite if an entry is not."""
-    norms = [torch.linalg.vector_norm(one.detach(), dtype=torch.float64).cpu() for one in tensors]
+    norms = [
+        torch.linalg.vector_norm(one.detach(), dtype=torch.float64).cpu()
+        for one in tensors
+    ]
     return float(torch.stack(norms).norm())
 
 
 def product_by_differences(
-    gradient: Gradient, weights: Tensors, vector: Tensors, *, unit: float, length: Length = length
+    gradient: Gradient,
+    weights: Tensors,
+    vector: Tensors,
+    *,
+    unit: float,
+    length: Length = length,
 ) -> Differenced:
     r"""Return H v, where H is the derivative of `gradient` at `weights`, and an estimate of its error.
 
@@ -103,17 +111,32 @@ def product_by_differences(
 
     def quotient(step: float) -> Quotient:
         plus, minus = (
-            gradient([one + sign * step * along for one, along in zip(weights, vector, strict=True)])
+            gradient(
+                [
+                    one + sign * step * along
+                    for one, along in zip(weights, vector, strict=True)
+                ]
+            )
             for sign in (1, -1)
         )
         difference = [(a - b) / (2 * step) for a, b in zip(plus, minus, strict=True)]
         sizes = [(a.abs() + b.abs()) / 2 for a, b in zip(plus, minus, strict=True)]
-        return Quotient(difference, [a + ratio * b.abs() for a, b in zip(sizes, difference, strict=True)])
+        return Quotient(
+            difference,
+            [a + ratio * b.abs() for a, b in zip(sizes, difference, strict=True)],
+        )
 
-    return extrapolated(quotient, first_step(weights, vector, unit=unit, length=length), unit=unit, length=length)
+    return extrapolated(
+        quotient,
+        first_step(weights, vector, unit=unit, length=length),
+        unit=unit,
+        length=length,
+    )
 
 
-def first_step(weights: Tensors, vector: Tensors, *, unit: float, length: Length = length) -> float:
+def first_step(
+    weights: Tensors, vector: Tensors, *, unit: float, length: Length = length
+) -> float:
     r"""Return the step that is tried first.
 
     .. math:: h = \tfrac{1}{2} u^{1/3} \frac{|w|}{|v|} \left(\frac{P}{n}\right)^{1/4}, \qquad
@@ -135,22 +158,34 @@ def first_step(weights: Tensors, vector: Tensors, *, unit: float, length: Length
     size = length(vector)
     if not size > 0:
         return 1.0
-    filled = [(one, along / size) for one, along in zip(weights, vector, strict=True) if length([along]) > 0]
+    filled = [
+        (one, along / size)
+        for one, along in zip(weights, vector, strict=True)
+        if length([along]) > 0
+    ]
     number = sum(one.numel() for one, _ in filled)
     participation = length([along.double().square() for _, along in filled]) ** -2
     scale = length([one for one, _ in filled]) or 1.0
     return _FIRST * unit ** (1 / 3) * scale / size * (participation / number) ** 0.25
 
 
-def moved_weights(weights: Tensors, vector: Tensors, *, length: Length = length) -> float:
+def moved_weights(
+    weights: Tensors, vector: Tensors, *, length: Length = length
+) -> float:
     """Return |w| / |v| over the entries in which v is not zero."""
     size = length(vector)
-    moved = length([one * (along != 0) for one, along in zip(weights, vector, strict=True)])
+    moved = length(
+        [one * (along != 0) for one, along in zip(weights, vector, strict=True)]
+    )
     return moved / size if size > 0 else 0.0
 
 
 def extrapolated(
-    quotient: Callable[[float], Quotient], start: float, *, unit: float, length: Length = length
+    quotient: Callable[[float], Quotient],
+    start: float,
+    *,
+    unit: float,
+    length: Length = length,
 ) -> Differenced:
     """Return the limit of D_h for h to zero and an estimate of its error (see product_by_differences).
 
@@ -170,7 +205,8 @@ def extrapolated(
         if octave in (shortest, longest):
             if not trial.is_rounding or best.octave != longest:
                 break
-            shortest, longest = longest, math.inf  # a shorter step was worse, by rounding: this one was not too long
+            # A shorter step was worse, by rounding: this one was not too long.
+            shortest, longest = (longest, math.inf)
             octave = best.octave + trial.jump
         trial = steps.tried(octave)
         if trial.error < best.error:
@@ -203,7 +239,9 @@ class _Trial:
     @property
     def is_accurate(self) -> bool:
         """Whether the error is small; a product of which nothing is left has the roundoff of the gradient as error."""
-        return self.error <= self.goal * self.size or (self.size == 0 and math.isfinite(self.error))
+        return self.error <= self.goal * self.size or (
+            self.size == 0 and math.isfinite(self.error)
+        )
 
     @property
     def jump(self) -> int:
@@ -221,22 +259,45 @@ class _Trial:
 class _Steps:
     """The central differences of the steps 2^k h."""
 
-    def __init__(self, quotient: Callable[[float], Quotient], step: float, unit: float, length: Length) -> None:
-        self._quotient, self._step, self._unit, self._length = quotient, step, unit, length
+    def __init__(
+        self,
+        quotient: Callable[[float], Quotient],
+        step: float,
+        unit: float,
+        length: Length,
+    ) -> None:
+        self._quotient, self._step, self._unit, self._length = (
+            quotient,
+            step,
+            unit,
+            length,
+        )
         self._held: dict[int, Quotient] = {}
         self.gradients = 0
 
     def tried(self, octave: int) -> _Trial:
         """Return the product with D_h and D_2h; D_4h is evaluated if these two do not agree."""
-        self._held = {k: one for k, one in self._held.items() if octave <= k <= octave + 2}
+        self._held = {
+            k: one for k, one in self._held.items() if octave <= k <= octave + 2
+        }
         near, middle = self._at(octave), self._at(octave + 1)
-        product, apart = _extrapolation(near, middle), _apart(near.difference, middle.difference)
+        product, apart = (
+            _extrapolation(near, middle),
+            _apart(near.difference, middle.difference),
+        )
         trial = self._trial(octave, product, apart)
         if trial.is_accurate:
             return trial
         far = self._at(octave + 2)
-        is_rounding = self._is_rounding(octave, apart, _apart(middle.difference, far.difference))
-        return self._trial(octave, product, _apart(product, _extrapolation(middle, far)), is_rounding=is_rounding)
+        is_rounding = self._is_rounding(
+            octave, apart, _apart(middle.difference, far.difference)
+        )
+        return self._trial(
+            octave,
+            product,
+            _apart(product, _extrapolation(middle, far)),
+            is_rounding=is_rounding,
+        )
 
     def _at(self, octave: int) -> Quotient:
         if octave not in self._held:
@@ -244,13 +305,31 @@ class _Steps:
             self.gradients += 2
         return self._held[octave]
 
-    def _trial(self, octave: int, product: Tensors, apart: Tensors, *, is_rounding: bool = False) -> _Trial:
-        roundoff = [self._unit * one / (self._step * 2.0**octave) for one in self._held[octave].rounded]
+    def _trial(
+        self,
+        octave: int,
+        product: Tensors,
+        apart: Tensors,
+        *,
+        is_rounding: bool = False,
+    ) -> _Trial:
+        roundoff = [
+            self._unit * one / (self._step * 2.0**octave)
+            for one in self._held[octave].rounded
+        ]
         pairs = zip(apart, roundoff, strict=True)
         deviation = [_SAFETY * one + torch.copysign(least, one) for one, least in pairs]
         error, size = self._length(deviation), self._length(product)
         error = error if math.isfinite(error) and math.isfinite(size) else math.inf
-        return _Trial(octave, product, deviation, error, size, ACCURATE * self._unit**0.5, is_rounding)
+        return _Trial(
+            octave,
+            product,
+            deviation,
+            error,
+            size,
+            ACCURATE * self._unit**0.5,
+            is_rounding,
+        )
 
     def _is_rounding(self, octave: int, near: Tensors, far: Tensors) -> bool:
         """Whether rounding makes the differences between steps, |D_h - D_2h| and |D_2h - D_4h|.
@@ -265,7 +344,10 @@ class _Steps:
 
 
 def _extrapolation(near: Quotient, far: Quotient) -> Tensors:
-    return [(4 * one - other) / 3 for one, other in zip(near.difference, far.difference, strict=True)]
+    return [
+        (4 * one - other) / 3
+        for one, other in zip(near.difference, far.difference, strict=True)
+    ]
 
 
 def _apart(first: Tensors, other: Tensors) -> Tensors:

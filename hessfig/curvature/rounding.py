@@ -18,31 +18,48 @@ class Rounding:
 
     def of(self, dtype: torch.dtype) -> float:
         """Return the relative difference that is allowed in a type."""
-        return {torch.float64: self.double, torch.float32: self.single}.get(dtype, self.lower)
+        return {torch.float64: self.double, torch.float32: self.single}.get(
+            dtype, self.lower
+        )
 
 
-OUTPUTS = Rounding(1e-9, 1e-3, 1e-2)  # of one network evaluated in two ways, or of vectors pulled back in two ways
+# Of one network evaluated in two ways, or of vectors pulled back in two ways.
+OUTPUTS = Rounding(1e-9, 1e-3, 1e-2)
 LOSS = Rounding(1e-9, 1e-4, 1e-2)  # of losses, and of their Hessians in the outputs
-SINGLES = Rounding(1e-6, 1e-3, 1e-2)  # of samples alone and among others: some networks compute in float32 inside
+# Of samples alone and among others: some networks compute in float32 inside.
+SINGLES = Rounding(1e-6, 1e-3, 1e-2)
 # u.Av and v.Au of a correct operator: if the softmax saturates (linear attention, sigma 10), H_o loses ten digits to
 # cancellation, and rounding reaches 1e-6. Wrong operators differ by per cents.
 SYMMETRY = Rounding(1e-5, 5e-3, 5e-2)
-ROWS = Rounding(1e-9, 1e-4, 5e-2)  # of the rows of one parameter, of gradients and products by two routes
-CAST = Rounding(1e-6, 1e-2, 0.2)  # of a loss in the type of its user's network and in another
+# Of the rows of one parameter, of gradients and products by two routes.
+ROWS = Rounding(1e-9, 1e-4, 5e-2)
+# Of a loss in the type of its user's network and in another.
+CAST = Rounding(1e-6, 1e-2, 0.2)
 
 
 def unit_of(*tensors: Tensor) -> float:
     """Return 1; if squares would under- or overflow, the largest power of two below the largest absolute entry."""
-    peak = max((float(one.detach().abs().max()) for one in tensors if one.numel()), default=0.0)
+    peak = max(
+        (float(one.detach().abs().max()) for one in tensors if one.numel()), default=0.0
+    )
     tiny = max((torch.finfo(one.dtype).tiny for one in tensors), default=0.0)
     is_usual = tiny**0.5 <= peak <= _MOST_ADDED / tiny**0.5
-    return 1.0 if is_usual or not 0.0 < peak < math.inf else 2.0 ** (math.frexp(peak)[1] - 1)
+    return (
+        1.0
+        if is_usual or not 0.0 < peak < math.inf
+        else 2.0 ** (math.frexp(peak)[1] - 1)
+    )
 
 
 _MOST_ADDED = 1e-6  # share of the root of the range of a type: a sum of 1e12 such squares does not overflow
 
 
-def by_squares(function: Callable[[Tensor], Tensor], of: Tensor, *, added_in: torch.dtype | None = None) -> float:
+def by_squares(
+    function: Callable[[Tensor], Tensor],
+    of: Tensor,
+    *,
+    added_in: torch.dtype | None = None,
+) -> float:
     """Return f(x) for a homogeneous f that sums squares, such as a norm; x is rescaled if squares leave the range."""
     plain = float(function(of))
     if torch.finfo(added_in or of.dtype).tiny ** 0.5 <= plain < math.inf:

@@ -51,7 +51,9 @@ def by_sample(objective: Objective) -> Objective:
         if not bool(network.is_sum) or objective.loss.reduction == "sum":
             return replace(objective, network=network)
         if objective.more:
-            raise met("batches whose losses are sums over their samples, in a mean over batches")
+            raise met(
+                "batches whose losses are sums over their samples, in a mean over batches"
+            )
         return replace(objective, network=network, loss=Inside("sum"))
 
 
@@ -60,9 +62,13 @@ def first_samples(objective: Objective, count: int) -> Objective:
     batch = objective.batch
     targets = batch.targets[: count * (len(batch.targets) // len(batch.inputs))]
     if not isinstance(objective.network, BySample):
-        return replace(objective, batch=Batch(batch.inputs[:count], targets, batch.scored), more=())
+        return replace(
+            objective, batch=Batch(batch.inputs[:count], targets, batch.scored), more=()
+        )
     network, inputs = objective.network.of_first_samples(count)
-    return replace(objective, network=network, batch=Batch(inputs, targets, batch.scored), more=())
+    return replace(
+        objective, network=network, batch=Batch(inputs, targets, batch.scored), more=()
+    )
 
 
 _SHARE = 8  # a check takes at most every eighth sample
@@ -75,8 +81,13 @@ def few_samples(objective: Objective) -> int:
     padding word of an embedding that treats it in its own way.
     """
     sizes = [len(batch.inputs) for batch in objective.batches]
-    count = 1 if objective.memory is not None else min(sizes[0], -(-sum(sizes) // _SHARE))
-    has_padding = any(getattr(module, "padding_idx", None) is not None for module in objective.network.modules())
+    count = (
+        1 if objective.memory is not None else min(sizes[0], -(-sum(sizes) // _SHARE))
+    )
+    has_padding = any(
+        getattr(module, "padding_idx", None) is not None
+        for module in objective.network.modules()
+    )
     return 0 if has_padding or count == sum(sizes) else count
 
 
@@ -96,20 +107,31 @@ class Counted:
 def counted(objective: Objective, batch: Batch) -> Counted:
     """Return the weights of the samples of a batch. Raises UserError for a loss in which samples interact."""
     count, loss = len(batch.inputs), objective.loss
-    if isinstance(loss, Inside):  # its samples are checked by the sum of their gradients
-        return Counted(torch.ones(count, dtype=torch.float64), float(count) if loss.reduction == "mean" else 1.0)
+    # Its samples are checked by the sum of their gradients.
+    if isinstance(loss, Inside):
+        return Counted(
+            torch.ones(count, dtype=torch.float64),
+            float(count) if loss.reduction == "mean" else 1.0,
+        )
     if of_classes(loss, batch.targets):
         outputs = [torch.empty(0)] * count  # only targets are used
     else:
-        with torch.set_grad_enabled(not isinstance(objective.network, Layered)):  # users' may differentiate inside
-            whole = scored_outputs(objective.network, batch.inputs, batch.scored).detach()
+        # Users' may differentiate inside.
+        with torch.set_grad_enabled(not isinstance(objective.network, Layered)):
+            whole = scored_outputs(
+                objective.network, batch.inputs, batch.scored
+            ).detach()
         if not whole.ndim:
             raise met("outputs that are one number for all samples")
         outputs = list(whole.split(1))
     if len(outputs) != count or len(batch.targets) % count:
-        raise met(f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}")
+        raise met(
+            f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}"
+        )
     with alone():
-        weights, scale = single_weights(loss, outputs, batch.targets.split(len(batch.targets) // count))
+        weights, scale = single_weights(
+            loss, outputs, batch.targets.split(len(batch.targets) // count)
+        )
     return Counted(torch.tensor(weights, dtype=torch.float64), scale)
 
 
@@ -128,20 +150,30 @@ def singles(objective: Objective) -> tuple[list[Single], float]:
     """
     apart = by_sample(objective)
     weighed = [(batch, counted(apart, batch)) for batch in objective.batches]
-    sizes = [1.0 if apart.loss.reduction == "sum" else batch.size for batch in objective.batches]
-    masses = [size * (float(own.weights.sum()) / own.divisor) for size, (_, own) in zip(sizes, weighed, strict=True)]
+    sizes = [
+        1.0 if apart.loss.reduction == "sum" else batch.size
+        for batch in objective.batches
+    ]
+    masses = [
+        size * (float(own.weights.sum()) / own.divisor)
+        for size, (_, own) in zip(sizes, weighed, strict=True)
+    ]
     count = sum(int(own.weights.count_nonzero()) for _, own in weighed)
     samples = []
     for size, (batch, own) in zip(sizes, weighed, strict=True):
         targets = batch.targets.split(len(batch.targets) // len(batch.inputs))
         for row in own.weights.nonzero().flatten().tolist():
-            factor = size * float(own.weights[row]) * count / (sum(masses) * own.divisor)
+            factor = (
+                size * float(own.weights[row]) * count / (sum(masses) * own.divisor)
+            )
             single = Batch(batch.inputs[row : row + 1], targets[row], batch.scored)
             samples.append(Single(replace(apart, batch=single, more=()), factor))
     return samples, sum(masses) / (1.0 if apart.loss.reduction == "sum" else sum(sizes))
 
 
-def single_gradients(objective: Objective, most: int | None = None) -> Iterator[Float[Tensor, " n"]]:
+def single_gradients(
+    objective: Objective, most: int | None = None
+) -> Iterator[Float[Tensor, " n"]]:
     """Yield factor * gradient in float64 for every sample that counts, or for the first `most` of them.
 
     Raises UserError at the end if the gradients do not add up to that of the loss, parameter by parameter. In networks
@@ -156,19 +188,30 @@ def single_gradients(objective: Objective, most: int | None = None) -> Iterator[
             return
         with alone():
             gradient = LossGradient(sample.problem).flat.double() * sample.factor
-        total, sizes = total + gradient, sizes + torch.stack([piece.norm().cpu() for piece in gradient.split(lengths)])
+        total, sizes = (
+            total + gradient,
+            sizes
+            + torch.stack([piece.norm().cpu() for piece in gradient.split(lengths)]),
+        )
         if is_wanted:
             yield gradient
     mean = scale / len(every)
     total_by_name = dict(zip(whole, (mean * total).split(lengths), strict=True))
-    check_sum(whole, total_by_name, (mean * sizes).tolist(), partial(_change, objective, whole))
+    check_sum(
+        whole,
+        total_by_name,
+        (mean * sizes).tolist(),
+        partial(_change, objective, whole),
+    )
 
 
 def _change(objective: Objective, here: Mapping[str, Tensor]) -> float:
     """Return |g(w + d) - g(w)| |w| / |d|, which does not vanish at a perfect fit, where all gradients are rounding."""
     at = leaves_of(objective, here)
     steps = step_of({name: one.detach() for name, one in at.items()})
-    beside = {name: (one.detach() + steps[name]).requires_grad_() for name, one in at.items()}
+    beside = {
+        name: (one.detach() + steps[name]).requires_grad_() for name, one in at.items()
+    }
     there = derivatives(terms_of(objective, beside), beside, (), 1).slopes
     return length(there[name] - one for name, one in here.items()) / STEP
 
@@ -204,13 +247,22 @@ def check_sum(
     noise = _NOISE * torch.finfo(next(iter(whole.values())).dtype).eps
     wrong = dict[str, float]()
     for (name, gradient), size in zip(whole.items(), sizes, strict=True):
-        off = float((gradient.double().flatten() - total[name].to(gradient.device).flatten()).norm())
+        off = float(
+            (
+                gradient.double().flatten() - total[name].to(gradient.device).flatten()
+            ).norm()
+        )
         if not off <= SINGLES.of(gradient.dtype) * size + noise * sum(sizes):
             wrong[name] = off
     if wrong and not max(wrong.values()) <= noise * change():
         lengths = {name: float(whole[name].norm()) for name in wrong}
-        shares = [f"{name} by {off / (lengths[name] or off):.2g} of its length" for name, off in wrong.items()]
-        raise met(f"the gradients of single samples do not add up to that of the loss: off in {first_few(shares)}")
+        shares = [
+            f"{name} by {off / (lengths[name] or off):.2g} of its length"
+            for name, off in wrong.items()
+        ]
+        raise met(
+            f"the gradients of single samples do not add up to that of the loss: off in {first_few(shares)}"
+        )
 
 
 @contextmanager
@@ -221,7 +273,9 @@ def alone() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError | torch.OutOfMemoryError):
             raise
-        raise met(f"{type(error).__name__} of a sample alone: {plain(str(error), most=200)}") from error
+        raise met(
+            f"{type(error).__name__} of a sample alone: {plain(str(error), most=200)}"
+        ) from error
 
 
 def met(got: str) -> UserError:

@@ -69,7 +69,9 @@ class PieceOf(TorchDispatchMode):
         self._is_noting = constants is None
         self._ahead: Iterator[Constant] = iter(constants or ())
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run an operation; its piecewise constant results are noted, or are those that were noted."""
         kwargs = kwargs or {}
         written = _WRITTEN_OUT.get(function)
@@ -84,7 +86,11 @@ class PieceOf(TorchDispatchMode):
 
         def of_result(result: Tensor) -> Tensor:
             is_constant = not result.is_floating_point() and not result.is_complex()
-            return self._constant(function, result) if is_constant or function in _STEPS else result
+            return (
+                self._constant(function, result)
+                if is_constant or function in _STEPS
+                else result
+            )
 
         if function in _EXTREMES:
             return self._mean_of_extremes(function, *args)
@@ -95,14 +101,27 @@ class PieceOf(TorchDispatchMode):
             return _selected(function, args, kwargs, results[1]), results[1]
         return results
 
-    def _mean_of_extremes(self, function: Any, entries: Tensor, axes: Any = (), keepdim: bool = False) -> Tensor:
+    def _mean_of_extremes(
+        self, function: Any, entries: Tensor, axes: Any = (), keepdim: bool = False
+    ) -> Tensor:
         """Return the mean of the entries that are extreme: the gradient of amax is shared among them."""
-        is_extreme = self._constant(function, entries == _EXTREMES[function](entries, axes, keepdim=True))
+        is_extreme = self._constant(
+            function, entries == _EXTREMES[function](entries, axes, keepdim=True)
+        )
         along = axes or None
-        return torch.where(is_extreme, entries, 0.0).sum(along, keepdim) / is_extreme.sum(along, keepdim)
+        return torch.where(is_extreme, entries, 0.0).sum(
+            along, keepdim
+        ) / is_extreme.sum(along, keepdim)
 
     def _mean_of_scattered(
-        self, function: Any, extreme: Tensor, into: Tensor, along: int, index: Tensor, source: Tensor, **options: bool
+        self,
+        function: Any,
+        extreme: Tensor,
+        into: Tensor,
+        along: int,
+        index: Tensor,
+        source: Tensor,
+        **options: bool,
     ) -> Tensor:
         """Return for every place the mean of the entries that are scattered to it and extreme."""
         is_extreme = self._constant(function, source == extreme.gather(along, index))
@@ -110,15 +129,22 @@ class PieceOf(TorchDispatchMode):
         if not options.get("include_self", True):
             is_kept &= torch.ones_like(is_kept).scatter(along, index, False)
         is_kept = self._constant(function, is_kept)
-        total = torch.where(is_kept, into, 0.0).scatter_add(along, index, torch.where(is_extreme, source, 0.0))
+        total = torch.where(is_kept, into, 0.0).scatter_add(
+            along, index, torch.where(is_extreme, source, 0.0)
+        )
         return total / is_kept.to(into).scatter_add(along, index, is_extreme.to(into))
 
     def _constant(self, function: Any, result: Tensor) -> Tensor:
         if self._is_noting:
-            self.noted.append(Constant(function, result.clone()))  # functions of torch may change their own results
+            # Functions of torch may change their own results.
+            self.noted.append(Constant(function, result.clone()))
             return result
         there = next(self._ahead, None)
-        is_same = there is not None and there.function == function and there.value.shape == result.shape
+        is_same = (
+            there is not None
+            and there.function == function
+            and there.value.shape == result.shape
+        )
         if there is None or not is_same:
             self._ahead = iter(())
             return result
@@ -129,7 +155,10 @@ def _compares(function: Any, given: Any) -> bool:
     """Whether an operation makes something new of real numbers."""
     if not isinstance(function, torch._ops.OpOverload) or function._schema.is_mutable:
         return False
-    return any(isinstance(one, Tensor) and one.is_floating_point() for one in tree_leaves(given))
+    return any(
+        isinstance(one, Tensor) and one.is_floating_point()
+        for one in tree_leaves(given)
+    )
 
 
 def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
@@ -146,12 +175,26 @@ def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
 
 
 _POOLS = {  # and the number of the axes
-    **{_aten.max_pool2d_with_indices.default: 2, _aten.max_pool3d_with_indices.default: 3},
+    **{
+        _aten.max_pool2d_with_indices.default: 2,
+        _aten.max_pool3d_with_indices.default: 3,
+    },
     **{_aten.adaptive_max_pool2d.default: 2, _aten.adaptive_max_pool3d.default: 3},
 }
 _SELECTIONS = {  # and the place of the axis among the arguments
-    **{_aten.sort.default: 1, _aten.sort.stable: 1, _aten.topk.default: 2, _aten.max.dim: 1, _aten.min.dim: 1},
-    **{_aten.kthvalue.default: 2, _aten.median.dim: 1, _aten.nanmedian.dim: 1, _aten.mode.default: 1},
+    **{
+        _aten.sort.default: 1,
+        _aten.sort.stable: 1,
+        _aten.topk.default: 2,
+        _aten.max.dim: 1,
+        _aten.min.dim: 1,
+    },
+    **{
+        _aten.kthvalue.default: 2,
+        _aten.median.dim: 1,
+        _aten.nanmedian.dim: 1,
+        _aten.mode.default: 1,
+    },
     **{_aten.cummax.default: 1, _aten.cummin.default: 1},
 }
 _EXTREMES = {
@@ -159,7 +202,10 @@ _EXTREMES = {
     **{_aten.amin.default: torch.amin, _aten.min.default: torch.amin},
 }
 _STEPS = {
-    *(getattr(_aten, name).default for name in ("sign", "sgn", "floor", "ceil", "trunc", "round", "heaviside")),
+    *(
+        getattr(_aten, name).default
+        for name in ("sign", "sgn", "floor", "ceil", "trunc", "round", "heaviside")
+    ),
     _aten.round.decimals,
 }
 
@@ -174,7 +220,9 @@ def _shrunk(grad: Tensor, entries: Tensor, bound: float) -> Tensor:
     return torch.where(entries.abs() <= bound, 0.0, grad)
 
 
-def _with_sharp_order(entries: Tensor, order: Any = 2, *more: Any, **options: Any) -> Any:
+def _with_sharp_order(
+    entries: Tensor, order: Any = 2, *more: Any, **options: Any
+) -> Any:
     """Return the 1-norm or the maximum norm; the others are smooth away from zero."""
     if order not in {1, math.inf, -math.inf}:
         return NotImplemented
@@ -189,10 +237,14 @@ def _with_sharp_order(entries: Tensor, order: Any = 2, *more: Any, **options: An
 def _distances(first: Tensor, second: Tensor, order: float, mode: Any = None) -> Any:
     if order not in {1, math.inf}:
         return NotImplemented
-    return torch.linalg.vector_norm(first.unsqueeze(-2) - second.unsqueeze(-3), order, -1)
+    return torch.linalg.vector_norm(
+        first.unsqueeze(-2) - second.unsqueeze(-3), order, -1
+    )
 
 
-def _distances_backward(grad: Tensor, first: Tensor, second: Tensor, order: float, distances: Tensor) -> Any:
+def _distances_backward(
+    grad: Tensor, first: Tensor, second: Tensor, order: float, distances: Tensor
+) -> Any:
     if order not in {1, math.inf}:
         return NotImplemented
     apart = first.unsqueeze(-2) - second.unsqueeze(-3)
@@ -203,31 +255,53 @@ def _distances_backward(grad: Tensor, first: Tensor, second: Tensor, order: floa
 
 
 def _leaky(
-    entries: Tensor, noise: Tensor, least: float = 1 / 8, most: float = 1 / 3, is_training: bool = False, *more: Any
+    entries: Tensor,
+    noise: Tensor,
+    least: float = 1 / 8,
+    most: float = 1 / 3,
+    is_training: bool = False,
+    *more: Any,
 ) -> Any:
     return NotImplemented if is_training else F.leaky_relu(entries, (least + most) / 2)
 
 
 def _divided(entries: Tensor, other: Any, rounding_mode: str | None = None) -> Tensor:
     whole = entries / other
-    return whole if rounding_mode is None else whole.floor() if rounding_mode == "floor" else whole.trunc()
+    return (
+        whole
+        if rounding_mode is None
+        else whole.floor()
+        if rounding_mode == "floor"
+        else whole.trunc()
+    )
 
 
+# ReLU6 too.
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.abs.default: lambda entries: entries * entries.sgn(),
     _aten.clamp.default: _clamped,
     _aten.clamp.Tensor: _clamped,
     _aten.clamp_min.default: _clamped,
     _aten.clamp_max.default: lambda entries, most: _clamped(entries, None, most),
-    _aten.hardtanh.default: lambda entries, least=-1.0, most=1.0: _clamped(entries, least, most),  # ReLU6 too
+    _aten.hardtanh.default: lambda entries, least=-1.0, most=1.0: _clamped(
+        entries, least, most
+    ),
     _aten.maximum.default: _clamped,
     _aten.minimum.default: lambda entries, most: _clamped(entries, None, most),
-    _aten.hardshrink.default: lambda entries, bound=0.5: _shrunk(entries, entries, bound),
+    _aten.hardshrink.default: lambda entries, bound=0.5: _shrunk(
+        entries, entries, bound
+    ),
     _aten.hardshrink_backward.default: _shrunk,
     _aten.softshrink_backward.default: _shrunk,
-    _aten.hardsigmoid_backward.default: lambda grad, at: torch.where((at > -3) & (at < 3), grad / 6, 0.0),
-    _aten.fmax.default: lambda entries, other: torch.where((entries >= other) | other.isnan(), entries, other),
-    _aten.fmin.default: lambda entries, other: torch.where((entries <= other) | other.isnan(), entries, other),
+    _aten.hardsigmoid_backward.default: lambda grad, at: torch.where(
+        (at > -3) & (at < 3), grad / 6, 0.0
+    ),
+    _aten.fmax.default: lambda entries, other: torch.where(
+        (entries >= other) | other.isnan(), entries, other
+    ),
+    _aten.fmin.default: lambda entries, other: torch.where(
+        (entries <= other) | other.isnan(), entries, other
+    ),
     _aten.frac.default: lambda entries: entries - entries.trunc(),
     _aten.median.default: lambda entries: entries.flatten().median(0).values,
     _aten.aminmax.default: lambda entries, dim=(), keepdim=False: (
@@ -240,19 +314,46 @@ _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.rrelu_with_noise.default: _leaky,
 }
 for _kind in ("Tensor", "Scalar"):
-    _WRITTEN_OUT[getattr(_aten.remainder, _kind)] = lambda entries, other: entries - (entries / other).floor() * other
-    _WRITTEN_OUT[getattr(_aten.fmod, _kind)] = lambda entries, other: entries - (entries / other).trunc() * other
+    _WRITTEN_OUT[getattr(_aten.remainder, _kind)] = lambda entries, other: (
+        entries - (entries / other).floor() * other
+    )
+    _WRITTEN_OUT[getattr(_aten.fmod, _kind)] = lambda entries, other: (
+        entries - (entries / other).trunc() * other
+    )
     _WRITTEN_OUT[getattr(_aten.div, f"{_kind}_mode")] = _divided
 for _name in (
-    *("relu", "threshold", "leaky_relu", "elu", "hardsigmoid", "hardswish", "softshrink", "_prelu_kernel"),
+    *(
+        "relu",
+        "threshold",
+        "leaky_relu",
+        "elu",
+        "hardsigmoid",
+        "hardswish",
+        "softshrink",
+        "_prelu_kernel",
+    ),
     *("huber_loss", "smooth_l1_loss"),
 ):
-    _WRITTEN_OUT[getattr(_aten, _name).default] = decomposition_table[getattr(_aten, _name).default]
+    _WRITTEN_OUT[getattr(_aten, _name).default] = decomposition_table[
+        getattr(_aten, _name).default
+    ]
 for _name in (
     *("threshold", "leaky_relu", "elu", "hardswish", "hardtanh", "_prelu_kernel"),
     *("huber_loss", "smooth_l1_loss", "rrelu_with_noise"),
 ):
     _backward = getattr(_aten, f"{_name}_backward").default
     _WRITTEN_OUT[_backward] = decomposition_table[_backward]
-for _name in ("abs", "clamp", "clamp_min", "clamp_max", "hardtanh", "relu", "threshold", "leaky_relu", "elu"):
-    _WRITTEN_OUT[getattr(_aten, f"{_name}_").default] = _WRITTEN_OUT[getattr(_aten, _name).default]
+for _name in (
+    "abs",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "hardtanh",
+    "relu",
+    "threshold",
+    "leaky_relu",
+    "elu",
+):
+    _WRITTEN_OUT[getattr(_aten, f"{_name}_").default] = _WRITTEN_OUT[
+        getattr(_aten, _name).default
+    ]

@@ -34,13 +34,17 @@ _ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this
 _NEARER = {torch.float64: 1e-3}
 _NEARER_OF_FEW_DIGITS = 0.1
 _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
-_NO_FUNCTION = "the gradient of this loss is not that of a function: u.Hv differs from v.Hu"
+_NO_FUNCTION = (
+    "the gradient of this loss is not that of a function: u.Hv differs from v.Hu"
+)
 _NO_GRADIENT = (
     "give what is detached or rounded as data, computed beforehand; an inner torch.autograd.grad takes "
     "create_graph=True; remove hooks that change gradients"
 )
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
-STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
+STEP = (
+    1e-2  # step to a nearby point, relative to the root mean square of each parameter
+)
 Tensors = Mapping[str, Tensor]
 
 
@@ -63,7 +67,9 @@ class Derivatives:
         yield "value", {"": self.value}
         if self.slopes:
             yield "gradient", self.slopes
-        yield from zip(("H v, v random", "H v, v constant"), self.products, strict=False)
+        yield from zip(
+            ("H v, v random", "H v, v constant"), self.products, strict=False
+        )
 
 
 @dataclass(frozen=True)
@@ -80,11 +86,18 @@ class Directions:
         signs = {name: _signs("v", name, one) for name, one in parameters.items()}
         ones = {name: torch.ones_like(one) for name, one in parameters.items()}
         count = sum(one.numel() for one in parameters.values())
-        return cls((signs, ones), step_of(parameters), length(parameters.values()) / max(count, 1) ** 0.5)
+        return cls(
+            (signs, ones),
+            step_of(parameters),
+            length(parameters.values()) / max(count, 1) ** 0.5,
+        )
 
     def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """Return the vectors in the types of the leaves."""
-        return [{name: vector[name].to(one) for name, one in leaves.items()} for vector in self.vectors]
+        return [
+            {name: vector[name].to(one) for name, one in leaves.items()}
+            for vector in self.vectors
+        ]
 
     def size_of_terms(self, here: Derivatives) -> float:
         """Return the size of the terms of a value, as the function of this name, from its derivatives at one point.
@@ -93,14 +106,20 @@ class Directions:
         """
         size = max(abs(float(here.value)), self.ratio * length(here.slopes.values()))
         for vector, product in zip(self.vectors, here.products, strict=False):
-            bend = inner([vector[name].to(one) for name, one in product.items()], [*product.values()])
+            bend = inner(
+                [vector[name].to(one) for name, one in product.items()],
+                [*product.values()],
+            )
             size = max(size, self.ratio**2 * abs(float(bend)))
         return size
 
 
 def step_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a step of length STEP, relative to each parameter, along a random vector."""
-    return {name: STEP * _scale(one) * _signs("step", name, one) for name, one in parameters.items()}
+    return {
+        name: STEP * _scale(one) * _signs("step", name, one)
+        for name, one in parameters.items()
+    }
 
 
 def size_of_terms(here: Tensor, beside: Tensor) -> float:
@@ -114,23 +133,32 @@ def size_of_terms(here: Tensor, beside: Tensor) -> float:
 
 def peak(tensor: Tensor) -> float:
     """Return the largest finite entry in size; 0 if there is none."""
-    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) if tensor.numel() else 0.0
+    return (
+        float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) if tensor.numel() else 0.0
+    )
 
 
 def _signs(word: str, name: str, like: Tensor) -> Tensor:
     generator = stream(0, "witness", word, name)
-    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8, device="cpu")
+    bits = torch.randint(
+        0, 2, like.shape, generator=generator, dtype=torch.int8, device="cpu"
+    )
     return (2 * bits - 1).to(like)
 
 
 def _scale(parameter: Tensor) -> Tensor:
     """Return the root mean square of a parameter; 1 if it is zero or not finite."""
     size = parameter.double().square().mean().sqrt()
-    return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size)).to(parameter)
+    return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size)).to(
+        parameter
+    )
 
 
 def derivatives(
-    terms: Iterable[Callable[[], Tensor]], at: Mapping[str, Tensor], vectors: Sequence[Tensors], order: int
+    terms: Iterable[Callable[[], Tensor]],
+    at: Mapping[str, Tensor],
+    vectors: Sequence[Tensors],
+    order: int,
 ) -> Derivatives:
     """Return the derivatives of a sum of terms in the leaves `at`, up to `order`, with the graph of one term at a time.
 
@@ -151,28 +179,44 @@ def leaves_of(objective: Objective, names: Iterable[str]) -> dict[str, Tensor]:
     return {name: parameters[name].detach().clone().requires_grad_() for name in names}
 
 
-def terms_of(objective: Objective, at: Mapping[str, Tensor]) -> list[Callable[[], Tensor]]:
+def terms_of(
+    objective: Objective, at: Mapping[str, Tensor]
+) -> list[Callable[[], Tensor]]:
     """Return the loss of every batch of a problem, times its share, as functions evaluated at the parameters `at`."""
 
     def of_batch(network: nn.Module, share: float, batch: Batch) -> Tensor:
-        return share * objective.loss(scored_outputs(network, batch.inputs, batch.scored), batch.targets)
+        return share * objective.loss(
+            scored_outputs(network, batch.inputs, batch.scored), batch.targets
+        )
 
     inside = {f"network.{name}": one for name, one in at.items()}
     batches = zip(objective.shares, objective.batches, strict=True)
     evaluated = Evaluated(objective.network, of_batch)
-    return [partial(functional_call, evaluated, inside, (share, batch)) for share, batch in batches]
+    return [
+        partial(functional_call, evaluated, inside, (share, batch))
+        for share, batch in batches
+    ]
 
 
 def _of_term(
-    term: Callable[[], Tensor], at: Mapping[str, Tensor], vectors: Sequence[Tensors], order: int
+    term: Callable[[], Tensor],
+    at: Mapping[str, Tensor],
+    vectors: Sequence[Tensors],
+    order: int,
 ) -> Derivatives:
     value = term()
     if not order or not value.requires_grad:
-        zeros = {name: torch.zeros_like(leaf) for name, leaf in at.items()} if order else {}
-        return Derivatives(value.detach(), zeros, [zeros] * len(vectors) if order > 1 else ())
+        zeros = (
+            {name: torch.zeros_like(leaf) for name, leaf in at.items()} if order else {}
+        )
+        return Derivatives(
+            value.detach(), zeros, [zeros] * len(vectors) if order > 1 else ()
+        )
     try:
         slopes, reached = _slopes(value, at, create_graph=order > 1)
-        products = [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
+        products = (
+            [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
+        )
     except (RuntimeError, NotImplementedError) as error:
         if order < 2:
             raise
@@ -180,21 +224,40 @@ def _of_term(
     return Derivatives(value.detach(), _by_name(at, slopes), products, reached)
 
 
-def _slopes(value: Tensor, at: Mapping[str, Tensor], *, create_graph: bool) -> tuple[list[Tensor], frozenset[str]]:
+def _slopes(
+    value: Tensor, at: Mapping[str, Tensor], *, create_graph: bool
+) -> tuple[list[Tensor], frozenset[str]]:
     """Return the gradient, zero for leaves that the value does not depend on, and the names of the other leaves."""
     leaves = list(at.values())
-    ones = torch.ones_like(value, requires_grad=create_graph)  # as double_backward.gradients has it
-    grads = torch.autograd.grad(value, leaves, ones, create_graph=create_graph, retain_graph=True, allow_unused=True)
-    reached = frozenset(name for name, grad in zip(at, grads, strict=True) if grad is not None)
-    return [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(leaves, grads, strict=True)], reached
+    # As double_backward.gradients has it.
+    ones = torch.ones_like(value, requires_grad=create_graph)
+    grads = torch.autograd.grad(
+        value,
+        leaves,
+        ones,
+        create_graph=create_graph,
+        retain_graph=True,
+        allow_unused=True,
+    )
+    reached = frozenset(
+        name for name, grad in zip(at, grads, strict=True) if grad is not None
+    )
+    return [
+        torch.zeros_like(leaf) if grad is None else grad
+        for leaf, grad in zip(leaves, grads, strict=True)
+    ], reached
 
 
-def _without_products(term: Callable[[], Tensor], at: Mapping[str, Tensor], error: Exception) -> Derivatives:
+def _without_products(
+    term: Callable[[], Tensor], at: Mapping[str, Tensor], error: Exception
+) -> Derivatives:
     first = _of_term(term, at, (), 1)
     return Derivatives(first.value, first.slopes, (), first.reached, error)
 
 
-def _times(slopes: Sequence[Tensor], vector: Tensors, at: Mapping[str, Tensor]) -> Tensors:
+def _times(
+    slopes: Sequence[Tensor], vector: Tensors, at: Mapping[str, Tensor]
+) -> Tensors:
     along = inner(of_second_order(list(slopes)), [vector[name] for name in at])
     return _by_name(at, gradients(along, list(at.values())))
 
@@ -207,10 +270,16 @@ def _added(left: Derivatives, right: Derivatives) -> Derivatives:
     def both(first: Tensors, other: Tensors) -> Tensors:
         return {name: first[name] + other[name] for name in first}
 
-    products = [both(*pair) for pair in zip(left.products, right.products, strict=False)]
+    products = [
+        both(*pair) for pair in zip(left.products, right.products, strict=False)
+    ]
     reached, failure = left.reached | right.reached, left.failure or right.failure
     return Derivatives(
-        left.value + right.value, both(left.slopes, right.slopes), () if failure else products, reached, failure
+        left.value + right.value,
+        both(left.slopes, right.slopes),
+        () if failure else products,
+        reached,
+        failure,
     )
 
 
@@ -225,12 +294,18 @@ def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, flo
     sizes = {"value": slope, "gradient": product}
     pairs = zip(first.named, other.named, strict=False)
     return {
-        name: worst(mine, own, [torch.tensor(sizes.get(name, product / ratio if ratio else 0.0))])[1]
+        name: worst(
+            mine,
+            own,
+            [torch.tensor(sizes.get(name, product / ratio if ratio else 0.0))],
+        )[1]
         for (name, mine), (_, own) in pairs
     }
 
 
-def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) -> UserError | None:
+def refusal_of(
+    objective: Objective, here: Derivatives, vectors: list[Tensors]
+) -> UserError | None:
     """Return an error if the second derivatives by autograd are not those of the loss.
 
     `here` contains the derivatives, with products by the random and the constant vector in `vectors`; they are compared
@@ -239,15 +314,26 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
     point one step away decides, since kinks at zeros (of biases, of penalties) are not there; if it is near another
     kink, nothing is refused.
     """
-    if here.failure or len(here.products) < 2 or not all(map(_is_finite, here.products)):
+    if (
+        here.failure
+        or len(here.products) < 2
+        or not all(map(_is_finite, here.products))
+    ):
         return None
-    rounding = 100 * torch.finfo(here.value.dtype).eps * _usual(objective, here, vectors[0])
-    least = rounding * length(vectors[0].values()) / _ASYMMETRY  # shorter products may consist of rounding errors
+    rounding = (
+        100 * torch.finfo(here.value.dtype).eps * _usual(objective, here, vectors[0])
+    )
+    # Shorter products may consist of rounding errors.
+    least = rounding * length(vectors[0].values()) / _ASYMMETRY
     off = asymmetry(vectors, here.products, least)
     ray = _ray(objective, here.reached, vectors[0])
     if off > _ASYMMETRY and not ray.is_symmetric(vectors[1]):
-        return _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT)
-    product = here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
+        return _refused(
+            objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT
+        )
+    product = (
+        here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
+    )
     where, at_kink = ray.off(product, rounding)
     if at_kink:
         ray = _Ray(ray.problem, here.reached, vectors[0], moved=True)
@@ -260,7 +346,11 @@ def refusal_of(objective: Objective, here: Derivatives, vectors: list[Tensors]) 
             where,
             remedy,
         )
-    return _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT) if off > _ASYMMETRY else None
+    return (
+        _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT)
+        if off > _ASYMMETRY
+        else None
+    )
 
 
 def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> bool:
@@ -271,22 +361,36 @@ def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> 
     """
     at = {name: one.detach() for name, one in leaves_of(objective, vector).items()}
     along = {name: one.to(at[name]) for name, one in vector.items()}
-    h = step(*(torch.cat([one.flatten() for one in some.values()]) for some in (at, along)))
+    h = step(
+        *(torch.cat([one.flatten() for one in some.values()]) for some in (at, along))
+    )
 
     def value(sign: int) -> float:
-        moved = {name: (one + sign * h * along[name]).requires_grad_() for name, one in at.items()}
+        moved = {
+            name: (one + sign * h * along[name]).requires_grad_()
+            for name, one in at.items()
+        }
         return float(derivatives(terms_of(objective, moved), moved, (), 0).value)
 
     plus, minus = value(1), value(-1)
-    expected = float(inner([*here.slopes.values()], [vector[name] for name in here.slopes]))
+    expected = float(
+        inner([*here.slopes.values()], [vector[name] for name in here.slopes])
+    )
     rounding = 100 * torch.finfo(here.value.dtype).eps * abs(plus) / h
-    return abs((plus - minus) / (2 * h) - expected) <= AGREE * length(here.slopes.values()) + rounding
+    return (
+        abs((plus - minus) / (2 * h) - expected)
+        <= AGREE * length(here.slopes.values()) + rounding
+    )
 
 
 def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray:
     """Return the loss along a vector, in float64 where the loss can be evaluated in it."""
     ray = _Ray(objective.cast(torch.float64), reached, vector)
-    return ray if objective.dtype == torch.float64 or ray.can_be_evaluated else _Ray(objective, reached, vector)
+    return (
+        ray
+        if objective.dtype == torch.float64 or ray.can_be_evaluated
+        else _Ray(objective, reached, vector)
+    )
 
 
 def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
@@ -298,14 +402,27 @@ def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
 class _Ray:
     """The loss along a vector that is zero for parameters which autograd does not reach; `moved`: a step away."""
 
-    def __init__(self, objective: Objective, reached: frozenset[str], vector: Tensors, *, moved: bool = False) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        reached: frozenset[str],
+        vector: Tensors,
+        *,
+        moved: bool = False,
+    ) -> None:
         self.problem, self._reached, self._is_moved = objective, reached, moved
         self._at = leaves_of(objective, vector)
         if moved:
             steps = step_of({name: one.detach() for name, one in self._at.items()})
-            self._at = {name: (one.detach() + steps[name]).requires_grad_() for name, one in self._at.items()}
+            self._at = {
+                name: (one.detach() + steps[name]).requires_grad_()
+                for name, one in self._at.items()
+            }
         along = {name: one.to(self._at[name]) for name, one in vector.items()}
-        self.vector = {name: one if name in reached else torch.zeros_like(one) for name, one in along.items()}
+        self.vector = {
+            name: one if name in reached else torch.zeros_like(one)
+            for name, one in along.items()
+        }
 
     @cached_property
     def _inside(self) -> torch.dtype:
@@ -322,16 +439,24 @@ class _Ray:
         """
         if not self._reached:
             return 1.0
-        weights, vector = (torch.cat([one.detach().flatten() for one in of.values()]) for of in (self._at, self.vector))
+        weights, vector = (
+            torch.cat([one.detach().flatten() for one in of.values()])
+            for of in (self._at, self.vector)
+        )
         few = torch.finfo(self._inside)
         if few.eps <= torch.finfo(weights.dtype).eps:
             return step(weights, vector)
-        return float((few.eps / 2) ** (1 / 2 - 1 / 3)) * step(weights.to(self._inside), vector)
+        return float((few.eps / 2) ** (1 / 2 - 1 / 3)) * step(
+            weights.to(self._inside), vector
+        )
 
     @property
     def is_outside(self) -> bool:
         """Whether the network changes the weights at this point when it is called (max_norm of an embedding)."""
-        moved = {name: one.detach().clone().requires_grad_() for name, one in self._at.items()}
+        moved = {
+            name: one.detach().clone().requires_grad_()
+            for name, one in self._at.items()
+        }
         derivatives(terms_of(self.problem, moved), moved, (), 0)
         return any(not torch.equal(one, self._at[name]) for name, one in moved.items())
 
@@ -362,8 +487,12 @@ class _Ray:
         one parameter and changes the others too, so that the worst one decides; a step away each is judged by itself.
         """
         beside = [torch.tensor(rounding / (AGREE * FLOOR))]
-        off = differing(self.near, {name: one.double() for name, one in product.items()}, beside)
-        wrong = sorted((name for name in off if off[name] > AGREE), key=lambda name: -off[name])
+        off = differing(
+            self.near, {name: one.double() for name, one in product.items()}, beside
+        )
+        wrong = sorted(
+            (name for name in off if off[name] > AGREE), key=lambda name: -off[name]
+        )
         for name in wrong if self._is_moved else wrong[:1]:
             apart = length([self.near[name] - product[name]])
             if length([self._nearer[name] - self.near[name]]) <= _ALIKE * apart:
@@ -378,20 +507,32 @@ class _Ray:
         """Return H v by central differences of gradients; `stretch` multiplies the step."""
         h = stretch * self._step
         plus, minus = (self._derivatives(sign * h, (), 1) for sign in (1, -1))
-        return {name: (one - minus.slopes[name]) / (2 * h) for name, one in plus.slopes.items()}
+        return {
+            name: (one - minus.slopes[name]) / (2 * h)
+            for name, one in plus.slopes.items()
+        }
 
     def product(self) -> Tensors:
         """Return H v by double backward."""
         return self._derivatives(0.0, (self.vector,), 2).products[0]
 
-    def _derivatives(self, h: float, vectors: tuple[Tensors, ...], order: int) -> Derivatives:
-        moved = {name: (one.detach() + h * self.vector[name]).requires_grad_() for name, one in self._at.items()}
+    def _derivatives(
+        self, h: float, vectors: tuple[Tensors, ...], order: int
+    ) -> Derivatives:
+        moved = {
+            name: (one.detach() + h * self.vector[name]).requires_grad_()
+            for name, one in self._at.items()
+        }
         return derivatives(terms_of(self.problem, moved), moved, vectors, order)
 
 
-def asymmetry(vectors: Sequence[Tensors], products: Sequence[Tensors], least: float = 0.0) -> float:
+def asymmetry(
+    vectors: Sequence[Tensors], products: Sequence[Tensors], least: float = 0.0
+) -> float:
     """Return |u.Hv - v.Hu| relative to the longer of Hu and Hv, or to `least` if both are shorter than that."""
-    (u, v), (hu, hv) = ([list(one.values()) for one in some] for some in (vectors, products))
+    (u, v), (hu, hv) = (
+        [list(one.values()) for one in some] for some in (vectors, products)
+    )
     size = max(length(hu), length(hv), least)
     return abs(float(inner(u, hv) - inner(v, hu))) / size if size else 0.0
 
@@ -403,10 +544,18 @@ def _is_finite(product: Mapping[str, Tensor]) -> bool:
 def _refused(objective: Objective, what: str, got: str, remedy: str) -> UserError:
     at = leaves_of(objective, dict(objective.network.named_parameters()))
     with torch.enable_grad(), differentiable_twice():
-        functions = sorted({name for term in terms_of(objective, at) for name in functions_of([term()])})
+        functions = sorted(
+            {
+                name
+                for term in terms_of(objective, at)
+                for name in functions_of([term()])
+            }
+        )
     return UserError(
         what,
-        got="; derivatives written in Python: ".join([got, first_few(functions)] if functions else [got]),
+        got="; derivatives written in Python: ".join(
+            [got, first_few(functions)] if functions else [got]
+        ),
         allowed="a network and a loss whose derivatives autograd computes, twice",
         remedy=remedy,
     )

@@ -26,18 +26,29 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
     folder = into or outputs / "figures"
     with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return [path for _, paths in save_each(pages, folder, spec.name, spec.paper) for path in paths]
+        return [
+            path
+            for _, paths in save_each(pages, folder, spec.name, spec.paper)
+            for path in paths
+        ]
 
 
 def check(spec: FigureSpec) -> None:
     """Raise UserError for a layout that does not exist, and for a setting that has no effect on it."""
     if spec.layout not in LAYOUTS:
-        what, otherwise = "figure.layout: there is no such layout", "for example figure.layout=growth"
+        what, otherwise = (
+            "figure.layout: there is no such layout",
+            "for example figure.layout=growth",
+        )
         raise unknown_name(what, spec.layout, LAYOUTS, otherwise)
     layout = LAYOUTS[spec.layout]
     for key in ("x", "colour", "dashes"):
         if getattr(spec, key) is not None and key not in layout.takes:
-            takers = [f"figure.layout={name}" for name, other in LAYOUTS.items() if key in other.takes]
+            takers = [
+                f"figure.layout={name}"
+                for name, other in LAYOUTS.items()
+                if key in other.takes
+            ]
             raise UserError(
                 f"figure.{key}: the layout {spec.layout} does not take it",
                 got=f"figure.{key}={getattr(spec, key)}",

@@ -22,9 +22,14 @@ def read_study(path: Path) -> pd.DataFrame:
     """Return outputs/<study>/<table>.csv as a table. Raises UserError if it is missing or invalid."""
     try:
         return pd.read_csv(path)
-    except (OSError, ValueError) as error:  # what pandas raises for broken text are ValueErrors
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # what pandas raises for broken text are ValueErrors
         raise UserError(
-            f"{path} is missing" if not path.exists() else f"{path} is not a study's table",
+            f"{path} is missing"
+            if not path.exists()
+            else f"{path} is not a study's table",
             got=f"{type(error).__name__}: {error}",
             allowed="a table that `hessfig plot` computed",
             remedy=f"`hessfig plot figure={path.parent.name}` computes it and draws",
@@ -44,7 +49,9 @@ BLOCKS = {
 }
 
 
-def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
+def draw_bounds(
+    outputs: Path, paper: Paper | None = None, *, into: Path | None = None
+) -> list[Path]:
     """Read outputs/bounds/looseness.csv and write outputs/figures (or `into`)/figbounds.{pdf,png,svg,csv}.
 
     How to read it: a bound divided by the true spectral norm, median and quartiles over problems with tokens
@@ -55,11 +62,23 @@ def draw_bounds(outputs: Path, paper: Paper | None = None, *, into: Path | None 
     Requires the table of hessfig.theory.studies. Raises UserError when it is missing.
     """
     table = read_study(outputs / "bounds" / "looseness.csv")
-    return _saved(bounds_sheet, table, table, into or outputs / "figures", "bounds", paper or Paper())
+    return _saved(
+        bounds_sheet,
+        table,
+        table,
+        into or outputs / "figures",
+        "bounds",
+        paper or Paper(),
+    )
 
 
 def _saved(
-    draw: Callable[[Any, Paper], Sheet], tables: Any, drawn: pd.DataFrame, folder: Path, name: str, paper: Paper
+    draw: Callable[[Any, Paper], Sheet],
+    tables: Any,
+    drawn: pd.DataFrame,
+    folder: Path,
+    name: str,
+    paper: Paper,
 ) -> list[Path]:
     with styled(paper):
         return save_sheets([draw(tables, paper).page("", drawn)], folder, name, paper)
@@ -67,21 +86,31 @@ def _saved(
 
 def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     """Draw three panels; those of the blocks share their y axis."""
+    problems = int(table["count"].max())
     note = (
-        f"Median over {int(table['count'].max())} random problems at each token scale; band: quartiles. Dashed: tight."
+        f"Median over {problems} random problems at each token scale; "
+        "band: quartiles. Dashed: tight."
     )
-    sheet = Sheet.grid(paper or Paper(), [["a", "b", "c"]], note, OWN_Y.replace(down=0.56, height=1.45))
+    sheet = Sheet.grid(
+        paper or Paper(), [["a", "b", "c"]], note, OWN_Y.replace(down=0.56, height=1.45)
+    )
     table = table.assign(block=table["row"] + " " + table["col"])
     kinds = [
         ("(a) whole Hessian", table[table["row"] == "whole"], "bound", WHOLE),
         (r"(b) blocks, from $\|X\|$", table[table["bound"] == "norm"], "block", BLOCKS),
-        ("(c) blocks, from the diameter", table[table["bound"] == "diameter"], "block", BLOCKS),
+        (
+            "(c) blocks, from the diameter",
+            table[table["bound"] == "diameter"],
+            "block",
+            BLOCKS,
+        ),
     ]
     for _, column, ax in sheet:
         title, *kind = kinds[column]
         draw_looseness(ax, *kind)
         ax.set_title(title, loc="left")
-        ax.set_ylim(top=ax.get_ylim()[1] * (300 if column == 0 else 20))  # room for the legend above the curves
+        # Room for the legend above the curves.
+        ax.set_ylim(top=ax.get_ylim()[1] * (300 if column == 0 else 20))
         ax.legend(loc="upper left", ncols=1 + (column > 0))
     blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
     blocks[-1].sharey(blocks[0]) if blocks else None
@@ -89,7 +118,9 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
     return sheet
 
 
-def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]) -> None:
+def draw_looseness(
+    ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tuple[str, str]]
+) -> None:
     """Draw one curve with a band of quartiles per entry of `series`; the dashed line is a tight bound."""
     for name, (colour, label) in series.items():
         curve = table[table[key] == name]
@@ -102,8 +133,16 @@ def draw_looseness(ax: Axes, table: pd.DataFrame, key: str, series: dict[str, tu
 
 BULK, OUTLIER, PLAIN = "#2166ac", "#b2182b", "#444444"
 TABLES = ("spectrum", "condition", "ggn", "sinks")
-SINKS = {"input": "sink in the input", "score": "sink in the score", "value": "sink in score and value"}
-MODELS = {"attention": "softmax\nattention", "linear attention": "linear\nattention", "linear MLP": "linear\nMLP"}
+SINKS = {
+    "input": "sink in the input",
+    "score": "sink in the score",
+    "value": "sink in score and value",
+}
+MODELS = {
+    "attention": "softmax\nattention",
+    "linear attention": "linear\nattention",
+    "linear MLP": "linear\nMLP",
+}
 PLACES = {"random weights": "#444444", "critical points": "#e08214"}
 FLOOR = 2e-3
 _SCALAR_NOTE = (
@@ -112,7 +151,9 @@ _SCALAR_NOTE = (
 )
 
 
-def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None = None) -> list[Path]:
+def draw_scalar(
+    outputs: Path, paper: Paper | None = None, *, into: Path | None = None
+) -> list[Path]:
     """Read outputs/scalar/*.csv and write outputs/figures (or `into`)/figscalar.{pdf,png,svg,csv}.
 
     How to read it: (a) every eigenvalue of one problem, computed and from the closed form: 2 (d_K - 1) of
@@ -124,28 +165,71 @@ def draw_scalar(outputs: Path, paper: Paper | None = None, *, into: Path | None 
     Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
     """
     tables = {name: read_study(outputs / "scalar" / f"{name}.csv") for name in TABLES}
-    return _saved(scalar_sheet, tables, numbers(tables), into or outputs / "figures", "scalar", paper or Paper())
+    return _saved(
+        scalar_sheet,
+        tables,
+        numbers(tables),
+        into or outputs / "figures",
+        "scalar",
+        paper or Paper(),
+    )
 
 
 def numbers(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Return every drawn number: panel, series, x, median (or value) y, quartiles."""
     spectrum, condition, ggn, sinks = (tables[name] for name in TABLES)
     frames = [
-        _tidy("spectrum", spectrum["kind"] + ", autodiff", spectrum["index"], spectrum["autodiff"]),
-        _tidy("spectrum", spectrum["kind"] + ", closed form", spectrum["index"], spectrum["closed_form"]),
-        _tidy("condition number", "autodiff", condition["norm_squared"], condition["median"], condition),
-        _tidy("condition number", "closed form", condition["norm_squared"], condition["closed_form"]),
-        _tidy("condition number", "limit", condition["norm_squared"], condition["limit"]),
+        _tidy(
+            "spectrum",
+            spectrum["kind"] + ", autodiff",
+            spectrum["index"],
+            spectrum["autodiff"],
+        ),
+        _tidy(
+            "spectrum",
+            spectrum["kind"] + ", closed form",
+            spectrum["index"],
+            spectrum["closed_form"],
+        ),
+        _tidy(
+            "condition number",
+            "autodiff",
+            condition["norm_squared"],
+            condition["median"],
+            condition,
+        ),
+        _tidy(
+            "condition number",
+            "closed form",
+            condition["norm_squared"],
+            condition["closed_form"],
+        ),
+        _tidy(
+            "condition number", "limit", condition["norm_squared"], condition["limit"]
+        ),
         _tidy("GGN", ggn["model"] + ", " + ggn["where"], np.nan, ggn["median"], ggn),
-        _tidy("sink: " + sinks["sink"], sinks["quantity"], sinks["beta"], sinks["median"], sinks),
+        _tidy(
+            "sink: " + sinks["sink"],
+            sinks["quantity"],
+            sinks["beta"],
+            sinks["median"],
+            sinks,
+        ),
     ]
     return pd.concat(frames, ignore_index=True)
 
 
 def scalar_sheet(tables: dict[str, pd.DataFrame], paper: Paper | None = None) -> Sheet:
     """Draw two rows of three panels."""
-    note = _SCALAR_NOTE.format(**{name: int(tables[name]["count"].max()) for name in TABLES[1:]})
-    sheet = Sheet.grid(paper or Paper(), [list("abc"), list("def")], note, APART.replace(across=0.62, down=0.56))
+    note = _SCALAR_NOTE.format(
+        **{name: int(tables[name]["count"].max()) for name in TABLES[1:]}
+    )
+    sheet = Sheet.grid(
+        paper or Paper(),
+        [list("abc"), list("def")],
+        note,
+        APART.replace(across=0.62, down=0.56),
+    )
     upper = (draw_spectrum, draw_condition, draw_ggn)
     for row, column, ax in sheet:
         if row == 0:
@@ -163,18 +247,43 @@ def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
     """Draw eigenvalues in ascending order: rings are computed, dots are from the closed form."""
     for kind, colour in (("bulk", BULK), ("outlier", OUTLIER)):
         part = spectrum[spectrum["kind"] == kind]
-        ax.plot(part["index"], part["autodiff"], "o", mfc="none", mec=colour, mew=0.7, ms=4.5)
+        ax.plot(
+            part["index"],
+            part["autodiff"],
+            "o",
+            mfc="none",
+            mec=colour,
+            mew=0.7,
+            ms=4.5,
+        )
         ax.plot(part["index"], part["closed_form"], "o", color=colour, mew=0, ms=1.8)
-    ax.plot([], [], "o", mfc="none", mec=PLAIN, mew=0.7, ms=4.5, label="automatic differentiation")
+    ax.plot(
+        [],
+        [],
+        "o",
+        mfc="none",
+        mec=PLAIN,
+        mew=0.7,
+        ms=4.5,
+        label="automatic differentiation",
+    )
     ax.plot([], [], "o", color=PLAIN, mew=0, ms=1.8, label="closed form")
     b = float(spectrum.loc[spectrum["kind"] == "bulk", "closed_form"].max())
     for size, name in ((b, "$+b$"), (-b, "$-b$")):
         level = spectrum[(spectrum["closed_form"] - size).abs() < 1e-9]
-        ax.annotate(name, (level["index"].mean(), size), (0, 4), textcoords="offset points", color=BULK, ha="center")
+        ax.annotate(
+            name,
+            (level["index"].mean(), size),
+            (0, 4),
+            textcoords="offset points",
+            color=BULK,
+            ha="center",
+        )
     ax.set(xlabel="eigenvalue number, ascending", ylabel="eigenvalue")
     ax.margins(x=0.08)
     low, high = ax.get_ylim()
-    ax.set_ylim(low - 0.04 * (high - low), high + 0.35 * (high - low))  # room for the legend above the dots
+    # Room for the legend above the dots.
+    ax.set_ylim(low - 0.04 * (high - low), high + 0.35 * (high - low))
     ax.set_title("(a) spectrum of one problem", loc="left")
     ax.legend(loc="upper left")
 
@@ -182,12 +291,32 @@ def draw_spectrum(ax: Axes, spectrum: pd.DataFrame) -> None:
 def draw_condition(ax: Axes, condition: pd.DataFrame) -> None:
     """Draw the condition number against |w_Q|^2 + |w_K|^2 at fixed w_Q . w_K."""
     N = condition["norm_squared"]
-    ax.fill_between(N, condition["q25"], condition["q75"], color=PLAIN, alpha=0.18, linewidth=0)
-    ax.plot(N, condition["limit"], "--", color=GUIDE, linewidth=0.8, label=r"limit, $\propto N^2$")
+    ax.fill_between(
+        N, condition["q25"], condition["q75"], color=PLAIN, alpha=0.18, linewidth=0
+    )
+    ax.plot(
+        N,
+        condition["limit"],
+        "--",
+        color=GUIDE,
+        linewidth=0.8,
+        label=r"limit, $\propto N^2$",
+    )
     ax.plot(N, condition["closed_form"], color=PLAIN, label="closed form")
-    ax.plot(N, condition["median"], "o", mfc="none", mec=PLAIN, mew=0.7, ms=4, label="automatic diff.")
+    ax.plot(
+        N,
+        condition["median"],
+        "o",
+        mfc="none",
+        mec=PLAIN,
+        mew=0.7,
+        ms=4,
+        label="automatic diff.",
+    )
     ax.set(xscale="log", yscale="log", ylabel="condition number")
-    ax.set_xlabel(r"$N = |w_\mathrm{Q}|^2 + |w_\mathrm{K}|^2$ at fixed $w_\mathrm{Q} \cdot w_\mathrm{K}$")
+    ax.set_xlabel(
+        r"$N = |w_\mathrm{Q}|^2 + |w_\mathrm{K}|^2$ at fixed $w_\mathrm{Q} \cdot w_\mathrm{K}$"
+    )
     ax.set_title("(b) conditioning", loc="left")
     ax.minorticks_off()
     ax.legend(loc="upper left")
@@ -200,7 +329,12 @@ def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
             row = ggn[(ggn["where"] == where) & (ggn["model"] == model)].iloc[0]
             _draw_quartiles(ax, place + offset, row, colour)
         ax.plot([], [], "o", color=colour, ms=3, mew=0, label=where)
-    ax.set(yscale="log", ylim=(FLOOR, 2.2), xlim=(-0.6, 2.6), ylabel="GGN: error of the largest")
+    ax.set(
+        yscale="log",
+        ylim=(FLOOR, 2.2),
+        xlim=(-0.6, 2.6),
+        ylabel="GGN: error of the largest",
+    )
     ax.set_xticks(range(len(MODELS)), list(MODELS.values()))
     ax.tick_params(axis="x", length=0)
     ax.set_title("(c) GGN as a proxy", loc="left")
@@ -211,13 +345,24 @@ def draw_ggn(ax: Axes, ggn: pd.DataFrame) -> None:
 def draw_sink(ax: Axes, sink: pd.DataFrame) -> None:
     """Draw bulk and outliers against the size of the sink; dotted lines are bulk and largest outlier without it."""
     ranks = [f"outlier {rank}" for rank in (1, 2, 3)]
-    colours = dict(zip(["bulk", *ranks], [BULK, *reversed(shades(OUTLIER, 3))], strict=True))
+    colours = dict(
+        zip(["bulk", *ranks], [BULK, *reversed(shades(OUTLIER, 3))], strict=True)
+    )
     for quantity, colour in colours.items():
         curve = sink[sink["quantity"] == quantity]
         ax.plot(curve["beta"], curve["median"], color=colour, label=quantity)
         if quantity in ("bulk", "outlier 1"):
-            ax.fill_between(curve["beta"], curve["q25"], curve["q75"], color=colour, alpha=0.15, linewidth=0)
-            ax.axhline(curve["median"].iloc[0], color=colour, linestyle=":", linewidth=0.7)
+            ax.fill_between(
+                curve["beta"],
+                curve["q25"],
+                curve["q75"],
+                color=colour,
+                alpha=0.15,
+                linewidth=0,
+            )
+            ax.axhline(
+                curve["median"].iloc[0], color=colour, linestyle=":", linewidth=0.7
+            )
     ax.set(yscale="log", xlabel=r"size of the sink, $\beta$")
 
 
@@ -235,14 +380,39 @@ def _share_sink_axes(axes: list[Axes]) -> None:
 
 def _draw_quartiles(ax: Axes, x: float, row: pd.Series, colour: str) -> None:
     if row["q75"] < FLOOR:
-        ax.text(x, FLOOR * 1.15, "exact", color=colour, fontsize=TINY, ha="center", va="bottom", rotation=90)
+        ax.text(
+            x,
+            FLOOR * 1.15,
+            "exact",
+            color=colour,
+            fontsize=TINY,
+            ha="center",
+            va="bottom",
+            rotation=90,
+        )
         return
-    ax.plot([x, x], [max(row["q25"], FLOOR), row["q75"]], color=colour, linewidth=1.2, solid_capstyle="butt")
+    ax.plot(
+        [x, x],
+        [max(row["q25"], FLOOR), row["q75"]],
+        color=colour,
+        linewidth=1.2,
+        solid_capstyle="butt",
+    )
     ax.plot([x], [row["median"]], "o", color=colour, ms=3.2, mew=0)
 
 
-def _tidy(panel: object, series: object, x: object, y: object, spread: pd.DataFrame | None = None) -> pd.DataFrame:
-    quartiles = {"q25": np.nan, "q75": np.nan} if spread is None else {"q25": spread["q25"], "q75": spread["q75"]}
+def _tidy(
+    panel: object,
+    series: object,
+    x: object,
+    y: object,
+    spread: pd.DataFrame | None = None,
+) -> pd.DataFrame:
+    quartiles = (
+        {"q25": np.nan, "q75": np.nan}
+        if spread is None
+        else {"q25": spread["q25"], "q75": spread["q75"]}
+    )
     return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
 
 

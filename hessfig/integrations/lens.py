@@ -126,14 +126,20 @@ def residual_norms(problem: Problem) -> Tensor:
 def _scores(problem: Problem) -> Tensor:
     import torch
 
-    scores, patterns = (_stacked(problem, f"attn.hook_{name}") for name in ("attn_scores", "pattern"))
+    scores, patterns = (
+        _stacked(problem, f"attn.hook_{name}") for name in ("attn_scores", "pattern")
+    )
     if not torch.equal(scores, patterns):
         return scores
     bridge, _ = _bridge_of(problem)
     heads, width = bridge.cfg.n_heads, bridge.cfg.d_head
     q, k = (_stacked(problem, f"attn.{name}.hook_out").flatten(3) for name in "qk")
     q, k = (one.unflatten(-1, (-1, width)).transpose(2, 3) for one in (q, k))
-    scores = q @ k.repeat_interleave(heads // k.shape[2], dim=2).transpose(-1, -2) / width**0.5
+    scores = (
+        q
+        @ k.repeat_interleave(heads // k.shape[2], dim=2).transpose(-1, -2)
+        / width**0.5
+    )
     scores = scores.masked_fill(_masked(problem), torch.finfo(scores.dtype).min)
     if not torch.allclose(scores.softmax(-1), patterns, atol=_CLOSE):
         raise UserError(
@@ -148,7 +154,9 @@ def _scores(problem: Problem) -> Tensor:
 def _masked(problem: Problem) -> Tensor:
     """Return which entries are masked: those without weight for queries of zero, for which all scores are equal."""
     bridge, _ = _bridge_of(problem)
-    queries = [f"blocks.{layer}.attn.q.hook_out" for layer in range(bridge.cfg.n_layers)]
+    queries = [
+        f"blocks.{layer}.attn.q.hook_out" for layer in range(bridge.cfg.n_layers)
+    ]
     with bridge.hooks(fwd_hooks=[(name, _zero) for name in queries]):
         return _stacked(problem, "attn.hook_pattern") == 0
 
@@ -158,7 +166,9 @@ def _zero(seen: Tensor, hook: Any) -> Tensor:
     return seen.new_zeros(seen.shape)
 
 
-def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True) -> Tensor:
+def _stacked(
+    problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda layer: True
+) -> Tensor:
     """Return the activations at a hook of the chosen layers, layers first, with the samples of all batches joined."""
     import torch
 
@@ -167,10 +177,20 @@ def _stacked(problem: Problem, hook: str, chosen: Callable[[int], bool] = lambda
     from hessfig.rng import kept_draws, made_on
 
     bridge, batches = _bridge_of(problem)
-    names = [f"blocks.{layer}.{hook}" for layer in range(bridge.cfg.n_layers) if chosen(layer)]
+    names = [
+        f"blocks.{layer}.{hook}"
+        for layer in range(bridge.cfg.n_layers)
+        if chosen(layer)
+    ]
     stacks = []
     device = next(bridge.parameters()).device
-    with differentiating(), kept_draws(), torch.no_grad(), made_on(device), evaluating(bridge):
+    with (
+        differentiating(),
+        kept_draws(),
+        torch.no_grad(),
+        made_on(device),
+        evaluating(bridge),
+    ):
         for tokens in batches:
             _, cache = bridge.run_with_cache(tokens, names_filter=names)
             stacks.append(torch.stack([_first(cache[name]) for name in names]))
@@ -187,7 +207,9 @@ def _bridge_of(problem: Problem) -> tuple[Any, list[Tensor]]:
     from hessfig.models.own.wrappers import opener_of
 
     inputs = problem.inputs if isinstance(problem.inputs, list) else [problem.inputs]
-    if opener_of(problem.network) is None or not all(isinstance(one, Tensor) for one in inputs):
+    if opener_of(problem.network) is None or not all(
+        isinstance(one, Tensor) for one in inputs
+    ):
         raise UserError(
             "hessfig.lens: the network is not a bridge of TransformerLens, or its inputs are not tokens",
             got=f"{type(problem.network).__name__}, {type(problem.inputs).__name__}",

@@ -55,7 +55,9 @@ def _tensorboard(library: ModuleType, folder: Path) -> Log:
 
 
 def _wandb(library: ModuleType, folder: Path) -> Log:
-    run = library.run or library.init(project="hessfig", dir=str(folder), mode="offline")
+    run = library.run or library.init(
+        project="hessfig", dir=str(folder), mode="offline"
+    )
     return lambda values, step: run.log({**values, "step": step})
 
 
@@ -63,7 +65,8 @@ def _mlflow(library: ModuleType, folder: Path) -> Log:
     del folder
 
     def log(values: Mapping[str, float], step: int) -> None:
-        plain = {name.replace("@", " layer "): value for name, value in values.items()}  # "@" is not allowed
+        # "@" is not allowed.
+        plain = {name.replace("@", " layer "): value for name, value in values.items()}
         library.log_metrics(plain, step=step)
 
     return log

@@ -12,7 +12,12 @@ import numpy as np
 from hessfig.config.enums import Method
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
-from hessfig.measurements.settings_and_costs import is_exact, is_few, norm_operations, too_expensive
+from hessfig.measurements.settings_and_costs import (
+    is_exact,
+    is_few,
+    norm_operations,
+    too_expensive,
+)
 from hessfig.models.blocks import blocks_of
 from hessfig.weights import Layout
 
@@ -33,7 +38,10 @@ class Allocation:
         """Return the number of probes of each column at `sigma`, interpolated linearly in log sigma and rounded up."""
         if sigma is None:
             return {}
-        return {column: _interpolated(counts, sigma) for column, counts in self.probes.items()}
+        return {
+            column: _interpolated(counts, sigma)
+            for column, counts in self.probes.items()
+        }
 
 
 def needs_pilots(config: Config, layout: Layout) -> bool:
@@ -43,13 +51,22 @@ def needs_pilots(config: Config, layout: Layout) -> bool:
     blocks = blocks_of(config.blocks, layout, config.model)
     probed = [block for block in blocks if not is_few(layout, block.layer, block.col)]
     expensive = too_expensive(config, layout)
-    return not all(is_exact(config, block, part, expensive) for block in probed for part in config.parts)
+    return not all(
+        is_exact(config, block, part, expensive)
+        for block in probed
+        for part in config.parts
+    )
 
 
 def pilot_config(config: Config) -> Config:
     """Return the settings of a pilot: those of the cells, with few probes."""
     estimator = config.estimator
-    return replace(config, estimator=replace(estimator, num_probes=min(PILOT_PROBES, estimator.num_probes)))
+    return replace(
+        config,
+        estimator=replace(
+            estimator, num_probes=min(PILOT_PROBES, estimator.num_probes)
+        ),
+    )
 
 
 def pilot_share(config: Config, layout: Layout) -> float:
@@ -74,15 +91,22 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     error looks small enough would favour the numbers that happen to look precise.
     """
     share = config.estimator.variance_share
-    ceiling = max(FEWEST_PROBES, math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes))
-    rows_of_columns: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    ceiling = max(
+        FEWEST_PROBES, math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes)
+    )
+    rows_of_columns: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for sigma, measured in rows.items():
         for row in measured:
             if row["status"] == "ok" and row["num_probes"] and row["value"] > 0:
                 rows_of_columns[row["col"]][sigma].append(row)
     return Allocation(
         {
-            column: {sigma: probes_needed(at_sigma[sigma], share, ceiling) for sigma in sorted(at_sigma)}
+            column: {
+                sigma: probes_needed(at_sigma[sigma], share, ceiling)
+                for sigma in sorted(at_sigma)
+            }
             for column, at_sigma in rows_of_columns.items()
         }
     )
@@ -95,13 +119,18 @@ def probes_needed(rows: Rows, share: float, ceiling: int) -> int:
     over networks (the estimator's own taken off), are pooled over layers and parts; K = v / (share s^2), rounded
     up, from FEWEST_PROBES to `ceiling` (also where s^2 cannot be told from the estimator's error).
     """
-    return min(ceiling, max(FEWEST_PROBES, math.ceil(min(_needed(rows, share), ceiling))))
+    return min(
+        ceiling, max(FEWEST_PROBES, math.ceil(min(_needed(rows, share), ceiling)))
+    )
 
 
 def few(sigmas: list[float]) -> list[float]:
     """Return PILOT_SIGMAS values spread over the grid, including both ends."""
     last, steps = len(sigmas) - 1, PILOT_SIGMAS - 1
-    return [sigmas[index] for index in dict.fromkeys(round(i * last / steps) for i in range(PILOT_SIGMAS))]
+    return [
+        sigmas[index]
+        for index in dict.fromkeys(round(i * last / steps) for i in range(PILOT_SIGMAS))
+    ]
 
 
 def _needed(rows: Rows, share: float) -> float:
@@ -112,10 +141,19 @@ def _needed(rows: Rows, share: float) -> float:
     repeated = [numbers for numbers in blocks.values() if len(numbers) > 1]
     if not repeated:
         return math.inf
-    error = statistics.fmean((row["error"] / row["value"]) ** 2 for numbers in repeated for row in numbers)
-    spread = statistics.fmean(statistics.variance(math.log(row["value"]) for row in numbers) for numbers in repeated)
+    error = statistics.fmean(
+        (row["error"] / row["value"]) ** 2 for numbers in repeated for row in numbers
+    )
+    spread = statistics.fmean(
+        statistics.variance(math.log(row["value"]) for row in numbers)
+        for numbers in repeated
+    )
     over_seeds = spread - error
-    return error * rows[0]["num_probes"] / (share * over_seeds) if over_seeds > 0 else math.inf
+    return (
+        error * rows[0]["num_probes"] / (share * over_seeds)
+        if over_seeds > 0
+        else math.inf
+    )
 
 
 def _interpolated(counts: Mapping[float, int], sigma: float) -> int:

@@ -6,7 +6,11 @@ from hessfig.config.enums import Method, State
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.requirements import check_dense
-from hessfig.measurements.settings_and_costs import dense_settings, diagonal_blocks, reads
+from hessfig.measurements.settings_and_costs import (
+    dense_settings,
+    diagonal_blocks,
+    reads,
+)
 from hessfig.models.blocks import matrices_of
 from hessfig.terms import Approximation, Block, Group, Matrix, Need
 from hessfig.weights import Layout, Weight
@@ -20,13 +24,24 @@ _TABLES = (Matrix.W_E, Matrix.W_pos)
 def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return blocks, parts and products, the names and rank, the probes, and the size of the mini-batches."""
     estimator = config.estimator
-    probes = {} if estimator.method == Method.dense else {"num_probes": estimator.num_probes}
+    probes = (
+        {} if estimator.method == Method.dense else {"num_probes": estimator.num_probes}
+    )
     return {
         **dense_settings(config, layout),
-        "estimator": {"method": estimator.method.value, "products": estimator.products.value, **probes},
+        "estimator": {
+            "method": estimator.method.value,
+            "products": estimator.products.value,
+            **probes,
+        },
         **reads("blocks")(config, layout),
-        "approximation": {"names": sorted(chosen_approximations(config)), "rank": config.approximation.rank},
-        "batch_size": None if config.training.optimiser.facts.is_full_batch else config.training.batch_size,
+        "approximation": {
+            "names": sorted(chosen_approximations(config)),
+            "rank": config.approximation.rank,
+        },
+        "batch_size": None
+        if config.training.optimiser.facts.is_full_batch
+        else config.training.batch_size,
     }
 
 
@@ -67,14 +82,23 @@ def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -
     """Return why an approximation does not exist for a block, by names and settings; empty if it does."""
     side = layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
-        return "" if block.col == Group.all else "it takes the blocks of the whole network (blocks=[all]) apart"
+        return (
+            ""
+            if block.col == Group.all
+            else "it takes the blocks of the whole network (blocks=[all]) apart"
+        )
     if name.facts.needs == Need.moments:
         return _without_moments(config)
     if name.facts.needs == Need.any:
         return ""
     places = {one.parameter.rpartition(".")[0] for one in side}
-    if name.facts.needs == Need.linear and len(places) == 1 and not any(Group.norms in one.groups for one in side):
-        return _of_weight(name, side[0], config)  # perhaps a bias, or a map with its bias: tensors tell
+    if (
+        name.facts.needs == Need.linear
+        and len(places) == 1
+        and not any(Group.norms in one.groups for one in side)
+    ):
+        # Perhaps a bias, or a map with its bias: tensors tell.
+        return _of_weight(name, side[0], config)
     if len(side) > 1 or block.col in list(Group) or not side[0].is_main:
         return "it is of the weight of one matrix"
     return _of_weight(name, side[0], config)
@@ -83,7 +107,9 @@ def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -
 def _of_weight(name: Approximation, weight: Weight, config: Config) -> str:
     if name.facts.needs == Need.linear and weight.name in _TABLES:
         return f"it is of a linear map's weight, and {weight.name} is a table of embeddings"
-    if name.facts.needs == Need.heads and weight.name not in {*_HEADED} & {*matrices_of(config.model)}:
+    if name.facts.needs == Need.heads and weight.name not in {*_HEADED} & {
+        *matrices_of(config.model)
+    }:
         return f"{weight.name} is not cut into heads ({', '.join(_HEADED)} of the package's transformers are)"
     return ""
 

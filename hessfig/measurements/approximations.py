@@ -17,19 +17,40 @@ from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.column import Column, completed, multiplied, summands, view_of
 from hessfig.curvature.problem import Objective, rademacher
 from hessfig.curvature.spectral.lanczos import Square
-from hessfig.measurements.approximable import MOST_DENSE, chosen_approximations, lacking, unavailable_approximation
+from hessfig.measurements.approximable import (
+    MOST_DENSE,
+    chosen_approximations,
+    lacking,
+    unavailable_approximation,
+)
 from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, exact
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    block_row,
+    exact,
+)
 from hessfig.measurements.stability import preconditioner
 from hessfig.models.protocol import kind
-from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation, Block, Matrix, Need, Part
+from hessfig.terms import (
+    NUMBERS_OF_APPROXIMATIONS,
+    Approximation,
+    Block,
+    Matrix,
+    Need,
+    Part,
+)
 from hessfig.weights import Weight
 
-_OWN_DIAGONALS = {Approximation.diagonal, Approximation.soap}  # of the block itself, in a basis or not
+# Of the block itself, in a basis or not.
+_OWN_DIAGONALS = {Approximation.diagonal, Approximation.soap}
 _PAIRS = {Approximation.kfoc, Approximation.kronecker_sum}
 _OF_WHOLE_BATCHES = (
-    "compute_loss takes batches whole; hessfig.Problem(network, inputs, targets, loss) tells samples apart"
+    "compute_loss takes batches whole; "
+    "hessfig.Problem(network, inputs, targets, loss) tells samples apart"
 )
 _NO_MAP = "no torch.nn.Linear that the network calls, and no convolution with groups=1,"
 FITTED = 2  # test vectors of a fitted Kronecker sum, at least, for each row or column of the weight
@@ -50,7 +71,9 @@ def approximations(objective: Objective, request: Request) -> Measured:
     rows: list[Row] = []
     for block, column in square_columns(objective, request):
         is_zero = kind(request.model.kind).is_structural_zero
-        parts = [part for part in request.parts if not is_zero(request.model, block, part)]
+        parts = [
+            part for part in request.parts if not is_zero(request.model, block, part)
+        ]
         if parts:
             rows += _of_block(shared, block, column, parts)
     return Measured(rows)
@@ -67,14 +90,19 @@ def approximation_of(objective: Objective, request: Request) -> matrices.Product
     (name,) = shared.names(block)
     side = objective.layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
-        return _Apart(Square(column, block, part).matmat, _pieces(side, by_layer=name == Approximation.layer_diagonal))
+        return _Apart(
+            Square(column, block, part).matmat,
+            _pieces(side, by_layer=name == Approximation.layer_diagonal),
+        )
     material = shared.material(side, column.dim)
     if name not in _OWN_DIAGONALS | _PAIRS:
         return material.approximation(name)
     reference = _Dense(block, column, [part])
     if name in _OWN_DIAGONALS:
         return reference.diagonal_matrix(part, _basis(name, material))
-    return _Comparison(reference, material, shared.config.approximation.rank).matrix(name, part)
+    return _Comparison(reference, material, shared.config.approximation.rank).matrix(
+        name, part
+    )
 
 
 class _Shared:
@@ -94,11 +122,21 @@ class _Shared:
     def stored(self) -> dict[str, Tensor] | None:
         """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none."""
         at, training = self.request.at, self.config.training
-        if not at.step or self.config.state.kind != State.trained or not training.optimiser.facts.is_adaptive:
+        if (
+            not at.step
+            or self.config.state.kind != State.trained
+            or not training.optimiser.facts.is_adaptive
+        ):
             return None
-        parameters = {name: parameter.detach() for name, parameter in self.problem.network.named_parameters()}
+        parameters = {
+            name: parameter.detach()
+            for name, parameter in self.problem.network.named_parameters()
+        }
         correction = 1 - training.betas[0] ** at.step
-        return {name: moment.double().cpu() / correction for name, moment in preconditioner(at, parameters).items()}
+        return {
+            name: moment.double().cpu() / correction
+            for name, moment in preconditioner(at, parameters).items()
+        }
 
     def names(self, block: Block) -> Iterator[Approximation]:
         """Yield the approximations that the block can have. Raises UserError for one that is asked for by name.
@@ -106,7 +144,9 @@ class _Shared:
         Before the first update of a training there are no moments: no rows then.
         """
         for name in chosen_approximations(self.config):
-            why = lacking(name, block, self.config, self.problem.layout) or self._missing(name, block)
+            why = lacking(
+                name, block, self.config, self.problem.layout
+            ) or self._missing(name, block)
             if why and self.config.approximation.names:
                 raise unavailable_approximation(name, block, why)
             if not why and (name.facts.needs != Need.moments or self.stored):
@@ -117,51 +157,86 @@ class _Shared:
         side = self.problem.layout.side(block.layer, str(block.col))
         if name.facts.needs in (Need.any, Need.moments, Need.whole):
             return ""
-        if name.facts.needs == Need.linear and hasattr(self.problem.network, "opaque_batches"):
+        if name.facts.needs == Need.linear and hasattr(
+            self.problem.network, "opaque_batches"
+        ):
             return _OF_WHOLE_BATCHES
         if name.facts.needs == Need.linear:
             names = " and ".join(weight.name for weight in side)
             return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {names} whole"
         axes = len(self.shape(side[0]))
-        return "" if axes == 2 else f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
+        return (
+            ""
+            if axes == 2
+            else f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
+        )
 
     def material(self, side: Sequence[Weight], dim: int) -> Material:
         """Return the inputs from which the approximations of a block of `side` are computed."""
         shape = self.shape(side[0]) if len(side) == 1 else torch.Size([dim])
-        return Material(self.samples, side, shape, stored=self.stored, heads=_heads(self.request.model, side[0]))
+        return Material(
+            self.samples,
+            side,
+            shape,
+            stored=self.stored,
+            heads=_heads(self.request.model, side[0]),
+        )
 
     def shape(self, weight: Weight) -> torch.Size:
         """Return the shape of a weight, a view of its parameter."""
-        return view_of(self.problem.network.get_parameter(weight.parameter), weight).shape
+        return view_of(
+            self.problem.network.get_parameter(weight.parameter), weight
+        ).shape
 
 
-def _of_block(shared: _Shared, block: Block, column: Column, parts: Sequence[Part]) -> Iterator[Row]:
+def _of_block(
+    shared: _Shared, block: Block, column: Column, parts: Sequence[Part]
+) -> Iterator[Row]:
     """Yield the rows of one block, for every approximation and part."""
-    request, side = shared.request, shared.problem.layout.side(block.layer, str(block.col))
+    request, side = (
+        shared.request,
+        shared.problem.layout.side(block.layer, str(block.col)),
+    )
     reference = _reference(block, column, parts, request)
-    compare = _Comparison(reference, shared.material(side, column.dim), shared.config.approximation.rank)
+    compare = _Comparison(
+        reference, shared.material(side, column.dim), shared.config.approximation.rank
+    )
     for name in shared.names(block):
         for part in parts:
-            for number, estimate in zip(NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True):
+            for number, estimate in zip(
+                NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True
+            ):
                 yield block_row(f"{name}_{number}", request, block, part, estimate)
 
 
 def _heads(model: ModelConfig, weight: Weight) -> int:
     """Return the number of heads of a weight: keys and values may have fewer heads than queries."""
-    return model.n_kv_heads or model.n_heads if weight.name in (Matrix.W_K, Matrix.W_V) else model.n_heads
+    return (
+        model.n_kv_heads or model.n_heads
+        if weight.name in (Matrix.W_K, Matrix.W_V)
+        else model.n_heads
+    )
 
 
-def _reference(block: Block, column: Column, parts: Sequence[Part], request: Request) -> _Dense | _Probed:
+def _reference(
+    block: Block, column: Column, parts: Sequence[Part], request: Request
+) -> _Dense | _Probed:
     method, count = request.estimator.method, request.estimator.num_probes
-    if method == Method.dense or (method == Method.auto and column.dim <= max(MOST_DENSE, count)):
+    if method == Method.dense or (
+        method == Method.auto and column.dim <= max(MOST_DENSE, count)
+    ):
         return _Dense(block, column, parts)
-    return _Probed(block, column, parts, count, request.stream(block.layer, str(block.col)))
+    return _Probed(
+        block, column, parts, count, request.stream(block.layer, str(block.col))
+    )
 
 
 class _Comparison:
     """A block next to its approximations; each is made once for all parts, unless it is made of the part itself."""
 
-    def __init__(self, reference: _Dense | _Probed, material: Material, rank: int) -> None:
+    def __init__(
+        self, reference: _Dense | _Probed, material: Material, rank: int
+    ) -> None:
         self._reference, self._material, self._rank = reference, material, rank
         self._given: dict[Approximation, matrices.Product] = {}
 
@@ -174,7 +249,9 @@ class _Comparison:
             if name in _OWN_DIAGONALS:
                 return reference.diagonal(part, _basis(name, self._material))
             return reference.compared(part, self.matrix(name, part))
-        except torch.linalg.LinAlgError:  # gradients that are not finite have no eigenvectors
+        except (
+            torch.linalg.LinAlgError
+        ):  # gradients that are not finite have no eigenvectors
             return _nothing(reference)
 
     def matrix(self, name: Approximation, part: Part) -> matrices.Product:
@@ -183,7 +260,9 @@ class _Comparison:
             rank = self._rank if name == Approximation.kronecker_sum else 1
             return self._reference.kronecker_sum(part, self._material.shape, rank)
         if name.facts.needs == Need.whole:
-            sizes = _pieces(self._material.weights, by_layer=name == Approximation.layer_diagonal)
+            sizes = _pieces(
+                self._material.weights, by_layer=name == Approximation.layer_diagonal
+            )
             return self._reference.apart(part, sizes)
         if name not in self._given:
             self._given[name] = self._material.approximation(name)
@@ -196,9 +275,17 @@ def _basis(name: Approximation, material: Material) -> matrices.Basis | None:
 
 def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
     """Return the places of each weight's entries; of each layer's, weights outside the layers standing alone."""
-    places = torch.arange(sum(weight.size for weight in weights)).split([weight.size for weight in weights])
-    keys = [weight.layer if by_layer and weight.layer else f"{number}" for number, weight in enumerate(weights)]
-    return [torch.cat([places[i] for i, key in enumerate(keys) if key == wanted]) for wanted in dict.fromkeys(keys)]
+    places = torch.arange(sum(weight.size for weight in weights)).split(
+        [weight.size for weight in weights]
+    )
+    keys = [
+        weight.layer if by_layer and weight.layer else f"{number}"
+        for number, weight in enumerate(weights)
+    ]
+    return [
+        torch.cat([places[i] for i, key in enumerate(keys) if key == wanted])
+        for wanted in dict.fromkeys(keys)
+    ]
 
 
 class _Dense:
@@ -225,14 +312,19 @@ class _Dense:
         if square**0.5 < NEGLIGIBLE * size:
             return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
-        error, scale_error = float((block - dense).norm()) / size, float((block - scale * dense).norm()) / size
+        error, scale_error = (
+            float((block - dense).norm()) / size,
+            float((block - scale * dense).norm()) / size,
+        )
         return self._exact(error, scale_error, overlap / size / square**0.5)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal, in a basis."""
         return self.compared(part, self.diagonal_matrix(part, basis))
 
-    def diagonal_matrix(self, part: Part, basis: matrices.Basis | None = None) -> matrices.Product:
+    def diagonal_matrix(
+        self, part: Part, basis: matrices.Basis | None = None
+    ) -> matrices.Product:
         """Return the block's own diagonal, in a basis."""
         block = self._of[part]
         if basis is None:
@@ -240,7 +332,9 @@ class _Dense:
         values = _coordinates(basis, _coordinates(basis, block).T).diagonal()
         return matrices.Rotated(basis, values.reshape(len(basis.left), -1))
 
-    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> matrices.Product:
+    def kronecker_sum(
+        self, part: Part, shape: Sequence[int], rank: int
+    ) -> matrices.Product:
         """Return the nearest sum of Kronecker products."""
         return matrices.best_kronecker_sum(self._of[part], shape, rank)
 
@@ -257,8 +351,21 @@ class _Probed:
 
     by = Method.hutchinson.value
 
-    def __init__(self, block: Block, column: Column, parts: Sequence[Part], count: int, generator: Generator) -> None:
-        self._block, self._column, self._parts, self.count, self._generator = block, column, parts, count, generator
+    def __init__(
+        self,
+        block: Block,
+        column: Column,
+        parts: Sequence[Part],
+        count: int,
+        generator: Generator,
+    ) -> None:
+        self._block, self._column, self._parts, self.count, self._generator = (
+            block,
+            column,
+            parts,
+            count,
+            generator,
+        )
         self._vectors = self._drawn(count)
         self._products = self._multiplied(self._vectors, parts)
         self._fitted: tuple[Vectors, dict[Part, Vectors]] | None = None
@@ -270,9 +377,18 @@ class _Probed:
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers, from products of block and approximation with the same vectors."""
         ours, theirs = self._products[part], product.matmat(self._vectors)
-        of_probes = ((ours - theirs).square(), ours.square(), theirs.square(), ours * theirs)
+        of_probes = (
+            (ours - theirs).square(),
+            ours.square(),
+            theirs.square(),
+            ours * theirs,
+        )
         sums = torch.stack([terms.sum(dim=0) for terms in of_probes])
-        return self._jackknifed(_from_sums, sums.sum(dim=1, keepdim=True), sums.sum(dim=1, keepdim=True) - sums)
+        return self._jackknifed(
+            _from_sums,
+            sums.sum(dim=1, keepdim=True),
+            sums.sum(dim=1, keepdim=True) - sums,
+        )
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal D in a basis: <B, D> = ||D||^2 = E d_k.d_l, k and l apart.
@@ -282,17 +398,29 @@ class _Probed:
         signs, ours = self._vectors, self._products[part]
         if basis is not None:
             signs = self._drawn(self.count)
-            vectors = basis.back(matrices.as_weights(signs, (len(basis.left), len(basis.right)))).flatten(1).T
+            vectors = (
+                basis.back(
+                    matrices.as_weights(signs, (len(basis.left), len(basis.right)))
+                )
+                .flatten(1)
+                .T
+            )
             ours = _coordinates(basis, self._multiplied(vectors, [part])[part])
         each = signs * ours
         gram, count = each.T @ each, self.count
         others = gram.sum(dim=1) - gram.diagonal()
         size = ours.square().sum(dim=0)
-        whole = torch.stack([others.sum() / (count * (count - 1)), size.mean()])[:, None]
+        whole = torch.stack([others.sum() / (count * (count - 1)), size.mean()])[
+            :, None
+        ]
         left = (others.sum() - 2 * others) / ((count - 1) * (count - 2))
-        return self._jackknifed(_from_share, whole, torch.stack([left, (size.sum() - size) / (count - 1)]))
+        return self._jackknifed(
+            _from_share, whole, torch.stack([left, (size.sum() - size) / (count - 1)])
+        )
 
-    def kronecker_sum(self, part: Part, shape: Sequence[int], rank: int) -> matrices.Product:
+    def kronecker_sum(
+        self, part: Part, shape: Sequence[int], rank: int
+    ) -> matrices.Product:
         """Return a sum of Kronecker products fitted to other random vectors than it is compared on."""
         vectors, products = self._for_fits(max(self.count, FITTED * max(shape)))
         return matrices.fitted_kronecker_sum(vectors, products[part], shape, rank)
@@ -308,27 +436,38 @@ class _Probed:
         return self._fitted
 
     def _drawn(self, count: int) -> Vectors:
-        return rademacher(self._column.dim, count, generator=self._generator, dtype=torch.float64)
+        return rademacher(
+            self._column.dim, count, generator=self._generator, dtype=torch.float64
+        )
 
-    def _multiplied(self, vectors: Vectors, parts: Sequence[Part]) -> dict[Part, Vectors]:
+    def _multiplied(
+        self, vectors: Vectors, parts: Sequence[Part]
+    ) -> dict[Part, Vectors]:
         products = completed(multiplied(self._column, vectors, summands(parts)), parts)
         return {part: products[self._block, part].double().cpu() for part in parts}
 
     def _jackknifed(
-        self, function: Callable[[Tensor], Tensor], whole: Float[Tensor, "s 1"], left: Float[Tensor, "s k"]
+        self,
+        function: Callable[[Tensor], Tensor],
+        whole: Float[Tensor, "s 1"],
+        left: Float[Tensor, "s k"],
     ) -> Numbers:
         """Return a function of sums over probes, and its error from the sums without each of them."""
         values, others = function(whole)[:, 0], function(left)
         spread = (others - others.mean(dim=1, keepdim=True)).square().sum(dim=1)
         errors = (spread * (self.count - 1) / self.count).sqrt()
         pairs = zip(values.tolist(), errors.tolist(), strict=True)
-        return tuple(Estimate(value, error, self.count, self.by) for value, error in pairs)
+        return tuple(
+            Estimate(value, error, self.count, self.by) for value, error in pairs
+        )
 
 
 class _Apart:
     """The blocks of pieces of a matrix alone."""
 
-    def __init__(self, multiply: Callable[[Vectors], Vectors], pieces: Sequence[Tensor]) -> None:
+    def __init__(
+        self, multiply: Callable[[Vectors], Vectors], pieces: Sequence[Tensor]
+    ) -> None:
         self._multiply, self._pieces = multiply, pieces
 
     def matmat(self, vectors: Vectors) -> Vectors:
@@ -346,7 +485,9 @@ def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:
     difference, ours, theirs, overlap = sums
     is_zero = theirs < NEGLIGIBLE**2 * ours
     angle = torch.where(is_zero, 0.0, overlap / (ours * theirs).sqrt())
-    return torch.stack([(difference / ours).sqrt(), (1 - angle.square()).clamp(min=0).sqrt(), angle])
+    return torch.stack(
+        [(difference / ours).sqrt(), (1 - angle.square()).clamp(min=0).sqrt(), angle]
+    )
 
 
 def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
@@ -357,8 +498,14 @@ def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
 
 
 def _coordinates(basis: matrices.Basis, columns: Vectors) -> Vectors:
-    return basis.into(matrices.as_weights(columns, (len(basis.left), len(basis.right)))).flatten(1).T
+    return (
+        basis.into(matrices.as_weights(columns, (len(basis.left), len(basis.right))))
+        .flatten(1)
+        .T
+    )
 
 
 def _nothing(reference: _Dense | _Probed) -> Numbers:
-    return (Estimate(nan, nan, reference.count, reference.by),) * len(NUMBERS_OF_APPROXIMATIONS)
+    return (Estimate(nan, nan, reference.count, reference.by),) * len(
+        NUMBERS_OF_APPROXIMATIONS
+    )

@@ -37,7 +37,14 @@ from hessfig.curvature.double_backward import differentiable_twice
 from hessfig.curvature.problem import Objective, OtherNetwork, rademacher
 from hessfig.curvature.rounding import deviation, norm, unit_of
 from hessfig.measurements.exact_choice import expensive_blocks, is_turned
-from hessfig.measurements.quantity import Estimate, Measured, Request, block_row, columns, exact
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    block_row,
+    columns,
+    exact,
+)
 from hessfig.measurements.settings_and_costs import is_cheap, is_few
 from hessfig.models.routes import Engines
 from hessfig.record import FROBENIUS
@@ -55,15 +62,23 @@ Norms = dict[tuple[Block, Part], Estimate]
 def frobenius(objective: Objective, request: Request) -> Measured:
     """Return one row per block and part: ||H_part(row, col)||_F."""
     model, task, settings = request.model, request.at.config.task, request.estimator
-    expensive = expensive_blocks(model, task, settings, request.blocks, request.parts, request.dtype)
-    estimator = Estimator(objective, model, settings, request.probe_counts, expensive, task)
+    expensive = expensive_blocks(
+        model, task, settings, request.blocks, request.parts, request.dtype
+    )
+    estimator = Estimator(
+        objective, model, settings, request.probe_counts, expensive, task
+    )
     rows = []
     for layer, col, blocks in columns(request.blocks):
         if request.estimator.probes == Draws.published:
             norms = _by_published_probes(estimator, request, layer, col, blocks)
         else:
-            norms = estimator.column_norms(layer, col, blocks, request.parts, generator=request.stream(layer, col))
-        rows += [block_row(FROBENIUS, request, *key, norm) for key, norm in norms.items()]
+            norms = estimator.column_norms(
+                layer, col, blocks, request.parts, generator=request.stream(layer, col)
+            )
+        rows += [
+            block_row(FROBENIUS, request, *key, norm) for key, norm in norms.items()
+        ]
     return Measured(rows)
 
 
@@ -104,17 +119,35 @@ class Estimator:
         self.expensive, self.task = expensive, task or TaskConfig()
         self.engines = Engines(objective, model, settings.products)
         self.allotted = allotted or {}
-        self._takes_exact = True  # until the exact engine finds that this is another network
+        self._takes_exact = (
+            True  # until the exact engine finds that this is another network
+        )
 
     def column_norms(
-        self, layer: int, col: str, blocks: Sequence[Block], parts: Sequence[Part], *, generator: Generator
+        self,
+        layer: int,
+        col: str,
+        blocks: Sequence[Block],
+        parts: Sequence[Part],
+        *,
+        generator: Generator,
     ) -> Norms:
         """Return ||H_part(block)||_F for every block of one column and every part."""
         ways: dict[Method, Callable[[ColumnRequest], Norms]] = {
-            **{Method.auto: self.by_auto, Method.exact: self.by_exact, Method.dense: self.by_dense},
-            **{Method.hutchinson: self.by_probes, Method.aligned: self.by_probes, Method.xtrace: self.by_xtrace},
+            **{
+                Method.auto: self.by_auto,
+                Method.exact: self.by_exact,
+                Method.dense: self.by_dense,
+            },
+            **{
+                Method.hutchinson: self.by_probes,
+                Method.aligned: self.by_probes,
+                Method.xtrace: self.by_xtrace,
+            },
         }
-        return ways[self.settings.method](ColumnRequest(layer, col, blocks, parts, generator))
+        return ways[self.settings.method](
+            ColumnRequest(layer, col, blocks, parts, generator)
+        )
 
     def column(self, asked: ColumnRequest) -> Column:
         """Return the operator of the column."""
@@ -124,7 +157,9 @@ class Estimator:
         """Return norms from plain probes, or from probes in the axes of the diagonal block of a weight matrix."""
         column, is_plain = self.column(asked), self.settings.method == Method.hutchinson
         is_aligned = not is_plain and len(column.shape) == 2
-        return self._probed(asked, column, self.settings.num_probes, is_aligned=is_aligned)
+        return self._probed(
+            asked, column, self.settings.num_probes, is_aligned=is_aligned
+        )
 
     def by_dense(self, asked: ColumnRequest) -> Norms:
         """Return norms of dense blocks."""
@@ -137,14 +172,20 @@ class Estimator:
 
         (block,), count = asked.blocks, self.settings.num_probes
         column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
-        return {(block, part): _xtrace_norm(column, part, count, asked.generator) for part in asked.parts}
+        return {
+            (block, part): _xtrace_norm(column, part, count, asked.generator)
+            for part in asked.parts
+        }
 
     def by_exact(self, asked: ColumnRequest) -> Norms:
         """Return norms from the exact engine."""
         rows = [block.row for block in asked.blocks]
         norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
         keys = product(asked.blocks, asked.parts)
-        return {(block, part): exact(norms[block.row, part], Method.exact) for block, part in keys}
+        return {
+            (block, part): exact(norms[block.row, part], Method.exact)
+            for block, part in keys
+        }
 
     def by_auto(self, asked: ColumnRequest) -> Norms:
         """Compute exact norms where they are cheaper than probes; the other rows of the column share their probes."""
@@ -166,23 +207,49 @@ class Estimator:
             return {}
 
     def _auto_probed(self, asked: ColumnRequest) -> Norms:
-        column, count = self.column(asked), self.allotted.get(str(asked.col), self.settings.num_probes)
+        column, count = (
+            self.column(asked),
+            self.allotted.get(str(asked.col), self.settings.num_probes),
+        )
         if column.dim <= count or is_few(self.problem.layout, asked.layer, asked.col):
             dense = _as_norms(dense_norms(column, asked.parts), column)
-            return {key: replace(norm, by=Method.dense.value) for key, norm in dense.items()}
-        is_aligned = asked.diagonal in asked.blocks and len(column.shape) == 2 and self._is_turned(asked, column)
+            return {
+                key: replace(norm, by=Method.dense.value) for key, norm in dense.items()
+            }
+        is_aligned = (
+            asked.diagonal in asked.blocks
+            and len(column.shape) == 2
+            and self._is_turned(asked, column)
+        )
         return self._probed(asked, column, count, is_aligned=is_aligned)
 
     def _is_turned(self, asked: ColumnRequest, column: Column) -> bool:
         dtype = DType.float32 if column.dtype == torch.float32 else DType.float64
-        return is_turned(self.model, self.task, self.settings, asked.diagonal, column.dim, dtype)
+        return is_turned(
+            self.model, self.task, self.settings, asked.diagonal, column.dim, dtype
+        )
 
-    def _probed(self, asked: ColumnRequest, column: Column, count: int, *, is_aligned: bool) -> Norms:
+    def _probed(
+        self, asked: ColumnRequest, column: Column, count: int, *, is_aligned: bool
+    ) -> Norms:
         if is_aligned:
-            return _as_norms(aligned(column, asked.diagonal, asked.parts, count, generator=asked.generator), column)
-        return _as_norms(hutchinson(column, asked.parts, count, generator=asked.generator), column)
+            return _as_norms(
+                aligned(
+                    column,
+                    asked.diagonal,
+                    asked.parts,
+                    count,
+                    generator=asked.generator,
+                ),
+                column,
+            )
+        return _as_norms(
+            hutchinson(column, asked.parts, count, generator=asked.generator), column
+        )
 
-    def _by_cheap_parts(self, asked: ColumnRequest) -> dict[tuple[Part, ...], list[Block]]:
+    def _by_cheap_parts(
+        self, asked: ColumnRequest
+    ) -> dict[tuple[Part, ...], list[Block]]:
         """Group the blocks by the parts whose exact norm is cheap."""
         groups: dict[tuple[Part, ...], list[Block]] = {}
         for block in asked.blocks:
@@ -195,30 +262,57 @@ class Estimator:
 
 
 def _by_published_probes(
-    estimator: Estimator, request: Request, layer: int, col: str, blocks: Sequence[Block]
+    estimator: Estimator,
+    request: Request,
+    layer: int,
+    col: str,
+    blocks: Sequence[Block],
 ) -> Norms:
     """Return norms from the published probes: each part has its own."""
-    column, at, norms = estimator.engines.column(layer, col, blocks), request.at, Norms()
+    column, at, norms = (
+        estimator.engines.column(layer, col, blocks),
+        request.at,
+        Norms(),
+    )
     assert at.sigma is not None, "published states are along sigma"
     for part in request.parts:
-        probes = signs(at.config, column.shape, sigma=at.sigma, seed=at.seed, layer=layer, col=col, part=part)
+        probes = signs(
+            at.config,
+            column.shape,
+            sigma=at.sigma,
+            seed=at.seed,
+            layer=layer,
+            col=col,
+            part=part,
+        )
         norms |= _as_norms(_estimates(column, [part], probes.to(column.dtype)), column)
     return norms
 
 
-def dense_blocks(column: Column, parts: Sequence[Part] = SPLIT) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
+def dense_blocks(
+    column: Column, parts: Sequence[Part] = SPLIT
+) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
-    return multiplied(column, torch.eye(column.dim, dtype=column.dtype), parts, COLUMNS_AT_ONCE)
+    return multiplied(
+        column, torch.eye(column.dim, dtype=column.dtype), parts, COLUMNS_AT_ONCE
+    )
 
 
-def dense_parts(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
+def dense_parts(
+    column: Column, parts: Sequence[Part]
+) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` as matrices, H as the sum of two others (see `summands`)."""
     return completed(dense_blocks(column, products_of(column, parts)), parts)
 
 
-def dense_norms(column: Column, parts: Sequence[Part]) -> dict[tuple[Hashable, Part], Estimate]:
+def dense_norms(
+    column: Column, parts: Sequence[Part]
+) -> dict[tuple[Hashable, Part], Estimate]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    return {key: Estimate(norm(block), 0.0, 0) for key, block in dense_parts(column, parts).items()}
+    return {
+        key: Estimate(norm(block), 0.0, 0)
+        for key, block in dense_parts(column, parts).items()
+    }
 
 
 def hutchinson(
@@ -232,12 +326,19 @@ def hutchinson(
 def _estimates(
     column: Column, parts: Sequence[Part], probes: Shaped[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    samples = [squared_norms(column, parts, chunk) for chunk in cast_chunks(probes, column)]
+    samples = [
+        squared_norms(column, parts, chunk) for chunk in cast_chunks(probes, column)
+    ]
     return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
 
 
 def aligned(
-    column: Column, block: Hashable, parts: Sequence[Part], num_probes: int, *, generator: Generator
+    column: Column,
+    block: Hashable,
+    parts: Sequence[Part],
+    num_probes: int,
+    *,
+    generator: Generator,
 ) -> dict[tuple[Hashable, Part], Estimate]:
     """Estimate ||.||_F of every row and part with `num_probes` products, two thirds in the axes of `block`.
 
@@ -253,11 +354,21 @@ def aligned(
     first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
     sketches = column.split_matmat(
-        cast_probes(probes[:, :first], column), tuple(dict.fromkeys([*SPLIT, *summands(parts)]))
+        cast_probes(probes[:, :first], column),
+        tuple(dict.fromkeys([*SPLIT, *summands(parts)])),
     )
-    axes = [axis.to(column.like.device) for axis in _axes(sketches, block, column.shape)]
-    turned = (_turn(some, axes, column) for some in probes[:, first:].split(_turned_at_once(column.dim), dim=1))
-    rest = [squared_norms(column, parts, chunk) for some in turned for chunk in chunks(some, column, PROBES_AT_ONCE)]
+    axes = [
+        axis.to(column.like.device) for axis in _axes(sketches, block, column.shape)
+    ]
+    turned = (
+        _turn(some, axes, column)
+        for some in probes[:, first:].split(_turned_at_once(column.dim), dim=1)
+    )
+    rest = [
+        squared_norms(column, parts, chunk)
+        for some in turned
+        for chunk in chunks(some, column, PROBES_AT_ONCE)
+    ]
     samples = [lengths(sketches, parts), *rest]
     return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
 
@@ -265,7 +376,9 @@ def aligned(
 def _estimated(samples: Sequence[Squares]) -> Estimate:
     squares = Squares.joined(samples)
     norm = root_of_mean(squares.values)
-    return replace(norm, value=norm.value * squares.unit, error=norm.error * squares.unit)
+    return replace(
+        norm, value=norm.value * squares.unit, error=norm.error * squares.unit
+    )
 
 
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
@@ -287,12 +400,22 @@ def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
 
     Sketches that are not finite have none: the coordinate axes stand in, and the norm comes out not finite.
     """
-    split = [sketches[block, part].double().T.unflatten(1, shape) for part in (Part.H_o, Part.H_f)]
+    split = [
+        sketches[block, part].double().T.unflatten(1, shape)
+        for part in (Part.H_o, Part.H_f)
+    ]
     sizes = [images.new_tensor(_size_of(images)) for images in split]
-    scaled = torch.cat([images / size for images, size in zip(split, sizes, strict=True)])
+    scaled = torch.cat(
+        [images / size for images, size in zip(split, sizes, strict=True)]
+    )
     if not scaled.isfinite().all():
-        return torch.eye(shape[0], dtype=torch.float64), torch.eye(shape[1], dtype=torch.float64)
-    left, right = torch.einsum("kij,klj->il", scaled, scaled), torch.einsum("kij,kil->jl", scaled, scaled)
+        return torch.eye(shape[0], dtype=torch.float64), torch.eye(
+            shape[1], dtype=torch.float64
+        )
+    left, right = (
+        torch.einsum("kij,klj->il", scaled, scaled),
+        torch.einsum("kij,kil->jl", scaled, scaled),
+    )
     return torch.linalg.eigh(left.cpu())[1], torch.linalg.eigh(right.cpu())[1]
 
 
@@ -307,17 +430,28 @@ def _turned_at_once(dim: int) -> int:
     return max(1, MEMORY_BOUND // (8 * dim))
 
 
-def _turn(probes: Shaped[Tensor, "dim k"], axes: Sequence[Tensor], column: Column) -> Float[Tensor, "dim k"]:
+def _turn(
+    probes: Shaped[Tensor, "dim k"], axes: Sequence[Tensor], column: Column
+) -> Float[Tensor, "dim k"]:
     left, right = axes
     signs = probes.to(left.device).double().T.unflatten(1, (len(left), len(right)))
     return (left @ signs @ right.T).flatten(1).T.to(column.dtype)
 
 
-def _as_norms(estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column) -> Norms:
-    norms = {(block, part): norm for (block, part), norm in estimates.items() if isinstance(block, Block)}
+def _as_norms(
+    estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column
+) -> Norms:
+    norms = {
+        (block, part): norm
+        for (block, part), norm in estimates.items()
+        if isinstance(block, Block)
+    }
     if not isinstance(column, DifferencedColumn):
         return norms
-    return {key: differenced(norm, column.relative_error(*key)) for key, norm in norms.items()}
+    return {
+        key: differenced(norm, column.relative_error(*key))
+        for key, norm in norms.items()
+    }
 
 
 def differenced(norm: Estimate, off: float) -> Estimate:
@@ -327,14 +461,21 @@ def differenced(norm: Estimate, off: float) -> Estimate:
     error then, because the effect of rounding is not known.
     """
     error = math.hypot(norm.error, off * norm.value)
-    return replace(norm, error=error if norm.value else math.nan, is_unreliable=not off <= ROUGHEST)
+    return replace(
+        norm, error=error if norm.value else math.nan, is_unreliable=not off <= ROUGHEST
+    )
 
 
-def _xtrace_norm(column: ColumnOperator, part: Part, num_probes: int, generator: Generator) -> Estimate:
+def _xtrace_norm(
+    column: ColumnOperator, part: Part, num_probes: int, generator: Generator
+) -> Estimate:
     """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN)."""
     from hessfig.curvature.curvlinops import xtrace_squared_frobenius
 
-    operator, sketch = column.square_operator(part), torch.ones(column.dim, 1, dtype=column.dtype)
+    operator, sketch = (
+        column.square_operator(part),
+        torch.ones(column.dim, 1, dtype=column.dtype),
+    )
     with differentiable_twice():
         image = operator @ sketch
         if not image.any():

@@ -20,14 +20,33 @@ from hessfig.row_facts import OF_APPROXIMATIONS
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
-_EIGENVALUES, _MOMENTS = "hessfig.measurements.eigenvalues", "hessfig.measurements.moments"
-_STATES, _STABILITY = "hessfig.measurements.training_dynamics", "hessfig.measurements.stability"
+_EIGENVALUES, _MOMENTS = (
+    "hessfig.measurements.eigenvalues",
+    "hessfig.measurements.moments",
+)
+_STATES, _STABILITY = (
+    "hessfig.measurements.training_dynamics",
+    "hessfig.measurements.stability",
+)
 
 
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))
 _ROWS = (
-    Quantity("frobenius", _NORMS, of.frobenius_settings, need.check_norms, of.norm_operations, knows_decay=True),
-    Quantity("hessian", _TRACES, of.hessian_settings, need.check_hessian, of.hessian_operations),
+    Quantity(
+        "frobenius",
+        _NORMS,
+        of.frobenius_settings,
+        need.check_norms,
+        of.norm_operations,
+        knows_decay=True,
+    ),
+    Quantity(
+        "hessian",
+        _TRACES,
+        of.hessian_settings,
+        need.check_hessian,
+        of.hessian_operations,
+    ),
     _of_blocks(
         "trace",
         _TRACES,
@@ -64,7 +83,12 @@ _ROWS = (
         need.check_spectrum,
         of.dense_operations,
         gives=(
-            *("largest_eigenvalue", "smallest_eigenvalue", "share_negative", "effective_rank"),
+            *(
+                "largest_eigenvalue",
+                "smallest_eigenvalue",
+                "share_negative",
+                "effective_rank",
+            ),
             *("condition_number", "rank", "eigenvalue_quantile"),
         ),
         version=2,  # since 2, condition_number and effective_rank are those of indefinite blocks too
@@ -78,7 +102,12 @@ _ROWS = (
         gives=("accuracy", "cascade_accuracy"),
         knows_decay=True,
     ),
-    Quantity("batch_sharpness", _STABILITY, of.reads("training", "num_probes"), needs=(need.EXAMPLES,)),
+    Quantity(
+        "batch_sharpness",
+        _STABILITY,
+        of.reads("training", "num_probes"),
+        needs=(need.EXAMPLES,),
+    ),
     Quantity(
         "critical_step",
         _STABILITY,
@@ -88,7 +117,11 @@ _ROWS = (
         needs_optimiser="any",
         walks=need.leaves_the_weights,
     ),
-    Quantity("gradient_covariance", _STATES, gives=("gradient_covariance", "gradient_covariance_eigenvalue")),
+    Quantity(
+        "gradient_covariance",
+        _STATES,
+        gives=("gradient_covariance", "gradient_covariance_eigenvalue"),
+    ),
     Quantity("gradient_norm", _STATES, of.reads("blocks"), order=1),
     Quantity("loss", _STATES, order=0),
     Quantity(
@@ -106,8 +139,19 @@ _ROWS = (
         needs_optimiser="given",
     ),
     Quantity("adaptive_sharpness", _STABILITY, of.reads(*of.SCALED)),
-    _of_blocks("jacobian_norm", _MOMENTS, of.probe_settings, needs=(need.FOR_JACOBIANS,), knows_decay=True),
-    *(Quantity(f"moment_{order}", _MOMENTS, check=need.check_moments, knows_decay=True) for order in (1, 2, 3)),
+    _of_blocks(
+        "jacobian_norm",
+        _MOMENTS,
+        of.probe_settings,
+        needs=(need.FOR_JACOBIANS,),
+        knows_decay=True,
+    ),
+    *(
+        Quantity(
+            f"moment_{order}", _MOMENTS, check=need.check_moments, knows_decay=True
+        )
+        for order in (1, 2, 3)
+    ),
     Quantity("zero_share", _MOMENTS, of.dense_settings, need.check_dense),
     Quantity("noise_scale", _STATES),
     Quantity(
@@ -119,9 +163,22 @@ _ROWS = (
         walks=need.leaves_the_weights,
     ),
     _of_blocks("num_parameters", _STATES, of.reads("blocks"), of_loss=False),
-    Quantity("residual_norm", _STATES, check=partial(need.check_layers, "residual_norm"), knows_decay=True),
-    Quantity("score_spread", _STATES, needs=(need.SCORES,), gives=("score_spread", "pattern_spread"), knows_decay=True),
-    Quantity("sink_mass", _STATES, needs=(need.SCORES,), gives=("sink_mass", "key_mass")),
+    Quantity(
+        "residual_norm",
+        _STATES,
+        check=partial(need.check_layers, "residual_norm"),
+        knows_decay=True,
+    ),
+    Quantity(
+        "score_spread",
+        _STATES,
+        needs=(need.SCORES,),
+        gives=("score_spread", "pattern_spread"),
+        knows_decay=True,
+    ),
+    Quantity(
+        "sink_mass", _STATES, needs=(need.SCORES,), gives=("sink_mass", "key_mass")
+    ),
     Quantity(
         "stability_threshold",
         _STABILITY,
@@ -136,10 +193,23 @@ _ROWS = (
         _STATES,
         of.reads("training"),
         needs=(need.EXAMPLES,),
-        gives=("training_cost", "hessian_products", "looks", "update_seconds", "look_seconds"),
+        gives=(
+            "training_cost",
+            "hessian_products",
+            "looks",
+            "update_seconds",
+            "look_seconds",
+        ),
         of_loss=False,
     ),
-    Quantity("weight_norm", _STATES, of.reads("blocks"), order=0, of_loss=False, knows_decay=True),
+    Quantity(
+        "weight_norm",
+        _STATES,
+        of.reads("blocks"),
+        order=0,
+        of_loss=False,
+        knows_decay=True,
+    ),
     _of_blocks(
         "approximations",
         "hessfig.measurements.approximations",
@@ -174,25 +244,39 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
             f"{KEY}: there is no such quantity",
             got=name,
             allowed=f"{', '.join(CATALOGUE)}, or FILE.py:NAME of your own",
-            remedy=did_you_mean(name, CATALOGUE) or f"for example quantities=[{next(iter(CATALOGUE))}]",
+            remedy=did_you_mean(name, CATALOGUE)
+            or f"for example quantities=[{next(iter(CATALOGUE))}]",
         )
     return CATALOGUE[name]
 
 
 def measured_once(config: Config) -> Config:
     """Return the settings without quantities whose rows are among those of another one that is requested."""
-    rows = {name: {*quantity(name).rows} for name in config.quantities if not is_own(name)}
-    covered = {name for name, own in rows.items() if any(own < others for others in rows.values())}
+    rows = {
+        name: {*quantity(name).rows} for name in config.quantities if not is_own(name)
+    }
+    covered = {
+        name
+        for name, own in rows.items()
+        if any(own < others for others in rows.values())
+    }
     if not covered:
         return config
-    return replace(config, quantities=[name for name in config.quantities if name not in covered])
+    return replace(
+        config, quantities=[name for name in config.quantities if name not in covered]
+    )
 
 
 def undefined_rows(names: Iterable[str], config_dir: str | None = None) -> set[str]:
     """Return the names of rows that may correctly be undefined, for these quantities."""
     facts = registry.row_facts()
     asked = [quantity(name, config_dir) for name in names]
-    known = {name for row in asked for name in row.rows if name in facts and facts[name].may_be_undefined}
+    known = {
+        name
+        for row in asked
+        for name in row.rows
+        if name in facts and facts[name].may_be_undefined
+    }
     return known.union(*(row.may_be_undefined for row in asked))
 
 
@@ -209,11 +293,16 @@ def source_of_quantity(name: str, config_dir: str | None) -> str:
 def check_decay(config: Config) -> None:
     """Raise UserError for a quantity that ignores the loss of task.weight_decay."""
     for name in config.quantities:
-        if config.task.weight_decay and not quantity(name, config.config_dir).knows_decay:
+        if (
+            config.task.weight_decay
+            and not quantity(name, config.config_dir).knows_decay
+        ):
             raise UserError(
                 f"task.weight_decay: {name} is measured without it",
                 got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
-                allowed=", ".join(row.name for row in CATALOGUE.values() if row.knows_decay),
+                allowed=", ".join(
+                    row.name for row in CATALOGUE.values() if row.knows_decay
+                ),
                 remedy=f"leave {name} or task.weight_decay out",
             )
 
@@ -235,7 +324,8 @@ def _guarded(own: Quantity, name: str) -> Quantity:
         return result
 
     functions: dict[str, Any] = {
-        name: guard(getattr(own, name)) for name in ("settings", "check", "operations", "serves")
+        name: guard(getattr(own, name))
+        for name in ("settings", "check", "operations", "serves")
     }
     return replace(own, measure=guard(measured), **functions)
 
@@ -253,7 +343,9 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
 
 def _check_apart(name: str, rows: Sequence[Row]) -> None:
     """Raise UserError for two rows that claim to be the same number: no reader could tell which one counts."""
-    labels = Counter(tuple(str(row[column]) for column in NUMBER if column in row) for row in rows)
+    labels = Counter(
+        tuple(str(row[column]) for column in NUMBER if column in row) for row in rows
+    )
     if twice := next((label for label, count in labels.items() if count > 1), None):
         raise UserError(
             f"{KEY}: {name} gives two rows for one number",

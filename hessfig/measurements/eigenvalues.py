@@ -21,7 +21,16 @@ from hessfig.curvature.rounding import unit_of
 from hessfig.curvature.spectral.densities import dense_eigenvalues, quadrature
 from hessfig.curvature.spectral.extremes import End, Extremes, extremes
 from hessfig.curvature.spectral.lanczos import NotFinite, Square, SymmetricOperator
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, block_row, columns, exact
+from hessfig.measurements.quantity import (
+    Arrays,
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    block_row,
+    columns,
+    exact,
+)
 from hessfig.models.routes import Engines
 from hessfig.record import Status
 from hessfig.terms import Block, Part
@@ -31,19 +40,31 @@ SMALL = 5
 Array = NDArray[np.float64]
 _MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
 _DENSE, _LANCZOS = "dense", "lanczos"  # the column `estimator` of these numbers
-Numbers = dict[tuple[str, int | None], Estimate]  # by the quantity and the index of their rows
+# By the quantity and the index of their rows.
+Numbers = dict[tuple[str, int | None], Estimate]
 
 
 def spectrum(objective: Objective, request: Request) -> Measured:
     """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
     spectra, settings = Spectra(request), request.spectrum
     for block, column in square_columns(objective, request):
-        for part, eigenvalues in dense_eigenvalues(column, block, request.parts).items():
+        for part, eigenvalues in dense_eigenvalues(
+            column, block, request.parts
+        ).items():
             if eigenvalues is None:
-                spectra.nothing((block, part), _spectrum_numbers(np.zeros(settings.k), settings), by=_DENSE)
+                spectra.nothing(
+                    (block, part),
+                    _spectrum_numbers(np.zeros(settings.k), settings),
+                    by=_DENSE,
+                )
                 continue
             spectra.add((block, part), _spectrum_numbers(eigenvalues, settings))
-            spectra.keep((block, part), len(eigenvalues), {"cut": settings.cut}, {"eigenvalues": eigenvalues})
+            spectra.keep(
+                (block, part),
+                len(eigenvalues),
+                {"cut": settings.cut},
+                {"eigenvalues": eigenvalues},
+            )
     return Measured(spectra.rows, spectra.arrays)
 
 
@@ -58,10 +79,18 @@ def outermost(objective: Objective, request: Request, end: End) -> Measured:
         except NotFinite:
             spectra.nothing(at, names, by=_LANCZOS)
             continue
-        pairs = zip(names, extremes.values.tolist(), extremes.residuals.tolist(), strict=True)
-        numbers = {name: Estimate(value, residual, 0, _LANCZOS) for name, value, residual in pairs}
+        pairs = zip(
+            names, extremes.values.tolist(), extremes.residuals.tolist(), strict=True
+        )
+        numbers = {
+            name: Estimate(value, residual, 0, _LANCZOS)
+            for name, value, residual in pairs
+        }
         spectra.add(at, numbers, converged=extremes.converged)
-        counted = {"products": extremes.products, "rough_products": extremes.rough_products}
+        counted = {
+            "products": extremes.products,
+            "rough_products": extremes.rough_products,
+        }
         label = {**counted, "scale": extremes.scale, "converged": extremes.converged}
         spectra.keep(at, entry.operator.dim, label, _extreme_arrays(extremes))
         warm[_place(entry, end)] = extremes.vectors.sum(dim=1)
@@ -78,12 +107,20 @@ def density(objective: Objective, request: Request) -> Measured:
     for entry in diagonal_entries(objective, request):
         at = (entry.block, entry.part)
         try:
-            gauss = quadrature(entry.operator, _starts(entry, request), request.spectrum.steps)
+            gauss = quadrature(
+                entry.operator, _starts(entry, request), request.spectrum.steps
+            )
         except NotFinite:
-            spectra.nothing(at, _density_numbers(np.zeros((1, 1)), np.ones((1, 1))), by=_LANCZOS)
+            spectra.nothing(
+                at, _density_numbers(np.zeros((1, 1)), np.ones((1, 1))), by=_LANCZOS
+            )
             continue
         spectra.add(at, _density_numbers(gauss.nodes.numpy(), gauss.weights.numpy()))
-        label = {"products": entry.operator.products, "num_probes": count, "steps": request.spectrum.steps}
+        label = {
+            "products": entry.operator.products,
+            "num_probes": count,
+            "steps": request.spectrum.steps,
+        }
         arrays = {name: value.numpy() for name, value in vars(gauss).items()}
         spectra.keep(at, entry.operator.dim, label, arrays)
     return Measured(spectra.rows, spectra.arrays)
@@ -156,7 +193,11 @@ def _mean(values: Array) -> Estimate:
     """Return the mean over probes with its standard error; nan for a single probe."""
     count = len(values)
     unit = unit_of(torch.from_numpy(values))
-    error = float((values / unit).std(ddof=1)) * unit / count**0.5 if count > 1 else float("nan")
+    error = (
+        float((values / unit).std(ddof=1)) * unit / count**0.5
+        if count > 1
+        else float("nan")
+    )
     return Estimate(float(values.mean()), error, count, _LANCZOS)
 
 
@@ -179,7 +220,9 @@ class Spectra:
         self._labels: list[dict[str, Any]] = []
         self._arrays: Arrays = {}
 
-    def add(self, at: tuple[Block, Part], numbers: Numbers, *, converged: bool = True) -> None:
+    def add(
+        self, at: tuple[Block, Part], numbers: Numbers, *, converged: bool = True
+    ) -> None:
         """Add rows; a number that is not finite is `nonfinite` whether it has converged or not."""
         for (quantity, index), estimate in numbers.items():
             row = block_row(quantity, self.request, *at, estimate, index=index)
@@ -187,14 +230,27 @@ class Spectra:
                 row["status"] = Status.not_converged.value
             self.rows.append(row)
 
-    def nothing(self, at: tuple[Block, Part], names: Iterable[tuple[str, int | None]], *, by: str) -> None:
+    def nothing(
+        self,
+        at: tuple[Block, Part],
+        names: Iterable[tuple[str, int | None]],
+        *,
+        by: str,
+    ) -> None:
         """Add rows of these names without a number, for a block whose products are not finite."""
         self.add(at, dict.fromkeys(names, Estimate(float("nan"), float("nan"), 0, by)))
 
-    def keep(self, at: tuple[Block, Part], dim: int, label: dict[str, Any], arrays: Arrays) -> None:
+    def keep(
+        self, at: tuple[Block, Part], dim: int, label: dict[str, Any], arrays: Arrays
+    ) -> None:
         """Add an entry with its arrays."""
         block, part = at
-        place = {"layer": block.layer, "row_layer": block.row_layer, "row": block.row, "col": block.col}
+        place = {
+            "layer": block.layer,
+            "row_layer": block.row_layer,
+            "row": block.row,
+            "col": block.col,
+        }
         number = len(self._labels)
         self._labels.append({**place, "part": part.value, "dim": dim, **label})
         self._arrays |= {f"{name}_{number}": value for name, value in arrays.items()}
@@ -205,7 +261,9 @@ class Spectra:
         return {"entries": np.array(json.dumps(self._labels)), **self._arrays}
 
 
-def square_columns(objective: Objective, request: Request) -> Iterator[tuple[Block, Column]]:
+def square_columns(
+    objective: Objective, request: Request
+) -> Iterator[tuple[Block, Column]]:
     """Yield every requested diagonal block with its column."""
     for block, column, _ in _squares(objective, request):
         yield block, column
@@ -227,7 +285,9 @@ def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumE
             yield SpectrumEntry(block, part, Square(column, block, part), low_precision)
 
 
-def _squares(objective: Objective, request: Request) -> Iterator[tuple[Block, Column, Engines]]:
+def _squares(
+    objective: Objective, request: Request
+) -> Iterator[tuple[Block, Column, Engines]]:
     """Yield every diagonal block with its column and its engines, which are built once."""
     engines = Engines(objective, request.model, request.estimator.products)
     for layer, col, blocks in columns(request.blocks):
@@ -241,15 +301,33 @@ def indices(k: int) -> list[int | None]:
 
 
 def extremes_of(
-    operator: SymmetricOperator, end: End, settings: SpectrumConfig, generator: Generator, *, k: int = 1
+    operator: SymmetricOperator,
+    end: End,
+    settings: SpectrumConfig,
+    generator: Generator,
+    *,
+    k: int = 1,
 ) -> Extremes:
     """Return the k outermost eigenvalues at one end, as precisely as the settings say. Raises NotFinite."""
-    return extremes(operator, end, k=k, tolerance=settings.tolerance, steps=settings.steps, generator=generator)
+    return extremes(
+        operator,
+        end,
+        k=k,
+        tolerance=settings.tolerance,
+        steps=settings.steps,
+        generator=generator,
+    )
 
 
 def outer_estimate(pairs: Extremes) -> Estimate:
     """Return the outermost eigenvalue with its residual; it is marked rough if it has not converged."""
-    return Estimate(float(pairs.values[0]), float(pairs.residuals[0]), 0, _LANCZOS, is_unreliable=not pairs.converged)
+    return Estimate(
+        float(pairs.values[0]),
+        float(pairs.residuals[0]),
+        0,
+        _LANCZOS,
+        is_unreliable=not pairs.converged,
+    )
 
 
 def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
@@ -258,14 +336,20 @@ def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
         entry.operator,
         end,
         k=settings.k,
-        tolerance=settings.tolerance if source is None else max(settings.tolerance, source.usual_error),
+        tolerance=settings.tolerance
+        if source is None
+        else max(settings.tolerance, source.usual_error),
         steps=settings.steps,
         starts=settings.starts,
         generator=request.stream(entry.block.layer, entry.block.col),
         warm=request.at.warm.get(_place(entry, end)),
         low_precision=entry.low_precision,
     )
-    return found if source is None else _with_errors(found, entry.operator, settings.tolerance)
+    return (
+        found
+        if source is None
+        else _with_errors(found, entry.operator, settings.tolerance)
+    )
 
 
 def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extremes:
@@ -283,9 +367,16 @@ def _place(entry: SpectrumEntry, end: End) -> str:
 
 
 def _extreme_arrays(extremes: Extremes) -> Arrays:
-    arrays = {"values": extremes.values.numpy(), "residuals": extremes.residuals.numpy()}
+    arrays = {
+        "values": extremes.values.numpy(),
+        "residuals": extremes.residuals.numpy(),
+    }
     small = extremes.vectors.numel() <= _MOST_KEPT
-    return {**arrays, "vectors": extremes.vectors.double().cpu().numpy()} if small else arrays
+    return (
+        {**arrays, "vectors": extremes.vectors.double().cpu().numpy()}
+        if small
+        else arrays
+    )
 
 
 def _starts(entry: SpectrumEntry, request: Request) -> Shaped[Tensor, "n num_probes"]:
@@ -293,8 +384,12 @@ def _starts(entry: SpectrumEntry, request: Request) -> Shaped[Tensor, "n num_pro
     settings, dim = request.spectrum, entry.operator.dim
     generator = request.stream(entry.block.layer, entry.block.col)
     if settings.probes == Probes.rademacher:
-        return rademacher(dim, settings.num_probes, generator=generator, dtype=torch.int8)
-    return torch.randn(settings.num_probes, dim, dtype=torch.float64, generator=generator).T
+        return rademacher(
+            dim, settings.num_probes, generator=generator, dtype=torch.int8
+        )
+    return torch.randn(
+        settings.num_probes, dim, dtype=torch.float64, generator=generator
+    ).T
 
 
 def _density_numbers(nodes: Array, weights: Array) -> Numbers:
@@ -315,5 +410,7 @@ def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Numbers:
     numbers["condition_number", None] = condition_number(eigenvalues, settings.cut)
     numbers["rank", None] = float(rank(eigenvalues, settings.cut))
     for percent in PERCENT:
-        numbers["eigenvalue_quantile", percent] = quantile_of_eigenvalues(eigenvalues, percent)
+        numbers["eigenvalue_quantile", percent] = quantile_of_eigenvalues(
+            eigenvalues, percent
+        )
     return {name: exact(value, _DENSE) for name, value in numbers.items()}

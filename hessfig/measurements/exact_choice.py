@@ -20,9 +20,14 @@ from hessfig.models.exact.support import Level, Route, exactness, is_counted
 from hessfig.terms import AT_SCORES, Block, Part
 
 BY_COST = 2  # estimator.rules since version 0.5
-WORTH = 1.5  # an exact norm has no error: it may take this many times as long as its probes
-FEWEST = 20  # probes of the published recipe, with which exact norms are compared at least
-SKETCHES, EIGENVECTORS = 10, 15  # products that the axes are taken from; operations of LAPACK's syevd over n^3
+WORTH = (
+    1.5  # an exact norm has no error: it may take this many times as long as its probes
+)
+FEWEST = (
+    20  # probes of the published recipe, with which exact norms are compared at least
+)
+# Products that the axes are taken from; operations of LAPACK's syevd over n^3.
+SKETCHES, EIGENVECTORS = (10, 15)
 
 
 def expensive_blocks(
@@ -46,16 +51,28 @@ def expensive_blocks(
     asked = [part for part in parts if part not in AT_SCORES]
     if estimator.rules < BY_COST or not asked:
         return frozenset()
-    kept = [block for block in dict.fromkeys(blocks) if _is_of_last_layer(model, block, asked)]
+    kept = [
+        block
+        for block in dict.fromkeys(blocks)
+        if _is_of_last_layer(model, block, asked)
+    ]
     sizes, count = Sizes.of(model, task), max(estimator.num_probes, FEWEST)
     own = {block: own_cost(sizes, block, asked).seconds(ITEMS_FLOPS) for block in kept}
-    probed = {block: count * probe_cost(sizes, block, asked).seconds(_rate(dtype)) for block in kept}
+    probed = {
+        block: count * probe_cost(sizes, block, asked).seconds(_rate(dtype))
+        for block in kept
+    }
     expensive = []
     while kept:
-        columns = {(block.layer, block.col): probed[block] for block in sorted(kept, key=probed.__getitem__)}
+        columns = {
+            (block.layer, block.col): probed[block]
+            for block in sorted(kept, key=probed.__getitem__)
+        }
         shared = shared_cost(sizes, kept, asked).seconds(ITEMS_FLOPS)
         setup = setup_cost(sizes).seconds(PROBES_FLOPS)
-        if shared + sum(own[block] for block in kept) <= WORTH * (setup + sum(columns.values())):
+        if shared + sum(own[block] for block in kept) <= WORTH * (
+            setup + sum(columns.values())
+        ):
             break
         expensive.append(max(kept, key=lambda block: own[block] / probed[block]))
         kept.remove(expensive[-1])
@@ -63,7 +80,12 @@ def expensive_blocks(
 
 
 def is_turned(
-    model: ModelConfig, task: TaskConfig, estimator: EstimatorConfig, block: Block, entries: int, dtype: DType
+    model: ModelConfig,
+    task: TaskConfig,
+    estimator: EstimatorConfig,
+    block: Block,
+    entries: int,
+    dtype: DType,
 ) -> bool:
     """Whether `auto` turns the probes of a weight matrix (a, b) of a b `entries` into the axes of its diagonal `block`.
 
@@ -74,7 +96,10 @@ def is_turned(
         return True
     rows, cols = entries // model.d_model, model.d_model
     count, rate = max(estimator.num_probes, FEWEST), _rate(dtype)
-    turning = Cost(flops=(count + SKETCHES) * 2 * rows * cols * (rows + cols) + EIGENVECTORS * (rows**3 + cols**3))
+    turning = Cost(
+        flops=(count + SKETCHES) * 2 * rows * cols * (rows + cols)
+        + EIGENVECTORS * (rows**3 + cols**3)
+    )
     products = count * probe_cost(Sizes.of(model, task), block, {Part.H}).seconds(rate)
     return turning.seconds(PROBES_FLOPS) <= (WORTH - 1) * products
 
@@ -83,6 +108,11 @@ def _rate(dtype: DType) -> float:
     return PROBES_FLOPS * (2 if dtype == DType.float32 else 1)
 
 
-def _is_of_last_layer(model: ModelConfig, block: Block, parts: Collection[Part]) -> bool:
+def _is_of_last_layer(
+    model: ModelConfig, block: Block, parts: Collection[Part]
+) -> bool:
     verdicts = [exactness(model, block, part) for part in parts]
-    return all(verdict.level == Level.cheap and verdict.route == Route.last_layer for verdict in verdicts)
+    return all(
+        verdict.level == Level.cheap and verdict.route == Route.last_layer
+        for verdict in verdicts
+    )

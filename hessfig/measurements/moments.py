@@ -13,7 +13,15 @@ from hessfig.curvature.column import SidedColumn, view_of
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.problem import Objective, Suffix, evaluating, rademacher
 from hessfig.measurements.block_norms import dense_parts, root_of_mean
-from hessfig.measurements.quantity import EXACT, Estimate, Measured, Request, columns, exact, state_row
+from hessfig.measurements.quantity import (
+    EXACT,
+    Estimate,
+    Measured,
+    Request,
+    columns,
+    exact,
+    state_row,
+)
 from hessfig.models.routes import Engines
 from hessfig.terms import Matrix
 
@@ -31,32 +39,57 @@ def jacobian_norm(objective: Objective, request: Request) -> Measured:
     return Measured(rows)
 
 
-def _jacobian_norm(objective: Objective, request: Request, layer: int, name: str) -> Estimate:
-    side, count = SidedColumn(objective, layer, name, [name]), request.estimator.num_probes
+def _jacobian_norm(
+    objective: Objective, request: Request, layer: int, name: str
+) -> Estimate:
+    side, count = (
+        SidedColumn(objective, layer, name, [name]),
+        request.estimator.num_probes,
+    )
     suffix = objective.suffix(side.weights)
     with evaluating(objective.network):
         sizes = [suffix(start).numel() for start, _ in suffix.data]
     if request.estimator.method == Method.dense or sum(sizes) <= count:
         units = [iter(torch.eye(size, dtype=torch.bool)) for size in sizes]
-        squares = [_squares(side, suffix, start, unit) for (start, _), unit in zip(suffix.data, units, strict=True)]
+        squares = [
+            _squares(side, suffix, start, unit)
+            for (start, _), unit in zip(suffix.data, units, strict=True)
+        ]
         return Estimate(float(torch.cat(squares).sum()) ** 0.5, 0.0, 0, EXACT)
-    probes = rademacher(sum(sizes), count, generator=request.stream(layer, name), dtype=torch.int8).split(sizes)
-    sampled = [_squares(side, suffix, start, probe.T) for (start, _), probe in zip(suffix.data, probes, strict=True)]
+    probes = rademacher(
+        sum(sizes), count, generator=request.stream(layer, name), dtype=torch.int8
+    ).split(sizes)
+    sampled = [
+        _squares(side, suffix, start, probe.T)
+        for (start, _), probe in zip(suffix.data, probes, strict=True)
+    ]
     norm = root_of_mean(torch.stack(sampled).sum(dim=0))
     return Estimate(norm.value, norm.error, count, Method.hutchinson.value)
 
 
-def _squares(side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable[Tensor]) -> Float[Tensor, " k"]:
+def _squares(
+    side: SidedColumn, suffix: Suffix, start: Tensor, vectors: Iterable[Tensor]
+) -> Float[Tensor, " k"]:
     """Return |J^T c|^2 of every vector c in the space of one batch's outputs."""
     names = {parameter: name for name, parameter in suffix.named_parameters()}
-    at = {names[parameter]: parameter.detach().clone().requires_grad_() for parameter in side.parameters}
+    at = {
+        names[parameter]: parameter.detach().clone().requires_grad_()
+        for parameter in side.parameters
+    }
     squares = []
     with torch.enable_grad(), differentiable_twice():
         outputs = suffix.at(at, start)
         for vector in vectors:
-            pulled = gradients(outputs, list(at.values()), vector.to(outputs).view_as(outputs))
-            parts = [view_of(pulled[side.places[weight.parameter]], weight) for weight in side.col]
-            squares.append(torch.stack([part.double().square().sum() for part in parts]).sum())
+            pulled = gradients(
+                outputs, list(at.values()), vector.to(outputs).view_as(outputs)
+            )
+            parts = [
+                view_of(pulled[side.places[weight.parameter]], weight)
+                for weight in side.col
+            ]
+            squares.append(
+                torch.stack([part.double().square().sum() for part in parts]).sum()
+            )
     return torch.stack(squares)
 
 
@@ -68,22 +101,32 @@ def _moment(objective: Objective, request: Request, order: int) -> Measured:
     m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
     on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
     """
-    from hessfig.models.tape.columns import LinearisedNetwork  # of the package's networks alone
+    # Of the package's networks alone.
+    from hessfig.models.tape.columns import LinearisedNetwork
     from hessfig.models.tape.steps import mixing_of
 
     tape, rows = LinearisedNetwork(objective, request.model).tape, []
     for layer in range(1, objective.layout.num_layers + 1):
         inputs = tape.values[tape.holders[layer, Matrix.W_V].inputs[0]].double()
         pattern = mixing_of(tape, layer).pattern.double()
-        square = sum(_squared_moment(*sequence, order) for sequence in zip(inputs, pattern, strict=True))
-        rows.append(state_row(f"moment_{order}", request, max(float(square), 0.0) ** 0.5, layer=layer))
+        square = sum(
+            _squared_moment(*sequence, order)
+            for sequence in zip(inputs, pattern, strict=True)
+        )
+        rows.append(
+            state_row(
+                f"moment_{order}", request, max(float(square), 0.0) ** 0.5, layer=layer
+            )
+        )
     return Measured(rows)
 
 
 moment_1, moment_2, moment_3 = (partial(_moment, order=order) for order in (1, 2, 3))
 
 
-def _squared_moment(x: Float[Tensor, "length d"], pattern: Float[Tensor, "heads i length"], order: int) -> float:
+def _squared_moment(
+    x: Float[Tensor, "length d"], pattern: Float[Tensor, "heads i length"], order: int
+) -> float:
     """Return sum_i ||M_n,i||_F^2 = sum_ijk A_ij A_ik (z_ij . z_ik)^n of one sequence: no tensor of d^n entries."""
     means = pattern @ x
     if order == 1:
@@ -102,6 +145,8 @@ def zero_share(objective: Objective, request: Request) -> Measured:
     for layer, col, blocks in columns(request.blocks):
         dense = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block, part in product(blocks, request.parts):
-            share = exact(float((dense[block, part] == 0).double().mean()), Method.dense.value)
+            share = exact(
+                float((dense[block, part] == 0).double().mean()), Method.dense.value
+            )
             rows.append(state_row("zero_share", request, share, block=block, part=part))
     return Measured(rows)

@@ -96,8 +96,16 @@ class Requirement:
         """Raise UserError if the condition does not hold."""
         if not self.holds(config):
             allowed = self.allowed if isinstance(self.allowed, str) else self.allowed()
-            texts = (f"quantities=[{quantity}]: {self.what}", self.got, allowed, self.remedy)
-            what, got, allowed, remedy = (text.format_map({**vars(config), "quantity": quantity}) for text in texts)
+            texts = (
+                f"quantities=[{quantity}]: {self.what}",
+                self.got,
+                allowed,
+                self.remedy,
+            )
+            what, got, allowed, remedy = (
+                text.format_map({**vars(config), "quantity": quantity})
+                for text in texts
+            )
             raise UserError(what, got=got, allowed=allowed, remedy=remedy)
 
 
@@ -173,7 +181,9 @@ class Quantity:
         from hessfig.curvature.gradients import is_finite
 
         if objective.witness and self.order > 1:
-            objective.witness.check_products(by_differences=request.estimator.products == Products.differences)
+            objective.witness.check_products(
+                by_differences=request.estimator.products == Products.differences
+            )
         if not self.of_loss or is_finite(objective):
             return self.function(objective, request)
         try:
@@ -182,7 +192,10 @@ class Quantity:
             raise
         except (RuntimeError, ArithmeticError, ValueError) as error:
             raise _without_number(self.name, error) from error
-        rows = [row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER} for row in result.rows]
+        rows = [
+            row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER}
+            for row in result.rows
+        ]
         return replace(result, rows=rows, arrays={} if rows else result.arrays)
 
     @property
@@ -191,7 +204,9 @@ class Quantity:
         if not isinstance(self.measure, str):
             return self.measure
         module, _, name = self.measure.partition(":")
-        function: Callable[[Objective, Request], Measured] = getattr(import_module(module), name or self.name)
+        function: Callable[[Objective, Request], Measured] = getattr(
+            import_module(module), name or self.name
+        )
         return function
 
 
@@ -205,7 +220,10 @@ def _without_number(name: str, error: Exception) -> UserError:
 
 
 def asked_of(
-    quantity: Quantity, blocks: Sequence[Block], at: At, probe_counts: Mapping[str, Any] = MappingProxyType({})
+    quantity: Quantity,
+    blocks: Sequence[Block],
+    at: At,
+    probe_counts: Mapping[str, Any] = MappingProxyType({}),
 ) -> Request:
     """Return the request of a quantity at a state: the blocks that have it, and the streams of its probes."""
     from hessfig.rng import probe_stream
@@ -228,8 +246,20 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
     """Return a row of the table about `block` (None: about the whole network); index and error may be left out."""
     place: Row = {"layer": 0, "row_layer": 0, "row": "", "col": ""}
     if block is not None:
-        place = {"layer": block.layer, "row_layer": block.row_layer, "row": str(block.row), "col": str(block.col)}
-    return {**place, "part": "", "index": None, "error": None, "num_probes": 0, **columns}
+        place = {
+            "layer": block.layer,
+            "row_layer": block.row_layer,
+            "row": str(block.row),
+            "col": str(block.col),
+        }
+    return {
+        **place,
+        "part": "",
+        "index": None,
+        "error": None,
+        "num_probes": 0,
+        **columns,
+    }
 
 
 @dataclass(frozen=True)
@@ -263,16 +293,25 @@ def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> Non
     _check_apart(quantities)
     for quantity in quantities:
         if not any(map(quantity.serves, blocks)):
-            raise _unserved(f"{quantity.name} cannot be had for any of these blocks", blocks[0])
+            raise _unserved(
+                f"{quantity.name} cannot be had for any of these blocks", blocks[0]
+            )
     for block in blocks:
         if not any(quantity.serves(block) for quantity in quantities):
-            raise _unserved(f"{', '.join(other.name for other in quantities)} cannot be had for a block", block)
+            raise _unserved(
+                f"{', '.join(other.name for other in quantities)} cannot be had for a block",
+                block,
+            )
 
 
 def _check_apart(quantities: Sequence[Quantity]) -> None:
     for place, later in enumerate(quantities):
         for first in quantities[:place]:
-            same = [name for name in later.rows if name in first.rows and later.name != first.name]
+            same = [
+                name
+                for name in later.rows
+                if name in first.rows and later.name != first.name
+            ]
             if same:
                 raise UserError(
                     f"quantities: {first.name} and {later.name} give the same rows",
@@ -292,7 +331,13 @@ def _unserved(what: str, block: Block) -> UserError:
 
 
 def block_row(
-    quantity: str, request: Request, block: Block, part: Part, estimate: Estimate, *, index: int | None = None
+    quantity: str,
+    request: Request,
+    block: Block,
+    part: Part,
+    estimate: Estimate,
+    *,
+    index: int | None = None,
 ) -> Row:
     """Return the row of one part of one block. Raises ArithmeticError if a structural zero does not vanish."""
     return row_of(
@@ -337,9 +382,13 @@ def state_row(
     )
 
 
-def state_rows(request: Request, numbers: Mapping[str, float | Estimate], **place: Any) -> list[Row]:
+def state_rows(
+    request: Request, numbers: Mapping[str, float | Estimate], **place: Any
+) -> list[Row]:
     """Return the rows of numbers by the names of their quantities, all of one block or layer (see `state_row`)."""
-    return [state_row(name, request, number, **place) for name, number in numbers.items()]
+    return [
+        state_row(name, request, number, **place) for name, number in numbers.items()
+    ]
 
 
 def exact(value: float, by: str = EXACT, *, is_unreliable: bool = False) -> Estimate:
@@ -363,15 +412,26 @@ def _made_by(request: Request, estimate: Estimate) -> dict[str, str]:
     """Return the estimator and type of this number: exact norms are float64 whatever the probes are."""
     if estimate.by == Method.exact:
         return {"estimator": Method.exact.value, "dtype": DType.float64.value}
-    return {"estimator": estimate.by or request.estimator.method.value, "dtype": request.dtype.value}
+    return {
+        "estimator": estimate.by or request.estimator.method.value,
+        "dtype": request.dtype.value,
+    }
 
 
-def _status(quantity: str, request: Request, block: Block, part: Part, estimate: Estimate) -> Status:
+def _status(
+    quantity: str, request: Request, block: Block, part: Part, estimate: Estimate
+) -> Status:
     if not math.isfinite(estimate.value):
         return Status.nonfinite
     # Weight decay adds its own part to a weight's diagonal block, whatever the network.
-    decayed = bool(request.at.config.task.weight_decay) and part == Part.H_f and block.is_diagonal
-    if not decayed and kind(request.model.kind).is_structural_zero(request.model, block, part):
+    decayed = (
+        bool(request.at.config.task.weight_decay)
+        and part == Part.H_f
+        and block.is_diagonal
+    )
+    if not decayed and kind(request.model.kind).is_structural_zero(
+        request.model, block, part
+    ):
         return _zero(quantity, block, part, estimate)
     return Status.not_converged if estimate.is_unreliable else Status.ok
 

@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from operator import itemgetter
 
-from hessfig.config.enums import Attention, Curvature, Data, Draws, DType, Method, Products, State
+from hessfig.config.enums import (
+    Attention,
+    Curvature,
+    Data,
+    Draws,
+    DType,
+    Method,
+    Products,
+    State,
+)
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
@@ -12,18 +21,34 @@ from hessfig.measurements.settings_and_costs import diagonal_blocks, names_block
 from hessfig.models.blocks import SCORE_LIKE, blocks_of, components, matrices_of
 from hessfig.models.exact.support import Route, check_exact, exactness
 from hessfig.models.protocol import NetworkKind, Structure, kind, kinds_where
-from hessfig.terms import AT_SCORES, OPENED, Block, Group, Kind, Matrix, Optimiser, Part, split_in
+from hessfig.terms import (
+    AT_SCORES,
+    OPENED,
+    Block,
+    Group,
+    Kind,
+    Matrix,
+    Optimiser,
+    Part,
+    split_in,
+)
 from hessfig.weights import Layout, Weight
 
 DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
-MATRIX_BYTES = 1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
-MOST_DENSE = 4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
-PLAIN = sorted(
-    (rule for rule in Optimiser if rule.facts.has_formula), key=lambda rule: (-len(rule.facts.moments), rule)
+MATRIX_BYTES = (
+    1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
 )
-SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)  # routes whose exact engine gives traces too
+MOST_DENSE = (
+    4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
+)
+PLAIN = sorted(
+    (rule for rule in Optimiser if rule.facts.has_formula),
+    key=lambda rule: (-len(rule.facts.moments), rule),
+)
+# Routes whose exact engine gives traces too.
+SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)
 
 
 def check_parts(config: Config, blocks: Sequence[Block]) -> None:
@@ -36,7 +61,9 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
         raise UserError(
             f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not show",
             got=f"model.kind={config.model.kind}",
-            allowed="; ".join(f"model.kind={name}" for name in kinds_where(_shows_scores)),
+            allowed="; ".join(
+                f"model.kind={name}" for name in kinds_where(_shows_scores)
+            ),
             remedy="parts=[H_o,H_f,H], the split at the outputs",
         )
     for block in blocks:
@@ -59,7 +86,14 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
     _check_tape(config, asked)
 
 
-BY_DIFFERENCES = ("frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "loss", "gradient_norm")
+BY_DIFFERENCES = (
+    "frobenius",
+    "trace",
+    "largest_eigenvalue",
+    "smallest_eigenvalue",
+    "loss",
+    "gradient_norm",
+)
 
 
 def check_differences(config: Config) -> None:
@@ -67,13 +101,16 @@ def check_differences(config: Config) -> None:
     if config.estimator.products != Products.differences:
         return
     methods = [Method.hutchinson, Method.aligned, Method.dense]
-    methods += [Method.auto] * (config.model.kind == Kind.python)  # of which no norm has a formula
+    # Of which no norm has a formula.
+    methods += [Method.auto] * (config.model.kind == Kind.python)
     others = [name for name in config.quantities if name not in BY_DIFFERENCES]
     unknown = {
         f"estimator={config.estimator.method}": config.estimator.method not in methods,
         f"quantities=[{','.join(others)}]": bool(others),
         f"task.weight_decay={config.task.weight_decay}": bool(config.task.weight_decay),
-        f"parts=[{','.join(config.parts)}]": any(part in AT_SCORES for part in config.parts),
+        f"parts=[{','.join(config.parts)}]": any(
+            part in AT_SCORES for part in config.parts
+        ),
     }
     for got in (name for name, is_set in unknown.items() if is_set):
         raise UserError(
@@ -89,11 +126,23 @@ def check_published_probes(config: Config, blocks: Sequence[Block]) -> None:
     """Raise UserError for published probes of anything but the published norms."""
     if config.estimator.probes != Draws.published:
         return
-    drawn = {Matrix.W} if config.model.kind == Kind.linear_mlp else {Matrix.W_Q, Matrix.W_V}
-    others = [f"state.draw={config.state.draw}"] * (config.state.draw != Draws.published)
-    others += [f"estimator={config.estimator.method}"] * (config.estimator.method != Method.hutchinson)
-    others += [f"quantities=[{','.join(config.quantities)}]"] * (config.quantities != ["frobenius"])
-    others += [f"block {block}" for block in blocks if not (block.is_diagonal and block.col in drawn)]
+    drawn = (
+        {Matrix.W} if config.model.kind == Kind.linear_mlp else {Matrix.W_Q, Matrix.W_V}
+    )
+    others = [f"state.draw={config.state.draw}"] * (
+        config.state.draw != Draws.published
+    )
+    others += [f"estimator={config.estimator.method}"] * (
+        config.estimator.method != Method.hutchinson
+    )
+    others += [f"quantities=[{','.join(config.quantities)}]"] * (
+        config.quantities != ["frobenius"]
+    )
+    others += [
+        f"block {block}"
+        for block in blocks
+        if not (block.is_diagonal and block.col in drawn)
+    ]
     others += [f"part {part}" for part in config.parts if part in AT_SCORES]
     if others:
         raise UserError(
@@ -112,7 +161,8 @@ def _check_tape(config: Config, asked: list[str]) -> None:
     """Raise UserError for an estimator or products without the parts at the scores."""
     unknown = {
         "estimator=xtrace": config.estimator.method == Method.xtrace,
-        "estimator.products=curvlinops": config.estimator.products == Products.curvlinops,
+        "estimator.products=curvlinops": config.estimator.products
+        == Products.curvlinops,
     }
     for setting in (name for name, is_set in unknown.items() if is_set):
         raise UserError(
@@ -141,9 +191,15 @@ def check_dense(config: Config, layout: Layout) -> None:
     """Raise UserError for blocks whose matrices would not fit into memory."""
     sides = columns(blocks_of(config.blocks, layout, config.model))
     entries, column = max(
-        ((sum(entries_of_block(block, layout) for block in blocks), col) for _, col, blocks in sides), key=itemgetter(0)
+        (
+            (sum(entries_of_block(block, layout) for block in blocks), col)
+            for _, col, blocks in sides
+        ),
+        key=itemgetter(0),
     )
-    _check_memory("estimator=dense", f"the column of blocks of {column}", config, entries)
+    _check_memory(
+        "estimator=dense", f"the column of blocks of {column}", config, entries
+    )
 
 
 def check_moments(config: Config, layout: Layout) -> None:
@@ -164,7 +220,10 @@ def check_trace(config: Config, layout: Layout) -> None:
     blocks = diagonal_blocks(config, layout)
     _check_probes(config, blocks, layout)
     for block in blocks:
-        exact = all(exactness(config.model, block, part).route in SUMMABLE for part in config.parts)
+        exact = all(
+            exactness(config.model, block, part).route in SUMMABLE
+            for part in config.parts
+        )
         if config.estimator.method == Method.exact and not exact:
             raise UserError(
                 f"estimator=exact: no exact trace of block {block}",
@@ -178,12 +237,20 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        entries = sum(entries_of_block(block, layout) for block in blocks) * len(config.parts)
+        entries = sum(entries_of_block(block, layout) for block in blocks) * len(
+            config.parts
+        )
         what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
         return _check_memory("quantities=[hessian]", what, config, entries)
     side = layout.side(0, Group.all)
-    number = sum(weight.size for weight in side if not is_published(config.model) or _is_drawn(weight))
-    return _check_memory("quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2)
+    number = sum(
+        weight.size
+        for weight in side
+        if not is_published(config.model) or _is_drawn(weight)
+    )
+    return _check_memory(
+        "quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2
+    )
 
 
 def is_published(model: ModelConfig) -> bool:
@@ -193,7 +260,10 @@ def is_published(model: ModelConfig) -> bool:
 
 def check_count(config: Config, layout: Layout) -> None:
     """Raise UserError if a block has fewer eigenvalues than are requested at one end."""
-    sizes = {str(block): layout.size(block.layer, block.col) for block in diagonal_blocks(config, layout)}
+    sizes = {
+        str(block): layout.size(block.layer, block.col)
+        for block in diagonal_blocks(config, layout)
+    }
     for block, size in sizes.items():
         if config.spectrum.k > size:
             raise UserError(
@@ -229,7 +299,9 @@ EXAMPLES = Requirement(
     "leave {quantity} out, or task=addition",
 )
 FORMULA = Requirement(
-    lambda config: config.training.optimiser.facts.has_formula and not config.training.clip_norm,
+    lambda config: (
+        config.training.optimiser.facts.has_formula and not config.training.clip_norm
+    ),
     "there is no formula for this rule",
     "training.optimiser={training.optimiser}, training.clip_norm={training.clip_norm:g}",
     f"training.optimiser one of {', '.join(PLAIN)}, training.clip_norm=0",
@@ -241,13 +313,22 @@ def _estimated(*methods: Method, what: str) -> Requirement:
     """Return the requirement of a quantity that only these estimators give."""
     allowed = ", ".join(f"estimator={method}" for method in methods)
     got = "estimator={estimator.method}"
-    return Requirement(lambda config: config.estimator.method in methods, what, got, allowed, "estimator=auto")
+    return Requirement(
+        lambda config: config.estimator.method in methods,
+        what,
+        got,
+        allowed,
+        "estimator=auto",
+    )
 
 
 _SIMPLE = (Method.auto, Method.hutchinson, Method.dense)
 FOR_JACOBIANS = _estimated(*_SIMPLE, what="this estimator is for Hessians alone")
 MORE_THAN_NORMS = _estimated(*_SIMPLE, what="this estimator gives norms alone")
-GIVES_TRACES = _estimated(*(method for method in Method if method.facts.traces), what="this estimator gives no trace")
+GIVES_TRACES = _estimated(
+    *(method for method in Method if method.facts.traces),
+    what="this estimator gives no trace",
+)
 NEXT_UPDATE = Requirement(
     lambda config: config.state.kind == State.trained,
     "the next update is that of a training",
@@ -262,7 +343,10 @@ OWN_RATE = Requirement(
     "training.curvature=none",
 )
 PRECONDITIONER = Requirement(
-    lambda config: config.state.kind == State.trained and config.training.optimiser.facts.is_adaptive,
+    lambda config: (
+        config.state.kind == State.trained
+        and config.training.optimiser.facts.is_adaptive
+    ),
     "the preconditioner is that of a training with adam or adamw",
     "state={state.kind}, training.optimiser={training.optimiser}",
     "state=trained with training.optimiser=adam or adamw",
@@ -272,12 +356,17 @@ SCORES = Requirement(
     lambda config: kind(config.model.kind).has_scores,
     "this network shows no attention scores",
     "model.kind={model.kind}",
-    lambda: "; ".join(f"model.kind={name}" for name in kinds_where(lambda network: network.has_scores)),
+    lambda: "; ".join(
+        f"model.kind={name}" for name in kinds_where(lambda network: network.has_scores)
+    ),
 )
 OF_A_STEP = (
     EXAMPLES,
     Requirement(
-        lambda config: config.state.kind != State.loaded or not config.training.optimiser.facts.moments,
+        lambda config: (
+            config.state.kind != State.loaded
+            or not config.training.optimiser.facts.moments
+        ),
         "a loaded state comes without the moments of {training.optimiser}",
         "state=loaded",
         "state=trained, state=initialised, or training=gd, which has no moments",
@@ -288,7 +377,11 @@ OF_A_STEP = (
         lambda config: config.training.curvature != Curvature.blocks,
         "this rule's update has a learning rate for every block",
         "training.curvature={training.curvature}",
-        "; ".join(f"training.curvature={curvature}" for curvature in Curvature if curvature != Curvature.blocks),
+        "; ".join(
+            f"training.curvature={curvature}"
+            for curvature in Curvature
+            if curvature != Curvature.blocks
+        ),
     ),
 )
 
@@ -321,7 +414,12 @@ def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> No
         return
     largest = max(layout.size(block.layer, block.col) for block in blocks)
     if config.estimator.method != Method.auto or largest > count:
-        _check_memory("estimator.num_probes", f"{count} probes of {largest} entries", config, count * largest)
+        _check_memory(
+            "estimator.num_probes",
+            f"{count} probes of {largest} entries",
+            config,
+            count * largest,
+        )
 
 
 def _check_memory(key: str, what: str, config: Config, entries: int) -> None:

@@ -14,13 +14,25 @@ from torch import Tensor
 from hessfig.config.enums import Curvature, Schedule
 from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.column import entries_of
-from hessfig.curvature.gradients import LossGradient, above_rounding, loss_of, loss_value
+from hessfig.curvature.gradients import (
+    LossGradient,
+    above_rounding,
+    loss_of,
+    loss_value,
+)
 from hessfig.curvature.problem import Batch, Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.errors import UserError
 from hessfig.measurements.eigenvalues import extremes_of, outer_estimate
-from hessfig.measurements.quantity import At, Estimate, Measured, Request, state_row, state_rows
+from hessfig.measurements.quantity import (
+    At,
+    Estimate,
+    Measured,
+    Request,
+    state_row,
+    state_rows,
+)
 from hessfig.measurements.torch_optimisers import steps_of
 from hessfig.models.routes import Engines
 from hessfig.states.stored_states import moments
@@ -40,7 +52,9 @@ def batch_sharpness(objective: Objective, request: Request) -> Measured:
     Full-batch training has one batch, and an error of 0; a single mini-batch has none (NaN).
     """
     at = request.at
-    config = replace(at.config, training=replace(at.config.training, dtype=at.config.dtype))
+    config = replace(
+        at.config, training=replace(at.config.training, dtype=at.config.dtype)
+    )
     full = is_full_batch(config)
     name = f"sharpness at {at.step or 0}"
     values = []
@@ -48,7 +62,9 @@ def batch_sharpness(objective: Objective, request: Request) -> Measured:
         batch = training_batch(config, seed=at.seed, step=number, name=name)
         moved = batch.to(next(objective.network.parameters()).device)
         values.append(along_gradient(replace(objective, batch=moved, more=())))
-    spread = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    spread = (
+        statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
+    )
     error, count = (0.0, 0) if full else (spread, len(values))
     mean = Estimate(statistics.fmean(values), error, count, "mini-batches")
     return Measured([state_row("batch_sharpness", request, mean)])
@@ -65,7 +81,9 @@ def critical_step(objective: Objective, request: Request) -> Measured:
     sharpness = 2 / step.value if step.value else float("nan")
     beside = sharpness * step.error / step.value if step.value else float("nan")
     sharp = replace(step, value=sharpness, error=beside)
-    return Measured(state_rows(request, {"critical_step": step, "critical_sharpness": sharp}))
+    return Measured(
+        state_rows(request, {"critical_step": step, "critical_sharpness": sharp})
+    )
 
 
 def stability_threshold(objective: Objective, request: Request) -> Measured:
@@ -76,13 +94,19 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
     """
     del objective
     training, rate = request.at.config.training, coming_rate(request.at)
-    return Measured(state_rows(request, {"stability_threshold": factor(training) / rate, "learning_rate": rate}))
+    return Measured(
+        state_rows(
+            request,
+            {"stability_threshold": factor(training) / rate, "learning_rate": rate},
+        )
+    )
 
 
 def coming_rate(at: At) -> float:
     """Return the learning rate of the next update; a cosine's last one at its end."""
     training, coming = at.config.training, (at.step or 0) + 1
-    ends = training.schedule == Schedule.cosine  # a constant schedule does not depend on its length
+    # A constant schedule does not depend on its length.
+    ends = training.schedule == Schedule.cosine
     return learning_rate(training, min(coming, training.steps) if ends else coming)
 
 
@@ -96,7 +120,12 @@ def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measure
     if request.at.config.training.optimiser.facts.is_adaptive and not request.at.step:
         return Measured([])
     diagonal = preconditioner(request.at, _weights(objective))
-    return _scaled_eigenvalue("preconditioned_eigenvalue", objective, request, _in_order(objective, diagonal).rsqrt())
+    return _scaled_eigenvalue(
+        "preconditioned_eigenvalue",
+        objective,
+        request,
+        _in_order(objective, diagonal).rsqrt(),
+    )
 
 
 def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
@@ -108,17 +137,23 @@ def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
     residual norm.
     """
     sizes = {name: weight.abs() for name, weight in _weights(objective).items()}
-    return _scaled_eigenvalue("adaptive_sharpness", objective, request, _in_order(objective, sizes))
+    return _scaled_eigenvalue(
+        "adaptive_sharpness", objective, request, _in_order(objective, sizes)
+    )
 
 
-def _scaled_eigenvalue(name: str, objective: Objective, request: Request, scale: Float[Tensor, " n"]) -> Measured:
+def _scaled_eigenvalue(
+    name: str, objective: Objective, request: Request, scale: Float[Tensor, " n"]
+) -> Measured:
     """Return the largest eigenvalue of S H S over every parameter, for the diagonal S."""
     block = Block(0, Group.all.value, Group.all.value)
     engines = Engines(objective, request.model, request.estimator.products)
     square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
     generator = request.stream(0, Group.all.value)
     try:
-        estimate = outer_estimate(extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator))
+        estimate = outer_estimate(
+            extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator)
+        )
     except NotFinite:
         estimate = Estimate(math.nan, math.nan, 0, "lanczos")
     return Measured([state_row(name, request, estimate, block=block, part=Part.H)])
@@ -137,7 +172,11 @@ def predicted_decrease(objective: Objective, request: Request) -> Measured:
     with _moving(objective, update) as loss_at:
         true = loss_at(0.0) - loss_at(-1.0)
     ratio = true / predicted if predicted else math.nan
-    numbers = {"predicted_decrease": predicted, "true_decrease": true, "decrease_ratio": ratio}
+    numbers = {
+        "predicted_decrease": predicted,
+        "true_decrease": true,
+        "decrease_ratio": ratio,
+    }
     return Measured(state_rows(request, numbers))
 
 
@@ -146,12 +185,16 @@ def coming_update(objective: Objective, at: At) -> Named:
     step = (at.step or 0) + 1
     trial = Trial(objective, at.config.training)
     if step > 1:
-        trial.rule.restore(moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1)
+        trial.rule.restore(
+            moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1
+        )
     trial.step(step, training_batch(at.config, seed=at.seed, step=step), seed=at.seed)
     return trial.moved
 
 
-def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int) -> Named:
+def update_of(
+    objective: Objective, at: At, optimiser: Optimiser, gradients: int
+) -> Named:
     """Return the update w' - w that a rule would make at the state, without weight decay and warm-up, in dtype.
 
     Entries that the rule `sign` takes from the rounding of a gradient are 0 (see above_rounding). The training's own
@@ -162,15 +205,35 @@ def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int
     """
     training, first = at.config.training, (at.step or 0) + 1
     if optimiser == training.optimiser and steps_of(at.moments or {}):
-        coming, rate = next_update(at, LossGradient(objective).gradient), coming_rate(at)
+        coming, rate = (
+            next_update(at, LossGradient(objective).gradient),
+            coming_rate(at),
+        )
         return {name: -rate * update for name, update in coming.items()}
     is_own = optimiser == training.optimiser and first > 1
-    plain = replace(training, schedule=Schedule.constant, warmup=0, weight_decay=0.0, dtype=at.config.dtype)
-    plain = replace(plain, optimiser=optimiser, curvature=training.curvature if is_own else Curvature.none)
+    plain = replace(
+        training,
+        schedule=Schedule.constant,
+        warmup=0,
+        weight_decay=0.0,
+        dtype=at.config.dtype,
+    )
+    plain = replace(
+        plain,
+        optimiser=optimiser,
+        curvature=training.curvature if is_own else Curvature.none,
+    )
     config, trial = replace(at.config, training=plain), Trial(objective, plain)
     if is_own:
-        trial.rule.restore({key: moment.to(trial.like) for key, moment in _moments(at).items()}, first - 1)
-    is_measured = optimiser.facts.is_full_batch or at.moments is not None or not config.task.data.facts.is_trainable
+        trial.rule.restore(
+            {key: moment.to(trial.like) for key, moment in _moments(at).items()},
+            first - 1,
+        )
+    is_measured = (
+        optimiser.facts.is_full_batch
+        or at.moments is not None
+        or not config.task.data.facts.is_trainable
+    )
     if is_measured and optimiser.facts.divides and objective.more:
         raise UserError(
             f"directions.rules: {optimiser} divides by the curvature of one batch",
@@ -180,12 +243,20 @@ def update_of(objective: Objective, at: At, optimiser: Optimiser, gradients: int
         )
     batch: Batch | None = None
     for place in range(1 if is_own else gradients):
-        batch = None if is_measured else training_batch(config, seed=at.seed, step=first + place)
+        batch = (
+            None
+            if is_measured
+            else training_batch(config, seed=at.seed, step=first + place)
+        )
         trial.restart()
         trial.step(first if is_own else place + 1, batch, seed=at.seed)
     if optimiser != Optimiser.sign:
         return trial.moved
-    above = above_rounding(replace(objective, batch=batch.to(trial.like.device), more=()) if batch else objective)
+    above = above_rounding(
+        replace(objective, batch=batch.to(trial.like.device), more=())
+        if batch
+        else objective
+    )
     return {name: change * above[name] for name, change in trial.moved.items()}
 
 
@@ -194,15 +265,27 @@ class Trial:
 
     def __init__(self, objective: Objective, training: TrainingConfig) -> None:
         self._problem, self._at = objective, next(objective.network.parameters())
-        self.network = copy.deepcopy(objective.network).to(getattr(torch, training.dtype)).requires_grad_(True)
-        self._before = {name: parameter.detach().clone() for name, parameter in self.network.named_parameters()}
-        self.rule, self.like = StepRule(self.network, training), next(iter(self._before.values()))
+        self.network = (
+            copy.deepcopy(objective.network)
+            .to(getattr(torch, training.dtype))
+            .requires_grad_(True)
+        )
+        self._before = {
+            name: parameter.detach().clone()
+            for name, parameter in self.network.named_parameters()
+        }
+        self.rule, self.like = (
+            StepRule(self.network, training),
+            next(iter(self._before.values())),
+        )
 
     def step(self, step: int, batch: Batch | None, *, seed: int) -> None:
         """Take update `step` on a batch of the training; on all measuring batches without one."""
         self.network.zero_grad(set_to_none=True)
         problem = replace(self._problem, network=self.network)
-        loss = BatchLoss(self.network, problem.loss, (batch or problem.batch).to(self.like.device))
+        loss = BatchLoss(
+            self.network, problem.loss, (batch or problem.batch).to(self.like.device)
+        )
         with torch.enable_grad():
             (loss() if batch else loss_of(problem)).backward()
             self.rule.refresh_curvature(step, loss, seed=seed)
@@ -218,7 +301,10 @@ class Trial:
     def moved(self) -> Named:
         """w' - w, by the names of the parameters."""
         parameters = self.network.named_parameters()
-        return {name: (parameter.detach() - self._before[name]).to(self._at) for name, parameter in parameters}
+        return {
+            name: (parameter.detach() - self._before[name]).to(self._at)
+            for name, parameter in parameters
+        }
 
 
 def factor(training: TrainingConfig) -> float:
@@ -238,7 +324,10 @@ def crossing_step(objective: Objective, at: At) -> Estimate:
         if not math.isfinite(start):
             return Estimate(math.nan, math.nan, 0)
         # A loss that is nan counts as larger than every loss.
-        return crossing(lambda step: not loss_at(step) <= start, first=at.config.training.learning_rate)
+        return crossing(
+            lambda step: not loss_at(step) <= start,
+            first=at.config.training.learning_rate,
+        )
 
 
 def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
@@ -262,10 +351,14 @@ def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
 
 
 @contextmanager
-def _moving(objective: Objective, update: Mapping[str, Tensor]) -> Iterator[Callable[[float], float]]:
+def _moving(
+    objective: Objective, update: Mapping[str, Tensor]
+) -> Iterator[Callable[[float], float]]:
     """Yield the function step -> loss at w - step * update; the weights are restored at the end."""
     parameters = dict(objective.network.named_parameters())
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    before = {
+        name: parameter.detach().clone() for name, parameter in parameters.items()
+    }
 
     def loss_at(step: float) -> float:
         for name, parameter in parameters.items():
@@ -284,7 +377,9 @@ def along_gradient(objective: Objective) -> float:
     """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
     slope = LossGradient(objective)
     squared = float(slope.flat.square().sum())
-    return float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
+    return (
+        float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
+    )
 
 
 class Scaled:
@@ -292,7 +387,12 @@ class Scaled:
 
     def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
         self._operator, self._scale = operator, scale.to(operator.like)[:, None]
-        self.dim, self.rounding, self.products, self.like = operator.dim, operator.rounding, 0, operator.like
+        self.dim, self.rounding, self.products, self.like = (
+            operator.dim,
+            operator.rounding,
+            0,
+            operator.like,
+        )
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return S A S V."""
@@ -305,7 +405,10 @@ class Scaled:
 
 
 def _weights(objective: Objective) -> Named:
-    return {name: parameter.detach().double() for name, parameter in objective.network.named_parameters()}
+    return {
+        name: parameter.detach().double()
+        for name, parameter in objective.network.named_parameters()
+    }
 
 
 def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
@@ -323,15 +426,23 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     training, kept = at.config.training, _kept(at, gradient)
     if not training.optimiser.facts.moments:
         return dict(gradient)
-    updates, steps = {name: torch.zeros_like(slope) for name, slope in gradient.items()}, _steps(at, gradient)
+    updates, steps = (
+        {name: torch.zeros_like(slope) for name, slope in gradient.items()},
+        _steps(at, gradient),
+    )
     held = {name: slope for name, slope in gradient.items() if name in steps}
     if not training.optimiser.facts.is_adaptive:
-        return updates | {name: training.momentum * kept[0][name] + slope for name, slope in held.items()}
+        return updates | {
+            name: training.momentum * kept[0][name] + slope
+            for name, slope in held.items()
+        }
     first, second = training.betas
     for name, slope in held.items():
         t = steps[name] + 1
         mean = (first * kept[0][name] + (1 - first) * slope) / (1 - first**t)
-        square = (second * kept[1][name] + (1 - second) * slope.square()) / (1 - second**t)
+        square = (second * kept[1][name] + (1 - second) * slope.square()) / (
+            1 - second**t
+        )
         updates[name] = mean / (square.sqrt() + training.eps)
     return updates
 
@@ -344,13 +455,21 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     is infinite, as is adam's of a parameter before its first update.
     """
     training, steps = at.config.training, _steps(at, like)
-    diagonal = {name: torch.full_like(tensor, math.inf) for name, tensor in like.items()}
+    diagonal = {
+        name: torch.full_like(tensor, math.inf) for name, tensor in like.items()
+    }
     if not training.optimiser.facts.is_adaptive:
-        return diagonal | {name: torch.ones_like(tensor) for name, tensor in like.items() if name in steps}
+        return diagonal | {
+            name: torch.ones_like(tensor)
+            for name, tensor in like.items()
+            if name in steps
+        }
     (first, second), (_, squares) = training.betas, _kept(at, like)
     for name, t in steps.items():
         if t and name in squares:
-            diagonal[name] = (1 - first**t) * ((squares[name] / (1 - second**t)).sqrt() + training.eps)
+            diagonal[name] = (1 - first**t) * (
+                (squares[name] / (1 - second**t)).sqrt() + training.eps
+            )
     return diagonal
 
 
@@ -370,6 +489,9 @@ def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
     """Return the moments that the rule keeps; zeros before the first update."""
     moments = _moments(at)
     return [
-        {name: moments.get(f"{moment}/{name}", torch.zeros_like(tensor)).to(tensor) for name, tensor in like.items()}
+        {
+            name: moments.get(f"{moment}/{name}", torch.zeros_like(tensor)).to(tensor)
+            for name, tensor in like.items()
+        }
         for moment in at.config.training.optimiser.facts.moments
     ]

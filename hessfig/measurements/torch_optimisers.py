@@ -18,9 +18,19 @@ _KINDS: dict[type[torch.optim.Optimizer], Optimiser] = {
     for rule in Optimiser
     if rule.facts.has_formula and rule.facts.moments
 }
-_RULES = ("lr", "betas", "eps", "momentum", "dampening", "nesterov", "amsgrad", "maximize")
+_RULES = (
+    "lr",
+    "betas",
+    "eps",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "amsgrad",
+    "maximize",
+)
 STEPS = "updates"
-_PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}  # what the formulas assume
+# What the formulas assume.
+_PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}
 
 
 @dataclass(frozen=True)
@@ -47,14 +57,18 @@ def check_optimiser(optimiser: Any, names: list[str]) -> None:
         _rule(optimiser)
 
 
-def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Module) -> OptimiserState:
+def state_of_optimiser(
+    optimiser: torch.optim.Optimizer | None, network: nn.Module
+) -> OptimiserState:
     """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
 
     Raises UserError where groups of parameters have rules of their own, a rule is none that the formulas know
     (Nesterov's momentum, dampening, amsgrad), or the optimiser holds no parameter of the network.
     """
     if optimiser is None:
-        return OptimiserState(TrainingConfig(optimiser=Optimiser.gd, schedule=Schedule.constant, warmup=0))
+        return OptimiserState(
+            TrainingConfig(optimiser=Optimiser.gd, schedule=Schedule.constant, warmup=0)
+        )
     rule = _rule(optimiser)
     training = TrainingConfig(
         optimiser=_KINDS[type(optimiser)],
@@ -65,12 +79,26 @@ def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Modu
         schedule=Schedule.constant,
         warmup=0,
     )
-    named, moments = {id(parameter): name for name, parameter in network.named_parameters()}, dict[str, Tensor]()
-    held = [parameter for group in optimiser.param_groups for parameter in group["params"] if id(parameter) in named]
+    named, moments = (
+        {id(parameter): name for name, parameter in network.named_parameters()},
+        dict[str, Tensor](),
+    )
+    held = [
+        parameter
+        for group in optimiser.param_groups
+        for parameter in group["params"]
+        if id(parameter) in named
+    ]
     for parameter in held:
         name, state = named[id(parameter)], optimiser.state.get(parameter, {})
-        moments[f"{STEPS}/{name}"] = torch.tensor(int(state.get("step", 1)) if state else 0)
-        known = [moment for moment in training.optimiser.facts.moments if state.get(moment) is not None]
+        moments[f"{STEPS}/{name}"] = torch.tensor(
+            int(state.get("step", 1)) if state else 0
+        )
+        known = [
+            moment
+            for moment in training.optimiser.facts.moments
+            if state.get(moment) is not None
+        ]
         moments |= {f"{moment}/{name}": state[moment].detach() for moment in known}
     if not held:
         raise UserError(
@@ -84,17 +112,27 @@ def state_of_optimiser(optimiser: torch.optim.Optimizer | None, network: nn.Modu
 
 def steps_of(moments: Mapping[str, Tensor]) -> dict[str, int]:
     """Return the number of updates of each parameter that an optimiser of torch holds; none for a stored training."""
-    own = {key: tensor for key, tensor in moments.items() if key.startswith(f"{STEPS}/")}
+    own = {
+        key: tensor for key, tensor in moments.items() if key.startswith(f"{STEPS}/")
+    }
     return {key.removeprefix(f"{STEPS}/"): int(tensor) for key, tensor in own.items()}
 
 
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the settings that all groups of parameters share."""
-    rules = [{key: group[key] for key in _RULES if key in group} for group in optimiser.param_groups]
-    other = [key for key in rules[0] if any(rule[key] != rules[0][key] for rule in rules)]
+    rules = [
+        {key: group[key] for key in _RULES if key in group}
+        for group in optimiser.param_groups
+    ]
+    other = [
+        key for key in rules[0] if any(rule[key] != rules[0][key] for rule in rules)
+    ]
     other += [key for key, usual in _PLAIN.items() if rules[0].get(key, usual) != usual]
     if other:
-        raise _refusal(["optimiser"], f"{type(optimiser).__name__} with {first_few(other)} of its own")
+        raise _refusal(
+            ["optimiser"],
+            f"{type(optimiser).__name__} with {first_few(other)} of its own",
+        )
     return rules[0]
 
 

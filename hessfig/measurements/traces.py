@@ -15,7 +15,15 @@ from hessfig.curvature.spectral.densities import xtrace
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import Spectra
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, block_row, columns, exact
+from hessfig.measurements.quantity import (
+    Arrays,
+    Estimate,
+    Measured,
+    Request,
+    block_row,
+    columns,
+    exact,
+)
 from hessfig.measurements.requirements import SUMMABLE, is_published
 from hessfig.measurements.settings_and_costs import is_few, names_blocks
 from hessfig.models.exact.support import Level, exactness
@@ -33,12 +41,21 @@ def trace(objective: Objective, request: Request) -> Measured:
     H_fT has none: it has no diagonal entries (Remark D.1).
     """
     engines, rows = Engines(objective, request.model, request.estimator.products), []
-    summed = replace(request, parts=[part for part in request.parts if part != Part.H_fT])
+    summed = replace(
+        request, parts=[part for part in request.parts if part != Part.H_fT]
+    )
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
             estimates = {Part.H_fT: exact(0.0, Method.exact)}
-            estimates |= _traces(engines, summed, block, request.stream(layer, col)) if summed.parts else {}
-            rows += [block_row("trace", request, block, part, estimates[part]) for part in request.parts]
+            estimates |= (
+                _traces(engines, summed, block, request.stream(layer, col))
+                if summed.parts
+                else {}
+            )
+            rows += [
+                block_row("trace", request, block, part, estimates[part])
+                for part in request.parts
+            ]
     return Measured(rows)
 
 
@@ -51,21 +68,33 @@ def hessian(objective: Objective, request: Request) -> Measured:
     """
     if names_blocks(request.at.config):
         return Measured([], _named(objective, request))
-    arrays = published_hessian(objective) if is_published(request.model) else _plain(objective, request)
+    arrays = (
+        published_hessian(objective)
+        if is_published(request.model)
+        else _plain(objective, request)
+    )
     return Measured([], {**arrays, "hessian": arrays["hessian"].cpu().float().numpy()})
 
 
-def _traces(engines: Engines, request: Request, block: Block, generator: Generator) -> Traces:
+def _traces(
+    engines: Engines, request: Request, block: Block, generator: Generator
+) -> Traces:
     method, count = request.estimator.method, request.estimator.num_probes
-    if method in (Method.auto, Method.exact) and all(_is_summable(request, block, p) for p in request.parts):
+    if method in (Method.auto, Method.exact) and all(
+        _is_summable(request, block, p) for p in request.parts
+    ):
         values = engines.exact.traces(block.layer, block.row, request.parts)
         return {part: exact(value, Method.exact) for part, value in values.items()}
     column = engines.column(block.layer, block.col, [block])
-    is_small = column.dim <= count or (method == Method.auto and is_few(engines.problem.layout, block.layer, block.col))
+    is_small = column.dim <= count or (
+        method == Method.auto and is_few(engines.problem.layout, block.layer, block.col)
+    )
     if method == Method.dense or (method in (Method.auto, Method.xtrace) and is_small):
         return _summed(column, block, request)
     if method == Method.xtrace:
-        return {part: _by_xtrace(column, block, part, request) for part in request.parts}
+        return {
+            part: _by_xtrace(column, block, part, request) for part in request.parts
+        }
     return _sampled(column, block, request, generator)
 
 
@@ -76,35 +105,57 @@ def _is_summable(request: Request, block: Block, part: Part) -> bool:
 
 def _summed(column: Column, block: Block, request: Request) -> Traces:
     """Sum the diagonal, column by column."""
-    diagonals, errors = _along(column, block, torch.eye(column.dim, dtype=column.dtype), request)
-    totals = {part: exact(float(diagonal.sum()), Method.dense) for part, diagonal in diagonals.items()}
-    return {part: _differenced(total, column, block, part, errors[part].sum()) for part, total in totals.items()}
+    diagonals, errors = _along(
+        column, block, torch.eye(column.dim, dtype=column.dtype), request
+    )
+    totals = {
+        part: exact(float(diagonal.sum()), Method.dense)
+        for part, diagonal in diagonals.items()
+    }
+    return {
+        part: _differenced(total, column, block, part, errors[part].sum())
+        for part, total in totals.items()
+    }
 
 
-def _sampled(column: Column, block: Block, request: Request, generator: Generator) -> Traces:
+def _sampled(
+    column: Column, block: Block, request: Request, generator: Generator
+) -> Traces:
     """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
     count = request.estimator.num_probes
     probes = rademacher(column.dim, count, generator=generator, dtype=torch.int8)
     samples, errors = _along(column, block, probes, request)
     traces = {
-        part: Estimate(float(values.mean()), standard_error(values), count, Method.hutchinson)
+        part: Estimate(
+            float(values.mean()), standard_error(values), count, Method.hutchinson
+        )
         for part, values in samples.items()
     }
-    return {part: _differenced(found, column, block, part, errors[part].mean()) for part, found in traces.items()}
+    return {
+        part: _differenced(found, column, block, part, errors[part].mean())
+        for part, found in traces.items()
+    }
 
 
-def _differenced(found: Estimate, column: Column, block: Block, part: Part, error: Tensor) -> Estimate:
+def _differenced(
+    found: Estimate, column: Column, block: Block, part: Part, error: Tensor
+) -> Estimate:
     """Return a trace with the `error` that its products by differences cause; other products have none."""
     source = differences_in(column)
     if source is None:
         return found
     is_rough = not source.relative_error(block, part) <= ROUGHEST
-    return replace(found, error=math.hypot(found.error, float(error)), is_unreliable=is_rough)
+    return replace(
+        found, error=math.hypot(found.error, float(error)), is_unreliable=is_rough
+    )
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
     """Estimate traces by XTrace, with the same test vectors for every part."""
-    count, generator = request.estimator.num_probes, request.stream(block.layer, block.col)
+    count, generator = (
+        request.estimator.num_probes,
+        request.stream(block.layer, block.col),
+    )
     try:
         value, error = xtrace(Square(column, block, part), count, generator=generator)
     except NotFinite:
@@ -112,7 +163,9 @@ def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Es
     return Estimate(value, error, count, Method.xtrace)
 
 
-def _along(column: Column, block: Block, probes: Tensor, request: Request) -> tuple[_Samples, _Samples]:
+def _along(
+    column: Column, block: Block, probes: Tensor, request: Request
+) -> tuple[_Samples, _Samples]:
     """Return v.A v for every column v of `probes`, and |v.e| for the error e of A v, in chunks that bound memory.
 
     The errors are those of differences; there are none for other products.
@@ -121,10 +174,17 @@ def _along(column: Column, block: Block, probes: Tensor, request: Request) -> tu
     values: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     errors: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     for chunk in cast_chunks(probes, column):
-        products = completed(column.split_matmat(chunk, products_of(column, request.parts)), request.parts)
+        products = completed(
+            column.split_matmat(chunk, products_of(column, request.parts)),
+            request.parts,
+        )
         for part in request.parts:
             product = products[block, part]
-            deviation = torch.zeros_like(product) if source is None else source.deviations[block, part]
+            deviation = (
+                torch.zeros_like(product)
+                if source is None
+                else source.deviations[block, part]
+            )
             values[part].append((chunk.to(product) * product).sum(dim=0))
             errors[part].append((chunk.to(deviation) * deviation).sum(dim=0).abs())
     return _joined(values), _joined(errors)
@@ -135,7 +195,10 @@ def _joined(pieces: dict[Part, list[Tensor]]) -> _Samples:
 
 
 def _named(objective: Objective, request: Request) -> Arrays:
-    engines, kept = Engines(objective, request.model, request.estimator.products), Spectra(request)
+    engines, kept = (
+        Engines(objective, request.model, request.estimator.products),
+        Spectra(request),
+    )
     for layer, col, blocks in columns(request.blocks):
         dense = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block in blocks:
@@ -150,7 +213,10 @@ def _plain(objective: Objective, request: Request) -> Arrays:
     engines = Engines(objective, request.model, request.estimator.products)
     whole = dense_parts(engines.column(0, Group.all, [every]), [Part.H])[every, Part.H]
     deep = objective.layout.num_layers > 1
-    names = [f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name for weight in side]
+    names = [
+        f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name
+        for weight in side
+    ]
     sizes = [weight.size for weight in side]
     return {"hessian": whole, "names": names, "sizes": sizes}
 
@@ -179,7 +245,10 @@ def published_hessian(objective: Objective) -> Arrays:
     paths = _paths(objective.network)
     parameters = [objective.network.get_parameter(path) for path in paths.values()]
     sizes = [p.numel() for p in parameters]
-    weights = [Weight(name, path, size) for (name, path), size in zip(paths.items(), sizes, strict=True)]
+    weights = [
+        Weight(name, path, size)
+        for (name, path), size in zip(paths.items(), sizes, strict=True)
+    ]
     order = torch.cat(_published_order(list(paths.values()), parameters))
     matrix = whole_hessian(objective, weights)[order][:, order]
     return {"hessian": matrix, "names": list(paths), "sizes": sizes}
@@ -190,7 +259,10 @@ def _paths(network: nn.Module) -> dict[str, str]:
     parameters = dict(network.named_parameters())
     for index in range(len(network.layers)):  # type: ignore[arg-type]
         suffix = "" if len(network.layers) == 1 else f"_{index + 1}"  # type: ignore[arg-type]
-        paths |= {f"{name}{suffix}": f"layers.{index}.{path}" for name, path in _PER_LAYER.items()}
+        paths |= {
+            f"{name}{suffix}": f"layers.{index}.{path}"
+            for name, path in _PER_LAYER.items()
+        }
     paths |= {"W_U": "head.weight", "b_U": "head.bias"}
     return {name: path for name, path in paths.items() if path in parameters}
 

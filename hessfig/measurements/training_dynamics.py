@@ -19,17 +19,37 @@ from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.column import view_of
 from hessfig.curvature.gradients import LossGradient, loss_value
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Layered, Objective, hooked, scored_outputs, standard_error
+from hessfig.curvature.problem import (
+    Layered,
+    Objective,
+    hooked,
+    scored_outputs,
+    standard_error,
+)
 from hessfig.curvature.rounding import norm_of_all
 from hessfig.curvature.samples import single_gradients
 from hessfig.curvature.spectral.densities import eigenvalues
-from hessfig.measurements.quantity import At, Estimate, Measured, Request, Row, state_row, state_rows, without_error
+from hessfig.measurements.quantity import (
+    At,
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    state_row,
+    state_rows,
+    without_error,
+)
 from hessfig.measurements.requirements import without_layers
 from hessfig.models.components import outside_window
 from hessfig.states.training.loop import AT_ONCE, right_answers
 from hessfig.states.training.second_order import BatchLoss, products_of_a_solver
 from hessfig.states.training.step_rules import StepRule, products_of_a_refresh
-from hessfig.tasks.examples import cascade_batch, has_cascades, training_batch, unseen_batch
+from hessfig.tasks.examples import (
+    cascade_batch,
+    has_cascades,
+    training_batch,
+    unseen_batch,
+)
 from hessfig.tasks.text import bigram_losses
 
 if TYPE_CHECKING:
@@ -52,7 +72,9 @@ def accuracy(objective: Objective, request: Request) -> Measured:
     pictures: the share of the test pictures that are classified rightly.
     """
     task, size = request.at.config.task, request.at.config.training.evaluation_size
-    rows = _accuracy_rows("accuracy", request, right_answers(objective.network, task, size))
+    rows = _accuracy_rows(
+        "accuracy", request, right_answers(objective.network, task, size)
+    )
     if has_cascades(task):
         hard = right_answers(objective.network, task, size, cascade_batch)
         rows += _accuracy_rows("cascade_accuracy", request, hard)
@@ -68,32 +90,55 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
     """
     config, network = request.at.config, objective.network
     like = next(network.parameters())
-    batch = unseen_batch(config.task, config.training.evaluation_size, config.dtype).cast(like.dtype).to(like.device)
+    batch = (
+        unseen_batch(config.task, config.training.evaluation_size, config.dtype)
+        .cast(like.dtype)
+        .to(like.device)
+    )
     with torch.no_grad():
-        pairs = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
-        singles = [per_sample(objective.loss, scored_outputs(network, x, batch.scored), y).double() for x, y in pairs]
+        pairs = zip(
+            batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True
+        )
+        singles = [
+            per_sample(
+                objective.loss, scored_outputs(network, x, batch.scored), y
+            ).double()
+            for x, y in pairs
+        ]
     losses = torch.cat(singles)
     loss = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
     rows = [state_row("held_out_loss", request, loss)]
     if config.task.loss == Loss.cross_entropy:
         classes = config.task.vocabulary
-        shares = torch.bincount(batch.targets.flatten(), minlength=classes).double() / batch.targets.numel()
+        shares = (
+            torch.bincount(batch.targets.flatten(), minlength=classes).double()
+            / batch.targets.numel()
+        )
         unigram = float(torch.special.entr(shares).sum())
-        rows += state_rows(request, {"uniform_loss": math.log(classes), "unigram_loss": unigram})
+        rows += state_rows(
+            request, {"uniform_loss": math.log(classes), "unigram_loss": unigram}
+        )
     if config.task.data == Data.text:
-        of_pairs = torch.from_numpy(bigram_losses(config.task))[batch.inputs[:, batch.scored], batch.targets]
+        of_pairs = torch.from_numpy(bigram_losses(config.task))[
+            batch.inputs[:, batch.scored], batch.targets
+        ]
         rows += state_rows(request, {"bigram_loss": float(of_pairs.mean())})
     return Measured(rows)
 
 
 def gradient_norm(objective: Objective, request: Request) -> Measured:
     """Return the norm of the loss's gradient: of all parameters, and of every requested weight."""
-    return Measured(norm_rows("gradient_norm", objective, request, LossGradient(objective).gradient))
+    return Measured(
+        norm_rows("gradient_norm", objective, request, LossGradient(objective).gradient)
+    )
 
 
 def weight_norm(objective: Objective, request: Request) -> Measured:
     """Return the Euclidean norm of all parameters, and of every requested weight."""
-    parameters = {name: parameter.detach() for name, parameter in objective.network.named_parameters()}
+    parameters = {
+        name: parameter.detach()
+        for name, parameter in objective.network.named_parameters()
+    }
     return Measured(norm_rows("weight_norm", objective, request, parameters))
 
 
@@ -105,9 +150,17 @@ def residual_norm(objective: Objective, request: Request) -> Measured:
     with torch.no_grad():
         for layer in range(len(objective.layers) + 1):
             lengths = [
-                objective.network.hidden(batch.inputs, layer).norm(dim=-1).flatten() for batch in objective.batches
+                objective.network.hidden(batch.inputs, layer).norm(dim=-1).flatten()
+                for batch in objective.batches
             ]
-            rows.append(state_row("residual_norm", request, float(torch.cat(lengths).mean()), layer=layer))
+            rows.append(
+                state_row(
+                    "residual_norm",
+                    request,
+                    float(torch.cat(lengths).mean()),
+                    layer=layer,
+                )
+            )
     return Measured(rows)
 
 
@@ -120,7 +173,10 @@ def score_spread(objective: Objective, request: Request) -> Measured:
     rows = []
     for layer, (scores, masked, pattern) in enumerate(_attention(objective), start=1):
         allowed = ~masked[: scores.shape[-2], : scores.shape[-1]]
-        numbers = {"score_spread": float(scores[..., allowed].double().std()), "pattern_spread": float(pattern.std())}
+        numbers = {
+            "score_spread": float(scores[..., allowed].double().std()),
+            "pattern_spread": float(pattern.std()),
+        }
         rows += state_rows(request, numbers, layer=layer)
     return Measured(rows)
 
@@ -137,9 +193,14 @@ def sink_mass(objective: Objective, request: Request) -> Measured:
     for layer, (_, _, pattern) in enumerate(_attention(objective), start=1):
         first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
         allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
-        keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(dim=0) / allowed.flip(0)
+        keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(
+            dim=0
+        ) / allowed.flip(0)
         for name, values in (("sink_mass", first), ("key_mass", keys)):
-            rows += [state_row(name, request, float(value), layer=layer, index=k) for k, value in enumerate(values, 1)]
+            rows += [
+                state_row(name, request, float(value), layer=layer, index=k)
+                for k, value in enumerate(values, 1)
+            ]
     return Measured(rows)
 
 
@@ -150,8 +211,16 @@ def gradient_covariance(objective: Objective, request: Request) -> Measured:
     of a mini-batch of m is C / m. No error is known of one batch.
     """
     eigenvalues = gram(objective)
-    trace, largest = without_error(float(eigenvalues.sum())), without_error(float(eigenvalues[-1]))
-    return Measured(state_rows(request, {"gradient_covariance": trace, "gradient_covariance_eigenvalue": largest}))
+    trace, largest = (
+        without_error(float(eigenvalues.sum())),
+        without_error(float(eigenvalues[-1])),
+    )
+    return Measured(
+        state_rows(
+            request,
+            {"gradient_covariance": trace, "gradient_covariance_eigenvalue": largest},
+        )
+    )
 
 
 def noise_scale(objective: Objective, request: Request) -> Measured:
@@ -165,18 +234,47 @@ def noise_scale(objective: Objective, request: Request) -> Measured:
     """
     squares, total, count = 0.0, torch.zeros(()), 0
     for gradient in single_gradients(objective):
-        squares, total, count = squares + float(gradient.square().sum()), total + gradient, count + 1
+        squares, total, count = (
+            squares + float(gradient.square().sum()),
+            total + gradient,
+            count + 1,
+        )
     mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
     signal = mean - trace / count
-    return Measured([state_row("noise_scale", request, without_error(trace / signal if signal > 0 else math.nan))])
+    return Measured(
+        [
+            state_row(
+                "noise_scale",
+                request,
+                without_error(trace / signal if signal > 0 else math.nan),
+            )
+        ]
+    )
 
 
 def num_parameters(objective: Objective, request: Request) -> Measured:
     """Return how many parameters every diagonal block has, and the network (without a row)."""
-    rows = [state_row("num_parameters", request, float(sum(p.numel() for p in objective.network.parameters())))]
-    sizes = ((block, objective.layout.size(block.layer, block.col)) for block in request.blocks)
-    return Measured([*rows, *(state_row("num_parameters", request, float(size), block=at) for at, size in sizes)])
+    rows = [
+        state_row(
+            "num_parameters",
+            request,
+            float(sum(p.numel() for p in objective.network.parameters())),
+        )
+    ]
+    sizes = (
+        (block, objective.layout.size(block.layer, block.col))
+        for block in request.blocks
+    )
+    return Measured(
+        [
+            *rows,
+            *(
+                state_row("num_parameters", request, float(size), block=at)
+                for at, size in sizes
+            ),
+        ]
+    )
 
 
 def training_cost(objective: Objective, request: Request) -> Measured:
@@ -187,22 +285,39 @@ def training_cost(objective: Objective, request: Request) -> Measured:
     than 0.2 s); the sum is what that many would take. Seconds are of this machine, and differ from run to run.
     """
     spent = cost_of(objective, request.at)
-    counted = {"hessian_products": float(spent.products), "looks": float(spent.num_refreshes)}
-    timed = {"training_cost": spent.seconds, "update_seconds": spent.update, "look_seconds": spent.refresh}
+    counted = {
+        "hessian_products": float(spent.products),
+        "looks": float(spent.num_refreshes),
+    }
+    timed = {
+        "training_cost": spent.seconds,
+        "update_seconds": spent.update,
+        "look_seconds": spent.refresh,
+    }
     clocked = {name: without_error(value, "clock") for name, value in timed.items()}
     return Measured(state_rows(request, counted) + state_rows(request, clocked))
 
 
-def norm_rows(quantity: str, objective: Objective, request: Request, tensors: dict[str, Tensor]) -> list[Row]:
+def norm_rows(
+    quantity: str, objective: Objective, request: Request, tensors: dict[str, Tensor]
+) -> list[Row]:
     """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
     whole = [tensor.double().square().sum() for tensor in tensors.values()]
-    rows = [state_row(quantity, request, norm_of_all(tensors.values(), float(sum(whole)) ** 0.5))]
+    rows = [
+        state_row(
+            quantity, request, norm_of_all(tensors.values(), float(sum(whole)) ** 0.5)
+        )
+    ]
     for block in request.blocks:
         if block.is_diagonal:
             side = objective.layout.side(block.layer, block.col)
-            own = [view_of(tensors[weight.parameter], weight).double() for weight in side]
+            own = [
+                view_of(tensors[weight.parameter], weight).double() for weight in side
+            ]
             plain = sum(float(tensor.square().sum()) for tensor in own) ** 0.5
-            rows.append(state_row(quantity, request, norm_of_all(own, plain), block=block))
+            rows.append(
+                state_row(quantity, request, norm_of_all(own, plain), block=block)
+            )
     return rows
 
 
@@ -217,7 +332,11 @@ def _attention(objective: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
     """Return the mask of keys that a query does not see; the bare layer masks by its window only."""
     causal: Tensor | None = getattr(attention, "causal_mask", None)
-    return causal if causal is not None else outside_window(scores.shape[-1], attention.model.window, scores.device)
+    return (
+        causal
+        if causal is not None
+        else outside_window(scores.shape[-1], attention.model.window, scores.device)
+    )
 
 
 def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
@@ -225,10 +344,24 @@ def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, T
     from hessfig.models.networks import BareAttention, SelfAttention
 
     if isinstance(objective.network, BareAttention):
-        return [(objective.network, objective.network.hidden(objective.batch.inputs, 0).detach())]
+        return [
+            (
+                objective.network,
+                objective.network.hidden(objective.batch.inputs, 0).detach(),
+            )
+        ]
     inputs: list[tuple[SelfAttention | BareAttention, Tensor]] = []
-    modules = [module for module in objective.network.modules() if isinstance(module, SelfAttention)]
-    with hooked(modules, lambda module, given, _: inputs.append((module, given[0].detach()))), torch.no_grad():
+    modules = [
+        module
+        for module in objective.network.modules()
+        if isinstance(module, SelfAttention)
+    ]
+    with (
+        hooked(
+            modules, lambda module, given, _: inputs.append((module, given[0].detach()))
+        ),
+        torch.no_grad(),
+    ):
         objective.network(objective.batch.inputs)
     return inputs
 
@@ -265,20 +398,36 @@ def cost_of(objective: Objective, at: At) -> Cost:
     looks = training.curvature != Curvature.none or training.optimiser.facts.divides
     refreshes = -(-updates // training.refresh) if looks else 0
     update, refresh = _seconds(objective, at)
-    return Cost(update, refresh, updates, refreshes, refreshes * _products(objective, training))
+    return Cost(
+        update, refresh, updates, refreshes, refreshes * _products(objective, training)
+    )
 
 
 def _products(objective: Objective, training: TrainingConfig) -> int:
     if training.optimiser.facts.divides:
-        return products_of_a_solver(training.optimiser, BatchLoss(objective.network, objective.loss, objective.batch))
-    return products_of_a_refresh(training.curvature, len(list(objective.network.parameters())))
+        return products_of_a_solver(
+            training.optimiser,
+            BatchLoss(objective.network, objective.loss, objective.batch),
+        )
+    return products_of_a_refresh(
+        training.curvature, len(list(objective.network.parameters()))
+    )
 
 
 def _seconds(objective: Objective, at: At) -> tuple[float, float]:
     training = at.config.training
-    network = copy.deepcopy(objective.network).to(getattr(torch, DType(training.dtype))).requires_grad_(True)
-    rule, batch = StepRule(network, replace(training, refresh=1)), training_batch(at.config, seed=at.seed, step=1)
-    loss = BatchLoss(network, objective.loss, batch.to(next(network.parameters()).device))
+    network = (
+        copy.deepcopy(objective.network)
+        .to(getattr(torch, DType(training.dtype)))
+        .requires_grad_(True)
+    )
+    rule, batch = (
+        StepRule(network, replace(training, refresh=1)),
+        training_batch(at.config, seed=at.seed, step=1),
+    )
+    loss = BatchLoss(
+        network, objective.loss, batch.to(next(network.parameters()).device)
+    )
     weights = copy.deepcopy(network.state_dict())
 
     def gradient() -> None:
@@ -293,9 +442,12 @@ def _seconds(objective: Objective, at: At) -> tuple[float, float]:
     with torch.enable_grad():
         gradient()  # a refresh finds one; and a rule that divides by curvature is refreshed before its first update
         while len(updates) < _REPEATS and sum(refreshes) < _LONG:
-            refreshes.append(_time(lambda: rule.refresh_curvature(1, loss, seed=at.seed)))
+            refreshes.append(
+                _time(lambda: rule.refresh_curvature(1, loss, seed=at.seed))
+            )
             updates.append(_time(update))
-            network.load_state_dict(weights)  # a large rate may lead too far for a second refresh
+            # A large rate may lead too far for a second refresh.
+            network.load_state_dict(weights)
     return statistics.median(updates), statistics.median(refreshes)
 
 
@@ -312,5 +464,9 @@ def _accuracy_rows(name: str, request: Request, right: Tensor) -> list[Row]:
     for index, hits in shares:
         share = float(hits.double().mean())
         error = (share * (1 - share) / len(hits)) ** 0.5
-        rows.append(state_row(name, request, Estimate(share, error, 0, "unseen sums"), index=index))
+        rows.append(
+            state_row(
+                name, request, Estimate(share, error, 0, "unseen sums"), index=index
+            )
+        )
     return rows

@@ -24,15 +24,45 @@ def matrices_of(model: ModelConfig) -> list[Matrix]:
 
 TIED = "W_E+W_U"  # one parameter in both roles; its block contains second derivatives in both roles, and mixed ones
 COMPONENTS = (
-    *("attention_bias", "scores", "norm_kind", "norm_eps", "positions", "n_kv_heads", "gate", "tied", "window"),
-    *("residual_scale", "differential_lambda", "differential_norm", "softcap", "centring"),
+    *(
+        "attention_bias",
+        "scores",
+        "norm_kind",
+        "norm_eps",
+        "positions",
+        "n_kv_heads",
+        "gate",
+        "tied",
+        "window",
+    ),
+    *(
+        "residual_scale",
+        "differential_lambda",
+        "differential_norm",
+        "softcap",
+        "centring",
+    ),
 )
 # Settings of networks of attention and MLPs, with the values that the paper's network has.
 OF_LAYERS = (
-    *("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "attention", "attention_skip", "norm", "mlp", "query_key"),
+    *(
+        "n_layers",
+        "n_heads",
+        "d_model",
+        "d_head",
+        "d_mlp",
+        "attention",
+        "attention_skip",
+        "norm",
+        "mlp",
+        "query_key",
+    ),
     *("temperature", "sigma_scales", "initialisation", "scaled_weight", "weight_scale"),
 )
-_FIRST_PATTERNS, _FIRST_NORMS = (Attention.softmax, Attention.linear), (Norm.none, Norm.pre, Norm.post)
+_FIRST_PATTERNS, _FIRST_NORMS = (
+    (Attention.softmax, Attention.linear),
+    (Norm.none, Norm.pre, Norm.post),
+)
 _FIRST_MLPS = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
 FIRST = {
     "attention": f"model.attention={'|'.join(_FIRST_PATTERNS)}",
@@ -44,14 +74,26 @@ FIRST = {
 def components(model: ModelConfig) -> dict[str, Any]:
     """Return the settings that differ from the paper's network, with their values; exact norms do not support them."""
     named = {name: getattr(model, name) for name in COMPONENTS}
-    chosen = {name: value for name, value in named.items() if value != getattr(ModelConfig, name)}
+    chosen = {
+        name: value
+        for name, value in named.items()
+        if value != getattr(ModelConfig, name)
+    }
     first = {"attention": _FIRST_PATTERNS, "norm": _FIRST_NORMS, "mlp": _FIRST_MLPS}
-    return chosen | {name: getattr(model, name) for name, known in first.items() if getattr(model, name) not in known}
+    return chosen | {
+        name: getattr(model, name)
+        for name, known in first.items()
+        if getattr(model, name) not in known
+    }
 
 
 def attention_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of an attention without an output projection."""
-    query_key = [Matrix.W_QK] if model.query_key == QueryKey.single else [Matrix.W_Q, Matrix.W_K]
+    query_key = (
+        [Matrix.W_QK]
+        if model.query_key == QueryKey.single
+        else [Matrix.W_Q, Matrix.W_K]
+    )
     return [*query_key, Matrix.W_V, *[Matrix.W_G] * (model.gate == Gate.output)]
 
 
@@ -65,12 +107,19 @@ def layer_matrices(model: ModelConfig) -> list[Matrix]:
     gate = [Matrix.W_gate] * (model.mlp in GATED)
     mlp = [] if model.mlp == MLP.none else [*gate, Matrix.W_in, Matrix.W_out]
     names = attention_matrices(model)
-    return [*names[: names.index(Matrix.W_V) + 1], Matrix.W_O, *names[names.index(Matrix.W_V) + 1 :], *mlp]
+    return [
+        *names[: names.index(Matrix.W_V) + 1],
+        Matrix.W_O,
+        *names[names.index(Matrix.W_V) + 1 :],
+        *mlp,
+    ]
 
 
 def transformer_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of a transformer on tokens; a tied embedding is not a weight of the paper."""
-    embeddings = [Matrix.W_E] * (not model.tied) + [Matrix.W_pos] * (model.positions == Positions.learned)
+    embeddings = [Matrix.W_E] * (not model.tied) + [Matrix.W_pos] * (
+        model.positions == Positions.learned
+    )
     return [*embeddings, *layer_matrices(model), *[Matrix.W_U] * (not model.tied)]
 
 
@@ -108,7 +157,9 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     (Remark 4.1), unless a smooth activation follows. A norm of the heads' outputs is not affine in W_V.
     """
     if part == Part.H_fT:
-        return (block.row != Group.query_key and block.is_diagonal) or model.query_key == QueryKey.single
+        return (
+            block.row != Group.query_key and block.is_diagonal
+        ) or model.query_key == QueryKey.single
     if part != Part.H_f or not block.is_diagonal:
         return False
     if block.row in _ALWAYS:
@@ -135,7 +186,8 @@ def _has_linear_pieces(model: ModelConfig) -> bool:
     return is_bilinear and model.attention in (Attention.linear, Attention.sparsemax)
 
 
-EVERY_PAIR, EVERY_WEIGHT, AT, ANY = ("pairs", "all"), "each", "@", "*"  # the setting all meant every pair before 0.5
+# The setting all meant every pair before 0.5.
+EVERY_PAIR, EVERY_WEIGHT, AT, ANY = (("pairs", "all"), "each", "@", "*")
 MOST_BLOCKS = 20_000  # limit per network; planning that many takes some seconds
 Pair = tuple[str, str]
 _SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q.head2
@@ -153,14 +205,20 @@ def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]
     reaching = [pair for pair in pairs if AT in "".join(pair)]
-    _check_number(sum(_count(pair, layout) for pair in plain) + sum(_reach(pair, layout) for pair in reaching))
+    _check_number(
+        sum(_count(pair, layout) for pair in plain)
+        + sum(_reach(pair, layout) for pair in reaching)
+    )
     pinned = [block for pair in reaching for block in _pinned(pair, layout)]
     return list(dict.fromkeys([*_layer_by_layer(plain, layout), *pinned]))
 
 
 def _count(pair: Pair, layout: Layout) -> int:
     """Return an upper bound of the number of blocks for a pair without pinned layers."""
-    return min((len(layout.layers_of(name)) for name in pair if layout.has_layer(name)), default=1)
+    return min(
+        (len(layout.layers_of(name)) for name in pair if layout.has_layer(name)),
+        default=1,
+    )
 
 
 def _reach(pair: Pair, layout: Layout) -> int:
@@ -177,8 +235,17 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
         return [(name, name) for name in names]
     entries = [setting] if isinstance(setting, str) else setting
     if not isinstance(entries, list | tuple) or not entries:
-        what = "blocks is empty" if entries in ([], (), None) else "blocks is not a list of names"
-        raise UserError(what, got=setting, allowed=_allowed(layout), remedy="for example blocks=[W_V,W_Q]")
+        what = (
+            "blocks is empty"
+            if entries in ([], (), None)
+            else "blocks is not a list of names"
+        )
+        raise UserError(
+            what,
+            got=setting,
+            allowed=_allowed(layout),
+            remedy="for example blocks=[W_V,W_Q]",
+        )
     named = [one for entry in entries for one in _matching(entry, layout)]
     _check_number(len(named))
     return list(dict.fromkeys(_pair(entry, layout, model) for entry in named))
@@ -189,7 +256,10 @@ def _matching(entry: Any, layout: Layout) -> list[Any]:
     if isinstance(entry, str):
         return _named_like(entry, layout)
     if isinstance(entry, list | tuple) and all(isinstance(name, str) for name in entry):
-        return [list(pair) for pair in product(*(_named_like(name, layout) for name in entry))]
+        return [
+            list(pair)
+            for pair in product(*(_named_like(name, layout) for name in entry))
+        ]
     return [entry]
 
 
@@ -247,7 +317,11 @@ def _check_name(name: Any, entry: Any, layout: Layout, model: ModelConfig) -> No
             _check_apart(bare, number, layout)
     if not layers:
         is_other = name in list(Matrix) and matrices_of(model)
-        raise _not_of_this_model(Matrix(name), entry, layout, model) if is_other else _no_weight(name, layout)
+        raise (
+            _not_of_this_model(Matrix(name), entry, layout, model)
+            if is_other
+            else _no_weight(name, layout)
+        )
     if at and layer != ANY and layer not in map(str, layers):
         raise UserError(
             f"blocks: {bare} is not in layer {layer or '(none)'}",
@@ -317,12 +391,15 @@ def _no_weight(name: Any, layout: Layout) -> UserError:
     )
 
 
-def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelConfig) -> UserError:
+def _not_of_this_model(
+    matrix: Matrix, entry: Any, layout: Layout, model: ModelConfig
+) -> UserError:
     now, home = _switch(matrix, model)
     pair = isinstance(entry, list | tuple)
     got = f"[{', '.join(map(str, entry))}]" if pair else matrix
     return UserError(
-        f"blocks: this model has no weight {matrix} ({now})" + f": {got} is not a pair of one model" * pair,
+        f"blocks: this model has no weight {matrix} ({now})"
+        + f": {got} is not a pair of one model" * pair,
         got=got,
         allowed=_allowed(layout),
         remedy=f"leave {matrix} out, or take another model: {home}",
@@ -332,15 +409,24 @@ def _not_of_this_model(matrix: Matrix, entry: Any, layout: Layout, model: ModelC
 def _switch(matrix: Matrix, model: ModelConfig) -> tuple[str, str]:
     """Return the setting that excludes `matrix` from this model, and a setting that includes it."""
     other = QueryKey.separate if model.query_key == QueryKey.single else QueryKey.single
-    switches: dict[str, Any] = {"query_key": other, "mlp": MLP.swiglu if matrix == Matrix.W_gate else MLP.relu}
+    switches: dict[str, Any] = {
+        "query_key": other,
+        "mlp": MLP.swiglu if matrix == Matrix.W_gate else MLP.relu,
+    }
     switches |= {"gate": Gate.output, "tied": False, "positions": Positions.learned}
     for name, value in switches.items():
         if matrix in matrices_of(replace(model, **{name: value})):
-            return f"model.{name}={typed(getattr(model, name))}", f"model.{name}={typed(value)}"
+            return (
+                f"model.{name}={typed(getattr(model, name))}",
+                f"model.{name}={typed(value)}",
+            )
     homes = {Matrix.W: "model=linear_mlp", Matrix.W_patch: "model=vit task=digits"}
     return f"model.kind={model.kind}", homes.get(matrix, "model=gpt2")
 
 
 def _allowed(layout: Layout) -> str:
     names, others = ", ".join(layout.names), ", ".join(layout.others)
-    return f"each, all, or a list of names or pairs of {names}" + f"; also {others}" * bool(others)
+    return (
+        f"each, all, or a list of names or pairs of {names}"
+        + f"; also {others}" * bool(others)
+    )

@@ -11,7 +11,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hessfig.config.enums import MLP, Attention, AttentionBias, Gate, NormKind, Positions, QueryKey, Scores, Sink
+from hessfig.config.enums import (
+    MLP,
+    Attention,
+    AttentionBias,
+    Gate,
+    NormKind,
+    Positions,
+    QueryKey,
+    Scores,
+    Sink,
+)
 from hessfig.config.science import ModelConfig
 
 UNIT_EPS = 1e-12  # added to the mean square of queries and keys in cosine scores
@@ -25,7 +35,9 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
 
-    def forward(self, rows: Float[Tensor, "*rows width"]) -> Float[Tensor, "*rows width"]:
+    def forward(
+        self, rows: Float[Tensor, "*rows width"]
+    ) -> Float[Tensor, "*rows width"]:
         return self.weight * rms_normalised(rows, self.eps)
 
 
@@ -36,7 +48,9 @@ class HeadGain(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(heads))
 
-    def forward(self, rows: Float[Tensor, "batch heads length d"]) -> Float[Tensor, "batch heads length d"]:
+    def forward(
+        self, rows: Float[Tensor, "batch heads length d"]
+    ) -> Float[Tensor, "batch heads length d"]:
         return self.weight[:, None, None] * rows
 
 
@@ -51,7 +65,8 @@ def norm_layer(model: ModelConfig, width: int) -> nn.Module:
     return of_kind(width, eps=model.norm_eps)
 
 
-GAINS = (nn.LayerNorm, nn.GroupNorm, RMSNorm, HeadGain)  # whose `weight` is 1 at initialisation
+# Whose `weight` is 1 at initialisation.
+GAINS = (nn.LayerNorm, nn.GroupNorm, RMSNorm, HeadGain)
 
 
 def silu(rows: Tensor) -> Tensor:
@@ -74,9 +89,15 @@ class PlainMLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, kind: MLP) -> None:
         super().__init__()
-        self.fc_in, self.fc_out, self.act = nn.Linear(width, hidden), nn.Linear(hidden, width), ACTIVATIONS[kind]
+        self.fc_in, self.fc_out, self.act = (
+            nn.Linear(width, hidden),
+            nn.Linear(hidden, width),
+            ACTIVATIONS[kind],
+        )
 
-    def forward(self, rows: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+    def forward(
+        self, rows: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch length width"]:
         return self.fc_out(self.act(self.fc_in(rows)))
 
 
@@ -88,7 +109,9 @@ class GatedMLP(nn.Module):
         self.gate, self.fc_in = nn.Linear(width, hidden), nn.Linear(width, hidden)
         self.fc_out, self.act = nn.Linear(hidden, width), ACTIVATIONS[kind]
 
-    def forward(self, rows: Float[Tensor, "batch length width"]) -> Float[Tensor, "batch length width"]:
+    def forward(
+        self, rows: Float[Tensor, "batch length width"]
+    ) -> Float[Tensor, "batch length width"]:
         return self.fc_out(self.act(self.gate(rows)) * self.fc_in(rows))
 
 
@@ -102,7 +125,9 @@ def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
     return (torch.arange(length, device=like.device) == 0).to(like.dtype)
 
 
-def with_sink(scores: Float[Tensor, "*rows keys"], beta: float) -> Float[Tensor, "*rows keys"]:
+def with_sink(
+    scores: Float[Tensor, "*rows keys"], beta: float
+) -> Float[Tensor, "*rows keys"]:
     """Return scores + beta e_1^T; beta is constant, so derivatives are those of the softmax at shifted scores."""
     return scores + beta * at_first(scores.shape[-1], scores) if beta else scores
 
@@ -120,14 +145,20 @@ def outside_window(
     return distances(length, device) >= (length if window is None else window)
 
 
-def rotated(rows: Float[Tensor, "*rows length d"], positions: Tensor, *, back: bool = False) -> Tensor:
+def rotated(
+    rows: Float[Tensor, "*rows length d"], positions: Tensor, *, back: bool = False
+) -> Tensor:
     """Rotate every pair of entries (2 i, 2 i + 1) by position * 10000^(-2 i / d) (arXiv 2104.09864), or `back`."""
     half = rows.shape[-1] // 2
-    rates = ROPE_BASE ** (-torch.arange(half, dtype=torch.float64, device=rows.device) / half)
+    rates = ROPE_BASE ** (
+        -torch.arange(half, dtype=torch.float64, device=rows.device) / half
+    )
     angles = positions.to(torch.float64)[:, None] * (-rates if back else rates)
     cos, sin = angles.cos().to(rows.dtype), angles.sin().to(rows.dtype)
     even, odd = rows[..., 0::2], rows[..., 1::2]
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
+    return torch.stack(
+        [even * cos - odd * sin, even * sin + odd * cos], dim=-1
+    ).flatten(-2)
 
 
 class Attending(nn.Module):
@@ -138,13 +169,19 @@ class Attending(nn.Module):
     each from one half of its queries and keys.
     """
 
-    def __init__(self, model: ModelConfig, d_head: int, d_value: int, *, is_bare: bool) -> None:
+    def __init__(
+        self, model: ModelConfig, d_head: int, d_value: int, *, is_bare: bool
+    ) -> None:
         super().__init__()
         self.model, self.n_heads = model, model.n_heads
         self.kv_heads = model.n_kv_heads or model.n_heads
         self.sets = 2 if model.attention == Attention.differential else 1
         self.is_single, bias = model.query_key == QueryKey.single, not is_bare
-        self.q = nn.Linear(model.d_model, self.n_heads * (model.d_model if self.is_single else d_head), bias)
+        self.q = nn.Linear(
+            model.d_model,
+            self.n_heads * (model.d_model if self.is_single else d_head),
+            bias,
+        )
         if not self.is_single:
             self.k = nn.Linear(model.d_model, self.kv_heads * d_head, bias)
         self.v = nn.Linear(model.d_model, self.kv_heads * d_value, bias)
@@ -152,14 +189,33 @@ class Attending(nn.Module):
             self.o = nn.Linear(self.n_heads * d_value, model.d_model)
         self.divisor = math.sqrt(d_head // self.sets) * model.temperature
         normed, is_differential = model.scores == Scores.qk_norm, self.sets == 2
-        self.q_norm = RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()
-        self.k_norm = RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()
-        self.score_gain = HeadGain(self.n_heads * self.sets) if model.scores == Scores.cosine else None
-        self.head_norm = RMSNorm(d_value, model.norm_eps) if is_differential and model.differential_norm else None
-        self.g = nn.Linear(model.d_model, self.n_heads * d_value, bias) if model.gate == Gate.output else None
+        self.q_norm = (
+            RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()
+        )
+        self.k_norm = (
+            RMSNorm(d_head // self.sets, model.norm_eps) if normed else nn.Identity()
+        )
+        self.score_gain = (
+            HeadGain(self.n_heads * self.sets)
+            if model.scores == Scores.cosine
+            else None
+        )
+        self.head_norm = (
+            RMSNorm(d_value, model.norm_eps)
+            if is_differential and model.differential_norm
+            else None
+        )
+        self.g = (
+            nn.Linear(model.d_model, self.n_heads * d_value, bias)
+            if model.gate == Gate.output
+            else None
+        )
 
     def mixed(
-        self, hidden: Float[Tensor, "batch length d_model"], queries: slice, masked: Bool[Tensor, "most most"]
+        self,
+        hidden: Float[Tensor, "batch length d_model"],
+        queries: slice,
+        masked: Bool[Tensor, "most most"],
     ) -> Float[Tensor, "batch queries inner"]:
         """Return the concatenated mixed values of all heads at the positions `queries`, after norm and gate."""
         weights = self.pattern(self.scores(hidden, queries), queries, masked)
@@ -167,9 +223,15 @@ class Attending(nn.Module):
         if self.head_norm is not None:
             rows = (1 - self.model.differential_lambda) * self.head_norm(rows)
         merged = rows.transpose(1, 2).flatten(2)
-        return merged if self.g is None else merged * torch.sigmoid(self.g(hidden[:, queries]))
+        return (
+            merged
+            if self.g is None
+            else merged * torch.sigmoid(self.g(hidden[:, queries]))
+        )
 
-    def scores(self, hidden: Tensor, queries: slice) -> Float[Tensor, "batch heads queries length"]:
+    def scores(
+        self, hidden: Tensor, queries: slice
+    ) -> Float[Tensor, "batch heads queries length"]:
         """Return the unmasked scores of the query positions, including biases; phi(q).phi(k) for kernel attention."""
         query, key = self._query_and_key(hidden, queries)
         if self.model.attention == Attention.kernel:
@@ -180,48 +242,73 @@ class Attending(nn.Module):
         scores = with_sink(scores, score_sink(self.model))
         if self.model.positions != Positions.alibi:
             return scores
-        return scores + slopes(self.model, self.sets, hidden.shape[1], like=scores)[:, queries]
+        return (
+            scores
+            + slopes(self.model, self.sets, hidden.shape[1], like=scores)[:, queries]
+        )
 
     def pattern(
         self, scores: Tensor, queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch n_heads queries length"]:
         """Return the mixing weights, 0 if `masked`; for differential attention, the difference of two sets."""
-        bias, hidden = sigmoid_bias(self.model, len(masked)), masked[queries, : scores.shape[-1]]
+        bias, hidden = (
+            sigmoid_bias(self.model, len(masked)),
+            masked[queries, : scores.shape[-1]],
+        )
         scores = scores + bias if bias else scores
         weights = PATTERNS[self.model.attention](scores, hidden)
         if self.sets == 1:
             centring = self.model.centring
-            return weights - centring * equal_weights(~hidden, like=weights) if centring else weights
+            return (
+                weights - centring * equal_weights(~hidden, like=weights)
+                if centring
+                else weights
+            )
         first, second = weights.unflatten(1, (self.n_heads, 2)).unbind(2)
         return first - self.model.differential_lambda * second
 
-    def shared(self, rows: Float[Tensor, "batch kv_heads length d"]) -> Float[Tensor, "batch heads length d"]:
+    def shared(
+        self, rows: Float[Tensor, "batch kv_heads length d"]
+    ) -> Float[Tensor, "batch heads length d"]:
         """Repeat every head of values (or set of heads of keys) for the heads of queries that share it."""
         repeats = self.n_heads // self.kv_heads
         if repeats == 1:
             return rows
-        return rows.unflatten(1, (self.kv_heads, -1)).repeat_interleave(repeats, dim=1).flatten(1, 2)
+        return (
+            rows.unflatten(1, (self.kv_heads, -1))
+            .repeat_interleave(repeats, dim=1)
+            .flatten(1, 2)
+        )
 
     def _query_and_key(self, hidden: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
-        query = self.q_norm(heads_of(self.q(hidden[:, queries]), self.n_heads * self.sets))
+        query = self.q_norm(
+            heads_of(self.q(hidden[:, queries]), self.n_heads * self.sets)
+        )
         if self.is_single:
             return query, hidden[:, None]
         key = self.k_norm(heads_of(self.k(hidden), self.kv_heads * self.sets))
         if self.score_gain is not None:
-            query, key = self.score_gain(rms_normalised(query, UNIT_EPS)), rms_normalised(key, UNIT_EPS)
+            query, key = (
+                self.score_gain(rms_normalised(query, UNIT_EPS)),
+                rms_normalised(key, UNIT_EPS),
+            )
         if self.model.positions == Positions.rope:
             positions = torch.arange(hidden.shape[1], device=hidden.device)
             query, key = rotated(query, positions[queries]), rotated(key, positions)
         return query, self.shared(key)
 
 
-def equal_weights(allowed: Bool[Tensor, "queries keys"], *, like: Tensor) -> Float[Tensor, "queries keys"]:
+def equal_weights(
+    allowed: Bool[Tensor, "queries keys"], *, like: Tensor
+) -> Float[Tensor, "queries keys"]:
     """Return one over the number of allowed keys for each of them, the weights of softmax at equal scores."""
     shares = allowed.to(like.dtype)
     return shares / shares.sum(-1, keepdim=True)
 
 
-def slopes(model: ModelConfig, sets: int, length: int, *, like: Tensor) -> Float[Tensor, "heads length length"]:
+def slopes(
+    model: ModelConfig, sets: int, length: int, *, like: Tensor
+) -> Float[Tensor, "heads length length"]:
     """Return -2^(-8 h / n_heads) |i - j| of heads h = 1, 2, ..., each for its `sets` of scores (arXiv 2108.12409)."""
     heads = torch.arange(1, model.n_heads + 1, dtype=like.dtype, device=like.device)
     slope = (2.0 ** (-8 * heads / model.n_heads)).repeat_interleave(sets)
@@ -230,10 +317,14 @@ def slopes(model: ModelConfig, sets: int, length: int, *, like: Tensor) -> Float
 
 def sigmoid_bias(model: ModelConfig, length: int) -> float:
     """Return the constant that is added to the scores of sigmoid attention over `length` tokens."""
-    return -math.log(length) if model.attention_bias == AttentionBias.log_length else 0.0
+    return (
+        -math.log(length) if model.attention_bias == AttentionBias.log_length else 0.0
+    )
 
 
-def heads_of(rows: Float[Tensor, "batch length inner"], heads: int) -> Float[Tensor, "batch heads length d"]:
+def heads_of(
+    rows: Float[Tensor, "batch length inner"], heads: int
+) -> Float[Tensor, "batch heads length d"]:
     """Split rows into heads, in order."""
     return rows.unflatten(-1, (heads, -1)).transpose(1, 2)
 
@@ -246,7 +337,9 @@ def softmax(scores: Tensor, masked: Tensor) -> Tensor:
 def off_by_one(scores: Tensor, masked: Tensor) -> Tensor:
     """Return exp(s_j) / (1 + sum over allowed keys): a softmax with an additional logit 0."""
     kept = scores.masked_fill(masked, float("-inf"))
-    return torch.softmax(torch.cat([kept, torch.zeros_like(kept[..., :1])], dim=-1), dim=-1)[..., :-1]
+    return torch.softmax(
+        torch.cat([kept, torch.zeros_like(kept[..., :1])], dim=-1), dim=-1
+    )[..., :-1]
 
 
 def sigmoid(scores: Tensor, masked: Tensor) -> Tensor:
@@ -267,7 +360,9 @@ def kernel(scores: Tensor, masked: Tensor) -> Tensor:
 
 def sparsemax(scores: Tensor, masked: Tensor) -> Tensor:
     """Return the nearest point of the simplex, max(s_j - tau, 0) (arXiv 1602.02068): affine on its support."""
-    support = _support(scores.detach().masked_fill(masked, float("-inf")), _sparsemax_holds)
+    support = _support(
+        scores.detach().masked_fill(masked, float("-inf")), _sparsemax_holds
+    )
     kept = torch.where(support, scores, 0.0)
     tau = (kept.sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
     return torch.where(support, kept - tau, 0.0)
@@ -275,7 +370,9 @@ def sparsemax(scores: Tensor, masked: Tensor) -> Tensor:
 
 def entmax15(scores: Tensor, masked: Tensor) -> Tensor:
     """Return max(s_j / 2 - tau, 0)^2, which sum to 1 (arXiv 1905.05702): tau in closed form on its support."""
-    support = _support(scores.detach().masked_fill(masked, float("-inf")) / 2, _entmax_holds)
+    support = _support(
+        scores.detach().masked_fill(masked, float("-inf")) / 2, _entmax_holds
+    )
     count, kept = support.sum(-1, keepdim=True), torch.where(support, scores / 2, 0.0)
     mean = kept.sum(-1, keepdim=True) / count
     spread = torch.where(support, kept - mean, 0.0).square().sum(-1, keepdim=True)
@@ -283,7 +380,9 @@ def entmax15(scores: Tensor, masked: Tensor) -> Tensor:
     return torch.where(support, kept - tau, 0.0).square()
 
 
-def _support(scores: Tensor, holds: Callable[[Tensor], Tensor]) -> Bool[Tensor, "*rows keys"]:
+def _support(
+    scores: Tensor, holds: Callable[[Tensor], Tensor]
+) -> Bool[Tensor, "*rows keys"]:
     """Return a mask of the k largest scores, with the largest k for which `holds` is true of the sorted scores."""
     ordered = scores.sort(dim=-1, descending=True).values
     number = holds(ordered).sum(-1, keepdim=True)

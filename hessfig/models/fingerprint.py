@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from hessfig.curvature.batched import is_small
-from hessfig.curvature.double_backward import differentiable_twice, gradients, inner, of_second_order
+from hessfig.curvature.double_backward import (
+    differentiable_twice,
+    gradients,
+    inner,
+    of_second_order,
+)
 from hessfig.curvature.problem import Objective, Scalar, Suffix
 from hessfig.errors import plain
 from hessfig.models.identity import tensor_bytes
@@ -18,8 +23,11 @@ from hessfig.models.protocol import ONCE
 from hessfig.rng import one_thread, stream
 from hessfig.terms import Part
 
-_STEP = 1e-2  # step to a nearby point, relative to the root mean square of each parameter
-_AWAY = tuple((-1) ** k * 2 ** (k / 4) for k in range(-20, 29))  # steps to points away from the weights, on both sides
+_STEP = (
+    1e-2  # step to a nearby point, relative to the root mean square of each parameter
+)
+# Steps to points away from the weights, on both sides.
+_AWAY = tuple((-1) ** k * 2 ** (k / 4) for k in range(-20, 29))
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,12 @@ class Fingerprint:
 
 
 def fingerprint(
-    objective: Objective, key: str, *, order: int = 2, twice: bool = True, is_far: bool = False
+    objective: Objective,
+    key: str,
+    *,
+    order: int = 2,
+    twice: bool = True,
+    is_far: bool = False,
 ) -> Fingerprint:
     """Return the fingerprint of the loss of `objective` in its parameters.
 
@@ -49,9 +62,15 @@ def fingerprint(
     try:
         digests = {_digest(objective, key, order, is_far) for _ in range(1 + twice)}
     except Exception as error:  # an exception of the user's code is the reason
-        what = ("its loss", "its gradient", "a product with its Hessian")[order] + " away from its weights" * is_far
+        what = ("its loss", "its gradient", "a product with its Hessian")[
+            order
+        ] + " away from its weights" * is_far
         return _none(f"{what} cannot be computed", error)
-    return Fingerprint(digests.pop()) if len(digests) == 1 else _none("two calls with the same weights differ")
+    return (
+        Fingerprint(digests.pop())
+        if len(digests) == 1
+        else _none("two calls with the same weights differ")
+    )
 
 
 def _none(why: str, error: Exception | None = None) -> Fingerprint:
@@ -61,10 +80,16 @@ def _none(why: str, error: Exception | None = None) -> Fingerprint:
 
 def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
     digest = hashlib.sha256()
-    with one_thread() if is_small(objective.network) else nullcontext(), torch.enable_grad(), differentiable_twice():
+    with (
+        one_thread() if is_small(objective.network) else nullcontext(),
+        torch.enable_grad(),
+        differentiable_twice(),
+    ):
         suffix = Suffix(objective, None)
         own = {
-            f"network.{name}": p.detach() for name, p in objective.network.named_parameters() if p.is_floating_point()
+            f"network.{name}": p.detach()
+            for name, p in objective.network.named_parameters()
+            if p.is_floating_point()
         }
         vector = {name: _signs(key, name, p) for name, p in own.items()}
         for at in _far(key, own, vector) if is_far else _beside(own, vector):
@@ -73,40 +98,71 @@ def _digest(objective: Objective, key: str, order: int, is_far: bool) -> str:
     return digest.hexdigest()
 
 
-def _beside(own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def _beside(
+    own: dict[str, Tensor], vector: dict[str, Tensor]
+) -> Iterator[dict[str, Tensor]]:
     for step in (0.0, _STEP):
-        yield {name: (p + step * _scale(p) * vector[name]).requires_grad_() for name, p in own.items()}
+        yield {
+            name: (p + step * _scale(p) * vector[name]).requires_grad_()
+            for name, p in own.items()
+        }
 
 
-def _far(key: str, own: dict[str, Tensor], vector: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-    draws = {name: torch.randn(p.shape, generator=stream(0, "far", key, name)).to(p) for name, p in own.items()}
+def _far(
+    key: str, own: dict[str, Tensor], vector: dict[str, Tensor]
+) -> Iterator[dict[str, Tensor]]:
+    draws = {
+        name: torch.randn(p.shape, generator=stream(0, "far", key, name)).to(p)
+        for name, p in own.items()
+    }
     for step in _AWAY:
         yield {name: p + step * _scale(p) * draws[name] for name, p in own.items()}
     for sign in (1, -1):
-        yield {name: torch.where(vector[name] == sign, p, 0.0) for name, p in own.items()}
+        yield {
+            name: torch.where(vector[name] == sign, p, 0.0) for name, p in own.items()
+        }
 
 
-def _numbers(suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], order: int) -> list[Tensor]:
+def _numbers(
+    suffix: Suffix, at: dict[str, Tensor], vector: Sequence[Tensor], order: int
+) -> list[Tensor]:
     """Return the loss, its gradient and H v at a point, summed over batches with one graph at a time."""
     total: list[Tensor] = []
     for start, scalar in suffix.terms(Part.H):
         piece = _of_batch(suffix, start, scalar, at, vector, order)
-        total = [summed + more for summed, more in zip(total, piece, strict=True)] if total else piece
+        total = (
+            [summed + more for summed, more in zip(total, piece, strict=True)]
+            if total
+            else piece
+        )
     return total
 
 
 def _of_batch(
-    suffix: Suffix, start: Tensor, scalar: Scalar, at: dict[str, Tensor], vector: Sequence[Tensor], order: int
+    suffix: Suffix,
+    start: Tensor,
+    scalar: Scalar,
+    at: dict[str, Tensor],
+    vector: Sequence[Tensor],
+    order: int,
 ) -> list[Tensor]:
     leaves = list(at.values())
     value = scalar(suffix.at(at, start))
     slopes = gradients(value, leaves, create_graph=order > 1) if order else []
-    product = gradients(inner(of_second_order(slopes), vector), leaves) if order > 1 else []
+    product = (
+        gradients(inner(of_second_order(slopes), vector), leaves) if order > 1 else []
+    )
     return [one.detach() for one in (value, *slopes, *product)]
 
 
 def _signs(key: str, name: str, like: Tensor) -> Tensor:
-    bits = torch.randint(0, 2, like.shape, generator=stream(0, "fingerprint", key, name), dtype=torch.int8)
+    bits = torch.randint(
+        0,
+        2,
+        like.shape,
+        generator=stream(0, "fingerprint", key, name),
+        dtype=torch.int8,
+    )
     return (2 * bits - 1).to(like)
 
 

@@ -15,7 +15,15 @@ from hessfig.curvature.double_backward import differentiable_twice, differentiat
 from hessfig.errors import UserError, first_few
 from hessfig.models.naming import tried_names, views
 from hessfig.models.naming.outside import Outside
-from hessfig.models.naming.suggested import FUSED, GATED, OTHER, QKV, ROUTER, Held, Places
+from hessfig.models.naming.suggested import (
+    FUSED,
+    GATED,
+    OTHER,
+    QKV,
+    ROUTER,
+    Held,
+    Places,
+)
 from hessfig.models.naming.trial import NetworkTrial
 from hessfig.models.naming.tried_names import MatrixPart, Verdict
 from hessfig.models.own.own_checks import check_whole
@@ -30,7 +38,9 @@ _ROLE = re.compile(r"W_\w+(\+W_\w+)*( by (heads|entries|\d+))?|other")
 _IN_ATTENTION, _IN_MLP = (*QKV, Matrix.W_O, "W_rel"), (*GATED, Matrix.W_out)
 
 
-def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inputs: Any = None) -> Layout:
+def find_weights(
+    network: nn.Module, roles: Mapping[str, str] | None = None, inputs: Any = None
+) -> Layout:
     """Return the weights of a transformer under the names of the paper, with heads, experts, biases and norms.
 
     Parameters
@@ -70,7 +80,12 @@ def find_weights(network: nn.Module, roles: Mapping[str, str] | None = None, inp
     device = next((one.device for one in network.parameters()), torch.device("cpu"))
     with differentiating(), kept_draws(), made_on(device):
         network = network if opener is None else opener.wrapped(network)
-        with preserved(network, numbers=False), evaluating(network), differentiable_twice(), torch.no_grad():
+        with (
+            preserved(network, numbers=False),
+            evaluating(network),
+            differentiable_twice(),
+            torch.no_grad(),
+        ):
             return _Named(network, roles, inputs).layout()
 
 
@@ -131,15 +146,23 @@ class _Named:
         }
         if not asked:
             return
-        problem = f"it does not run on inputs made up: {self.trial.problem}" if self.trial.problem else ""
-        reasons = first_few(list(dict.fromkeys([problem] * bool(problem) or self.reasons)))
+        problem = (
+            f"it does not run on inputs made up: {self.trial.problem}"
+            if self.trial.problem
+            else ""
+        )
+        reasons = first_few(
+            list(dict.fromkeys([problem] * bool(problem) or self.reasons))
+        )
         call = f"hessfig.find_weights(network, roles={dict.fromkeys(asked, OTHER)})"
         raise UserError(
             f"weights: of {len(asked)} kinds of matrices in layers names, shapes and use do not tell what they do",
             got=first_few([f"{where} {shape}" for where, shape in asked.items()])
             + f" ({reasons})" * bool(self.reasons),
             allowed=f"W_Q, W_K, W_V, W_O, W_gate, W_in, W_out, {ROUTER}, '{FUSED}', '{FUSED} by heads', '{OTHER}'",
-            remedy=call if not problem else f"hessfig.find_weights(network, inputs=BATCH), or {call}",
+            remedy=call
+            if not problem
+            else f"hessfig.find_weights(network, inputs=BATCH), or {call}",
         )
 
     def _check_attention(self) -> None:
@@ -149,28 +172,45 @@ class _Named:
             if entry.is_of_attention:
                 groups[entry.stack, entry.layer, entry.module].append(entry)
         verdicts = {
-            key: tried_names.attention(self.trial, self._parts(own), self._biases(own)) for key, own in groups.items()
+            key: tried_names.attention(self.trial, self._parts(own), self._biases(own))
+            for key, own in groups.items()
         }
-        suffixes = {key: _suffix(groups[key], verdict) for key, verdict in verdicts.items()}
+        suffixes = {
+            key: _suffix(groups[key], verdict) for key, verdict in verdicts.items()
+        }
         for key, members in groups.items():
-            twins = [other for other in groups if other[:2] == key[:2] and suffixes[other] == suffixes[key]]
+            twins = [
+                other
+                for other in groups
+                if other[:2] == key[:2] and suffixes[other] == suffixes[key]
+            ]
             verdict = verdicts[key]
             if suffixes[key] is None:
-                verdict = Verdict(reason=f"{key[2]} has the name of attention to other inputs, and the same inputs")
+                verdict = Verdict(
+                    reason=f"{key[2]} has the name of attention to other inputs, and the same inputs"
+                )
             elif len(twins) > 1:
-                verdict = Verdict(reason=f"{' and '.join(twin[2] for twin in twins)} are alike in one layer")
+                verdict = Verdict(
+                    reason=f"{' and '.join(twin[2] for twin in twins)} are alike in one layer"
+                )
             self._take(members, verdict, suffixes[key] or "")
 
     def _check_mlps(self) -> None:
         groups = defaultdict[tuple[str, int, str, str], list[Held]](list)
         for entry in self._matrices(_IN_MLP):
             if not entry.is_of_attention:
-                groups[entry.stack, entry.layer, entry.suffix, entry.module].append(entry)
+                groups[entry.stack, entry.layer, entry.suffix, entry.module].append(
+                    entry
+                )
         for key, members in groups.items():
             twins = [other for other in groups if other[:3] == key[:3]]
-            verdict = tried_names.mlp(self.trial, self._parts(members), self._biases(members))
+            verdict = tried_names.mlp(
+                self.trial, self._parts(members), self._biases(members)
+            )
             if len(twins) > 1 and not all("experts." in other[3] for other in twins):
-                verdict = Verdict(reason=f"{first_few([other[3] for other in twins])} are alike in one layer")
+                verdict = Verdict(
+                    reason=f"{first_few([other[3] for other in twins])} are alike in one layer"
+                )
             self._take(members, verdict, key[2])
 
     def _check_routers(self) -> None:
@@ -178,15 +218,27 @@ class _Named:
             beside = [
                 other
                 for other in self._matrices((Matrix.W_in,))
-                if (other.stack, other.layer, other.suffix) == (router.stack, router.layer, router.suffix)
+                if (other.stack, other.layer, other.suffix)
+                == (router.stack, router.layer, router.suffix)
             ]
             lists = {other.module for other in beside}
             experts = (
-                1 if router.suffix else max([len(lists), *(other.shape[0] for other in beside if len(other.shape) > 2)])
+                1
+                if router.suffix
+                else max(
+                    [
+                        len(lists),
+                        *(other.shape[0] for other in beside if len(other.shape) > 2),
+                    ]
+                )
             )
             (part,) = self._parts([router])
             self._take(
-                [router], tried_names.router(self.trial, part, [other.path for other in beside], experts), router.suffix
+                [router],
+                tried_names.router(
+                    self.trial, part, [other.path for other in beside], experts
+                ),
+                router.suffix,
             )
 
     def _matrices(self, names: Sequence[str]) -> Iterator[Held]:
@@ -202,18 +254,27 @@ class _Named:
 
     def _same_modules(self, members: Sequence[Held]) -> list[Held]:
         places = {(one.stack, one.layer, one.where) for one in members}
-        return [one for one in self.held.values() if (one.stack, one.layer, one.where) in places]
+        return [
+            one
+            for one in self.held.values()
+            if (one.stack, one.layer, one.where) in places
+        ]
 
     def _take(self, members: Sequence[Held], verdict: Verdict, suffix: str) -> None:
         """Keep roles that were confirmed or given, and heads that were confirmed."""
         if not verdict.is_used:
-            given = ", ".join(f"{m.where.partition('.')[2]} as {m.role}" for m in members if m.given)
+            given = ", ".join(
+                f"{m.where.partition('.')[2]} as {m.role}" for m in members if m.given
+            )
             self.reasons.append(verdict.reason + f" with {given}" * bool(given))
         for member in self._same_modules(members):
             role = member.role if verdict.is_used or member.given else ""
             heads = verdict.heads or (member.given and member.has_heads)
             self.held[member.path] = replace(
-                member, role=role, has_heads=heads, suffix=suffix if verdict.is_used else member.suffix
+                member,
+                role=role,
+                has_heads=heads,
+                suffix=suffix if verdict.is_used else member.suffix,
             )
 
 
@@ -234,8 +295,14 @@ def _parts_of(held: Held) -> Iterator[MatrixPart]:
     axis = _inputs_axis(held) if is_behind else held.outputs
     weights = list(views.named(replace(held, suffix="", has_heads=True)))
     for name in held.names:
-        columns = [views.columns_of(weight, held.shape, axis) for weight in weights if weight.name == name]
-        in_heads = [weight for weight in weights if weight.name.startswith(f"{name}.head")]
+        columns = [
+            views.columns_of(weight, held.shape, axis)
+            for weight in weights
+            if weight.name == name
+        ]
+        in_heads = [
+            weight for weight in weights if weight.name.startswith(f"{name}.head")
+        ]
         heads = tuple(views.columns_of(weight, held.shape, axis) for weight in in_heads)
         yield MatrixPart(name, held.path, held.outputs, torch.cat(columns), heads)
 

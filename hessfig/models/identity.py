@@ -19,23 +19,53 @@ from torch import Tensor, nn
 
 from hessfig.curvature.problem import Objective
 
+# Lent to it.
 LIBRARIES = {
     Path(folder).resolve()
     for folder in [
-        *(path for key, path in sysconfig.get_paths().items() if key.endswith(("lib", "stdlib"))),
-        *(path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")),  # lent to it
+        *(
+            path
+            for key, path in sysconfig.get_paths().items()
+            if key.endswith(("lib", "stdlib"))
+        ),
+        *(
+            path
+            for path in sys.path
+            if Path(path).name in ("site-packages", "dist-packages")
+        ),
     ]
 }
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice, range)
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    type(Ellipsis),
+    slice,
+    range,
+)
 _OF_TORCH = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _DEEPEST = 60  # maximal depth of nested objects
-_OF_NO_OUTPUT = {"training", "_parameters", "_buffers", "_modules", "_is_full_backward_hook"}  # or hashed separately
+# Or hashed separately.
+_OF_NO_OUTPUT = {
+    "training",
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_is_full_backward_hook",
+}
 
 
 def tensor_bytes(tensor: Tensor) -> bytes:
     """Return type, shape and numbers of a dense tensor as bytes."""
     plain = tensor.detach().cpu().contiguous().reshape(-1)
-    return f"{tensor.dtype} {tuple(tensor.shape)}\n".encode() + plain.view(torch.uint8).numpy().tobytes()
+    return (
+        f"{tensor.dtype} {tuple(tensor.shape)}\n".encode()
+        + plain.view(torch.uint8).numpy().tobytes()
+    )
 
 
 def identity(*things: Any, without: Iterable[Tensor] = ()) -> str:
@@ -55,14 +85,30 @@ def identities(network: nn.Module, **things: Any) -> dict[str, str]:
 
     Each module is hashed by itself; its submodules have their own entries.
     """
-    modules = {f"module {path}" if path else "the network": module for path, module in network.named_modules()}
+    modules = {
+        f"module {path}" if path else "the network": module
+        for path, module in network.named_modules()
+    }
     known = {id(module): path for path, module in modules.items()}
-    known |= {id(held): name for name, held in network.named_parameters(remove_duplicate=False)}
-    known |= {id(held): name for name, held in network.named_buffers(remove_duplicate=False)}
+    known |= {
+        id(held): name
+        for name, held in network.named_parameters(remove_duplicate=False)
+    }
+    known |= {
+        id(held): name for name, held in network.named_buffers(remove_duplicate=False)
+    }
     known |= {id(held): name for name, held in _run_in_place(network)}
-    parts = {path: _short(known, module, itself=True) for path, module in modules.items()}
-    buffers = {f"buffer {name}": held for name, held in network.named_buffers(remove_duplicate=False)}
-    parts |= {name: hashlib.sha256(tensor_bytes(held)).hexdigest()[:16] for name, held in buffers.items()}
+    parts = {
+        path: _short(known, module, itself=True) for path, module in modules.items()
+    }
+    buffers = {
+        f"buffer {name}": held
+        for name, held in network.named_buffers(remove_duplicate=False)
+    }
+    parts |= {
+        name: hashlib.sha256(tensor_bytes(held)).hexdigest()[:16]
+        for name, held in buffers.items()
+    }
     return parts | {name: _short(known, thing) for name, thing in things.items()}
 
 
@@ -71,7 +117,10 @@ def _run_in_place(network: nn.Module) -> list[tuple[str, Tensor]]:
     inside = getattr(network, "run_in_place", None)
     if inside is None:
         return []
-    return [*inside.named_parameters(remove_duplicate=False), *inside.named_buffers(remove_duplicate=False)]
+    return [
+        *inside.named_parameters(remove_duplicate=False),
+        *inside.named_buffers(remove_duplicate=False),
+    ]
 
 
 def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str:
@@ -88,7 +137,10 @@ def content_of(drawn: Objective) -> str:
 
     The fingerprint (hessfig.models.fingerprint) identifies the function that the network computes.
     """
-    parameters = ((name, tensor_bytes(p)) for name, p in drawn.network.named_parameters(remove_duplicate=False))
+    parameters = (
+        (name, tensor_bytes(p))
+        for name, p in drawn.network.named_parameters(remove_duplicate=False)
+    )
     parts = identities(drawn.network, **{"the loss": drawn.loss})
     return _hash(chain(parameters, parts.items(), [("data", data_content(drawn))]))
 
@@ -96,11 +148,25 @@ def content_of(drawn: Objective) -> str:
 def data_content(drawn: Objective) -> str:
     """Return a hash of the batches and the names of the weights, independent of network and loss."""
     weights = (*drawn.layout.weights, "all", *drawn.layout.parameters)
-    opaque = [("batch", identity(one)) for one in getattr(drawn.network, "opaque_batches", ())]
+    opaque = [
+        ("batch", identity(one)) for one in getattr(drawn.network, "opaque_batches", ())
+    ]
     named = [("weight", one) for one in weights]
-    given = [part for one in getattr(drawn.network, "given", ()) for part in one.tensors]
-    batches = [(name, getattr(one, name)) for one in (drawn.batch, *drawn.more) for name in ("inputs", "targets")]
-    return _hash([*named, *opaque, *((name, tensor_bytes(one)) for name, one in (*batches, *given))])
+    given = [
+        part for one in getattr(drawn.network, "given", ()) for part in one.tensors
+    ]
+    batches = [
+        (name, getattr(one, name))
+        for one in (drawn.batch, *drawn.more)
+        for name in ("inputs", "targets")
+    ]
+    return _hash(
+        [
+            *named,
+            *opaque,
+            *((name, tensor_bytes(one)) for name, one in (*batches, *given)),
+        ]
+    )
 
 
 def _hash(parts: Iterable[tuple[str, Any]]) -> str:
@@ -115,7 +181,12 @@ class _Walk:
     """Hashes objects recursively, each object once; `known` maps the ids of objects to words that replace them."""
 
     def __init__(self, known: Mapping[int, str]) -> None:
-        self.hash, self._words, self._held, self._depth = hashlib.sha256(), dict(known), list[Any](), 0
+        self.hash, self._words, self._held, self._depth = (
+            hashlib.sha256(),
+            dict(known),
+            list[Any](),
+            0,
+        )
 
     def take(self, thing: Any) -> None:
         """Add an object of any kind."""
@@ -136,11 +207,18 @@ class _Walk:
     def module(self, module: nn.Module) -> None:
         """Add type, code, attributes and hooks of a module, without parameters, buffers and submodules."""
         self.take(type(module))
-        self._say(f"{list(module._parameters)} {list(module._buffers)} {list(module._modules)}")
+        self._say(
+            f"{list(module._parameters)} {list(module._buffers)} {list(module._modules)}"
+        )
         for name, value in sorted(vars(module).items()):
             if "hooks" in name:
-                if not name.endswith(("_with_kwargs", "_always_called")) and "state_dict" not in name:
-                    self._all(name, list(value.values()) if isinstance(value, Mapping) else [])
+                if (
+                    not name.endswith(("_with_kwargs", "_always_called"))
+                    and "state_dict" not in name
+                ):
+                    self._all(
+                        name, list(value.values()) if isinstance(value, Mapping) else []
+                    )
             elif name not in _OF_NO_OUTPUT:
                 self._say(name)
                 self.take(value)
@@ -153,14 +231,22 @@ class _Walk:
         elif isinstance(thing, Tensor) and thing.grad_fn is not None:
             self._say("a result of a computation")
         elif isinstance(thing, Tensor):
-            dense = thing.layout == torch.strided and not (thing.is_quantized or thing.is_meta or thing.is_nested)
+            dense = thing.layout == torch.strided and not (
+                thing.is_quantized or thing.is_meta or thing.is_nested
+            )
             self.hash.update(tensor_bytes(thing) if dense else str(thing).encode())
         elif isinstance(thing, numpy.ndarray | numpy.generic):
             array = numpy.asarray(thing)
             self._say(f"array {array.dtype} {array.shape}")
-            self.hash.update(b"objects" if array.dtype.hasobject else numpy.ascontiguousarray(array).tobytes())
+            self.hash.update(
+                b"objects"
+                if array.dtype.hasobject
+                else numpy.ascontiguousarray(array).tobytes()
+            )
         elif isinstance(thing, dict):
-            self._all(type(thing).__name__, [one for pair in thing.items() for one in pair])
+            self._all(
+                type(thing).__name__, [one for pair in thing.items() for one in pair]
+            )
         elif isinstance(thing, list | tuple):
             self._all(type(thing).__name__, thing)
         elif isinstance(thing, set | frozenset):
@@ -192,8 +278,10 @@ def _pieces(thing: Any) -> Iterable[Any]:
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     is_own = not is_library(function.__module__)
-    inner = function if is_own else inspect.unwrap(function)  # without checks of types, for example
-    if not isinstance(inner, FunctionType):  # torch.compile also wraps modules and C functions
+    # Without checks of types, for example.
+    inner = function if is_own else inspect.unwrap(function)
+    # Torch.compile also wraps modules and C functions.
+    if not isinstance(inner, FunctionType):
         yield inner
         return
     function = inner
@@ -206,7 +294,11 @@ def _of_function(function: FunctionType) -> Iterator[Any]:
             yield "an empty cell"
     if is_own:
         yield function.__code__
-        yield {name: function.__globals__[name] for name in names_in(function.__code__) if name in function.__globals__}
+        yield {
+            name: function.__globals__[name]
+            for name in names_in(function.__code__)
+            if name in function.__globals__
+        }
 
 
 def _of_class(kind: type) -> Iterator[Any]:
@@ -214,9 +306,14 @@ def _of_class(kind: type) -> Iterator[Any]:
     if is_library(kind.__module__):
         return
     yield from kind.__bases__
-    code, data = (FunctionType, staticmethod, classmethod, property), (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor)
+    code, data = (
+        (FunctionType, staticmethod, classmethod, property),
+        (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor),
+    )
     for name, value in sorted(vars(kind).items()):
-        if isinstance(value, code) or (isinstance(value, data) and not name.startswith("__")):
+        if isinstance(value, code) or (
+            isinstance(value, data) and not name.startswith("__")
+        ):
             yield from (name, value)
 
 
@@ -229,9 +326,18 @@ def _of_object(thing: Any) -> Iterator[Any]:
     named = str(getattr(thing, "__name__", ""))
     yield from (kind, named)
     slots = [slot for base in kind.__mro__ for slot in _slots(base)]
-    entries = {**getattr(thing, "__dict__", {}), **{slot: getattr(thing, slot, None) for slot in slots}}
-    whole = not is_library(kind.__module__) or kind.__module__.startswith(("hessfig.models", "hessfig.tasks"))
-    yield {name: value for name, value in sorted(entries.items()) if whole or (_is_plain(value) and "hash" not in name)}
+    entries = {
+        **getattr(thing, "__dict__", {}),
+        **{slot: getattr(thing, slot, None) for slot in slots},
+    }
+    whole = not is_library(kind.__module__) or kind.__module__.startswith(
+        ("hessfig.models", "hessfig.tasks")
+    )
+    yield {
+        name: value
+        for name, value in sorted(entries.items())
+        if whole or (_is_plain(value) and "hash" not in name)
+    }
 
 
 _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
@@ -242,7 +348,12 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
     (staticmethod | classmethod, lambda method: (method.__func__,)),
     (property, attrgetter("fget", "fset")),
     (FunctionType, _of_function),
-    (CodeType, attrgetter("co_code", "co_consts", "co_names", "co_freevars", "co_argcount", "co_flags")),
+    (
+        CodeType,
+        attrgetter(
+            "co_code", "co_consts", "co_names", "co_freevars", "co_argcount", "co_flags"
+        ),
+    ),
     (type, _of_class),
     (object, _of_object),
 )
@@ -250,7 +361,11 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Iterable[Any]]], ...] = (
 
 def _slots(kind: type) -> Iterator[str]:
     slots = vars(kind).get("__slots__", ())
-    yield from (slot for slot in ((slots,) if isinstance(slots, str) else slots) if not slot.startswith("__"))
+    yield from (
+        slot
+        for slot in ((slots,) if isinstance(slots, str) else slots)
+        if not slot.startswith("__")
+    )
 
 
 def _is_plain(thing: Any) -> bool:
@@ -259,7 +374,9 @@ def _is_plain(thing: Any) -> bool:
         return all(map(_is_plain, thing))
     if isinstance(thing, dict):
         return all(_is_plain(one) for pair in thing.items() for one in pair)
-    return isinstance(thing, (*_PLAIN, *_OF_TORCH, Tensor, numpy.ndarray, numpy.generic, Enum))
+    return isinstance(
+        thing, (*_PLAIN, *_OF_TORCH, Tensor, numpy.ndarray, numpy.generic, Enum)
+    )
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -277,4 +394,6 @@ def is_library(module: str | None) -> bool:
     if top in sys.stdlib_module_names or top in ("builtins", "hessfig"):
         return top != "__main__"
     file = getattr(sys.modules.get(top), "__file__", None)
-    return file is not None and any(Path(file).resolve().is_relative_to(folder) for folder in LIBRARIES)
+    return file is not None and any(
+        Path(file).resolve().is_relative_to(folder) for folder in LIBRARIES
+    )

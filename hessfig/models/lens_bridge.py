@@ -14,7 +14,11 @@ from hessfig.models.own.any_batch import Shell
 from hessfig.models.own.batches import is_plain
 from hessfig.models.own.copies import copied
 
-_PATTERN, _WIRED, _NOTING = "_pattern", "_capture_hooks_wired", ("_capture_pre_ln1", "_capture_mlp_in")
+_PATTERN, _WIRED, _NOTING = (
+    "_pattern",
+    "_capture_hooks_wired",
+    ("_capture_pre_ln1", "_capture_mlp_in"),
+)
 
 
 def wrapped(bridge: Any) -> nn.Module:
@@ -26,13 +30,25 @@ def wrapped(bridge: Any) -> nn.Module:
     model = copied(bridge.original_model, "the network").eval()
     for module in model.modules():
         _set_free(module)
-    parameters = {path: parameter for path, parameter in model.named_parameters() if parameter.is_floating_point()}
+    parameters = {
+        path: parameter
+        for path, parameter in model.named_parameters()
+        if parameter.is_floating_point()
+    }
     trained = {path: parameter.requires_grad for path, parameter in parameters.items()}
     with torch.enable_grad():
         for parameter in parameters.values():
             parameter.requires_grad_()
-        logits = _logits(model(torch.zeros(1, 2, dtype=torch.long, device=next(model.parameters()).device)))
-        slopes = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
+        logits = _logits(
+            model(
+                torch.zeros(
+                    1, 2, dtype=torch.long, device=next(model.parameters()).device
+                )
+            )
+        )
+        slopes = torch.autograd.grad(
+            logits.sum(), list(parameters.values()), allow_unused=True
+        )
     for (path, parameter), slope in zip(parameters.items(), slopes, strict=True):
         parameter.requires_grad_(trained[path])
         if slope is None and ".qkv." in path:
@@ -63,7 +79,9 @@ def _forget(module: nn.Module, given: Any, found: Any) -> None:
     setattr(module, _PATTERN, None)
 
 
-def bridge_as_network(bridge: Any, model: nn.Module, inputs: Any, targets: Any) -> tuple[nn.Module, Any, Any]:
+def bridge_as_network(
+    bridge: Any, model: nn.Module, inputs: Any, targets: Any
+) -> tuple[nn.Module, Any, Any]:
     """Return the model of a bridge as a network, with inputs and targets.
 
     For tokens without targets (samples, length), or a list of such tensors, the targets are the next tokens at all
@@ -72,7 +90,11 @@ def bridge_as_network(bridge: Any, model: nn.Module, inputs: Any, targets: Any) 
     if _are_tokens(inputs):
         if targets is None:
             check_causal(bridge)
-            targets = [following(one) for one in inputs] if isinstance(inputs, list) else following(inputs)
+            targets = (
+                [following(one) for one in inputs]
+                if isinstance(inputs, list)
+                else following(inputs)
+            )
         return Logits(model), inputs, targets
     return (Logits(model) if is_plain(inputs, targets) else model), inputs, targets
 
@@ -81,13 +103,18 @@ def followed(bridge: Any, batch: Any, loss: Any) -> tuple[nn.Module, Any, Any]:
     """Return the model that a bridge wraps, which is the one that is trained, with batch and loss for a monitor."""
     if _are_tokens(batch):
         check_causal(bridge)
-        batch = [(one, following(one)) for one in (batch if isinstance(batch, list) else [batch])]
+        batch = [
+            (one, following(one))
+            for one in (batch if isinstance(batch, list) else [batch])
+        ]
         loss = "cross_entropy" if loss is None else loss
     return bridge.original_model, batch, loss
 
 
 def _are_tokens(inputs: Any) -> bool:
-    return isinstance(inputs, Tensor) or (isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs))
+    return isinstance(inputs, Tensor) or (
+        isinstance(inputs, list) and all(isinstance(one, Tensor) for one in inputs)
+    )
 
 
 def following(tokens: Tensor, first: int = 0) -> Tensor:

@@ -6,7 +6,18 @@ hessfig.config.checks calls them by name when it composes a configuration, since
 from enum import StrEnum
 from functools import cache
 
-from hessfig.config.enums import Attention, Data, Draws, Loss, Norm, Positions, QueryKey, ScaledWeight, Scores, Sink
+from hessfig.config.enums import (
+    Attention,
+    Data,
+    Draws,
+    Loss,
+    Norm,
+    Positions,
+    QueryKey,
+    ScaledWeight,
+    Scores,
+    Sink,
+)
 from hessfig.config.facts import VARIED
 from hessfig.config.given import holds, is_off, setting_not_read, setting_of
 from hessfig.config.grid import sigma_values
@@ -17,9 +28,21 @@ from hessfig.models.blocks import FIRST
 from hessfig.models.protocol import NetworkKind, kind, kinds, kinds_where
 from hessfig.terms import GATED, Kind, Matrix
 
-_SIZES = tuple(f"model.{name}" for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary"))
-_BY_SIZE = ("model.sink", "model.scaled_weight")  # sweeps over their size include the value "none"
-_DATA = (Data.gaussian, Data.digits, Data.tokens, Data.masked_tokens, Data.text, Data.addition)  # listed in messages
+_SIZES = tuple(
+    f"model.{name}"
+    for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary")
+)
+# Sweeps over their size include the value "none".
+_BY_SIZE = ("model.sink", "model.scaled_weight")
+# Listed in messages.
+_DATA = (
+    Data.gaussian,
+    Data.digits,
+    Data.tokens,
+    Data.masked_tokens,
+    Data.text,
+    Data.addition,
+)
 
 
 def check_model(model: ModelConfig) -> None:
@@ -44,14 +67,19 @@ def check_model(model: ModelConfig) -> None:
 
 def unread(config: Config, key: str) -> UserError | None:
     """Return the error for a setting, or an entry of it, that the network, its data and its state do not read."""
-    key, name = setting_of(key), key.split(".")[1] if key.startswith("model.") else "kind"
+    key, name = (
+        setting_of(key),
+        key.split(".")[1] if key.startswith("model.") else "kind",
+    )
     if is_off(config, key):
         return None
     if name != "kind" and config.model.kind in kinds():
         reads = kind(config.model.kind).reads
         if name not in reads:
             return _of_other_kinds(config, key, name)
-        if reason := setting_not_read(config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])):
+        if reason := setting_not_read(
+            config, key, reads[name], f"kind={config.model.kind}" * bool(reads[name])
+        ):
             return reason
     return setting_not_read(config, key, settings()[key].says.where)
 
@@ -59,7 +87,11 @@ def unread(config: Config, key: str) -> UserError | None:
 def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
     readers = kinds_where(lambda record: name in record.reads)
     meant = settings()[key].says.implies
-    data = f" task={kind(readers[0]).data}" if config.task.data not in kind(readers[0]).takes else ""
+    data = (
+        f" task={kind(readers[0]).data}"
+        if config.task.data not in kind(readers[0]).takes
+        else ""
+    )
     return UserError(
         f"{key}: kind={config.model.kind} does not read it",
         got=f"{key}={typed(value_of(config, key))}, model.kind={config.model.kind}",
@@ -79,8 +111,14 @@ def _never_idle() -> tuple[str, ...]:
         "state": lambda setting: True,
         "task": lambda setting: setting.added,
     }
-    idle = (entry for entry in settings().values() if entry.role in VARIED and entry.key.partition(".")[0] in counts)
-    return tuple(entry.key for entry in idle if counts[entry.key.partition(".")[0]](entry))
+    idle = (
+        entry
+        for entry in settings().values()
+        if entry.role in VARIED and entry.key.partition(".")[0] in counts
+    )
+    return tuple(
+        entry.key for entry in idle if counts[entry.key.partition(".")[0]](entry)
+    )
 
 
 def check_idle(config: Config) -> None:
@@ -91,7 +129,11 @@ def check_idle(config: Config) -> None:
     """
     crossed = "model.attention" if holds(config, FIRST["attention"]) else ""
     for key in _never_idle():
-        if key != crossed and value_of(config, key) != default_of(key) and (reason := unread(config, key)):
+        if (
+            key != crossed
+            and value_of(config, key) != default_of(key)
+            and (reason := unread(config, key))
+        ):
             raise reason
 
 
@@ -129,12 +171,20 @@ def _scalable(matrices: list[Matrix]) -> list[ScaledWeight]:
 
 _NO_PAIR = "it needs queries and keys of their own, and the single matrix W_QK has none"
 _NO_LOGITS = "kernel attention has features phi(q) and phi(k) in place of logits"
-_NO_SOFTMAX = "linear attention has no softmax; a constant in its scores would add values"
+_NO_SOFTMAX = (
+    "linear attention has no softmax; a constant in its scores would add values"
+)
 # A setting and its value, a further setting with the values that it excludes, and the reason.
 _EXCLUSIONS: tuple[tuple[str, StrEnum, str, tuple[StrEnum, ...], str], ...] = (
     ("query_key", QueryKey.single, "scores", (Scores.qk_norm, Scores.cosine), _NO_PAIR),
     ("query_key", QueryKey.single, "positions", (Positions.rope,), _NO_PAIR),
-    ("query_key", QueryKey.single, "attention", (Attention.kernel, Attention.differential), _NO_PAIR),
+    (
+        "query_key",
+        QueryKey.single,
+        "attention",
+        (Attention.kernel, Attention.differential),
+        _NO_PAIR,
+    ),
     ("attention", Attention.kernel, "scores", (Scores.softcap,), _NO_LOGITS),
     ("attention", Attention.kernel, "positions", (Positions.alibi,), _NO_LOGITS),
     ("attention", Attention.kernel, "sink", (Sink.scores, Sink.both), _NO_LOGITS),
@@ -157,7 +207,9 @@ def _check_excluded(model: ModelConfig) -> None:
 
 def _check_heads(model: ModelConfig) -> None:
     """Raise UserError for heads that cannot be shared, halved or rotated."""
-    if model.n_kv_heads is not None and (model.n_heads % model.n_kv_heads or model.query_key == QueryKey.single):
+    if model.n_kv_heads is not None and (
+        model.n_heads % model.n_kv_heads or model.query_key == QueryKey.single
+    ):
         is_single = model.query_key == QueryKey.single
         raise UserError(
             "model.n_kv_heads: the single matrix W_QK has no keys to share"
@@ -167,10 +219,15 @@ def _check_heads(model: ModelConfig) -> None:
             allowed="model.query_key=separate, and a divisor of model.n_heads",
             remedy="leave model.n_kv_heads out" if is_single else "model.n_kv_heads=1",
         )
-    width, sets = with_defaults(model).d_head or 0, 2 if model.attention == Attention.differential else 1
+    width, sets = (
+        with_defaults(model).d_head or 0,
+        2 if model.attention == Attention.differential else 1,
+    )
     pairs = 2 if model.positions == Positions.rope else 1
     if width % (sets * pairs):
-        what = "differential attention halves" * (sets == 2) + " and " * (sets * pairs == 4)
+        what = "differential attention halves" * (sets == 2) + " and " * (
+            sets * pairs == 4
+        )
         raise UserError(
             f"model.d_head: {what}{'rotary positions turn pairs of entries of' * (pairs == 2)} every head",
             got=f"heads {width} wide, {_got(model, 'attention', 'positions')}",
@@ -181,7 +238,10 @@ def _check_heads(model: ModelConfig) -> None:
 
 def _got(model: ModelConfig, *names: str) -> str:
     values = {name: getattr(model, name) for name in names}
-    return ", ".join(f"model.{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in values.items())
+    return ", ".join(
+        f"model.{name}={str(v).lower() if isinstance(v, bool) else v}"
+        for name, v in values.items()
+    )
 
 
 def _check_norm(model: ModelConfig) -> None:
@@ -202,10 +262,15 @@ def check_task(config: Config) -> None:
     if task.data != data:
         is_python = Data.python in (task.data, data)
         raise UserError(
-            "task.data and model.kind do not fit" + ": model.factory makes the data too" * is_python,
+            "task.data and model.kind do not fit"
+            + ": model.factory makes the data too" * is_python,
             got=f"task.data={task.data}, model.kind={name}",
-            allowed="python with python" if is_python else "; ".join(f"{one} with {_takers(one)}" for one in _DATA),
-            remedy="model=python task=python, or sweep=network, which has both" if is_python else f"task={data}",
+            allowed="python with python"
+            if is_python
+            else "; ".join(f"{one} with {_takers(one)}" for one in _DATA),
+            remedy="model=python task=python, or sweep=network, which has both"
+            if is_python
+            else f"task={data}",
         )
     if data.facts.is_real and task.loss == Loss.cross_entropy:
         raise UserError(
@@ -227,7 +292,11 @@ def check_draws(config: Config) -> None:
     """Raise UserError for published draws of a network that the published code does not draw."""
     if config.state.draw != Draws.published:
         return
-    others = [name for name in _AS_PUBLISHED if getattr(config.model, name) != getattr(ModelConfig(), name)]
+    others = [
+        name
+        for name in _AS_PUBLISHED
+        if getattr(config.model, name) != getattr(ModelConfig(), name)
+    ]
     if others or config.model.mlp in GATED:
         raise UserError(
             "state.draw=published: the published code does not draw this network",
@@ -242,7 +311,10 @@ def check_draws(config: Config) -> None:
 def _check_published_stream(config: Config) -> None:
     """Raise UserError for repeats or a grid that the one stream behind Figure 8 does not have."""
     last, points = config.first_seed + config.seeds - 1, len(sigma_values(config.grid))
-    if not {config.first_seed, last} <= {*_PUBLISHED_REPEATS} or points != _PUBLISHED_POINTS:
+    if (
+        not {config.first_seed, last} <= {*_PUBLISHED_REPEATS}
+        or points != _PUBLISHED_POINTS
+    ):
         raise UserError(
             "state.draw=published: all linear MLPs are of one stream, 20 repeats at 20 sigmas",
             got=f"seeds {config.first_seed} to {last}, {points} sigmas",
@@ -254,7 +326,11 @@ def _check_published_stream(config: Config) -> None:
 def _takers(data: Data) -> str:
     """Return the kinds of networks that take these data, as a phrase."""
     *others, last = kinds_where(lambda record: data in record.takes)
-    return f"{', '.join(others)} or {last}" if len(others) > 1 else ", ".join([*others, last])
+    return (
+        f"{', '.join(others)} or {last}"
+        if len(others) > 1
+        else ", ".join([*others, last])
+    )
 
 
 def _named(names: list[str]) -> str:

@@ -12,7 +12,14 @@ from torch.nn import functional as F
 from hessfig.config.enums import MLP, Norm, Positions, Sink
 from hessfig.config.schema import with_defaults
 from hessfig.config.science import ModelConfig
-from hessfig.models.components import ACTIVATIONS, Attending, GatedMLP, PlainMLP, norm_layer, outside_window
+from hessfig.models.components import (
+    ACTIVATIONS,
+    Attending,
+    GatedMLP,
+    PlainMLP,
+    norm_layer,
+    outside_window,
+)
 from hessfig.terms import GATED
 
 
@@ -21,7 +28,9 @@ def embedding_sink(model: ModelConfig) -> float:
     return model.sink_beta if model.sink in (Sink.embedding, Sink.both) else 0.0
 
 
-def position_factors(positions: Int[Tensor, " rows"], beta: float, like: Tensor) -> Float[Tensor, "rows 1"]:
+def position_factors(
+    positions: Int[Tensor, " rows"], beta: float, like: Tensor
+) -> Float[Tensor, "rows 1"]:
     """Return 1 + beta at position 0, else 1: a fixed factor, so the parameters remain W_E and W_pos."""
     return (1 + beta * (positions == 0).to(like.dtype)).unsqueeze(1)
 
@@ -39,10 +48,16 @@ class SelfAttention(Attending):
         d_head = with_defaults(model).d_head or 0
         super().__init__(model, d_head, d_head, is_bare=False)
         later = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
-        self.register_buffer("causal_mask", later | outside_window(length, model.window), persistent=False)
+        self.register_buffer(
+            "causal_mask",
+            later | outside_window(length, model.window),
+            persistent=False,
+        )
 
     def forward(
-        self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
+        self,
+        hidden: Float[Tensor, "batch length d_model"],
+        queries: slice = slice(None),
     ) -> Float[Tensor, "batch queries d_model"]:
         """Return the attention output at the positions `queries`."""
         return self.o(self.mixed(hidden, queries, self.causal_mask))
@@ -53,22 +68,35 @@ class Layer(nn.Module):
 
     def __init__(self, model: ModelConfig, length: int) -> None:
         super().__init__()
-        self.model, self.norm, self.attention_skip = model, model.norm, model.attention_skip
+        self.model, self.norm, self.attention_skip = (
+            model,
+            model.norm,
+            model.attention_skip,
+        )
         self.has_mlp, is_sandwich = model.mlp != MLP.none, model.norm == Norm.sandwich
         self.ln1 = _norm(model, model.norm != Norm.none)
         self.attn = SelfAttention(model, length)
         self.ln2 = _norm(model, model.norm != Norm.none and self.has_mlp)
         if self.has_mlp:
             hidden = with_defaults(model).d_mlp or 0
-            self.mlp = (GatedMLP if model.mlp in GATED else PlainMLP)(model.d_model, hidden, model.mlp)
-        self.ln1_post, self.ln2_post = _norm(model, is_sandwich), _norm(model, is_sandwich and self.has_mlp)
+            self.mlp = (GatedMLP if model.mlp in GATED else PlainMLP)(
+                model.d_model, hidden, model.mlp
+            )
+        self.ln1_post, self.ln2_post = (
+            _norm(model, is_sandwich),
+            _norm(model, is_sandwich and self.has_mlp),
+        )
 
     def forward(
-        self, hidden: Float[Tensor, "batch length d_model"], queries: slice = slice(None)
+        self,
+        hidden: Float[Tensor, "batch length d_model"],
+        queries: slice = slice(None),
     ) -> Float[Tensor, "batch queries d_model"]:
         """Return the layer's output at the positions `queries`."""
         after = self.norm == Norm.post
-        attended = self.ln1_post(self.attn(hidden if after else self.ln1(hidden), queries))
+        attended = self.ln1_post(
+            self.attn(hidden if after else self.ln1(hidden), queries)
+        )
         branch = self.model.residual_scale * attended
         residual = hidden[:, queries] + branch if self.attention_skip else branch
         residual = self.ln1(residual) if after else residual
@@ -78,7 +106,9 @@ class Layer(nn.Module):
         """Return the residual stream after the MLP sublayer."""
         if self.norm == Norm.post:
             return self.ln2(residual + self.model.residual_scale * self.mlp(residual))
-        return residual + self.model.residual_scale * self.ln2_post(self.mlp(self.ln2(residual)))
+        return residual + self.model.residual_scale * self.ln2_post(
+            self.mlp(self.ln2(residual))
+        )
 
 
 class Transformer(nn.Module):
@@ -92,7 +122,11 @@ class Transformer(nn.Module):
     def __init__(self, model: ModelConfig, *, vocabulary: int, length: int) -> None:
         super().__init__()
         self.tok_embed = nn.Embedding(vocabulary, model.d_model)
-        self.pos = nn.Embedding(length, model.d_model) if model.positions == Positions.learned else None
+        self.pos = (
+            nn.Embedding(length, model.d_model)
+            if model.positions == Positions.learned
+            else None
+        )
         self.layers = nn.ModuleList(Layer(model, length) for _ in range(model.n_layers))
         self.ln_out = final_norm(model)
         self.head = nn.Linear(model.d_model, vocabulary)
@@ -100,11 +134,15 @@ class Transformer(nn.Module):
         if model.tied:
             self.head.weight = self.tok_embed.weight
 
-    def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
+    def forward(
+        self, tokens: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length vocab"]:
         """Return the logits at every position."""
         return self.head(self.ln_out(self.hidden(tokens, len(self.layers))))
 
-    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
+    def hidden(
+        self, tokens: Int[Tensor, "batch length"], depth: int
+    ) -> Float[Tensor, "batch length d_model"]:
         """Return the residual stream after `depth` layers (0: the embeddings)."""
         hidden = self.tok_embed(tokens)
         if self.pos is not None:
@@ -122,7 +160,11 @@ class Transformer(nn.Module):
         The last layer is computed at the scored positions only: no other position enters the loss.
         """
         hidden = through(self.layers[depth:-1], hidden)
-        hidden = self.layers[-1](hidden, scored) if depth < len(self.layers) else hidden[:, scored]
+        hidden = (
+            self.layers[-1](hidden, scored)
+            if depth < len(self.layers)
+            else hidden[:, scored]
+        )
         return self.head(self.ln_out(hidden))
 
 
@@ -149,7 +191,9 @@ class PrefixMLP(nn.Module):
     encode its position, so there is no W_pos.
     """
 
-    def __init__(self, model: ModelConfig, *, width: int, vocabulary: int, reach: int) -> None:
+    def __init__(
+        self, model: ModelConfig, *, width: int, vocabulary: int, reach: int
+    ) -> None:
         super().__init__()
         self.tok_embed = nn.Embedding(vocabulary, model.d_model)
         widths = [reach * model.d_model] + [width] * model.n_layers
@@ -157,12 +201,20 @@ class PrefixMLP(nn.Module):
         self.head = nn.Linear(width, vocabulary)
         self.act, self.reach = ACTIVATIONS[model.mlp], reach
 
-    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch reach width"]:
+    def hidden(
+        self, tokens: Int[Tensor, "batch length"], depth: int
+    ) -> Float[Tensor, "batch reach width"]:
         """Return the activations after `depth` layers (0: the embeddings) of the first `reach` positions."""
         embedded = self.tok_embed(tokens[:, : self.reach])
-        return self._layers(prefixes(embedded, slice(None)), 0, depth) if depth else embedded
+        return (
+            self._layers(prefixes(embedded, slice(None)), 0, depth)
+            if depth
+            else embedded
+        )
 
-    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocab"]:
+    def from_hidden(
+        self, hidden: Tensor, depth: int, scored: slice
+    ) -> Float[Tensor, "batch scored vocab"]:
         """Return the logits at the scored positions, given the activations after `depth` layers."""
         rows = hidden[:, scored] if depth else prefixes(hidden, scored)
         return self.head(self._layers(rows, depth, len(self.layers)))
@@ -173,15 +225,21 @@ class PrefixMLP(nn.Module):
         return rows
 
 
-def prefixes(embedded: Float[Tensor, "batch reach d"], positions: slice) -> Float[Tensor, "batch positions reach_d"]:
+def prefixes(
+    embedded: Float[Tensor, "batch reach d"], positions: slice
+) -> Float[Tensor, "batch positions reach_d"]:
     """Return x_p for the positions p: the concatenated rows up to p, with zeros for later rows."""
     return (embedded[:, None] * known(embedded, positions)[..., None]).flatten(2)
 
 
-def known(embedded: Float[Tensor, "batch reach ..."], positions: slice) -> Float[Tensor, "positions reach"]:
+def known(
+    embedded: Float[Tensor, "batch reach ..."], positions: slice
+) -> Float[Tensor, "positions reach"]:
     """Return 1 if a token is known at a position, and 0 for later tokens."""
     reach = embedded.shape[1]
-    return torch.ones(reach, reach, dtype=embedded.dtype, device=embedded.device).tril()[positions]
+    return torch.ones(
+        reach, reach, dtype=embedded.dtype, device=embedded.device
+    ).tril()[positions]
 
 
 class LinearMLP(nn.Module):
@@ -191,13 +249,19 @@ class LinearMLP(nn.Module):
         super().__init__()
         self.tok_embed = nn.Embedding(vocabulary, model.d_model)
         widths = [model.d_model] * model.n_layers + [vocabulary]
-        self.layers = nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(widths))
+        self.layers = nn.ModuleList(
+            nn.Linear(a, b, bias=False) for a, b in pairwise(widths)
+        )
 
-    def hidden(self, tokens: Int[Tensor, "batch length"], depth: int) -> Float[Tensor, "batch length d_model"]:
+    def hidden(
+        self, tokens: Int[Tensor, "batch length"], depth: int
+    ) -> Float[Tensor, "batch length d_model"]:
         """Return the activations after `depth` layers (0: the embeddings)."""
         return through(self.layers[:depth], self.tok_embed(tokens))
 
-    def from_hidden(self, hidden: Tensor, depth: int, scored: slice) -> Float[Tensor, "batch scored vocab"]:
+    def from_hidden(
+        self, hidden: Tensor, depth: int, scored: slice
+    ) -> Float[Tensor, "batch scored vocab"]:
         """Return the outputs at the scored positions, given the activations after `depth` layers."""
         return through(self.layers[depth:], hidden[:, scored])
 
@@ -209,18 +273,31 @@ class BareAttention(Attending):
     """
 
     def __init__(self, model: ModelConfig) -> None:
-        super().__init__(model, with_defaults(model).d_head or 0, model.d_model // model.n_heads, is_bare=True)
+        super().__init__(
+            model,
+            with_defaults(model).d_head or 0,
+            model.d_model // model.n_heads,
+            is_bare=True,
+        )
         self.sigma = 1.0
 
-    def hidden(self, inputs: Float[Tensor, "batch length d_model"], depth: int) -> Tensor:
+    def hidden(
+        self, inputs: Float[Tensor, "batch length d_model"], depth: int
+    ) -> Tensor:
         """Return the scaled inputs (depth 0 is the only one)."""
         del depth
         return self.sigma * inputs
 
-    def from_hidden(self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice) -> Tensor:
+    def from_hidden(
+        self, hidden: Float[Tensor, "batch length d_model"], depth: int, scored: slice
+    ) -> Tensor:
         """Return F at the scored positions."""
         del depth
-        return self.mixed(hidden, scored, outside_window(hidden.shape[1], self.model.window, hidden.device))
+        return self.mixed(
+            hidden,
+            scored,
+            outside_window(hidden.shape[1], self.model.window, hidden.device),
+        )
 
 
 class VisionTransformer(nn.Module):
@@ -242,15 +319,23 @@ class VisionTransformer(nn.Module):
         self.ln_out = final_norm(model)
         self.head = nn.Linear(model.d_model, classes)
 
-    def patches(self, images: Float[Tensor, "batch side side"]) -> Float[Tensor, "batch tokens pixels"]:
+    def patches(
+        self, images: Float[Tensor, "batch side side"]
+    ) -> Float[Tensor, "batch tokens pixels"]:
         """Split images into squares, row by row."""
         count = self.patches_a_side
-        squares = images.unflatten(1, (count, -1)).unflatten(3, (count, -1)).transpose(2, 3)
+        squares = (
+            images.unflatten(1, (count, -1)).unflatten(3, (count, -1)).transpose(2, 3)
+        )
         return squares.flatten(3).flatten(1, 2)
 
-    def hidden(self, images: Float[Tensor, "batch side side"], depth: int) -> Float[Tensor, "batch tokens d_model"]:
+    def hidden(
+        self, images: Float[Tensor, "batch side side"], depth: int
+    ) -> Float[Tensor, "batch tokens d_model"]:
         """Return the residual stream after `depth` layers (0: the embedded patches)."""
-        return through(self.layers[:depth], self.patch(self.patches(images)) + self.pos.weight)
+        return through(
+            self.layers[:depth], self.patch(self.patches(images)) + self.pos.weight
+        )
 
     def from_hidden(
         self, hidden: Float[Tensor, "batch tokens d_model"], depth: int, scored: slice
@@ -263,12 +348,18 @@ class VisionTransformer(nn.Module):
 class GroupNorm(nn.GroupNorm):
     """GroupNorm in elementary operations; the backward pass of torch's GroupNorm has no forward-mode derivative."""
 
-    def forward(self, input: Float[Tensor, "batch channels *pixels"]) -> Float[Tensor, "batch channels *pixels"]:
+    def forward(
+        self, input: Float[Tensor, "batch channels *pixels"]
+    ) -> Float[Tensor, "batch channels *pixels"]:
         """Normalise every group of channels to mean 0 and variance 1 over its pixels; apply gain and shift."""
         groups = input.unflatten(1, (self.num_groups, -1)).flatten(2)
         centred = groups - groups.mean(dim=2, keepdim=True)
-        scaled = centred * (centred.square().mean(dim=2, keepdim=True) + self.eps).rsqrt()
-        gain, shift = (one.view(-1, *[1] * (input.ndim - 2)) for one in (self.weight, self.bias))
+        scaled = (
+            centred * (centred.square().mean(dim=2, keepdim=True) + self.eps).rsqrt()
+        )
+        gain, shift = (
+            one.view(-1, *[1] * (input.ndim - 2)) for one in (self.weight, self.bias)
+        )
         return scaled.view_as(input) * gain + shift
 
 
@@ -279,35 +370,54 @@ class Convolution(nn.Module):
     channel, the 3 x 3 pixels of each input channel in turn. N is GroupNorm or the identity.
     """
 
-    def __init__(self, model: ModelConfig, *, inputs: int, channels: int, halves: bool) -> None:
+    def __init__(
+        self, model: ModelConfig, *, inputs: int, channels: int, halves: bool
+    ) -> None:
         super().__init__()
         self.conv = nn.Linear(9 * inputs, channels)
-        self.norm = GroupNorm(model.n_heads, channels) if model.norm == Norm.post else nn.Identity()
+        self.norm = (
+            GroupNorm(model.n_heads, channels)
+            if model.norm == Norm.post
+            else nn.Identity()
+        )
         self.act, self.halves = ACTIVATIONS[model.mlp], halves
 
-    def forward(self, rows: Float[Tensor, "batch pixels inputs"]) -> Float[Tensor, "batch fewer channels"]:
+    def forward(
+        self, rows: Float[Tensor, "batch pixels inputs"]
+    ) -> Float[Tensor, "batch fewer channels"]:
         """Return the activations of all pixels, or of a quarter as many if it halves."""
         side = math.isqrt(rows.shape[1])
         images = rows.transpose(1, 2).unflatten(2, (side, side))
         images = F.avg_pool2d(images, 2) if self.halves else images
         kernel = self.conv.weight.unflatten(1, (-1, 3, 3))
-        activations = self.act(self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1)))
+        activations = self.act(
+            self.norm(F.conv2d(images, kernel, self.conv.bias, padding=1))
+        )
         return activations.flatten(2).transpose(1, 2)
 
 
 class ConvolutionalNetwork(nn.Module):
     """logits = W_U mean_p h_p + b_U, h after three stages (whole, half, quarter side) of `convolutions` in all."""
 
-    def __init__(self, model: ModelConfig, *, convolutions: int, channels: int, classes: int) -> None:
+    def __init__(
+        self, model: ModelConfig, *, convolutions: int, channels: int, classes: int
+    ) -> None:
         super().__init__()
         inputs, each = [1] + [channels] * (convolutions - 1), convolutions // 3
         self.layers = nn.ModuleList(
-            Convolution(model, inputs=held, channels=channels, halves=rank > 0 and rank % each == 0)
+            Convolution(
+                model,
+                inputs=held,
+                channels=channels,
+                halves=rank > 0 and rank % each == 0,
+            )
             for rank, held in enumerate(inputs)
         )
         self.head = nn.Linear(channels, classes)
 
-    def hidden(self, images: Float[Tensor, "batch side side"], depth: int) -> Float[Tensor, "batch pixels channels"]:
+    def hidden(
+        self, images: Float[Tensor, "batch side side"], depth: int
+    ) -> Float[Tensor, "batch pixels channels"]:
         """Return the activations after `depth` convolutions (0: the pixels)."""
         return through(self.layers[:depth], images.flatten(1).unsqueeze(2))
 
@@ -315,4 +425,6 @@ class ConvolutionalNetwork(nn.Module):
         self, hidden: Float[Tensor, "batch pixels channels"], depth: int, scored: slice
     ) -> Float[Tensor, "batch 1 classes"]:
         """Return the logits of every image, given the activations after `depth` convolutions."""
-        return self.head(through(self.layers[depth:], hidden).mean(dim=1, keepdim=True))[:, scored]
+        return self.head(
+            through(self.layers[depth:], hidden).mean(dim=1, keepdim=True)
+        )[:, scored]

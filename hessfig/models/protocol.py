@@ -82,8 +82,12 @@ class NetworkKind:
     skeleton: Callable[[Config], nn.Module] | None = None
     draw: Callable[[Config, float | None, int], Objective] | None = None
     check: Callable[[Config], None] = lambda config: None
-    axes: Callable[[Config], frozenset[str]] = lambda config: frozenset({"sigma", "seed"})
-    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = lambda model, block, part: False
+    axes: Callable[[Config], frozenset[str]] = lambda config: frozenset(
+        {"sigma", "seed"}
+    )
+    is_structural_zero: Callable[[ModelConfig, Block, Part], bool] = (
+        lambda model, block, part: False
+    )
     files: Callable[[Config], str] = lambda config: ""
     source: Callable[[Config], str] = lambda config: ""
     is_own: bool = False
@@ -119,7 +123,13 @@ def kinds_where(fact: Callable[[NetworkKind], bool]) -> list[str]:
     """Return the names of the kinds for which `fact` is true, shipped kinds first and in their order."""
     shipped = [name.value for name in Shipped]
     matching = [name for name in kinds() if fact(kind(name))]
-    return sorted(matching, key=lambda name: (shipped.index(name) if name in shipped else len(shipped), name))
+    return sorted(
+        matching,
+        key=lambda name: (
+            shipped.index(name) if name in shipped else len(shipped),
+            name,
+        ),
+    )
 
 
 @cache
@@ -128,7 +138,9 @@ def kind(name: str) -> NetworkKind:
     known = kinds()
     if name not in known:
         otherwise = "your own: model=python model.factory=FILE.py:FUNCTION"
-        raise unknown_name("model.kind: there is no such kind of network", name, known, otherwise)
+        raise unknown_name(
+            "model.kind: there is no such kind of network", name, known, otherwise
+        )
     record = import_module(f"{folder.__name__}.{name}").KIND
     assert isinstance(record, NetworkKind)
     return record

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from hessfig.models.tape.columns import LinearisedNetwork
 
 
-LARGE = 2**14  # from this number of parameters on, products of a column take half the time in float32
+# From this number of parameters on, products of a column take half the time in float32.
+LARGE = 2**14
 
 
 class Engines:
@@ -32,7 +33,9 @@ class Engines:
     Engines for networks of the package are imported only then, so that networks of users never need them.
     """
 
-    def __init__(self, objective: Objective, model: ModelConfig, products: Choice) -> None:
+    def __init__(
+        self, objective: Objective, model: ModelConfig, products: Choice
+    ) -> None:
         self.problem, self.model, self.products = objective, model, products
 
     @cached_property
@@ -45,7 +48,11 @@ class Engines:
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         """Return the blocks of one column as operators, by block, including weight decay."""
         column, decay = self._column(layer, col, blocks), self.problem.decay
-        return DecayedColumn(column, self.problem, layer, col, _rows(blocks)) if decay else column
+        return (
+            DecayedColumn(column, self.problem, layer, col, _rows(blocks))
+            if decay
+            else column
+        )
 
     def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         rows, witness = _rows(blocks), self.problem.witness
@@ -58,19 +65,26 @@ class Engines:
         if self.products == Choice.linearised and LargeNetwork.can_take(self.problem):
             return OwnColumn(self._large, self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None
-        if network is None or not all(network.holds(*side) for side in [(layer, col), *rows.values()]):
+        if network is None or not all(
+            network.holds(*side) for side in [(layer, col), *rows.values()]
+        ):
             from hessfig.curvature.curvlinops import ColumnOperator
 
             return ColumnOperator(self.problem, layer, col, rows)
         return network.column(layer, col, rows)
 
-    def low_precision(self, column: Column, layer: int, col: str, blocks: Sequence[Block]) -> Column | None:
+    def low_precision(
+        self, column: Column, layer: int, col: str, blocks: Sequence[Block]
+    ) -> Column | None:
         """Return the blocks of a `column` of these engines with products in float32.
 
         None if float32 is not much faster: it takes half the time on the tape for columns of at least LARGE parameters
         (smaller columns spend most time outside matrix products), if products are in float64.
         """
-        if not isinstance(self.problem.network, Layered) or column.dtype != torch.float64:
+        if (
+            not isinstance(self.problem.network, Layered)
+            or column.dtype != torch.float64
+        ):
             return None
         from hessfig.models.tape.columns import LinearisedColumn
 

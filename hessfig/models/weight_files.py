@@ -16,13 +16,23 @@ from hessfig.rng import row_major
 FORMS = "a .safetensors file, or a state_dict saved by torch.save"
 FILE = "state.path"
 _DAMAGES = (
-    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, OSError),
+    *(
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        EOFError,
+        LookupError,
+        MemoryError,
+        OSError,
+    ),
     *(RuntimeError, TypeError, ValueError),
 )
 FLOATING = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def read_weights(path: Path, key: str = FILE, *, sha256: str | None = None) -> dict[str, Tensor]:
+def read_weights(
+    path: Path, key: str = FILE, *, sha256: str | None = None
+) -> dict[str, Tensor]:
     """Return the tensors of a file by name; `key` is the setting that names the file.
 
     Raises UserError if it is not such a file, or if its SHA-256 is not `sha256`.
@@ -44,8 +54,14 @@ def hashed(path: Path, key: str = FILE) -> tuple[bytes, str]:
 
 def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]:
     """Return the tensors in the content of `path`. Raises UserError for any other content."""
-    tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(content, path, key)
-    if not isinstance(tensors, Mapping) or not tensors or not all(isinstance(t, Tensor) for t in tensors.values()):
+    tensors = (_safetensors if path.suffix == ".safetensors" else _state_dict)(
+        content, path, key
+    )
+    if (
+        not isinstance(tensors, Mapping)
+        or not tensors
+        or not all(isinstance(t, Tensor) for t in tensors.values())
+    ):
         raise _unreadable(path, key, "it does not contain named tensors")
     if odd := [name for name, tensor in tensors.items() if not _is_whole(tensor)]:
         raise _unreadable(path, key, f"{odd[0]} is not stored entry by entry")
@@ -54,8 +70,15 @@ def tensors_of(content: bytes, path: Path, key: str = FILE) -> dict[str, Tensor]
 
 def _is_whole(tensor: Tensor) -> bool:
     """Whether every entry is stored: not sparse, quantised, on the meta device, or expanded."""
-    plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.is_quantized
-    return plain and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    plain = (
+        tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not tensor.is_quantized
+    )
+    return (
+        plain
+        and tensor.numel() * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    )
 
 
 def _safetensors(content: bytes, path: Path, key: str) -> object:
@@ -64,7 +87,14 @@ def _safetensors(content: bytes, path: Path, key: str) -> object:
 
     try:
         return load(content)
-    except (SafetensorError, ValueError, TypeError, KeyError, AssertionError, RuntimeError) as error:
+    except (
+        SafetensorError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AssertionError,
+        RuntimeError,
+    ) as error:
         raise _unreadable(path, key, str(error)) from error
 
 
@@ -72,7 +102,9 @@ def _state_dict(content: bytes, path: Path, key: str) -> object:
     try:
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise _unreadable(path, key, "a pickle of more than tensors, or no pickle at all") from error
+        raise _unreadable(
+            path, key, "a pickle of more than tensors, or no pickle at all"
+        ) from error
     except _DAMAGES as error:
         raise _unreadable(path, key, str(error).partition("\n")[0]) from error
 

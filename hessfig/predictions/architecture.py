@@ -6,14 +6,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from hessfig.terms import MLP, SMOOTH, Attention, AttentionBias, Gate, Kind, Norm, Positions, QueryKey, Scores
+from hessfig.terms import (
+    MLP,
+    SMOOTH,
+    Attention,
+    AttentionBias,
+    Gate,
+    Kind,
+    Norm,
+    Positions,
+    QueryKey,
+    Scores,
+)
 
 COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 INITIALISED, BOTH = "initialised", "both"
 # Settings of the network that are fields here: in every manifest, and in those since there is the setting.
 _FIRST = ("attention", "attention_skip", "norm", "mlp", "query_key")
 _OF_ATTENTION = (
-    *("attention_bias", "differential_lambda", "differential_norm", "centring", "scores", "positions", "gate"),
+    *(
+        "attention_bias",
+        "differential_lambda",
+        "differential_norm",
+        "centring",
+        "scores",
+        "positions",
+        "gate",
+    ),
 )
 _LATER = (*_OF_ATTENTION, "tied", "norm_eps")
 
@@ -69,7 +88,10 @@ class Architecture:
             **{name: types[name](model[name]) for name in _FIRST},
             square_loss=task["loss"] != "cross_entropy",
             no_power=_no_power(config),
-            **{name: types[name](model.get(name, getattr(cls, name))) for name in _LATER},
+            **{
+                name: types[name](model.get(name, getattr(cls, name)))
+                for name in _LATER
+            },
             shifted_scores=_shifts_scores(model),
             most_keys=_most_keys(kind, model, task),
             weight_decay=float(task.get("weight_decay", 0.0)),
@@ -91,24 +113,42 @@ class Architecture:
         if self.kind == Kind.linear_mlp:
             return True
         if self.kind == Kind.self_attention and self.scores == Scores.cosine:
-            has_norm = self.attention == Attention.differential and self.differential_norm
+            has_norm = (
+                self.attention == Attention.differential and self.differential_norm
+            )
             return not (self.has_gate or has_norm)
-        bare = self.kind == Kind.self_attention or not (self.attention_skip or self.mlp in SMOOTH or self.tied)
-        plain = self.scores == Scores.plain and not (self.shifted_scores or self.has_gate)
-        return bare and plain and self.attention == Attention.linear and self.norm == Norm.none
+        bare = self.kind == Kind.self_attention or not (
+            self.attention_skip or self.mlp in SMOOTH or self.tied
+        )
+        plain = self.scores == Scores.plain and not (
+            self.shifted_scores or self.has_gate
+        )
+        return (
+            bare
+            and plain
+            and self.attention == Attention.linear
+            and self.norm == Norm.none
+        )
 
 
-def _most_keys(kind: str, model: Mapping[str, Any], task: Mapping[str, Any]) -> int | None:
+def _most_keys(
+    kind: str, model: Mapping[str, Any], task: Mapping[str, Any]
+) -> int | None:
     """Return how many keys a query sees at most: those of its window, to both sides without a mask, in its sequence."""
     window, length = model.get("window"), task.get("length")
-    seen = [] if window is None else [2 * int(window) - 1 if kind == Kind.self_attention else int(window)]
+    seen = (
+        []
+        if window is None
+        else [2 * int(window) - 1 if kind == Kind.self_attention else int(window)]
+    )
     return min([*seen, *([] if length is None else [int(length)])], default=None)
 
 
 def _shifts_scores(model: Mapping[str, Any]) -> bool:
     """Return whether constants are added to the scores of a query, so that its attention is not uniform."""
     return model.get("positions") == Positions.alibi or (
-        model.get("sink") in ("scores", "both") and float(model.get("sink_beta", 0.0)) != 0
+        model.get("sink") in ("scores", "both")
+        and float(model.get("sink_beta", 0.0)) != 0
     )
 
 
@@ -116,7 +156,9 @@ def _no_power(config: Mapping[str, Any]) -> str:
     """Return why no power of sigma dominates. Manifests without these settings have values for which one does."""
     model, state = config["model"], config.get("state") or {}
     if state.get("kind", INITIALISED) != INITIALISED:
-        return f"the weights are not drawn with a scale sigma (state.kind={state['kind']})"
+        return (
+            f"the weights are not drawn with a scale sigma (state.kind={state['kind']})"
+        )
     scales = model.get("sigma_scales", BOTH)
     if model["kind"] == Kind.transformer and scales != BOTH:
         return f"positions keep their size as sigma -> 0 (model.sigma_scales={scales})"

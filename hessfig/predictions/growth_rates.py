@@ -46,7 +46,11 @@ class GrowthRate:
 
 @cache
 def growth_rate(
-    block: Block, part: Part, architecture: Architecture, regime: Regime = Regime.small_sigma, axis: str = SIGMA
+    block: Block,
+    part: Part,
+    architecture: Architecture,
+    regime: Regime = Regime.small_sigma,
+    axis: str = SIGMA,
 ) -> GrowthRate:
     """Return the predicted growth of ||part(block)||_F with sigma in a regime (the rule: see the module's docstring).
 
@@ -67,7 +71,11 @@ def growth_rate(
     except NoPower as error:
         return _unknown(str(error), regime)
     power, words = min(terms)
-    holds = Regime.every_sigma if axis == SIGMA and _is_exact(part, architecture, terms) else regime
+    holds = (
+        Regime.every_sigma
+        if axis == SIGMA and _is_exact(part, architecture, terms)
+        else regime
+    )
     exponent = 0.0 - power if regime == Regime.large_sigma else power
     reference = _reference(block, part, architecture, regime, axis)
     return GrowthRate(Prediction.exponent, exponent, holds, reference, words)
@@ -80,7 +88,14 @@ def edge(architecture: Architecture) -> float:
     """
     output = Output(Block(0, "", ""), architecture, Regime.between)
     output.series()
-    return max((architecture.norm_eps ** (0.5 / power) for power in output.normed if power > 0), default=0.0)
+    return max(
+        (
+            architecture.norm_eps ** (0.5 / power)
+            for power in output.normed
+            if power > 0
+        ),
+        default=0.0,
+    )
 
 
 def lower_edge(architecture: Architecture) -> float:
@@ -93,15 +108,24 @@ def lower_edge(architecture: Architecture) -> float:
     output = Output(Block(0, "", ""), architecture, Regime.small_sigma, gain=gain)
     output.series()
     met = [(round(size), round((round(size) - size) / gain)) for size in output.normed]
-    return min((architecture.norm_eps ** (0.5 * (m + 1) / p) for p, m in met if p > 0), default=0.0)
+    return min(
+        (architecture.norm_eps ** (0.5 * (m + 1) / p) for p, m in met if p > 0),
+        default=0.0,
+    )
 
 
-def regime_between(architecture: Architecture, low: float, high: float) -> Regime | None:
+def regime_between(
+    architecture: Architecture, low: float, high: float
+) -> Regime | None:
     """Return the regime of all sigma from `low` to `high`; None if they belong to several regimes.
 
     For a network without norms with an eps, the only regime is sigma -> 0; it applies to all ranges from below one.
     """
-    above, below = (edge(architecture), lower_edge(architecture)) if architecture.is_counted else (0.0, 0.0)
+    above, below = (
+        (edge(architecture), lower_edge(architecture))
+        if architecture.is_counted
+        else (0.0, 0.0)
+    )
     if low >= 1:
         return Regime.large_sigma
     if above == 0 or high <= below:
@@ -117,7 +141,11 @@ def borders(architecture: Architecture) -> list[float]:
 def regimes(architecture: Architecture) -> list[Regime]:
     """Return the regimes of a network, from small to large sigma."""
     has_edge = architecture.is_counted and edge(architecture) > 0
-    return [Regime.small_sigma, *([Regime.between] if has_edge else []), Regime.large_sigma]
+    return [
+        Regime.small_sigma,
+        *([Regime.between] if has_edge else []),
+        Regime.large_sigma,
+    ]
 
 
 def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> str:
@@ -132,7 +160,11 @@ def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> st
         return f"{strange[0]} is not a single weight of the paper's networks"
     if block.is_across:
         return "the two weights belong to different layers"
-    if architecture.attention == Attention.kernel and architecture.most_keys == 1 and not names <= _OF_VALUES:
+    if (
+        architecture.attention == Attention.kernel
+        and architecture.most_keys == 1
+        and not names <= _OF_VALUES
+    ):
         return "kernel attention over a single key is one up to rounding"
     output = Output(block, architecture, Regime.small_sigma)
     output.series()
@@ -144,20 +176,38 @@ def _unknown(reason: str, regime: Regime) -> GrowthRate:
     return GrowthRate(Prediction.unknown, None, regime, f"no prediction: {reason}")
 
 
-def _terms(block: Block, part: Part, architecture: Architecture, regime: Regime, axis: str) -> list[tuple[float, str]]:
+def _terms(
+    block: Block, part: Part, architecture: Architecture, regime: Regime, axis: str
+) -> list[tuple[float, str]]:
     """Return the power and the words of every term of a part of a block; none where it vanishes identically."""
     output = Output(block, architecture, regime, axis).series()
     diagonal = block.is_diagonal
     gradient = _gradient(output.table[VALUE], architecture)
-    first, other = output.derivative(1, 0), output.derivative(1, 0) if diagonal else output.derivative(0, 1)
+    first, other = (
+        output.derivative(1, 0),
+        output.derivative(1, 0) if diagonal else output.derivative(0, 1),
+    )
     second = output.derivative(2, 0) if diagonal else output.derivative(1, 1)
     terms = []
     if part != Part.H_f and first and other:
-        factors = _told(f"df/d{block.row}", first, regime), _told(f"df/d{block.col}", other, regime)
-        terms.append((first.power + other.power, f"{factors[0]} squared" if diagonal else " times ".join(factors)))
+        factors = (
+            _told(f"df/d{block.row}", first, regime),
+            _told(f"df/d{block.col}", other, regime),
+        )
+        terms.append(
+            (
+                first.power + other.power,
+                f"{factors[0]} squared" if diagonal else " times ".join(factors),
+            )
+        )
     if part != Part.H_o and second:
         told_second = _told(f"d2f/d{block.row} d{block.col}", second, regime)
-        terms.append((second.power + gradient.power, f"{told_second} times {_told('the gradient', gradient, regime)}"))
+        terms.append(
+            (
+                second.power + gradient.power,
+                f"{told_second} times {_told('the gradient', gradient, regime)}",
+            )
+        )
     if part != Part.H_o and diagonal and architecture.weight_decay:
         terms.append((0.0, "weight decay adds a constant to the diagonal"))
     return terms
@@ -180,10 +230,14 @@ def _told(name: str, monomial: Monomial, regime: Regime) -> str:
     return f"{name} ~ sigma^{power:g} ({monomial})"
 
 
-def _is_exact(part: Part, architecture: Architecture, terms: list[tuple[float, str]]) -> bool:
+def _is_exact(
+    part: Part, architecture: Architecture, terms: list[tuple[float, str]]
+) -> bool:
     """Return whether the exponent holds at every sigma: one power in the output, and no part in its distance to Y."""
     if part == Part.H_f or len(terms) > 1:
-        return part == Part.H_f and terms == [term for term in terms if term[1].startswith("weight decay")]
+        return part == Part.H_f and terms == [
+            term for term in terms if term[1].startswith("weight decay")
+        ]
     return architecture.is_homogeneous and architecture.square_loss
 
 
@@ -193,7 +247,9 @@ _COUNTING = "power counting (not in the paper)"
 _PRINTED = Architecture()
 
 
-def _reference(block: Block, part: Part, architecture: Architecture, regime: Regime, axis: str) -> str:
+def _reference(
+    block: Block, part: Part, architecture: Architecture, regime: Regime, axis: str
+) -> str:
     """Say where the paper makes the claim, if it does."""
     last = block.layer == architecture.num_layers
     if regime != Regime.small_sigma or axis != SIGMA or not _is_printed(architecture):
@@ -203,7 +259,11 @@ def _reference(block: Block, part: Part, architecture: Architecture, regime: Reg
     if not {block.row, block.col} <= _ATTENTION_WEIGHTS:
         return _COUNTING
     if architecture.attention == Attention.linear:
-        return "Remark 4.1, Section 4.1 (2 * 3^D)" if last or part == Part.H_o else _COUNTING
+        return (
+            "Remark 4.1, Section 4.1 (2 * 3^D)"
+            if last or part == Part.H_o
+            else _COUNTING
+        )
     if last:
         return "eq. 5"
     figured = block.is_diagonal and (part != Part.H_f or block.row == Matrix.W_Q)
@@ -213,12 +273,20 @@ def _reference(block: Block, part: Part, architecture: Architecture, regime: Reg
 def _is_printed(architecture: Architecture) -> bool:
     """Return whether a network is made of the paper's components, and its targets are of order one."""
     common = replace(
-        architecture, **{key: getattr(_PRINTED, key) for key in ("kind", "num_layers", "attention_skip", "query_key")}
+        architecture,
+        **{
+            key: getattr(_PRINTED, key)
+            for key in ("kind", "num_layers", "attention_skip", "query_key")
+        },
     )
     common = replace(common, square_loss=False, no_power="", shifted_scores=False)
     papers = {MLP.relu, MLP.linear, MLP.none} if architecture.mlp != MLP.gelu else set()
     plain = replace(common, attention=_PRINTED.attention, mlp=_PRINTED.mlp) == _PRINTED
-    return plain and architecture.mlp in papers and architecture.attention in (Attention.softmax, Attention.linear)
+    return (
+        plain
+        and architecture.mlp in papers
+        and architecture.attention in (Attention.softmax, Attention.linear)
+    )
 
 
 def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str:
@@ -232,7 +300,14 @@ def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str
         return "Theorem 3.2: the output is (piecewise) affine in this weight"
     if architecture.attention == Attention.linear and block.row in _ATTENTION_WEIGHTS:
         return "Remark 4.1: linear attention has a block-hollow H_f"
-    if architecture.attention == Attention.sparsemax and block.row in _ATTENTION_WEIGHTS:
+    if (
+        architecture.attention == Attention.sparsemax
+        and block.row in _ATTENTION_WEIGHTS
+    ):
         return "sparsemax is piecewise affine in the scores, and they are linear in this weight"
     is_own = block.is_diagonal and architecture.most_keys != 1
-    return "the output is (piecewise) affine in this weight" if is_own else "no term of the output holds both weights"
+    return (
+        "the output is (piecewise) affine in this weight"
+        if is_own
+        else "no term of the output holds both weights"
+    )

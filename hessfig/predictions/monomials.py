@@ -38,7 +38,13 @@ class Monomial:
 
     def __str__(self) -> str:
         counted = Counter(self.factors).items()
-        return " ".join(f"{name}^{count}" if count > 1 else name for name, count in sorted(counted)) or "1"
+        return (
+            " ".join(
+                f"{name}^{count}" if count > 1 else name
+                for name, count in sorted(counted)
+            )
+            or "1"
+        )
 
     def rank(self) -> tuple[float, int, tuple[str, ...]]:
         """Return the sort key of monomials: lowest power first, then fewest factors."""
@@ -98,10 +104,19 @@ class CountedQuantity:
         return cls({VALUE: Monomial(power, (name,) if name else ())})
 
     @classmethod
-    def weight(cls, name: str, *, row: bool, col: bool, value: Monomial) -> CountedQuantity:
+    def weight(
+        cls, name: str, *, row: bool, col: bool, value: Monomial
+    ) -> CountedQuantity:
         """Return a weight whose entries scale like `value`; its derivative, in brackets, is of order one."""
         marked = {ROW: row, COL: col}
-        return cls({VALUE: value} | {key: Monomial(0.0, (f"[{name}]",)) for key, is_one in marked.items() if is_one})
+        return cls(
+            {VALUE: value}
+            | {
+                key: Monomial(0.0, (f"[{name}]",))
+                for key, is_one in marked.items()
+                if is_one
+            }
+        )
 
     def __add__(self, other: CountedQuantity) -> CountedQuantity:
         return _lowest([*self.table.items(), *other.table.items()])
@@ -109,19 +124,34 @@ class CountedQuantity:
     def __mul__(self, other: CountedQuantity) -> CountedQuantity:
         """Multiply two quantities; derivatives follow Leibniz' rule."""
         pairs = product(self.table.items(), other.table.items())
-        shared = [((a + c, b + d), left * right) for ((a, b), left), ((c, d), right) in pairs]
-        return _lowest([(key, monomial) for key, monomial in shared if sum(key) <= _HIGHEST])
+        shared = [
+            ((a + c, b + d), left * right) for ((a, b), left), ((c, d), right) in pairs
+        ]
+        return _lowest(
+            [(key, monomial) for key, monomial in shared if sum(key) <= _HIGHEST]
+        )
 
     def through(self, function: Function) -> CountedQuantity:
         """Return the function of the quantity, by the chain rule: f'' u_a u_b + f' u_ab."""
         if VALUE not in self.table:
             return self
-        value, first, second = (function.derivative(self.table[VALUE], order) for order in range(_HIGHEST + 1))
+        value, first, second = (
+            function.derivative(self.table[VALUE], order)
+            for order in range(_HIGHEST + 1)
+        )
         terms = [(VALUE, value)] if value else []
-        terms += [(key, first * inner) for key, inner in self.table.items() if first and key != VALUE]
+        terms += [
+            (key, first * inner)
+            for key, inner in self.table.items()
+            if first and key != VALUE
+        ]
         singles = [(key, inner) for key, inner in self.table.items() if sum(key) == 1]
         pairs = product(singles, singles)
-        terms += [((a + c, b + d), second * left * right) for ((a, b), left), ((c, d), right) in pairs if second]
+        terms += [
+            ((a + c, b + d), second * left * right)
+            for ((a, b), left), ((c, d), right) in pairs
+            if second
+        ]
         return _lowest(terms)
 
     def derivative(self, row: int, col: int) -> Monomial | None:

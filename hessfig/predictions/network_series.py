@@ -12,15 +12,36 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.monomials import VALUE, CountedQuantity, Function, Growth, Monomial
-from hessfig.terms import GATED, MLP, Attention, AttentionBias, Block, Kind, Matrix, Norm, Positions, QueryKey, Scores
+from hessfig.predictions.monomials import (
+    VALUE,
+    CountedQuantity,
+    Function,
+    Growth,
+    Monomial,
+)
+from hessfig.terms import (
+    GATED,
+    MLP,
+    Attention,
+    AttentionBias,
+    Block,
+    Kind,
+    Matrix,
+    Norm,
+    Positions,
+    QueryKey,
+    Scores,
+)
 
 SIGMA, BRANCH = "sigma", "residual_scale"
 TIED = f"{Matrix.W_E}+{Matrix.W_U}"
 _EVERY, _ODD = (0, 1, 2, 3), (1, 3)
 RATIO = Function("ratio", growth=Growth.degree_0)
 LENGTH = Function("unit", growth=Growth.degree_0)
-NORM, SMALL_NORM = Function("norm", growth=Growth.degree_0), Function("norm", _ODD, Growth.degree_0)
+NORM, SMALL_NORM = (
+    Function("norm", growth=Growth.degree_0),
+    Function("norm", _ODD, Growth.degree_0),
+)
 SIGMOID, CAP = Function("sigmoid", (0, *_ODD)), Function("softcap", _ODD)
 _SMOOTH = Function("activation", (1, 2))
 _PIECES = Function("activation", (1,), Growth.polynomial, finite=True)
@@ -31,7 +52,12 @@ ACTIVATIONS: Mapping[MLP, Function] = {
 
 
 # Two weights with the sum 1 are 1/2 and an odd function of the difference of two scores. So is one next to a logit 0.
-_LIKE_SIGMOID = {Attention.softmax: 2, Attention.differential: 2, Attention.entmax15: 2, Attention.off_by_one: 1}
+_LIKE_SIGMOID = {
+    Attention.softmax: 2,
+    Attention.differential: 2,
+    Attention.entmax15: 2,
+    Attention.off_by_one: 1,
+}
 
 
 class Regime(StrEnum):
@@ -55,8 +81,15 @@ def mixing(architecture: Architecture) -> Function:
     if name == Attention.linear:
         return Function(name, (1,), Growth.polynomial, finite=True)
     if name == Attention.sigmoid:
-        return everything if architecture.attention_bias == AttentionBias.log_length else SIGMOID
-    removed = {Attention.softmax: architecture.centring, Attention.differential: architecture.differential_lambda}
+        return (
+            everything
+            if architecture.attention_bias == AttentionBias.log_length
+            else SIGMOID
+        )
+    removed = {
+        Attention.softmax: architecture.centring,
+        Attention.differential: architecture.differential_lambda,
+    }
     if removed.get(name) == 1:
         varying = _ODD if is_odd else _EVERY[1:]
         return Function(name, () if is_alone else varying, finite=is_alone)
@@ -64,7 +97,11 @@ def mixing(architecture: Architecture) -> Function:
         return Function(name, (0,), Growth.polynomial, finite=True)
     if is_odd:
         return Function(name, SIGMOID.degrees)
-    return Function(name, (0, 1), finite=True) if name == Attention.sparsemax else everything
+    return (
+        Function(name, (0, 1), finite=True)
+        if name == Attention.sparsemax
+        else everything
+    )
 
 
 @dataclass
@@ -89,26 +126,47 @@ class Output:
         architecture = self.architecture
         if architecture.kind == Kind.self_attention:
             return self._mixed(CountedQuantity.constant("x", self._size(SIGMA)), 1)
-        hidden = self._weight(TIED if architecture.tied else Matrix.W_E, 0, power=self._size(SIGMA), name="x")
+        hidden = self._weight(
+            TIED if architecture.tied else Matrix.W_E,
+            0,
+            power=self._size(SIGMA),
+            name="x",
+        )
         if architecture.positions == Positions.learned:
             hidden += self._weight(Matrix.W_pos, 0, power=self._size(SIGMA), name="x")
         for layer in range(1, architecture.num_layers + 1):
             hidden = self._layer(hidden, layer)
-        hidden = self._norm(hidden) if architecture.norm in (Norm.pre, Norm.sandwich) else hidden
+        hidden = (
+            self._norm(hidden)
+            if architecture.norm in (Norm.pre, Norm.sandwich)
+            else hidden
+        )
         if architecture.tied:
             return hidden * self._weight(TIED, 0, power=self._size(SIGMA), name="x")
         return hidden * self._weight(Matrix.W_U, 0)
 
     def _size(self, name: str) -> float:
         """Return the power of the small parameter in the scaled factor."""
-        return 0.0 if name != self.axis else -1.0 if self.regime == Regime.large_sigma else 1.0
+        return (
+            0.0
+            if name != self.axis
+            else -1.0
+            if self.regime == Regime.large_sigma
+            else 1.0
+        )
 
-    def _weight(self, matrix: str, layer: int, *, power: float | None = None, name: str = "") -> CountedQuantity:
+    def _weight(
+        self, matrix: str, layer: int, *, power: float | None = None, name: str = ""
+    ) -> CountedQuantity:
         block = self.block
         self.met.add(matrix)
-        value = Monomial(self._size(matrix) if power is None else power, (name or matrix,))
+        value = Monomial(
+            self._size(matrix) if power is None else power, (name or matrix,)
+        )
         is_row = matrix == block.row and layer in (0, block.row_layer)
-        is_col = matrix == block.col and layer in (0, block.layer) and not block.is_diagonal
+        is_col = (
+            matrix == block.col and layer in (0, block.layer) and not block.is_diagonal
+        )
         return CountedQuantity.weight(matrix, row=is_row, col=is_col, value=value)
 
     def _norm(self, quantity: CountedQuantity) -> CountedQuantity:
@@ -123,17 +181,24 @@ class Output:
         if architecture.kind == Kind.linear_mlp:
             return hidden * self._weight(Matrix.W, layer)
         attended = self._branch(hidden, layer, self._attended)
-        residual = self._after(hidden + attended if architecture.attention_skip else attended)
+        residual = self._after(
+            hidden + attended if architecture.attention_skip else attended
+        )
         if architecture.mlp == MLP.none:
             return residual
         return self._after(residual + self._branch(residual, layer, self._fed_forward))
 
     def _branch(
-        self, hidden: CountedQuantity, layer: int, sublayer: Callable[[CountedQuantity, int], CountedQuantity]
+        self,
+        hidden: CountedQuantity,
+        layer: int,
+        sublayer: Callable[[CountedQuantity, int], CountedQuantity],
     ) -> CountedQuantity:
         """Return the output that a sublayer adds to the residual stream, with the configured norms around it."""
         norm = self.architecture.norm
-        added = sublayer(self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer)
+        added = sublayer(
+            self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer
+        )
         scale = CountedQuantity.constant(power=self._size(BRANCH))
         return (self._norm(added) if norm == Norm.sandwich else added) * scale
 
@@ -146,7 +211,9 @@ class Output:
     def _fed_forward(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         mlp, inner = self.architecture.mlp, hidden * self._weight(Matrix.W_in, layer)
         if mlp in GATED:
-            inner *= (hidden * self._weight(Matrix.W_gate, layer)).through(ACTIVATIONS[mlp])
+            inner *= (hidden * self._weight(Matrix.W_gate, layer)).through(
+                ACTIVATIONS[mlp]
+            )
         else:
             inner = inner.through(ACTIVATIONS[mlp])
         return inner * self._weight(Matrix.W_out, layer)
@@ -155,7 +222,10 @@ class Output:
         """Return the mixed values, normalised and gated."""
         architecture = self.architecture
         mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
-        if architecture.attention == Attention.differential and architecture.differential_norm:
+        if (
+            architecture.attention == Attention.differential
+            and architecture.differential_norm
+        ):
             mixed = self._norm(mixed)
         if architecture.has_gate:
             mixed *= (hidden * self._weight(Matrix.W_G, layer)).through(SIGMOID)
@@ -167,18 +237,32 @@ class Output:
         if architecture.attention == Attention.kernel:
             return _kernel_pattern(query, key)
         scores = query * key
-        scores = scores.through(CAP) if architecture.scores == Scores.softcap else scores
-        scores = scores + CountedQuantity.constant("slope") if architecture.shifted_scores else scores
+        scores = (
+            scores.through(CAP) if architecture.scores == Scores.softcap else scores
+        )
+        scores = (
+            scores + CountedQuantity.constant("slope")
+            if architecture.shifted_scores
+            else scores
+        )
         return scores.through(mixing(architecture))
 
-    def _queries_and_keys(self, hidden: CountedQuantity, layer: int) -> list[CountedQuantity]:
+    def _queries_and_keys(
+        self, hidden: CountedQuantity, layer: int
+    ) -> list[CountedQuantity]:
         architecture = self.architecture
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]
-        sides = [hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)]
+        sides = [
+            hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)
+        ]
         if architecture.scores == Scores.cosine:
             return [side.through(LENGTH) for side in sides]
-        return [self._norm(side) for side in sides] if architecture.scores == Scores.qk_norm else sides
+        return (
+            [self._norm(side) for side in sides]
+            if architecture.scores == Scores.qk_norm
+            else sides
+        )
 
 
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:

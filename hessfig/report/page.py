@@ -83,4 +83,6 @@ def page(sections: Sequence[SweepSection], version: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(sections=sections, version=version)
+    return environment.get_template("page.html").render(
+        sections=sections, version=version
+    )

@@ -34,7 +34,12 @@ _ABOUT = {
 
 
 def plain_files(
-    config: Config, *, sigma: float | None, seed: int, step: int | None, said: Mapping[str, Any]
+    config: Config,
+    *,
+    sigma: float | None,
+    seed: int,
+    step: int | None,
+    said: Mapping[str, Any],
 ) -> dict[str, bytes]:
     """Return the files of one network by name; `said` holds further entries of network.json.
 
@@ -42,29 +47,52 @@ def plain_files(
     not fit.
     """
     objective = drawn(config, sigma=sigma, seed=seed, step=step)
-    tensors = {name: value for name, value in objective.network.state_dict().items() if isinstance(value, Tensor)}
+    tensors = {
+        name: value
+        for name, value in objective.network.state_dict().items()
+        if isinstance(value, Tensor)
+    }
     files = {WEIGHTS: tensors_as_bytes(tensors)}
-    if config.state.kind == State.trained and (kept := moments(config, sigma=sigma, seed=seed, step=step)):
+    if config.state.kind == State.trained and (
+        kept := moments(config, sigma=sigma, seed=seed, step=step)
+    ):
         files[OPTIMISER] = tensors_as_bytes(kept)
     files[MEASURED] = batches_as_bytes(objective.batches)
-    files |= {name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()}
+    files |= {
+        name: batches_as_bytes([batch]) for name, batch in _unseen(config).items()
+    }
     point = {"sigma": sigma, "step": step, "seed": seed}
-    content = {**said, **point, **_described(objective), "settings": _without_places(in_manifest(config))}
+    content = {
+        **said,
+        **point,
+        **_described(objective),
+        "settings": _without_places(in_manifest(config)),
+    }
     files[NETWORK] = (json.dumps(content, indent=1) + "\n").encode()
     return {**files, README: _readme(files).encode()}
 
 
 def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors by name as a safetensors file; tensors that share memory are written twice."""
-    return save({name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()})
+    return save(
+        {
+            name: tensor.detach().cpu().clone().contiguous()
+            for name, tensor in tensors.items()
+        }
+    )
 
 
 def batches_as_bytes(batches: Iterable[Batch]) -> bytes:
     """Return batches as an .npz file: `inputs_k`, `targets_k`, and `scored_k`, first scored position and end."""
     arrays: dict[str, Any] = {}
     for number, batch in enumerate(batches):
-        start, stop, _ = batch.scored.indices(batch.inputs.shape[1] if batch.inputs.ndim > 1 else 1)
-        arrays |= {f"inputs_{number}": batch.inputs.numpy(), f"targets_{number}": batch.targets.numpy()}
+        start, stop, _ = batch.scored.indices(
+            batch.inputs.shape[1] if batch.inputs.ndim > 1 else 1
+        )
+        arrays |= {
+            f"inputs_{number}": batch.inputs.numpy(),
+            f"targets_{number}": batch.targets.numpy(),
+        }
         arrays[f"scored_{number}"] = np.array([start, stop])
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
@@ -84,20 +112,33 @@ def _unseen(config: Config) -> dict[str, Batch]:
 
 def _described(objective: Objective) -> dict[str, Any]:
     """Return the loss, the weight of each batch in its mean, and the definition of every named weight."""
-    shapes = {name: list(parameter.shape) for name, parameter in objective.network.named_parameters()}
+    shapes = {
+        name: list(parameter.shape)
+        for name, parameter in objective.network.named_parameters()
+    }
     layout = objective.layout
     return {
-        "loss": {"module": type(objective.loss).__name__, "reduction": getattr(objective.loss, "reduction", None)},
+        "loss": {
+            "module": type(objective.loss).__name__,
+            "reduction": getattr(objective.loss, "reduction", None),
+        },
         "weight_decay": objective.decay,
         "batch_sizes": [batch.size for batch in objective.batches],
-        "weights": [_named(weight, shapes[weight.parameter]) for weight in layout.weights],
+        "weights": [
+            _named(weight, shapes[weight.parameter]) for weight in layout.weights
+        ],
         "all": [weight.parameter for weight in layout.side(0, "all")],
     }
 
 
 def _named(weight: Weight, shape: list[int]) -> dict[str, Any]:
     """Return the definition of a named weight: a parameter, or its part parameter.reshape(axes, ...)[index]."""
-    entry: dict[str, Any] = {"name": weight.name, "layer": weight.layer, "parameter": weight.parameter, "shape": shape}
+    entry: dict[str, Any] = {
+        "name": weight.name,
+        "layer": weight.layer,
+        "parameter": weight.parameter,
+        "shape": shape,
+    }
     if weight.index is not None:
         entry |= {"axes": list(weight.axes), "index": repr(weight.index)}
     return {**entry, "size": weight.size, "groups": list(weight.groups)}
@@ -114,7 +155,9 @@ def _without_places(content: Any) -> Any:
 
 
 def _readme(files: Mapping[str, bytes]) -> str:
-    rows = "".join(f"| `{name}` | {about} |\n" for name, about in _ABOUT.items() if name in files)
+    rows = "".join(
+        f"| `{name}` | {about} |\n" for name, about in _ABOUT.items() if name in files
+    )
     return _README.format(rows=rows)
 
 

@@ -18,7 +18,8 @@ from hessfig.weights import Layout
 
 WEIGHT_VARIANCE = 0.64
 GPT2_DEVIATION = 0.02
-_RESIDUAL = ("attn.o.weight", "mlp.fc_out.weight")  # the maps whose outputs are added to the residual stream
+# The maps whose outputs are added to the residual stream.
+_RESIDUAL = ("attn.o.weight", "mlp.fc_out.weight")
 _EMBEDDINGS = {
     SigmaScales.both: ("tok_embed.weight", "patch.weight", "pos.weight"),
     SigmaScales.tokens: ("tok_embed.weight", "patch.weight"),
@@ -36,7 +37,9 @@ def initialised(config: Config, *, sigma: float | None, seed: int) -> Objective:
     batch = draw_batch(config.task, width=config.model.d_model, dtype=config.dtype)
     network = build_network(config, sigma=1.0 if sigma is None else sigma, seed=seed)
     task = config.task
-    return Objective(network, batch, loss_module(task), maker.layout(config), decay=task.weight_decay)
+    return Objective(
+        network, batch, loss_module(task), maker.layout(config), decay=task.weight_decay
+    )
 
 
 def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
@@ -57,7 +60,9 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     network = maker.skeleton(config).to(getattr(torch, config.dtype))
     scaled = _scaled(config.model, maker.layout(config))
     if config.state.draw == Draws.published:
-        draw_weights(network, published.draw_for(config, network, sigma=sigma, seed=seed))
+        draw_weights(
+            network, published.draw_for(config, network, sigma=sigma, seed=seed)
+        )
     else:
         draw_weights(network, _draw_for(config.model, sigma, seed, scaled))
     if isinstance(network, BareAttention):
@@ -67,7 +72,11 @@ def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
 
 def draw_weights(network: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
     """Set every weight matrix to `draw(name, shape)`, every bias to 0, every norm to the identity, every gain to 1."""
-    gains = {f"{name}.weight" for name, module in network.named_modules() if isinstance(module, GAINS)}
+    gains = {
+        f"{name}.weight"
+        for name, module in network.named_modules()
+        if isinstance(module, GAINS)
+    }
     for name, parameter in network.named_parameters():
         with torch.no_grad():
             if parameter.ndim == 2:
@@ -89,25 +98,39 @@ def _draw_for(
     return draw
 
 
-def _weight(model: ModelConfig, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _weight(
+    model: ModelConfig, name: str, shape: torch.Size, generator: torch.Generator
+) -> Tensor:
     """Draw one weight matrix (outputs, inputs) at the scale of its initialisation."""
     if model.initialisation == Initialisation.gpt2:
         shrunk = (2 * model.n_layers) ** -0.5 if name.endswith(_RESIDUAL) else 1.0
-        return torch.randn(shape, dtype=torch.float64, generator=generator) * (GPT2_DEVIATION * shrunk)
+        return torch.randn(shape, dtype=torch.float64, generator=generator) * (
+            GPT2_DEVIATION * shrunk
+        )
     drawn = kind(model.kind).weights_drawn
     if drawn == Draw.uniform:
         bound = shape[1] ** -0.5
-        return (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1) * bound
+        return (
+            2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1
+        ) * bound
     if drawn == Draw.relu:
-        return torch.randn(shape, dtype=torch.float64, generator=generator) * (2 / shape[1]) ** 0.5
+        return (
+            torch.randn(shape, dtype=torch.float64, generator=generator)
+            * (2 / shape[1]) ** 0.5
+        )
     # The paper's weights have d_model inputs; where a weight has many more, its own number keeps the scale.
     inputs = shape[1] if drawn == Draw.inputs else model.d_model
-    return torch.randn(shape, dtype=torch.float64, generator=generator) * (WEIGHT_VARIANCE / inputs) ** 0.5
+    return (
+        torch.randn(shape, dtype=torch.float64, generator=generator)
+        * (WEIGHT_VARIANCE / inputs) ** 0.5
+    )
 
 
 def _scaled(model: ModelConfig, layout: Layout) -> frozenset[str]:
     """Return the parameters that `scaled_weight` selects: the weights of that name, or those of the MLP."""
     chosen = (
-        weight for weight in layout.weights if weight.is_main and model.scaled_weight in (weight.name, *weight.groups)
+        weight
+        for weight in layout.weights
+        if weight.is_main and model.scaled_weight in (weight.name, *weight.groups)
     )
     return frozenset(weight.parameter for weight in chosen)

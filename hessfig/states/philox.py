@@ -4,9 +4,8 @@ import numpy as np
 
 Words = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 OFFSET = 4  # by how much a tensor of at most LARGEST entries advances the generator: four words of each thread
-LARGEST = (
-    40_960  # threads that run at once on the smallest data-centre card (T4); beyond, a thread gives several entries
-)
+# Threads that run at once on the smallest data-centre card (T4); beyond, a thread gives several entries.
+LARGEST = 40_960
 _MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _ROUNDS, _LOW, _HALF = 10, np.uint64(0xFFFFFFFF), np.uint64(32)
 _UNIT, _TURN = 2.0**-32, 2 * np.pi * 2.0**-32
@@ -19,9 +18,17 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
     """
     a, b, c, d = (word.astype(np.uint64) for word in counter)
     for turn in range(_ROUNDS):
-        keys = (np.uint64((word + turn * step) & 0xFFFFFFFF) for word, step in zip(key, _WEYL, strict=True))
+        keys = (
+            np.uint64((word + turn * step) & 0xFFFFFFFF)
+            for word, step in zip(key, _WEYL, strict=True)
+        )
         first, second = a * np.uint64(_MULTIPLIERS[0]), c * np.uint64(_MULTIPLIERS[1])
-        a, b, c, d = (second >> _HALF) ^ b ^ next(keys), second & _LOW, (first >> _HALF) ^ d ^ next(keys), first & _LOW
+        a, b, c, d = (
+            (second >> _HALF) ^ b ^ next(keys),
+            second & _LOW,
+            (first >> _HALF) ^ d ^ next(keys),
+            first & _LOW,
+        )
     return a, b, c, d
 
 
@@ -32,7 +39,9 @@ def cuda_normal(count: int, *, seed: int, offset: int) -> np.ndarray:
     error near 2^-21: entries differ from those of an H200 by 2.5e-7 (root mean square), and by at most 2.5e-6. Raises
     ValueError for more than LARGEST entries, whose order depends on the card.
     """
-    radius, angle = (word.astype(np.float32) for word in _words(count, seed, offset)[:2])
+    radius, angle = (
+        word.astype(np.float32) for word in _words(count, seed, offset)[:2]
+    )
     u = radius * np.float32(_UNIT) + np.float32(_UNIT / 2)
     v = angle * np.float32(_TURN) + np.float32(_TURN / 2)
     return np.sqrt(np.float32(-2) * np.log(u)) * np.sin(v)
@@ -40,16 +49,24 @@ def cuda_normal(count: int, *, seed: int, offset: int) -> np.ndarray:
 
 def cuda_uniform(count: int, *, seed: int, offset: int, bound: float) -> np.ndarray:
     """Return the entries of torch.empty(count, device="cuda").uniform_(-bound, bound) as float32 (see cuda_normal)."""
-    u = _words(count, seed, offset)[0].astype(np.float32) * np.float32(_UNIT) + np.float32(_UNIT / 2)
+    u = _words(count, seed, offset)[0].astype(np.float32) * np.float32(
+        _UNIT
+    ) + np.float32(_UNIT / 2)
     low, span = np.float32(-bound), np.float32(bound) - np.float32(-bound)
-    scaled = np.where(u == 1, 0, u).astype(np.float64) * span  # exact, as in the card's fused multiply-add
+    # Exact, as in the card's fused multiply-add.
+    scaled = np.where(u == 1, 0, u).astype(np.float64) * span
     return (scaled + low).astype(np.float32)
 
 
 def _words(count: int, seed: int, offset: int) -> Words:
     """Return the words of one counter for each entry: entry i is of thread i."""
     if count > LARGEST:
-        raise ValueError(f"{count} entries: from {LARGEST} on, their order depends on the card")
+        raise ValueError(
+            f"{count} entries: from {LARGEST} on, their order depends on the card"
+        )
     number, threads = offset // OFFSET, np.arange(count)
     high_and_low = (np.full(count, number & 0xFFFFFFFF), np.full(count, number >> 32))
-    return philox((*high_and_low, threads, np.zeros(count)), (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
+    return philox(
+        (*high_and_low, threads, np.zeros(count)),
+        (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF),
+    )

@@ -19,12 +19,19 @@ if TYPE_CHECKING:
     from hessfig.curvature.problem import Objective
 
 
-def drawn(config: Config, *, sigma: float | None, seed: int, step: int | None = None) -> Objective:
+def drawn(
+    config: Config, *, sigma: float | None, seed: int, step: int | None = None
+) -> Objective:
     """Return network, data and loss at the configured state. Raises UserError for weights that do not fit."""
     if config.state.kind == State.trained:
         from hessfig.states.stored_states import trained
 
-        return trained(config, sigma=sigma, seed=seed, step=step_values(config)[-1] if step is None else step)
+        return trained(
+            config,
+            sigma=sigma,
+            seed=seed,
+            step=step_values(config)[-1] if step is None else step,
+        )
     from hessfig.states.initialised import initialised
 
     objective = initialised(config, sigma=sigma, seed=seed)
@@ -43,7 +50,11 @@ def check(config: Config) -> None:
 
 def axes(config: Config) -> frozenset[str]:
     """Return which of sigma and seed change the network at this state."""
-    return frozenset() if config.state.kind == State.loaded else kind(config.model.kind).axes(config)
+    return (
+        frozenset()
+        if config.state.kind == State.loaded
+        else kind(config.model.kind).axes(config)
+    )
 
 
 def steps(config: Config) -> list[int | None]:
@@ -55,15 +66,23 @@ def science(config: Config) -> dict[str, Any]:
     """Return what identifies this state besides sigma, seed and step. A file is identified by its content."""
     if config.state.kind == State.trained:
         version = trajectory.ALGORITHM_VERSION
-        trained_by = {"algorithm": version} if version > 1 else {}  # cells measured when there was one have none
+        # Cells measured when there was one have none.
+        trained_by = {"algorithm": version} if version > 1 else {}
         training = trajectory.science(config)["training"]
         return {"kind": State.trained.value, "training": training, **trained_by}
     if config.state.kind == State.initialised:
         # The published generators go through the grid: another grid has other numbers at the same sigma.
         is_published = config.state.draw == Draws.published
-        order = {"draw": Draws.published.value, "grid": sigma_values(config.grid)} if is_published else {}
+        order = (
+            {"draw": Draws.published.value, "grid": sigma_values(config.grid)}
+            if is_published
+            else {}
+        )
         return {"kind": State.initialised.value, **order}
-    return {"kind": State.loaded.value, "sha256": config.state.sha256 or fingerprint(_path(config))}
+    return {
+        "kind": State.loaded.value,
+        "sha256": config.state.sha256 or fingerprint(_path(config)),
+    }
 
 
 def pinned(config: Config) -> Config:
@@ -76,13 +95,19 @@ def pinned(config: Config) -> Config:
     state, task, model = config.state, config.task, config.model
     is_loaded = state.kind == State.loaded
     state_hash = _hash("state.path", _path(config)) if is_loaded else ""
-    is_there = task.path is not None and is_file(Path(task.path))  # else its reader says what is wrong
+    # Else its reader says what is wrong.
+    is_there = task.path is not None and is_file(Path(task.path))
     task_hash = _hash("task.path", Path(str(task.path))) if is_there else ""
     model_hash = kind(model.kind).files(config)
     for key, place, actual, planned in (
         ("state.path", state.path, state_hash, state.sha256),
         ("task.path", task.path, task_hash, task.sha256),
-        ("model.path" if model.path else "model.factory", model.path or model.factory, model_hash, model.sha256),
+        (
+            "model.path" if model.path else "model.factory",
+            model.path or model.factory,
+            model_hash,
+            model.sha256,
+        ),
     ):
         check_pin(place, key, found=actual, planned=planned)
     return replace(
@@ -114,5 +139,7 @@ def _path(config: Config) -> Path:
             remedy="name the file that holds the weights",
         )
     return existing_file(
-        "state.path", "a .safetensors file, or a state_dict saved by torch.save", Path(config.state.path)
+        "state.path",
+        "a .safetensors file, or a state_dict saved by torch.save",
+        Path(config.state.path),
     )

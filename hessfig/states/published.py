@@ -18,7 +18,8 @@ from hessfig.errors import UserError
 from hessfig.states.philox import OFFSET, cuda_normal, cuda_uniform
 from hessfig.terms import Matrix, Part
 
-FIRST_SEED, REPEATS = 1234, 20  # of the published sweeps; hessfig.models.network_checks refuses others for linear MLPs
+# Of the published sweeps; hessfig.models.network_checks refuses others for linear MLPs.
+FIRST_SEED, REPEATS = (1234, 20)
 SCALE = 0.8
 _LAYER = ("attn.q", "attn.o", "attn.k", "attn.v", "mlp.fc_in", "mlp.fc_out")
 _EMBEDDINGS = ("tok_embed.weight", "pos.weight")
@@ -27,7 +28,9 @@ _PARTS = (Part.H, Part.H_o, Part.H_f)
 BEFORE_MLP = 7_864_320  # numbers that numpy's generator had given before Figure 8; found by its published values
 
 
-def draw_for(config: Config, network: nn.Module, *, sigma: float, seed: int) -> Callable[[str, torch.Size], Tensor]:
+def draw_for(
+    config: Config, network: nn.Module, *, sigma: float, seed: int
+) -> Callable[[str, torch.Size], Tensor]:
     """Return the function that gives a parameter of `network` by name and shape, as the published code drew it.
 
     Transformer (Figures 3, 5, 6 and 7): weights are N(0, (0.8 / sqrt(d_model))^2) from the CPU's generator of `seed`,
@@ -36,9 +39,12 @@ def draw_for(config: Config, network: nn.Module, *, sigma: float, seed: int) -> 
     Raises UserError for a sigma that the grid does not have.
     """
     place = sigma_index(config, sigma)
-    of_kind = _of_linear_mlp if config.model.kind == Kind.linear_mlp else _of_transformer
+    of_kind = (
+        _of_linear_mlp if config.model.kind == Kind.linear_mlp else _of_transformer
+    )
     drawn = of_kind(config, dict(network.named_parameters()), place, seed)
-    drawn |= {name: drawn[name] * sigma for name in _EMBEDDINGS if name in drawn}  # in float32, as all of them
+    # In float32, as all of them.
+    drawn |= {name: drawn[name] * sigma for name in _EMBEDDINGS if name in drawn}
     return lambda name, shape: drawn[name]
 
 
@@ -55,14 +61,26 @@ def sigma_index(config: Config, sigma: float) -> int:
     return grid.index(sigma)
 
 
-def _of_transformer(config: Config, parameters: dict[str, Tensor], place: int, seed: int) -> dict[str, Tensor]:
+def _of_transformer(
+    config: Config, parameters: dict[str, Tensor], place: int, seed: int
+) -> dict[str, Tensor]:
     """Return the weights, and the embeddings for sigma = 1; matrices are drawn as (inputs, outputs)."""
-    layers = [f"layers.{layer}.{name}.weight" for layer in range(config.model.n_layers) for name in _LAYER]
+    layers = [
+        f"layers.{layer}.{name}.weight"
+        for layer in range(config.model.n_layers)
+        for name in _LAYER
+    ]
     generator, drawn = torch.Generator().manual_seed(seed), dict[str, Tensor]()
-    for name in (*_EMBEDDINGS, *(name for name in layers if name in parameters), "head.weight"):
+    for name in (
+        *_EMBEDDINGS,
+        *(name for name in layers if name in parameters),
+        "head.weight",
+    ):
         inputs_last = parameters[name].shape
         shape = inputs_last if name in _EMBEDDINGS else inputs_last[::-1]
-        matrix = torch.empty(shape).normal_(0, SCALE / config.model.d_model**0.5, generator=generator)
+        matrix = torch.empty(shape).normal_(
+            0, SCALE / config.model.d_model**0.5, generator=generator
+        )
         drawn[name] = matrix.T
     for number, name in enumerate(_EMBEDDINGS, start=2 * place):
         shape = parameters[name].shape
@@ -70,7 +88,9 @@ def _of_transformer(config: Config, parameters: dict[str, Tensor], place: int, s
     return drawn
 
 
-def _of_linear_mlp(config: Config, parameters: dict[str, Tensor], place: int, seed: int) -> dict[str, Tensor]:
+def _of_linear_mlp(
+    config: Config, parameters: dict[str, Tensor], place: int, seed: int
+) -> dict[str, Tensor]:
     """Return the weights, and the embedding for sigma = 1; every repeat draws an embedding first that is not used."""
     depth, points = config.model.n_layers, len(sigma_values(config.grid))
     before = sum(REPEATS * (shallower + 1 + points) for shallower in range(1, depth))
@@ -79,19 +99,37 @@ def _of_linear_mlp(config: Config, parameters: dict[str, Tensor], place: int, se
     for layer in range(depth):
         shape = parameters[f"layers.{layer}.weight"].shape
         drawn[f"layers.{layer}.weight"] = torch.from_numpy(
-            cuda_uniform(prod(shape), seed=FIRST_SEED, offset=OFFSET * (start + 1 + layer), bound=shape[1] ** -0.5)
+            cuda_uniform(
+                prod(shape),
+                seed=FIRST_SEED,
+                offset=OFFSET * (start + 1 + layer),
+                bound=shape[1] ** -0.5,
+            )
         ).view(shape)
     name = _EMBEDDINGS[0]
-    drawn[name] = _normal(parameters[name].shape, seed=FIRST_SEED, offset=OFFSET * (start + depth + 1 + place))
+    drawn[name] = _normal(
+        parameters[name].shape,
+        seed=FIRST_SEED,
+        offset=OFFSET * (start + depth + 1 + place),
+    )
     return drawn
 
 
 def _normal(shape: torch.Size, *, seed: int, offset: int) -> Tensor:
-    return torch.from_numpy(cuda_normal(prod(shape), seed=seed, offset=offset)).view(shape)
+    return torch.from_numpy(cuda_normal(prod(shape), seed=seed, offset=offset)).view(
+        shape
+    )
 
 
 def signs(
-    config: Config, shape: torch.Size, *, sigma: float, seed: int, layer: int, col: str, part: Part
+    config: Config,
+    shape: torch.Size,
+    *,
+    sigma: float,
+    seed: int,
+    layer: int,
+    col: str,
+    part: Part,
 ) -> Float[Tensor, "dim num_probes"]:
     """Return the published probes of one part of a diagonal block, in the order of hessfig's entries.
 
@@ -104,13 +142,17 @@ def signs(
     if config.model.kind == Kind.linear_mlp:
         first = _entries_before(config, place, seed, layer) * count + BEFORE_MLP
         return _sign_vectors(FIRST_SEED, first, count, shape)
-    column = (place * config.model.n_layers + layer - 1) * len(_COLUMNS) + _COLUMNS.index(col)
+    column = (place * config.model.n_layers + layer - 1) * len(
+        _COLUMNS
+    ) + _COLUMNS.index(col)
     estimate = column * len(_PARTS) + _PARTS.index(part)
     drawn = _sign_vectors(seed, estimate * count * prod(shape), count, shape)
     return drawn.T.unflatten(1, shape[::-1]).transpose(1, 2).flatten(1).T
 
 
-def _sign_vectors(seed: int, first: int, count: int, shape: torch.Size) -> Float[Tensor, "dim num_probes"]:
+def _sign_vectors(
+    seed: int, first: int, count: int, shape: torch.Size
+) -> Float[Tensor, "dim num_probes"]:
     numbers = numpy_numbers(seed, first, count * prod(shape)).reshape(count, -1)
     return torch.from_numpy(np.where(numbers > 0.5, 1.0, -1.0)).T
 
@@ -118,9 +160,16 @@ def _sign_vectors(seed: int, first: int, count: int, shape: torch.Size) -> Float
 def _entries_before(config: Config, place: int, seed: int, layer: int) -> int:
     """Return how many entries the weights have whose vectors are drawn before: of each, one vector is counted."""
     width, points = config.model.d_model, len(sigma_values(config.grid))
-    sizes = [(depth - 1) * width**2 + width * config.task.vocabulary for depth in range(1, config.model.n_layers + 1)]
+    sizes = [
+        (depth - 1) * width**2 + width * config.task.vocabulary
+        for depth in range(1, config.model.n_layers + 1)
+    ]
     cells_before = (seed - FIRST_SEED) * points + place
-    return REPEATS * points * sum(sizes[:-1]) + cells_before * sizes[-1] + (layer - 1) * width**2
+    return (
+        REPEATS * points * sum(sizes[:-1])
+        + cells_before * sizes[-1]
+        + (layer - 1) * width**2
+    )
 
 
 _MOST_KEPT = 256
@@ -135,7 +184,9 @@ def numpy_numbers(seed: int, first: int, count: int) -> np.ndarray:
     """
     bits = np.random.MT19937()
     generator = np.random.RandomState(bits)
-    start = max((place for of, place in _reached if of == seed and place <= first), default=0)
+    start = max(
+        (place for of, place in _reached if of == seed and place <= first), default=0
+    )
     if start:
         bits.state = _reached.pop((seed, start))
     else:

@@ -23,13 +23,18 @@ def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> N
     or numbers do not fit. The message lists missing and surplus names, and nothing is copied.
     """
     tensors, current = read_weights(path, sha256=sha256), network.state_dict()
-    _check_names(path, tensors, [name for name, _ in network.named_parameters()], list(current))
+    _check_names(
+        path, tensors, [name for name, _ in network.named_parameters()], list(current)
+    )
     for name, tensor in tensors.items():
         _check_tensor(path, name, tensor, current[name])
-    network.load_state_dict(tensors, strict=False)  # the file may lack constants such as masks
+    # The file may lack constants such as masks.
+    network.load_state_dict(tensors, strict=False)
 
 
-def _check_names(path: Path, tensors: Mapping[str, Tensor], needed: list[str], current: list[str]) -> None:
+def _check_names(
+    path: Path, tensors: Mapping[str, Tensor], needed: list[str], current: list[str]
+) -> None:
     missing = [name for name in needed if name not in tensors]
     surplus = [name for name in tensors if name not in current]
     if missing or surplus:
@@ -38,7 +43,9 @@ def _check_names(path: Path, tensors: Mapping[str, Tensor], needed: list[str], c
             f"state.path: the names in {path} are not those of this network",
             got=f"missing: {first_few(missing)}; surplus: {first_few(surplus)}",
             allowed=f"the network's {len(needed)} names: {first_few(needed)}",
-            remedy=f"for {missing[0]!r}: {hint}" if hint else "give the model settings that the file was saved with",
+            remedy=f"for {missing[0]!r}: {hint}"
+            if hint
+            else "give the model settings that the file was saved with",
         )
 
 
@@ -50,7 +57,10 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, current: Tensor) -> Non
             allowed=str(tuple(current.shape)),
             remedy="give the model settings that the file was saved with (model.d_model, model.n_layers, ...)",
         )
-    if tensor.is_floating_point() != current.is_floating_point() or not tensor.isfinite().all():
+    if (
+        tensor.is_floating_point() != current.is_floating_point()
+        or not tensor.isfinite().all()
+    ):
         raise UserError(
             f"state.path: {name} in {path} holds numbers that are not finite, or not of a floating-point type",
             got=f"{int((~tensor.isfinite()).sum())} of {tensor.numel()} not finite, {tensor.dtype}",
@@ -66,14 +76,19 @@ def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Obj
     """
     import torch
 
-    objective, weights = initialised(config, sigma=sigma, seed=seed), _at(config, sigma, seed, step).weights
+    objective, weights = (
+        initialised(config, sigma=sigma, seed=seed),
+        _at(config, sigma, seed, step).weights,
+    )
     with torch.no_grad():
         for name, parameter in objective.network.named_parameters():
             parameter.copy_(weights[name])
     return objective
 
 
-def moments(config: Config, *, sigma: float | None, seed: int, step: int | None) -> Tensors:
+def moments(
+    config: Config, *, sigma: float | None, seed: int, step: int | None
+) -> Tensors:
     """Return {moment/parameter: tensor} of the optimiser at the configured state; empty before the first update.
 
     Raises UserError for a loaded state, whose moments are unknown.

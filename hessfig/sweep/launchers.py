@@ -22,12 +22,21 @@ from hessfig.record import TABLE
 from hessfig.sweep import pool
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.preview import describe_plan, status_lines
-from hessfig.sweep.runner import Summary, begin, measure_cells, on_this_machine, run_sweep
+from hessfig.sweep.runner import (
+    Summary,
+    begin,
+    measure_cells,
+    on_this_machine,
+    run_sweep,
+)
 
 T = TypeVar("T")
 Say = Callable[..., None]
 # Where each launcher is: imported when it is chosen, so that nothing else depends on Slurm.
-LAUNCHERS = {"local": "hessfig.sweep.launchers:Workers", "slurm": "hessfig.sweep.slurm:Slurm"}
+LAUNCHERS = {
+    "local": "hessfig.sweep.launchers:Workers",
+    "slurm": "hessfig.sweep.slurm:Slurm",
+}
 
 
 class SweepLauncher(Protocol):
@@ -56,7 +65,8 @@ class Workers:
         config = job.first
         check_machine(config)
         is_measured = is_file(Path(config.output_dir) / config.sweep.name / TABLE)
-        if config.workers and not (config.dry_run or is_measured):  # else there may be nothing to measure
+        # Else there may be nothing to measure.
+        if config.workers and not (config.dry_run or is_measured):
             pool.warm()
         self._job = job
 
@@ -67,10 +77,16 @@ class Workers:
             say(*status_lines(job, sweep))
             return None
         if not sys.stderr.isatty():
-            say(f"start: {command}\n{describe_plan(sweep, title=title(job), unread=False)}")
+            say(
+                f"start: {command}\n{describe_plan(sweep, title=title(job), unread=False)}"
+            )
         if shard is None:
             return run_sweep(sweep, command=command)
-        words = [word for word in words_without(job, Role.machine) if not word.startswith("shard=")]
+        words = [
+            word
+            for word in words_without(job, Role.machine)
+            if not word.startswith("shard=")
+        ]
         done = run_shard(sweep, Shard(*parse_shard(shard)))
         return replace(done, collect=command_line("run", *job.flags, *words))
 
@@ -92,15 +108,22 @@ class Shard:
 
     def cells(self, plan: Iterable[Cell]) -> list[Cell]:
         """Return this share of a plan's cells. The steps of one trained network stay together: it is trained once."""
-        return self.of(list(plan), together=lambda cell: cell.trajectory.key if cell.trajectory else id(cell))
+        return self.of(
+            list(plan),
+            together=lambda cell: cell.trajectory.key if cell.trajectory else id(cell),
+        )
 
-    def of(self, items: Sequence[T], *, together: Callable[[T], Hashable] = id) -> list[T]:
+    def of(
+        self, items: Sequence[T], *, together: Callable[[T], Hashable] = id
+    ) -> list[T]:
         """Return every `count`-th of `items`, in their order; those that are `together` the same are dealt as one.
 
         Each round of dealing begins one share later than the last, for plans are periodic: with two quantities and two
         shares, one of them would get all cells of the costly quantity.
         """
-        places = {key: place for place, key in enumerate(dict.fromkeys(map(together, items)))}
+        places = {
+            key: place for place, key in enumerate(dict.fromkeys(map(together, items)))
+        }
         return [item for item in items if self._takes(places[together(item)])]
 
     def turned(self, items: Sequence[T]) -> list[T]:
@@ -136,7 +159,10 @@ def run_shard(sweep: Sweep, shard: Shard) -> Summary:
         peak=max(main.peak, pilot.peak),
         table=sweep.folder / TABLE,
         missing=lost,
-        notes=[f"{lost} pilot cells are not there, so no other was measured: run it again"] * bool(lost),
+        notes=[
+            f"{lost} pilot cells are not there, so no other was measured: run it again"
+        ]
+        * bool(lost),
         is_written=False,
         share=str(shard),
     )

@@ -31,7 +31,16 @@ def check_variants(variants: Sequence[Variant]) -> None:
     _check_cost(variants)
 
 
-_OF_QUANTITIES = ("estimator", "spectrum", "landscape", "approximation", "directions", "compression", "blocks", "parts")
+_OF_QUANTITIES = (
+    "estimator",
+    "spectrum",
+    "landscape",
+    "approximation",
+    "directions",
+    "compression",
+    "blocks",
+    "parts",
+)
 
 
 def unread_setting(variant: Variant, key: str) -> UserError | None:
@@ -42,21 +51,56 @@ def unread_setting(variant: Variant, key: str) -> UserError | None:
     if refusal or is_off(config, key):
         return refusal
     if group == "grid" and "sigma" not in variant.axes:
-        return _idle(key, config, "sigma changes nothing of this network", "networks that sigma changes")
-    every = set() if settings()[key].says.watches else {"training"}  # of an update, all that makes it
-    if group == "training" and config.state.kind != State.trained and not {key, *every} & read:
-        return _idle(key, config, "nothing is trained, and no quantity takes updates", "state=trained", "state=trained")
-    if group in _OF_QUANTITIES and key not in read and not any(map(is_own, config.quantities)):
-        readers = [row.name for row in CATALOGUE.values() if key in keys_read(row.settings(config, variant.layout))]
+        return _idle(
+            key,
+            config,
+            "sigma changes nothing of this network",
+            "networks that sigma changes",
+        )
+    # Of an update, all that makes it.
+    every = set() if settings()[key].says.watches else {"training"}
+    if (
+        group == "training"
+        and config.state.kind != State.trained
+        and not {key, *every} & read
+    ):
+        return _idle(
+            key,
+            config,
+            "nothing is trained, and no quantity takes updates",
+            "state=trained",
+            "state=trained",
+        )
+    if (
+        group in _OF_QUANTITIES
+        and key not in read
+        and not any(map(is_own, config.quantities))
+    ):
+        readers = [
+            row.name
+            for row in CATALOGUE.values()
+            if key in keys_read(row.settings(config, variant.layout))
+        ]
         remedy = f"quantities=[{readers[0]}]" if readers else ""
-        return _idle(key, config, "nothing that is measured reads it", ", ".join(readers) or "others", remedy)
+        return _idle(
+            key,
+            config,
+            "nothing that is measured reads it",
+            ", ".join(readers) or "others",
+            remedy,
+        )
     return None
 
 
-def _idle(key: str, config: Config, why: str, allowed: str, remedy: str = "") -> UserError:
+def _idle(
+    key: str, config: Config, why: str, allowed: str, remedy: str = ""
+) -> UserError:
     got = f"{key}={typed(value_of(config, key))}, quantities=[{','.join(config.quantities)}]"
     return UserError(
-        f"{key}: {why}", got=got, allowed=allowed, remedy=f"{remedy}{', or ' * bool(remedy)}leave {key} out"
+        f"{key}: {why}",
+        got=got,
+        allowed=allowed,
+        remedy=f"{remedy}{', or ' * bool(remedy)}leave {key} out",
     )
 
 
@@ -127,7 +171,12 @@ def expected_memory(variant: Variant) -> float | None:
     number = 8 if config.dtype == DType.float64 else 4
     dense = variant.widest**2 if config.estimator.method == Method.dense else 0
     if is_counted(model) and FROBENIUS in config.quantities:
-        return _START + norm_bytes(config, layout) + number * dense + sum(size for _, _, size in _held(variant))
+        return (
+            _START
+            + norm_bytes(config, layout)
+            + number * dense
+            + sum(size for _, _, size in _held(variant))
+        )
     scores = model.n_heads * task.num_tokens if facts.has_scores else 0
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
@@ -141,32 +190,69 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
     yield from _activations(config, number) if config.task.data.facts.length else ()
     place = kind(config.model.kind).place  # without one its width says how large it is
-    is_given = bool(place) and getattr(config.model, place.partition(".")[2]) is not None
-    yield place if is_given else "model.d_model", f"a network of {weights} weights", number * weights
+    is_given = (
+        bool(place) and getattr(config.model, place.partition(".")[2]) is not None
+    )
+    yield (
+        place if is_given else "model.d_model",
+        f"a network of {weights} weights",
+        number * weights,
+    )
     if config.estimator.method.facts.fewest:
         count = config.estimator.num_probes
-        yield "estimator.num_probes", f"{count} probes of {variant.widest} signs", count * variant.widest
-    for key in filter(None, (variant.quantity(name).holds for name in config.quantities)):
+        yield (
+            "estimator.num_probes",
+            f"{count} probes of {variant.widest} signs",
+            count * variant.widest,
+        )
+    for key in filter(
+        None, (variant.quantity(name).holds for name in config.quantities)
+    ):
         steps = min(value_of(config, key), variant.widest)
-        yield key, f"{steps} Lanczos vectors of {variant.widest} numbers", number * steps * variant.widest
+        yield (
+            key,
+            f"{steps} Lanczos vectors of {variant.widest} numbers",
+            number * steps * variant.widest,
+        )
 
 
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     task, model = config.task, config.model
     length = task.num_tokens
-    key = "task.batch_size" if task.batch_size > length else f"task.{task.data.facts.length}"
+    key = (
+        "task.batch_size"
+        if task.batch_size > length
+        else f"task.{task.data.facts.length}"
+    )
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
-    yield key, f"{shape}, {model.d_model} wide", number * task.batch_size * length * model.d_model
+    yield (
+        key,
+        f"{shape}, {model.d_model} wide",
+        number * task.batch_size * length * model.d_model,
+    )
     if kind(model.kind).has_scores:
         scores = task.batch_size * model.n_heads * length**2
-        yield key, f"the attention scores of {shape}, {model.n_heads} heads", number * scores
+        yield (
+            key,
+            f"the attention scores of {shape}, {model.n_heads} heads",
+            number * scores,
+        )
 
 
 def _seconds(variant: Variant) -> float:
     """Return the seconds of one variant on one core; 0 if unknown."""
     config = variant.config
-    each = sum(variant.quantity(name).operations(config, variant.layout) for name in config.quantities)
-    return each * config.seeds * variant.num_sigmas * len(variant.steps()) / assumed_flops(config)
+    each = sum(
+        variant.quantity(name).operations(config, variant.layout)
+        for name in config.quantities
+    )
+    return (
+        each
+        * config.seeds
+        * variant.num_sigmas
+        * len(variant.steps())
+        / assumed_flops(config)
+    )
 
 
 def _too_large(key: str, what: str, size: int, most: int) -> UserError:

@@ -14,7 +14,8 @@ from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
 from hessfig.sweep.plan import Cell
 
-warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")  # TransformerLens's, not the user's
+# TransformerLens's, not the user's.
+warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 
 
 def compute_cell(cell: Cell) -> Measured:
@@ -23,7 +24,9 @@ def compute_cell(cell: Cell) -> Measured:
     problem = draw_problem(cell)
     quantity = cell.variant.quantity(cell.quantity)
     own = source_of_quantity(cell.quantity, cell.config.config_dir)
-    check_pin(cell.quantity, "quantities", found=own, planned=cell.science["version"][1])
+    check_pin(
+        cell.quantity, "quantities", found=own, planned=cell.science["version"][1]
+    )
     measured = quantity.measured(problem, request_of(cell, problem))
     seconds = round(time.perf_counter() - started, 4)
     shared = {"num_layers": problem.layout.num_layers, "seconds": seconds}
@@ -36,7 +39,9 @@ def draw_problem(cell: Cell) -> Objective:
     if content := cell.science.get("content"):
         from hessfig.sweep.own_content import check_planned
 
-        check_planned(cell.config, network, content, is_far=walks(cell.quantity, cell.config))
+        check_planned(
+            cell.config, network, content, is_far=walks(cell.quantity, cell.config)
+        )
     return network.to(torch.device(card_of(cell.config.device)))
 
 

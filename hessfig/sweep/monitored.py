@@ -13,14 +13,24 @@ from hessfig.errors import UserError, first_few
 from hessfig.files import write_text
 from hessfig.measurements.catalogue import quantity, source_of_quantity
 from hessfig.measurements.quantity import Measured
-from hessfig.record import MANIFEST, SEAL, SEAL_BEFORE, TABLE, UNREADABLE, digest, read_checked, sealed_text
+from hessfig.record import (
+    MANIFEST,
+    SEAL,
+    SEAL_BEFORE,
+    TABLE,
+    UNREADABLE,
+    digest,
+    read_checked,
+    sealed_text,
+)
 from hessfig.sweep.outputs import now, provenance, table_text
 from hessfig.sweep.store import CellStore, Rows
 
 WATCHED = "monitor"  # only in the manifest of a monitored training
 _OF_NUMBERS = ("estimator", "spectrum", "blocks", "parts", "first_seed", "dtype")
 _NOT_KEPT = "vectors"  # eigenvectors of every step would fill a disk
-_RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # buffers that every training moves
+# Buffers that every training moves.
+_RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 
 Measurement = tuple[int, str]  # step, quantity
@@ -53,18 +63,44 @@ class MonitoredTraining:
     kind, unless it may `overwrite`. Warns of measurements that the folder has lost.
     """
 
-    def __init__(self, folder: Path, config: Config, content: str, num_layers: int, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: Config,
+        content: str,
+        num_layers: int,
+        *,
+        overwrite: bool = False,
+    ) -> None:
         self.folder, self.store = folder, CellStore(folder / "cells")
         self._config, self._num_layers = config, num_layers
         plain = as_plain(config)
         of_numbers = {"content": content, **{key: plain[key] for key in _OF_NUMBERS}}
         versions = {
-            name: [quantity(name).version_of(config), source_of_quantity(name, None)] for name in config.quantities
+            name: [quantity(name).version_of(config), source_of_quantity(name, None)]
+            for name in config.quantities
         }
-        self._science, self._hashes = of_numbers, {name: digest([of_numbers, name, v]) for name, v in versions.items()}
-        self.hash, self._start, self._provenance = digest(self._hashes), now(), provenance(config)  # of data, settings
-        self._cells, self._unsaved, self._begun = list[_Cell](), list[tuple[_Cell, Any]](), False
-        self._has_table, self._parts, self._moved, self._lost = False, dict[str, str](), set[str](), list[Measurement]()
+        self._science, self._hashes = (
+            of_numbers,
+            {name: digest([of_numbers, name, v]) for name, v in versions.items()},
+        )
+        # Of data, settings.
+        self.hash, self._start, self._provenance = (
+            digest(self._hashes),
+            now(),
+            provenance(config),
+        )
+        self._cells, self._unsaved, self._begun = (
+            list[_Cell](),
+            list[tuple[_Cell, Any]](),
+            False,
+        )
+        self._has_table, self._parts, self._moved, self._lost = (
+            False,
+            dict[str, str](),
+            set[str](),
+            list[Measurement](),
+        )
         self._sealed: str | None = None  # the hash of the existing table
         self.witness: Mapping[str, Any] = {}  # the record of the copy's comparison
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
@@ -75,7 +111,9 @@ class MonitoredTraining:
         """Return the key of a quantity at a step, given the hash of function and weights."""
         return digest({"settings": self._hashes[name], "step": step, "point": point})
 
-    def begin(self, step: int, points: Mapping[str, str], parts: Mapping[str, str]) -> None:
+    def begin(
+        self, step: int, points: Mapping[str, str], parts: Mapping[str, str]
+    ) -> None:
         """Go on from `step`: what an earlier process measured after it, or at it of another function, is left out.
 
         `points` are hashes of function and weights by quantity, `parts` of what network and loss are made of. Raises
@@ -86,33 +124,64 @@ class MonitoredTraining:
             own = {self.key(step, name, points[name]) for name in self._hashes}
             if self._cells and not any(cell.key in own for cell in self._cells):
                 self._check_same(step, parts)
-            self._cells = [cell for cell in self._cells if cell.step < step or cell.key in own]
+            self._cells = [
+                cell for cell in self._cells if cell.step < step or cell.key in own
+            ]
             self._begun = True
         if self._parts:
-            self._moved |= {name for name in {*self._parts, *parts} if self._parts.get(name) != parts.get(name)}
+            self._moved |= {
+                name
+                for name in {*self._parts, *parts}
+                if self._parts.get(name) != parts.get(name)
+            }
         self._parts = dict(parts)
 
     def _check_same(self, step: int, parts: Mapping[str, str]) -> None:
         """Raise OtherTraining unless the measurements before `step` may be of the training that is at it now."""
         steps = sorted({cell.step for cell in self._cells})
         measured = f"steps {steps[0]} to {steps[-1]}"
-        other = [name for name in dict.fromkeys((*self._parts, *parts)) if self._parts.get(name) != parts.get(name)]
-        other = [name for name in other if name not in self._moved and not name.endswith(_RUNNING)]
+        other = [
+            name
+            for name in dict.fromkeys((*self._parts, *parts))
+            if self._parts.get(name) != parts.get(name)
+        ]
+        other = [
+            name
+            for name in other
+            if name not in self._moved and not name.endswith(_RUNNING)
+        ]
         if other or steps[0] >= step:
-            what = f"where these were others: {first_few(other)}" if other else f"not of what step {step} is now"
-            raise _other(self.folder, "the measurements of another training", got=f"{measured}, {what}")
+            what = (
+                f"where these were others: {first_few(other)}"
+                if other
+                else f"not of what step {step} is now"
+            )
+            raise _other(
+                self.folder,
+                "the measurements of another training",
+                got=f"{measured}, {what}",
+            )
 
     def find(self, key: str) -> Rows | None:
         """Return the rows of an earlier measurement, if there is one."""
         return next((cell.rows for cell in self._cells if cell.key == key), None)
 
-    def keep(self, key: str, step: int, name: str, measured: Measured, *, seconds: float) -> Rows:
+    def keep(
+        self, key: str, step: int, name: str, measured: Measured, *, seconds: float
+    ) -> Rows:
         """Store a measurement and return its rows. Raises UserError if it cannot be written; it is retried later.
 
         When this returns, the cell is on disk.
         """
-        rows = [{"num_layers": self._num_layers, "seconds": round(seconds, 4), **row} for row in measured.rows]
-        arrays = {name: value for name, value in measured.arrays.items() if not name.startswith(_NOT_KEPT)}
+        rows = [
+            {"num_layers": self._num_layers, "seconds": round(seconds, 4), **row}
+            for row in measured.rows
+        ]
+        arrays = {
+            name: value
+            for name, value in measured.arrays.items()
+            if not name.startswith(_NOT_KEPT)
+        }
         self._unsaved.append((_Cell(step, name, key, rows), arrays))
         self._save()
         return rows
@@ -137,7 +206,9 @@ class MonitoredTraining:
         if self._has_table or not (self.folder / TABLE).exists():
             self._write_manifest(budget, every)
 
-    def _write_manifest(self, budget: Mapping[str, Any], every: int, following: str | None = None) -> None:
+    def _write_manifest(
+        self, budget: Mapping[str, Any], every: int, following: str | None = None
+    ) -> None:
         self.seen["budget"] = dict(budget)
         tables = [sha256 for sha256 in (following, self._sealed) if sha256]
         seal = dict(zip((SEAL, SEAL_BEFORE), dict.fromkeys(tables), strict=False))
@@ -164,45 +235,79 @@ class MonitoredTraining:
         try:
             manifest = read_checked(path)
             seen, is_same = manifest[WATCHED], manifest["config_hash"] == self.hash
-            listed = [(int(step), str(name), str(key)) for step, name, key in seen["cells"]]
+            listed = [
+                (int(step), str(name), str(key)) for step, name, key in seen["cells"]
+            ]
             self._parts, self._moved = dict(seen["parts"]), set(seen["moved"])
             self.seen = {key: type(self.seen[key])(seen[key]) for key in self.seen}
         except UNREADABLE as error:
-            raise _other(self.folder, "no training that was watched", got=f"{type(error).__name__}: {error}") from error
+            raise _other(
+                self.folder,
+                "no training that was watched",
+                got=f"{type(error).__name__}: {error}",
+            ) from error
         if not is_same:
             raise _other(
-                self.folder, "measurements with other settings", got="other data, blocks, quantities or version"
+                self.folder,
+                "measurements with other settings",
+                got="other data, blocks, quantities or version",
             )
-        self._start, self._sealed = str(manifest.get("start")), _sealed_table(self.folder, manifest)
-        self._cells = [cell for entry in listed if (cell := self._read(*entry)) is not None]
-        self._tell_lost([(step, name) for step, name, _ in listed], [(step, name) for step, name in seen["lost"]])
+        self._start, self._sealed = (
+            str(manifest.get("start")),
+            _sealed_table(self.folder, manifest),
+        )
+        self._cells = [
+            cell for entry in listed if (cell := self._read(*entry)) is not None
+        ]
+        self._tell_lost(
+            [(step, name) for step, name, _ in listed],
+            [(step, name) for step, name in seen["lost"]],
+        )
 
     def _tell_lost(self, listed: list[Measurement], before: list[Measurement]) -> None:
         """Warn of measurements whose cells are lost, so that the table lacks them."""
         lost = self._gone(listed)
         self._lost = self._gone(before) + lost
         if lost:
-            steps = first_few([str(step) for step in dict.fromkeys(step for step, _ in lost)], most=10)
-            words = (
-                f"{len(lost)} of {len(listed)} measurements are lost: their cells are gone, or damaged (steps {steps})"
+            steps = first_few(
+                [str(step) for step in dict.fromkeys(step for step, _ in lost)], most=10
             )
-            warnings.warn(f"{self.folder}: {words}; the table goes on without them", RuntimeWarning, stacklevel=4)
+            words = (
+                f"{len(lost)} of {len(listed)} measurements are lost: "
+                f"their cells are gone, or damaged (steps {steps})"
+            )
+            warnings.warn(
+                f"{self.folder}: {words}; the table goes on without them",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def _labels(self, cell: _Cell) -> dict[str, Any]:
         place = {"sigma": None, "step": cell.step, "seed": self._config.first_seed}
-        return {"variant": "", "num_layers": self._num_layers, **place, "quantity": cell.quantity}
+        return {
+            "variant": "",
+            "num_layers": self._num_layers,
+            **place,
+            "quantity": cell.quantity,
+        }
 
     def _table(self) -> str:
         cells = sorted(self._cells, key=lambda cell: cell.step)
         shared = {"sweep": self.folder.name}
         return table_text(
-            {**shared, "config": self._hashes[cell.quantity][:12], **self._labels(cell), **row}
+            {
+                **shared,
+                "config": self._hashes[cell.quantity][:12],
+                **self._labels(cell),
+                **row,
+            }
             for cell in cells
             for row in cell.rows
         )
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
-        config, lost = self._config, self._gone(self._lost)  # except what was measured again since
+        # Except what was measured again since.
+        config, lost = (self._config, self._gone(self._lost))
         arrays = [self._array(cell) for cell in self._cells if cell.arrays]
         variant = {
             "variant": "",
@@ -237,7 +342,9 @@ class MonitoredTraining:
     def _gone(self, measurements: list[Measurement]) -> list[Measurement]:
         """Return the measurements without a cell."""
         stored = {cell.measurement for cell in self._cells}
-        return [measurement for measurement in measurements if measurement not in stored]
+        return [
+            measurement for measurement in measurements if measurement not in stored
+        ]
 
     def _array(self, cell: _Cell) -> dict[str, Any]:
         file = self.store.arrays_path(cell.key).relative_to(self.folder).as_posix()

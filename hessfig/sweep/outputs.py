@@ -47,10 +47,16 @@ def gather_cells(cells: list[Cell], store: CellStore) -> Gathered:
             missing.append(cell)
             continue
         rows, sha256 = content
-        shared = {"sweep": cell.config.sweep.name, "config": cell.variant.short_hash(cell.quantity), **cell.labels}
+        shared = {
+            "sweep": cell.config.sweep.name,
+            "config": cell.variant.short_hash(cell.quantity),
+            **cell.labels,
+        }
         every += ({**shared, **row} for row in rows)
         if sha256 is not None:
-            file = store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
+            file = (
+                store.arrays_path(cell.key).relative_to(store.folder.parent).as_posix()
+            )
             arrays.append({**cell.labels, "file": file, "sha256": sha256})
     return Gathered(table_text(every), arrays, missing)
 
@@ -64,7 +70,14 @@ def table_text(rows: Iterable[Mapping[str, Any]]) -> str:
     return buffer.getvalue()
 
 
-_PACKAGES = ("torch", "transformer-lens", "curvlinops-for-pytorch", "numpy", "hydra-core", "transformers")
+_PACKAGES = (
+    "torch",
+    "transformer-lens",
+    "curvlinops-for-pytorch",
+    "numpy",
+    "hydra-core",
+    "transformers",
+)
 
 
 def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
@@ -78,7 +91,10 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
         "sweep": sweep.name,
         "config": in_manifest(sweep.config),
         "config_hash": config_hash(sweep.variants),
-        "variants": [_described(*pair, first) for pair in zip(sweep.variants, sweep.allocations, strict=True)],
+        "variants": [
+            _described(*pair, first)
+            for pair in zip(sweep.variants, sweep.allocations, strict=True)
+        ],
         **provenance(sweep.config),
         **({"notes": sweep.unread} if sweep.unread else {}),
         **run,
@@ -88,9 +104,15 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
 
 def config_hash(variants: Sequence[Variant]) -> str:
     """Return a hash of everything on which a table's numbers depend."""
-    sciences = [variant.science(name) for variant in variants for name in variant.config.quantities]
+    sciences = [
+        variant.science(name)
+        for variant in variants
+        for name in variant.config.quantities
+    ]
     own = [networks for variant in variants if (networks := variant.networks())]
-    return digest([without_added(in_manifest(unpinned(variants[0].config))), sciences, *own])
+    return digest(
+        [without_added(in_manifest(unpinned(variants[0].config))), sciences, *own]
+    )
 
 
 def now() -> str:
@@ -98,21 +120,28 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _described(variant: Variant, allocation: Allocation, first: dict[str, Any]) -> dict[str, Any]:
+def _described(
+    variant: Variant, allocation: Allocation, first: dict[str, Any]
+) -> dict[str, Any]:
     """Return what the manifest says of a variant; its `config` is the table's, for each quantity.
 
     Task and state stand there where they are not those of the `first` variant, which are the manifest's own.
     """
     config = variant.config
     plain = as_plain(config)
-    other = {group: plain[group] for group in OF_ARCHITECTURE if plain[group] != first[group]}
+    other = {
+        group: plain[group] for group in OF_ARCHITECTURE if plain[group] != first[group]
+    }
     shared = {
         "variant": variant.name,
         "config": {name: variant.short_hash(name) for name in config.quantities},
         "model": plain["model"],
         "probes": allocation.probes or config.estimator.num_probes,
     }
-    extra: dict[str, Any] = {"data": kind(config.model.kind).about(config), "networks": variant.networks()}
+    extra: dict[str, Any] = {
+        "data": kind(config.model.kind).about(config),
+        "networks": variant.networks(),
+    }
     extra |= {"witness": variant.witness, "pilots": variant.left_out}
     return {**other, **shared, **{key: value for key, value in extra.items() if value}}
 
@@ -140,7 +169,11 @@ def _cpu() -> str | None:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    named = [
+        line.partition(":")[2].strip()
+        for line in lines
+        if line.startswith("model name")
+    ]
     return (named[0] if named else platform.processor()) or None
 
 
@@ -157,7 +190,12 @@ def _git(*arguments: str) -> str | None:
     if not (root / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()

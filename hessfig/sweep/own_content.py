@@ -18,7 +18,12 @@ from hessfig.states import point
 
 
 def planned_contents(
-    config: Config, sigma: float | None, seed: int, *, twice: bool, distances: Sequence[bool]
+    config: Config,
+    sigma: float | None,
+    seed: int,
+    *,
+    twice: bool,
+    distances: Sequence[bool],
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the content of the network that the factory makes now: at its weights (False), away from them (True).
 
@@ -37,7 +42,9 @@ def planned_contents(
     return contents, drawn.witness.record if drawn.witness else {}
 
 
-def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: bool) -> None:
+def check_planned(
+    config: Config, drawn: Objective, planned: str, *, is_far: bool
+) -> None:
     """Raise UserError unless a network that is drawn again equals the planned network."""
     if planned.startswith(ONCE):
         return
@@ -51,12 +58,19 @@ def check_planned(config: Config, drawn: Objective, planned: str, *, is_far: boo
         )
 
 
-def _content(config: Config, drawn: Objective, *, twice: bool, is_far: bool) -> tuple[str, str]:
+def _content(
+    config: Config, drawn: Objective, *, twice: bool, is_far: bool
+) -> tuple[str, str]:
     """Return the content, and why it cannot be reused, if so."""
     with one_thread(), guarded(KEY, str(config.model.factory)):
         shown = content_of(drawn)
-        prints = [fingerprint(drawn, shown, twice=twice, is_far=where) for where in (False, True)[: 1 + is_far]]
+        prints = [
+            fingerprint(drawn, shown, twice=twice, is_far=where)
+            for where in (False, True)[: 1 + is_far]
+        ]
     for computed in prints:
         if computed.why:
             return computed.digest, computed.why
-    return hashlib.sha256(" ".join([shown, *(computed.digest for computed in prints)]).encode()).hexdigest(), ""
+    return hashlib.sha256(
+        " ".join([shown, *(computed.digest for computed in prints)]).encode()
+    ).hexdigest(), ""

@@ -14,7 +14,13 @@ from typing import Any
 from hessfig.config.given import GivenSetting, unread_given
 from hessfig.config.grid import sigma_values
 from hessfig.config.schema import Config
-from hessfig.measurements.allocation import PILOT_REPEATS, Allocation, allocation, few, pilot_config
+from hessfig.measurements.allocation import (
+    PILOT_REPEATS,
+    Allocation,
+    allocation,
+    few,
+    pilot_config,
+)
 from hessfig.measurements.catalogue import measured_once, walks
 from hessfig.record import FROBENIUS, digest
 from hessfig.states import point
@@ -47,9 +53,18 @@ class Cell:
         """Everything that changes the numbers of this cell."""
         settled = {"settled": dict(self.probe_counts)} if self.probe_counts else {}
         step = {} if self.step is None else {"step": self.step}
-        content = self.variant.content(self.sigma, self.seed, is_far=walks(self.quantity, self.config))
+        content = self.variant.content(
+            self.sigma, self.seed, is_far=walks(self.quantity, self.config)
+        )
         own = {"content": content} if content else {}
-        return {**self.variant.science(self.quantity), "sigma": self.sigma, "seed": self.seed, **step, **settled, **own}
+        return {
+            **self.variant.science(self.quantity),
+            "sigma": self.sigma,
+            "seed": self.seed,
+            **step,
+            **settled,
+            **own,
+        }
 
     @cached_property
     def key(self) -> str:
@@ -58,7 +73,11 @@ class Cell:
     @cached_property
     def trajectory(self) -> Trajectory | None:
         """The training behind the cell; None where the network is not trained."""
-        return None if self.step is None else Trajectory(self.config, self.sigma, self.seed, self.variant.training)
+        return (
+            None
+            if self.step is None
+            else Trajectory(self.config, self.sigma, self.seed, self.variant.training)
+        )
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -93,12 +112,20 @@ class Sweep:
     one gives. Raises UserError for the first request that cannot be measured.
     """
 
-    def __init__(self, asked: Sequence[tuple[str, Config]], given: Sequence[GivenSetting] = ()) -> None:
-        self.variants = [Variant(name, point.pinned(measured_once(config))) for name, config in asked]
+    def __init__(
+        self, asked: Sequence[tuple[str, Config]], given: Sequence[GivenSetting] = ()
+    ) -> None:
+        self.variants = [
+            Variant(name, point.pinned(measured_once(config))) for name, config in asked
+        ]
         check_variants(self.variants)
         self.unread = [setting.note for setting in given if setting.note]
         others = [setting for setting in given if not setting.note]
-        unread = unread_given(others, len(self.variants), lambda at, key: unread_setting(self.variants[at], key))
+        unread = unread_given(
+            others,
+            len(self.variants),
+            lambda at, key: unread_setting(self.variants[at], key),
+        )
         self.unread += [note for _, note in unread]
         self.unread += _left_out(asked[0][1], self.variants[0].config)
         self.config = self.variants[0].config
@@ -130,7 +157,14 @@ class Sweep:
         """The cells, repeat by repeat, so that an early stop leaves whole curves."""
         planned = list(zip(self.variants, self.allocations, strict=True))
         return [
-            Cell(variant, sigma, seed, name, chosen.at(sigma) if name == FROBENIUS else {}, step)
+            Cell(
+                variant,
+                sigma,
+                seed,
+                name,
+                chosen.at(sigma) if name == FROBENIUS else {},
+                step,
+            )
             for seed in self.variants[0].seeds()
             for variant, chosen in planned
             for sigma, step in product(variant.sigmas(), variant.steps())
@@ -140,11 +174,16 @@ class Sweep:
     @property
     def notes(self) -> list[str]:
         """What nothing reads, and why variants have no pilots although they could, with how many variants these are."""
-        reasons = Counter(variant.left_out for variant in self.variants if variant.left_out)
+        reasons = Counter(
+            variant.left_out for variant in self.variants if variant.left_out
+        )
         number = len(self.variants)
         return [
             *self.unread,
-            *(why + f" ({count} of {number} variants)" * (number > 1) for why, count in reasons.items()),
+            *(
+                why + f" ({count} of {number} variants)" * (number > 1)
+                for why, count in reasons.items()
+            ),
         ]
 
     def reread(self) -> Sweep:
@@ -156,11 +195,15 @@ class Sweep:
 
     def unfinished(self, cells: Iterable[Cell]) -> list[Cell]:
         """Return the cells without a valid result; corrupt files are named on stderr and count as missing."""
-        return [cell for cell in cells if self.store.sound(cell.key, warns=True) is None]
+        return [
+            cell for cell in cells if self.store.sound(cell.key, warns=True) is None
+        ]
 
     @cached_property
     def _pilots(self) -> list[list[Cell]]:
-        return [_pilots(variant) if variant.has_pilots else [] for variant in self.variants]
+        return [
+            _pilots(variant) if variant.has_pilots else [] for variant in self.variants
+        ]
 
     def _rows_by_sigma(self, pilots: list[Cell]) -> dict[float, Rows]:
         rows_by_sigma: dict[float, Rows] = {}
@@ -174,7 +217,10 @@ class Sweep:
 def _left_out(asked: Config, planned: Config) -> list[str]:
     """Return a note for each quantity that is not measured, since another one gives its rows."""
     names = [name for name in asked.quantities if name not in planned.quantities]
-    return [f"{name} is among the rows of {', '.join(planned.quantities)}, and is measured once" for name in names]
+    return [
+        f"{name} is among the rows of {', '.join(planned.quantities)}, and is measured once"
+        for name in names
+    ]
 
 
 def _pilots(variant: Variant) -> list[Cell]:
@@ -182,5 +228,7 @@ def _pilots(variant: Variant) -> list[Cell]:
     return [
         Cell(pilot, sigma, seed)
         for index, sigma in enumerate(few(sigma_values(variant.config.grid)))
-        for seed in range(-1 - index * PILOT_REPEATS, -1 - (index + 1) * PILOT_REPEATS, -1)
+        for seed in range(
+            -1 - index * PILOT_REPEATS, -1 - (index + 1) * PILOT_REPEATS, -1
+        )
     ]

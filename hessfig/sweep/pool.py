@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from multiprocessing import forkserver, popen_forkserver, process, reduction, resource_tracker, util
+from multiprocessing import (
+    forkserver,
+    popen_forkserver,
+    process,
+    reduction,
+    resource_tracker,
+    util,
+)
 from multiprocessing.connection import Connection, Pipe, wait
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -34,7 +41,9 @@ from hessfig.errors import UserError
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.store import CellStore
 
-Kind = Literal["measured", "reused", "raced", "failed", "unwritable", "training", "trained"]
+Kind = Literal[
+    "measured", "reused", "raced", "failed", "unwritable", "training", "trained"
+]
 Answer = tuple[Kind, str]
 
 
@@ -46,12 +55,18 @@ class Listener(Protocol):
 
 
 Work = Callable[[Any, CellStore, Listener], Answer]  # on one cell
-THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+THREADS = dict.fromkeys(
+    ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+)
 # glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
 # What workers import once for all, in the server that they are forked from: torch, and the measuring code.
 PRELOAD = [
-    *("hessfig.sweep.measure", "hessfig.models.networks", "hessfig.measurements.block_norms"),
+    *(
+        "hessfig.sweep.measure",
+        "hessfig.models.networks",
+        "hessfig.measurements.block_norms",
+    ),
     *("hessfig.models.tape.columns", "hessfig.models.exact.exact_blocks"),
 ]
 _ATTEMPTS, _PAUSE = 3, 0.1
@@ -88,7 +103,11 @@ class Pool:
     """
 
     def __init__(self, count: int, store: CellStore, work: Work | None = None) -> None:
-        self._store, self._work, self._workers = store, work or measure_cell, list[_Worker]()
+        self._store, self._work, self._workers = (
+            store,
+            work or measure_cell,
+            list[_Worker](),
+        )
         for number in range(count):
             self._workers.append(self._start(number))
 
@@ -100,7 +119,9 @@ class Pool:
         waiting = deque(cells)
         for worker in self._workers:
             self._give(worker, waiting)
-        while busy := {worker.pipe: worker for worker in self._workers if worker.cell is not None}:
+        while busy := {
+            worker.pipe: worker for worker in self._workers if worker.cell is not None
+        }:
             for pipe in wait(list(busy)):
                 worker = busy[pipe]  # type: ignore[index]
                 outcome = self._collect(worker)
@@ -180,7 +201,13 @@ def _as_in_a_worker() -> Iterator[None]:
     from hessfig.rng import kept_draws, made_on, one_thread
 
     default = torch.get_default_dtype()
-    with warnings.catch_warnings(), one_thread(), kept_draws(), made_on(torch.device("cpu")), differentiating():
+    with (
+        warnings.catch_warnings(),
+        one_thread(),
+        kept_draws(),
+        made_on(torch.device("cpu")),
+        differentiating(),
+    ):
         torch.set_default_dtype(torch.float32)
         try:
             yield
@@ -255,16 +282,22 @@ def warm() -> None:
         _running_server()
 
 
-def start_process(target: Callable[..., None], *arguments: Any, daemon: bool = True) -> BaseProcess:
+def start_process(
+    target: Callable[..., None], *arguments: Any, daemon: bool = True
+) -> BaseProcess:
     """Start `target` in a new process. Raises UserError when none can be started after several attempts."""
     for _ in range(_ATTEMPTS):
         fresh = WorkerProcess(target=target, args=arguments, daemon=daemon)
         try:
             with _STARTING, _allowed_children():
                 fresh.start()
-        except (EOFError, OSError) as error:  # the server of processes was killed, or may start none
+        except (
+            EOFError,
+            OSError,
+        ) as error:  # the server of processes was killed, or may start none
             cause = error
-            time.sleep(_PAUSE)  # wait until it has ended: the next attempt starts another server
+            # Wait until it has ended: the next attempt starts another server.
+            time.sleep(_PAUSE)
         else:
             return fresh
     raise _unstarted(cause) from cause
@@ -296,7 +329,8 @@ class _Forked(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         self.sentinel, writable = _running_server().connect_to_new_process(self._fds)
-        held = os.dup(writable)  # the process ends when all of its parent's ends are closed
+        # The process ends when all of its parent's ends are closed.
+        held = os.dup(writable)
         self.finalizer = util.Finalize(self, _close, (held, self.sentinel))
         with os.fdopen(writable, "wb") as pipe:
             pipe.write(sent.getbuffer())
@@ -402,4 +436,8 @@ def own_path() -> dict[str, str]:
     root = Path(hessfig.__file__).parents[1]
     if root.name in ("site-packages", "dist-packages"):
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))}
+    return {
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(root), os.environ.get("PYTHONPATH")))
+        )
+    }

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 _CAUSES, _LONGEST_CAUSE = 5, 600  # characters that are shown
 _SHOWN = 5  # settings of another table
-_OTHER_CONTENT = "these settings, but other files or code, or another version of hessfig"
+_OTHER_CONTENT = (
+    "these settings, but other files or code, or another version of hessfig"
+)
 WORKER_START = 8.0  # seconds: the imports of a first worker
 
 
@@ -121,14 +123,24 @@ def summarise(summary: Summary) -> str:
     done = f"{counts} in {_duration(summary.seconds)}"
     if summary.share:
         return f"shard {summary.share}: {done}; cells: {summary.table.parent / 'cells'}"
-    memory = f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
+    memory = (
+        f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
+    )
     lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
-    where = f"table: {summary.table}{lacks}" if is_file(summary.table) else "no table: no cell is finished"
+    where = (
+        f"table: {summary.table}{lacks}"
+        if is_file(summary.table)
+        else "no table: no cell is finished"
+    )
     return f"{done}{memory}; {where}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
-    still = "until they are done the number of probes above may change" if todo else "the probes above follow from them"
+    still = (
+        "until they are done the number of probes above may change"
+        if todo
+        else "the probes above follow from them"
+    )
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
@@ -166,7 +178,13 @@ def _training_lines(todo: list[Cell]) -> list[str]:
     """Say which trainings the cells need; those whose states are kept already take no time."""
     wanted = needs(todo)
     longest = max((need.steps[-1] for need in wanted), default=0)
-    return [f"trainings: {len(wanted)}, of {_counted(longest, 'step')} or fewer, before the cells"] if wanted else []
+    return (
+        [
+            f"trainings: {len(wanted)}, of {_counted(longest, 'step')} or fewer, before the cells"
+        ]
+        if wanted
+        else []
+    )
 
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
@@ -175,17 +193,29 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     if not kinds:
         return []
     count = sum(len(cells) for _, cells in kinds)
-    lines = [f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"]
+    lines = [
+        f"failed when last tried: {count} of these cells; `hessfig run` with the same settings tries them again"
+    ]
     for cause, cells in kinds[:_CAUSES]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
-        lines += [f"  {len(cells)} cells, such as {cells[0]}: {first}", *(f"    {line}" for line in rest)]
+        lines += [
+            f"  {len(cells)} cells, such as {cells[0]}: {first}",
+            *(f"    {line}" for line in rest),
+        ]
     more = len(kinds) - _CAUSES
-    return [*lines, *([f"  and {more} more causes"] if more > 0 else []), f"  the causes of each: {failures.folder}"]
+    return [
+        *lines,
+        *([f"  and {more} more causes"] if more > 0 else []),
+        f"  the causes of each: {failures.folder}",
+    ]
 
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     """Return every kind of cause among `cells`, most frequent first: an example, and the failed cells."""
-    causes, kinds = failures.causes(cell.key for cell in cells), dict[str, tuple[str, list[Cell]]]()
+    causes, kinds = (
+        failures.causes(cell.key for cell in cells),
+        dict[str, tuple[str, list[Cell]]](),
+    )
     for cell in cells:
         if cell.key in causes:
             cause = causes[cell.key]
@@ -197,11 +227,17 @@ def _blocks(variant: Variant) -> str:
     """Return the names of the blocks: of every layer, or each with its layers where some are left out."""
     layers: dict[str, set[int]] = {}
     for block in variant.blocks:
-        layers.setdefault(_name(block), set()).update([] if block.is_across else [block.layer])
+        layers.setdefault(_name(block), set()).update(
+            [] if block.is_across else [block.layer]
+        )
     inside = [numbers for numbers in layers.values() if numbers - {0}]
-    everywhere = all(numbers >= set(range(1, variant.layout.num_layers + 1)) for numbers in inside)
+    everywhere = all(
+        numbers >= set(range(1, variant.layout.num_layers + 1)) for numbers in inside
+    )
     names = [
-        name if everywhere or not numbers - {0} else f"{name}@{','.join(map(str, sorted(numbers)))}"
+        name
+        if everywhere or not numbers - {0}
+        else f"{name}@{','.join(map(str, sorted(numbers)))}"
         for name, numbers in layers.items()
     ]
     words = ", ".join(names) if len(names) <= 6 else f"{len(names)} pairs"
@@ -228,13 +264,18 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     if not known:
         return f"time: not known before a cell is done, with {workers}"
     left_out = len(todo) - len(known)
-    basis = "from the cells done" + f", without {_counted(left_out, 'cell')} of other kinds" * bool(left_out)
+    basis = (
+        "from the cells done"
+        + f", without {_counted(left_out, 'cell')} of other kinds" * bool(left_out)
+    )
     basis += ", the trainings not counted" * bool(needs(todo))
     time = _duration(WORKER_START + sum(known) / max(count, 1))
     return f"time: about {time} with {workers} ({basis})"
 
 
-def _seconds_taken(cells: list[Cell], todo: list[Cell], store: CellStore) -> dict[tuple[Variant, str], float]:
+def _seconds_taken(
+    cells: list[Cell], todo: list[Cell], store: CellStore
+) -> dict[tuple[Variant, str], float]:
     """Return the mean seconds of the cells that are done, by variant and quantity."""
     todo_keys = {cell.key for cell in todo}
     taken: dict[tuple[Variant, str], list[float]] = {}
@@ -251,19 +292,37 @@ def _alike(cell: Cell) -> tuple[Variant, str]:
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     """Return the memory of a worker for the smallest and the largest network, if the settings determine it."""
-    known = sorted((size, _network(variant)) for variant in variants if (size := expected_memory(variant)) is not None)
+    known = sorted(
+        (size, _network(variant))
+        for variant in variants
+        if (size := expected_memory(variant)) is not None
+    )
     if not known:
-        return ["memory: not known for this network before it is run, whose last line tells it"]
-    ends = {f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])}  # one, where they are equal
-    where = " to ".join(f"{size} ({network})" for size, network in reversed(ends.items()))
+        return [
+            "memory: not known for this network before it is run, whose last line tells it"
+        ]
+    # One, where they are equal.
+    ends = {
+        f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])
+    }
+    where = " to ".join(
+        f"{size} ({network})" for size, network in reversed(ends.items())
+    )
     return [f"memory: about {where} a worker (a guess)"]
 
 
 def _product_lines(variants: Sequence[Variant]) -> list[str]:
     """Return the memory of a product of the smallest and the largest network, if their kind estimates it."""
-    sizes = (kind(variant.config.model.kind).product_bytes(variant.config) for variant in variants)
+    sizes = (
+        kind(variant.config.model.kind).product_bytes(variant.config)
+        for variant in variants
+    )
     known = sorted(size for size in sizes if size is not None)
-    ends = dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1])) if known else {}
+    ends = (
+        dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1]))
+        if known
+        else {}
+    )
     return [f"memory of a product: about {' to '.join(ends)}"] if ends else []
 
 
@@ -278,8 +337,14 @@ def _counted(count: int, what: str) -> str:
 
 def _probes(config: Config, allocation: Allocation) -> str:
     """Return the number of probes, or those of each column that was allotted some, from the most to the fewest."""
-    counts = {col: sorted(set(at.values()), reverse=True) for col, at in allocation.probes.items()}
-    spans = [f"{col} {count[0]}" + f" to {count[-1]}" * (len(count) > 1) for col, count in counts.items()]
+    counts = {
+        col: sorted(set(at.values()), reverse=True)
+        for col, at in allocation.probes.items()
+    }
+    spans = [
+        f"{col} {count[0]}" + f" to {count[-1]}" * (len(count) > 1)
+        for col, count in counts.items()
+    ]
     return ", ".join(spans) or str(config.estimator.num_probes)
 
 

@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from hessfig.errors import plain_lines
 from hessfig.sweep.pool import CellOutcome
@@ -39,14 +46,28 @@ class NotebookBar:
     """A bar of HTML that is redrawn in its place, without widgets; its methods are those of rich.progress.Progress."""
 
     def __init__(self, unit: str = "cells") -> None:
-        self._text, self._done, self._note, self._is_visible, self._unit = "", 0, "", False, unit
+        self._text, self._done, self._note, self._is_visible, self._unit = (
+            "",
+            0,
+            "",
+            False,
+            unit,
+        )
         self._total: int | None = 0
         self._handle: Any = None
         self._drawn = 0.0
 
-    def add_task(self, name: str, *, total: int | None, completed: int, note: str, visible: bool) -> TaskID:
+    def add_task(
+        self, name: str, *, total: int | None, completed: int, note: str, visible: bool
+    ) -> TaskID:
         """Set the description of the bar's only task."""
-        self._text, self._total, self._done, self._note, self._is_visible = name, total, completed, note, visible
+        self._text, self._total, self._done, self._note, self._is_visible = (
+            name,
+            total,
+            completed,
+            note,
+            visible,
+        )
         return TaskID(0)
 
     def start(self) -> None:
@@ -57,10 +78,19 @@ class NotebookBar:
             self._handle = display(self._form(), raw=True, display_id=True)
 
     def update(
-        self, task: TaskID, *, note: str, advance: int = 0, total: int | None = None, completed: int | None = None
+        self,
+        task: TaskID,
+        *,
+        note: str,
+        advance: int = 0,
+        total: int | None = None,
+        completed: int | None = None,
     ) -> None:
         """Count, and redraw the bar unless that was done a moment ago."""
-        self._done, self._note = (self._done if completed is None else completed) + advance, note
+        self._done, self._note = (
+            (self._done if completed is None else completed) + advance,
+            note,
+        )
         self._total = self._total if total is None else total
         if time.perf_counter() - self._drawn > REDRAWN:
             self._draw()
@@ -77,8 +107,13 @@ class NotebookBar:
     def _form(self) -> dict[str, str]:
         if self._total is None:
             words = f"{self._text}: {self._note}"
-            return {"text/plain": words, "text/html": f"<progress></progress> {html.escape(words)}"}
-        words = f"{self._text}: {self._done} of {self._total} {self._unit}, {self._note}"
+            return {
+                "text/plain": words,
+                "text/html": f"<progress></progress> {html.escape(words)}",
+            }
+        words = (
+            f"{self._text}: {self._done} of {self._total} {self._unit}, {self._note}"
+        )
         bar = f'<progress max="{self._total}" value="{self._done}"></progress> {html.escape(words)}'
         return {"text/plain": words, "text/html": bar}
 
@@ -90,7 +125,9 @@ class Reporter:
     it ends.
     """
 
-    def __init__(self, name: str, total: int, reused: int, *, every: float = EVERY) -> None:
+    def __init__(
+        self, name: str, total: int, reused: int, *, every: float = EVERY
+    ) -> None:
         self.counts = {"measured": 0, "reused": reused, "failed": 0}
         self.peak = 0
         self._name, self._total, self._every = name, total, every
@@ -98,23 +135,35 @@ class Reporter:
         self._told: dict[str, float] = {}
         self._errors = Console(stderr=True, highlight=False)
         self._started, self._reused_before = time.perf_counter(), reused
-        self._first_cell = self._started  # or the end of the last training before it: rates are those of cells alone
+        # Or the end of the last training before it: rates are those of cells alone.
+        self._first_cell = self._started
         self._before_first = reused  # cells that were counted until then
         self._in_notebook, self._ended = in_notebook(), Event()
         self._is_watched = self._in_notebook or sys.stderr.isatty()
-        self._bar = NotebookBar() if self._in_notebook else terminal_bar(name, is_drawn=self._is_watched)
+        self._bar = (
+            NotebookBar()
+            if self._in_notebook
+            else terminal_bar(name, is_drawn=self._is_watched)
+        )
         note = "starting workers" if total > reused else self._note()
-        self._task = self._bar.add_task(name, total=total, completed=reused, note=note, visible=total > 0)
+        self._task = self._bar.add_task(
+            name, total=total, completed=reused, note=note, visible=total > 0
+        )
 
     def __enter__(self) -> Reporter:
         self._bar.start()
         if self._todo and not self._is_watched:
-            self._say(f"{self._name}: starting workers; {self._todo} of {self._total} cells to measure")
+            self._say(
+                f"{self._name}: starting workers; {self._todo} of {self._total} cells to measure"
+            )
             Thread(target=self._tell, daemon=True).start()
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._ended.set()
         self._bar.stop()
@@ -143,7 +192,8 @@ class Reporter:
             self._first.setdefault(cause, outcome.cause)
             if self._causes[cause] == 1:
                 self._say(f"failed: {outcome.cell}: {outcome.cause}")
-        left = self._left() if self._in_notebook else ""  # a terminal's bar has a column for it
+        # A terminal's bar has a column for it.
+        left = self._left() if self._in_notebook else ""
         self._bar.update(self._task, advance=1, note=f"{self._note()}{left}")
 
     @property
@@ -166,16 +216,34 @@ class Reporter:
         counted = sum(self.counts.values())
         done, left = counted - self._before_first, self._total - counted
         seconds = self._measuring / done * left if done else 0.0
-        words = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min" if seconds < 5400 else ""
-        return f", about {words or f'{seconds / 3600:.1f} h'} left" if done and left else ""
+        words = (
+            f"{seconds:.0f} s"
+            if seconds < 90
+            else f"{seconds / 60:.0f} min"
+            if seconds < 5400
+            else ""
+        )
+        return (
+            f", about {words or f'{seconds / 3600:.1f} h'} left"
+            if done and left
+            else ""
+        )
 
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)
-        self._bar.update(self._task, note=outcome.cause if outcome.kind == "training" else self._note())
-        last_line, now = self._told.get(str(outcome.cell), self._started), time.perf_counter()
+        self._bar.update(
+            self._task,
+            note=outcome.cause if outcome.kind == "training" else self._note(),
+        )
+        last_line, now = (
+            self._told.get(str(outcome.cell), self._started),
+            time.perf_counter(),
+        )
         if not self.counts["measured"]:
             self._first_cell, self._before_first = now, sum(self.counts.values())
-        if outcome.kind == "trained" or (not self._is_watched and now - last_line > TELL_EVERY):
+        if outcome.kind == "trained" or (
+            not self._is_watched and now - last_line > TELL_EVERY
+        ):
             self._told[str(outcome.cell)] = now
             self._say(f"{outcome.cell}: {outcome.cause}")
 
@@ -188,7 +256,9 @@ class Reporter:
         return f"{self.counts['reused']} reused, {self.counts['failed']} failed{rate}"
 
 
-def terminal_bar(name: str, *, is_drawn: bool = True, is_transient: bool = False) -> Progress:
+def terminal_bar(
+    name: str, *, is_drawn: bool = True, is_transient: bool = False
+) -> Progress:
     """Return a bar on the standard error: name, count, note and the time left."""
     return Progress(
         TextColumn(f"[bold]{name}[/]"),

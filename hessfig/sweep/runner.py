@@ -13,7 +13,13 @@ from hessfig.errors import UserError, plain
 from hessfig.files import check_writable, is_file, remove_leftovers
 from hessfig.record import MANIFEST, TABLE, entry_of
 from hessfig.register import check_replaceable, publish, remove_own, trusted_hashes
-from hessfig.sweep.outputs import Gathered, config_hash, gather_cells, manifest_text, now
+from hessfig.sweep.outputs import (
+    Gathered,
+    config_hash,
+    gather_cells,
+    manifest_text,
+    now,
+)
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.pool import CellOutcome, Here, Pool
 from hessfig.sweep.progress import Reporter
@@ -53,7 +59,9 @@ class Summary:
         return self.failed == 0 and self.missing == 0
 
 
-def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
+def on_this_machine(
+    cells: list[Cell], store: CellStore
+) -> Generator[CellOutcome, None, None]:
     """Yield the outcome of every cell, measured by workers of this machine; what they need is trained first."""
     count = worker_count(cells[0].config, len(cells))
     ready = yield from trained_for(cells, store, count)
@@ -64,7 +72,9 @@ def on_this_machine(cells: list[Cell], store: CellStore) -> Generator[CellOutcom
         pool.stop()
 
 
-def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "") -> Summary:
+def run_sweep(
+    sweep: Sweep, launch: Launch = on_this_machine, command: str = ""
+) -> Summary:
     """Measure every cell of the sweep that is not finished; write table.csv and manifest.json (with the `command`).
 
     A failed cell is reported, its cause noted in folder failures, and left out of the table, the others go on; without
@@ -72,7 +82,11 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
     Raises UserError when nothing can be stored, and for a table or manifest that is there and not as hessfig left it
     (checked before the first cell).
     """
-    check_replaceable([sweep.folder / TABLE, sweep.folder / MANIFEST], KIND, known=trusted_hashes(sweep.folder))
+    check_replaceable(
+        [sweep.folder / TABLE, sweep.folder / MANIFEST],
+        KIND,
+        known=trusted_hashes(sweep.folder),
+    )
     started, start = time.perf_counter(), now()
     begin(sweep)
     remove_leftovers(sweep.folder)
@@ -81,20 +95,36 @@ def run_sweep(sweep: Sweep, launch: Launch = on_this_machine, command: str = "")
     main = measure_cells(sweep, sweep.name, sweep.cells, launch)
     counts = {**main.counts, "failed": main.counts["failed"] + pilot.counts["failed"]}
     peak, seconds = max(main.peak, pilot.peak), time.perf_counter() - started
-    run = {"command": command, "start": start, "end": now(), "seconds": round(seconds, 2), "cells": counts}
+    run = {
+        "command": command,
+        "start": start,
+        "end": now(),
+        "seconds": round(seconds, 2),
+        "cells": counts,
+    }
     run["peak_worker_memory_mib"] = round(peak / 2**20)
-    gathered, lost = gather_cells(sweep.cells, sweep.store), gather_cells(sweep.pilots, sweep.store).missing
+    gathered, lost = (
+        gather_cells(sweep.cells, sweep.store),
+        gather_cells(sweep.pilots, sweep.store).missing,
+    )
     table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
     is_written = len(gathered.missing) < len(sweep.cells)
     diverged = _diverged(sweep, gathered.missing)
     run["diverged_cells"] = len(diverged)
     written = _write(sweep, gathered, run) if is_written else []
-    planned = [note for note in sweep.notes if note not in sweep.unread]  # `begin` has said what is not read
+    # `begin` has said what is not read.
+    planned = [note for note in sweep.notes if note not in sweep.unread]
     notes = [*planned, *written, *_lacks(sweep, gathered.missing, diverged)]
     if lost:
-        notes.append(f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes")
-    measured, reused, failed = (counts[kind] for kind in ("measured", "reused", "failed"))
-    return Summary(measured, reused, failed, seconds, peak, table, missing, notes, is_written)
+        notes.append(
+            f"{len(lost)} pilot cells are not there: run the same command again, for its number of probes"
+        )
+    measured, reused, failed = (
+        counts[kind] for kind in ("measured", "reused", "failed")
+    )
+    return Summary(
+        measured, reused, failed, seconds, peak, table, missing, notes, is_written
+    )
 
 
 def begin(sweep: Sweep) -> None:
@@ -105,7 +135,9 @@ def begin(sweep: Sweep) -> None:
     note_contents(sweep.folder, sweep.variants)
 
 
-def measure_cells(sweep: Sweep, name: str, cells: list[Cell], launch: Launch) -> Reporter:
+def measure_cells(
+    sweep: Sweep, name: str, cells: list[Cell], launch: Launch
+) -> Reporter:
     """Measure the unfinished cells; return counts of measured, reused and failed cells, and the peak memory."""
     todo = sweep.unfinished(cells)
     with Reporter(name, len(cells), len(cells) - len(todo)) as reporter:
@@ -129,11 +161,20 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     """Write table and manifest, remove files derived from another table, and return notes."""
     path, manifest, notes = sweep.folder / TABLE, sweep.folder / MANIFEST, []
     if entry_of(manifest, "config_hash") not in (None, config_hash(sweep.variants)):
-        notes.append(f"{path} was made with other settings and is replaced; its finished cells are kept")
+        notes.append(
+            f"{path} was made with other settings and is replaced; its finished cells are kept"
+        )
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
         stale = [name for name in DERIVED if not remove_own(path.with_name(name))]
-        notes += [f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table" for name in stale]
-    written = {"missing_cells": len(gathered.missing), "arrays": gathered.arrays, "table_sha256": gathered.sha256}
+        notes += [
+            f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table"
+            for name in stale
+        ]
+    written = {
+        "missing_cells": len(gathered.missing),
+        "arrays": gathered.arrays,
+        "table_sha256": gathered.sha256,
+    }
     texts = {path: gathered.text, manifest: manifest_text(sweep, {**run, **written})}
     publish(texts, KIND, known=trusted_hashes(sweep.folder))
     return notes
@@ -149,10 +190,17 @@ def _lacks(sweep: Sweep, missing: list[Cell], diverged: list[Cell]) -> list[str]
     """Return notes about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
     table, planned = sweep.folder / TABLE, sweep.cells
     if missing and len(missing) == len(planned):
-        return [f"no cell is finished: {table} is left as it was"] if is_file(table) else []
+        return (
+            [f"no cell is finished: {table} is left as it was"]
+            if is_file(table)
+            else []
+        )
     keys = {cell.key for cell in diverged}
     others = [cell for cell in missing if cell.key not in keys]
-    kinds = ((diverged, "their trainings diverged"), (others, "run the same command again"))
+    kinds = (
+        (diverged, "their trainings diverged"),
+        (others, "run the same command again"),
+    )
     return [
         f"{len(cells)} of {len(planned)} cells are not in the table ({_first(cells)}): {words}"
         for cells, words in kinds
@@ -161,4 +209,6 @@ def _lacks(sweep: Sweep, missing: list[Cell], diverged: list[Cell]) -> list[str]
 
 
 def _first(cells: Sequence[Cell]) -> str:
-    return "; ".join(map(str, cells[:_NAMED])) + f"; and {len(cells) - _NAMED} more" * (len(cells) > _NAMED)
+    return "; ".join(map(str, cells[:_NAMED])) + f"; and {len(cells) - _NAMED} more" * (
+        len(cells) > _NAMED
+    )

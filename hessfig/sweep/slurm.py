@@ -68,13 +68,22 @@ class Slurm:
         job, launcher = self._job, sweep.config.launcher
         array = JobArray(sweep, job)
         if sweep.config.dry_run:
-            options = [f"{key}={value}" for key, value in array.options().items() if value is not None]
-            say(*status_lines(job, sweep), f"slurm: {len(array.shards())} tasks, {', '.join(options)}")
+            options = [
+                f"{key}={value}"
+                for key, value in array.options().items()
+                if value is not None
+            ]
+            say(
+                *status_lines(job, sweep),
+                f"slurm: {len(array.shards())} tasks, {', '.join(options)}",
+            )
             return None
         if launcher.wait or not array.shards():
             return run_sweep(sweep, array.measure, command_of(job))
         array.submit()
-        say(f"how far:  {command_line('status', *job.flags, *words_without(job, Role.machine))}")
+        say(
+            f"how far:  {command_line('status', *job.flags, *words_without(job, Role.machine))}"
+        )
         say(f"collect:  {command_line('run', *job.flags, *job.words)}")
         return None
 
@@ -91,9 +100,17 @@ class JobArray:
         """Return the shares with cells to measure; with pilots to measure, every share that has cells."""
         sweep = self._sweep.reread()
         count = sweep.config.launcher.tasks
-        waiting = set(sweep.cells if sweep.unfinished(sweep.pilots) else sweep.unfinished(sweep.cells))
+        waiting = set(
+            sweep.cells
+            if sweep.unfinished(sweep.pilots)
+            else sweep.unfinished(sweep.cells)
+        )
         shards = [Shard(index, count) for index in range(1, count + 1)]
-        return [shard for shard in shards if not waiting.isdisjoint(shard.cells(sweep.cells))]
+        return [
+            shard
+            for shard in shards
+            if not waiting.isdisjoint(shard.cells(sweep.cells))
+        ]
 
     def is_alive(self) -> bool:
         """Whether tasks wait or run, which is assumed while Slurm does not answer.
@@ -102,7 +119,9 @@ class JobArray:
         """
         command = ("squeue", "--noheader", f"--name={self.name}")
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=60, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return True
         return done.returncode != 0 or bool(done.stdout.strip())
@@ -115,10 +134,14 @@ class JobArray:
         sweep, shards = self._sweep.reread(), self.shards()
         sweep.failures.forget(cell.key for cell in (*sweep.pilots, *sweep.cells))
         try:
-            executor = submitit.SlurmExecutor(self.folder, python=f"{shlex.quote(sys.executable)} -P")
+            executor = submitit.SlurmExecutor(
+                self.folder, python=f"{shlex.quote(sys.executable)} -P"
+            )
             executor.update_parameters(**self.options())
             with executor.batch():
-                jobs = [executor.submit(Share(self._command(shard))) for shard in shards]
+                jobs = [
+                    executor.submit(Share(self._command(shard))) for shard in shards
+                ]
         except RuntimeError as error:
             raise UserError(
                 "Slurm does not take the job",
@@ -127,21 +150,30 @@ class JobArray:
                 remedy="other settings of launcher, or launcher=local; dry_run=true shows what is submitted",
             ) from error
         number = jobs[0].job_id.partition("_")[0]
-        _say(f"slurm job {number} submitted: {len(jobs)} tasks; scancel {number} ends it, Ctrl-C does not")
+        _say(
+            f"slurm job {number} submitted: {len(jobs)} tasks; scancel {number} ends it, Ctrl-C does not"
+        )
 
-    def measure(self, cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
+    def measure(
+        self, cells: list[Cell], store: CellStore
+    ) -> Generator[CellOutcome, None, None]:
         """Yield the outcome of every cell. One has failed when no task is left: a task queued again may measure it."""
         self.submit()
         waiting, is_over = list(cells), False
         while waiting and not is_over:
-            is_over = not self.is_alive()  # before the disk is read: tasks that ended have written
+            # Before the disk is read: tasks that ended have written.
+            is_over = not self.is_alive()
             time.sleep(_LATE if is_over else _PAUSE)
             done = {cell.key for cell in waiting if store.sound(cell.key)}
-            yield from (CellOutcome(cell, "measured") for cell in waiting if cell.key in done)
+            yield from (
+                CellOutcome(cell, "measured") for cell in waiting if cell.key in done
+            )
             waiting = [cell for cell in waiting if cell.key not in done]
         lost = f"every task has ended without it: run the same command again; logs: {self.folder}"
         for cell in waiting:
-            yield CellOutcome(cell, "failed", self._sweep.failures.cause(cell.key) or lost)
+            yield CellOutcome(
+                cell, "failed", self._sweep.failures.cause(cell.key) or lost
+            )
 
     def options(self) -> dict[str, Any]:
         """Return the options of submitit's executor; those that are None are left to the cluster.
@@ -149,7 +181,9 @@ class JobArray:
         srun takes the cores of a task from its own options alone since Slurm 22.05.
         """
         launcher = self._sweep.config.launcher
-        options = (option.removeprefix("--").partition("=") for option in launcher.options)
+        options = (
+            option.removeprefix("--").partition("=") for option in launcher.options
+        )
         return {
             "job_name": self.name,
             "time": minutes(launcher.time),
@@ -160,17 +194,40 @@ class JobArray:
             "partition": launcher.partition,
             "account": launcher.account,
             "stderr_to_stdout": True,
-            "setup": [f"export {name}={shlex.quote(value)}" for name, value in own_path().items()],
-            "additional_parameters": {"requeue": True} | {name: value or True for name, _, value in options},
+            "setup": [
+                f"export {name}={shlex.quote(value)}"
+                for name, value in own_path().items()
+            ],
+            "additional_parameters": {"requeue": True}
+            | {name: value or True for name, _, value in options},
         }
 
     def _command(self, shard: Shard) -> tuple[str, ...]:
         config = self._sweep.config
-        workers = config.launcher.cpus_per_task if config.workers == "auto" else config.workers
+        workers = (
+            config.launcher.cpus_per_task
+            if config.workers == "auto"
+            else config.workers
+        )
         words = words_without(self._job, Role.machine, Role.command)
-        ours = ("launcher=local", f"workers={workers}", "force_workers=true", f"shard={shard}")
+        ours = (
+            "launcher=local",
+            f"workers={workers}",
+            "force_workers=true",
+            f"shard={shard}",
+        )
         folder = f"output_dir={hydra_quoted(config.output_dir)}"
-        return (sys.executable, "-P", "-m", "hessfig.cli.main", "run", *self._job.flags, *words, folder, *ours)
+        return (
+            sys.executable,
+            "-P",
+            "-m",
+            "hessfig.cli.main",
+            "run",
+            *self._job.flags,
+            *words,
+            folder,
+            *ours,
+        )
 
 
 def minutes(text: str) -> int:

@@ -43,7 +43,9 @@ class CellStore:
         """Store a finished cell atomically; arrays are written before the cell, which holds their hash."""
         digest = self._write_arrays(key, arrays, label or {}) if arrays else None
         payload = {"science": science, "rows": rows, "arrays": digest}
-        text = json.dumps({"key": key, "checksum": _checksum(payload), **payload}, indent=1)
+        text = json.dumps(
+            {"key": key, "checksum": _checksum(payload), **payload}, indent=1
+        )
         with replacing(self.path(key)) as handle:
             handle.write(text)
 
@@ -81,7 +83,9 @@ class CellStore:
             with path.open("rb") as handle:
                 sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
         except FileNotFoundError as error:
-            raise CorruptCell(f"{path}: the arrays of a finished cell are missing") from error
+            raise CorruptCell(
+                f"{path}: the arrays of a finished cell are missing"
+            ) from error
         except OSError as error:
             raise CorruptCell(f"{path}: cannot be read ({error.strerror})") from error
         if sha256 != digest:
@@ -99,11 +103,15 @@ class CellStore:
             raise CorruptCell(f"{path}: cannot be read ({error.strerror})") from error
         return _verified(text, key, path)
 
-    def _write_arrays(self, key: str, arrays: Mapping[str, Any], label: Mapping[str, Any]) -> str:
+    def _write_arrays(
+        self, key: str, arrays: Mapping[str, Any], label: Mapping[str, Any]
+    ) -> str:
         import numpy
 
         buffer = io.BytesIO()
-        numpy.savez_compressed(buffer, label=json.dumps({"key": key, **label}), **arrays)
+        numpy.savez_compressed(
+            buffer, label=json.dumps({"key": key, **label}), **arrays
+        )
         write_bytes(self.arrays_path(key), buffer.getvalue())
         return hashlib.sha256(buffer.getvalue()).hexdigest()
 
@@ -111,10 +119,20 @@ class CellStore:
 def _verified(text: str, key: str, path: Path) -> dict[str, Any]:
     try:
         cell = json.loads(text)
-        payload = {"science": cell["science"], "rows": cell["rows"], "arrays": cell["arrays"]}
-        sound = cell["key"] == key and cell["checksum"] == _checksum(payload) and _has_rows(payload)
+        payload = {
+            "science": cell["science"],
+            "rows": cell["rows"],
+            "arrays": cell["arrays"],
+        }
+        sound = (
+            cell["key"] == key
+            and cell["checksum"] == _checksum(payload)
+            and _has_rows(payload)
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptCell(f"{path}: truncated or not a cell ({type(error).__name__}: {error})") from error
+        raise CorruptCell(
+            f"{path}: truncated or not a cell ({type(error).__name__}: {error})"
+        ) from error
     if not sound:
         raise CorruptCell(f"{path}: its checksum or key does not match its content")
     return payload
@@ -122,7 +140,9 @@ def _verified(text: str, key: str, path: Path) -> dict[str, Any]:
 
 def _has_rows(payload: dict[str, Any]) -> bool:
     rows = payload["rows"]
-    return isinstance(rows, list) and all(isinstance(row, dict) and row.keys() <= set(COLUMNS) for row in rows)
+    return isinstance(rows, list) and all(
+        isinstance(row, dict) and row.keys() <= set(COLUMNS) for row in rows
+    )
 
 
 def _checksum(payload: dict[str, Any]) -> str:
@@ -147,7 +167,10 @@ class Failures:
 
     def cause(self, key: str) -> str | None:
         """Return why the cell failed, if it did."""
-        with suppress(OSError), self._path(key).open(encoding="utf-8", errors="replace") as handle:
+        with (
+            suppress(OSError),
+            self._path(key).open(encoding="utf-8", errors="replace") as handle,
+        ):
             return handle.read(_LONGEST)
         return None
 

@@ -34,12 +34,24 @@ def needs(cells: Iterable[Cell]) -> list[TrainingNeed]:
     steps_of: dict[str, tuple[Trajectory, set[int]]] = {}
     for cell in cells:
         if cell.step is not None and cell.trajectory is not None:
-            _, steps = steps_of.setdefault(cell.trajectory.key, (cell.trajectory, set()))
-            steps.update({cell.step, *(step for step in kept_steps(cell.config) if step <= cell.step)})
-    return [TrainingNeed(trajectory, tuple(sorted(steps))) for trajectory, steps in steps_of.values()]
+            _, steps = steps_of.setdefault(
+                cell.trajectory.key, (cell.trajectory, set())
+            )
+            steps.update(
+                {
+                    cell.step,
+                    *(step for step in kept_steps(cell.config) if step <= cell.step),
+                }
+            )
+    return [
+        TrainingNeed(trajectory, tuple(sorted(steps)))
+        for trajectory, steps in steps_of.values()
+    ]
 
 
-def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[CellOutcome, None, list[Cell]]:
+def trained_for(
+    cells: list[Cell], store: CellStore, workers: int
+) -> Generator[CellOutcome, None, list[Cell]]:
     """Run the trainings that `cells` need; yield progress and cells whose training failed; return the other cells.
 
     A training that diverges leaves its states up to there: cells beyond fail by themselves, with its cause.
@@ -47,7 +59,11 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
     wanted, lost = needs(cells), dict[str, str]()
     if not wanted:
         return cells
-    pool = Pool(min(workers, len(wanted)), store, _train) if workers else Here(store, _train)
+    pool = (
+        Pool(min(workers, len(wanted)), store, _train)
+        if workers
+        else Here(store, _train)
+    )
     try:
         for outcome in pool.run(wanted):
             if outcome.kind == "failed":
@@ -56,7 +72,11 @@ def trained_for(cells: list[Cell], store: CellStore, workers: int) -> Generator[
                 yield outcome
     finally:
         pool.stop()
-    causes = {cell: lost[cell.trajectory.key] for cell in cells if cell.trajectory and cell.trajectory.key in lost}
+    causes = {
+        cell: lost[cell.trajectory.key]
+        for cell in cells
+        if cell.trajectory and cell.trajectory.key in lost
+    }
     for cell, cause in causes.items():
         yield CellOutcome(cell, "failed", f"its training failed: {cause}")
     return [cell for cell in cells if cell not in causes]
@@ -69,14 +89,25 @@ def _train(need: TrainingNeed, store: CellStore, pipe: Listener) -> Answer:
     del store
     started = time.monotonic()
     try:
-        updates = ensure(need.trajectory, need.steps, lambda now: pipe.send(("training", words(now), 0)))
+        updates = ensure(
+            need.trajectory,
+            need.steps,
+            lambda now: pipe.send(("training", words(now), 0)),
+        )
     except Diverged as error:
         return "trained", f"diverged: {error}"
-    except (BrokenPipeError, ConnectionResetError):  # the parent ended: so does the worker
+    except (
+        BrokenPipeError,
+        ConnectionResetError,
+    ):  # the parent ended: so does the worker
         raise
     except Exception as error:
         return "failed", brief(error)
-    done = f"{updates} steps in {time.monotonic() - started:.3g} s" if updates else "reused"
+    done = (
+        f"{updates} steps in {time.monotonic() - started:.3g} s"
+        if updates
+        else "reused"
+    )
     return "trained", f"trained to step {need.steps[-1]} ({done})"
 
 

@@ -14,10 +14,19 @@ from hessfig.config.schema import Config, with_defaults
 from hessfig.errors import UserError
 from hessfig.files import write_text
 from hessfig.measurements.allocation import PILOT_SHARE, needs_pilots, pilot_share
-from hessfig.measurements.catalogue import check_decay, quantity, source_of_quantity, walks
+from hessfig.measurements.catalogue import (
+    check_decay,
+    quantity,
+    source_of_quantity,
+    walks,
+)
 from hessfig.measurements.exact_choice import BY_COST
 from hessfig.measurements.quantity import Quantity, check_served
-from hessfig.measurements.requirements import check_differences, check_parts, check_published_probes
+from hessfig.measurements.requirements import (
+    check_differences,
+    check_parts,
+    check_published_probes,
+)
 from hessfig.measurements.settings_and_costs import keys_read
 from hessfig.models.blocks import blocks_of
 from hessfig.models.protocol import ONCE, kind
@@ -29,7 +38,9 @@ from hessfig.weights import Layout
 
 MET = "networks.json"
 ALGORITHM_VERSION = 4
-FLOAT32_VERSION = 2  # since 2, which 1 did not name, networks of the package are evaluated in float64
+FLOAT32_VERSION = (
+    2  # since 2, which 1 did not name, networks of the package are evaluated in float64
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +52,9 @@ class Variant:
 
     name: str
     config: Config
-    _sciences: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    _sciences: dict[str, dict[str, Any]] = field(
+        default_factory=dict, init=False, repr=False
+    )
     _contents: dict[str, str] = field(default_factory=dict, repr=False)
     witness: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -77,7 +90,10 @@ class Variant:
             self._sciences[name] = {
                 **self._network,
                 "quantity": chosen.name,
-                "version": [chosen.version_of(self.config), source_of_quantity(name, self.config.config_dir)],
+                "version": [
+                    chosen.version_of(self.config),
+                    source_of_quantity(name, self.config.config_dir),
+                ],
                 "settings": chosen.settings(self.config, self.layout),
             }
         return self._sciences[name]
@@ -102,29 +118,48 @@ class Variant:
 
     def _planned(self, sigma: float | None, seed: int) -> dict[str, str]:
         """Return the contents of one network by label, from one call of the user's code or from earlier runs."""
-        labels = {self._label(sigma, seed, is_far=is_far): is_far for is_far in self._distances}
-        known = {label: self._known.get(digest([self._network, label]), "") for label in labels}
+        labels = {
+            self._label(sigma, seed, is_far=is_far): is_far
+            for is_far in self._distances
+        }
+        known = {
+            label: self._known.get(digest([self._network, label]), "")
+            for label in labels
+        }
         if all(known.values()):
             return known
         from hessfig.sweep.own_content import planned_contents  # takes torch
 
-        is_first = not self._contents  # whether calls agree is a matter of the code, not of the seed
+        # Whether calls agree is a matter of the code, not of the seed.
+        is_first = not self._contents
         distances = [*labels.values()]
-        contents, witness = planned_contents(self.config, sigma, seed, twice=is_first, distances=distances)
+        contents, witness = planned_contents(
+            self.config, sigma, seed, twice=is_first, distances=distances
+        )
         self.witness.update({} if self.witness else witness)
         return dict(zip(labels, contents, strict=True))
 
     @cached_property
     def _distances(self) -> list[bool]:
         """Where its networks are evaluated: at their weights, and away from them if a quantity needs this."""
-        return [False, True] if any(walks(name, self.config) for name in self.config.quantities) else [False]
+        return (
+            [False, True]
+            if any(walks(name, self.config) for name in self.config.quantities)
+            else [False]
+        )
 
     def networks(self) -> dict[str, str]:
         """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
-        seeds = self.seeds() if "seed" in self.axes else range(self.config.first_seed, self.config.first_seed + 1)
+        seeds = (
+            self.seeds()
+            if "seed" in self.axes
+            else range(self.config.first_seed, self.config.first_seed + 1)
+        )
         places = product(self.sigmas(), seeds, self._distances)
         contents = {
-            self._label(sigma, seed, is_far=is_far): self.content(sigma, seed, is_far=is_far)
+            self._label(sigma, seed, is_far=is_far): self.content(
+                sigma, seed, is_far=is_far
+            )
             for sigma, seed, is_far in places
         }
         return {label: content for label, content in contents.items() if content}
@@ -132,7 +167,11 @@ class Variant:
     def reusable_contents(self) -> dict[str, str]:
         """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
         networks = self.networks().items()
-        return {digest([self._network, label]): content for label, content in networks if not content.startswith(ONCE)}
+        return {
+            digest([self._network, label]): content
+            for label, content in networks
+            if not content.startswith(ONCE)
+        }
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity called `name`, of the package or of the user's own files."""
@@ -159,7 +198,12 @@ class Variant:
     @property
     def num_cells(self) -> int:
         """How many cells the variant has."""
-        return self.config.seeds * self.num_sigmas * len(self.steps()) * len(self.config.quantities)
+        return (
+            self.config.seeds
+            * self.num_sigmas
+            * len(self.steps())
+            * len(self.config.quantities)
+        )
 
     @property
     def has_pilots(self) -> bool:
@@ -169,8 +213,15 @@ class Variant:
     @cached_property
     def may_have_pilots(self) -> bool:
         """Whether pilots could settle its probes: if they spread over seeds, and none is a training."""
-        spreads = {"sigma", "seed"} <= self.axes and self.config.state.kind != State.trained
-        return FROBENIUS in self.config.quantities and spreads and needs_pilots(self.config, self.layout)
+        spreads = {
+            "sigma",
+            "seed",
+        } <= self.axes and self.config.state.kind != State.trained
+        return (
+            FROBENIUS in self.config.quantities
+            and spreads
+            and needs_pilots(self.config, self.layout)
+        )
 
     @cached_property
     def left_out(self) -> str:
@@ -190,7 +241,9 @@ class Variant:
         settled += ["estimator.method"] * bool(self.config.task.weight_decay)
         settled += ["estimator.rules"] * (FROBENIUS in self.config.quantities)
         names = self.config.quantities
-        return frozenset(settled).union(*(keys_read(self.science(name)["settings"]) for name in names))
+        return frozenset(settled).union(
+            *(keys_read(self.science(name)["settings"]) for name in names)
+        )
 
     def check(self) -> None:
         """Raise UserError for settings under which its quantities cannot be measured."""
@@ -201,7 +254,9 @@ class Variant:
         check_decay(self.config)
         check_differences(self.config)
         check_published_probes(self.config, self.blocks)
-        check_served([self.quantity(name) for name in self.config.quantities], self.blocks)
+        check_served(
+            [self.quantity(name) for name in self.config.quantities], self.blocks
+        )
         for name in self.config.quantities:
             self.quantity(name).check_settings(self.config, self.layout)
             self.science(name)
@@ -230,7 +285,9 @@ class Variant:
     @cached_property
     def _network(self) -> dict[str, Any]:
         plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
-        narrow = {"float32": FLOAT32_VERSION} if self.config.dtype == DType.float32 else {}
+        narrow = (
+            {"float32": FLOAT32_VERSION} if self.config.dtype == DType.float32 else {}
+        )
         return {
             "algorithm": ALGORITHM_VERSION,
             "task": plain["task"],
@@ -245,9 +302,15 @@ class Variant:
 
 def note_contents(folder: Path, variants: Sequence[Variant]) -> None:
     """Keep, next to the table, what the user's code returned in this run and those before."""
-    met = {label: content for variant in variants for label, content in variant.reusable_contents().items()}
+    met = {
+        label: content
+        for variant in variants
+        for label, content in variant.reusable_contents().items()
+    }
     if met:
-        write_text(folder / MET, sealed_text({"networks": {**_read_contents(folder), **met}}))
+        write_text(
+            folder / MET, sealed_text({"networks": {**_read_contents(folder), **met}})
+        )
 
 
 def _read_contents(folder: Path) -> dict[str, str]:

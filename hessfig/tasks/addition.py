@@ -9,7 +9,12 @@ ENRICHMENT_CHANCE, ENRICHMENT_SHARE = 5, 0.2
 
 
 def addition_batch(
-    batch_size: int, digits: int, *, generator: Generator, base: int = BASE, can_be_enriched: bool = True
+    batch_size: int,
+    digits: int,
+    *,
+    generator: Generator,
+    base: int = BASE,
+    can_be_enriched: bool = True,
 ) -> Int[Tensor, "batch length"]:
     """Draw `batch_size` sequences `x + y = answer` of 3 digits + 3 tokens.
 
@@ -36,8 +41,12 @@ def _one_in(count: int, generator: Generator) -> bool:
     return int(torch.randint(0, count, (), generator=generator)) == 0
 
 
-def _with_nines(x: Tensor, y: Tensor, base: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    places = torch.randperm(x.numel(), generator=generator)[: int(ENRICHMENT_SHARE * x.numel())]
+def _with_nines(
+    x: Tensor, y: Tensor, base: int, generator: Generator
+) -> tuple[Tensor, Tensor]:
+    places = torch.randperm(x.numel(), generator=generator)[
+        : int(ENRICHMENT_SHARE * x.numel())
+    ]
     x, y = x.clone(), y.clone()
     changed, kept = (x, y) if _one_in(2, generator) else (y, x)
     changed.view(-1)[places] = base - 1 - kept.view(-1)[places]
@@ -57,7 +66,9 @@ Operands = tuple[Tensor, Tensor]
 LONG = 3  # number of successive carries of a cascade
 
 
-def with_cascades(x: Tensor, y: Tensor, share: float, *, generator: Generator, base: int = BASE) -> Operands:
+def with_cascades(
+    x: Tensor, y: Tensor, share: float, *, generator: Generator, base: int = BASE
+) -> Operands:
     """Return the operands with runs of places that sum to base - 1 in the first `share` of the sums, rounded.
 
     Each such sum gets one run, with all lengths and positions equally likely; only digits of y are changed. The digits
@@ -74,7 +85,11 @@ def with_cascades(x: Tensor, y: Tensor, share: float, *, generator: Generator, b
 
 
 def has_cascade(
-    x: Int[Tensor, "sums digits"], y: Int[Tensor, "sums digits"], length: int = LONG, *, base: int = BASE
+    x: Int[Tensor, "sums digits"],
+    y: Int[Tensor, "sums digits"],
+    length: int = LONG,
+    *,
+    base: int = BASE,
 ) -> Bool[Tensor, " sums"]:
     """Return which sums have a cascade of `length` carries, each but the first caused by the one before.
 

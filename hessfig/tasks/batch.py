@@ -21,13 +21,21 @@ from hessfig.tasks.digits import CLASSES, Pictures, split
 def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     """Draw the batch of `task`; `width` is the output width of the Gaussian task."""
     is_published = task.draw == Draws.published
-    generator = Generator().manual_seed(task.seed) if is_published else stream(task.seed, "task", task.data.value)
+    generator = (
+        Generator().manual_seed(task.seed)
+        if is_published
+        else stream(task.seed, "task", task.data.value)
+    )
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
     if task.data in CHOSEN:
         return CHOSEN[task.data](task, task.batch_size, generator, dtype=dtype)
     tokens = addition_batch(
-        task.batch_size, task.digits, generator=generator, base=task.base, can_be_enriched=not is_published
+        task.batch_size,
+        task.digits,
+        generator=generator,
+        base=task.base,
+        can_be_enriched=not is_published,
     )
     return batch_of(tokens, task, dtype=dtype)
 
@@ -39,11 +47,15 @@ def batch_of(tokens: Tensor, task: TaskConfig, *, dtype: DType) -> Batch:
     return Batch(tokens, _targets(tokens, scored, task, getattr(torch, dtype)), scored)
 
 
-def picture_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
+def picture_batch(
+    task: TaskConfig, size: int, generator: Generator, *, dtype: DType
+) -> Batch:
     """Choose training pictures without replacement. A larger batch of the same seed contains the smaller one."""
     training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
     chosen = torch.randperm(len(training), generator=generator)[:size]
-    return _pictured(Pictures(training.images[chosen], training.labels[chosen]), task, kind)
+    return _pictured(
+        Pictures(training.images[chosen], training.labels[chosen]), task, kind
+    )
 
 
 def test_pictures(task: TaskConfig, *, dtype: DType) -> Batch:
@@ -54,21 +66,32 @@ def test_pictures(task: TaskConfig, *, dtype: DType) -> Batch:
 def _pictured(chosen: Pictures, task: TaskConfig, kind: torch.dtype) -> Batch:
     images = torch.from_numpy(chosen.images).to(kind)
     labels = torch.from_numpy(chosen.labels).unsqueeze(1)
-    targets = labels if task.loss == Loss.cross_entropy else F.one_hot(labels, CLASSES).to(kind)
+    targets = (
+        labels
+        if task.loss == Loss.cross_entropy
+        else F.one_hot(labels, CLASSES).to(kind)
+    )
     return Batch(images, targets, slice(0, 1))
 
 
-def text_batch(task: TaskConfig, size: int, generator: Generator, *, dtype: DType) -> Batch:
+def text_batch(
+    task: TaskConfig, size: int, generator: Generator, *, dtype: DType
+) -> Batch:
     """Draw windows of the training text with uniform starts. A larger batch of one seed contains the smaller one."""
     ids, length = text.split(task).training, task.num_tokens
     starts = torch.randint(0, len(ids) - length + 1, (size,), generator=generator)
-    return batch_of(torch.from_numpy(text.windows(ids, starts.numpy(), length)), task, dtype=dtype)
+    return batch_of(
+        torch.from_numpy(text.windows(ids, starts.numpy(), length)), task, dtype=dtype
+    )
 
 
-CHOSEN = {Data.digits: picture_batch, Data.text: text_batch}  # data whose examples are chosen from a given set
+# Data whose examples are chosen from a given set.
+CHOSEN = {Data.digits: picture_batch, Data.text: text_batch}
 
 
-def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype) -> Tensor:
+def _targets(
+    tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype
+) -> Tensor:
     following = tokens[:, scored.start + 1 : scored.stop + 1]
     if task.loss == Loss.cross_entropy:
         return following
@@ -77,17 +100,24 @@ def _targets(tokens: Tensor, scored: slice, task: TaskConfig, dtype: torch.dtype
     return F.one_hot(labels, task.vocabulary).to(dtype)
 
 
-def _gaussian_batch(task: TaskConfig, width: int, dtype: torch.dtype, generator: Generator) -> Batch:
+def _gaussian_batch(
+    task: TaskConfig, width: int, dtype: torch.dtype, generator: Generator
+) -> Batch:
     """Draw tokens sqrt(1 - rho) own + sqrt(rho) shared, of variance one and correlation rho, and N(0, 1) targets."""
     shape = (task.batch_size, task.num_tokens, width)
-    inputs, targets = (torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2))
+    inputs, targets = (
+        torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(2)
+    )
     if rho := task.correlation:
-        shared = torch.randn((shape[0], 1, width), dtype=torch.float64, generator=generator)
+        shared = torch.randn(
+            (shape[0], 1, width), dtype=torch.float64, generator=generator
+        )
         inputs = (1 - rho) ** 0.5 * inputs + rho**0.5 * shared
     return Batch(inputs.to(dtype), targets.to(dtype), slice(0, shape[1]))
 
 
-_SHARES = (0.8, 0.9)  # of masked_as=mixed: below the first the mask's word, below the second any word, above itself
+# Of masked_as=mixed: below the first the mask's word, below the second any word, above itself.
+_SHARES = (0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -99,29 +129,48 @@ class Special:
 
 
 def masked_batches(
-    tokens: Int[Tensor, "batch length"], task: TaskConfig, special: Special, *, vocabulary: int, at_once: int
+    tokens: Int[Tensor, "batch length"],
+    task: TaskConfig,
+    special: Special,
+    *,
+    vocabulary: int,
+    at_once: int,
 ) -> list[Batch]:
     """Return sequences with masked tokens, `at_once` in a batch (the last may be smaller).
 
     Targets are the masked tokens, and IGNORED elsewhere. The weight of a batch is its number of masked tokens, so that
     the loss of all batches is the mean over all masked tokens. Raises UserError for a sequence of special words only.
     """
-    rows = [masked(row, number, task, special, vocabulary) for number, row in enumerate(tokens)]
+    rows = [
+        masked(row, number, task, special, vocabulary)
+        for number, row in enumerate(tokens)
+    ]
     inputs, targets = (torch.stack(side) for side in zip(*rows, strict=True))
     scored = slice(0, tokens.shape[1])
     pieces = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-    return [Batch(ids, wanted, scored, weight=float((wanted != IGNORED).sum())) for ids, wanted in pieces]
+    return [
+        Batch(ids, wanted, scored, weight=float((wanted != IGNORED).sum()))
+        for ids, wanted in pieces
+    ]
 
 
 def masked(
-    row: Int[Tensor, " length"], number: int, task: TaskConfig, special: Special, vocabulary: int
+    row: Int[Tensor, " length"],
+    number: int,
+    task: TaskConfig,
+    special: Special,
+    vocabulary: int,
 ) -> tuple[Tensor, Tensor]:
     """Return the `number`-th sequence with masked tokens, and its targets.
 
     max(1, round(share n)) of its n words that are not special are masked, chosen evenly by a stream of task.seed and
     `number`: a larger batch holds the smaller one. Raises UserError where there is no such word.
     """
-    words = torch.tensor([word not in special.kept for word in row.tolist()]).nonzero().squeeze(1)
+    words = (
+        torch.tensor([word not in special.kept for word in row.tolist()])
+        .nonzero()
+        .squeeze(1)
+    )
     if not len(words):
         raise UserError(
             "task.path: a sequence has no word that could be masked",
@@ -138,14 +187,24 @@ def masked(
     return inputs, targets
 
 
-def _becomes(words: Tensor, task: TaskConfig, special: Special, vocabulary: int, generator: Generator) -> Tensor:
+def _becomes(
+    words: Tensor,
+    task: TaskConfig,
+    special: Special,
+    vocabulary: int,
+    generator: Generator,
+) -> Tensor:
     masks = torch.full_like(words, special.mask)
     if task.masked_as == MaskedAs.mask:
         return masks
-    others = torch.tensor([word for word in range(vocabulary) if word not in special.kept])
+    others = torch.tensor(
+        [word for word in range(vocabulary) if word not in special.kept]
+    )
     drawn = others[torch.randint(len(others), words.shape, generator=generator)]
     share = torch.rand(words.shape, generator=generator)
-    return torch.where(share < _SHARES[0], masks, torch.where(share < _SHARES[1], drawn, words))
+    return torch.where(
+        share < _SHARES[0], masks, torch.where(share < _SHARES[1], drawn, words)
+    )
 
 
 def loss_module(task: TaskConfig) -> nn.Module:

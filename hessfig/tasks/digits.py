@@ -25,10 +25,27 @@ SIDE, CLASSES = 8, Data.digits.facts.classes or 0
 BUNDLED = 1797
 TRAINING_SHARE = 0.8
 _BRIGHTEST = 16  # largest brightness of the bundled pictures
-_LARGEST, _DEFLATED = 2**28, 1100  # largest size of an array in bytes; largest ratio of compression of a zip file
+# Largest size of an array in bytes; largest ratio of compression of a zip file.
+_LARGEST, _DEFLATED = (2**28, 1100)
 _DAMAGES = (
-    *(OSError, ValueError, KeyError, TypeError, EOFError, MemoryError, OverflowError, RecursionError),
-    *(NotImplementedError, RuntimeError, SyntaxError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        EOFError,
+        MemoryError,
+        OverflowError,
+        RecursionError,
+    ),
+    *(
+        NotImplementedError,
+        RuntimeError,
+        SyntaxError,
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+    ),
     tokenize.TokenError,  # a header of half a text
 )
 _FORM = f"a .npz file with images (n, {SIDE}, {SIDE}) and labels (n), whole numbers from 0 to {CLASSES - 1}"
@@ -47,7 +64,9 @@ class Pictures:
 
 def number_of_training(path: str | None, sha256: str | None = None) -> int:
     """Return the number of training pictures. Raises UserError for a file without valid pictures."""
-    return int(TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path, sha256))))
+    return int(
+        TRAINING_SHARE * (BUNDLED if path is None else len(pictures(path, sha256)))
+    )
 
 
 def check_batch(task: TaskConfig) -> None:
@@ -79,7 +98,10 @@ def split(path: str | None, sha256: str | None = None) -> tuple[Pictures, Pictur
     every = pictures(path, sha256)
     order = torch.randperm(len(every), generator=stream(0, "digits", "split")).numpy()
     cut = int(TRAINING_SHARE * len(every))
-    return tuple(Pictures(every.images[at], every.labels[at]) for at in (order[:cut], order[cut:]))  # type: ignore[return-value]
+    return tuple(
+        Pictures(every.images[at], every.labels[at])
+        for at in (order[:cut], order[cut:])
+    )  # type: ignore[return-value]
 
 
 def pictures(path: str | None, sha256: str | None = None) -> Pictures:
@@ -88,7 +110,9 @@ def pictures(path: str | None, sha256: str | None = None) -> Pictures:
     Raises UserError for a file that cannot be read or has another hash than `sha256`, for pictures of another size, and
     for missing values or unknown classes.
     """
-    return _bundled() if path is None else _checked(Path(path), *_read(Path(path), sha256))
+    return (
+        _bundled() if path is None else _checked(Path(path), *_read(Path(path), sha256))
+    )
 
 
 @cache
@@ -110,13 +134,18 @@ def _read(path: Path, sha256: str | None) -> tuple[np.ndarray, np.ndarray]:
     if not is_file(path):
         raise _refused("there is no such file", path)
     if path.stat().st_size > _LARGEST:
-        raise _refused("the file is too large", f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
+        raise _refused(
+            "the file is too large",
+            f"{path.stat().st_size} bytes, where at most {_LARGEST} may be",
+        )
     content = io.BytesIO(read_pinned(path, "task.path", sha256))
     try:
         with zipfile.ZipFile(content) as archive:
             return _array(archive, "images"), _array(archive, "labels")
     except _DAMAGES as error:
-        raise _refused("it cannot be read as pictures", f"{type(error).__name__}: {error}"[:300]) from error
+        raise _refused(
+            "it cannot be read as pictures", f"{type(error).__name__}: {error}"[:300]
+        ) from error
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
@@ -130,7 +159,9 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     claimed = math.prod(shape) * kind.itemsize
     stored = min(entry.file_size, _DEFLATED * entry.compress_size)
     if not 0 <= claimed <= min(_LARGEST, stored) or min(shape, default=0) < 0:
-        raise ValueError(f"{name} claims {claimed} bytes, where {min(_LARGEST, stored)} may be")
+        raise ValueError(
+            f"{name} claims {claimed} bytes, where {min(_LARGEST, stored)} may be"
+        )
     with archive.open(entry) as member:
         return npy.read_array(member, allow_pickle=False)
 
@@ -138,16 +169,37 @@ def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
 def _checked(path: Path, images: np.ndarray, labels: np.ndarray) -> Pictures:
     import numpy as np
 
-    if images.shape[1:] != (SIDE, SIDE) or labels.shape != images.shape[:1] or len(labels) < 2:
-        raise _refused("pictures of another size or number", f"images {images.shape}, labels {labels.shape}")
-    if images.dtype.kind not in "fiub" or not np.isfinite(images.astype("float64")).all():
-        raise _refused("some pixels are not numbers", f"{path}: missing or infinite values, or {images.dtype}")
+    if (
+        images.shape[1:] != (SIDE, SIDE)
+        or labels.shape != images.shape[:1]
+        or len(labels) < 2
+    ):
+        raise _refused(
+            "pictures of another size or number",
+            f"images {images.shape}, labels {labels.shape}",
+        )
+    if (
+        images.dtype.kind not in "fiub"
+        or not np.isfinite(images.astype("float64")).all()
+    ):
+        raise _refused(
+            "some pixels are not numbers",
+            f"{path}: missing or infinite values, or {images.dtype}",
+        )
     if labels.dtype.kind not in "iu" or labels.min() < 0:
         raise _refused("labels are not classes", f"{labels.dtype} from {labels.min()}")
     if labels.max() >= CLASSES:
-        raise _refused(f"more classes than the network has outputs ({CLASSES})", f"labels up to {labels.max()}")
+        raise _refused(
+            f"more classes than the network has outputs ({CLASSES})",
+            f"labels up to {labels.max()}",
+        )
     return Pictures(images.astype("float64"), labels.astype("int64"))
 
 
 def _refused(what: str, got: object) -> UserError:
-    return UserError(f"task.path: {what}", got=got, allowed=_FORM, remedy="numpy.savez(FILE, images=..., labels=...)")
+    return UserError(
+        f"task.path: {what}",
+        got=got,
+        allowed=_FORM,
+        remedy="numpy.savez(FILE, images=..., labels=...)",
+    )

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 AT_ONCE = 4096  # number of sums that are searched for cascades at once
 
 
-def training_batch(config: Config, *, seed: int, step: int, name: str = "training") -> Batch:
+def training_batch(
+    config: Config, *, seed: int, step: int, name: str = "training"
+) -> Batch:
     """Return the batch of update `step` (from 1) of the training of `seed`, without drawing those before it.
 
     It consists of fresh sums, a share of them with cascades (or of training pictures, chosen anew without replacement,
@@ -35,9 +37,15 @@ def training_batch(config: Config, *, seed: int, step: int, name: str = "trainin
         return _whole(config)
     if training.data == TrainingData.fixed:
         whole = _whole(config)
-        return whole.samples(torch.randperm(len(whole.inputs), generator=generator)[: training.batch_size])
+        return whole.samples(
+            torch.randperm(len(whole.inputs), generator=generator)[
+                : training.batch_size
+            ]
+        )
     if task.data in CHOSEN:
-        return CHOSEN[task.data](task, training.batch_size, generator, dtype=training.dtype)
+        return CHOSEN[task.data](
+            task, training.batch_size, generator, dtype=training.dtype
+        )
     x, y = _operands(training.batch_size, task, generator)
     x, y = with_cascades(x, y, training.cascades, generator=generator, base=task.base)
     return batch_of(sequences(x, y, task.base), task, dtype=training.dtype)
@@ -57,7 +65,11 @@ def unseen_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
     """
     if task.data == Data.digits:
         return test_pictures(task, dtype=dtype)
-    tokens = torch.from_numpy(text.held_out(task, size)) if task.data == Data.text else unseen_sums(task, size)
+    tokens = (
+        torch.from_numpy(text.held_out(task, size))
+        if task.data == Data.text
+        else unseen_sums(task, size)
+    )
     return batch_of(tokens, task, dtype=dtype)
 
 
@@ -73,7 +85,9 @@ def cascade_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
 
 def unseen_sums(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
     """Return uniform sums from a stream that neither trainings nor measuring batches use."""
-    return sequences(*_operands(size, task, stream(task.seed, "unseen", task.data.value)), task.base)
+    return sequences(
+        *_operands(size, task, stream(task.seed, "unseen", task.data.value)), task.base
+    )
 
 
 def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
@@ -87,10 +101,14 @@ def unseen_cascades(task: TaskConfig, size: int) -> Int[Tensor, "size length"]:
     return torch.cat(pieces)[:size]
 
 
-def _operands(size: int, task: TaskConfig, generator: Generator) -> tuple[Tensor, Tensor]:
+def _operands(
+    size: int, task: TaskConfig, generator: Generator
+) -> tuple[Tensor, Tensor]:
     x, y = torch.randint(0, task.base, (2, size, task.digits), generator=generator)
     return x, y
 
 
 def _whole(config: Config) -> Batch:
-    return draw_batch(config.task, width=config.model.d_model, dtype=config.training.dtype)
+    return draw_batch(
+        config.task, width=config.model.d_model, dtype=config.training.dtype
+    )

@@ -70,7 +70,9 @@ def source(task: TaskConfig) -> str:
     """Return the SHA-256 of the text, which differs between versions of Python's library."""
     if task.path is None:
         text = _standard()
-        return hashlib.sha256(text.training.tobytes() + text.held_out.tobytes()).hexdigest()
+        return hashlib.sha256(
+            text.training.tobytes() + text.held_out.tobytes()
+        ).hexdigest()
     return task.sha256 or fingerprint(_there(task.path))
 
 
@@ -82,20 +84,30 @@ def windows(ids: NDArray[np.uint8], starts: NDArray[np.int64], length: int) -> I
 def held_out(task: TaskConfig, size: int) -> Ids:
     """Return `size` evenly spaced windows of the held-out text; they overlap if the text is short."""
     ids = split(task).held_out
-    return windows(ids, np.linspace(0, len(ids) - _window(task), size).astype(np.int64), _window(task))
+    return windows(
+        ids,
+        np.linspace(0, len(ids) - _window(task), size).astype(np.int64),
+        _window(task),
+    )
 
 
 def bigram_losses(task: TaskConfig) -> NDArray[np.float64]:
     """Return -ln p(b | a), (first character a, next character b), by counts of pairs in the training text plus one."""
     ids, number = split(task).training.astype(np.int64), task.vocabulary
-    counts = 1.0 + np.bincount(number * ids[:-1] + ids[1:], minlength=number**2).reshape(number, number)
-    losses: NDArray[np.float64] = np.log(counts.sum(axis=1, keepdims=True)) - np.log(counts)
+    counts = 1.0 + np.bincount(
+        number * ids[:-1] + ids[1:], minlength=number**2
+    ).reshape(number, number)
+    losses: NDArray[np.float64] = np.log(counts.sum(axis=1, keepdims=True)) - np.log(
+        counts
+    )
     return losses
 
 
 def as_text(ids: NDArray[np.int64]) -> str:
     """Return ids as characters; the id of all other characters is printed as an inverted question mark."""
-    return "".join((*CHARACTERS, "\N{INVERTED QUESTION MARK}")[number] for number in ids)
+    return "".join(
+        (*CHARACTERS, "\N{INVERTED QUESTION MARK}")[number] for number in ids
+    )
 
 
 def as_ids(text: str) -> NDArray[np.uint8]:
@@ -137,13 +149,18 @@ def _read(path: Path, sha256: str | None, identity: tuple[int, ...]) -> Split:
     del identity  # part of the cache's key, so that a changed file is read again
     try:
         if path.stat().st_size > _LARGEST:
-            raise ValueError(f"{path.stat().st_size} bytes, where at most {_LARGEST} may be")
+            raise ValueError(
+                f"{path.stat().st_size} bytes, where at most {_LARGEST} may be"
+            )
         text = read_pinned(path, "task.path", sha256).decode("utf-8")
     except UserError:
         raise
     except (OSError, ValueError) as error:
         raise UserError(
-            f"task.path: {path} cannot be read as text", got=str(error)[:200], allowed=_FORM, remedy="check the file"
+            f"task.path: {path} cannot be read as text",
+            got=str(error)[:200],
+            allowed=_FORM,
+            remedy="check the file",
         ) from error
     ids = as_ids(text.replace("\r\n", "\n"))
     cut = len(ids) - len(ids) // EVERY

@@ -27,10 +27,20 @@ _there = partial(existing_file, "task.path", _FORMS)
 _CHUNK = 2**20  # bytes read at once; a header is never longer
 _MOST = 2**28  # ids of a batch
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-_UNPARSED = (ValueError, TypeError, OverflowError, RecursionError, MemoryError, SyntaxError, TokenError)
+_UNPARSED = (
+    ValueError,
+    TypeError,
+    OverflowError,
+    RecursionError,
+    MemoryError,
+    SyntaxError,
+    TokenError,
+)
 
 
-def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callable[[], Encode]) -> Ids:
+def sequences(
+    task: TaskConfig, *, vocabulary: int, context: int, encode: Callable[[], Encode]
+) -> Ids:
     """Return task.batch_size sequences of ids, (batch, length).
 
     These are the first sequences of a file, cut to task.length if they are longer; a single long row or a text is cut
@@ -48,14 +58,23 @@ def sequences(task: TaskConfig, *, vocabulary: int, context: int, encode: Callab
     return np.array(used, dtype=np.int64)
 
 
-def padded_lines(task: TaskConfig, encode: Encode, *, vocabulary: int, context: int, padding: int) -> Ids:
+def padded_lines(
+    task: TaskConfig, encode: Encode, *, vocabulary: int, context: int, padding: int
+) -> Ids:
     """Return the first task.batch_size lines of a text as ids (batch, length); `encode` maps a line to ids.
 
     Longer lines are cut to task.length, shorter ones are padded with the id `padding`, and empty lines are skipped.
     Raises UserError as `sequences` does.
     """
-    lines = [line for line in _text(task, _there(str(task.path))).splitlines() if line.strip()]
-    rows = [np.asarray(encode(line)[: task.length], dtype=np.int64) for line in lines[: task.batch_size]]
+    lines = [
+        line
+        for line in _text(task, _there(str(task.path))).splitlines()
+        if line.strip()
+    ]
+    rows = [
+        np.asarray(encode(line)[: task.length], dtype=np.int64)
+        for line in lines[: task.batch_size]
+    ]
     ids = np.full((len(rows), max(map(len, rows), default=0)), padding, dtype=np.int64)
     for filled, row in zip(ids, rows, strict=True):
         filled[: len(row)] = row
@@ -84,7 +103,11 @@ def length_of(task: TaskConfig, context: int) -> int:
     path = _there(task.path)
     with path.open("rb") as handle:
         shape = _header(path, handle, handle.read(_CHUNK)).shape
-    return min(shape[1], task.length or shape[1]) if len(shape) == 2 else task.length or context
+    return (
+        min(shape[1], task.length or shape[1])
+        if len(shape) == 2
+        else task.length or context
+    )
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,9 @@ class _Header:
 
 def _drawn(task: TaskConfig, vocabulary: int, length: int) -> Ids:
     generator = np.random.default_rng([task.seed, int.from_bytes(b"tokens")])
-    return generator.integers(vocabulary, size=(task.batch_size, length), dtype=np.int64)
+    return generator.integers(
+        vocabulary, size=(task.batch_size, length), dtype=np.int64
+    )
 
 
 def _ids(task: TaskConfig, encode: Callable[[], Encode]) -> NDArray[Any]:
@@ -126,7 +151,10 @@ def _loaded(task: TaskConfig, path: Path) -> NDArray[Any]:
         start = handle.read(_CHUNK)
         header = _header(path, handle, start)
         shape = _needed(task, header)
-        needed, digest = header.length + prod(shape) * header.dtype.itemsize, hashlib.sha256(start)
+        needed, digest = (
+            header.length + prod(shape) * header.dtype.itemsize,
+            hashlib.sha256(start),
+        )
         content = bytearray(start[:needed])
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
@@ -142,7 +170,9 @@ def _needed(task: TaskConfig, header: _Header) -> tuple[int, ...]:
     """Return the shape of the part that contains the batch; arrays in column order are read completely."""
     if len(header.shape) == 1:
         return (min(header.shape[0], task.batch_size * (task.length or 1)),)
-    rows = header.shape[0] if header.is_fortran else min(header.shape[0], task.batch_size)
+    rows = (
+        header.shape[0] if header.is_fortran else min(header.shape[0], task.batch_size)
+    )
     return (rows, header.shape[1])
 
 
@@ -158,11 +188,20 @@ def _header(path: Path, handle: IO[bytes], start: bytes) -> _Header:
         raise _unreadable(path, f"version {error} of the format") from error
     except _UNPARSED as error:
         raise _unreadable(path, f"{type(error).__name__}: {error}") from error
-    if len(shape) not in (1, 2) or not all(type(n) is int and n > 0 for n in shape) or dtype.kind not in "iu":
+    if (
+        len(shape) not in (1, 2)
+        or not all(type(n) is int and n > 0 for n in shape)
+        or dtype.kind not in "iu"
+    ):
         raise _unreadable(path, f"shape {shape}, {dtype}")
-    size, needed = os.fstat(handle.fileno()).st_size, stream.tell() + prod(shape) * dtype.itemsize
+    size, needed = (
+        os.fstat(handle.fileno()).st_size,
+        stream.tell() + prod(shape) * dtype.itemsize,
+    )
     if size < needed:
-        raise _unreadable(path, f"{size} bytes, where shape {shape}, {dtype} takes {needed}")
+        raise _unreadable(
+            path, f"{size} bytes, where shape {shape}, {dtype} takes {needed}"
+        )
     return _Header(shape, is_fortran, dtype, stream.tell())
 
 
@@ -242,4 +281,9 @@ def _check_words(used: NDArray[Any], vocabulary: int) -> None:
 
 
 def _unreadable(path: Path, why: str) -> UserError:
-    return UserError(f"task.path: {path} holds no ids", got=why[:200], allowed=_FORMS, remedy="numpy.save(FILE, ids)")
+    return UserError(
+        f"task.path: {path} holds no ids",
+        got=why[:200],
+        allowed=_FORMS,
+        remedy="numpy.save(FILE, ids)",
+    )

@@ -11,8 +11,22 @@ from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
 from hessfig.theory import attention_formulas as formulas
 from hessfig.theory import autodiff, statement
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, literal_U
-from hessfig.theory.matrix_formulas import identity, kron, softmax_jacobian, softmax_second_derivative
-from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, indexed_weights, named, normal
+from hessfig.theory.matrix_formulas import (
+    identity,
+    kron,
+    softmax_jacobian,
+    softmax_second_derivative,
+)
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Instance,
+    Values,
+    attention_point,
+    indexed_weights,
+    named,
+    normal,
+)
 
 Q, K, V = MATRICES
 Pair = tuple[Matrix, Matrix]
@@ -23,7 +37,11 @@ def _network(point: AttentionPoint) -> Callable[[Mapping[Matrix, Tensor]], Tenso
 
 
 def _eq2_oracle(point: AttentionPoint) -> Values:
-    return {"H": autodiff.dense_hessian(_network(point), autodiff.square_loss(point.Y), point.weights)}
+    return {
+        "H": autodiff.dense_hessian(
+            _network(point), autodiff.square_loss(point.Y), point.weights
+        )
+    }
 
 
 def _eq2_printed(point: AttentionPoint) -> Values:
@@ -33,13 +51,22 @@ def _eq2_printed(point: AttentionPoint) -> Values:
     J = autodiff.jacobian(output, flat)
     outer = J.T @ (2 / F.numel() * identity(F.numel())) @ J
     gradient = grad(loss)(F).reshape(1, -1)
-    return {"H": outer + kron(gradient, identity(len(flat))) @ autodiff.second_derivative(output, flat)}
+    return {
+        "H": outer
+        + kron(gradient, identity(len(flat))) @ autodiff.second_derivative(output, flat)
+    }
 
 
 def _lemma_b1_oracle(point: AttentionPoint) -> Values:
     T = autodiff.scores(point.X, point.weights)
-    values = {f"dF/d{m}": autodiff.weight_jacobian(_network(point), point.weights, m) for m in MATRICES}
-    return {**values, "dA/dT": autodiff.jacobian(lambda scores: torch.softmax(scores, -1), T)}
+    values = {
+        f"dF/d{m}": autodiff.weight_jacobian(_network(point), point.weights, m)
+        for m in MATRICES
+    }
+    return {
+        **values,
+        "dA/dT": autodiff.jacobian(lambda scores: torch.softmax(scores, -1), T),
+    }
 
 
 def _lemma_b1_all(point: AttentionPoint) -> dict[str, Tensor]:
@@ -58,13 +85,18 @@ def _lemma_c1_draw(dims: Dims, generator: torch.Generator) -> list[Tensor]:
 
 
 def _lemma_c1_oracle(scores: list[Tensor]) -> Values:
-    second = [autodiff.second_derivative(lambda T: torch.softmax(T, -1), T) for T in scores]
+    second = [
+        autodiff.second_derivative(lambda T: torch.softmax(T, -1), T) for T in scores
+    ]
     return {"Remark C.1": second[0], "Lemma C.1": second[1]}
 
 
 def _lemma_c1_printed(scores: list[Tensor]) -> Values:
     small, large = (torch.softmax(T, -1) for T in scores)
-    return {"Remark C.1": _remark_c1(small), "Lemma C.1": softmax_second_derivative(large)}
+    return {
+        "Remark C.1": _remark_c1(small),
+        "Lemma C.1": softmax_second_derivative(large),
+    }
 
 
 def _remark_c1(A: Tensor) -> Tensor:
@@ -95,18 +127,26 @@ def _printed(part: Part, formula: BlockFormulas) -> Check:
     """Check the blocks of a part that a theorem prints; corrected are their contracted forms."""
 
     def contracted(point: AttentionPoint) -> dict[Pair, Tensor]:
-        return {(row, col): point.hessian(part, row, col) for row, col in _PRINTED_PAIRS}
+        return {
+            (row, col): point.hessian(part, row, col) for row, col in _PRINTED_PAIRS
+        }
 
-    return replace(_left_out(part, contracted), printed=lambda point: named({part: formula(point)}))
+    return replace(
+        _left_out(part, contracted), printed=lambda point: named({part: formula(point)})
+    )
 
 
 def _left_out(part: Part, formula: BlockFormulas) -> Check:
     """Check the blocks of a part that a theorem leaves out."""
 
     def oracle(point: AttentionPoint) -> Values:
-        return statement.autodiff_blocks(_network(point), point.Y, point.weights, [part])
+        return statement.autodiff_blocks(
+            _network(point), point.Y, point.weights, [part]
+        )
 
-    return Check(attention_point, oracle, corrected=lambda point: named({part: formula(point)}))
+    return Check(
+        attention_point, oracle, corrected=lambda point: named({part: formula(point)})
+    )
 
 
 def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
@@ -118,9 +158,17 @@ def _footnote_oracle(p: Instance) -> Values:
     def network(weights: autodiff.IndexedWeights) -> Tensor:
         return autodiff.stacked(autodiff.attention, p.X, weights)
 
-    parts = {part: autodiff.hessian_blocks(network, autodiff.square_loss(p.Y), p.weights, part) for part in PARTS}
+    parts = {
+        part: autodiff.hessian_blocks(
+            network, autodiff.square_loss(p.Y), p.weights, part
+        )
+        for part in PARTS
+    }
     return named(
-        {part: {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES} for part, blocks in parts.items()}
+        {
+            part: {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES}
+            for part, blocks in parts.items()
+        }
     )
 
 
@@ -128,7 +176,12 @@ def _footnote_printed(p: Instance) -> Values:
     entering = autodiff.attention(p.X, autodiff.at_index(p.weights, 1))
     point = AttentionPoint(entering, p.Y, autodiff.at_index(p.weights, 2))
     outer = {**formulas.theorem_31(point), **formulas.theorem_31_keys(point)}
-    return named({Part.H_o: outer, Part.H_f: {**formulas.theorem_32(point), **formulas.theorem_32_keys(point)}})
+    return named(
+        {
+            Part.H_o: outer,
+            Part.H_f: {**formulas.theorem_32(point), **formulas.theorem_32_keys(point)},
+        }
+    )
 
 
 THEOREMS = {
@@ -144,7 +197,9 @@ TEMPERATURE = 2.0
 HOT = 1e7
 
 
-def score_split(point: AttentionPoint, part: Part, order: tuple[Matrix, Matrix] = (Q, K)) -> Tensor:
+def score_split(
+    point: AttentionPoint, part: Part, order: tuple[Matrix, Matrix] = (Q, K)
+) -> Tensor:
     """The split at the scores by autodiff: the network is T(W_Q, W_K), the loss all that comes after."""
     values = point.X @ point.weights[V]
     after = autodiff.square_loss(point.Y)
@@ -157,7 +212,12 @@ def score_split(point: AttentionPoint, part: Part, order: tuple[Matrix, Matrix] 
 
 
 def _single_draw(dims: Dims, generator: torch.Generator) -> Instance:
-    shapes = ((dims.L, dims.d_V), (dims.L, dims.d_V), (dims.d_V, dims.d_V), (dims.d_V, dims.d_V))
+    shapes = (
+        (dims.L, dims.d_V),
+        (dims.L, dims.d_V),
+        (dims.d_V, dims.d_V),
+        (dims.d_V, dims.d_V),
+    )
     X, Y, W_QK, W_V = (normal(*shape, generator=generator) for shape in shapes)
     return Instance(X, Y, {Matrix.W_QK: W_QK / dims.d_V, V: W_V})
 
@@ -166,7 +226,11 @@ def _single_oracle(p: Instance) -> Values:
     def network(weights: Mapping[Matrix, Tensor]) -> Tensor:
         return autodiff.single_matrix_attention(p.X, {**p.weights, **weights})
 
-    return {"H": autodiff.dense_hessian(network, autodiff.square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]})}
+    return {
+        "H": autodiff.dense_hessian(
+            network, autodiff.square_loss(p.Y), {Matrix.W_QK: p.weights[Matrix.W_QK]}
+        )
+    }
 
 
 def _single_point(p: Instance) -> AttentionPoint:
@@ -182,16 +246,28 @@ def _single_corrected(p: Instance) -> Values:
 def _remark_oracle(point: AttentionPoint) -> Values:
     """Both orders of the two weights; Remark D.1 says [W_Q; W_K]."""
     orders = [(part, order) for order in ((Q, K), (K, Q)) for part in AT_OUTPUTS]
-    return {f"{part}, {order[0]} first": score_split(point, part, order) for part, order in orders}
+    return {
+        f"{part}, {order[0]} first": score_split(point, part, order)
+        for part, order in orders
+    }
 
 
 def _remark_printed(point: AttentionPoint) -> Values:
-    return {f"{part}, W_Q first": block for part, block in formulas.printed_score_split(point).items()}
+    return {
+        f"{part}, W_Q first": block
+        for part, block in formulas.printed_score_split(point).items()
+    }
 
 
 def _remark_corrected(point: AttentionPoint) -> Values:
-    swapped = {f"{part}, W_K first": point.c * block for part, block in formulas.printed_score_split(point).items()}
-    outer, functional = formulas.score_outer_product(point), formulas.score_functional(point)
+    swapped = {
+        f"{part}, W_K first": point.c * block
+        for part, block in formulas.printed_score_split(point).items()
+    }
+    outer, functional = (
+        formulas.score_outer_product(point),
+        formulas.score_functional(point),
+    )
     return {**swapped, "H_o, W_Q first": outer, "H_f, W_Q first": functional}
 
 
@@ -200,24 +276,48 @@ def _hotter(point: AttentionPoint, temperature: float) -> AttentionPoint:
 
 
 def _temperature_oracle(point: AttentionPoint) -> Values:
-    warm, ends = _hotter(point, TEMPERATURE), [_hotter(point, t) for t in (HOT, 2 * HOT)]
-    norms = {part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends] for part in AT_OUTPUTS}
-    slopes = {f"slope of {part} at large t": torch.log2(n[1] / n[0]).round(decimals=3) for part, n in norms.items()}
+    warm, ends = (
+        _hotter(point, TEMPERATURE),
+        [_hotter(point, t) for t in (HOT, 2 * HOT)],
+    )
+    norms = {
+        part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends]
+        for part in AT_OUTPUTS
+    }
+    slopes = {
+        f"slope of {part} at large t": torch.log2(n[1] / n[0]).round(decimals=3)
+        for part, n in norms.items()
+    }
     return {str(part): score_split(warm, part) for part in norms} | slopes
 
 
 def _temperature_printed(point: AttentionPoint) -> Values:
-    return {"H_o": score_split(point, Part.H_o) / TEMPERATURE**2, "H_f": score_split(point, Part.H_f) / TEMPERATURE}
+    return {
+        "H_o": score_split(point, Part.H_o) / TEMPERATURE**2,
+        "H_f": score_split(point, Part.H_f) / TEMPERATURE,
+    }
 
 
 def _temperature_corrected(point: AttentionPoint) -> Values:
     warm = _hotter(point, TEMPERATURE)
-    slopes = {f"slope of {part} at large t": torch.tensor(slope).double() for part, slope in (("H_o", -2), ("H_f", -1))}
-    return {"H_o": formulas.score_outer_product(warm), "H_f": formulas.score_functional(warm), **slopes}
+    slopes = {
+        f"slope of {part} at large t": torch.tensor(slope).double()
+        for part, slope in (("H_o", -2), ("H_f", -1))
+    }
+    return {
+        "H_o": formulas.score_outer_product(warm),
+        "H_f": formulas.score_functional(warm),
+        **slopes,
+    }
 
 
 QUERY_KEY = {
-    "lem41": Check(_single_draw, _single_oracle, lambda p: {"H": literal_U(_single_point(p))}, _single_corrected),
+    "lem41": Check(
+        _single_draw,
+        _single_oracle,
+        lambda p: {"H": literal_U(_single_point(p))},
+        _single_corrected,
+    ),
     "remD1": Check(attention_point, _remark_oracle, _remark_printed, _remark_corrected),
     "temp": Check(
         attention_point,

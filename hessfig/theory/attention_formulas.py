@@ -33,7 +33,9 @@ def attention_hessian(
     Raises UserError when the block names another weight or the numbers are not float64.
     """
     _check(X, block)
-    return AttentionPoint(X, Y, weights, temperature).hessian(part, Matrix(block.row), Matrix(block.col))
+    return AttentionPoint(X, Y, weights, temperature).hessian(
+        part, Matrix(block.row), Matrix(block.col)
+    )
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ class AttentionPoint:
         by_key = kron(W_Q, identity(d_V)) @ commutation(d_K, d_V)
         return {Matrix.W_Q: kron(identity(d_V), W_K), Matrix.W_K: by_key}
 
-    def hessian(self, part: Part, row: Matrix, col: Matrix) -> Float[Tensor, "rows cols"]:
+    def hessian(
+        self, part: Part, row: Matrix, col: Matrix
+    ) -> Float[Tensor, "rows cols"]:
         """The block (row, col) of `part`."""
         if part == Part.H:
             return self.hessian(Part.H_o, row, col) + self.hessian(Part.H_f, row, col)
@@ -89,7 +93,12 @@ class AttentionPoint:
         if row == col:
             return self._value_value(part)
         if row == Matrix.W_V:
-            return self.c * self.score_scale * self._value_scores(part) @ self.selectors[col]
+            return (
+                self.c
+                * self.score_scale
+                * self._value_scores(part)
+                @ self.selectors[col]
+            )
         return self.hessian(part, col, row).T
 
     def curvature_of_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
@@ -103,19 +112,32 @@ class AttentionPoint:
         size = self.X.shape[1] ** 2
         pairs = torch.einsum("ia,ib->iab", self.X, self.X)
         per_row = {Part.H_o: self._outer(), Part.H_f: self._third()}
-        return {part: torch.einsum("iab,icd->acbd", pairs, rows).reshape(size, size) for part, rows in per_row.items()}
+        return {
+            part: torch.einsum("iab,icd->acbd", pairs, rows).reshape(size, size)
+            for part, rows in per_row.items()
+        }
 
     def gradient_of_scores(self) -> Float[Tensor, "d_V d_V"]:
         """B = sum_i x_i (M2_i W_V d_i)^T; c B = X^T (dl/dT) X (Remark D.1)."""
-        return torch.einsum("ia,ibc,ic->ab", self.X, self.M2, self.residual @ self.weights[Matrix.W_V].T)
+        return torch.einsum(
+            "ia,ibc,ic->ab", self.X, self.M2, self.residual @ self.weights[Matrix.W_V].T
+        )
 
-    def _query_key(self, part: Part, row: Matrix, col: Matrix) -> Float[Tensor, "rows cols"]:
+    def _query_key(
+        self, part: Part, row: Matrix, col: Matrix
+    ) -> Float[Tensor, "rows cols"]:
         middle = self.c * self.score_scale**2 * self.curvature_of_scores(part)
         block = self.selectors[row].T @ middle @ self.selectors[col]
         if row == col or part == Part.H_o:
             return block
-        B = self.gradient_of_scores() if row == Matrix.W_Q else self.gradient_of_scores().T
-        return block + self.c * self.score_scale * kron(B, identity(self.weights[row].shape[1]))
+        B = (
+            self.gradient_of_scores()
+            if row == Matrix.W_Q
+            else self.gradient_of_scores().T
+        )
+        return block + self.c * self.score_scale * kron(
+            B, identity(self.weights[row].shape[1])
+        )
 
     def _value_value(self, part: Part) -> Float[Tensor, "dd dd"]:
         block = self.c * kron(self.M1.T @ self.M1, identity(self.X.shape[1]))
@@ -125,8 +147,12 @@ class AttentionPoint:
         size = self.X.shape[1] ** 2
         if part == Part.H_o:
             W_V = self.weights[Matrix.W_V]
-            return torch.einsum("ia,ib,xc,ixd->acbd", self.M1, self.X, W_V, self.M2).reshape(size, size)
-        return torch.einsum("ic,ib,iad->acbd", self.residual, self.X, self.M2).reshape(size, size)
+            return torch.einsum(
+                "ia,ib,xc,ixd->acbd", self.M1, self.X, W_V, self.M2
+            ).reshape(size, size)
+        return torch.einsum("ic,ib,iad->acbd", self.residual, self.X, self.M2).reshape(
+            size, size
+        )
 
     def _outer(self) -> Float[Tensor, "L d_V d_V"]:
         W_V = self.weights[Matrix.W_V]
@@ -147,7 +173,12 @@ def _check(X: Tensor, block: Block) -> None:
             remedy="for example Block(1, 'W_Q', 'W_V')",
         )
     if X.dtype != torch.float64:
-        raise UserError("attention_hessian: float64 is needed", got=X.dtype, allowed="float64", remedy="X.double()")
+        raise UserError(
+            "attention_hessian: float64 is needed",
+            got=X.dtype,
+            allowed="float64",
+            remedy="X.double()",
+        )
 
 
 Pair = tuple[Matrix, Matrix]
@@ -157,7 +188,9 @@ Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
 def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
     """dF/dW_V and dF/dW_Q of Lemma B.1, and dF/dW_K = (I (x) W_V^T) Z_1 R_K / sqrt(d_K)."""
     X, W_K, W_V, d_K, L = _sizes(point)
-    scores_to_output = kron(identity(L), W_V.T @ X.T) @ matrix_formulas.softmax_jacobian(point.A)
+    scores_to_output = kron(
+        identity(L), W_V.T @ X.T
+    ) @ matrix_formulas.softmax_jacobian(point.A)
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     return {
         V: kron(point.A @ X, identity(X.shape[1])),
@@ -185,7 +218,13 @@ def theorem_31_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     X, _, W_V, d_K, L = _sizes(point)
     Z_1, R_K = matrix_formulas.z1_by_definition(point.A, X), point.selectors[K]
     return {
-        (K, K): point.c / d_K * R_K.T @ Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1 @ R_K,
+        (K, K): point.c
+        / d_K
+        * R_K.T
+        @ Z_1.T
+        @ kron(identity(L), W_V @ W_V.T)
+        @ Z_1
+        @ R_K,
         (V, K): point.c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_K,
     }
 
@@ -194,14 +233,22 @@ def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.2; the last is read as [R (..) (..) S] (x) I."""
     X, W_K, W_V, d_K, L = _sizes(point)
     c, d_V = point.c, X.shape[1]
-    Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
-    left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, identity(d_V), W_K.T) @ Z_2
+    Z_1, Z_2 = (
+        matrix_formulas.z1_by_definition(point.A, X),
+        matrix_formulas.z2_by_definition(point.A, X),
+    )
+    left = (
+        duplicated_residual(point, d_V * d_K)
+        @ kron(identity(L), W_V.T, identity(d_V), W_K.T)
+        @ Z_2
+    )
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
     return {
         (V, V): torch.zeros(d_V**2, d_V**2, dtype=X.dtype),
         (Q, Q): c / d_K * left @ point.selectors[Q],
         (V, Q): c / math.sqrt(d_K) * values @ point.selectors[Q],
-        (Q, K): c / d_K * left @ point.selectors[K] + c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K)),
+        (Q, K): c / d_K * left @ point.selectors[K]
+        + c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K)),
     }
 
 
@@ -211,10 +258,16 @@ def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     """
     X, _, W_V, d_K, L = _sizes(point)
     d_V, R_K = X.shape[1], point.selectors[K]
-    Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
+    Z_1, Z_2 = (
+        matrix_formulas.z1_by_definition(point.A, X),
+        matrix_formulas.z2_by_definition(point.A, X),
+    )
     left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
-    return {(K, K): point.c / d_K * left @ Z_2 @ R_K, (V, K): point.c / math.sqrt(d_K) * values @ R_K}
+    return {
+        (K, K): point.c / d_K * left @ Z_2 @ R_K,
+        (V, K): point.c / math.sqrt(d_K) * values @ R_K,
+    }
 
 
 def duplicated_residual(point: AttentionPoint, m: int) -> Float[Tensor, "m mLd"]:
@@ -226,14 +279,19 @@ def literal_B(point: AttentionPoint) -> Float[Tensor, "d_V d_V"]:
     """B = R_{d_V} (I_L (x) W_V^T (x) I) (Z_1 (x) I) S (Remark D.1)."""
     X, _, W_V, _, L = _sizes(point)
     eye = identity(X.shape[1])
-    spread = kron(identity(L), W_V.T, eye) @ kron(matrix_formulas.z1_by_definition(point.A, X), eye)
+    spread = kron(identity(L), W_V.T, eye) @ kron(
+        matrix_formulas.z1_by_definition(point.A, X), eye
+    )
     return duplicated_residual(point, X.shape[1]) @ spread @ shuffle(X.shape[1])
 
 
 def literal_U(point: AttentionPoint) -> Float[Tensor, "dd dd"]:
     """U = Z_1^T (I (x) W_V W_V^T) Z_1 + (delta^T (I (x) W_V^T) (x) I) Z_2 (Remark D.1)."""
     X, _, W_V, _, L = _sizes(point)
-    Z_1, Z_2 = matrix_formulas.z1_by_definition(point.A, X), matrix_formulas.z2_by_definition(point.A, X)
+    Z_1, Z_2 = (
+        matrix_formulas.z1_by_definition(point.A, X),
+        matrix_formulas.z2_by_definition(point.A, X),
+    )
     pulled = vec(point.residual)[None, :] @ kron(identity(L), W_V.T)
     outer = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
     return outer + kron(pulled, identity(X.shape[1] ** 2)) @ Z_2
@@ -252,30 +310,53 @@ def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:
 
 
 def single_matrix_point(
-    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], W_QK: Float[Tensor, "d_V d_V"], W_V: Float[Tensor, "d_V d_V"]
+    X: Float[Tensor, "L d_V"],
+    Y: Float[Tensor, "L d_V"],
+    W_QK: Float[Tensor, "d_V d_V"],
+    W_V: Float[Tensor, "d_V d_V"],
 ) -> AttentionPoint:
     """The map softmax(X W_QK X^T) X W_V written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I."""
     size = X.shape[1]
-    weights = {Matrix.W_Q: math.sqrt(size) * W_QK, Matrix.W_K: identity(size), Matrix.W_V: W_V}
+    weights = {
+        Matrix.W_Q: math.sqrt(size) * W_QK,
+        Matrix.W_K: identity(size),
+        Matrix.W_V: W_V,
+    }
     return AttentionPoint(X, Y, weights)
 
 
 def score_outer_product(point: AttentionPoint) -> Float[Tensor, "both both"]:
     """H_o^T of Remark D.1 in the order [W_Q; W_K]: c s^2 V^T U V."""
-    selector = torch.cat([point.selectors[Matrix.W_Q], point.selectors[Matrix.W_K]], dim=1)
-    return point.c * point.score_scale**2 * selector.T @ point.curvature_of_scores(Part.H) @ selector
+    selector = torch.cat(
+        [point.selectors[Matrix.W_Q], point.selectors[Matrix.W_K]], dim=1
+    )
+    return (
+        point.c
+        * point.score_scale**2
+        * selector.T
+        @ point.curvature_of_scores(Part.H)
+        @ selector
+    )
 
 
 def score_functional(point: AttentionPoint) -> Float[Tensor, "both both"]:
     """H_f^T of Remark D.1 in the order [W_Q; W_K]: c s [[0, B], [B^T, 0]] (x) I_{d_K}."""
     d_K = point.weights[Matrix.W_Q].shape[1]
-    return point.c * point.score_scale * kron(_hollow(point.gradient_of_scores()), identity(d_K))
+    return (
+        point.c
+        * point.score_scale
+        * kron(_hollow(point.gradient_of_scores()), identity(d_K))
+    )
 
 
-def printed_score_split(point: AttentionPoint) -> dict[Part, Float[Tensor, "both both"]]:
+def printed_score_split(
+    point: AttentionPoint,
+) -> dict[Part, Float[Tensor, "both both"]]:
     """Remark D.1 as printed: no factor c, V = [R_K R_Q], [[0, B^T], [B, 0]]."""
     d_K = point.weights[Matrix.W_Q].shape[1]
-    selector = torch.cat([point.selectors[Matrix.W_K], point.selectors[Matrix.W_Q]], dim=1)
+    selector = torch.cat(
+        [point.selectors[Matrix.W_K], point.selectors[Matrix.W_Q]], dim=1
+    )
     return {
         Part.H_o: selector.T @ literal_U(point) @ selector / d_K,
         Part.H_f: kron(_hollow(literal_B(point).T), identity(d_K)) / math.sqrt(d_K),
@@ -284,12 +365,16 @@ def printed_score_split(point: AttentionPoint) -> dict[Part, Float[Tensor, "both
 
 def score_functional_eigenvalues(point: AttentionPoint) -> Float[Tensor, " both"]:
     """Ascending eigenvalues of H_f^T: +- c s times the singular values of B, each d_K times (Appendix D)."""
-    values = point.c * point.score_scale * torch.linalg.svdvals(point.gradient_of_scores())
+    values = (
+        point.c * point.score_scale * torch.linalg.svdvals(point.gradient_of_scores())
+    )
     d_K = point.weights[Matrix.W_Q].shape[1]
     return torch.cat([values, -values]).sort().values.repeat_interleave(d_K)
 
 
-def stacked_kronecker(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> Float[Tensor, "rows qn"]:
+def stacked_kronecker(
+    A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]
+) -> Float[Tensor, "rows qn"]:
     """[I_q (x) A; B (x) I_n], the matrix of Lemma D.1."""
     return torch.cat([kron(identity(B.shape[1]), A), kron(B, identity(A.shape[1]))])
 
@@ -318,7 +403,9 @@ def numerical_rank(matrix: Float[Tensor, "n m"], tolerance: float = 1e-10) -> in
     return int((values > tolerance * values.max()).sum())
 
 
-def multiplicities(eigenvalues: Float[Tensor, " n"], tolerance: float = 1e-10) -> list[int]:
+def multiplicities(
+    eigenvalues: Float[Tensor, " n"], tolerance: float = 1e-10
+) -> list[int]:
     """Sizes of the groups of equal numbers, in ascending order of the number."""
     ordered = eigenvalues.sort().values
     breaks = (ordered.diff() > tolerance * ordered.abs().max()).nonzero().flatten() + 1
@@ -326,4 +413,9 @@ def multiplicities(eigenvalues: Float[Tensor, " n"], tolerance: float = 1e-10) -
 
 
 def _hollow(B: Float[Tensor, "d_V d_V"]) -> Float[Tensor, "two_d two_d"]:
-    return torch.cat([torch.cat([torch.zeros_like(B), B], 1), torch.cat([B.T, torch.zeros_like(B)], 1)])
+    return torch.cat(
+        [
+            torch.cat([torch.zeros_like(B), B], 1),
+            torch.cat([B.T, torch.zeros_like(B)], 1),
+        ]
+    )

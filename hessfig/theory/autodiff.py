@@ -12,7 +12,19 @@ from torch import Tensor, nn
 from torch.func import grad, hessian, jacfwd, jacrev, jvp
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.terms import AT_OUTPUTS, GATED, MLP, Attention, AttentionBias, Kind, Matrix, Norm, NormKind, Part, Scores
+from hessfig.terms import (
+    AT_OUTPUTS,
+    GATED,
+    MLP,
+    Attention,
+    AttentionBias,
+    Kind,
+    Matrix,
+    Norm,
+    NormKind,
+    Part,
+    Scores,
+)
 
 VANISHES = 99.0  # the exponent of a block that is exactly zero
 Function = Callable[[Tensor], Tensor]
@@ -20,40 +32,66 @@ Weights = Mapping[Matrix, Tensor]
 IndexedWeights = Mapping[tuple[int, Matrix], Tensor]
 
 
-def scores(X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0) -> Float[Tensor, "L L"]:
+def scores(
+    X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0
+) -> Float[Tensor, "L L"]:
     """T = X W_Q W_K^T X^T / (t sqrt(d_K)) (Section 2; temperature t of Section 4.3)."""
     d_K = weights[Matrix.W_Q].shape[1]
-    return X @ weights[Matrix.W_Q] @ weights[Matrix.W_K].T @ X.T / (temperature * math.sqrt(d_K))
+    return (
+        X
+        @ weights[Matrix.W_Q]
+        @ weights[Matrix.W_K].T
+        @ X.T
+        / (temperature * math.sqrt(d_K))
+    )
 
 
-def attention(X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0) -> Float[Tensor, "L d_V"]:
+def attention(
+    X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0
+) -> Float[Tensor, "L d_V"]:
     """F = softmax(T) X W_V (eq. 1)."""
-    return torch.softmax(scores(X, weights, temperature), dim=-1) @ X @ weights[Matrix.W_V]
+    return (
+        torch.softmax(scores(X, weights, temperature), dim=-1) @ X @ weights[Matrix.W_V]
+    )
 
 
-def linear_attention(X: Float[Tensor, "L d_V"], weights: Weights) -> Float[Tensor, "L d_V"]:
+def linear_attention(
+    X: Float[Tensor, "L d_V"], weights: Weights
+) -> Float[Tensor, "L d_V"]:
     """F = T X W_V: attention with the softmax taken out (Remark 4.1)."""
     return scores(X, weights) @ X @ weights[Matrix.W_V]
 
 
-def single_matrix_attention(X: Float[Tensor, "L d_V"], weights: Weights) -> Float[Tensor, "L d_V"]:
+def single_matrix_attention(
+    X: Float[Tensor, "L d_V"], weights: Weights
+) -> Float[Tensor, "L d_V"]:
     """F = softmax(X W_QK X^T) X W_V (Section 4.2)."""
-    return torch.softmax(X @ weights[Matrix.W_QK] @ X.T, dim=-1) @ X @ weights[Matrix.W_V]
+    return (
+        torch.softmax(X @ weights[Matrix.W_QK] @ X.T, dim=-1) @ X @ weights[Matrix.W_V]
+    )
 
 
-def low_rank_attention(X: Float[Tensor, "L d_V"], weights: Weights) -> Float[Tensor, "L d_V"]:
+def low_rank_attention(
+    X: Float[Tensor, "L d_V"], weights: Weights
+) -> Float[Tensor, "L d_V"]:
     """Attention with W_V = W_O W_U, W_O in R^{d_V x r} (Appendix E.1, eq. 24)."""
-    return attention(X, {**weights, Matrix.W_V: weights[Matrix.W_O] @ weights[Matrix.W_U]})
+    return attention(
+        X, {**weights, Matrix.W_V: weights[Matrix.W_O] @ weights[Matrix.W_U]}
+    )
 
 
-def multi_head_attention(X: Float[Tensor, "L d_V"], weights: IndexedWeights) -> Float[Tensor, "L d_V"]:
+def multi_head_attention(
+    X: Float[Tensor, "L d_V"], weights: IndexedWeights
+) -> Float[Tensor, "L d_V"]:
     """F = sum_h A^h X W_V^h with keys (head, Matrix) (Appendix E)."""
     heads = sorted({head for head, _ in weights})
     return torch.stack([attention(X, at_index(weights, head)) for head in heads]).sum(0)
 
 
 def stacked(
-    layer: Callable[[Tensor, Weights], Tensor], X: Float[Tensor, "L d_V"], weights: IndexedWeights
+    layer: Callable[[Tensor, Weights], Tensor],
+    X: Float[Tensor, "L d_V"],
+    weights: IndexedWeights,
 ) -> Float[Tensor, "L d_V"]:
     """Feed the output of one layer to the next; keys are (layer, Matrix), 1-based (footnote 3, Section
     4.1).
@@ -63,7 +101,9 @@ def stacked(
     return X
 
 
-def linear_mlp(X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor]) -> Float[Tensor, "L d_out"]:
+def linear_mlp(
+    X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor]
+) -> Float[Tensor, "L d_out"]:
     """Rows x -> W^D ... W^1 x, weights keyed by layer, W^i in R^{out x in} (Section 2)."""
     for number in sorted(weights):
         X = X @ weights[number].T
@@ -75,18 +115,24 @@ def layer_norm(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d"]:
     return nn.functional.layer_norm(X, X.shape[-1:])
 
 
-def feed_forward(X: Float[Tensor, "L d"], weights: Weights, activation: Function) -> Float[Tensor, "L d"]:
+def feed_forward(
+    X: Float[Tensor, "L d"], weights: Weights, activation: Function
+) -> Float[Tensor, "L d"]:
     """phi(X W_in) W_out, W_in in R^{d x d_ff}."""
     return activation(X @ weights[Matrix.W_in]) @ weights[Matrix.W_out]
 
 
-def post_norm_block(X: Float[Tensor, "L d"], weights: Weights, activation: Function) -> Float[Tensor, "L d"]:
+def post_norm_block(
+    X: Float[Tensor, "L d"], weights: Weights, activation: Function
+) -> Float[Tensor, "L d"]:
     """Z = LN(Y + FFN(Y)), Y = LN(X + F(X))."""
     Y = layer_norm(X + attention(X, weights))
     return layer_norm(Y + feed_forward(Y, weights, activation))
 
 
-def pre_norm_block(X: Float[Tensor, "L d"], weights: Weights, activation: Function) -> Float[Tensor, "L d"]:
+def pre_norm_block(
+    X: Float[Tensor, "L d"], weights: Weights, activation: Function
+) -> Float[Tensor, "L d"]:
     """Z = X' + FFN(LN(X')), X' = X + F(LN(X))."""
     summed = X + attention(layer_norm(X), weights)
     return summed + feed_forward(layer_norm(summed), weights, activation)
@@ -112,36 +158,53 @@ def square_loss(Y: Tensor) -> Loss:
 
 
 def dense_hessian(
-    network: Network[Key], loss: Loss, weights: Mapping[Key, Tensor], part: Part = Part.H
+    network: Network[Key],
+    loss: Loss,
+    weights: Mapping[Key, Tensor],
+    part: Part = Part.H,
 ) -> Float[Tensor, "p p"]:
     """The Hessian of loss(network(weights)), or a part of it, rows and columns in the order of `weights`."""
     point, output = flattened(network, weights)
     return hessian(_PART_FUNCTIONS[part](output, loss, point))(point)
 
 
-def flattened(network: Network[Key], weights: Mapping[Key, Tensor]) -> tuple[Tensor, Function]:
+def flattened(
+    network: Network[Key], weights: Mapping[Key, Tensor]
+) -> tuple[Tensor, Function]:
     """The weights as one vector, and the network as a function of such a vector."""
 
     def output(flat: Tensor) -> Tensor:
         slices = _slices(weights)
-        return network({key: flat[slices[key]].reshape(w.shape) for key, w in weights.items()})
+        return network(
+            {key: flat[slices[key]].reshape(w.shape) for key, w in weights.items()}
+        )
 
     return torch.cat([w.reshape(-1) for w in weights.values()]), output
 
 
 def hessian_blocks(
-    network: Network[Key], loss: Loss, weights: Mapping[Key, Tensor], part: Part = Part.H
+    network: Network[Key],
+    loss: Loss,
+    weights: Mapping[Key, Tensor],
+    part: Part = Part.H,
 ) -> dict[tuple[Key, Key], Float[Tensor, "_ _"]]:
     """`dense_hessian` cut into blocks, one per ordered pair of weights."""
     dense = dense_hessian(network, loss, weights, part)
     slices = _slices(weights)
-    return {(a, b): dense[slices[a], slices[b]] for a, b in itertools.product(weights, weights)}
+    return {
+        (a, b): dense[slices[a], slices[b]]
+        for a, b in itertools.product(weights, weights)
+    }
 
 
 def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, Any]]:
     """The blocks (or bounds on them) of H_o and H_f, and those of their sum H."""
     outer, functional = (dict(parts[part]) for part in AT_OUTPUTS)
-    return {Part.H_o: outer, Part.H_f: functional, Part.H: {key: outer[key] + functional[key] for key in outer}}
+    return {
+        Part.H_o: outer,
+        Part.H_f: functional,
+        Part.H: {key: outer[key] + functional[key] for key in outer},
+    }
 
 
 def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
@@ -154,7 +217,9 @@ def jacobian(function: Function, at: Tensor) -> Float[Tensor, "outputs inputs"]:
     return jacrev(function)(at).reshape(-1, at.numel())
 
 
-def weight_jacobian(network: Network[Key], weights: Mapping[Key, Tensor], key: Key) -> Float[Tensor, "outputs inputs"]:
+def weight_jacobian(
+    network: Network[Key], weights: Mapping[Key, Tensor], key: Key
+) -> Float[Tensor, "outputs inputs"]:
     """The Jacobian of a network with respect to one of its weights."""
     return jacobian(lambda weight: network({**weights, key: weight}), weights[key])
 
@@ -186,7 +251,10 @@ _PART_FUNCTIONS = {Part.H: _full, Part.H_o: _outer_product, Part.H_f: _functiona
 
 def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
     ends = list(itertools.accumulate(w.numel() for w in weights.values()))
-    return {key: slice(end - w.numel(), end) for (key, w), end in zip(weights.items(), ends, strict=True)}
+    return {
+        key: slice(end - w.numel(), end)
+        for (key, w), end in zip(weights.items(), ends, strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -207,24 +275,39 @@ class ScaledNetwork(Generic[Key]):
         out.
         """
         low, high = (self.norms(part, scale) for scale in (sigma, 2 * sigma))
-        return {pair: torch.log2(high[pair] / low[pair]) for pair in low if low[pair] > 0}
+        return {
+            pair: torch.log2(high[pair] / low[pair]) for pair in low if low[pair] > 0
+        }
 
     def norms(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """The Frobenius norm of every block at the input sigma X."""
-        return {pair: torch.linalg.matrix_norm(block) for pair, block in self.blocks(part, sigma).items()}
+        return {
+            pair: torch.linalg.matrix_norm(block)
+            for pair, block in self.blocks(part, sigma).items()
+        }
 
     def blocks(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """Every block at the input sigma X."""
         X = sigma * self.X
         Y = self.network(X, self.weights) - self.Y if self.at_fixed_residual else self.Y
-        return hessian_blocks(lambda weights: self.network(X, weights), square_loss(Y), self.weights, part)
+        return hessian_blocks(
+            lambda weights: self.network(X, weights), square_loss(Y), self.weights, part
+        )
 
 
 Rows = Float[Tensor, "L d"]
 
 ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
-    **{MLP.relu: torch.relu, MLP.gelu: nn.functional.gelu, MLP.linear: lambda z: z, MLP.geglu: nn.functional.gelu},
-    **{MLP.silu: lambda z: z * torch.sigmoid(z), MLP.swiglu: lambda z: z * torch.sigmoid(z)},
+    **{
+        MLP.relu: torch.relu,
+        MLP.gelu: nn.functional.gelu,
+        MLP.linear: lambda z: z,
+        MLP.geglu: nn.functional.gelu,
+    },
+    **{
+        MLP.silu: lambda z: z * torch.sigmoid(z),
+        MLP.swiglu: lambda z: z * torch.sigmoid(z),
+    },
 }
 
 
@@ -253,12 +336,16 @@ class ComponentNetwork:
         embedded = stream = X + weights[0, Matrix.W_E]
         for number in range(1, self.of.num_layers + 1):
             stream = self._after_layer(stream, at_index(weights, number))
-        return self._before(stream) @ (embedded.T if self.of.tied else weights[0, Matrix.W_U])
+        return self._before(stream) @ (
+            embedded.T if self.of.tied else weights[0, Matrix.W_U]
+        )
 
     def _after_layer(self, X: Rows, weights: Weights) -> Rows:
         """Return the residual stream after a layer."""
         after = self.of.norm == Norm.post
-        attended = self._branch(X, lambda rows: self._mixed(rows, weights) @ weights[Matrix.W_O])
+        attended = self._branch(
+            X, lambda rows: self._mixed(rows, weights) @ weights[Matrix.W_O]
+        )
         X = X + attended if self.of.attention_skip else attended
         X = self._norm(X) if after else X
         if self.of.mlp != MLP.none:
@@ -276,12 +363,19 @@ class ComponentNetwork:
 
     def _norm(self, X: Rows) -> Rows:
         """Return the rows centred (LayerNorm) and over their root mean square."""
-        return _rms(X - X.mean(-1, keepdim=True) if self.norm_kind == NormKind.layer else X, self.eps)
+        return _rms(
+            X - X.mean(-1, keepdim=True) if self.norm_kind == NormKind.layer else X,
+            self.eps,
+        )
 
     def _fed_forward(self, X: Rows, weights: Weights) -> Rows:
         act = ACTIVATIONS[self.of.mlp]
         inner = X @ weights[Matrix.W_in]
-        activated = act(X @ weights[Matrix.W_gate]) * inner if self.of.mlp in GATED else act(inner)
+        activated = (
+            act(X @ weights[Matrix.W_gate]) * inner
+            if self.of.mlp in GATED
+            else act(inner)
+        )
         return activated @ weights[Matrix.W_out]
 
     def _mixed(self, X: Rows, weights: Weights) -> Rows:
@@ -289,11 +383,19 @@ class ComponentNetwork:
         mixed = self._pattern(X, weights) @ X @ weights[Matrix.W_V]
         if self.of.attention == Attention.differential and self.of.differential_norm:
             mixed = _rms(mixed, self.eps)
-        return mixed * torch.sigmoid(X @ weights[Matrix.W_G]) if self.of.has_gate else mixed
+        return (
+            mixed * torch.sigmoid(X @ weights[Matrix.W_G])
+            if self.of.has_gate
+            else mixed
+        )
 
     def _pattern(self, X: Rows, weights: Weights) -> Float[Tensor, "L L"]:
         query, key = X @ weights[Matrix.W_Q], X @ weights[Matrix.W_K]
-        query, key = (self._rotated(query), self._rotated(key)) if self.is_rotated else (query, key)
+        query, key = (
+            (self._rotated(query), self._rotated(key))
+            if self.is_rotated
+            else (query, key)
+        )
         if self.of.attention == Attention.differential:
             return self._difference(query, key)
         query, key = self._normalised(query), self._normalised(key)
@@ -306,7 +408,10 @@ class ComponentNetwork:
         """Return softmax - lambda softmax, of the first and the second half of the columns."""
         half = query.shape[1] // 2
         halves = (slice(half), slice(half, None))
-        scores = (self._scores(self._normalised(query[:, cut]), self._normalised(key[:, cut])) for cut in halves)
+        scores = (
+            self._scores(self._normalised(query[:, cut]), self._normalised(key[:, cut]))
+            for cut in halves
+        )
         first, second = (torch.softmax(each, -1) for each in scores)
         return first - self.of.differential_lambda * second
 
@@ -329,7 +434,10 @@ class ComponentNetwork:
         if name == Attention.linear:
             return scores
         if name == Attention.sigmoid:
-            return torch.sigmoid(scores + (bias if self.of.attention_bias == AttentionBias.log_length else 0.0))
+            return torch.sigmoid(
+                scores
+                + (bias if self.of.attention_bias == AttentionBias.log_length else 0.0)
+            )
         if name == Attention.sparsemax:
             return sparsemax(scores)
         if name == Attention.entmax15:
@@ -341,9 +449,18 @@ class ComponentNetwork:
     def _rotated(self, rows: Rows) -> Rows:
         """Turn entries c and c + d / 2 of row i by the angle i / (c + 1); an odd last entry stays."""
         half = rows.shape[1] // 2
-        first, second, rest = rows[:, :half], rows[:, half : 2 * half], rows[:, 2 * half :]
-        angle = torch.arange(len(rows), dtype=rows.dtype)[:, None] / torch.arange(1, half + 1, dtype=rows.dtype)
-        turned = first * angle.cos() - second * angle.sin(), first * angle.sin() + second * angle.cos()
+        first, second, rest = (
+            rows[:, :half],
+            rows[:, half : 2 * half],
+            rows[:, 2 * half :],
+        )
+        angle = torch.arange(len(rows), dtype=rows.dtype)[:, None] / torch.arange(
+            1, half + 1, dtype=rows.dtype
+        )
+        turned = (
+            first * angle.cos() - second * angle.sin(),
+            first * angle.sin() + second * angle.cos(),
+        )
         return torch.cat([*turned, rest], 1)
 
 

@@ -16,7 +16,15 @@ from hessfig.theory.attention_claims import score_split
 from hessfig.theory.attention_formulas import AttentionPoint
 from hessfig.theory.further_formulas import SpreadMoments
 from hessfig.theory.matrix_formulas import identity, kron
-from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, attention_weights, normal
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Instance,
+    Values,
+    attention_point,
+    attention_weights,
+    normal,
+)
 
 Q, V = Matrix.W_Q, Matrix.W_V
 
@@ -27,7 +35,9 @@ def _pairs_oracle(point: AttentionPoint) -> Values:
     return {
         "eigenvalues": eigenvalues,
         "minus the reversed eigenvalues": eigenvalues,
-        "multiplicities modulo d_K": torch.tensor([size % d_K for size in qk.multiplicities(eigenvalues)]),
+        "multiplicities modulo d_K": torch.tensor(
+            [size % d_K for size in qk.multiplicities(eigenvalues)]
+        ),
         "smallest multiplicity": torch.tensor(min(qk.multiplicities(eigenvalues))),
     }
 
@@ -37,28 +47,40 @@ def _pairs_printed(point: AttentionPoint) -> Values:
     groups = len(qk.multiplicities(eigenvalues))
     return {
         "eigenvalues": eigenvalues,
-        "minus the reversed eigenvalues": -torch.linalg.eigvalsh(score_split(point, Part.H_f)).flip(0),
+        "minus the reversed eigenvalues": -torch.linalg.eigvalsh(
+            score_split(point, Part.H_f)
+        ).flip(0),
         "multiplicities modulo d_K": torch.zeros(groups, dtype=torch.int64),
         "smallest multiplicity": torch.tensor(point.weights[Q].shape[1]),
     }
 
 
-def _lemma_d1_draw(dims: Dims, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+def _lemma_d1_draw(
+    dims: Dims, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
     """Pairs of every rank up to full."""
     shapes = ((dims.L, dims.d_V), (dims.d_K, dims.d_ff))
-    left, right = (_of_every_rank(normal(*shape, generator=generator)) for shape in shapes)
+    left, right = (
+        _of_every_rank(normal(*shape, generator=generator)) for shape in shapes
+    )
     return list(product(left, right))
 
 
 def _of_every_rank(matrix: Tensor) -> list[Tensor]:
     U, values, Vh = torch.linalg.svd(matrix, full_matrices=False)
-    return [U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank] for rank in range(1, len(values) + 1)]
+    return [
+        U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank]
+        for rank in range(1, len(values) + 1)
+    ]
 
 
 def _lemma_d2_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """A short sequence, where tokens limit the rank, and a long one, where the weights do."""
     lengths = (dims.L, dims.d_V + 3)
-    return [attention_point(Dims(L, dims.d_V, dims.d_K, dims.d_ff), generator) for L in lengths]
+    return [
+        attention_point(Dims(L, dims.d_V, dims.d_K, dims.d_ff), generator)
+        for L in lengths
+    ]
 
 
 def _excess(points: list[AttentionPoint], *, by_tokens: bool = False) -> Values:
@@ -66,8 +88,13 @@ def _excess(points: list[AttentionPoint], *, by_tokens: bool = False) -> Values:
     excess = []
     for point in points:
         (L, d_V), d_K = point.X.shape, point.weights[Q].shape[1]
-        bound = min(qk.rank_bound(d_V, d_K), qk.token_rank_bound(L, d_V) if by_tokens else math.inf)
-        excess.append(max(0, qk.numerical_rank(score_split(point, Part.H_o)) - int(bound)))
+        bound = min(
+            qk.rank_bound(d_V, d_K),
+            qk.token_rank_bound(L, d_V) if by_tokens else math.inf,
+        )
+        excess.append(
+            max(0, qk.numerical_rank(score_split(point, Part.H_o)) - int(bound))
+        )
     return {"excess": torch.tensor(excess)}
 
 
@@ -75,8 +102,14 @@ RANKS = {
     "D-pairs": Check(attention_point, _pairs_oracle, _pairs_printed),
     "lemD1": Check(
         _lemma_d1_draw,
-        lambda d: {"rank": torch.tensor([qk.numerical_rank(qk.stacked_kronecker(*pair)) for pair in d])},
-        lambda d: {"rank": torch.tensor([qk.stacked_kronecker_rank(*pair) for pair in d])},
+        lambda d: {
+            "rank": torch.tensor(
+                [qk.numerical_rank(qk.stacked_kronecker(*pair)) for pair in d]
+            )
+        },
+        lambda d: {
+            "rank": torch.tensor([qk.stacked_kronecker_rank(*pair) for pair in d])
+        },
     ),
     "lemD2": Check(
         _lemma_d2_draw,
@@ -94,13 +127,20 @@ RESCALING = 1e4
 
 def _draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """Every combination of small, plain and large tokens, query-key weights and targets."""
-    points = [(attention_point(dims, generator), scales) for scales in product(SCALES, repeat=3)]
+    points = [
+        (attention_point(dims, generator), scales)
+        for scales in product(SCALES, repeat=3)
+    ]
     return [scaled(point, *scales) for point, scales in points]
 
 
-def scaled(point: AttentionPoint, tokens: float, query_key: float, targets: float) -> AttentionPoint:
+def scaled(
+    point: AttentionPoint, tokens: float, query_key: float, targets: float
+) -> AttentionPoint:
     """The same point with X, (W_Q, W_K) and Y multiplied by these factors."""
-    weights = {m: w if m == Matrix.W_V else query_key * w for m, w in point.weights.items()}
+    weights = {
+        m: w if m == Matrix.W_V else query_key * w for m, w in point.weights.items()
+    }
     return AttentionPoint(tokens * point.X, targets * point.Y, weights)
 
 
@@ -108,46 +148,78 @@ def _none(points: list[AttentionPoint]) -> Values:
     return {"violations": torch.tensor(0)}
 
 
-def _violations(spread: Callable[[AttentionPoint], SpreadMoments], points: list[AttentionPoint]) -> Values:
-    return {"violations": torch.tensor(sum(_violated(point, spread(point)) for point in points))}
+def _violations(
+    spread: Callable[[AttentionPoint], SpreadMoments], points: list[AttentionPoint]
+) -> Values:
+    return {
+        "violations": torch.tensor(
+            sum(_violated(point, spread(point)) for point in points)
+        )
+    }
 
 
 def _violated(point: AttentionPoint, spread: SpreadMoments) -> int:
     """How many of the nine blocks of each part, and of the wholes, exceed their bound."""
     count = 0
     for part in PARTS:
-        claimed, (blocks, whole) = bounds.block_bounds(point, spread, part), bounds.true_norms(point, part)
+        claimed, (blocks, whole) = (
+            bounds.block_bounds(point, spread, part),
+            bounds.true_norms(point, part),
+        )
         count += sum(blocks[pair] > claimed[pair] * SLACK for pair in blocks)
         count += whole > bounds.whole_bound(claimed) * SLACK
     return count
 
 
 def _published(points: list[AttentionPoint]) -> Values:
-    exceeded = [bounds.true_norms(point)[1] > bounds.published_bound(point) * SLACK for point in points]
+    exceeded = [
+        bounds.true_norms(point)[1] > bounds.published_bound(point) * SLACK
+        for point in points
+    ]
     return {"violations": torch.tensor(sum(exceeded))}
 
 
 def _published_step(points: list[AttentionPoint]) -> Values:
-    return {"violations": torch.tensor(sum(bounds.softmax_jacobian_excess(point) > SLACK for point in points))}
+    return {
+        "violations": torch.tensor(
+            sum(bounds.softmax_jacobian_excess(point) > SLACK for point in points)
+        )
+    }
 
 
 def _rescaled_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """The same network written with a large W_Q and a small W_K."""
     point = attention_point(dims, generator)
     factors = {Matrix.W_Q: RESCALING, Matrix.W_K: 1 / RESCALING, Matrix.W_V: 1.0}
-    return [AttentionPoint(point.X, point.Y, {m: factors[m] * w for m, w in point.weights.items()})]
+    return [
+        AttentionPoint(
+            point.X, point.Y, {m: factors[m] * w for m, w in point.weights.items()}
+        )
+    ]
 
 
 BOUNDS = {
     "bound": Check(
-        _draw, _none, None, partial(_violations, bounds.spread_from_norm), numbers={"scales": len(SCALES) ** 3}
+        _draw,
+        _none,
+        None,
+        partial(_violations, bounds.spread_from_norm),
+        numbers={"scales": len(SCALES) ** 3},
     ),
-    "bound-diameter": Check(_draw, _none, None, partial(_violations, bounds.spread_from_diameter)),
+    "bound-diameter": Check(
+        _draw, _none, None, partial(_violations, bounds.spread_from_diameter)
+    ),
     "bound-2510": Check(_draw, _none, _published),
     "bound-2510-keys": Check(
-        _rescaled_draw, _none, _published, partial(_violations, bounds.spread_from_norm), numbers={"t": RESCALING}
+        _rescaled_draw,
+        _none,
+        _published,
+        partial(_violations, bounds.spread_from_norm),
+        numbers={"t": RESCALING},
     ),
-    "bound-2510-step": Check(_draw, _none, _published_step, numbers={"scales": len(SCALES) ** 3}),
+    "bound-2510-step": Check(
+        _draw, _none, _published_step, numbers={"scales": len(SCALES) ** 3}
+    ),
 }
 
 
@@ -163,10 +235,16 @@ def _sequences(dims: Dims, generator: torch.Generator) -> Instance:
 
 def _oracle(matrix: Matrix, p: Instance) -> Values:
     def network(weight: Mapping[Matrix, Tensor]) -> Tensor:
-        return torch.stack([autodiff.attention(X, {**p.weights, **weight}) for X in p.X])
+        return torch.stack(
+            [autodiff.attention(X, {**p.weights, **weight}) for X in p.X]
+        )
 
     loss, single = autodiff.square_loss(p.Y), {matrix: p.weights[matrix]}
-    return {f"H_o({matrix}, {matrix})": autodiff.dense_hessian(network, loss, single, Part.H_o)}
+    return {
+        f"H_o({matrix}, {matrix})": autodiff.dense_hessian(
+            network, loss, single, Part.H_o
+        )
+    }
 
 
 def _points(p: Instance) -> list[AttentionPoint]:
@@ -175,15 +253,22 @@ def _points(p: Instance) -> list[AttentionPoint]:
 
 def _value_product(p: Instance) -> Values:
     """(c Sum_b M_1b^T M_1b) (x) I, c = 2 / (number of outputs)."""
-    inputs = sum((point.M1.T @ point.M1 for point in _points(p)), torch.zeros(p.X.shape[-1], p.X.shape[-1]).double())
+    inputs = sum(
+        (point.M1.T @ point.M1 for point in _points(p)),
+        torch.zeros(p.X.shape[-1], p.X.shape[-1]).double(),
+    )
     return {_VALUE: 2 / p.Y.numel() * kron(inputs, identity(p.X.shape[-1]))}
 
 
 def _value_kfac(p: Instance) -> Values:
     """The mean of x x^T over all tokens, (x) the sum of g g^T = c A_ti^2 e_k e_k^T over tokens i and outputs (t, k)."""
     tokens = p.X.flatten(0, 1)
-    outputs = 2 / p.Y.numel() * sum(float(point.A.square().sum()) for point in _points(p))
-    return {_VALUE: outputs * kron(tokens.T @ tokens / len(tokens), identity(p.X.shape[-1]))}
+    outputs = (
+        2 / p.Y.numel() * sum(float(point.A.square().sum()) for point in _points(p))
+    )
+    return {
+        _VALUE: outputs * kron(tokens.T @ tokens / len(tokens), identity(p.X.shape[-1]))
+    }
 
 
 def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
@@ -200,9 +285,16 @@ def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
 
 def _query_product(p: Instance) -> Values:
     """The nearest Kronecker product, from the leading pair of singular vectors of sum vec(P_i) vec(G_i)^T."""
-    left, right = (torch.stack(list(side)) for side in zip(*_query_terms(p), strict=True))
-    U, S, Vh = torch.linalg.svd(left.flatten(1).T @ right.flatten(1), full_matrices=False)
-    return {_QUERY: float(S[0]) * kron(U[:, 0].reshape(left.shape[1:]), Vh[0].reshape(right.shape[1:]))}
+    left, right = (
+        torch.stack(list(side)) for side in zip(*_query_terms(p), strict=True)
+    )
+    U, S, Vh = torch.linalg.svd(
+        left.flatten(1).T @ right.flatten(1), full_matrices=False
+    )
+    return {
+        _QUERY: float(S[0])
+        * kron(U[:, 0].reshape(left.shape[1:]), Vh[0].reshape(right.shape[1:]))
+    }
 
 
 def _query_sum(p: Instance) -> Values:
@@ -211,7 +303,9 @@ def _query_sum(p: Instance) -> Values:
 
 KRONECKER = {
     "kron-value": Check(_sequences, partial(_oracle, V), _value_product),
-    "kron-value-kfac": Check(_sequences, partial(_oracle, V), _value_kfac, _value_product),
+    "kron-value-kfac": Check(
+        _sequences, partial(_oracle, V), _value_kfac, _value_product
+    ),
     "kron-query": Check(_sequences, partial(_oracle, Q), _query_product, _query_sum),
 }
 STATEMENTS = {**RANKS, **BOUNDS, **KRONECKER}

@@ -34,22 +34,34 @@ def _eq13_printed(d: _Matrices) -> Values:
 
 
 def _eq13_corrected(d: _Matrices) -> Values:
-    return {"square": mc.vec_by_identity(d.square), "rectangular": mc.vec_by_identity(d.A)}
+    return {
+        "square": mc.vec_by_identity(d.square),
+        "rectangular": mc.vec_by_identity(d.A),
+    }
 
 
 def _lemma_b2_left(d: _Matrices) -> Values:
     M, N = d.A.shape
-    return {"identity": kron(identity(M), _own_commutation(M, N)) @ kron(vec(identity(M))[:, None], identity(N))}
+    return {
+        "identity": kron(identity(M), _own_commutation(M, N))
+        @ kron(vec(identity(M))[:, None], identity(N))
+    }
 
 
 def _lemma_b2_right(d: _Matrices) -> Values:
     M, N = d.A.shape
-    return {"identity": kron(_own_commutation(N, M), identity(M)) @ kron(identity(N), vec(identity(M))[:, None])}
+    return {
+        "identity": kron(_own_commutation(N, M), identity(M))
+        @ kron(identity(N), vec(identity(M))[:, None])
+    }
 
 
 def _lemma_b2_usual(d: _Matrices) -> Values:
     M, N = d.A.shape
-    return {"identity": kron(commutation(M, N), identity(M)) @ kron(identity(N), vec(identity(M))[:, None])}
+    return {
+        "identity": kron(commutation(M, N), identity(M))
+        @ kron(identity(N), vec(identity(M))[:, None])
+    }
 
 
 def _own_commutation(M: int, N: int) -> Tensor:
@@ -63,7 +75,9 @@ def _own_commutation(M: int, N: int) -> Tensor:
 
 def _lemma_b3_left(d: _Matrices) -> Values:
     m, n = d.A.shape
-    return {"identity": kron(identity(m), commutation(m, n)) @ kron(vec(d.A)[:, None], d.A)}
+    return {
+        "identity": kron(identity(m), commutation(m, n)) @ kron(vec(d.A)[:, None], d.A)
+    }
 
 
 def _lemma_b3_right(d: _Matrices) -> Values:
@@ -77,7 +91,12 @@ CALCULUS = {
         lambda d: {"product": d.A @ kron(d.v[None], d.B)},
         lambda d: {"product": mc.row_times_kron(d.A, d.v, d.B)},
     ),
-    "eq13": Check(_draw, lambda d: {"square": vec(d.square), "rectangular": vec(d.A)}, _eq13_printed, _eq13_corrected),
+    "eq13": Check(
+        _draw,
+        lambda d: {"square": vec(d.square), "rectangular": vec(d.A)},
+        _eq13_printed,
+        _eq13_corrected,
+    ),
     "eq14": Check(
         _draw,
         lambda d: {"product": mc.block_diagonal(d.blocks) @ kron(d.A, d.B.T)},
@@ -124,12 +143,17 @@ def _one_hot_draw(dims: Dims, generator: torch.Generator) -> tuple[Tensor, Tenso
 def _one_hot_oracle(problem: tuple[Tensor, Tensor]) -> Values:
     X = problem[1]
     L, d = X.shape
-    return {"M_2": torch.zeros(L, d, d, dtype=X.dtype), "M_3": torch.zeros(L, d * d, d, dtype=X.dtype)}
+    return {
+        "M_2": torch.zeros(L, d, d, dtype=X.dtype),
+        "M_3": torch.zeros(L, d * d, d, dtype=X.dtype),
+    }
 
 
 MOMENTS = {
     "rem31-Z1": Check(
-        attention_point, lambda p: {"Z_1": mc.z1_by_definition(p.A, p.X)}, lambda p: {"Z_1": mc.z1_by_moments(p.A, p.X)}
+        attention_point,
+        lambda p: {"Z_1": mc.z1_by_definition(p.A, p.X)},
+        lambda p: {"Z_1": mc.z1_by_moments(p.A, p.X)},
     ),
     "rem31-Z2": Check(
         attention_point,
@@ -138,7 +162,9 @@ MOMENTS = {
         lambda p: {"Z_2": mc.z2_by_moments(p.A, p.X)},
     ),
     "onehot": Check(
-        _one_hot_draw, _one_hot_oracle, lambda d: {"M_2": mc.second_moment(*d), "M_3": mc.third_moment(*d)}
+        _one_hot_draw,
+        _one_hot_oracle,
+        lambda d: {"M_2": mc.second_moment(*d), "M_3": mc.third_moment(*d)},
     ),
 }
 STATEMENTS = {**CALCULUS, **MOMENTS}

@@ -10,8 +10,21 @@ from torch import Tensor
 
 from hessfig.terms import Matrix, Part
 from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, jacobians
-from hessfig.theory.autodiff import IndexedWeights, Weights, at_index, linear_attention, with_sum
-from hessfig.theory.matrix_formulas import commutation, identity, kron, shuffle, softmax_jacobian, vec
+from hessfig.theory.autodiff import (
+    IndexedWeights,
+    Weights,
+    at_index,
+    linear_attention,
+    with_sum,
+)
+from hessfig.theory.matrix_formulas import (
+    commutation,
+    identity,
+    kron,
+    shuffle,
+    softmax_jacobian,
+    vec,
+)
 
 Pair = tuple[Matrix, Matrix]
 Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
@@ -63,7 +76,9 @@ def outer_product_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows c
     }
 
 
-def outer_product_key_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def outer_product_key_blocks(
+    point: LinearPoint,
+) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (K,K) and (V,K), left out of Remark 4.1, with K = K_{d_K,d_V}."""
     W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
     S, c, (d_V, d_K) = point.Sigma, point.outer_scale, W_Q.shape
@@ -80,34 +95,52 @@ def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols
     delta, c, S = vec(point.residual)[None, :], point.functional_scale, point.Sigma
     values = kron(delta, identity(d_V**2)) @ kron(identity(len(point.X)), shuffle(d_V))
     keys = kron(delta @ kron(point.X, W_V.T @ S), identity(d_V)) @ shuffle(d_V)
-    return {(V, Q): c * values @ kron(point.X, S @ W_K), (Q, K): c * kron(keys, identity(d_K))}
+    return {
+        (V, Q): c * values @ kron(point.X, S @ W_K),
+        (Q, K): c * kron(keys, identity(d_K)),
+    }
 
 
 def functional_key_block(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,K), left out of Remark 4.1: (delta^T (x) I) (I (x) S) (X W_Q (x) Sigma) K_{d_K,d_V}."""
     d_V, d_K = point.weights[Q].shape
     delta = kron(vec(point.residual)[None, :], identity(d_V**2))
-    spread = kron(identity(len(point.X)), shuffle(d_V)) @ kron(point.X @ point.weights[Q], point.Sigma)
+    spread = kron(identity(len(point.X)), shuffle(d_V)) @ kron(
+        point.X @ point.weights[Q], point.Sigma
+    )
     return {(V, K): point.functional_scale * delta @ spread @ commutation(d_K, d_V)}
 
 
-def contracted_functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def contracted_functional_blocks(
+    point: LinearPoint,
+) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f in Omega and Sigma alone: (Q,K) is (2 L/(d_V sqrt(d_K))) (Omega W_V^T Sigma) (x) I_{d_K} (Table 1).
 
     (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an L^2-free bilinear form.
     """
     W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
-    c, S, Omega, d_K = len(point.X) * point.functional_scale, point.Sigma, point.Omega, W_Q.shape[1]
+    c, S, Omega, d_K = (
+        len(point.X) * point.functional_scale,
+        point.Sigma,
+        point.Omega,
+        W_Q.shape[1],
+    )
     permute = commutation(Omega.shape[1], Omega.shape[0])
     by_query = c * permute @ kron(Omega.T, S @ W_K)
     by_key = c * permute @ kron(Omega.T @ W_Q, S) @ commutation(d_K, len(S))
-    return {(Q, K): c * kron(Omega @ W_V.T @ S, identity(d_K)), (V, Q): by_query, (V, K): by_key}
+    return {
+        (Q, K): c * kron(Omega @ W_V.T @ S, identity(d_K)),
+        (V, Q): by_query,
+        (V, K): by_key,
+    }
 
 
 O, U = Matrix.W_O, Matrix.W_U  # noqa: E741
 
 
-def head_jacobians(X: Float[Tensor, "L d_V"], weights: IndexedWeights, head: int) -> dict[Matrix, Tensor]:
+def head_jacobians(
+    X: Float[Tensor, "L d_V"], weights: IndexedWeights, head: int
+) -> dict[Matrix, Tensor]:
     """dF/dW^h: the single-head Jacobians of Lemma B.1 with the weights of that head alone (Remark E.1)."""
     return jacobians(AttentionPoint(X, 0 * X, at_index(weights, head)))
 
@@ -127,14 +160,24 @@ def low_rank_blocks(
         (U, U): c * kron(W_O.T @ M1.T @ M1 @ W_O, identity(W_U.shape[1])),
         (O, U): c * kron(M1.T @ M1 @ W_O, W_U),
     }
-    mixed = c * kron(M1.T @ point.residual, identity(W_O.shape[1])) @ commutation(W_U.shape[1], W_O.shape[1])
+    mixed = (
+        c
+        * kron(M1.T @ point.residual, identity(W_O.shape[1]))
+        @ commutation(W_U.shape[1], W_O.shape[1])
+    )
     functional = {(O, O): 0 * outer[O, O], (U, U): 0 * outer[U, U], (O, U): mixed}
     return with_sum({Part.H_o: outer, Part.H_f: functional})
 
 
-def low_rank_point(X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights) -> AttentionPoint:
+def low_rank_point(
+    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights
+) -> AttentionPoint:
     """The same layer with the product W_V = W_O W_U: its query-key blocks are those of any W_V."""
-    full = {Matrix.W_Q: weights[Matrix.W_Q], Matrix.W_K: weights[Matrix.W_K], Matrix.W_V: weights[O] @ weights[U]}
+    full = {
+        Matrix.W_Q: weights[Matrix.W_Q],
+        Matrix.W_K: weights[Matrix.W_K],
+        Matrix.W_V: weights[O] @ weights[U],
+    }
     return AttentionPoint(X, Y, full)
 
 
@@ -158,18 +201,28 @@ def spread_from_diameter(point: AttentionPoint) -> SpreadMoments:
     return _spread(spectral_norm(point.M1), float(torch.cdist(point.X, point.X).max()))
 
 
-def block_bounds(point: AttentionPoint, spread: SpreadMoments, part: Part = Part.H) -> dict[Pair, float]:
+def block_bounds(
+    point: AttentionPoint, spread: SpreadMoments, part: Part = Part.H
+) -> dict[Pair, float]:
     """A bound on the spectral norm of every block; the functional part of (V, V) is zero."""
     if part == Part.H:
-        outer, functional = (block_bounds(point, spread, p) for p in (Part.H_o, Part.H_f))
+        outer, functional = (
+            block_bounds(point, spread, p) for p in (Part.H_o, Part.H_f)
+        )
         return {pair: outer[pair] + functional[pair] for pair in outer}
     x, c, s = spectral_norm(point.X), point.c, point.score_scale
     pull = {Q: spectral_norm(point.weights[K]), K: spectral_norm(point.weights[Q])}
     core, values, hollow = _factors(point, spread, part)
-    scores = {(a, b): c * s**2 * x**2 * pull[a] * pull[b] * core for a in pull for b in pull}
+    scores = {
+        (a, b): c * s**2 * x**2 * pull[a] * pull[b] * core for a in pull for b in pull
+    }
     for pair in ((Q, K), (K, Q)):
         scores[pair] += c * s * x * hollow
-    mixed = {pair: c * s * x * spread.second * pull[a] * values for a in pull for pair in ((V, a), (a, V))}
+    mixed = {
+        pair: c * s * x * spread.second * pull[a] * values
+        for a in pull
+        for pair in ((V, a), (a, V))
+    }
     return {**scores, **mixed, (V, V): c * spread.mixed**2 if part == Part.H_o else 0.0}
 
 
@@ -179,12 +232,21 @@ def whole_bound(blocks: dict[Pair, float]) -> float:
     return spectral_norm(torch.tensor(rows, dtype=torch.float64))
 
 
-def true_norms(point: AttentionPoint, part: Part = Part.H) -> tuple[dict[Pair, float], float]:
+def true_norms(
+    point: AttentionPoint, part: Part = Part.H
+) -> tuple[dict[Pair, float], float]:
     """The spectral norms the bounds are about: of every block, and of the whole."""
-    blocks = {(a, b): point.hessian(part, a, b) for a, b in combinations_with_replacement(MATRICES, 2)}
+    blocks = {
+        (a, b): point.hessian(part, a, b)
+        for a, b in combinations_with_replacement(MATRICES, 2)
+    }
     blocks |= {(b, a): block.T for (a, b), block in blocks.items()}
-    whole = torch.cat([torch.cat([blocks[a, b] for b in MATRICES], dim=1) for a in MATRICES])
-    return {pair: spectral_norm(block) for pair, block in blocks.items()}, spectral_norm(whole)
+    whole = torch.cat(
+        [torch.cat([blocks[a, b] for b in MATRICES], dim=1) for a in MATRICES]
+    )
+    return {
+        pair: spectral_norm(block) for pair, block in blocks.items()
+    }, spectral_norm(whole)
 
 
 def published_terms(point: AttentionPoint) -> dict[Pair, float]:
@@ -196,14 +258,19 @@ def published_terms(point: AttentionPoint) -> dict[Pair, float]:
     """
     L, d_V = point.X.shape
     d_K = point.weights[Q].shape[1]
-    x, q, k, v = (spectral_norm(m) for m in (point.X, *(point.weights[m] for m in MATRICES)))
+    x, q, k, v = (
+        spectral_norm(m) for m in (point.X, *(point.weights[m] for m in MATRICES))
+    )
     root, far = math.sqrt(min(L, d_V)), L * x * v + spectral_norm(point.Y)
     mixed = v * (3 * L * k * q * x**5 + d_V / L * x**3)
     return {
         (V, V): 2 * L / d_V * x**2,
-        (Q, Q): 8 / (L**3 * d_V * d_K) * k**2 * v**2 * x**6 + 12 / (d_V * d_K) * root * far * v * k**2 * x**5,
-        (V, Q): 4 / (L * d_V * math.sqrt(d_K)) * v * k * x**4 + 4 * root / (L**2 * math.sqrt(d_K)) * far * k * x**3,
-        (Q, K): 8 / (L**3 * d_V * d_K) * k * q * v**2 * x**6 + 4 * root * far / (L * d_V * math.sqrt(d_K)) * mixed,
+        (Q, Q): 8 / (L**3 * d_V * d_K) * k**2 * v**2 * x**6
+        + 12 / (d_V * d_K) * root * far * v * k**2 * x**5,
+        (V, Q): 4 / (L * d_V * math.sqrt(d_K)) * v * k * x**4
+        + 4 * root / (L**2 * math.sqrt(d_K)) * far * k * x**3,
+        (Q, K): 8 / (L**3 * d_V * d_K) * k * q * v**2 * x**6
+        + 4 * root * far / (L * d_V * math.sqrt(d_K)) * mixed,
     }
 
 
@@ -223,10 +290,14 @@ def spectral_norm(matrix: Float[Tensor, "n m"]) -> float:
 
 
 def _spread(mixed: float, interval: float) -> SpreadMoments:
-    return SpreadMoments(mixed=mixed, second=interval**2 / 4, third=interval**3 / (6 * math.sqrt(3)))
+    return SpreadMoments(
+        mixed=mixed, second=interval**2 / 4, third=interval**3 / (6 * math.sqrt(3))
+    )
 
 
-def _factors(point: AttentionPoint, spread: SpreadMoments, part: Part) -> tuple[float, float, float]:
+def _factors(
+    point: AttentionPoint, spread: SpreadMoments, part: Part
+) -> tuple[float, float, float]:
     """Per part: what multiplies s^2 x^2 |.| |.| in query-key blocks, s x m_2 in value blocks, s x in (Q,
     K).
     """

@@ -25,17 +25,30 @@ from hessfig.theory.mixing_claims import (
     joined,
     mixing_exponents,
 )
-from hessfig.theory.statement import Check, Dims, Instance, Values, attention_point, named, prefixed
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Instance,
+    Values,
+    attention_point,
+    named,
+    prefixed,
+)
 
 Scores = Float[Tensor, "L L"]
-_ATTEMPTS = 8  # number of draws, of which the one with most positive scores in a row is used
+_ATTEMPTS = (
+    8  # number of draws, of which the one with most positive scores in a row is used
+)
 _TINY = 1e-300  # in place of the sum of a row without a positive score
 _ROUNDING = 1e-8  # share of the predicted norm below which a block vanishes
 
 
 def _matrix(rows: str) -> Float[Tensor, "rows columns"]:
     """Return the matrix of rows of whole numbers, separated by commas."""
-    return torch.tensor([[float(number) for number in row.split()] for row in rows.split(",")], dtype=torch.float64)
+    return torch.tensor(
+        [[float(number) for number in row.split()] for row in rows.split(",")],
+        dtype=torch.float64,
+    )
 
 
 def _over_sum(weights: Scores) -> Scores:
@@ -57,12 +70,28 @@ TERMS = {
 _COMPANY = ("s / |row|", "s^2 / |row|", "|s|^1.5")
 CASES = [
     *(MixingCase(name, (), further=term) for name, term in TERMS.items()),
-    *(MixingCase(f"constant and {name}", (0,), further=TERMS[name]) for name in _COMPANY),
-    *(MixingCase(f"linear and {name}", (1,), further=TERMS[name]) for name in _COMPANY),
-    *(MixingCase(f"{name}, one W_QK", (), single=True, further=TERMS[name]) for name in _COMPANY),
-    *(MixingCase(f"{name}, a bend after", (), Surroundings(second=0.0), further=TERMS[name]) for name in _COMPANY),
     *(
-        MixingCase(f"{name}, a norm after", (0,), Surroundings(first=-1.0, second=-2.0), further=TERMS[name])
+        MixingCase(f"constant and {name}", (0,), further=TERMS[name])
+        for name in _COMPANY
+    ),
+    *(MixingCase(f"linear and {name}", (1,), further=TERMS[name]) for name in _COMPANY),
+    *(
+        MixingCase(f"{name}, one W_QK", (), single=True, further=TERMS[name])
+        for name in _COMPANY
+    ),
+    *(
+        MixingCase(
+            f"{name}, a bend after", (), Surroundings(second=0.0), further=TERMS[name]
+        )
+        for name in _COMPANY
+    ),
+    *(
+        MixingCase(
+            f"{name}, a norm after",
+            (0,),
+            Surroundings(first=-1.0, second=-2.0),
+            further=TERMS[name],
+        )
         for name in _COMPANY
     ),
     *(
@@ -81,7 +110,12 @@ CASES = [
 def _draw(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixing:
     """Draw a case with at least two positive scores in a row, without which ReLU over its sum is constant."""
     drawn = [draw_mixing(case, dims, generator) for _ in range(_ATTEMPTS)]
-    return max(drawn, key=lambda one: int((case.scores(one.net.X, one.net.weights) > 0).sum(-1).max()))
+    return max(
+        drawn,
+        key=lambda one: int(
+            (case.scores(one.net.X, one.net.weights) > 0).sum(-1).max()
+        ),
+    )
 
 
 def minors(scores: Scores) -> Scores:
@@ -108,7 +142,11 @@ class Breach:
 
     def expected(self) -> Exponents:
         """Return the true exponents of H_o and H_f."""
-        return {key: self.differs.get(key, power) for key, power in self.stated.items() if key[0] != Part.H}
+        return {
+            key: self.differs.get(key, power)
+            for key, power in self.stated.items()
+            if key[0] != Part.H
+        }
 
 
 def _as_polynomial(name: str, degree: int) -> Breach:
@@ -121,16 +159,41 @@ def _as_polynomial(name: str, degree: int) -> Breach:
 
 _SQUARES = mixing_exponents([2])
 _FLAT, _BENT = (mixing_exponents([], non_polynomial=[degree]) for degree in (0, 1))
-_OF_QUERIES = [(part, row, col) for part in AT_OUTPUTS for row, col in ((V, Q), (Q, Q), (Q, K))]
+_OF_QUERIES = [
+    (part, row, col) for part in AT_OUTPUTS for row, col in ((V, Q), (Q, Q), (Q, K))
+]
 BREACHES = [
     _as_polynomial("s^2 / sum of s^2", 0),
     _as_polynomial("ReLU / its sum", 0),
     _as_polynomial("s^2 / |row|", 1),
     Breach("minors", minors, _SQUARES, {}),
-    Breach("minors, one key", minors, _SQUARES, dict.fromkeys(_SQUARES, VANISHES), key_width=1),
-    Breach("s / |row|, one key", TERMS["s / |row|"].weights, _FLAT, dict.fromkeys(_OF_QUERIES, VANISHES), key_width=1),
-    Breach("s^2 / |row|, one key", TERMS["s^2 / |row|"].weights, _BENT, {(Part.H_f, Q, Q): VANISHES}, key_width=1),
-    Breach("s^2 / (1 + sum of s^2)", lambda s: s.square() / (1 + s.square().sum(-1, keepdim=True)), _FLAT, _SQUARES),
+    Breach(
+        "minors, one key",
+        minors,
+        _SQUARES,
+        dict.fromkeys(_SQUARES, VANISHES),
+        key_width=1,
+    ),
+    Breach(
+        "s / |row|, one key",
+        TERMS["s / |row|"].weights,
+        _FLAT,
+        dict.fromkeys(_OF_QUERIES, VANISHES),
+        key_width=1,
+    ),
+    Breach(
+        "s^2 / |row|, one key",
+        TERMS["s^2 / |row|"].weights,
+        _BENT,
+        {(Part.H_f, Q, Q): VANISHES},
+        key_width=1,
+    ),
+    Breach(
+        "s^2 / (1 + sum of s^2)",
+        lambda s: s.square() / (1 + s.square().sum(-1, keepdim=True)),
+        _FLAT,
+        _SQUARES,
+    ),
     Breach(
         "a constant and scores in different rows",
         _apart,
@@ -140,10 +203,18 @@ BREACHES = [
 ]
 
 
-def _draw_breaches(dims: Dims, generator: torch.Generator) -> list[tuple[Breach, DrawnMixing]]:
-    cases = [MixingCase(one.name, (), further=HomogeneousTerm(0.0, one.weights)) for one in BREACHES]
+def _draw_breaches(
+    dims: Dims, generator: torch.Generator
+) -> list[tuple[Breach, DrawnMixing]]:
+    cases = [
+        MixingCase(one.name, (), further=HomogeneousTerm(0.0, one.weights))
+        for one in BREACHES
+    ]
     sizes = [replace(dims, d_K=one.key_width or dims.d_K) for one in BREACHES]
-    drawn = [draw_mixing(case, size, generator) for case, size in zip(cases, sizes, strict=True)]
+    drawn = [
+        draw_mixing(case, size, generator)
+        for case, size in zip(cases, sizes, strict=True)
+    ]
     return list(zip(BREACHES, drawn, strict=True))
 
 
@@ -151,11 +222,16 @@ def _exponents(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
     """Return the exponents; a block within rounding of the theorem's prediction counts as vanishing."""
     exponents = {}
     for breach, mixing in drawn:
-        low, high = ({part: mixing.net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (SMALL, 2 * SMALL))
+        low, high = (
+            {part: mixing.net.norms(part, sigma) for part in AT_OUTPUTS}
+            for sigma in (SMALL, 2 * SMALL)
+        )
         for (part, row, col), power in breach.expected().items():
             least = breach.stated[part, row, col] if power == VANISHES else power
             norms = low[part][row, col], high[part][row, col]
-            exponents[_name(breach, part, row, col)] = exponent(*norms, _ROUNDING * SMALL**least)
+            exponents[_name(breach, part, row, col)] = exponent(
+                *norms, _ROUNDING * SMALL**least
+            )
     return exponents
 
 
@@ -171,7 +247,11 @@ def _expected(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
 WITNESS = Instance(
     X=_matrix("1 0 2, 0 1 1, 2 1 0"),
     Y=_matrix("1 -1 0, 2 0 1, 0 1 3"),
-    weights={Q: _matrix("1 1, 0 1, 1 0"), K: _matrix("1 0, 1 2, 0 1"), V: _matrix("1 1 0, -1 2 1, 0 1 1")},
+    weights={
+        Q: _matrix("1 1, 0 1, 1 0"),
+        K: _matrix("1 0, 1 2, 0 1"),
+        V: _matrix("1 1 0, -1 2 1, 0 1 1"),
+    },
 )
 _PLAIN_ROWS = ((0, 1, 2, 3), (0, 1, 3), (0, 1), (1,), (1, 2, 3), (2,), (0, 3))
 _UNIT, _BEFORE, _AFTER = (
@@ -187,7 +267,10 @@ WITNESSED = [
     MixingCase("softmax, a norm after", None, _AFTER),
     MixingCase("powers (1,), a norm after", (1,), _AFTER),
     *(MixingCase(name, (), further=term) for name, term in TERMS.items()),
-    *(MixingCase(f"constant and {name}", (0,), further=TERMS[name]) for name in ("|s|^1.5", "|s|^0.5", "s / |row|")),
+    *(
+        MixingCase(f"constant and {name}", (0,), further=TERMS[name])
+        for name in ("|s|^1.5", "|s|^0.5", "s / |row|")
+    ),
     MixingCase("linear and s^2 / |row|", (1,), further=TERMS["s^2 / |row|"]),
 ]
 
@@ -204,7 +287,9 @@ def _at_witness(case: MixingCase) -> DrawnMixing:
     def network(X: Tensor, weights: Mapping[Matrix, Tensor]) -> Tensor:
         return case.network(X, weights, coefficients, X)
 
-    return DrawnMixing(case, ScaledNetwork(WITNESS.X, WITNESS.Y, WITNESS.weights, network))
+    return DrawnMixing(
+        case, ScaledNetwork(WITNESS.X, WITNESS.Y, WITNESS.weights, network)
+    )
 
 
 LAMBDAS = (0.5, 0.9, 0.99, 1.0)
@@ -212,22 +297,36 @@ LAMBDAS = (0.5, 0.9, 0.99, 1.0)
 
 def _centred_blocks(point: AttentionPoint) -> Values:
     """Return the blocks of centred softmax at a fixed residual, at scale 1, by automatic differentiation."""
-    return {name: block for centring in LAMBDAS for name, block in _blocks(point, centring).items()}
+    return {
+        name: block
+        for centring in LAMBDAS
+        for name, block in _blocks(point, centring).items()
+    }
 
 
 def _blocks(point: AttentionPoint, centring: float) -> Values:
     def network(X: Tensor, weights: Mapping[Matrix, Tensor]) -> Tensor:
-        return (torch.softmax(scores(X, weights), -1) - centring / len(X)) @ X @ weights[V]
+        return (
+            (torch.softmax(scores(X, weights), -1) - centring / len(X)) @ X @ weights[V]
+        )
 
-    net = ScaledNetwork(point.X, point.Y, point.weights, network, at_fixed_residual=True)
-    return prefixed(f"lambda = {centring:g}:", named({part: net.blocks(part, 1.0) for part in AT_OUTPUTS}))
+    net = ScaledNetwork(
+        point.X, point.Y, point.weights, network, at_fixed_residual=True
+    )
+    return prefixed(
+        f"lambda = {centring:g}:",
+        named({part: net.blocks(part, 1.0) for part in AT_OUTPUTS}),
+    )
 
 
 def _from_softmax(point: AttentionPoint) -> Values:
     """Return the blocks that centring leaves unchanged, from softmax, and H_o(V, V), in closed form."""
     X, weights, values = point.X, point.weights, {}
     plain, width = _blocks(point, 0.0), point.weights[V].shape[1]
-    pattern, identity = torch.softmax(scores(X, weights), -1), torch.eye(width, dtype=X.dtype)
+    pattern, identity = (
+        torch.softmax(scores(X, weights), -1),
+        torch.eye(width, dtype=X.dtype),
+    )
     for centring in LAMBDAS:
         mixed = (pattern - centring / len(X)) @ X
         outer = 2 / X.numel() * torch.kron(mixed.T @ mixed, identity)

@@ -29,7 +29,9 @@ def block_diagonal(blocks: Float[Tensor, "m q r"]) -> Float[Tensor, "mq mr"]:
     return torch.block_diag(*blocks)
 
 
-def khatri_rao(left: Float[Tensor, "n m p q"], right: Float[Tensor, "k l r s"]) -> Float[Tensor, "npr mqs"]:
+def khatri_rao(
+    left: Float[Tensor, "n m p q"], right: Float[Tensor, "k l r s"]
+) -> Float[Tensor, "npr mqs"]:
     """The block-wise Kronecker product (A_ij (x) B_ij)_ij (Definition A.2); the first two axes number the
     blocks.
 
@@ -55,7 +57,9 @@ def shuffle(size: int) -> Float[Tensor, "size_cubed size"]:
     return kron(eye, commutation(size, size)) @ kron(vec(eye)[:, None], eye)
 
 
-def row_times_kron(A: Float[Tensor, "p q"], v: Float[Tensor, " n"], B: Float[Tensor, "q r"]) -> Float[Tensor, "p nr"]:
+def row_times_kron(
+    A: Float[Tensor, "p q"], v: Float[Tensor, " n"], B: Float[Tensor, "q r"]
+) -> Float[Tensor, "p nr"]:
     """Eq. 12: A (v^T (x) B) = v^T (x) A B."""
     return kron(v[None, :], A @ B)
 
@@ -70,24 +74,36 @@ def block_diagonal_times_kron(
     blocks: Float[Tensor, "m q r"], B: Float[Tensor, "m n"], C: Float[Tensor, "r t"]
 ) -> Float[Tensor, "mq nt"]:
     """Eq. 14: blockdiag(A_i) (B (x) C) has the block rows b_i^T (x) A_i C."""
-    return torch.cat([kron(row[None, :], block @ C) for row, block in zip(B, blocks, strict=True)])
+    return torch.cat(
+        [kron(row[None, :], block @ C) for row, block in zip(B, blocks, strict=True)]
+    )
 
 
-def product_jacobian(A: Float[Tensor, "p n"], B: Float[Tensor, "q r"]) -> Float[Tensor, "pr nq"]:
+def product_jacobian(
+    A: Float[Tensor, "p n"], B: Float[Tensor, "q r"]
+) -> Float[Tensor, "pr nq"]:
     """Eq. 15: the derivative of A X B with respect to X is A (x) B^T."""
     return kron(A, B.T)
 
 
-def kron_jacobian_left(X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]) -> Float[Tensor, "npqr nq"]:
+def kron_jacobian_left(
+    X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]
+) -> Float[Tensor, "npqr nq"]:
     """Eq. 16: d(X (x) Y)/dX = (I_n (x) K_{p,q} (x) I_r) (I_nq (x) vec_r Y)."""
     (n, q), (p, r) = X.shape, Y.shape
-    return kron(identity(n), commutation(p, q), identity(r)) @ kron(identity(n * q), vec(Y)[:, None])
+    return kron(identity(n), commutation(p, q), identity(r)) @ kron(
+        identity(n * q), vec(Y)[:, None]
+    )
 
 
-def kron_jacobian_right(X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]) -> Float[Tensor, "npqr pr"]:
+def kron_jacobian_right(
+    X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]
+) -> Float[Tensor, "npqr pr"]:
     """Eq. 17: d(X (x) Y)/dY = (I_n (x) K_{p,q} (x) I_r) (vec_r X (x) I_pr)."""
     (n, q), (p, r) = X.shape, Y.shape
-    return kron(identity(n), commutation(p, q), identity(r)) @ kron(vec(X)[:, None], identity(p * r))
+    return kron(identity(n), commutation(p, q), identity(r)) @ kron(
+        vec(X)[:, None], identity(p * r)
+    )
 
 
 def transpose_jacobian(n: int, q: int) -> Float[Tensor, "nq nq"]:
@@ -101,18 +117,24 @@ def _kron(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> Float[Tensor, "mp
     return (A[:, None, :, None] * B[None, :, None, :]).reshape(m * p, n * q)
 
 
-def first_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L d"]:
+def first_moment(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "L d"]:
     """M_1 = A X (Definition 3.1)."""
     return A @ X
 
 
-def second_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d"]:
+def second_moment(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "L d d"]:
     """M_2: one covariance sum_j A_ij z_ij z_ij^T per row of A (Definition 3.1)."""
     z = _centred(A, X)
     return torch.einsum("ij,ija,ijb->iab", A, z, z)
 
 
-def third_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L dd d"]:
+def third_moment(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "L dd d"]:
     """M_3: one matrix sum_j A_ij z_ij (x) z_ij z_ij^T per row of A (Definition 3.1)."""
     z = _centred(A, X)
     return torch.einsum("ij,ija,ijb,ijc->iabc", A, z, z, z).flatten(1, 2)
@@ -120,7 +142,9 @@ def third_moment(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tens
 
 def softmax_jacobian(A: Float[Tensor, "L L"]) -> Float[Tensor, "LL LL"]:
     """dA/dT = blockdiag(diag(a_i) - a_i a_i^T) for row-wise softmax (eq. 19)."""
-    return block_diagonal(torch.stack([torch.diag(row) - torch.outer(row, row) for row in A]))
+    return block_diagonal(
+        torch.stack([torch.diag(row) - torch.outer(row, row) for row in A])
+    )
 
 
 def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Float[Tensor, "L L"]:
@@ -141,23 +165,31 @@ def softmax_second_derivative(A: Float[Tensor, "L L"]) -> Float[Tensor, "LLLL LL
     return block_diagonal(torch.stack(blocks))
 
 
-def z1_by_definition(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld dd"]:
+def z1_by_definition(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "Ld dd"]:
     """Z_1 = (I_L (x) X^T) (dA/dT) (X (x) X) (Theorem 3.1)."""
     return kron(identity(len(X)), X.T) @ softmax_jacobian(A) @ kron(X, X)
 
 
-def z2_by_definition(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Lddd dd"]:
+def z2_by_definition(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "Lddd dd"]:
     """Z_2 = (I_L (x) X^T (x) X^T (x) X^T) (d2A/dT2) (X (x) X) (Theorem 3.2)."""
     outer = kron(identity(len(X)), X.T, X.T, X.T)
     return outer @ softmax_second_derivative(A) @ kron(X, X)
 
 
-def z1_by_moments(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld dd"]:
+def z1_by_moments(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "Ld dd"]:
     """Z_1 = X * M_2, both split by rows of A (Remark 3.1)."""
     return khatri_rao(X[:, None, None, :], second_moment(A, X)[:, None])
 
 
-def z2_by_moments(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "Lddd dd"]:
+def z2_by_moments(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "Lddd dd"]:
     """Z_2 = (I_L (x) K_{d,d} (x) I_d) [x_i x_i^T (x) M_3,i]_i (Remark 3.1).
 
     NOTE(paper): the bracket is printed as X * X^T * M_3, whose block layouts do not match; the
@@ -169,5 +201,7 @@ def z2_by_moments(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Ten
     return kron(identity(length), commutation(size, size), identity(size)) @ bracket
 
 
-def _centred(A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]) -> Float[Tensor, "L L d"]:
+def _centred(
+    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
+) -> Float[Tensor, "L L d"]:
     return X[None, :, :] - (A @ X)[:, None, :]

@@ -14,7 +14,15 @@ from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
 from hessfig.theory import autodiff
 from hessfig.theory.attention_formulas import AttentionPoint
 from hessfig.theory.autodiff import VANISHES, ScaledNetwork, Weights, exponent, with_sum
-from hessfig.theory.statement import Check, Dims, Values, attention_point, named, normal, prefixed
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Values,
+    attention_point,
+    named,
+    normal,
+    prefixed,
+)
 
 _SCORED = (Matrix.W_Q, Matrix.W_K, Matrix.W_QK)
 Exponents = dict[tuple[Part, Matrix, Matrix], float]
@@ -65,18 +73,26 @@ def mixing_exponents(
     Raises UserError for a polynomial whose degree is not a nonnegative integer.
     """
     terms = _terms(degrees, non_polynomial)
-    matrices = (Matrix.W_V, Matrix.W_QK) if single else (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
+    matrices = (
+        (Matrix.W_V, Matrix.W_QK) if single else (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
+    )
     exponents: Exponents = {}
     for row, col in combinations_with_replacement(matrices, 2):
-        first, second, both = (_power(terms, around, *by) for by in ((row,), (col,), (row, col)))
+        first, second, both = (
+            _power(terms, around, *by) for by in ((row,), (col,), (row, col))
+        )
         outer = 2 * around.first + first + second
-        functional = around.gradient + min(around.first + both, around.second + first + second)
+        functional = around.gradient + min(
+            around.first + both, around.second + first + second
+        )
         exponents |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
         exponents[Part.H, row, col] = min(outer, functional)
     return {key: power for key, power in exponents.items() if power < math.inf}
 
 
-def _terms(degrees: Iterable[float], non_polynomial: Iterable[float]) -> list[tuple[float, float]]:
+def _terms(
+    degrees: Iterable[float], non_polynomial: Iterable[float]
+) -> list[tuple[float, float]]:
     """Return the degree of each term, and the order of its highest nonzero derivative with respect to the scores."""
     polynomials = list(degrees)
     strange = [n for n in polynomials if n < 0 or n != int(n)]
@@ -90,14 +106,18 @@ def _terms(degrees: Iterable[float], non_polynomial: Iterable[float]) -> list[tu
     return [*((n, n) for n in polynomials), *((n, math.inf) for n in non_polynomial)]
 
 
-def _power(terms: Iterable[tuple[float, float]], around: Surroundings, *by: Matrix) -> float:
+def _power(
+    terms: Iterable[tuple[float, float]], around: Surroundings, *by: Matrix
+) -> float:
     """Return the power of the derivative of F with respect to one or two weights, from the lowest remaining degree."""
     if by == (Matrix.W_V, Matrix.W_V):
         return math.inf
     scored = [matrix for matrix in by if matrix in _SCORED]
     is_twice = len(scored) > 1 and scored[0] == scored[1] and not around.bend
     least = 2 if is_twice else min(len(scored), 1)
-    return around.values + around.scores * min((n for n, highest in terms if highest >= least), default=math.inf)
+    return around.values + around.scores * min(
+        (n for n, highest in terms if highest >= least), default=math.inf
+    )
 
 
 Q, K, V, QK = Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_QK
@@ -106,7 +126,9 @@ Coefficients = Mapping[int, float]
 _SOFTMAX = (0, 1, 2, 3)
 
 
-def polynomial_mixing(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> Float[Tensor, "L L"]:
+def polynomial_mixing(
+    scores: Float[Tensor, "L L"], coefficients: Coefficients
+) -> Float[Tensor, "L L"]:
     """Return c_0 + c_1 s + c_2 s^2 + ..., entry by entry, with the coefficients by their powers."""
     terms = [c * scores**n for n, c in coefficients.items()]
     return torch.stack(terms).sum(0) if terms else torch.zeros_like(scores)
@@ -131,11 +153,17 @@ class MixingCase:
     zero_targets: bool = False
     further: HomogeneousTerm | None = None
 
-    def network(self, X: Tensor, weights: Weights, coefficients: Coefficients, bent: Tensor) -> Tensor:
+    def network(
+        self, X: Tensor, weights: Weights, coefficients: Coefficients, bent: Tensor
+    ) -> Tensor:
         """Return the outputs: of the mixed values F themselves, of F + (F B)^2, or of norm(X + F)."""
         values = X if self.around.values else _unit(X)
         scores = self.scores(values, weights)
-        mixed = torch.softmax(scores, -1) if self.powers is None else polynomial_mixing(scores, coefficients)
+        mixed = (
+            torch.softmax(scores, -1)
+            if self.powers is None
+            else polynomial_mixing(scores, coefficients)
+        )
         mixed = mixed if self.further is None else mixed + self.further.weights(scores)
         F = mixed @ values @ weights[V]
         if self.around.first < 0:
@@ -146,7 +174,9 @@ class MixingCase:
         """Return the exponents of the theorem."""
         powers = _SOFTMAX if self.powers is None else self.powers
         others = () if self.further is None else (self.further.degree,)
-        return mixing_exponents(powers, self.around, single=self.single, non_polynomial=others)
+        return mixing_exponents(
+            powers, self.around, single=self.single, non_polynomial=others
+        )
 
     def scores(self, X: Tensor, weights: Weights) -> Tensor:
         """Return the scores of the tokens in this case."""
@@ -166,18 +196,40 @@ _NORM_AFTER = Surroundings(first=-1.0, second=-2.0)
 CASES = [
     *(MixingCase(f"powers {powers}", powers) for powers in _POWERS),
     MixingCase("softmax", None),
-    *(MixingCase(f"powers {powers}, one W_QK", powers, single=True) for powers in ((0, 1, 2), (0, 1, 3))),
     *(
-        MixingCase(f"powers {powers}, zero targets", powers, Surroundings(gradient=gradient), zero_targets=True)
+        MixingCase(f"powers {powers}, one W_QK", powers, single=True)
+        for powers in ((0, 1, 2), (0, 1, 3))
+    ),
+    *(
+        MixingCase(
+            f"powers {powers}, zero targets",
+            powers,
+            Surroundings(gradient=gradient),
+            zero_targets=True,
+        )
         for powers, gradient in (((0, 1, 2), 1.0), ((1, 2), 3.0))
     ),
-    *(MixingCase(f"powers {powers}, a bend after", powers, Surroundings(second=0.0)) for powers in _POWERS[:3]),
-    *(MixingCase(f"powers {powers}, a norm after", powers, _NORM_AFTER) for powers in _POWERS[:3]),
     *(
-        MixingCase(f"powers {powers}, unit queries and keys", powers, Surroundings(scores=0.0, bend=True))
+        MixingCase(f"powers {powers}, a bend after", powers, Surroundings(second=0.0))
+        for powers in _POWERS[:3]
+    ),
+    *(
+        MixingCase(f"powers {powers}, a norm after", powers, _NORM_AFTER)
+        for powers in _POWERS[:3]
+    ),
+    *(
+        MixingCase(
+            f"powers {powers}, unit queries and keys",
+            powers,
+            Surroundings(scores=0.0, bend=True),
+        )
         for powers in ((0, 1, 3), (1, 2, 3), None)
     ),
-    MixingCase("powers (0, 1, 2), a norm before", (0, 1, 2), Surroundings(values=0.0, scores=0.0)),
+    MixingCase(
+        "powers (0, 1, 2), a norm before",
+        (0, 1, 2),
+        Surroundings(values=0.0, scores=0.0),
+    ),
 ]
 
 
@@ -194,35 +246,63 @@ class DrawnMixing:
         return {name: exponent(norm, high[name]) for name, norm in low.items()}
 
     def _norms(self, sigma: float) -> Values:
-        blocks = prefixed(f"{self.case.name}:", named(with_sum({p: self.net.blocks(p, sigma) for p in AT_OUTPUTS})))
+        blocks = prefixed(
+            f"{self.case.name}:",
+            named(with_sum({p: self.net.blocks(p, sigma) for p in AT_OUTPUTS})),
+        )
         return {name: torch.linalg.matrix_norm(block) for name, block in blocks.items()}
 
     def predicted(self) -> Values:
         """Return the exponents of the theorem."""
         exponents = self.case.exponents()
-        known = {f"{self.case.name}: {part}({row}, {col})": power for (part, row, col), power in exponents.items()}
-        zeros = {f"{self.case.name}: {part}({V}, {V})": VANISHES for part in PARTS if (part, V, V) not in exponents}
-        return {name: torch.tensor(power, dtype=torch.float64) for name, power in {**zeros, **known}.items()}
+        known = {
+            f"{self.case.name}: {part}({row}, {col})": power
+            for (part, row, col), power in exponents.items()
+        }
+        zeros = {
+            f"{self.case.name}: {part}({V}, {V})": VANISHES
+            for part in PARTS
+            if (part, V, V) not in exponents
+        }
+        return {
+            name: torch.tensor(power, dtype=torch.float64)
+            for name, power in {**zeros, **known}.items()
+        }
 
 
-def _coefficients(powers: Sequence[int] | None, generator: torch.Generator) -> dict[int, float]:
+def _coefficients(
+    powers: Sequence[int] | None, generator: torch.Generator
+) -> dict[int, float]:
     """Draw a coefficient for every power, with absolute value from 1/2 to 3/2 and a random sign."""
     drawn = torch.rand(2, 4, generator=generator, dtype=torch.float64)
-    return {n: float((0.5 + drawn[0, n]) * torch.sign(drawn[1, n] - 0.5)) for n in powers or ()}
+    return {
+        n: float((0.5 + drawn[0, n]) * torch.sign(drawn[1, n] - 0.5))
+        for n in powers or ()
+    }
 
 
-def draw_mixing(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixing:
+def draw_mixing(
+    case: MixingCase, dims: Dims, generator: torch.Generator
+) -> DrawnMixing:
     """Draw tokens, targets, weights and coefficients for a case."""
     point = attention_point(dims, generator)
     weights = (
-        {V: point.weights[V], QK: normal(dims.d_V, dims.d_V, generator=generator)} if case.single else point.weights
+        {V: point.weights[V], QK: normal(dims.d_V, dims.d_V, generator=generator)}
+        if case.single
+        else point.weights
     )
-    coefficients, bent = _coefficients(case.powers, generator), normal(dims.d_V, dims.d_V, generator=generator)
+    coefficients, bent = (
+        _coefficients(case.powers, generator),
+        normal(dims.d_V, dims.d_V, generator=generator),
+    )
 
     def network(X: Tensor, weights: Weights) -> Tensor:
         return case.network(X, weights, coefficients, bent)
 
-    return DrawnMixing(case, ScaledNetwork(point.X, point.Y * (not case.zero_targets), weights, network))
+    return DrawnMixing(
+        case,
+        ScaledNetwork(point.X, point.Y * (not case.zero_targets), weights, network),
+    )
 
 
 def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
@@ -263,13 +343,19 @@ def softmax_terms(L: int) -> LeadingTerms:
     )
 
 
-def polynomial_terms(scores: Float[Tensor, "L L"], coefficients: Coefficients) -> LeadingTerms:
+def polynomial_terms(
+    scores: Float[Tensor, "L L"], coefficients: Coefficients
+) -> LeadingTerms:
     """Return the terms of a polynomial, each of whose weights is a function of its own score."""
-    m, first, twice = (min((n for n in coefficients if n >= least), default=0) for least in (0, 1, 2))
+    m, first, twice = (
+        min((n for n in coefficients if n >= least), default=0) for least in (0, 1, 2)
+    )
     identity = torch.eye(len(scores), dtype=torch.float64)
 
     def slope(n: int, order: int) -> Tensor:
-        return coefficients.get(n, 0.0) * math.perm(n, order) * scores ** max(n - order, 0)
+        return (
+            coefficients.get(n, 0.0) * math.perm(n, order) * scores ** max(n - order, 0)
+        )
 
     return LeadingTerms(
         slope(m, 0),
@@ -279,7 +365,9 @@ def polynomial_terms(scores: Float[Tensor, "L L"], coefficients: Coefficients) -
     )
 
 
-def leading_blocks(point: AttentionPoint, terms: LeadingTerms) -> dict[tuple[Part, Matrix, Matrix], Tensor]:
+def leading_blocks(
+    point: AttentionPoint, terms: LeadingTerms
+) -> dict[tuple[Part, Matrix, Matrix], Tensor]:
     """Return the limits, as sigma -> 0, of the blocks of H_o and H_f of a bare layer over their powers of sigma.
 
     The loss is the square loss of residual `point.Y`, kept at every sigma. With x_i the tokens, q_i, k_i, v_i the
@@ -302,15 +390,25 @@ def leading_blocks(point: AttentionPoint, terms: LeadingTerms) -> dict[tuple[Par
     bends = torch.einsum("ir,lc,mR,iC,ijlm,ij->rcRC", X, k, X, q, terms.second, pull)
     shares = torch.eye(k.shape[1], dtype=X.dtype) / root
     functional = {
-        (Q, Q): torch.einsum("ir,iR,ijlm,ij,lc,mC->rcRC", X, X, terms.twice, pull, k, k),
-        (K, K): torch.einsum("ic,iC,ijlm,ij,lr,mR->rcRC", q, q, terms.twice, pull, X, X),
-        (Q, K): torch.einsum("ir,lR,ijl,ij,cC->rcRC", X, X, terms.first, pull, shares) + bends,
+        (Q, Q): torch.einsum(
+            "ir,iR,ijlm,ij,lc,mC->rcRC", X, X, terms.twice, pull, k, k
+        ),
+        (K, K): torch.einsum(
+            "ic,iC,ijlm,ij,lr,mR->rcRC", q, q, terms.twice, pull, X, X
+        ),
+        (Q, K): torch.einsum("ir,lR,ijl,ij,cC->rcRC", X, X, terms.first, pull, shares)
+        + bends,
         (V, Q): torch.einsum("ib,jr,ijl,iR,lC->rbRC", g, X, terms.first, X, k),
         (V, K): torch.einsum("ib,jr,ijl,lR,iC->rbRC", g, X, terms.first, X, q),
     }
     pairs = [(V, V), (V, Q), (V, K), (Q, Q), (Q, K), (K, K)]
-    outer = {(Part.H_o, a, b): 2 / count * jacobians[a].T @ jacobians[b] for a, b in pairs}
-    flat = {(Part.H_f, a, b): one.reshape(W[a].numel(), W[b].numel()) for (a, b), one in functional.items()}
+    outer = {
+        (Part.H_o, a, b): 2 / count * jacobians[a].T @ jacobians[b] for a, b in pairs
+    }
+    flat = {
+        (Part.H_f, a, b): one.reshape(W[a].numel(), W[b].numel())
+        for (a, b), one in functional.items()
+    }
     return outer | flat
 
 
@@ -329,7 +427,9 @@ class DrawnTerms:
             net = _network(self.point, case, coefficients or {})
             dense = {part: net.blocks(part, TINY) for part in AT_OUTPUTS}
             for (part, row, col), power in self._exponents(coefficients).items():
-                blocks[f"{name}: {part}({row}, {col})"] = dense[part][row, col] / TINY**power
+                blocks[f"{name}: {part}({row}, {col})"] = (
+                    dense[part][row, col] / TINY**power
+                )
         return blocks
 
     def leading(self) -> Values:
@@ -337,38 +437,59 @@ class DrawnTerms:
         limits = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
-            terms = softmax_terms(len(scores)) if coefficients is None else polynomial_terms(scores, coefficients)
+            terms = (
+                softmax_terms(len(scores))
+                if coefficients is None
+                else polynomial_terms(scores, coefficients)
+            )
             blocks = leading_blocks(self.point, terms)
             for part, row, col in self._exponents(coefficients):
                 limits[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]
         return limits
 
-    def _exponents(self, coefficients: Coefficients | None) -> dict[tuple[Part, Matrix, Matrix], float]:
+    def _exponents(
+        self, coefficients: Coefficients | None
+    ) -> dict[tuple[Part, Matrix, Matrix], float]:
         powers = mixing_exponents(_SOFTMAX if coefficients is None else coefficients)
         return {key: power for key, power in powers.items() if key[0] != Part.H}
 
 
-def _network(point: AttentionPoint, case: MixingCase, coefficients: Coefficients) -> ScaledNetwork[Matrix]:
+def _network(
+    point: AttentionPoint, case: MixingCase, coefficients: Coefficients
+) -> ScaledNetwork[Matrix]:
     """Return a bare layer whose residual is the targets of the point, at every sigma."""
 
     def network(X: Tensor, weights: Weights) -> Tensor:
         return case.network(X, weights, coefficients, X.new_zeros(()))
 
-    return ScaledNetwork(point.X, point.Y, point.weights, network, at_fixed_residual=True)
+    return ScaledNetwork(
+        point.X, point.Y, point.weights, network, at_fixed_residual=True
+    )
 
 
 def _draw_terms(dims: Dims, generator: torch.Generator) -> DrawnTerms:
-    powers = {f"powers {powers}": _coefficients(powers, generator) for powers in _POWERS}
+    powers = {
+        f"powers {powers}": _coefficients(powers, generator) for powers in _POWERS
+    }
     return DrawnTerms(attention_point(dims, generator), {**powers, "softmax": None})
 
 
-def _draw_cancelling(dims: Dims, generator: torch.Generator) -> dict[str, ScaledNetwork[Matrix]]:
+def _draw_cancelling(
+    dims: Dims, generator: torch.Generator
+) -> dict[str, ScaledNetwork[Matrix]]:
     """Draw layers at the exceptions: tokens of mean zero, equal tokens, residuals orthogonal to all values."""
-    point, last = attention_point(dims, generator), torch.zeros(dims.d_V, dtype=torch.float64)
+    point, last = (
+        attention_point(dims, generator),
+        torch.zeros(dims.d_V, dtype=torch.float64),
+    )
     last[-1] = 1
     centred = replace(point, X=point.X - point.X.mean(0))
     alike = replace(point, X=point.X[:1].expand_as(point.X).clone())
-    apart = replace(point, Y=point.Y * last, weights={**point.weights, V: point.weights[V] * (1 - last)})
+    apart = replace(
+        point,
+        Y=point.Y * last,
+        weights={**point.weights, V: point.weights[V] * (1 - last)},
+    )
     softmax, powers = MixingCase("softmax", None), MixingCase("powers", (0, 1, 2))
     coefficients = _coefficients(powers.powers, generator)
     drawn = {"mean zero": centred, "equal": alike, "apart": apart}
@@ -383,27 +504,46 @@ def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the measured exponents; blocks of rounding errors only count as vanishing."""
     exponents = {}
     for name, net in nets.items():
-        low, high = ({part: net.norms(part, sigma) for part in AT_OUTPUTS} for sigma in (1e-2, 2e-2))
-        rounding = 1e-15 * max(norm for norms in low.values() for norm in norms.values())
+        low, high = (
+            {part: net.norms(part, sigma) for part in AT_OUTPUTS}
+            for sigma in (1e-2, 2e-2)
+        )
+        rounding = 1e-15 * max(
+            norm for norms in low.values() for norm in norms.values()
+        )
         for part, norms in low.items():
             for (row, col), norm in norms.items():
-                exponents[f"{name}: {part}({row}, {col})"] = exponent(norm, high[part][row, col], rounding)
+                exponents[f"{name}: {part}({row}, {col})"] = exponent(
+                    norm, high[part][row, col], rounding
+                )
     return exponents
 
 
 def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the theorem's exponents that remain at each exception."""
-    usual = {key: power for key, power in mixing_exponents(_SOFTMAX).items() if key[0] != Part.H}
+    usual = {
+        key: power
+        for key, power in mixing_exponents(_SOFTMAX).items()
+        if key[0] != Part.H
+    }
     centred = {(Part.H_o, V, V): 6.0, (Part.H_o, V, Q): 6.0, (Part.H_o, V, K): 6.0}
     alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
-    apart = dict.fromkeys([(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES)
+    apart = dict.fromkeys(
+        [(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES
+    )
     changes = {"mean zero": centred, "apart": apart}
     exponents: dict[str, float] = {}
     for name in nets:
         mixing, _, which = name.partition(", ")
         left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
-        exponents |= {f"{name}: {part}({row}, {col})": power for (part, row, col), power in left.items()}
-    return {name: torch.tensor(power, dtype=torch.float64) for name, power in exponents.items()}
+        exponents |= {
+            f"{name}: {part}({row}, {col})": power
+            for (part, row, col), power in left.items()
+        }
+    return {
+        name: torch.tensor(power, dtype=torch.float64)
+        for name, power in exponents.items()
+    }
 
 
 STATEMENTS = {
@@ -413,6 +553,10 @@ STATEMENTS = {
         lambda drawn: joined([one.predicted() for one in drawn]),
         numbers={"sigma": SMALL, "twice": 2 * SMALL},
     ),
-    "mixing-constants": Check(_draw_terms, DrawnTerms.blocks, DrawnTerms.leading, numbers={"sigma": TINY}),
-    "mixing-cancels": Check(_draw_cancelling, _cancelling_exponents, _cancelling_predictions),
+    "mixing-constants": Check(
+        _draw_terms, DrawnTerms.blocks, DrawnTerms.leading, numbers={"sigma": TINY}
+    ),
+    "mixing-cancels": Check(
+        _draw_cancelling, _cancelling_exponents, _cancelling_predictions
+    ),
 }

@@ -11,10 +11,38 @@ from hessfig.terms import AT_OUTPUTS, PARTS, Matrix, Part
 from hessfig.theory import autodiff, statement, sublayer_formulas
 from hessfig.theory import further_formulas as la
 from hessfig.theory.attention_formulas import MATRICES
-from hessfig.theory.autodiff import hessian_blocks, jacobian, second_derivative, square_loss, weight_jacobian
-from hessfig.theory.further_formulas import LinearPoint, head_jacobians, low_rank_blocks, low_rank_point
-from hessfig.theory.statement import Check, Dims, Instance, Values, autodiff_blocks, named, normal, prefixed
-from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Activation, BlockPoint, Placement
+from hessfig.theory.autodiff import (
+    hessian_blocks,
+    jacobian,
+    second_derivative,
+    square_loss,
+    weight_jacobian,
+)
+from hessfig.theory.further_formulas import (
+    LinearPoint,
+    head_jacobians,
+    low_rank_blocks,
+    low_rank_point,
+)
+from hessfig.theory.statement import (
+    Check,
+    Dims,
+    Instance,
+    Values,
+    autodiff_blocks,
+    named,
+    normal,
+    prefixed,
+)
+from hessfig.theory.sublayer_formulas import (
+    GELU,
+    IN,
+    OUT,
+    RELU,
+    Activation,
+    BlockPoint,
+    Placement,
+)
 
 Q, K, V = MATRICES
 
@@ -25,40 +53,72 @@ def _linear_draw(dims: Dims, generator: torch.Generator) -> LinearPoint:
 
 
 def _remark_oracle(point: LinearPoint) -> Values:
-    return autodiff_blocks(lambda w: autodiff.linear_attention(point.X, w), point.Y, point.weights, AT_OUTPUTS)
+    return autodiff_blocks(
+        lambda w: autodiff.linear_attention(point.X, w),
+        point.Y,
+        point.weights,
+        AT_OUTPUTS,
+    )
 
 
 def _remark_printed(point: LinearPoint) -> Values:
-    hollow = {(m, m): torch.zeros(2 * (point.weights[m].numel(),), dtype=point.X.dtype) for m in MATRICES}
-    return named({Part.H_o: la.outer_product_blocks(point), Part.H_f: {**la.functional_blocks(point), **hollow}})
+    hollow = {
+        (m, m): torch.zeros(2 * (point.weights[m].numel(),), dtype=point.X.dtype)
+        for m in MATRICES
+    }
+    return named(
+        {
+            Part.H_o: la.outer_product_blocks(point),
+            Part.H_f: {**la.functional_blocks(point), **hollow},
+        }
+    )
 
 
 def _remark_keys(point: LinearPoint) -> Values:
-    functional = {**la.functional_key_block(point), **la.contracted_functional_blocks(point)}
+    functional = {
+        **la.functional_key_block(point),
+        **la.contracted_functional_blocks(point),
+    }
     return named({Part.H_o: la.outer_product_key_blocks(point), Part.H_f: functional})
 
 
 def _mlp_draw(dims: Dims, generator: torch.Generator) -> Instance:
     widths = (dims.d_V, dims.d_K, dims.d_ff, dims.d_V + dims.L)
-    layers = {i + 1: normal(widths[i + 1], widths[i], generator=generator) for i in range(3)}
-    X, Y = (normal(dims.L, width, generator=generator) for width in (widths[0], widths[-1]))
+    layers = {
+        i + 1: normal(widths[i + 1], widths[i], generator=generator) for i in range(3)
+    }
+    X, Y = (
+        normal(dims.L, width, generator=generator) for width in (widths[0], widths[-1])
+    )
     return Instance(X, Y, layers)
 
 
 def _mlp_oracle(p: Instance) -> Values:
-    losses = {"half": lambda F: (F - p.Y).square().sum() / (2 * len(p.X)), "mean": autodiff.square_loss(p.Y)}
+    losses = {
+        "half": lambda F: (F - p.Y).square().sum() / (2 * len(p.X)),
+        "mean": autodiff.square_loss(p.Y),
+    }
     values: dict[str, Tensor] = {}
     for name, loss in losses.items():
         for part in AT_OUTPUTS:
-            blocks = autodiff.hessian_blocks(lambda w: autodiff.linear_mlp(p.X, w), loss, p.weights, part)
+            blocks = autodiff.hessian_blocks(
+                lambda w: autodiff.linear_mlp(p.X, w), loss, p.weights, part
+            )
             values |= {f"{name} {part}{pair}": block for pair, block in blocks.items()}
     return values
 
 
 def _mlp_blocks(p: Instance, name: str, scale: float) -> dict[str, Tensor]:
     X, weights = p.X, p.weights
-    outer = {f"{name} H_o{(i, i)}": scale * sublayer_formulas.outer_product_block(X, weights, i) for i in weights}
-    zeros = {f"{name} H_f{(i, i)}": torch.zeros(2 * (w.numel(),), dtype=X.dtype) for i, w in weights.items()}
+    outer = {
+        f"{name} H_o{(i, i)}": scale
+        * sublayer_formulas.outer_product_block(X, weights, i)
+        for i in weights
+    }
+    zeros = {
+        f"{name} H_f{(i, i)}": torch.zeros(2 * (w.numel(),), dtype=X.dtype)
+        for i, w in weights.items()
+    }
     return {**outer, **zeros}
 
 
@@ -66,13 +126,19 @@ def _mlp_corrected(p: Instance) -> Values:
     X, Y, weights = p.X, p.Y, p.weights
     scale, D = 2 / Y.shape[1], autodiff.linear_mlp(X, weights) - Y
     pairs = [(i, j) for i in weights for j in weights if i > j]
-    mixed = {f"mean H_f{pair}": scale * sublayer_formulas.functional_block(X, D, weights, pair) for pair in pairs}
+    mixed = {
+        f"mean H_f{pair}": scale
+        * sublayer_formulas.functional_block(X, D, weights, pair)
+        for pair in pairs
+    }
     return {**_mlp_blocks(p, "mean", scale), **mixed}
 
 
 LINEAR = {
     "rem41": Check(_linear_draw, _remark_oracle, _remark_printed, _remark_keys),
-    "mlp": Check(_mlp_draw, _mlp_oracle, lambda p: _mlp_blocks(p, "half", 1.0), _mlp_corrected),
+    "mlp": Check(
+        _mlp_draw, _mlp_oracle, lambda p: _mlp_blocks(p, "half", 1.0), _mlp_corrected
+    ),
 }
 
 
@@ -86,20 +152,28 @@ class _Problem(Instance):
     @property
     def losses(self) -> dict[str, autodiff.Loss]:
         """Square loss, and cross-entropy with the outputs as logits."""
-        return {"MSE": autodiff.square_loss(self.Y), "CE": lambda F: torch.nn.functional.cross_entropy(F, self.labels)}
+        return {
+            "MSE": autodiff.square_loss(self.Y),
+            "CE": lambda F: torch.nn.functional.cross_entropy(F, self.labels),
+        }
 
 
 def _draw(dims: Dims, generator: torch.Generator) -> _Problem:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
     labels = torch.randint(dims.d_V, (dims.L,), generator=generator)
-    return _Problem(X, Y, statement.indexed_weights(dims, generator, len(HEADS)), labels)
+    return _Problem(
+        X, Y, statement.indexed_weights(dims, generator, len(HEADS)), labels
+    )
 
 
 def _heads_oracle(p: _Problem) -> Values:
     def network(weights: autodiff.IndexedWeights) -> Tensor:
         return autodiff.multi_head_attention(p.X, weights)
 
-    values = {f"dF/d{key}": autodiff.weight_jacobian(network, p.weights, key) for key in p.weights}
+    values = {
+        f"dF/d{key}": autodiff.weight_jacobian(network, p.weights, key)
+        for key in p.weights
+    }
     for name, loss in p.losses.items():
         blocks = autodiff.hessian_blocks(network, loss, p.weights, Part.H_f)
         values |= {f"{name} {a}{b}": block for (a, b), block in blocks.items()}
@@ -107,7 +181,11 @@ def _heads_oracle(p: _Problem) -> Values:
 
 
 def _heads_printed(p: _Problem) -> Values:
-    jacobians = {f"dF/d{(h, m)}": block for h in HEADS for m, block in head_jacobians(p.X, p.weights, h).items()}
+    jacobians = {
+        f"dF/d{(h, m)}": block
+        for h in HEADS
+        for m, block in head_jacobians(p.X, p.weights, h).items()
+    }
     zeros = {
         f"{name} {a}{b}": torch.zeros(wa.numel(), wb.numel(), dtype=wa.dtype)
         for name in p.losses
@@ -120,21 +198,38 @@ def _heads_printed(p: _Problem) -> Values:
 
 def _low_rank_draw(dims: Dims, generator: torch.Generator) -> Instance:
     X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    W_O, W_U = (normal(*shape, generator=generator) for shape in ((dims.d_V, dims.d_K), (dims.d_K, dims.d_V)))
-    query_key = {m: w for m, w in statement.attention_weights(dims, generator).items() if m in (Q, K)}
+    W_O, W_U = (
+        normal(*shape, generator=generator)
+        for shape in ((dims.d_V, dims.d_K), (dims.d_K, dims.d_V))
+    )
+    query_key = {
+        m: w
+        for m, w in statement.attention_weights(dims, generator).items()
+        if m in (Q, K)
+    }
     return Instance(X, Y, {**query_key, Matrix.W_O: W_O, Matrix.W_U: W_U})
 
 
 def _low_rank_oracle(p: Instance) -> Values:
-    return autodiff_blocks(lambda w: autodiff.low_rank_attention(p.X, w), p.Y, p.weights)
+    return autodiff_blocks(
+        lambda w: autodiff.low_rank_attention(p.X, w), p.Y, p.weights
+    )
 
 
 def _low_rank_printed(p: Instance) -> Values:
     """Query-key blocks are those of the product W_O W_U; H_f is zero on the diagonal of (O, U)."""
     point, O, U = low_rank_point(p.X, p.Y, p.weights), Matrix.W_O, Matrix.W_U  # noqa: E741
-    values = named({part: {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)} for part in PARTS})
+    values = named(
+        {
+            part: {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)}
+            for part in PARTS
+        }
+    )
     hollow = low_rank_blocks(p.X, p.Y, p.weights)[Part.H_f]
-    return {**values, **named({Part.H_f: {pair: hollow[pair] for pair in ((O, O), (U, U))}})}
+    return {
+        **values,
+        **named({Part.H_f: {pair: hollow[pair] for pair in ((O, O), (U, U))}}),
+    }
 
 
 def _low_rank_corrected(p: Instance) -> Values:
@@ -143,12 +238,19 @@ def _low_rank_corrected(p: Instance) -> Values:
 
 HEAD_STATEMENTS = {
     "remE1": Check(_draw, _heads_oracle, _heads_printed, numbers={"heads": len(HEADS)}),
-    "E1-low": Check(_low_rank_draw, _low_rank_oracle, _low_rank_printed, _low_rank_corrected),
+    "E1-low": Check(
+        _low_rank_draw, _low_rank_oracle, _low_rank_printed, _low_rank_corrected
+    ),
 }
 
 
-NETWORKS = {Placement.post: autodiff.post_norm_block, Placement.pre: autodiff.pre_norm_block}
-CASES = [(placement, activation) for placement in Placement for activation in (RELU, GELU)]
+NETWORKS = {
+    Placement.post: autodiff.post_norm_block,
+    Placement.pre: autodiff.pre_norm_block,
+}
+CASES = [
+    (placement, activation) for placement in Placement for activation in (RELU, GELU)
+]
 
 
 @dataclass(frozen=True)
@@ -162,7 +264,9 @@ class BlockProblem:
     def point(self, placement: Placement, activation: Activation) -> BlockPoint:
         return BlockPoint(self.X, self.target, self.weights, activation, placement)
 
-    def network(self, placement: Placement, activation: Activation) -> Callable[..., Tensor]:
+    def network(
+        self, placement: Placement, activation: Activation
+    ) -> Callable[..., Tensor]:
         return lambda weights: NETWORKS[placement](self.X, weights, activation.function)
 
 
@@ -176,8 +280,12 @@ def _block_oracle(p: BlockProblem) -> Values:
     values: dict[str, Tensor] = {}
     for case in CASES:
         network = p.network(*case)
-        jacobians = {f"dZ/d{m}": weight_jacobian(network, p.weights, m) for m in p.weights}
-        values |= prefixed(_case_name(*case), autodiff_blocks(network, p.target, p.weights) | jacobians)
+        jacobians = {
+            f"dZ/d{m}": weight_jacobian(network, p.weights, m) for m in p.weights
+        }
+        values |= prefixed(
+            _case_name(*case), autodiff_blocks(network, p.target, p.weights) | jacobians
+        )
     return values
 
 
@@ -186,7 +294,10 @@ def _block_formulas(p: BlockProblem) -> Values:
     for case in CASES:
         point = p.point(*case)
         blocks = named({part: point.feed_forward_hessian(part) for part in PARTS})
-        values |= prefixed(_case_name(*case), blocks | {f"dZ/d{m}": point.jacobian(m) for m in p.weights})
+        values |= prefixed(
+            _case_name(*case),
+            blocks | {f"dZ/d{m}": point.jacobian(m) for m in p.weights},
+        )
     return values
 
 
@@ -197,11 +308,16 @@ def _case_name(placement: Placement, activation: Activation) -> str:
 def _relu_oracle(placement: Placement, p: BlockProblem) -> Values:
     """H_f(W_in, W_in) over the size of H_o(W_in, W_in), so that the error reads as a share."""
     network, loss = p.network(placement, RELU), square_loss(p.target)
-    return _share(*(hessian_blocks(network, loss, p.weights, part)[IN, IN] for part in AT_OUTPUTS))
+    return _share(
+        *(hessian_blocks(network, loss, p.weights, part)[IN, IN] for part in AT_OUTPUTS)
+    )
 
 
 def _share(outer: Tensor, functional: Tensor) -> Values:
-    return {"H_f over |H_o|": torch.linalg.matrix_norm(functional) / torch.linalg.matrix_norm(outer)}
+    return {
+        "H_f over |H_o|": torch.linalg.matrix_norm(functional)
+        / torch.linalg.matrix_norm(outer)
+    }
 
 
 def _relu_formula(placement: Placement, p: BlockProblem) -> Values:
@@ -216,15 +332,25 @@ def _zero(p: BlockProblem) -> Values:
 BLOCK = {
     "ffn-relu-pre": Check(draw_block, partial(_relu_oracle, Placement.pre), _zero),
     "ffn-relu-post": Check(
-        draw_block, partial(_relu_oracle, Placement.post), _zero, partial(_relu_formula, Placement.post)
+        draw_block,
+        partial(_relu_oracle, Placement.post),
+        _zero,
+        partial(_relu_formula, Placement.post),
     ),
     "block": Check(draw_block, _block_oracle, None, _block_formulas),
 }
 
 
 def _norm_oracle(p: BlockProblem) -> Values:
-    rows = [second_derivative(lambda x: autodiff.layer_norm(x[None])[0], x).reshape(3 * (len(x),)) for x in p.X]
-    contracted = second_derivative(lambda X: (p.target * autodiff.layer_norm(X)).sum(), p.X)
+    rows = [
+        second_derivative(lambda x: autodiff.layer_norm(x[None])[0], x).reshape(
+            3 * (len(x),)
+        )
+        for x in p.X
+    ]
+    contracted = second_derivative(
+        lambda X: (p.target * autodiff.layer_norm(X)).sum(), p.X
+    )
     return {"d2LN": torch.stack(rows), "Lambda": contracted}
 
 
@@ -237,7 +363,11 @@ def _norm_corrected(p: BlockProblem) -> Values:
 
 def _sublayer_oracle(p: BlockProblem) -> Values:
     """G = phi(X W_in) W_out alone: Jacobians, and the functional Hessian under the square loss."""
-    return {name: value for activation in (RELU, GELU) for name, value in _of_sublayer(p, activation).items()}
+    return {
+        name: value
+        for activation in (RELU, GELU)
+        for name, value in _of_sublayer(p, activation).items()
+    }
 
 
 def _of_sublayer(p: BlockProblem, activation: Activation) -> dict[str, Tensor]:
@@ -257,7 +387,9 @@ def _sublayer_formulas(p: BlockProblem) -> Values:
     for activation in (RELU, GELU):
         J = sublayer_formulas.weight_jacobians(p.X, p.weights, activation)
         residual = autodiff.feed_forward(p.X, p.weights, activation.function) - p.target
-        functional = sublayer_formulas.paired_second_derivatives(p.X, p.weights, activation, c * residual)
+        functional = sublayer_formulas.paired_second_derivatives(
+            p.X, p.weights, activation, c * residual
+        )
         outer = {(a, b): c * J[a].T @ J[b] for a, b in functional}
         blocks = named({Part.H_f: functional, Part.H_o: outer})
         jacobians = {f"dG/d{m}": J[m] for m in J} | {

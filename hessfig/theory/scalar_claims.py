@@ -21,23 +21,32 @@ def _draw(dims: Dims, generator: torch.Generator) -> scalar.ScalarProblem:
 
 def _mixings(problem: scalar.ScalarProblem) -> dict[str, scalar.Mixing]:
     plain = {name: mixing(problem.x) for name, mixing in scalar.MIXINGS.items()}
-    return plain | {f"sink: {sink}": scalar.sink_mixing(sink, problem.x, BETA) for sink in scalar.AttentionSink}
+    return plain | {
+        f"sink: {sink}": scalar.sink_mixing(sink, problem.x, BETA)
+        for sink in scalar.AttentionSink
+    }
 
 
 def _responses(problem: scalar.ScalarProblem) -> dict[str, scalar.Response]:
     plain = {name: problem.response(name) for name in scalar.MIXINGS}
     return plain | {
-        f"sink: {sink}": scalar.sink_response(sink, problem.x, problem.s, BETA) for sink in scalar.AttentionSink
+        f"sink: {sink}": scalar.sink_response(sink, problem.x, problem.s, BETA)
+        for sink in scalar.AttentionSink
     }
 
 
 def _spectra(problem: scalar.ScalarProblem, part: Part) -> dict[str, Tensor]:
-    return {name: scalar.spectrum(problem, mixing, part) for name, mixing in _mixings(problem).items()}
+    return {
+        name: scalar.spectrum(problem, mixing, part)
+        for name, mixing in _mixings(problem).items()
+    }
 
 
 def _spectrum_oracle(problem: scalar.ScalarProblem) -> Values:
     spectra = _spectra(problem, Part.H)
-    return spectra | {f"{name}, {OUTSIDE}": _unpaired(values) for name, values in spectra.items()}
+    return spectra | {
+        f"{name}, {OUTSIDE}": _unpaired(values) for name, values in spectra.items()
+    }
 
 
 def _spectrum_printed(problem: scalar.ScalarProblem) -> Values:
@@ -45,7 +54,10 @@ def _spectrum_printed(problem: scalar.ScalarProblem) -> Values:
 
 
 def _spectrum_corrected(problem: scalar.ScalarProblem) -> Values:
-    return {name: problem.hessian(response).eigenvalues for name, response in _responses(problem).items()}
+    return {
+        name: problem.hessian(response).eigenvalues
+        for name, response in _responses(problem).items()
+    }
 
 
 def _unpaired(eigenvalues: Tensor) -> Tensor:
@@ -54,14 +66,24 @@ def _unpaired(eigenvalues: Tensor) -> Tensor:
     return (gaps > 1e-10 * eigenvalues.abs().max()).sum()
 
 
-def _condition_draw(dims: Dims, generator: torch.Generator) -> list[scalar.ScalarProblem]:
-    return [scalar.draw_scalar_problem(dims.L, dims.d_K, generator) for _ in range(CONDITION_PROBLEMS)]
+def _condition_draw(
+    dims: Dims, generator: torch.Generator
+) -> list[scalar.ScalarProblem]:
+    return [
+        scalar.draw_scalar_problem(dims.L, dims.d_K, generator)
+        for _ in range(CONDITION_PROBLEMS)
+    ]
 
 
 def _condition_oracle(problems: list[scalar.ScalarProblem]) -> Values:
     """N grows by the square of the factor, the condition number by its fourth power."""
     low, high = (
-        torch.stack([scalar.condition_number(problem.unbalanced(factor)) for problem in problems])
+        torch.stack(
+            [
+                scalar.condition_number(problem.unbalanced(factor))
+                for problem in problems
+            ]
+        )
         for factor in (NORM_FACTOR, 2 * NORM_FACTOR)
     )
     return {"median exponent": (torch.log2(high / low) / 2).median()}
@@ -72,7 +94,9 @@ Comparison = list[tuple[scalar.ScalarProblem, Tensor]]
 
 
 def _comparison_draw(dims: Dims, generator: torch.Generator) -> Comparison:
-    problems = [scalar.draw_scalar_problem(TOKENS, dims.d_K, generator) for _ in range(PROBLEMS)]
+    problems = [
+        scalar.draw_scalar_problem(TOKENS, dims.d_K, generator) for _ in range(PROBLEMS)
+    ]
     return [(problem, normal(TOKENS, generator=generator)) for problem in problems]
 
 
@@ -86,13 +110,19 @@ def _share_worse(comparison: Comparison, *, critical: bool) -> Tensor:
     """The share of problems where the GGN is worse for attention than for the linear MLP."""
     worse = []
     for problem, noise in comparison:
-        gaps = [_gap(problem, model, noise if critical else None) for model in ("attention", "linear MLP")]
+        gaps = [
+            _gap(problem, model, noise if critical else None)
+            for model in ("attention", "linear MLP")
+        ]
         worse.append(gaps[0] > gaps[1])
     return torch.tensor(worse).double().mean()
 
 
 def _ggn_oracle(comparison: Comparison) -> Values:
-    tops = {f"top of {name}": values[-1] for name, values in _spectra(comparison[0][0], Part.H_o).items()}
+    tops = {
+        f"top of {name}": values[-1]
+        for name, values in _spectra(comparison[0][0], Part.H_o).items()
+    }
     return {
         "share at random weights": _share_worse(comparison, critical=False),
         "share at critical points": _share_worse(comparison, critical=True),
@@ -107,15 +137,22 @@ def _ggn_printed(comparison: Comparison) -> Values:
 
 def _ggn_corrected(comparison: Comparison) -> Values:
     problem, _ = comparison[0]
-    tops = {f"top of {name}": scalar.top_of_outer_product(problem, r) for name, r in _responses(problem).items()}
-    closed = {name: torch.tensor(top, dtype=torch.float64) for name, top in tops.items()}
+    tops = {
+        f"top of {name}": scalar.top_of_outer_product(problem, r)
+        for name, r in _responses(problem).items()
+    }
+    closed = {
+        name: torch.tensor(top, dtype=torch.float64) for name, top in tops.items()
+    }
     return {**closed, "share at critical points": torch.ones((), dtype=torch.float64)}
 
 
 SCALAR = {
     "scalar": Check(_draw, _spectrum_oracle, _spectrum_printed, _spectrum_corrected),
     "scalar-cond": Check(
-        _condition_draw, _condition_oracle, lambda problems: {"median exponent": torch.tensor(2.0, dtype=torch.float64)}
+        _condition_draw,
+        _condition_oracle,
+        lambda problems: {"median exponent": torch.tensor(2.0, dtype=torch.float64)},
     ),
     "scalar-ggn": Check(_comparison_draw, _ggn_oracle, _ggn_printed, _ggn_corrected),
 }
@@ -127,21 +164,38 @@ CLAIM = "bulk shrinks, largest outlier grows"
 
 
 def _draw_many(dims: Dims, generator: torch.Generator) -> list[scalar.ScalarProblem]:
-    return [scalar.draw_scalar_problem(MANY_TOKENS, dims.d_K, generator, w_V=1.0) for _ in range(MANY_PROBLEMS)]
+    return [
+        scalar.draw_scalar_problem(MANY_TOKENS, dims.d_K, generator, w_V=1.0)
+        for _ in range(MANY_PROBLEMS)
+    ]
 
 
-def _measured(*sinks: scalar.AttentionSink) -> Callable[[list[scalar.ScalarProblem]], Values]:
-    return lambda problems: {f"{sink}: {CLAIM}": _changes(problems, sink) for sink in sinks}
+def _measured(
+    *sinks: scalar.AttentionSink,
+) -> Callable[[list[scalar.ScalarProblem]], Values]:
+    return lambda problems: {
+        f"{sink}: {CLAIM}": _changes(problems, sink) for sink in sinks
+    }
 
 
-def _changes(problems: list[scalar.ScalarProblem], sink: scalar.AttentionSink) -> Tensor:
-    before, after = (scalar.median_effect(problems, sink, beta) for beta in (0.0, STRONG_BETA))
-    return torch.tensor([after.bulk < before.bulk, bool(after.outliers[0] > before.outliers[0])]).int()
+def _changes(
+    problems: list[scalar.ScalarProblem], sink: scalar.AttentionSink
+) -> Tensor:
+    before, after = (
+        scalar.median_effect(problems, sink, beta) for beta in (0.0, STRONG_BETA)
+    )
+    return torch.tensor(
+        [after.bulk < before.bulk, bool(after.outliers[0] > before.outliers[0])]
+    ).int()
 
 
-def _table(changes: Mapping[scalar.AttentionSink, tuple[int, int]]) -> Callable[[list[scalar.ScalarProblem]], Values]:
+def _table(
+    changes: Mapping[scalar.AttentionSink, tuple[int, int]],
+) -> Callable[[list[scalar.ScalarProblem]], Values]:
     """What is claimed: per sink, whether the bulk shrinks and whether the largest outlier grows."""
-    return lambda problems: {f"{sink}: {CLAIM}": torch.tensor(row).int() for sink, row in changes.items()}
+    return lambda problems: {
+        f"{sink}: {CLAIM}": torch.tensor(row).int() for sink, row in changes.items()
+    }
 
 
 SINKS = {
@@ -150,10 +204,17 @@ SINKS = {
         _measured(*scalar.AttentionSink),
         _table(dict.fromkeys(scalar.AttentionSink, (1, 1))),
         _table(
-            {scalar.AttentionSink.input: (0, 1), scalar.AttentionSink.score: (1, 0), scalar.AttentionSink.value: (1, 1)}
+            {
+                scalar.AttentionSink.input: (0, 1),
+                scalar.AttentionSink.score: (1, 0),
+                scalar.AttentionSink.value: (1, 1),
+            }
         ),
         numbers={"problems": MANY_PROBLEMS, "beta": STRONG_BETA},
     ),
-    **{f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)})) for sink in scalar.AttentionSink},
+    **{
+        f"sink-{sink}": Check(_draw_many, _measured(sink), _table({sink: (1, 1)}))
+        for sink in scalar.AttentionSink
+    },
 }
 STATEMENTS = {**SCALAR, **SINKS}

@@ -40,7 +40,9 @@ def attention_response(
     bias = torch.zeros_like(x) if score_bias is None else score_bias
     A = torch.softmax(s * torch.outer(x, x) + bias, dim=1)
     x_c, v_c = x - (A @ x)[:, None], v - (A @ v)[:, None]
-    return Response(A @ v, x * (A * x_c * v_c).sum(1), x.square() * (A * x_c.square() * v_c).sum(1))
+    return Response(
+        A @ v, x * (A * x_c * v_c).sum(1), x.square() * (A * x_c.square() * v_c).sum(1)
+    )
 
 
 def linear_attention_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
@@ -70,13 +72,19 @@ class ScalarHessian:
     def outliers(self) -> Float[Tensor, "3"]:
         """Ascending eigenvalues of the 3 x 3 matrix."""
         a, b, e, k, p, n = self.a, self.b, self.e, self.k, self.p, self.n
-        rows = [[a, e * p, e * n], [e * p, k * p**2 + b, k * p * n], [e * n, k * p * n, k * n**2 - b]]
+        rows = [
+            [a, e * p, e * n],
+            [e * p, k * p**2 + b, k * p * n],
+            [e * n, k * p * n, k * n**2 - b],
+        ]
         return torch.linalg.eigvalsh(torch.tensor(rows, dtype=torch.float64))
 
     @property
     def eigenvalues(self) -> Float[Tensor, " n"]:
         """All 2 d_K + 1 eigenvalues, ascending."""
-        bulk = torch.tensor([self.b, -self.b], dtype=torch.float64).repeat_interleave(self.d_K - 1)
+        bulk = torch.tensor([self.b, -self.b], dtype=torch.float64).repeat_interleave(
+            self.d_K - 1
+        )
         return torch.cat([bulk, self.outliers]).sort().values
 
     @property
@@ -94,11 +102,18 @@ class ScalarHessian:
         - e^2)) stays.
         """
         minor = self.a * self.k - self.e**2
-        return abs(self.k * minor / (self.b * (self.a * self.b + (self.p**2 - self.n**2) * minor)))
+        return abs(
+            self.k
+            * minor
+            / (self.b * (self.a * self.b + (self.p**2 - self.n**2) * minor))
+        )
 
 
 def scalar_outer_product(
-    response: Response, w_V: float, w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]
+    response: Response,
+    w_V: float,
+    w_Q: Float[Tensor, " d_K"],
+    w_K: Float[Tensor, " d_K"],
 ) -> ScalarHessian:
     """H_o: the same formulas with the residual d set to zero."""
     return _assemble(response, torch.zeros_like(response.value), w_V, w_Q, w_K)
@@ -109,7 +124,9 @@ def score_scale(w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]) -> Tenso
     return w_Q @ w_K / math.sqrt(len(w_Q))
 
 
-def _assemble(response: Response, d: Tensor, w_V: float, w_Q: Tensor, w_K: Tensor) -> ScalarHessian:
+def _assemble(
+    response: Response, d: Tensor, w_V: float, w_Q: Tensor, w_K: Tensor
+) -> ScalarHessian:
     m, m1, m2 = response.value, response.first, response.second
     per_token, root = 2 / len(m), math.sqrt(len(w_Q))
     return ScalarHessian(
@@ -161,20 +178,26 @@ class ScalarProblem:
 
     def hessian(self, response: Response) -> ScalarHessian:
         """The full Hessian of |w_V m - y|^2/L in (w_V, w_Q, w_K), for any response of the tokens to s."""
-        return _assemble(response, self.w_V * response.value - self.y, self.w_V, self.w_Q, self.w_K)
+        return _assemble(
+            response, self.w_V * response.value - self.y, self.w_V, self.w_Q, self.w_K
+        )
 
     def unbalanced(self, factor: float) -> ScalarProblem:
         """The same network with w_Q times and w_K over `factor`: s stays, |w_Q|^2 + |w_K|^2 grows."""
         return replace(self, w_Q=factor * self.w_Q, w_K=self.w_K / factor)
 
-    def at_critical_point(self, response: Response, noise: Float[Tensor, " L"]) -> ScalarProblem:
+    def at_critical_point(
+        self, response: Response, noise: Float[Tensor, " L"]
+    ) -> ScalarProblem:
         """The problem with targets moved so that the residual, `noise` less m and m', leaves no gradient."""
         span = torch.stack([response.value, response.first], 1)
         residual = noise - span @ torch.linalg.pinv(span) @ noise
         return replace(self, y=self.w_V * response.value - residual)
 
 
-def draw_scalar_problem(L: int, d_K: int, generator: torch.Generator, *, w_V: float | None = None) -> ScalarProblem:
+def draw_scalar_problem(
+    L: int, d_K: int, generator: torch.Generator, *, w_V: float | None = None
+) -> ScalarProblem:
     """Standard normal tokens, targets and weights."""
     x, y = (normal(L, generator=generator) for _ in range(2))
     w_Q, w_K = (normal(d_K, generator=generator) for _ in range(2))
@@ -182,7 +205,9 @@ def draw_scalar_problem(L: int, d_K: int, generator: torch.Generator, *, w_V: fl
     return ScalarProblem(x, y, drawn if w_V is None else w_V, w_Q, w_K)
 
 
-def spectrum(problem: ScalarProblem, mixing: Mixing, part: Part = Part.H) -> Float[Tensor, " n"]:
+def spectrum(
+    problem: ScalarProblem, mixing: Mixing, part: Part = Part.H
+) -> Float[Tensor, " n"]:
     """Ascending eigenvalues of the Hessian of |w_V mixing(s) - y|^2/L in (w_V, w_Q, w_K), by automatic
     differentiation.
     """
@@ -192,7 +217,9 @@ def spectrum(problem: ScalarProblem, mixing: Mixing, part: Part = Part.H) -> Flo
 
     w_V = torch.tensor([problem.w_V], dtype=problem.x.dtype)
     weights = {"w_V": w_V, "w_Q": problem.w_Q, "w_K": problem.w_K}
-    return torch.linalg.eigvalsh(dense_hessian(network, square_loss(problem.y), weights, part))
+    return torch.linalg.eigvalsh(
+        dense_hessian(network, square_loss(problem.y), weights, part)
+    )
 
 
 def condition_number(problem: ScalarProblem) -> Tensor:
@@ -231,7 +258,9 @@ class SinkEffect:
     outliers: Float[Tensor, "3"]
 
 
-def sink_inputs(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> tuple[Tensor, Tensor, Tensor]:
+def sink_inputs(
+    sink: AttentionSink, x: Float[Tensor, " L"], beta: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, values and score biases with a sink of size beta at the first token."""
     bias = torch.zeros_like(x)
     bias[0] = beta
@@ -240,7 +269,9 @@ def sink_inputs(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> tup
     return tokens, values, torch.zeros_like(x) if sink == AttentionSink.input else bias
 
 
-def sink_response(sink: AttentionSink, x: Float[Tensor, " L"], s: Tensor | float, beta: float) -> Response:
+def sink_response(
+    sink: AttentionSink, x: Float[Tensor, " L"], s: Tensor | float, beta: float
+) -> Response:
     """m, m', m'' of softmax attention with the sink, in closed form."""
     tokens, values, score_bias = sink_inputs(sink, x, beta)
     return attention_response(tokens, s, values=values, score_bias=score_bias)
@@ -255,11 +286,20 @@ def sink_mixing(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> Mix
 def sink_effect(problem: ScalarProblem, sink: AttentionSink, beta: float) -> SinkEffect:
     """The spectrum's bulk and outliers under a sink."""
     hessian = problem.hessian(sink_response(sink, problem.x, problem.s, beta))
-    return SinkEffect(abs(hessian.b), hessian.outliers.abs().sort(descending=True).values)
+    return SinkEffect(
+        abs(hessian.b), hessian.outliers.abs().sort(descending=True).values
+    )
 
 
-def median_effect(problems: list[ScalarProblem], sink: AttentionSink, beta: float) -> SinkEffect:
+def median_effect(
+    problems: list[ScalarProblem], sink: AttentionSink, beta: float
+) -> SinkEffect:
     """Medians over problems."""
     effects = [sink_effect(problem, sink, beta) for problem in problems]
-    bulk = torch.tensor([effect.bulk for effect in effects], dtype=torch.float64).median()
-    return SinkEffect(float(bulk), torch.stack([effect.outliers for effect in effects]).median(0).values)
+    bulk = torch.tensor(
+        [effect.bulk for effect in effects], dtype=torch.float64
+    ).median()
+    return SinkEffect(
+        float(bulk),
+        torch.stack([effect.outliers for effect in effects]).median(0).values,
+    )

@@ -60,7 +60,11 @@ class Dims:
 
     def other_side(self) -> Dims:
         """The same sizes with d_K on the other side of d_V, still pairwise different."""
-        candidates = range(self.d_V + 1, 2 * self.d_V + 4) if self.d_K < self.d_V else range(self.d_V - 1, 1, -1)
+        candidates = (
+            range(self.d_V + 1, 2 * self.d_V + 4)
+            if self.d_K < self.d_V
+            else range(self.d_V - 1, 1, -1)
+        )
         d_K = next((d for d in candidates if d not in (self.L, self.d_ff)), 1)
         return Dims(self.L, self.d_V, d_K, self.d_ff)
 
@@ -102,12 +106,24 @@ class Check:
     numbers: Mapping[str, float | int] = field(default_factory=dict)
 
 
-def stated(name: str, check: Check, *, recorded: str, measure: str = "relative", **texts: str) -> Statement:
+def stated(
+    name: str, check: Check, *, recorded: str, measure: str = "relative", **texts: str
+) -> Statement:
     """Return the statement of a check with its text from statement_texts.toml."""
     numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
-    words: dict[str, Any] = {key: Template(text).substitute(numbers) for key, text in texts.items()}
-    formulas = {key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")}
-    return Statement(name, recorded=StatementVerdict(recorded), measure=ErrorMeasure[measure], **words, **formulas)
+    words: dict[str, Any] = {
+        key: Template(text).substitute(numbers) for key, text in texts.items()
+    }
+    formulas = {
+        key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")
+    }
+    return Statement(
+        name,
+        recorded=StatementVerdict(recorded),
+        measure=ErrorMeasure[measure],
+        **words,
+        **formulas,
+    )
 
 
 @dataclass(frozen=True)
@@ -132,7 +148,10 @@ class StatementOutcome:
 
     @property
     def correction_holds(self) -> bool:
-        return self.error_corrected is None or self.error_corrected <= self.statement.measure.tolerance
+        return (
+            self.error_corrected is None
+            or self.error_corrected <= self.statement.measure.tolerance
+        )
 
     @property
     def as_recorded(self) -> bool:
@@ -145,14 +164,25 @@ def check(statement: Statement, dims: list[Dims], seeds: int) -> StatementOutcom
     start, printed, corrected = time.perf_counter(), [], []
     for size in dims:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
-            problem = statement.draw(size, stream(seed, "verify", statement.id, size.L, size.d_V, size.d_K))
+            problem = statement.draw(
+                size, stream(seed, "verify", statement.id, size.L, size.d_V, size.d_K)
+            )
             truth = statement.oracle(problem)
             printed.append(_error(statement.printed, problem, truth, statement.measure))
-            corrected.append(_error(statement.corrected, problem, truth, statement.measure))
-    return StatementOutcome(statement, _largest(printed), _largest(corrected), time.perf_counter() - start)
+            corrected.append(
+                _error(statement.corrected, problem, truth, statement.measure)
+            )
+    return StatementOutcome(
+        statement, _largest(printed), _largest(corrected), time.perf_counter() - start
+    )
 
 
-def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values, measure: ErrorMeasure) -> float | None:
+def _error(
+    formula: Callable[[Any], Values] | None,
+    problem: Any,
+    truth: Values,
+    measure: ErrorMeasure,
+) -> float | None:
     if formula is None:
         return None
     try:
@@ -160,10 +190,17 @@ def _error(formula: Callable[[Any], Values] | None, problem: Any, truth: Values,
     except ValueError:
         return math.inf
     floor = NEGLIGIBLE * max(float(t.abs().max()) for t in truth.values())
-    return _worst([_distance(value, truth[name], measure, floor) for name, value in values.items()])
+    return _worst(
+        [
+            _distance(value, truth[name], measure, floor)
+            for name, value in values.items()
+        ]
+    )
 
 
-def _distance(value: Tensor, truth: Tensor, measure: ErrorMeasure, floor: float) -> float:
+def _distance(
+    value: Tensor, truth: Tensor, measure: ErrorMeasure, floor: float
+) -> float:
     """The distance relative to the largest true entry, or to `floor` if it is larger: tiny blocks are pure rounding."""
     if value.shape != truth.shape:
         return math.inf
@@ -186,7 +223,11 @@ def _worst(errors: list[float]) -> float:
 
 def named(parts: Mapping[Part, Mapping[tuple[Any, Any], Tensor]]) -> dict[str, Tensor]:
     """Return the blocks of some parts under names instead of part and pair."""
-    return {f"{part}({row}, {col})": block for part, blocks in parts.items() for (row, col), block in blocks.items()}
+    return {
+        f"{part}({row}, {col})": block
+        for part, blocks in parts.items()
+        for (row, col), block in blocks.items()
+    }
 
 
 def prefixed(name: str, values: Values) -> dict[str, Tensor]:
@@ -195,13 +236,20 @@ def prefixed(name: str, values: Values) -> dict[str, Tensor]:
 
 
 def autodiff_blocks(
-    network: Network[Any], Y: Tensor, weights: Mapping[Any, Tensor], parts: Iterable[Part] = PARTS
+    network: Network[Any],
+    Y: Tensor,
+    weights: Mapping[Any, Tensor],
+    parts: Iterable[Part] = PARTS,
 ) -> dict[str, Tensor]:
     """Return all named Hessian blocks under the square loss, by automatic differentiation."""
-    return named({part: hessian_blocks(network, square_loss(Y), weights, part) for part in parts})
+    return named(
+        {part: hessian_blocks(network, square_loss(Y), weights, part) for part in parts}
+    )
 
 
-def normal(*shape: int, generator: torch.Generator, scale: float = 1.0) -> Float[Tensor, "..."]:
+def normal(
+    *shape: int, generator: torch.Generator, scale: float = 1.0
+) -> Float[Tensor, "..."]:
     """Return independent N(0, scale^2) entries."""
     return scale * torch.randn(*shape, dtype=DTYPE, generator=generator)
 
@@ -217,7 +265,10 @@ class Instance:
 
 def attention_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:
     """Return W_Q, W_K and W_V, scaled for scores of order one, so that attention is neither uniform nor one-hot."""
-    query_key = {m: normal(dims.d_V, dims.d_K, generator=generator, scale=0.5) for m in (Matrix.W_Q, Matrix.W_K)}
+    query_key = {
+        m: normal(dims.d_V, dims.d_K, generator=generator, scale=0.5)
+        for m in (Matrix.W_Q, Matrix.W_K)
+    }
     return {**query_key, Matrix.W_V: normal(dims.d_V, dims.d_V, generator=generator)}
 
 
@@ -227,13 +278,23 @@ def attention_point(dims: Dims, generator: torch.Generator) -> AttentionPoint:
     return AttentionPoint(X, Y, attention_weights(dims, generator))
 
 
-def indexed_weights(dims: Dims, generator: torch.Generator, count: int) -> dict[tuple[int, Matrix], Tensor]:
+def indexed_weights(
+    dims: Dims, generator: torch.Generator, count: int
+) -> dict[tuple[int, Matrix], Tensor]:
     """Attention weights of `count` layers or heads, numbered from 1."""
-    return {(n, m): w for n in range(1, count + 1) for m, w in attention_weights(dims, generator).items()}
+    return {
+        (n, m): w
+        for n in range(1, count + 1)
+        for m, w in attention_weights(dims, generator).items()
+    }
 
 
 def block_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:
     """Attention weights and the two of the feed-forward sublayer."""
     W_in = normal(dims.d_V, dims.d_ff, generator=generator)
     W_out = normal(dims.d_ff, dims.d_V, generator=generator)
-    return {**attention_weights(dims, generator), Matrix.W_in: W_in, Matrix.W_out: W_out}
+    return {
+        **attention_weights(dims, generator),
+        Matrix.W_in: W_in,
+        Matrix.W_out: W_out,
+    }

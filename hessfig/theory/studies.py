@@ -28,7 +28,9 @@ def keep(folder: Path, tables: Mapping[str, str]) -> list[Path]:
     """Write folder/<name>.csv for every table, then the seal (an older one is no longer true); return the paths."""
     known, paths = _sealed(folder), [folder / f"{name}.csv" for name in tables]
     publish(dict(zip(paths, tables.values(), strict=True)), KIND, known=known)
-    publish({folder / SEAL: json.dumps(_seal(paths), indent=2) + "\n"}, KIND, known=known)
+    publish(
+        {folder / SEAL: json.dumps(_seal(paths), indent=2) + "\n"}, KIND, known=known
+    )
     return paths
 
 
@@ -36,7 +38,9 @@ def is_whole(folder: Path) -> bool:
     """Whether the tables that this version of hessfig writes are there, every byte of them."""
     try:
         seal = json.loads((folder / SEAL).read_text("utf-8"))
-        return bool(seal["tables"]) and seal == _seal([folder / name for name in seal["tables"]])
+        return bool(seal["tables"]) and seal == _seal(
+            [folder / name for name in seal["tables"]]
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -45,13 +49,19 @@ def _sealed(folder: Path) -> list[str]:
     """Return the SHA-256 of the seal that is there and of the tables that it lists, of whatever version."""
     try:
         seal = json.loads((folder / SEAL).read_text("utf-8"))
-        return [fingerprint(folder / SEAL), *map(str, seal["tables"].values())] if seal["hessfig"] else []
+        return (
+            [fingerprint(folder / SEAL), *map(str, seal["tables"].values())]
+            if seal["hessfig"]
+            else []
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 
 
 def _seal(paths: list[Path]) -> dict[str, object]:
-    tables = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    tables = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths
+    }
     return {"hessfig": hessfig.__version__, "tables": tables}
 
 
@@ -67,9 +77,22 @@ Ratios = dict[tuple[str, str, str], list[float]]
 def run_bounds(output_dir: Path) -> list[Path]:
     """Compute and write both tables; return their paths."""
     looseness = ("sigma", "bound", "row", "col", "q25", "median", "q75", "count")
-    table = ("bound", "row", "col", "minimum", "q25", "median", "q75", "violations", "count")
+    table = (
+        "bound",
+        "row",
+        "col",
+        "minimum",
+        "q25",
+        "median",
+        "q75",
+        "violations",
+        "count",
+    )
     folder = output_dir / "bounds"
-    tables = {"looseness": (looseness, _against_sigma()), "table": (table, _over_scales())}
+    tables = {
+        "looseness": (looseness, _against_sigma()),
+        "table": (table, _over_scales()),
+    }
     return keep(folder, {name: csv_text(*content) for name, content in tables.items()})
 
 
@@ -78,19 +101,29 @@ def ratios(points: list[AttentionPoint]) -> Ratios:
     by_bound: Ratios = defaultdict(list)
     for point in points:
         blocks, whole = bounds.true_norms(point)
-        for name, spread in (("norm", bounds.spread_from_norm), ("diameter", bounds.spread_from_diameter)):
+        for name, spread in (
+            ("norm", bounds.spread_from_norm),
+            ("diameter", bounds.spread_from_diameter),
+        ):
             claimed = bounds.block_bounds(point, spread(point))
             for row, col in combinations_with_replacement(MATRICES, 2):
                 by_bound[name, row, col].append(claimed[row, col] / blocks[row, col])
             by_bound[name, *WHOLE].append(bounds.whole_bound(claimed) / whole)
-        by_bound["arXiv 2510.16927", *WHOLE].append(bounds.published_bound(point) / whole)
+        by_bound["arXiv 2510.16927", *WHOLE].append(
+            bounds.published_bound(point) / whole
+        )
     return by_bound
 
 
 def _against_sigma() -> Iterator[tuple[object, ...]]:
-    points = [attention_point(DIMS, stream(BOUNDS_SEED, "bounds", k)) for k in range(BOUNDS_PROBLEMS)]
+    points = [
+        attention_point(DIMS, stream(BOUNDS_SEED, "bounds", k))
+        for k in range(BOUNDS_PROBLEMS)
+    ]
     for sigma in SIGMAS:
-        for names, values in ratios([scaled(point, sigma, 1.0, 1.0) for point in points]).items():
+        for names, values in ratios(
+            [scaled(point, sigma, 1.0, 1.0) for point in points]
+        ).items():
             yield (sigma, *names, *quartiles(values), len(values))
 
 
@@ -99,7 +132,9 @@ def _over_scales() -> Iterator[tuple[object, ...]]:
     points = []
     for k in range(RANDOM_SCALES):
         generator = stream(BOUNDS_SEED, "bounds", "scales", k)
-        sizes = 10 ** (1.5 * torch.rand(3, generator=generator, dtype=torch.float64) - 1)
+        sizes = 10 ** (
+            1.5 * torch.rand(3, generator=generator, dtype=torch.float64) - 1
+        )
         points.append(scaled(attention_point(DIMS, generator), *sizes.tolist()))
     for names, values in ratios(points).items():
         violations = sum(value * SLACK < 1 for value in values)
@@ -116,15 +151,30 @@ Rows = Iterator[tuple[object, ...]]
 
 def run_scalar(output_dir: Path) -> list[Path]:
     """Compute and write the four tables; return their paths."""
-    problems = [scalar.draw_scalar_problem(L, D_K, stream(SEED, "scalar", k), w_V=1.0) for k in range(PROBLEMS)]
+    problems = [
+        scalar.draw_scalar_problem(L, D_K, stream(SEED, "scalar", k), w_V=1.0)
+        for k in range(PROBLEMS)
+    ]
     spread = ("q25", "median", "q75", "count")
     tables: dict[str, tuple[Sequence[str], Rows]] = {
-        "spectrum": (("index", "kind", "autodiff", "closed_form"), _spectrum(problems[0])),
-        "condition": (("norm_squared", *spread, "closed_form", "limit"), _condition(problems[:CONDITION_PROBLEMS])),
+        "spectrum": (
+            ("index", "kind", "autodiff", "closed_form"),
+            _spectrum(problems[0]),
+        ),
+        "condition": (
+            ("norm_squared", *spread, "closed_form", "limit"),
+            _condition(problems[:CONDITION_PROBLEMS]),
+        ),
         "ggn": (("where", "model", *spread), _ggn(problems)),
-        "sinks": (("sink", "beta", "quantity", *spread), _sinks(problems[: PROBLEMS // 2])),
+        "sinks": (
+            ("sink", "beta", "quantity", *spread),
+            _sinks(problems[: PROBLEMS // 2]),
+        ),
     }
-    return keep(output_dir / "scalar", {name: csv_text(*table) for name, table in tables.items()})
+    return keep(
+        output_dir / "scalar",
+        {name: csv_text(*table) for name, table in tables.items()},
+    )
 
 
 def _spectrum(problem: scalar.ScalarProblem) -> Rows:
@@ -146,23 +196,43 @@ def _condition(problems: list[scalar.ScalarProblem]) -> Rows:
         closed = [problem.hessian(problem.response("attention")) for problem in moved]
         formula = quartiles([hessian.condition_number for hessian in closed])[1]
         limit = quartiles([hessian.condition_growth * N**2 for hessian in closed])[1]
-        yield N, *quartiles([float(scalar.condition_number(p)) for p in moved]), len(moved), formula, limit
+        yield (
+            N,
+            *quartiles([float(scalar.condition_number(p)) for p in moved]),
+            len(moved),
+            formula,
+            limit,
+        )
 
 
 def _balanced(problem: scalar.ScalarProblem) -> scalar.ScalarProblem:
     """Both weight vectors at norm sqrt(d_K), so that every problem starts at N = 2 d_K."""
-    w_Q, w_K = (D_K**0.5 * w / torch.linalg.vector_norm(w) for w in (problem.w_Q, problem.w_K))
+    w_Q, w_K = (
+        D_K**0.5 * w / torch.linalg.vector_norm(w) for w in (problem.w_Q, problem.w_K)
+    )
     return replace(problem, w_Q=w_Q, w_K=w_K)
 
 
 def _ggn(problems: list[scalar.ScalarProblem]) -> Rows:
     """At random weights, and with targets moved so that the gradient vanishes."""
-    noise = [normal(L, generator=stream(SEED, "scalar", "noise", k)) for k in range(len(problems))]
+    noise = [
+        normal(L, generator=stream(SEED, "scalar", "noise", k))
+        for k in range(len(problems))
+    ]
     for model in scalar.RESPONSES:
         responses = [problem.response(model) for problem in problems]
-        critical = [p.at_critical_point(r, d) for p, r, d in zip(problems, responses, noise, strict=True)]
-        for where, points in (("random weights", problems), ("critical points", critical)):
-            gaps = [scalar.outer_product_gap(point, r) for point, r in zip(points, responses, strict=True)]
+        critical = [
+            p.at_critical_point(r, d)
+            for p, r, d in zip(problems, responses, noise, strict=True)
+        ]
+        for where, points in (
+            ("random weights", problems),
+            ("critical points", critical),
+        ):
+            gaps = [
+                scalar.outer_product_gap(point, r)
+                for point, r in zip(points, responses, strict=True)
+            ]
             yield where, model, *quartiles(gaps), len(gaps)
 
 
@@ -171,7 +241,10 @@ def _sinks(problems: list[scalar.ScalarProblem]) -> Rows:
         for beta in BETAS:
             effects = [scalar.sink_effect(problem, sink, beta) for problem in problems]
             sizes = {"bulk": [effect.bulk for effect in effects]}
-            sizes |= {f"outlier {rank + 1}": [float(e.outliers[rank]) for e in effects] for rank in range(3)}
+            sizes |= {
+                f"outlier {rank + 1}": [float(e.outliers[rank]) for e in effects]
+                for rank in range(3)
+            }
             for quantity, values in sizes.items():
                 yield sink, beta, quantity, *quartiles(values), len(values)
 

@@ -13,7 +13,13 @@ from torch import Tensor
 from hessfig.terms import Matrix, Part
 from hessfig.theory.attention_formulas import AttentionPoint, jacobians
 from hessfig.theory.autodiff import Weights, attention, feed_forward
-from hessfig.theory.matrix_formulas import block_diagonal, commutation, identity, kron, vec
+from hessfig.theory.matrix_formulas import (
+    block_diagonal,
+    commutation,
+    identity,
+    kron,
+    vec,
+)
 
 Pair = tuple[Matrix, Matrix]
 IN, OUT = Matrix.W_in, Matrix.W_out
@@ -51,19 +57,27 @@ def weight_jacobians(
     """dG/dW_in = (I (x) W_out^T) diag(vec phi') (Y (x) I) and dG/dW_out = phi(Y W_in) (x) I."""
     hidden = Y @ weights[IN]
     return {
-        IN: _slope_map(hidden, weights, activation) @ kron(Y, identity(hidden.shape[1])),
+        IN: _slope_map(hidden, weights, activation)
+        @ kron(Y, identity(hidden.shape[1])),
         OUT: kron(activation.function(hidden), identity(Y.shape[1])),
     }
 
 
-def input_jacobian(Y: Float[Tensor, "L d"], weights: Weights, activation: Activation) -> Float[Tensor, "Ld Ld"]:
+def input_jacobian(
+    Y: Float[Tensor, "L d"], weights: Weights, activation: Activation
+) -> Float[Tensor, "Ld Ld"]:
     """dG/dY = (I (x) W_out^T) diag(vec phi') (I (x) W_in^T)."""
     hidden = Y @ weights[IN]
-    return _slope_map(hidden, weights, activation) @ kron(identity(len(Y)), weights[IN].T)
+    return _slope_map(hidden, weights, activation) @ kron(
+        identity(len(Y)), weights[IN].T
+    )
 
 
 def paired_second_derivatives(
-    Y: Float[Tensor, "L d"], weights: Weights, activation: Activation, gradient: Float[Tensor, "L d"]
+    Y: Float[Tensor, "L d"],
+    weights: Weights,
+    activation: Activation,
+    gradient: Float[Tensor, "L d"],
 ) -> dict[Pair, Float[Tensor, "p q"]]:
     """sum_i g_i . d2 G_i for the pairs of W_in and W_out, g the gradient at the output.
 
@@ -75,22 +89,30 @@ def paired_second_derivatives(
     bend = activation.curvature(hidden) * (gradient @ weights[OUT].T)
     eye = identity(d_ff)
     return {
-        (IN, IN): torch.einsum("ia,ib,ik,kl->akbl", Y, Y, bend, eye).reshape(d * d_ff, d * d_ff),
-        (IN, OUT): torch.einsum("ia,ik,kl,ib->aklb", Y, activation.slope(hidden), eye, gradient).reshape(
-            d * d_ff, d_ff * d
+        (IN, IN): torch.einsum("ia,ib,ik,kl->akbl", Y, Y, bend, eye).reshape(
+            d * d_ff, d * d_ff
         ),
+        (IN, OUT): torch.einsum(
+            "ia,ik,kl,ib->aklb", Y, activation.slope(hidden), eye, gradient
+        ).reshape(d * d_ff, d_ff * d),
         (OUT, OUT): torch.zeros(d_ff * d, d_ff * d, dtype=Y.dtype),
     }
 
 
-def _slope_map(hidden: Float[Tensor, "L d_ff"], weights: Weights, activation: Activation) -> Float[Tensor, "Ld Lf"]:
-    return kron(identity(len(hidden)), weights[OUT].T) @ torch.diag(vec(activation.slope(hidden)))
+def _slope_map(
+    hidden: Float[Tensor, "L d_ff"], weights: Weights, activation: Activation
+) -> Float[Tensor, "Ld Lf"]:
+    return kron(identity(len(hidden)), weights[OUT].T) @ torch.diag(
+        vec(activation.slope(hidden))
+    )
 
 
 EPS = 1e-5
 
 
-def normalised(X: Float[Tensor, "L d"]) -> tuple[Float[Tensor, "L d"], Float[Tensor, " L"]]:
+def normalised(
+    X: Float[Tensor, "L d"],
+) -> tuple[Float[Tensor, "L d"], Float[Tensor, " L"]]:
     """The normalised rows n_i and their scales s_i."""
     centred = X - X.mean(dim=1, keepdim=True)
     scale = (centred.square().mean(dim=1) + EPS).sqrt()
@@ -109,12 +131,18 @@ def second_derivative(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d d"]:
     """d2 n_a / dx_b dx_g of each row; derivatives across rows are zero."""
     n, scale = normalised(X)
     size, C = X.shape[1], _centring(X.shape[1])
-    pairs = torch.einsum("ia,bg->iabg", n, C) + torch.einsum("ib,ag->iabg", n, C) + torch.einsum("ig,ab->iabg", n, C)
+    pairs = (
+        torch.einsum("ia,bg->iabg", n, C)
+        + torch.einsum("ib,ag->iabg", n, C)
+        + torch.einsum("ig,ab->iabg", n, C)
+    )
     cubic = torch.einsum("ia,ib,ig->iabg", n, n, n)
     return (-pairs / size + 3 * cubic / size**2) / scale.square()[:, None, None, None]
 
 
-def contracted_second_derivative(X: Float[Tensor, "L d"], r: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
+def contracted_second_derivative(
+    X: Float[Tensor, "L d"], r: Float[Tensor, "L d"]
+) -> Float[Tensor, "Ld Ld"]:
     """Lambda = blockdiag_i sum_a r_ia d2 n_ia/dx_i2, without building the third-order object.
 
     Lambda_i = -[(r.n) C + n (C r)^T + (C r) n^T]/(d s^2) + 3 (r.n) n n^T/(d^2 s^2).
@@ -123,7 +151,10 @@ def contracted_second_derivative(X: Float[Tensor, "L d"], r: Float[Tensor, "L d"
     size, C = X.shape[1], _centring(X.shape[1])
     overlap = (r * n).sum(1)[:, None, None]
     mixed = torch.einsum("ia,ib->iab", n, r @ C)
-    rows = -(overlap * C + mixed + mixed.mT) / size + 3 * overlap * torch.einsum("ia,ib->iab", n, n) / size**2
+    rows = (
+        -(overlap * C + mixed + mixed.mT) / size
+        + 3 * overlap * torch.einsum("ia,ib->iab", n, n) / size**2
+    )
     return block_diagonal(rows / scale.square()[:, None, None])
 
 
@@ -136,7 +167,9 @@ def jacobian_with_frozen_scale(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"
     return block_diagonal(_centring(X.shape[1]) / scale[:, None, None])
 
 
-def second_derivative_of_scale_only(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d d"]:
+def second_derivative_of_scale_only(
+    X: Float[Tensor, "L d"],
+) -> Float[Tensor, "L d d d"]:
     """mu_a d2(1/s)/dx_b dx_g: what is left when only second derivatives of P = 1/s are kept (the follow-up's
     remark).
 
@@ -153,7 +186,9 @@ def _centring(size: int) -> Float[Tensor, "d d"]:
     return identity(size) - 1 / size
 
 
-def outer_product_block(X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor], layer: int) -> Float[Tensor, "p p"]:
+def outer_product_block(
+    X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor], layer: int
+) -> Float[Tensor, "p p"]:
     """After^T After (x) Before Sigma Before^T, for half the mean squared error per token (Section 2).
 
     After and Before are the products of the weights above and below `layer`. For ||F - Y||^2/(L d_out)
@@ -165,20 +200,29 @@ def outer_product_block(X: Float[Tensor, "L d_in"], weights: Mapping[int, Tensor
 
 
 def functional_block(
-    X: Float[Tensor, "L d_in"], residual: Float[Tensor, "L d_out"], weights: Mapping[int, Tensor], pair: tuple[int, int]
+    X: Float[Tensor, "L d_in"],
+    residual: Float[Tensor, "L d_out"],
+    weights: Mapping[int, Tensor],
+    pair: tuple[int, int],
 ) -> Float[Tensor, "p q"]:
     """H_f(W^i, W^j), i > j, for half the mean squared error: linear in Omega = X^T D / L (Section 2, Table
     1).
     """
     upper, lower = pair
-    between = below({k: w for k, w in weights.items() if k > lower}, upper, weights[lower].shape[0])
+    between = below(
+        {k: w for k, w in weights.items() if k > lower}, upper, weights[lower].shape[0]
+    )
     Omega = X.T @ residual / len(X)
     left = between
     right = below(weights, lower, X.shape[1]) @ Omega @ above(weights, upper)
-    return kron(right.T, left) @ commutation(weights[lower].shape[1], weights[lower].shape[0])
+    return kron(right.T, left) @ commutation(
+        weights[lower].shape[1], weights[lower].shape[0]
+    )
 
 
-def below(weights: Mapping[int, Tensor], layer: int, width: int) -> Float[Tensor, "fan_in d_in"]:
+def below(
+    weights: Mapping[int, Tensor], layer: int, width: int
+) -> Float[Tensor, "fan_in d_in"]:
     """W^{layer-1} ... W^1, the identity of size `width` when there is none."""
     product = identity(width)
     for number in sorted(number for number in weights if number < layer):
@@ -225,12 +269,18 @@ class BlockPoint:
     def summed(self) -> Float[Tensor, "L d"]:
         """S, what enters the last norm (post-LN) or leaves the block (pre-LN)."""
         residual_stream = self.Y if self.placement == Placement.post else self.attended
-        return residual_stream + feed_forward(self.Y, self.weights, self.activation.function)
+        return residual_stream + feed_forward(
+            self.Y, self.weights, self.activation.function
+        )
 
     @cached_property
     def residual(self) -> Float[Tensor, "L d"]:
         """r = Z - target."""
-        output = normalised(self.summed)[0] if self.placement == Placement.post else self.summed
+        output = (
+            normalised(self.summed)[0]
+            if self.placement == Placement.post
+            else self.summed
+        )
         return output - self.target
 
     @cached_property
@@ -247,26 +297,44 @@ class BlockPoint:
     def jacobian(self, matrix: Matrix) -> Float[Tensor, "Ld p"]:
         """dZ/dW for any of the five weights."""
         if matrix in (IN, OUT):
-            return self.output_jacobian @ weight_jacobians(self.Y, self.weights, self.activation)[matrix]
+            return (
+                self.output_jacobian
+                @ weight_jacobians(self.Y, self.weights, self.activation)[matrix]
+            )
         layer = AttentionPoint(self._attention_input, 0 * self.X, self.weights)
-        return self.output_jacobian @ self._attended_to_summed() @ jacobians(layer)[matrix]
+        return (
+            self.output_jacobian @ self._attended_to_summed() @ jacobians(layer)[matrix]
+        )
 
-    def feed_forward_hessian(self, part: Part) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
+    def feed_forward_hessian(
+        self, part: Part
+    ) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
         """H, H_o or H_f of (W_in, W_in), (W_in, W_out), (W_out, W_out) for ||Z - target||_F^2/(L d)."""
         if part == Part.H:
-            outer, functional = (self.feed_forward_hessian(p) for p in (Part.H_o, Part.H_f))
+            outer, functional = (
+                self.feed_forward_hessian(p) for p in (Part.H_o, Part.H_f)
+            )
             return {pair: outer[pair] + functional[pair] for pair in outer}
         return self._outer_product() if part == Part.H_o else self._functional()
 
     def _outer_product(self) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
         jac = {matrix: self.jacobian(matrix) for matrix in (IN, OUT)}
         c = 2 / self.X.numel()
-        return {(a, b): c * jac[a].T @ jac[b] for a, b in ((IN, IN), (IN, OUT), (OUT, OUT))}
+        return {
+            (a, b): c * jac[a].T @ jac[b] for a, b in ((IN, IN), (IN, OUT), (OUT, OUT))
+        }
 
     def _functional(self) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
-        c, J = 2 / self.X.numel(), weight_jacobians(self.Y, self.weights, self.activation)
-        gradient = (self.output_jacobian.T @ self.residual.reshape(-1)).reshape(self.X.shape)
-        paired = paired_second_derivatives(self.Y, self.weights, self.activation, gradient)
+        c, J = (
+            2 / self.X.numel(),
+            weight_jacobians(self.Y, self.weights, self.activation),
+        )
+        gradient = (self.output_jacobian.T @ self.residual.reshape(-1)).reshape(
+            self.X.shape
+        )
+        paired = paired_second_derivatives(
+            self.Y, self.weights, self.activation, gradient
+        )
         if self.placement == Placement.pre:
             return {pair: c * paired[pair] for pair in paired}
         bend = contracted_second_derivative(self.summed, self.residual)

@@ -16,7 +16,15 @@ from rich.table import Column, Table
 from hessfig.errors import UserError, unknown_name
 from hessfig.register import publish
 from hessfig.theory.attention_formulas import literal_bytes
-from hessfig.theory.statement import FIRST_SEED, Dims, ErrorMeasure, StatementOutcome, StatementVerdict, check, stated
+from hessfig.theory.statement import (
+    FIRST_SEED,
+    Dims,
+    ErrorMeasure,
+    StatementOutcome,
+    StatementVerdict,
+    check,
+    stated,
+)
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -47,7 +55,9 @@ def parse(given: Mapping[str, str]) -> dict[str, Any]:
     names = given.get("statement")
     sizes = {name: _whole_number(name, given[name]) for name in _SIZES if name in given}
     return {
-        "statement_ids": None if names is None else [name.strip() for name in names.strip("[]").split(",")],
+        "statement_ids": None
+        if names is None
+        else [name.strip() for name in names.strip("[]").split(",")],
         "output_dir": Path(given.get("output_dir", "outputs")),
         "dims": Dims(**sizes),
         "seeds": _whole_number("seeds", given.get("seeds", str(DEFAULT_SEEDS))),
@@ -62,17 +72,28 @@ def _whole_number(key: str, text: str) -> int:
         return number
     except ValueError as error:
         example = f"for example {key}={getattr(Dims(), key, DEFAULT_SEEDS)}"
-        raise UserError(f"verify: {key}", got=text[:100], allowed="a whole number", remedy=example) from error
+        raise UserError(
+            f"verify: {key}", got=text[:100], allowed="a whole number", remedy=example
+        ) from error
 
 
 def _checks() -> dict[str, Any]:
     """Return the checks of all statements: STATEMENTS of every module of this folder whose name ends in _claims."""
-    modules = [f"{__package__}.{path.stem}" for path in sorted(Path(__file__).parent.glob("*_claims.py"))]
-    return {name: check for module in modules for name, check in import_module(module).STATEMENTS.items()}
+    modules = [
+        f"{__package__}.{path.stem}"
+        for path in sorted(Path(__file__).parent.glob("*_claims.py"))
+    ]
+    return {
+        name: check
+        for module in modules
+        for name, check in import_module(module).STATEMENTS.items()
+    }
 
 
 _CHECKS = _checks()
-_TEXTS = tomllib.loads(Path(__file__).with_name("statement_texts.toml").read_text("utf-8"))
+_TEXTS = tomllib.loads(
+    Path(__file__).with_name("statement_texts.toml").read_text("utf-8")
+)
 CATALOGUE = {name: stated(name, _CHECKS[name], **text) for name, text in _TEXTS.items()}
 
 
@@ -96,15 +117,26 @@ Hessian; H_o^T and H_f^T are split at T instead of F. Z_1, Z_2, S, U, B are the 
 
 def markdown(outcomes: list[StatementOutcome], sizes: list[Dims], seeds: int) -> str:
     """The sheet: corrections first, then what was left out, then what holds, then how it was checked."""
-    groups = {verdict: [o for o in outcomes if o.verdict == verdict] for verdict in StatementVerdict}
+    groups = {
+        verdict: [o for o in outcomes if o.verdict == verdict]
+        for verdict in StatementVerdict
+    }
     sections = [
         _OPENING,
         f"**Result.** {summary(outcomes)}.\n",
         *_section(
-            "1. What needs a correction", _erratum, groups[StatementVerdict.no] + groups[StatementVerdict.ill_typed]
+            "1. What needs a correction",
+            _erratum,
+            groups[StatementVerdict.no] + groups[StatementVerdict.ill_typed],
         ),
-        *_section("2. What the sources leave out", _addition, groups[StatementVerdict.left_out]),
-        *_section("3. What holds as printed", _confirmation, groups[StatementVerdict.yes]),
+        *_section(
+            "2. What the sources leave out",
+            _addition,
+            groups[StatementVerdict.left_out],
+        ),
+        *_section(
+            "3. What holds as printed", _confirmation, groups[StatementVerdict.yes]
+        ),
         _method(sizes, seeds),
     ]
     return "\n".join(sections)
@@ -112,7 +144,10 @@ def markdown(outcomes: list[StatementOutcome], sizes: list[Dims], seeds: int) ->
 
 def summary(outcomes: list[StatementOutcome]) -> str:
     """How many statements of each verdict, and how many corrections hold."""
-    counts = {verdict: sum(o.verdict == verdict for o in outcomes) for verdict in StatementVerdict}
+    counts = {
+        verdict: sum(o.verdict == verdict for o in outcomes)
+        for verdict in StatementVerdict
+    }
     words = {
         StatementVerdict.yes: "hold as printed",
         StatementVerdict.no: "do not",
@@ -120,8 +155,12 @@ def summary(outcomes: list[StatementOutcome]) -> str:
         StatementVerdict.left_out: "left out by their source",
     }
     listed = ", ".join(f"{counts[v]} {word}" for v, word in words.items() if counts[v])
-    corrections = [o.correction_holds for o in outcomes if o.error_corrected is not None]
-    verified = f"{sum(corrections)} of {len(corrections)} corrected or added forms verified"
+    corrections = [
+        o.correction_holds for o in outcomes if o.error_corrected is not None
+    ]
+    verified = (
+        f"{sum(corrections)} of {len(corrections)} corrected or added forms verified"
+    )
     return f"{len(outcomes)} statements: {listed}; {verified}"
 
 
@@ -130,7 +169,11 @@ def number(error: float | None) -> str:
     return "" if error is None or error == float("inf") else f"{error:.3g}"
 
 
-def _section(title: str, render: Callable[[StatementOutcome], str], outcomes: Iterable[StatementOutcome]) -> list[str]:
+def _section(
+    title: str,
+    render: Callable[[StatementOutcome], str],
+    outcomes: Iterable[StatementOutcome],
+) -> list[str]:
     body = [render(outcome) for outcome in outcomes]
     return [f"## {title}\n", *body] if body else []
 
@@ -145,12 +188,20 @@ def _erratum(outcome: StatementOutcome) -> str:
 
 def _addition(outcome: StatementOutcome) -> str:
     s = outcome.statement
-    lines = [f"- **Missing:** {s.claim}", f"- **Here:** {s.correction}{_verified(outcome)}"]
+    lines = [
+        f"- **Missing:** {s.claim}",
+        f"- **Here:** {s.correction}{_verified(outcome)}",
+    ]
     return _entry(outcome, [*lines, *([f"- **Note:** {s.note}"] if s.note else [])])
 
 
 def _entry(outcome: StatementOutcome, lines: list[str]) -> str:
-    return "\n".join([f"### `{outcome.statement.id}`: {outcome.statement.reference}\n", *lines]) + "\n"
+    return (
+        "\n".join(
+            [f"### `{outcome.statement.id}`: {outcome.statement.reference}\n", *lines]
+        )
+        + "\n"
+    )
 
 
 def _confirmation(outcome: StatementOutcome) -> str:
@@ -176,8 +227,13 @@ def _verified(outcome: StatementOutcome) -> str:
 
 
 def _method(sizes: list[Dims], seeds: int) -> str:
-    where = " and ".join(", ".join(f"{name} = {value}" for name, value in vars(size).items()) for size in sizes)
-    allowed = "; ".join(f"{measure} at most {measure.tolerance:g}" for measure in ErrorMeasure)
+    where = " and ".join(
+        ", ".join(f"{name} = {value}" for name, value in vars(size).items())
+        for size in sizes
+    )
+    allowed = "; ".join(
+        f"{measure} at most {measure.tolerance:g}" for measure in ErrorMeasure
+    )
     return f"""
 ## How this was checked
 
@@ -191,7 +247,14 @@ The formulas are in `hessfig/theory`, one module per subject; `hessfig verify st
 """
 
 
-COLUMNS = ("statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note")
+COLUMNS = (
+    "statement",
+    "reference",
+    "holds_as_printed",
+    "error_as_printed",
+    "error_corrected",
+    "note",
+)
 
 _COLOURS = {
     StatementVerdict.yes: "green",
@@ -201,29 +264,47 @@ _COLOURS = {
 }
 
 
-def write(outcomes: list[StatementOutcome], directory: Path, sizes: list[Dims], seeds: int) -> list[Path]:
+def write(
+    outcomes: list[StatementOutcome], directory: Path, sizes: list[Dims], seeds: int
+) -> list[Path]:
     """Write statements.csv (errors empty where no formula is, or it is ill-typed) and report.md; return their paths."""
     table = csv_text(COLUMNS, map(_row, outcomes))
-    texts = {directory / "statements.csv": table, directory / "report.md": markdown(outcomes, sizes, seeds)}
+    texts = {
+        directory / "statements.csv": table,
+        directory / "report.md": markdown(outcomes, sizes, seeds),
+    }
     return publish(texts, "verification")
 
 
-def print_table(outcomes: list[StatementOutcome], paths: list[Path], show: Callable[[Table], None]) -> None:
+def print_table(
+    outcomes: list[StatementOutcome], paths: list[Path], show: Callable[[Table], None]
+) -> None:
     """Print one row per statement (by `show`), the count of verdicts, and what differs from the record."""
     console = Console()
     table = Table(
-        *(Column(name, no_wrap=True, overflow="fold") for name in ("statement", "reference", "as printed")),
+        *(
+            Column(name, no_wrap=True, overflow="fold")
+            for name in ("statement", "reference", "as printed")
+        ),
         *("error as printed", "error corrected"),
     )
     for outcome in outcomes:
         statement, reference, verdict, *errors, _ = _row(outcome)
-        table.add_row(statement, reference, f"[{_COLOURS[outcome.verdict]}]{verdict}[/]", *errors)
+        table.add_row(
+            statement, reference, f"[{_COLOURS[outcome.verdict]}]{verdict}[/]", *errors
+        )
     show(table)
-    console.print(f"{summary(outcomes)}; {sum(o.seconds for o in outcomes):.0f} s", soft_wrap=True, highlight=False)
+    console.print(
+        f"{summary(outcomes)}; {sum(o.seconds for o in outcomes):.0f} s",
+        soft_wrap=True,
+        highlight=False,
+    )
     for outcome in outcomes:
         if not outcome.as_recorded:
             console.print(f"[bold red]changed:[/] {_change(outcome)}")
-    console.print("written: " + ", ".join(map(str, paths)), soft_wrap=True, highlight=False)
+    console.print(
+        "written: " + ", ".join(map(str, paths)), soft_wrap=True, highlight=False
+    )
 
 
 def _row(outcome: StatementOutcome) -> tuple[str, ...]:
@@ -260,7 +341,12 @@ def run(
     chosen = _chosen(statement_ids)
     check_settings(dims, seeds, dtype)
     sizes = [dims, dims.other_side()]
-    statements = track([CATALOGUE[name] for name in chosen], "checking", console=Console(stderr=True), transient=True)
+    statements = track(
+        [CATALOGUE[name] for name in chosen],
+        "checking",
+        console=Console(stderr=True),
+        transient=True,
+    )
     outcomes = [check(statement, sizes, seeds) for statement in statements]
     paths = write(outcomes, output_dir / "verify", sizes, seeds)
     print_table(outcomes, paths, show or Console().print)
@@ -295,7 +381,9 @@ def _chosen(names: list[str] | None) -> list[str]:
     for name in names or []:
         if name not in CATALOGUE:
             otherwise = f"for example statement={next(iter(CATALOGUE))}"
-            raise unknown_name("statement: there is no such id", name, CATALOGUE, otherwise)
+            raise unknown_name(
+                "statement: there is no such id", name, CATALOGUE, otherwise
+            )
     return [name for name in CATALOGUE if names is None or name in names]
 
 
@@ -309,7 +397,11 @@ def _check_dims(dims: Dims) -> None:
         )
     for size in (dims, dims.other_side()):
         widths = [size.L, size.d_V, size.d_K, size.d_ff]
-        if len(set(widths)) < len(widths) or size.d_V < 3 or min(size.d_K, size.d_ff) < 2:
+        if (
+            len(set(widths)) < len(widths)
+            or size.d_V < 3
+            or min(size.d_K, size.d_ff) < 2
+        ):
             raise UserError(
                 "dims: L, d_V, d_K, d_ff must be pairwise different, d_V at least 3, d_K and d_ff at least 2",
                 got=f"{', '.join(f'{k}={v}' for k, v in vars(dims).items())} (and d_K={dims.other_side().d_K})",

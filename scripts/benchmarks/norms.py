@@ -42,7 +42,17 @@ MACHINE = "plain matrix products"
 PROBES = 20
 TOY = {"d_model": 8, "digits": 1, "batch_size": 4, "rounds": 1}
 SETTINGS = ("n_layers", "norm", "d_model", "digits", "batch_size", "sigma", "rounds")
-COLUMNS = ("engine", "s / cell", "x", "x, 2 threads", "sem", "rms off", "s, equal error", "x", "peak GiB")
+COLUMNS = (
+    "engine",
+    "s / cell",
+    "x",
+    "x, 2 threads",
+    "sem",
+    "rms off",
+    "s, equal error",
+    "x",
+    "peak GiB",
+)
 Numbers = dict[str, dict[str, float]]
 Runs = dict[str, list[Run]]
 Keys = list[tuple[int, str]]
@@ -61,7 +71,9 @@ class Engine:
 ENGINES = {
     PUBLISHED_2: Engine(None, DType.float32, threads=2),
     PUBLISHED: Engine(None, DType.float32),
-    "hutchinson on curvlinops, float64": Engine(Method.hutchinson, products=Products.curvlinops),
+    "hutchinson on curvlinops, float64": Engine(
+        Method.hutchinson, products=Products.curvlinops
+    ),
     DEFAULT: Engine(Method.hutchinson),
     "hutchinson, float32": Engine(Method.hutchinson, DType.float32),
     "aligned, float64": Engine(Method.aligned),
@@ -86,9 +98,21 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--n-layers", type=int, default=1, help="all layers' W_V and W_Q are measured (1)")
-    parser.add_argument("--norm", choices=list(Norm), default="none", help="LayerNorm (none)")
-    parser.add_argument("--sigma", type=float, default=runner.SIGMA, help="scale of the embeddings (0.5)")
+    parser.add_argument(
+        "--n-layers",
+        type=int,
+        default=1,
+        help="all layers' W_V and W_Q are measured (1)",
+    )
+    parser.add_argument(
+        "--norm", choices=list(Norm), default="none", help="LayerNorm (none)"
+    )
+    parser.add_argument(
+        "--sigma",
+        type=float,
+        default=runner.SIGMA,
+        help="scale of the embeddings (0.5)",
+    )
     runner.add_sizes(parser)
 
 
@@ -99,16 +123,26 @@ def _rounds(options: argparse.Namespace) -> list[dict[str, tuple[Any, ...]]]:
     names = [name for name in ENGINES if name not in left_out]
     rate = (runner.product_rates, 0.02 if options.quick else 0.5)
     return [
-        {MACHINE: rate, **{name: (measure_engine, name, _cell(options, name, runner.SEED + number)) for name in names}}
+        {
+            MACHINE: rate,
+            **{
+                name: (measure_engine, name, _cell(options, name, runner.SEED + number))
+                for name in names
+            },
+        }
         for number in range(options.rounds)
     ]
 
 
 def _cell(options: argparse.Namespace, name: str, seed: int) -> Cell:
     engine = ENGINES[name]
-    estimator = EstimatorConfig(engine.method or Method.hutchinson, engine.products, PROBES)
+    estimator = EstimatorConfig(
+        engine.method or Method.hutchinson, engine.products, PROBES
+    )
     own = {"norm": options.norm, "estimator": estimator, "dtype": engine.dtype}
-    return runner.cell_of(options, options.n_layers, sigma=options.sigma, seed=seed, **own)
+    return runner.cell_of(
+        options, options.n_layers, sigma=options.sigma, seed=seed, **own
+    )
 
 
 def measure_engine(name: str, cell: Cell) -> dict[str, Any]:
@@ -124,7 +158,9 @@ def hessfig_numbers(cell: Cell) -> Numbers:
     from hessfig.sweep.measure import compute_cell
 
     return {
-        _key(row["layer"], row["row"], row["part"]): _number(row["value"], row["error"], row["num_probes"])
+        _key(row["layer"], row["row"], row["part"]): _number(
+            row["value"], row["error"], row["num_probes"]
+        )
         for row in compute_cell(cell).rows
     }
 
@@ -186,7 +222,11 @@ class _Watched:
 
     def __init__(self, operator: Any) -> None:
         self._operator = operator
-        self.shape, self.device, self.dtype = operator.shape, operator.device, operator.dtype
+        self.shape, self.device, self.dtype = (
+            operator.shape,
+            operator.device,
+            operator.dtype,
+        )
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         products = self._operator @ vectors
@@ -209,7 +249,9 @@ def summaries(runs: Runs) -> dict[str, Run]:
     for row in found.values():
         row["faster_than_published"] = published["seconds"] / row["seconds"]
         if PUBLISHED_2 in found:
-            row["faster_than_published_2_threads"] = found[PUBLISHED_2]["seconds"] / row["seconds"]
+            row["faster_than_published_2_threads"] = (
+                found[PUBLISHED_2]["seconds"] / row["seconds"]
+            )
         row["memory_below_published"] = published["peak_gib"] / row["peak_gib"]
     return found
 
@@ -227,21 +269,32 @@ def _cost(each: list[Run]) -> dict[str, Any]:
 def _error(each: list[Run], runs: Runs) -> dict[str, Any]:
     """Compare the numbers whose norm is not zero; the published recipe's error is taken on the same numbers."""
     keys = _nonzero(runs)
-    sampled = [(index, key) for index, key in keys if each[index]["numbers"][key]["sem"]]
+    sampled = [
+        (index, key) for index, key in keys if each[index]["numbers"][key]["sem"]
+    ]
     seconds = median(run["seconds"] for run in each)
     return {
         "numbers": len(keys) // len(each),
         "sampled_numbers": len(sampled) / len(each),
         "relative_sem": _relative_sem(each, keys),
         **_deviations(each, runs, keys),
-        "cost_at_equal_error": _equal_error(seconds, each, runs[PUBLISHED], keys) if sampled else None,
-        "cost_at_equal_error_sampled": _equal_error(seconds, each, runs[PUBLISHED], sampled),
+        "cost_at_equal_error": _equal_error(seconds, each, runs[PUBLISHED], keys)
+        if sampled
+        else None,
+        "cost_at_equal_error_sampled": _equal_error(
+            seconds, each, runs[PUBLISHED], sampled
+        ),
     }
 
 
 def _nonzero(runs: Runs) -> Keys:
     reference = runs.get(EXACT, runs[DEFAULT])
-    return [(i, key) for i, run in enumerate(reference) for key, n in run["numbers"].items() if n["frob"]]
+    return [
+        (i, key)
+        for i, run in enumerate(reference)
+        for key, n in run["numbers"].items()
+        if n["frob"]
+    ]
 
 
 def _relative_sem(each: list[Run], keys: Keys) -> float:
@@ -249,7 +302,9 @@ def _relative_sem(each: list[Run], keys: Keys) -> float:
     return mean(number["sem"] / number["frob"] for number in numbers)
 
 
-def _equal_error(seconds: float, each: list[Run], published: list[Run], keys: Keys) -> float | None:
+def _equal_error(
+    seconds: float, each: list[Run], published: list[Run], keys: Keys
+) -> float | None:
     if not keys:
         return None
     return seconds * (_relative_sem(each, keys) / _relative_sem(published, keys)) ** 2
@@ -258,9 +313,15 @@ def _equal_error(seconds: float, each: list[Run], published: list[Run], keys: Ke
 def _deviations(each: list[Run], runs: Runs, keys: Keys) -> dict[str, Any]:
     if EXACT not in runs:
         return {"rms_deviation": None, "worst_deviation": None}
-    pairs = [(each[i]["numbers"][key]["frob"], runs[EXACT][i]["numbers"][key]["frob"]) for i, key in keys]
+    pairs = [
+        (each[i]["numbers"][key]["frob"], runs[EXACT][i]["numbers"][key]["frob"])
+        for i, key in keys
+    ]
     off = [abs(found / exact - 1) for found, exact in pairs]
-    return {"rms_deviation": mean(x * x for x in off) ** 0.5, "worst_deviation": max(off)}
+    return {
+        "rms_deviation": mean(x * x for x in off) ** 0.5,
+        "worst_deviation": max(off),
+    }
 
 
 def _print(report: dict[str, Any]) -> None:
@@ -277,7 +338,9 @@ def _cells(row: Run, published: Run) -> list[str]:
     return [
         f"{row['seconds']:.3g}",
         f"{row['faster_than_published']:.2f}",
-        f"{row['faster_than_published_2_threads']:.2f}" if "faster_than_published_2_threads" in row else "",
+        f"{row['faster_than_published_2_threads']:.2f}"
+        if "faster_than_published_2_threads" in row
+        else "",
         f"{row['relative_sem']:.2%}" if row["sampled_numbers"] else "exact",
         "" if row["rms_deviation"] is None else f"{row['rms_deviation']:.1e}",
         "" if cost is None else f"{cost:.3g}",

@@ -59,11 +59,20 @@ _OF_BOTH = {
     "H, one late weight": _product("hessfig", block="late"),
     **{name: _product(name) for name in PACKAGES},
 }
-_EIGENVALUE, _NORMS = Row("largest_eigenvalue", 400), Row("norms", 300, {"num_probes": 8, "names": list(MATRICES)})
+_EIGENVALUE, _NORMS = (
+    Row("largest_eigenvalue", 400),
+    Row("norms", 300, {"num_probes": 8, "names": list(MATRICES)}),
+)
 CPU_ROWS = {
     **_OF_BOTH,
-    **{f"memory, {count} batches": Row("memory", 300, {"batches": count}) for count in (4, 16, 64)},
-    **{f"memory, {count} tokens": Row("memory", 600, {"length": count}) for count in (16, 64, 256, 1024)},
+    **{
+        f"memory, {count} batches": Row("memory", 300, {"batches": count})
+        for count in (4, 16, 64)
+    },
+    **{
+        f"memory, {count} tokens": Row("memory", 600, {"length": count})
+        for count in (16, 64, 256, 1024)
+    },
     "largest eigenvalue": _EIGENVALUE,
     "norms": _NORMS,
 }
@@ -73,14 +82,21 @@ CUDA_ROWS = {
     "1.1 B, 4 x 512 tokens": _product("hessfig", 90, shape="llama"),
     "1.1 B, 1 x 2048 tokens": _product("hessfig", 150, shape="long llama"),
     f"{FIGURE}, CPU, 2 workers": Row("figure", 120, {"workers": 2, "device": "cpu"}),
-    **{f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count}) for count in (8, 1, 4, 16)},
+    **{
+        f"{FIGURE}, {count} workers": Row("figure", 120, {"workers": count})
+        for count in (8, 1, 4, 16)
+    },
     "norms": _NORMS,
     "largest eigenvalue": _EIGENVALUE,
     **{
-        f"largest eigenvalue, {count} of 16 batches": Row("largest_eigenvalue", 200, {"batches": count})
+        f"largest eigenvalue, {count} of 16 batches": Row(
+            "largest_eigenvalue", 200, {"batches": count}
+        )
         for count in (1, 4)
     },
-    "norms of W_Q and W_V": Row("norms", 120, {"num_probes": 8, "names": ["W_Q", "W_V"]}),
+    "norms of W_Q and W_V": Row(
+        "norms", 120, {"num_probes": 8, "names": ["W_Q", "W_V"]}
+    ),
 }
 
 
@@ -88,12 +104,25 @@ def main(words: Sequence[str] | None = None) -> None:
     """Measure the rows, writing the JSON after each, and print them."""
     options = runner.parse(__doc__, _options, {}, words, rounds=1, allocator="system")
     if options.one is not None:
-        print(json.dumps(measured(options.one, quick=options.quick, device=options.device)))
+        print(
+            json.dumps(
+                measured(options.one, quick=options.quick, device=options.device)
+            )
+        )
         return
     rows, end = chosen(options.device, options.rows), time.monotonic() + options.seconds
-    report = {**runner.heading(options, ("device", "seconds", "quick")), **_software(options.device), "rows": []}
+    report = {
+        **runner.heading(options, ("device", "seconds", "quick")),
+        **_software(options.device),
+        "rows": [],
+    }
     for name in rows:
-        row = {"row": name, **_in_a_process(options, name, min(rows[name].limit, end - time.monotonic()))}
+        row = {
+            "row": name,
+            **_in_a_process(
+                options, name, min(rows[name].limit, end - time.monotonic())
+            ),
+        }
         report["rows"] = compared([*report["rows"], row])
         runner.write_report(options, "real", report)
         print(_said(report["rows"][-1]), flush=True)
@@ -101,8 +130,15 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help=runner.DEVICES)
-    parser.add_argument("--seconds", type=float, default=1800, help="of the whole run; rows beyond are left out (1800)")
-    parser.add_argument("--rows", nargs="+", default=["*"], help="patterns of names of rows (all)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=1800,
+        help="of the whole run; rows beyond are left out (1800)",
+    )
+    parser.add_argument(
+        "--rows", nargs="+", default=["*"], help="patterns of names of rows (all)"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a row, in this process
 
 
@@ -113,16 +149,25 @@ def rows_of(device: str) -> dict[str, Row]:
 
 def chosen(device: str, patterns: Sequence[str]) -> dict[str, Row]:
     """Return the rows that match, in the order of the patterns."""
-    names = {name: row for pattern in patterns for name, row in rows_of(device).items() if fnmatch(name, pattern)}
+    names = {
+        name: row
+        for pattern in patterns
+        for name, row in rows_of(device).items()
+        if fnmatch(name, pattern)
+    }
     if not names:
-        raise SystemExit(f"error: no row matches {patterns}: there are {', '.join(rows_of(device))}")
+        raise SystemExit(
+            f"error: no row matches {patterns}: there are {', '.join(rows_of(device))}"
+        )
     return names
 
 
 def measured(name: str, *, quick: bool, device: str) -> Run:
     """Measure one row in this process."""
     row = rows_of(device)[name]
-    found: Run = getattr(real_rows, row.work)(real_rows.Place(device, quick), **row.arguments)
+    found: Run = getattr(real_rows, row.work)(
+        real_rows.Place(device, quick), **row.arguments
+    )
     return found
 
 
@@ -131,10 +176,24 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
     if limit < 1:
         return {"failed": "no time was left"}
     is_host = options.device == "cpu"
-    own = {"OMP_NUM_THREADS": "1"} if is_host else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    own |= {"MALLOC_MMAP_THRESHOLD_": "65536"} if name.startswith("memory") else {}  # what is freed is given back
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(_command(options, name), env={**os.environ, **own}, start_new_session=True, **pipes)
+    own = (
+        {"OMP_NUM_THREADS": "1"}
+        if is_host
+        else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    )
+    # What is freed is given back.
+    own |= {"MALLOC_MMAP_THRESHOLD_": "65536"} if name.startswith("memory") else {}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
+    process = subprocess.Popen(
+        _command(options, name),
+        env={**os.environ, **own},
+        start_new_session=True,
+        **pipes,
+    )
     try:
         said, complaints = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
@@ -145,17 +204,34 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
         last = " | ".join(complaints.strip().splitlines()[-4:])
         return {"failed": last[-600:] or f"status {process.returncode}"}
     found: Run = json.loads(said.strip().splitlines()[-1])
-    return found | {"warned": [line[:300] for line in complaints.splitlines() if "RuntimeWarning" in line][:5]}
+    return found | {
+        "warned": [
+            line[:300] for line in complaints.splitlines() if "RuntimeWarning" in line
+        ][:5]
+    }
 
 
 def _command(options: argparse.Namespace, name: str) -> list[str]:
     quick = ["--quick"] if options.quick else []
-    return [sys.executable, __file__, f"--device={options.device}", f"--one={name}", *quick]
+    return [
+        sys.executable,
+        __file__,
+        f"--device={options.device}",
+        f"--one={name}",
+        *quick,
+    ]
 
 
 def compared(rows: list[Run]) -> list[Run]:
     """Add to every product with the same H how far its v.Hv is from that of plain double backward."""
-    truth = next((row["curvature"] for row in rows if row["row"] == PLAIN and "curvature" in row), None)
+    truth = next(
+        (
+            row["curvature"]
+            for row in rows
+            if row["row"] == PLAIN and "curvature" in row
+        ),
+        None,
+    )
     for row in rows:
         if truth is not None and row.get("comparable"):
             row["agrees"] = abs(row["curvature"] - truth) / max(abs(truth), 1e-300)
@@ -163,7 +239,11 @@ def compared(rows: list[Run]) -> list[Run]:
 
 
 def _said(row: Run) -> str:
-    numbers = {name: float(f"{value:.3g}") for name, value in row.items() if isinstance(value, int | float)}
+    numbers = {
+        name: float(f"{value:.3g}")
+        for name, value in row.items()
+        if isinstance(value, int | float)
+    }
     return f"{row['row']:26} {row.get('failed') or json.dumps(numbers)}"
 
 
@@ -172,7 +252,11 @@ def _software(device: str) -> dict[str, str]:
     import transformers
 
     names = {"transformers": transformers.__version__, "cuda": str(torch.version.cuda)}
-    return names if device == "cpu" else {**names, "card": torch.cuda.get_device_name(device)}
+    return (
+        names
+        if device == "cpu"
+        else {**names, "card": torch.cuda.get_device_name(device)}
+    )
 
 
 if __name__ == "__main__":

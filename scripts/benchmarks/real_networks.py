@@ -34,15 +34,21 @@ SHAPES = {
 }
 
 
-def language_model(shape: Shape, device: str, attention: str = "eager") -> tuple[Any, Tensor]:
+def language_model(
+    shape: Shape, device: str, attention: str = "eager"
+) -> tuple[Any, Tensor]:
     """Return the network in evaluation mode and the tokens (sequences, length), both on the device."""
     import transformers
 
     torch.manual_seed(0)
     with torch.device(device):
-        network = getattr(transformers, f"{shape.kind}{_CLASSES[shape.kind]}")(_config(shape, attention)).eval()
+        network = getattr(transformers, f"{shape.kind}{_CLASSES[shape.kind]}")(
+            _config(shape, attention)
+        ).eval()
     generator = torch.Generator().manual_seed(0)
-    return network, torch.randint(shape.vocabulary, (shape.sequences, shape.length), generator=generator).to(device)
+    return network, torch.randint(
+        shape.vocabulary, (shape.sequences, shape.length), generator=generator
+    ).to(device)
 
 
 _CLASSES = {"GPT2": "LMHeadModel", "Llama": "ForCausalLM"}
@@ -59,9 +65,14 @@ def _config(shape: Shape, attention: str) -> Any:
         "max_position_embeddings": shape.length,
     }
     if shape.kind == "Llama":
-        sizes |= {"intermediate_size": 11 * shape.width // 4, "num_key_value_heads": max(1, shape.heads // 8)}
+        sizes |= {
+            "intermediate_size": 11 * shape.width // 4,
+            "num_key_value_heads": max(1, shape.heads // 8),
+        }
     no = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None)
-    return getattr(transformers, f"{shape.kind}Config")(**sizes, **no, attn_implementation=attention, use_cache=False)
+    return getattr(transformers, f"{shape.kind}Config")(
+        **sizes, **no, attn_implementation=attention, use_cache=False
+    )
 
 
 def loss_of(network: Any, inputs: Batch) -> Tensor:

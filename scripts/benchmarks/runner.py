@@ -37,10 +37,8 @@ from hessfig.sweep.pool import ALLOCATOR, PRELOAD, THREADS
 from hessfig.sweep.variant import Variant
 
 PACKAGES = ("hessfig", "torch", "curvlinops-for-pytorch", "transformer-lens", "numpy")
-PRODUCTS = (
-    (1152, 128, 512),
-    (1024, 1024, 1024),
-)  # positions times d_model times d_mlp of the paper's cell; a large one
+# Positions times d_model times d_mlp of the paper's cell; a large one.
+PRODUCTS = ((1152, 128, 512), (1024, 1024, 1024))
 SIGMA, SEED = 0.5, 1234  # of the embeddings; of the first network
 TOY_WORDS = "toy sizes, not the paper's"
 ALLOCATORS = "memory settings of every process: those of `hessfig run` (sweep, the default) or the system's own"
@@ -59,13 +57,26 @@ def parse(
 ) -> argparse.Namespace:
     """Parse the options all benchmarks have and those `extra` adds; `usual` are defaults, with --quick `toy`."""
     parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     extra(parser)
-    parser.add_argument("--rounds", type=_count, default=3, help="measure everything so often, in turn (3)")
-    parser.add_argument("--output", type=Path, help="the JSON to write; a figure goes next to it")
-    parser.add_argument("--allocator", choices=("sweep", "system"), default="sweep", help=ALLOCATORS)
-    parser.add_argument("--quick", action="store_true", help=f"{TOY_WORDS}: a smoke test in seconds")
+    parser.add_argument(
+        "--rounds",
+        type=_count,
+        default=3,
+        help="measure everything so often, in turn (3)",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the JSON to write; a figure goes next to it"
+    )
+    parser.add_argument(
+        "--allocator", choices=("sweep", "system"), default="sweep", help=ALLOCATORS
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{TOY_WORDS}: a smoke test in seconds"
+    )
     given = sys.argv[1:] if words is None else list(words)
     parser.set_defaults(**usual | (dict(toy) if "--quick" in given else {}))
     return parser.parse_args(given)
@@ -80,16 +91,28 @@ def _count(word: str) -> int:
 def add_sizes(parser: argparse.ArgumentParser) -> None:
     """Add the sizes of a cell but its depth."""
     parser.add_argument("--d-model", type=int, default=128, help="width (128)")
-    parser.add_argument("--digits", type=int, default=5, help="digits of the summands (5)")
+    parser.add_argument(
+        "--digits", type=int, default=5, help="digits of the summands (5)"
+    )
     parser.add_argument("--batch-size", type=int, default=64, help="sequences (64)")
 
 
 def cell_of(
-    sizes: Any, n_layers: int, *, sigma: float = SIGMA, seed: int = SEED, norm: str = "none", **more: Any
+    sizes: Any,
+    n_layers: int,
+    *,
+    sigma: float = SIGMA,
+    seed: int = SEED,
+    norm: str = "none",
+    **more: Any,
 ) -> Cell:
     """Return the cell of a transformer of these sizes on sums. Exits with 2 when it cannot be run."""
     task = TaskConfig(digits=sizes.digits, batch_size=sizes.batch_size)
-    config = Config(task=task, model=ModelConfig(n_layers=n_layers, norm=Norm(norm), d_model=sizes.d_model), **more)
+    config = Config(
+        task=task,
+        model=ModelConfig(n_layers=n_layers, norm=Norm(norm), d_model=sizes.d_model),
+        **more,
+    )
     try:
         check_config(config)
     except UserError as error:
@@ -121,14 +144,18 @@ def in_fresh_process(work: Callable[..., Result], *arguments: object) -> Result:
     return answer
 
 
-def in_turn(rounds: Sequence[Mapping[Name, tuple[Callable[..., Run], *tuple[Any, ...]]]]) -> dict[Name, list[Run]]:
+def in_turn(
+    rounds: Sequence[Mapping[Name, tuple[Callable[..., Run], *tuple[Any, ...]]]],
+) -> dict[Name, list[Run]]:
     """Return what the work of every name gave, once a round: each in a fresh process, all in turn."""
     runs: dict[Name, list[Run]] = {name: [] for name in rounds[0]}
     for number, each in enumerate(rounds, 1):
         for name, (work, *arguments) in each.items():
             found = in_fresh_process(work, *arguments)
             runs[name].append(found)
-            told = found.get("failed", f"{found['seconds']:.3g} s" if "seconds" in found else "done")
+            told = found.get(
+                "failed", f"{found['seconds']:.3g} s" if "seconds" in found else "done"
+            )
             print(f"round {number}/{len(rounds)}: {name}, {told}", file=sys.stderr)
     return runs
 
@@ -138,14 +165,18 @@ def medians(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: median(run[key] for run in runs) for key in runs[0]}
 
 
-def _answer(pipe: Connection, work: Callable[..., object], arguments: tuple[object, ...]) -> None:
+def _answer(
+    pipe: Connection, work: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
     try:
         pipe.send((True, work(*arguments)))
     except Exception:
         pipe.send((False, traceback.format_exc()))
 
 
-def after_warm_up(run: Callable[[], Result], *, threads: int = 1) -> tuple[Result, dict[str, float]]:
+def after_warm_up(
+    run: Callable[[], Result], *, threads: int = 1
+) -> tuple[Result, dict[str, float]]:
     """Call `run` twice; return the second call's result with its times, and this process's memory."""
     import torch
 
@@ -156,19 +187,39 @@ def after_warm_up(run: Callable[[], Result], *, threads: int = 1) -> tuple[Resul
     return result, {**times, "peak_gib": peak_gib(), "base_gib": base}
 
 
-def timed(run: Callable[[], Result], device: str = "cpu") -> tuple[Result, dict[str, float]]:
+def timed(
+    run: Callable[[], Result], device: str = "cpu"
+) -> tuple[Result, dict[str, float]]:
     """Return what `run` returns, and its seconds: by the clock, and this process's own."""
     wall, cpu = time.perf_counter(), time.process_time()
     result = run()
     synchronised(device)
-    return result, {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return result, {
+        "seconds": time.perf_counter() - wall,
+        "cpu_seconds": time.process_time() - cpu,
+    }
 
 
-def said(command: Sequence[str], environment: Mapping[str, str], *, folder: Path | None = None, status: int = 0) -> str:
+def said(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    folder: Path | None = None,
+    status: int = 0,
+) -> str:
     """Return what a command prints. Exits with its last words if it ends with another status."""
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode != status:
-        raise SystemExit(f"{command} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise SystemExit(
+            f"{command} ended with {done.returncode}: {done.stderr[-2000:]}"
+        )
     return done.stdout
 
 
@@ -179,7 +230,9 @@ def peak_gib(device: str = "cpu") -> float:
 
         return torch.cuda.max_memory_allocated(device) / 2**30
     status = Path("/proc/self/status")
-    found = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    found = (
+        re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    )
     if found:
         return int(found[1]) / 2**20
     import resource
@@ -204,9 +257,16 @@ def product_rates(seconds: float) -> dict[str, float]:
     rates = {}
     for rows, inner, cols in PRODUCTS:
         for dtype in (torch.float64, torch.float32):
-            left, right = torch.randn(rows, inner, dtype=dtype), torch.randn(inner, cols, dtype=dtype)
-            taken = _median_seconds(partial(torch.mm, left, right, out=left @ right), seconds)
-            rates[f"{rows}x{inner} @ {inner}x{cols}, {dtype}"] = 2e-9 * rows * inner * cols / taken
+            left, right = (
+                torch.randn(rows, inner, dtype=dtype),
+                torch.randn(inner, cols, dtype=dtype),
+            )
+            taken = _median_seconds(
+                partial(torch.mm, left, right, out=left @ right), seconds
+            )
+            rates[f"{rows}x{inner} @ {inner}x{cols}, {dtype}"] = (
+                2e-9 * rows * inner * cols / taken
+            )
     return {name.replace("torch.", ""): rate for name, rate in rates.items()}
 
 
@@ -220,7 +280,9 @@ def _median_seconds(run: Callable[[], object], seconds: float) -> float:
     return median(times)
 
 
-def heading(options: argparse.Namespace, settings: Iterable[str], **more: Any) -> dict[str, Any]:
+def heading(
+    options: argparse.Namespace, settings: Iterable[str], **more: Any
+) -> dict[str, Any]:
     """Return what every report begins with: whether it is a toy, where and when it ran (no host, user or path).
 
     And its settings: some options by name, and `more`.
@@ -245,17 +307,23 @@ def heading(options: argparse.Namespace, settings: Iterable[str], **more: Any) -
 
 def _cpu_model() -> str:
     path = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
+    found = (
+        re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
+    )
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
-def write_report(options: argparse.Namespace, name: str, report: Mapping[str, Any]) -> None:
+def write_report(
+    options: argparse.Namespace, name: str, report: Mapping[str, Any]
+) -> None:
     """Write the report as JSON, whole or not at all."""
     path: Path = options.output or Path(f"outputs/benchmarks/{name}.json")
     write_text(path, json.dumps(report, indent=1, allow_nan=False) + "\n")
 
 
-def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+def print_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
+) -> None:
     """Print rows under their heads."""
     from rich.console import Console
 

@@ -73,7 +73,9 @@ class Job:
     layers: tuple[int, ...]
 
     def __str__(self) -> str:
-        settings = ", ".join(f"{key}={value}" for key, value in vars(self.setting).items())
+        settings = ", ".join(
+            f"{key}={value}" for key, value in vars(self.setting).items()
+        )
         return f"{self.method}, {settings}, layers {', '.join(map(str, self.layers))}"
 
 
@@ -93,9 +95,17 @@ def main(words: Sequence[str] | None = None) -> None:
     base, axes = (TOY, TOY_AXES) if options.quick else (PAPER, AXES)
     points, skipped = plan(base, {axis: axes[axis] for axis in options.axes})
     runner.prepare(options.allocator)
-    fixed = {"norm": "none", "dtype": "float64", "sigma": runner.SIGMA, "seed": runner.SEED, "blocks": ["W_V", "W_Q"]}
+    fixed = {
+        "norm": "none",
+        "dtype": "float64",
+        "sigma": runner.SIGMA,
+        "seed": runner.SEED,
+        "blocks": ["W_V", "W_Q"],
+    }
     report = runner.heading(options, (), **asdict(base), **fixed, rounds=options.rounds)
-    costs = runner.in_turn([{point.job: (measure_job, point.job) for point in points}] * options.rounds)
+    costs = runner.in_turn(
+        [{point.job: (measure_job, point.job) for point in points}] * options.rounds
+    )
     rows = [_row(point, costs[point.job]) for point in points]
     report |= {"points": rows, "fits": fits(rows), "skipped": skipped}
     runner.write_report(options, "scaling", report)
@@ -103,7 +113,13 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES), help="which to vary (all)")
+    parser.add_argument(
+        "--axes",
+        nargs="+",
+        choices=list(AXES),
+        default=list(AXES),
+        help="which to vary (all)",
+    )
 
 
 def measure_job(job: Job) -> dict[str, float]:
@@ -122,7 +138,9 @@ def find_norms(job: Job) -> None:
     for layer, col, members in columns(cell.variant.blocks):
         if layer in job.layers:
             generator = probe_stream(runner.SEED, FROBENIUS, runner.SIGMA, layer, col)
-            estimator.column_norms(layer, col, members, cell.config.parts, generator=generator)
+            estimator.column_norms(
+                layer, col, members, cell.config.parts, generator=generator
+            )
 
 
 def _cell(job: Job) -> Cell:
@@ -131,26 +149,52 @@ def _cell(job: Job) -> Cell:
 
 
 def _row(point: Point, costs: list[Run]) -> Run:
-    rounds = {f"all_{name}": [cost[name] for cost in costs] for name in ("seconds", "cpu_seconds")}
-    where = {"axis": point.axis, "x": point.x, "engine": point.engine, "layers": point.job.layers}
-    return where | {"setting": asdict(point.job.setting)} | runner.medians(costs) | rounds
+    rounds = {
+        f"all_{name}": [cost[name] for cost in costs]
+        for name in ("seconds", "cpu_seconds")
+    }
+    where = {
+        "axis": point.axis,
+        "x": point.x,
+        "engine": point.engine,
+        "layers": point.job.layers,
+    }
+    return (
+        where | {"setting": asdict(point.job.setting)} | runner.medians(costs) | rounds
+    )
 
 
 def _print(report: dict[str, Any]) -> None:
     numbers = ("low", "high", "exponent", "standard_error")
-    rows = [(*(fit[name] for name in HEADS[:3]), *(f"{fit[name]:.3g}" for name in numbers)) for fit in report["fits"]]
+    rows = [
+        (*(fit[name] for name in HEADS[:3]), *(f"{fit[name]:.3g}" for name in numbers))
+        for fit in report["fits"]
+    ]
     runner.print_table(HEADS, rows, runner.TOY_WORDS if report["quick"] else None)
 
 
-def plan(base: Setting, axes: Mapping[str, tuple[int, ...]]) -> tuple[list[Point], list[dict[str, Any]]]:
+def plan(
+    base: Setting, axes: Mapping[str, tuple[int, ...]]
+) -> tuple[list[Point], list[dict[str, Any]]]:
     """Return the points of every axis, and what is not measured there with the reason."""
     points, skipped = [], []
-    for axis, value in ((axis, value) for axis, values in axes.items() for value in values):
+    for axis, value in (
+        (axis, value) for axis, values in axes.items() for value in values
+    ):
         setting, x = _varied(base, axis, value)
-        expensive = _expensive_layers(setting, only_probes_vary=axis == "num_probes" and setting != base)
-        points += [Point(axis, x, engine, job) for engine, job in _jobs(axis, setting, expensive).items()]
-        reasons = [{"layer": layer, "reason": reason} for layer, reason in expensive.items()]
-        skipped += [{"axis": axis, "x": x, "engine": EXACT, **reason} for reason in reasons]
+        expensive = _expensive_layers(
+            setting, only_probes_vary=axis == "num_probes" and setting != base
+        )
+        points += [
+            Point(axis, x, engine, job)
+            for engine, job in _jobs(axis, setting, expensive).items()
+        ]
+        reasons = [
+            {"layer": layer, "reason": reason} for layer, reason in expensive.items()
+        ]
+        skipped += [
+            {"axis": axis, "x": x, "engine": EXACT, **reason} for reason in reasons
+        ]
     return points, skipped
 
 
@@ -179,9 +223,15 @@ def _expensive_layers(setting: Setting, *, only_probes_vary: bool) -> dict[int, 
     config, reasons = variant.config, dict[int, list[str]]()
     for block in variant.blocks:
         found = {part: exactness(config.model, block, part) for part in config.parts}
-        expensive = [f"{part} ({e.level}, {e.reason})" for part, e in found.items() if e.level != Level.cheap]
+        expensive = [
+            f"{part} ({e.level}, {e.reason})"
+            for part, e in found.items()
+            if e.level != Level.cheap
+        ]
         if expensive:
-            reasons.setdefault(block.layer, []).append(f"{block.row}: {', '.join(expensive)}")
+            reasons.setdefault(block.layer, []).append(
+                f"{block.row}: {', '.join(expensive)}"
+            )
     return {layer: "; ".join(words) for layer, words in reasons.items()}
 
 
@@ -200,7 +250,9 @@ def fit_power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
     """Fit a straight line to log y against log x."""
     u, v = [math.log(x) for x in xs], [math.log(y) for y in ys]
     line = linear_regression(u, v)
-    residual = sum((b - line.intercept - line.slope * a) ** 2 for a, b in zip(u, v, strict=True))
+    residual = sum(
+        (b - line.intercept - line.slope * a) ** 2 for a, b in zip(u, v, strict=True)
+    )
     spread = sum((a - sum(u) / len(u)) ** 2 for a in u)
     error = math.sqrt(residual / (len(u) - 2) / spread) if len(u) > 2 else None
     return PowerLaw(math.exp(line.intercept), line.slope, error, min(xs), max(xs))
@@ -218,8 +270,12 @@ def fits(rows: list[Run]) -> list[Run]:
         series = [row for row in rows if (row["axis"], row["engine"]) == (axis, engine)]
         upper = upper_half(series)
         for clock in ("cpu_seconds", "seconds") if len(upper) > 2 else ():
-            law = fit_power_law([row["x"] for row in upper], [row[clock] for row in upper])
-            found.append({"axis": axis, "engine": engine, "clock": clock, **asdict(law)})
+            law = fit_power_law(
+                [row["x"] for row in upper], [row[clock] for row in upper]
+            )
+            found.append(
+                {"axis": axis, "engine": engine, "clock": clock, **asdict(law)}
+            )
     return found
 
 

@@ -29,8 +29,13 @@ def tree() -> str:
 
 
 def _lines(folder: Path, depth: int) -> Iterator[str]:
-    sentence = opening_sentence(folder / "__init__.py").replace("`", "")  # in marks a page shows commands
-    modules = ", ".join(f"`{path.name}`" for path in sorted(folder.glob("*.py")) if path.stem != "__init__")
+    # In marks a page shows commands.
+    sentence = opening_sentence(folder / "__init__.py").replace("`", "")
+    modules = ", ".join(
+        f"`{path.name}`"
+        for path in sorted(folder.glob("*.py"))
+        if path.stem != "__init__"
+    )
     yield f"{'  ' * depth}- `{folder.name}/`: {sentence} {modules}".rstrip()
     for inner in sorted(path.parent for path in folder.glob("*/__init__.py")):
         yield from _lines(inner, depth + 1)
@@ -38,7 +43,9 @@ def _lines(folder: Path, depth: int) -> Iterator[str]:
 
 def opening_sentence(module: Path) -> str:
     """Return the first sentence of a module's docstring, on one line; nothing where it has none."""
-    paragraph = (ast.get_docstring(ast.parse(module.read_text("utf-8"))) or "").partition("\n\n")[0]
+    paragraph = (
+        ast.get_docstring(ast.parse(module.read_text("utf-8"))) or ""
+    ).partition("\n\n")[0]
     return re.split(r"(?<=[.!?])\s+(?=[A-Z`])", " ".join(paragraph.split()))[0]
 
 

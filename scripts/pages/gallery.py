@@ -36,7 +36,13 @@ from hessfig.errors import UserError
 from hessfig.record import MANIFEST, TABLE
 
 PAGE = ROOT / "docs" / "gallery.md"
-HEADINGS = ["Figures of the paper", "Figures of the paper's claims", "Beyond the paper", "Follow-ups", "Theory alone"]
+HEADINGS = [
+    "Figures of the paper",
+    "Figures of the paper's claims",
+    "Beyond the paper",
+    "Follow-ups",
+    "Theory alone",
+]
 HEAD = """# Gallery
 
 The figures that come with the package, each with one sentence on what it shows; [the last section](#other-figures)
@@ -57,18 +63,29 @@ wide_keys jacobian language_heterogeneity language_sinks language_noise sinks qu
 critical_points steps approximations_digits approximations_text along_updates rounding
 landscape_subspace influence approximations_addition language_course sinks_trained
 """.split()  # noqa: SIM905
-ALSO_READ = {"centring_training": ["centring"]}  # sweeps that a figure reads besides its own
+# Sweeps that a figure reads besides its own.
+ALSO_READ = {"centring_training": ["centring"]}
 
 
 def main() -> None:
     """Carry out what is asked for, then write the page."""
     options = _options()
-    chosen = [figure for figure in gallery_figures() if not options.figures or figure.name in options.figures]
+    chosen = [
+        figure
+        for figure in gallery_figures()
+        if not options.figures or figure.name in options.figures
+    ]
     if options.all:
         _timed("measured", chosen, lambda figure: measure(figure, options.outputs))
     if options.all or options.keep:
         groups = _by_sweep(chosen)
-        _timed("drawn", groups, lambda group: keep_group(group, options.outputs, keeps_cost=options.keep_times))
+        _timed(
+            "drawn",
+            groups,
+            lambda group: keep_group(
+                group, options.outputs, keeps_cost=options.keep_times
+            ),
+        )
     if options.draw:
         with tempfile.TemporaryDirectory() as folder:
             _timed("drawn", chosen, lambda figure: redraw(figure, Path(folder)))
@@ -76,16 +93,41 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--all", action="store_true", help="measure what is missing, draw, and keep the tables")
-    mode.add_argument("--keep", action="store_true", help="draw from measured sweeps, and keep their tables")
+    mode.add_argument(
+        "--all",
+        action="store_true",
+        help="measure what is missing, draw, and keep the tables",
+    )
+    mode.add_argument(
+        "--keep",
+        action="store_true",
+        help="draw from measured sweeps, and keep their tables",
+    )
     mode.add_argument("--draw", action="store_true", help="redraw from the kept tables")
-    parser.add_argument("--outputs", type=Path, default=Path("outputs"), help="the folder of the measured sweeps")
-    parser.add_argument("--figures", type=lambda names: names.split(","), help="figures of the gallery, such as 3a,3b")
-    parser.add_argument("--keep-times", action="store_true", help="leave costs as they are: the machine was busy")
+    parser.add_argument(
+        "--outputs",
+        type=Path,
+        default=Path("outputs"),
+        help="the folder of the measured sweeps",
+    )
+    parser.add_argument(
+        "--figures",
+        type=lambda names: names.split(","),
+        help="figures of the gallery, such as 3a,3b",
+    )
+    parser.add_argument(
+        "--keep-times",
+        action="store_true",
+        help="leave costs as they are: the machine was busy",
+    )
     options = parser.parse_args()
-    if unknown := set(options.figures or ()) - {figure.name for figure in gallery_figures()}:
+    if unknown := set(options.figures or ()) - {
+        figure.name for figure in gallery_figures()
+    }:
         parser.error(f"the gallery has no figure {', '.join(sorted(unknown))}")
     return options
 
@@ -96,8 +138,13 @@ def _timed(done: str, chosen: Sequence[Any], action: Callable[[Any], str]) -> No
     for item in chosen:
         before = time.perf_counter()
         outcome = action(item)
-        names = ", ".join(figure.name for figure in (item if isinstance(item, list) else [item]))
-        print(f"{names}: {outcome} ({(time.perf_counter() - before) / 60:.1f} min)", flush=True)
+        names = ", ".join(
+            figure.name for figure in (item if isinstance(item, list) else [item])
+        )
+        print(
+            f"{names}: {outcome} ({(time.perf_counter() - before) / 60:.1f} min)",
+            flush=True,
+        )
     print(f"{done} in {(time.perf_counter() - start) / 3600:.2f} h", flush=True)
 
 
@@ -105,7 +152,9 @@ def _by_sweep(chosen: list[ShippedFigure]) -> list[list[ShippedFigure]]:
     """Return the chosen figures with all that draw the same sweep, together, for they share a kept table."""
     groups: dict[str, list[ShippedFigure]] = {}
     for figure in gallery_figures():
-        if figure in chosen or (figure.sweep and figure.sweep in {other.sweep for other in chosen}):
+        if figure in chosen or (
+            figure.sweep and figure.sweep in {other.sweep for other in chosen}
+        ):
             groups.setdefault(figure.sweep or figure.name, []).append(figure)
     return list(groups.values())
 
@@ -116,7 +165,12 @@ def measure(figure: ShippedFigure, outputs: Path) -> str:
     for sweep in _sweeps_of(figure):
         if not is_measured(sweep, outputs):
             place = [] if outputs == Path("outputs") else [f"output_dir={outputs}"]
-            command = [str(Path(sys.executable).with_name("hessfig")), "run", f"sweep={sweep}", *place]
+            command = [
+                str(Path(sys.executable).with_name("hessfig")),
+                "run",
+                f"sweep={sweep}",
+                *place,
+            ]
             codes.append(subprocess.run(command, check=False).returncode)
     if any(code > 1 for code in codes):
         return f"not measured: hessfig run ended with status {max(codes)}"
@@ -145,10 +199,17 @@ def keep_group(group: list[ShippedFigure], outputs: Path, *, keeps_cost: bool) -
         for sweep in _sweeps_of(group[0]):
             manifest["tables"][sweep] = kept_tables.keep(outputs / sweep, read)
             networks, seconds = cost(outputs / sweep)
-            if not (keeps_cost and manifest["costs"].get(sweep, "").startswith(f"{networks}, ")):
+            if not (
+                keeps_cost
+                and manifest["costs"].get(sweep, "").startswith(f"{networks}, ")
+            ):
                 manifest["costs"][sweep] = f"{networks}, {seconds}"
         _save(drawings, outputs, manifest)
-    sizes = {name: size for sweep in _sweeps_of(group[0]) for name, size in _sizes(manifest["tables"][sweep])}
+    sizes = {
+        name: size
+        for sweep in _sweeps_of(group[0])
+        for name, size in _sizes(manifest["tables"][sweep])
+    }
     return f"kept {', '.join(f'{name} {size / 1000:.0f} kB' for name, size in sizes.items()) or 'no table'}"
 
 
@@ -164,13 +225,20 @@ def redraw(figure: ShippedFigure, outputs: Path) -> str:
     return "redrawn"
 
 
-def _save(drawings: list[pictures.Drawing], outputs: Path, manifest: dict[str, Any]) -> None:
+def _save(
+    drawings: list[pictures.Drawing], outputs: Path, manifest: dict[str, Any]
+) -> None:
     """Put the pictures that the page shows in place of those before, and their records into the manifest."""
     for drawing in drawings:
         figure = drawing.figure
         if unnamed := set(drawing.sweeps(outputs)) - set(_sweeps_of(figure)):
-            raise SystemExit(f"{figure.name} reads {', '.join(unnamed)}, which ALSO_READ does not name")
-        tables = {sweep: kept_tables.table_hash(outputs / sweep / TABLE) for sweep in drawing.sweeps(outputs)}
+            raise SystemExit(
+                f"{figure.name} reads {', '.join(unnamed)}, which ALSO_READ does not name"
+            )
+        tables = {
+            sweep: kept_tables.table_hash(outputs / sweep / TABLE)
+            for sweep in drawing.sweeps(outputs)
+        }
         for old in pictures.pictures_of(figure.name, IMAGES):
             old.unlink()
             manifest["pictures"].pop(old.name, None)
@@ -185,7 +253,9 @@ def _shown(drawing: pictures.Drawing) -> list[Path]:
     """Return the pictures of the page: those of which conf/figures.yaml says what is seen, or else the first."""
     name = drawing.figure.name
     told = {f"fig{name}_{suffix}".rstrip("_") for suffix in drawing.figure.seen}
-    return [picture for picture in drawing.pictures if picture.stem in told] or drawing.pictures[:1]
+    return [
+        picture for picture in drawing.pictures if picture.stem in told
+    ] or drawing.pictures[:1]
 
 
 def _sweeps_of(figure: ShippedFigure) -> list[str]:
@@ -200,7 +270,9 @@ def _problem(figure: ShippedFigure, outputs: Path) -> str:
         try:
             wrong = kept_tables.disagreements(outputs / sweep, sweep)
         except UserError as error:
-            print(f"{sweep}: its cells are not checked, it cannot be planned here: {error.what}")
+            print(
+                f"{sweep}: its cells are not checked, it cannot be planned here: {error.what}"
+            )
             wrong = []
         if wrong:
             return wrong[0]
@@ -209,7 +281,9 @@ def _problem(figure: ShippedFigure, outputs: Path) -> str:
 
 def _sizes(table: dict[str, Any]) -> Iterator[tuple[str, int]]:
     yield from table["kept"].items()
-    yield from ((f"(left out: {name})", size) for name, size in table["left_out"].items())
+    yield from (
+        (f"(left out: {name})", size) for name, size in table["left_out"].items()
+    )
 
 
 def gallery_figures() -> list[ShippedFigure]:
@@ -220,18 +294,27 @@ def gallery_figures() -> list[ShippedFigure]:
 def all_figures() -> list[ShippedFigure]:
     """Return every figure but those of one's own, in the order of the page."""
     drawn = [figure for figure in shipped_figures() if figure.group != FigureGroup.own]
-    return sorted(drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), *_place(figure)))
+    return sorted(
+        drawn, key=lambda figure: (HEADINGS.index(heading_of(figure)), *_place(figure))
+    )
 
 
 def _place(figure: ShippedFigure) -> tuple[int, Any]:
-    return (figure.order if figure.group == FigureGroup.follow_up else 0), natural(figure.name)
+    return (figure.order if figure.group == FigureGroup.follow_up else 0), natural(
+        figure.name
+    )
 
 
 def heading_of(figure: ShippedFigure) -> str:
     """Return the heading that a figure stands under."""
     groups = {FigureGroup.beyond: "Beyond the paper", FigureGroup.study: "Theory alone"}
-    groups |= {FigureGroup.paper: "Figures of the paper's claims", FigureGroup.follow_up: "Follow-ups"}
-    return groups[figure.group] if figure.published == Published.nothing else HEADINGS[0]
+    groups |= {
+        FigureGroup.paper: "Figures of the paper's claims",
+        FigureGroup.follow_up: "Follow-ups",
+    }
+    return (
+        groups[figure.group] if figure.published == Published.nothing else HEADINGS[0]
+    )
 
 
 def page_text(manifest: dict[str, Any]) -> str:
@@ -261,7 +344,11 @@ def section(figure: ShippedFigure, manifest: dict[str, Any]) -> str:
     shown = [path.name for path in pictures.pictures_of(figure.name, IMAGES)]
     images = [f"![{_alt(figure, name)}](img/{name})" for name in shown]
     old = [OLD] if set(shown) & set(manifest["old"]) else []
-    costs = "; ".join(manifest["costs"][sweep] for sweep in _sweeps_of(figure) if sweep in manifest["costs"])
+    costs = "; ".join(
+        manifest["costs"][sweep]
+        for sweep in _sweeps_of(figure)
+        if sweep in manifest["costs"]
+    )
     unknown = "its cost is not on record" if figure.sweep else "computed in seconds"
     command = f"`make figure-{figure.name}`: {costs or unknown}."
     parts = [f"### {_title(figure)}", *images, *old, *_seen(figure), command]
@@ -274,12 +361,19 @@ def _title(figure: ShippedFigure) -> str:
 
 def _seen(figure: ShippedFigure) -> list[str]:
     """Return the sentence on what to see, where conf/figures.yaml has one."""
-    return [f"{sentence.rstrip('.')}." for sentence in dict.fromkeys(figure.seen.values())]
+    return [
+        f"{sentence.rstrip('.')}." for sentence in dict.fromkeys(figure.seen.values())
+    ]
 
 
 def _alt(figure: ShippedFigure, picture: str) -> str:
     """Return the first words of a figure's title and, of several pages, which of them this is."""
-    page = Path(picture).stem.removeprefix(f"fig{figure.name}").strip("_").replace("_", " ")
+    page = (
+        Path(picture)
+        .stem.removeprefix(f"fig{figure.name}")
+        .strip("_")
+        .replace("_", " ")
+    )
     words = re.split("[:,]", _title(figure))[0]
     return f"{words}: {page}" if len(figure.seen) > 1 else words
 
@@ -301,9 +395,13 @@ def _others() -> list[str]:
 def cost(folder: Path) -> tuple[str, str]:
     """Return the numbers of networks and seeds of a sweep, and its wall time, from its manifest and table."""
     run, manifest = read_run(folder), json.loads((folder / MANIFEST).read_text())
-    networks = run.table.groupby(["variant", "num_layers", "sigma", "seed", "step"], dropna=False).ngroups
+    networks = run.table.groupby(
+        ["variant", "num_layers", "sigma", "seed", "step"], dropna=False
+    ).ngroups
     count = run.table["seed"].nunique()
-    return f"{networks} networks, {count} seed{'s' if count > 1 else ''}", _time(manifest, run.table)
+    return f"{networks} networks, {count} seed{'s' if count > 1 else ''}", _time(
+        manifest, run.table
+    )
 
 
 def _time(manifest: dict[str, Any], table: pd.DataFrame) -> str:

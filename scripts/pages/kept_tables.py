@@ -37,7 +37,9 @@ _PLACE = ("variant", "num_layers", "sigma", "step", "seed")
 def keep(folder: Path, read: Collection[Path]) -> dict[str, Any]:
     """Keep the files of a sweep that its figures read; return the table's hash, and the bytes kept and left out."""
     packed = _packed_texts(folder)
-    arrays = sorted(path for path in read if path.suffix == ".npz" and path.is_relative_to(folder))
+    arrays = sorted(
+        path for path in read if path.suffix == ".npz" and path.is_relative_to(folder)
+    )
     sizes = {name: len(content) for name, content in packed.items()}
     sizes |= {f"{folder.name}{_ARRAYS}": _size_together(arrays)} if arrays else {}
     left_out = _left_out(sizes)
@@ -45,8 +47,12 @@ def keep(folder: Path, read: Collection[Path]) -> dict[str, Any]:
     for ending in (*_ENDINGS.values(), _ARRAYS):
         (TABLES / f"{folder.name}{ending}").unlink(missing_ok=True)
     for name in sizes.keys() - left_out.keys():
-        (TABLES / name).write_bytes(packed[name] if name in packed else _together(arrays, folder))
-    kept = {name: (TABLES / name).stat().st_size for name in sizes if name not in left_out}
+        (TABLES / name).write_bytes(
+            packed[name] if name in packed else _together(arrays, folder)
+        )
+    kept = {
+        name: (TABLES / name).stat().st_size for name in sizes if name not in left_out
+    }
     return {"sha256": table_hash(folder / TABLE), "kept": kept, "left_out": left_out}
 
 
@@ -66,7 +72,10 @@ def lacking(sweep: str, tables: Mapping[str, Any]) -> str:
     """Return what is not kept of a sweep, in words, or ""; `tables` is the manifest's part on tables."""
     if sweep not in tables:
         return f"the table of {sweep} is not kept"
-    return ", ".join(f"{name} ({size / 1e6:.1f} MB) is not kept" for name, size in tables[sweep]["left_out"].items())
+    return ", ".join(
+        f"{name} ({size / 1e6:.1f} MB) is not kept"
+        for name, size in tables[sweep]["left_out"].items()
+    )
 
 
 def kept_hash(sweep: str, tables: Mapping[str, Any]) -> str:
@@ -80,7 +89,9 @@ def kept_hash(sweep: str, tables: Mapping[str, Any]) -> str:
 def table_hash(path: Path) -> str:
     """Return the SHA-256 of a table, or of a kept one as it is unpacked."""
     content = path.read_bytes()
-    return hashlib.sha256(lzma.decompress(content) if path.suffix == ".xz" else content).hexdigest()
+    return hashlib.sha256(
+        lzma.decompress(content) if path.suffix == ".xz" else content
+    ).hexdigest()
 
 
 def disagreements(folder: Path, sweep: str) -> list[str]:
@@ -89,15 +100,25 @@ def disagreements(folder: Path, sweep: str) -> list[str]:
     Cells are compared by configuration (the hash of all settings on which their numbers depend), variant, number of
     layers, sigma, step and seed. Raises UserError for a sweep that cannot be planned here (a model is not downloaded).
     """
-    table, manifest = read_table(folder / TABLE), json.loads((folder / MANIFEST).read_text())
+    table, manifest = (
+        read_table(folder / TABLE),
+        json.loads((folder / MANIFEST).read_text()),
+    )
     cells = Sweep(compose([f"sweep={sweep}"]).variants).cells
-    planned = {_place(cell.labels, cell.variant.short_hash(cell.quantity)) for cell in cells}
+    planned = {
+        _place(cell.labels, cell.variant.short_hash(cell.quantity)) for cell in cells
+    }
     measured = set(_measured(table))
     with_arrays = {_place(entry, entry["quantity"]) for entry in manifest["arrays"]}
     missing = [cell for cell in cells if not _is_measured(cell, measured, with_arrays)]
-    rows = [f"{sweep}: the table has cells that are not planned: {place}" for place in sorted(measured - planned)[:1]]
+    rows = [
+        f"{sweep}: the table has cells that are not planned: {place}"
+        for place in sorted(measured - planned)[:1]
+    ]
     if len(missing) > manifest["missing_cells"]:
-        rows.append(f"{sweep}: the table lacks {len(missing)} of {len(cells)} planned cells: {missing[0]}")
+        rows.append(
+            f"{sweep}: the table lacks {len(missing)} of {len(cells)} planned cells: {missing[0]}"
+        )
     return rows
 
 
@@ -113,10 +134,16 @@ def check_names_no_machine(content: bytes, folder: Path) -> None:
 
 def _packed_texts(folder: Path) -> dict[str, bytes]:
     """Return table and manifest, compressed, by the name under which they are kept."""
-    texts = {f"{folder.name}{ending}": (folder / name).read_bytes() for name, ending in _ENDINGS.items()}
+    texts = {
+        f"{folder.name}{ending}": (folder / name).read_bytes()
+        for name, ending in _ENDINGS.items()
+    }
     for text in texts.values():
         check_names_no_machine(text, folder)
-    return {name: lzma.compress(text, preset=9 | lzma.PRESET_EXTREME) for name, text in texts.items()}
+    return {
+        name: lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)
+        for name, text in texts.items()
+    }
 
 
 def _left_out(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -132,7 +159,10 @@ def _left_out(sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _size_together(paths: Collection[Path]) -> int:
     """Return an upper bound of the bytes of files in a tar, with their headers and the padding."""
-    return sum(path.stat().st_size + 2 * tarfile.BLOCKSIZE for path in paths) + tarfile.RECORDSIZE
+    return (
+        sum(path.stat().st_size + 2 * tarfile.BLOCKSIZE for path in paths)
+        + tarfile.RECORDSIZE
+    )
 
 
 def _together(paths: Collection[Path], folder: Path) -> bytes:
@@ -152,10 +182,13 @@ def _measured(table: pd.DataFrame) -> Iterator[tuple[str, ...]]:
         yield _place(row, row["config"])
 
 
-_WITHOUT_ROWS = ("preconditioned_eigenvalue", 0)  # Adam has no second moments before its first update
+# Adam has no second moments before its first update.
+_WITHOUT_ROWS = ("preconditioned_eigenvalue", 0)
 
 
-def _is_measured(cell: Cell, measured: set[tuple[str, ...]], with_arrays: set[tuple[str, ...]]) -> bool:
+def _is_measured(
+    cell: Cell, measured: set[tuple[str, ...]], with_arrays: set[tuple[str, ...]]
+) -> bool:
     labels = cell.labels
     return (
         _place(labels, cell.variant.short_hash(cell.quantity)) in measured
@@ -168,5 +201,10 @@ def _place(labels: dict[str, Any], kind: str) -> tuple[str, ...]:
     """Return the labels of a cell as text; a sigma or step that is not there is empty."""
     values = (labels[name] for name in _PLACE)
     return kind, *(
-        "" if pd.isna(value) else f"{value:.12g}" if isinstance(value, float) else str(value) for value in values
+        ""
+        if pd.isna(value)
+        else f"{value:.12g}"
+        if isinstance(value, float)
+        else str(value)
+        for value in values
     )

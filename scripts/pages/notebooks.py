@@ -19,10 +19,14 @@ def executed(path: Path, folder: Path) -> Any:
     """Return the notebook of a file, run in `folder`, without what is of this machine: times, warnings, versions."""
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=240, record_timing=False, resources=where).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=240, record_timing=False, resources=where
+    ).execute()
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [
+                output for output in cell.outputs if output.get("name") != "stderr"
+            ]
     notebook.metadata.pop("language_info")
     return notebook
 

@@ -16,18 +16,35 @@ from pathlib import Path
 
 from hessfig.analysis.presented import between_marks, marked
 
-Part = tuple[Path, str, str]  # a page, the name of the marks on it, and the text between them
+# A page, the name of the marks on it, and the text between them.
+Part = tuple[Path, str, str]
 
 
 def keep(
-    about: str | None, command: str, parts: Callable[[Path | None], Iterable[Part]], words: Sequence[str] | None = None
+    about: str | None,
+    command: str,
+    parts: Callable[[Path | None], Iterable[Part]],
+    words: Sequence[str] | None = None,
 ) -> int:
     """Print, write or compare the parts, which may depend on a folder of sweeps; `command` stands in the marks."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("outputs", type=Path, nargs="?", help="the folder of measured sweeps, for pages of numbers")
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "outputs",
+        type=Path,
+        nargs="?",
+        help="the folder of measured sweeps, for pages of numbers",
+    )
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--write", action="store_true", help="put the parts between their marks")
-    mode.add_argument("--check", action="store_true", help="say which parts stand otherwise on their page; status 1")
+    mode.add_argument(
+        "--write", action="store_true", help="put the parts between their marks"
+    )
+    mode.add_argument(
+        "--check",
+        action="store_true",
+        help="say which parts stand otherwise on their page; status 1",
+    )
     options = parser.parse_args(words)
     behind, separator = 0, ""
     for page, name, text in parts(options.outputs):

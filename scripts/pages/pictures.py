@@ -31,8 +31,12 @@ IMAGES = ROOT / "docs" / "img"
 MANIFEST = IMAGES / "manifest.json"
 Record = dict[str, Any]
 _COLOURS = 256  # of a palette
-_SEEN, _FEW = 4, 0.02  # the largest invisible error of a colour (of 255), and its share of a picture
-_STUDY_FIGURES, _STUDY_TABLES = "hessfig.figures.study_figures", "hessfig.theory.studies"
+# The largest invisible error of a colour (of 255), and its share of a picture.
+_SEEN, _FEW = (4, 0.02)
+_STUDY_FIGURES, _STUDY_TABLES = (
+    "hessfig.figures.study_figures",
+    "hessfig.theory.studies",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,11 @@ class Drawing:
 
     def sweeps(self, outputs: Path) -> list[str]:
         """Return the sweeps that were read, that of the figure first."""
-        inside = {path.relative_to(outputs).parts[0] for path in self.read if path.is_relative_to(outputs)}
+        inside = {
+            path.relative_to(outputs).parts[0]
+            for path in self.read
+            if path.is_relative_to(outputs)
+        }
         return sorted(inside, key=lambda sweep: (sweep != self.figure.sweep, sweep))
 
 
@@ -54,14 +62,27 @@ def draw(figure: ShippedFigure, outputs: Path, into: Path, *words: str) -> Drawi
 
     Raises UserError as `hessfig plot` does.
     """
-    job = VERBS["plot"].job([f"figure={figure.name}", "figure.formats=[png]", f"output_dir={outputs}", *words])
+    job = VERBS["plot"].job(
+        [
+            f"figure={figure.name}",
+            "figure.formats=[png]",
+            f"output_dir={outputs}",
+            *words,
+        ]
+    )
     with _files_opened() as opened:
         if figure.layout == STUDY:
             import_module(_STUDY_TABLES).RUNS[figure.name](into)
-            import_module(_STUDY_FIGURES).DRAWN[figure.name](into, paper_of(job), into=into)
+            import_module(_STUDY_FIGURES).DRAWN[figure.name](
+                into, paper_of(job), into=into
+            )
         else:
             sheets.draw(figure_spec(job), outputs, into=into)
-    read = frozenset(path for path in opened if figure.sweep and path.is_relative_to(outputs) and path.is_file())
+    read = frozenset(
+        path
+        for path in opened
+        if figure.sweep and path.is_relative_to(outputs) and path.is_file()
+    )
     return Drawing(figure, pictures_of(figure.name, into), read)
 
 
@@ -79,7 +100,9 @@ def save(picture: Path) -> None:
 def compact(image: Image.Image) -> Image.Image:
     """Return a picture in RGB, or with a palette where that loses no colour (heat maps would)."""
     picture = image.convert("RGB")
-    small = picture.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    small = picture.quantize(
+        _COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    )
     off = np.asarray(ImageChops.difference(picture, small.convert("RGB"))).max(axis=2)
     return small if (off > _SEEN).mean() < _FEW else picture
 
@@ -96,9 +119,18 @@ def write_manifest(manifest: dict[str, Any]) -> None:
 
 def pictures_of(name: str, folder: Path) -> list[Path]:
     """Return the figure's pictures, the overview first."""
-    others = {f"fig{one.name}" for one in shipped_figures() if one.name.startswith(f"{name}_")}
-    pages = sorted(folder.glob(f"fig{name}_*.png"), key=lambda page: (not page.stem.endswith("overview"), page.name))
-    apart = [page for page in pages if not any(page.stem.startswith(other) for other in others)]
+    others = {
+        f"fig{one.name}" for one in shipped_figures() if one.name.startswith(f"{name}_")
+    }
+    pages = sorted(
+        folder.glob(f"fig{name}_*.png"),
+        key=lambda page: (not page.stem.endswith("overview"), page.name),
+    )
+    apart = [
+        page
+        for page in pages
+        if not any(page.stem.startswith(other) for other in others)
+    ]
     return sorted(folder.glob(f"fig{name}.png")) + apart
 
 

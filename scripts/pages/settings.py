@@ -30,10 +30,23 @@ def parts(_outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
 
 def tables() -> str:
     """Return a section for each group, one for the single settings of a run, and one for those of other verbs."""
-    run, single = VERBS["run"], [one for one in settings().values() if "." not in one.key]
+    run, single = (
+        VERBS["run"],
+        [one for one in settings().values() if "." not in one.key],
+    )
     lines = [line for group in GROUPS for line in _group(group)]
-    lines += ["## Settings without a group", "", *_table(one for one in single if run.takes(one.key)), ""]
-    lines += ["## Settings of other commands", "", *_table(one for one in single if not run.takes(one.key)), ""]
+    lines += [
+        "## Settings without a group",
+        "",
+        *_table(one for one in single if run.takes(one.key)),
+        "",
+    ]
+    lines += [
+        "## Settings of other commands",
+        "",
+        *_table(one for one in single if not run.takes(one.key)),
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -44,7 +57,10 @@ def _group(group: str) -> Iterator[str]:
     if presets:
         rows = [(f"`{group}={name}`", _plain(about)) for name, about in presets.items()]
         yield from (*markdown_table(("preset", "meaning"), rows), "")
-    yield from (*_table(one for key, one in settings().items() if key.startswith(f"{group}.")), "")
+    yield from (
+        *_table(one for key, one in settings().items() if key.startswith(f"{group}.")),
+        "",
+    )
 
 
 def _table(listed: Iterable[Setting]) -> list[str]:
@@ -60,7 +76,11 @@ def _meaning(one: Setting) -> str:
 
 def _plain(text: str) -> str:
     """Return a text without characters that Markdown reads as emphasis or as a link, except in code marks."""
-    return re.sub(r"`[^`]*`|[*\[\]]", lambda found: found[0] if len(found[0]) > 1 else f"\\{found[0]}", text)
+    return re.sub(
+        r"`[^`]*`|[*\[\]]",
+        lambda found: found[0] if len(found[0]) > 1 else f"\\{found[0]}",
+        text,
+    )
 
 
 if __name__ == "__main__":

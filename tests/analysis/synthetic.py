@@ -31,7 +31,10 @@ MODEL = {
     "query_key": "separate",
     "temperature": 1.0,
 }
-CONFIG: dict[str, Any] = {"model": MODEL, "task": {"loss": "cross_entropy", "seed": 0, "batch_size": 64, "digits": 5}}
+CONFIG: dict[str, Any] = {
+    "model": MODEL,
+    "task": {"loss": "cross_entropy", "seed": 0, "batch_size": 64, "digits": 5},
+}
 VALUE_AND_QUERY = [("W_V", "W_V"), ("W_Q", "W_Q")]
 SIGMA = [float(f"{s:.12g}") for s in np.logspace(-2, 1, 10)]
 Law = Callable[[Block, Part, Architecture, float], float]
@@ -42,7 +45,9 @@ def config(**model: Any) -> dict[str, Any]:
     return {**CONFIG, "model": {**MODEL, **model}}
 
 
-def predicted_law(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+def predicted_law(
+    block: Block, part: Part, architecture: Architecture, sigma: float
+) -> float:
     """Return a norm that follows the prediction exactly: 3 sigma^p, 0 for a structural zero."""
     rate = growth_rate(block, part, architecture)
     if rate.prediction == Prediction.structural_zero:
@@ -75,7 +80,9 @@ def make_table(
     factors = np.exp(wander * generator.normal(size=seeds))
     places = itertools.product(sigma or [math.nan], steps or [math.nan], indices)
     known = {
-        (variant, depth): Architecture.from_config(varied(settings, variant, num_layers=depth))
+        (variant, depth): Architecture.from_config(
+            varied(settings, variant, num_layers=depth)
+        )
         for variant, depth in networks
     }
     rows = []
@@ -84,16 +91,32 @@ def make_table(
     ):
         for layer in _layers(depth, row, col):
             place = next((x for x in (s, step) if not math.isnan(x)), 1.0)
-            value = law(Block(layer, row, col), Part(part), known[variant, depth], place)
+            value = law(
+                Block(layer, row, col), Part(part), known[variant, depth], place
+            )
             value *= factors[k] * np.exp(noise * generator.normal())
             rows.append(
                 {
-                    **{"sweep": sweep, "variant": variant, "num_layers": depth, "layer": layer},
+                    **{
+                        "sweep": sweep,
+                        "variant": variant,
+                        "num_layers": depth,
+                        "layer": layer,
+                    },
                     **{"row_layer": layer, "row": row, "col": col, "part": part},
-                    **{"quantity": quantity, "index": index, "value": value, "error": 0.05 * abs(value)},
+                    **{
+                        "quantity": quantity,
+                        "index": index,
+                        "value": value,
+                        "error": 0.05 * abs(value),
+                    },
                     **{"sigma": s, "step": step, "seed": 1234 + k, "num_probes": 20},
                     **{"estimator": "hutchinson", "dtype": "float64"},
-                    **{"status": str(Status.structural_zero if value == 0 else Status.ok)},
+                    **{
+                        "status": str(
+                            Status.structural_zero if value == 0 else Status.ok
+                        )
+                    },
                     **{"seconds": 0.1, "config": f"config{variant}{depth}"},
                 }
             )
@@ -113,14 +136,21 @@ def write_sweep(
     as_text(table).to_csv(folder / TABLE, index=False)
     if settings is not None:
         digest = hashlib.sha256((folder / TABLE).read_bytes()).hexdigest()
-        manifest = {"sweep": folder.name, "config": settings, "table_sha256": digest, "arrays": list(arrays)}
+        manifest = {
+            "sweep": folder.name,
+            "config": settings,
+            "table_sha256": digest,
+            "arrays": list(arrays),
+        }
         (folder / MANIFEST).write_text(json.dumps(manifest))
     return folder
 
 
 def as_text(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table as it is written: what means nothing is empty, a value that is not a number is 'nan'."""
-    return pd.DataFrame({name: [_written(name, cell) for cell in table[name]] for name in table})
+    return pd.DataFrame(
+        {name: [_written(name, cell) for cell in table[name]] for name in table}
+    )
 
 
 def _written(column: str, cell: Any) -> Any:

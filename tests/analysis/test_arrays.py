@@ -23,15 +23,29 @@ def store(folder: Path, variant: str = "", **changes: Any) -> dict[str, Any]:
 
     `changes`: seed, sigma, step or other words of the label; hessian, names, sizes or label (arrays) themselves.
     """
-    said = {"variant": variant, "num_layers": 1, "sigma": 0.2, "step": None, "seed": 1234, "quantity": "hessian"}
+    said = {
+        "variant": variant,
+        "num_layers": 1,
+        "sigma": 0.2,
+        "step": None,
+        "seed": 1234,
+        "quantity": "hessian",
+    }
     said |= {key: value for key, value in changes.items() if key in said}
     matrix = np.arange(36, dtype=np.float32).reshape(6, 6) + said["seed"]
-    held = {"hessian": matrix, "names": NAMES, "sizes": SIZES, "label": json.dumps({"key": "k", **said})}
+    held = {
+        "hessian": matrix,
+        "names": NAMES,
+        "sizes": SIZES,
+        "label": json.dumps({"key": "k", **said}),
+    }
     held |= {key: value for key, value in changes.items() if key in held}
     name = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:24]
     path = folder / "cells" / name[:2] / f"{name}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **{key: value for key, value in held.items() if value is not None})
+    np.savez_compressed(
+        path, **{key: value for key, value in held.items() if value is not None}
+    )
     return {**said, "file": str(path.relative_to(folder)), "sha256": digest(path)}
 
 
@@ -42,7 +56,9 @@ def digest(path: Path) -> str:
 def listed(folder: Path, *entries: Any) -> Path:
     """Write a manifest that lists the entries; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "manifest.json").write_text(json.dumps({"config": CONFIG, "arrays": list(entries)}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"config": CONFIG, "arrays": list(entries)})
+    )
     return folder
 
 
@@ -56,16 +72,29 @@ def test_blocks_and_restriction(tmp_path: Path) -> None:
     assert smaller.names == ["W_Q", "W_U"] and smaller.borders().tolist() == [0, 2, 3]
     with pytest.raises(UserError, match="no parameter W_K"):
         hessian.block("W_K")
-    with pytest.raises(UserError, match=r"no parameter W_K, W_O[\s\S]*figure.options.weights"):
+    with pytest.raises(
+        UserError, match=r"no parameter W_K, W_O[\s\S]*figure.options.weights"
+    ):
         hessian.restricted(["W_K", "W_O"])
 
 
-def test_the_lowest_sigma_and_first_seed_of_each_variant_by_number(tmp_path: Path) -> None:
+def test_the_lowest_sigma_and_first_seed_of_each_variant_by_number(
+    tmp_path: Path,
+) -> None:
     variants = ("model.attention=softmax", "model.attention=linear")
-    coordinates = [(10.0, 999), (2.0, 10000), (2.0, 9999)]  # as text, 10.0 and 10000 would come first
-    entries = [store(tmp_path, variant, sigma=s, seed=k) for variant in variants for s, k in coordinates]
-    found = read_hessians(listed(tmp_path, *entries, {**entries[0], "quantity": "density"}))
-    assert [(one.variant, one.sigma, one.seed) for one in found] == [(v, 2.0, 9999) for v in variants]
+    # As text, 10.0 and 10000 would come first.
+    coordinates = [(10.0, 999), (2.0, 10000), (2.0, 9999)]
+    entries = [
+        store(tmp_path, variant, sigma=s, seed=k)
+        for variant in variants
+        for s, k in coordinates
+    ]
+    found = read_hessians(
+        listed(tmp_path, *entries, {**entries[0], "quantity": "density"})
+    )
+    assert [(one.variant, one.sigma, one.seed) for one in found] == [
+        (v, 2.0, 9999) for v in variants
+    ]
 
 
 def test_a_state_without_sigma(tmp_path: Path) -> None:
@@ -74,13 +103,20 @@ def test_a_state_without_sigma(tmp_path: Path) -> None:
 
 
 def test_nothing_stored_names_the_command(tmp_path: Path) -> None:
-    for folder in (tmp_path / "outputs" / "entries", listed(tmp_path / "outputs" / "entries")):
-        with pytest.raises(UserError, match=r"no stored Hessian[\s\S]*hessfig run sweep=entries"):
+    for folder in (
+        tmp_path / "outputs" / "entries",
+        listed(tmp_path / "outputs" / "entries"),
+    ):
+        with pytest.raises(
+            UserError, match=r"no stored Hessian[\s\S]*hessfig run sweep=entries"
+        ):
             read_hessians(folder)
 
 
 @pytest.mark.parametrize("content", ["half", b"", b"text", "absent", "swapped"])
-def test_files_that_are_not_what_the_manifest_says(tmp_path: Path, content: str | bytes) -> None:
+def test_files_that_are_not_what_the_manifest_says(
+    tmp_path: Path, content: str | bytes
+) -> None:
     folder = tmp_path / "outputs" / "entries"
     first, second = store(folder, "a.b=1"), store(folder, "a.b=2")
     path = listed(folder, first, second) / first["file"]
@@ -90,14 +126,19 @@ def test_files_that_are_not_what_the_manifest_says(tmp_path: Path, content: str 
         path.write_bytes((folder / second["file"]).read_bytes())
     else:
         path.write_bytes(path.read_bytes()[:200] if content == "half" else content)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=rf"{path.name} is [\s\S]*hessfig run sweep=entries"):
+    with pytest.raises(
+        UserError, match=rf"{path.name} is [\s\S]*hessfig run sweep=entries"
+    ):
         read_hessians(folder)
 
 
 def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
     first, second = store(tmp_path, "a.b=1"), store(tmp_path, "a.b=2")
     swapped = {**first, "file": second["file"], "sha256": second["sha256"]}
-    with pytest.raises(UserError, match=r"swapped[\s\S]*it says variant=a.b=2, manifest.json says a.b=1"):
+    with pytest.raises(
+        UserError,
+        match=r"swapped[\s\S]*it says variant=a.b=2, manifest.json says a.b=1",
+    ):
         read_hessians(listed(tmp_path, swapped))
 
 
@@ -116,12 +157,16 @@ def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
         ({"names": None}, "names"),
     ],
 )
-def test_contents_that_are_no_hessian(tmp_path: Path, held: dict[str, Any], message: str) -> None:
+def test_contents_that_are_no_hessian(
+    tmp_path: Path, held: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         read_hessians(listed(tmp_path, store(tmp_path, **held)))
 
 
-def test_a_claim_of_absurd_size_takes_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_of_absurd_size_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry = store(tmp_path)
     monkeypatch.setattr(arrays, "_LARGEST", 100)
     with pytest.raises(UserError, match=r"hessian claims \d+ bytes"):

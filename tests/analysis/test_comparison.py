@@ -16,7 +16,9 @@ from tests.analysis.synthetic import as_text, make_table, write_sweep
 def published(table: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers of a table in the form of the published files."""
     columns = {"block": table["row"], "repeat": table["seed"] - 1234}
-    return table.assign(**columns)[["block", "part", "layer", "repeat", "sigma", "value"]]
+    return table.assign(**columns)[
+        ["block", "part", "layer", "repeat", "sigma", "value"]
+    ]
 
 
 def test_a_table_equals_itself_to_the_bit() -> None:
@@ -28,10 +30,18 @@ def test_a_table_equals_itself_to_the_bit() -> None:
 
 @pytest.mark.parametrize(
     ("factor", "agree"),
-    [(1 + 1e-8, [0, 5, 5, 5, 5]), (1 + 1e-4, [0, 0, 5, 5, 5]), (1.1, [0, 0, 0, 5, 5]), (1.2, [0, 0, 0, 0, 5])],
+    [
+        (1 + 1e-8, [0, 5, 5, 5, 5]),
+        (1 + 1e-4, [0, 0, 5, 5, 5]),
+        (1.1, [0, 0, 0, 5, 5]),
+        (1.2, [0, 0, 0, 0, 5]),
+    ],
 )
-def test_numbers_are_counted_by_how_closely_they_agree(factor: float, agree: list[int]) -> None:
-    table = make_table(blocks=[("W_V", "W_V")], parts=["H"], sigma=[0.1])  # errors of 5 % on both sides
+def test_numbers_are_counted_by_how_closely_they_agree(
+    factor: float, agree: list[int]
+) -> None:
+    # Errors of 5 % on both sides.
+    table = make_table(blocks=[("W_V", "W_V")], parts=["H"], sigma=[0.1])
     other = table.assign(value=table["value"] * factor)
     assert list(compared(table, other).counts.values()) == agree
 
@@ -41,7 +51,10 @@ def test_one_changed_number_is_found_with_its_place() -> None:
     other = table.copy()
     other.loc[7, "value"] *= 1.001
     (row,) = compared(table, other).different(5e-4).to_dict("records")
-    assert row["value_other"] == other.loc[7, "value"] and row["seed"] == other.loc[7, "seed"]
+    assert (
+        row["value_other"] == other.loc[7, "value"]
+        and row["seed"] == other.loc[7, "seed"]
+    )
     assert compared(table, other).different(0.01).empty
 
 
@@ -68,8 +81,12 @@ def test_published_values_are_those_of_seed_1234_plus_repeat(tmp_path: Path) -> 
         compared(other, numbers_at(tmp_path / "sigma.csv"))
 
 
-@pytest.mark.parametrize(("value", "reason"), [(np.inf, "overflowed"), (FLOAT32_FLOOR / 2, "underflowed")])
-def test_what_float32_cannot_hold_is_left_out(tmp_path: Path, value: float, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "reason"), [(np.inf, "overflowed"), (FLOAT32_FLOOR / 2, "underflowed")]
+)
+def test_what_float32_cannot_hold_is_left_out(
+    tmp_path: Path, value: float, reason: str
+) -> None:
     table = make_table()
     values = published(table)
     values.loc[0, "value"] = value
@@ -86,7 +103,10 @@ def test_several_numbers_of_one_place_are_refused(tmp_path: Path) -> None:
         compared(deep, numbers_at(tmp_path / "depth.csv"))
 
 
-@pytest.mark.parametrize("content", ["", "x,y\n1,2\n", "block,part,layer,sigma,value\nW_V,H,one,0.1,2\n", "\x00\x01"])
+@pytest.mark.parametrize(
+    "content",
+    ["", "x,y\n1,2\n", "block,part,layer,sigma,value\nW_V,H,one,0.1,2\n", "\x00\x01"],
+)
 def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "values.csv").write_text(content)
     with pytest.raises(UserError, match="is not a table to compare"):

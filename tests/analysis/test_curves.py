@@ -43,8 +43,12 @@ def test_structural_zeros_are_marked() -> None:
 
 def test_reading_order() -> None:
     variants = ["model.temperature=2.0", "model.temperature=10.0"]
-    table = make_table(networks=[(variants[0], 1), (variants[1], 1)], sigma=[0.1]).sample(frac=1, random_state=0)
-    table = table.sort_values("variant", key=lambda column: column.map(variants.index), kind="stable")
+    table = make_table(
+        networks=[(variants[0], 1), (variants[1], 1)], sigma=[0.1]
+    ).sample(frac=1, random_state=0)
+    table = table.sort_values(
+        "variant", key=lambda column: column.map(variants.index), kind="stable"
+    )
     curves = growth_curves(table)
     assert list(curves["variant"].unique()) == variants
     assert list(curves["part"][:3]) == ["H_o", "H_f", "H"]
@@ -60,7 +64,11 @@ def test_what_did_not_converge_is_counted_and_left_out() -> None:
     table.loc[0, "status"] = "not_converged"
     (curve,) = growth_curves(table).to_dict("records")
     assert curve["mean"] == pytest.approx(table["value"][1:].mean())
-    assert (curve["count"], curve["num_not_converged"], curve["num_nonfinite"]) == (2, 1, 0)
+    assert (curve["count"], curve["num_not_converged"], curve["num_nonfinite"]) == (
+        2,
+        1,
+        0,
+    )
     assert np.isnan(seed_matrix(table).to_numpy()).sum() == 1
 
 
@@ -73,11 +81,17 @@ def test_numbers_without_a_sigma_are_averaged_over_seeds() -> None:
 
 
 def test_quantities_are_never_mixed() -> None:
-    norms, traces = make_table(), make_table(quantity="trace", law=lambda b, p, a, s: -7.0, noise=0, wander=0)
+    norms, traces = (
+        make_table(),
+        make_table(quantity="trace", law=lambda b, p, a, s: -7.0, noise=0, wander=0),
+    )
     both = pd.concat([norms, traces], ignore_index=True)
     pd.testing.assert_frame_equal(growth_curves(both), growth_curves(norms))
     assert set(growth_curves(both, quantity="trace")["mean"]) == {-7.0}
-    with pytest.raises(UserError, match=r"no numbers of this quantity[\s\S]*trase[\s\S]*did you mean 'trace'"):
+    with pytest.raises(
+        UserError,
+        match=r"no numbers of this quantity[\s\S]*trase[\s\S]*did you mean 'trace'",
+    ):
         growth_curves(both, quantity="trase")
 
 
@@ -97,12 +111,20 @@ def test_an_error_that_is_not_known_makes_that_of_the_mean_unknown() -> None:
 
 def test_names_that_nobody_knows_come_as_they_do_in_the_table() -> None:
     names = ["head.weight", "W_Q", "mlp", "body.weight"]
-    curves = growth_curves(make_table(blocks=[(name, name) for name in names], sigma=[0.1], parts=["H"]))
+    curves = growth_curves(
+        make_table(blocks=[(name, name) for name in names], sigma=[0.1], parts=["H"])
+    )
     assert list(curves["row"]) == ["W_Q", "head.weight", "body.weight", "mlp"]
 
 
 def test_a_pair_across_layers_is_a_curve_of_its_own() -> None:
-    table = make_table(networks=[("", 2)], blocks=[("W_V", "W_V")], parts=["H"], sigma=[0.1])
+    table = make_table(
+        networks=[("", 2)], blocks=[("W_V", "W_V")], parts=["H"], sigma=[0.1]
+    )
     across = table[table["layer"] == 2].assign(row_layer=1)
     curves = growth_curves(pd.concat([table, across], ignore_index=True))
-    assert list(zip(curves["row_layer"], curves["layer"], strict=True)) == [(1, 1), (1, 2), (2, 2)]
+    assert list(zip(curves["row_layer"], curves["layer"], strict=True)) == [
+        (1, 1),
+        (1, 2),
+        (2, 2),
+    ]

@@ -34,7 +34,19 @@ def manifest(**changes: Any) -> str:
 
 
 BROKEN = [
-    *["", "{", "[]", "null", "3", '"text"', "{}", "NaN", "[" * 100_000, '{"config": 1e999}', "\ufeff{}"],
+    *[
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"text"',
+        "{}",
+        "NaN",
+        "[" * 100_000,
+        '{"config": 1e999}',
+        "\ufeff{}",
+    ],
     json.dumps({"sweep": "sigma"}),
     json.dumps({"config": []}),
     json.dumps({"config": {"model": {"kind": "cnn"}}}),
@@ -61,7 +73,10 @@ BROKEN = [
 def test_a_broken_manifest_is_explained(tmp_path: Path, text: str) -> None:
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path / "outputs")
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"is not a manifest of this version[\s\S]*hessfig run sweep=sigma"):
+    with pytest.raises(
+        UserError,
+        match=r"is not a manifest of this version[\s\S]*hessfig run sweep=sigma",
+    ):
         read_run(folder)
 
 
@@ -90,8 +105,12 @@ def test_bytes_and_a_folder_are_no_manifest(tmp_path: Path) -> None:
     ],
 )
 def test_a_variant_that_the_settings_do_not_know(tmp_path: Path, variant: str) -> None:
-    folder = write_sweep(make_table(seeds=1, sigma=[0.1]).assign(variant=variant), tmp_path)
-    with pytest.raises(UserError, match=r"do not fit a variant of the table[\s\S]*run the sweep again"):
+    folder = write_sweep(
+        make_table(seeds=1, sigma=[0.1]).assign(variant=variant), tmp_path
+    )
+    with pytest.raises(
+        UserError, match=r"do not fit a variant of the table[\s\S]*run the sweep again"
+    ):
         read_run(folder)
 
 
@@ -99,50 +118,88 @@ def test_a_users_own_options_need_not_be_in_the_settings() -> None:
     settings = config(kind="python", options={})
     variant = "model.options.widths=[8,16],model.temperature=2.0"
     changed = varied(settings, variant, num_layers=0)
-    assert changed["model"]["options"] == {"widths": "[8,16]"} and changed["model"]["temperature"] == "2.0"
+    assert (
+        changed["model"]["options"] == {"widths": "[8,16]"}
+        and changed["model"]["temperature"] == "2.0"
+    )
 
 
 def test_manifests_of_the_first_version_lie_along_sigma(tmp_path: Path) -> None:
     run = read_run(write_sweep(make_table(), tmp_path))
     assert run.axis.is_sigma and run.first_seed == 0
-    settings = {**CONFIG, "first_seed": 1234, "sweep": {"name": "sigma", "axis": "step"}}
+    settings = {
+        **CONFIG,
+        "first_seed": 1234,
+        "sweep": {"name": "sigma", "axis": "step"},
+    }
     run = read_run(write_sweep(make_table(), tmp_path, settings=settings))
     assert (run.axis.name, run.first_seed) == ("step", 1234)
 
 
 def test_no_power_law_where_weights_are_loaded_or_positions_keep_their_size() -> None:
     table = make_table(seeds=1, sigma=[0.1])
-    for settings in ({**CONFIG, "state": {"kind": "loaded"}}, config(sigma_scales="tokens")):
+    for settings in (
+        {**CONFIG, "state": {"kind": "loaded"}},
+        config(sigma_scales="tokens"),
+    ):
         ((_, shape),) = architectures(table, {"config": settings}).items()
         assert shape.is_counted and shape.no_power
-    for settings in ({**CONFIG, "state": {"kind": "initialised"}}, config(sigma_scales="both")):
+    for settings in (
+        {**CONFIG, "state": {"kind": "initialised"}},
+        config(sigma_scales="both"),
+    ):
         ((_, shape),) = architectures(table, {"config": settings}).items()
         assert not shape.no_power
 
 
 def test_without_manifest_nothing_is_predicted(tmp_path: Path) -> None:
-    architectures = read_run(write_sweep(make_table(), tmp_path, settings=None)).architectures
+    architectures = read_run(
+        write_sweep(make_table(), tmp_path, settings=None)
+    ).architectures
     assert architectures == {}
 
 
 def test_architecture_of_each_variant(tmp_path: Path) -> None:
-    made = make_table(networks=[("model.attention=linear,model.attention_skip=False", 2), ("", 1)])
+    made = make_table(
+        networks=[("model.attention=linear,model.attention_skip=False", 2), ("", 1)]
+    )
     architectures = read_run(write_sweep(made, tmp_path)).architectures
     first = architectures["model.attention=linear,model.attention_skip=False", 2]
-    assert (first.attention, first.attention_skip, first.num_layers) == (Attention.linear, False, 2)
+    assert (first.attention, first.attention_skip, first.num_layers) == (
+        Attention.linear,
+        False,
+        2,
+    )
     assert architectures["", 1].attention == Attention.softmax
 
 
 def test_a_variant_has_nothing_of_the_first_one() -> None:
     """The manifest's config is the first variant's: its attention, loss and state are no part of the second."""
     words = "[{model.attention: linear, task.loss: mse}, {model.scores: cosine}]"
-    job = compose([f"sweep.variants={words}", "model.d_model=4", "task.batch_size=2", "estimator=hutchinson"])
+    job = compose(
+        [
+            f"sweep.variants={words}",
+            "model.d_model=4",
+            "task.batch_size=2",
+            "estimator=hutchinson",
+        ]
+    )
     found = json.loads(manifest_text(Sweep(job.variants), {}))
     names = [one["variant"] for one in found["variants"]]
-    networks = architectures(pd.DataFrame({"variant": names, "num_layers": [1, 1]}), found)
+    networks = architectures(
+        pd.DataFrame({"variant": names, "num_layers": [1, 1]}), found
+    )
     linear, cosine = (networks[name, 1] for name in names)
-    assert (linear.attention, linear.square_loss, linear.scores) == (Attention.linear, True, Scores.plain)
-    assert (cosine.attention, cosine.square_loss, cosine.scores) == (Attention.softmax, False, Scores.cosine)
+    assert (linear.attention, linear.square_loss, linear.scores) == (
+        Attention.linear,
+        True,
+        Scores.plain,
+    )
+    assert (cosine.attention, cosine.square_loss, cosine.scores) == (
+        Attention.softmax,
+        False,
+        Scores.cosine,
+    )
 
 
 def test_varied_leaves_the_settings_alone() -> None:

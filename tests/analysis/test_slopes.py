@@ -24,12 +24,20 @@ from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 from hessfig.terms import Block, Part
-from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law, write_sweep
+from tests.analysis.synthetic import (
+    CONFIG,
+    config,
+    make_table,
+    predicted_law,
+    write_sweep,
+)
 
 WINDOW = [(None, 1.0)]
 
 
-def fitted(table: pd.DataFrame, settings: dict[str, Any] = CONFIG, **options: Any) -> pd.DataFrame:
+def fitted(
+    table: pd.DataFrame, settings: dict[str, Any] = CONFIG, **options: Any
+) -> pd.DataFrame:
     """Return the slopes table on sigma <= 1."""
     known = architectures(table, {"config": settings})
     windows = options.pop("windows", WINDOW)
@@ -62,9 +70,13 @@ def test_the_error_of_geometric_means_is_that_of_the_mean_of_the_seeds_slopes() 
     values = np.exp(np.random.default_rng(3).normal(size=(4, 6)))
     found = fit_slope(values, sigma, average=GEOMETRIC)
     alone = np.array([fit_slope(one[None], sigma).slope for one in values])
-    assert found.slope == pytest.approx(alone.mean()) and found.slope_se == pytest.approx(alone.std(ddof=1) / 2)
+    assert found.slope == pytest.approx(
+        alone.mean()
+    ) and found.slope_se == pytest.approx(alone.std(ddof=1) / 2)
     reach = 3.182446 * found.slope_se  # t(0.975, 3)
-    assert (found.ci_low, found.ci_high) == pytest.approx((found.slope - reach, found.slope + reach))
+    assert (found.ci_low, found.ci_high) == pytest.approx(
+        (found.slope - reach, found.slope + reach)
+    )
 
 
 def test_a_place_that_a_single_seed_holds_does_not_hide_its_error() -> None:
@@ -84,10 +96,15 @@ def test_norms_spread_over_decades_are_known_by_their_geometric_mean() -> None:
     """Each number off by a factor of exp(N(0, 9)): the slope of geometric means errs by its stated error, and less."""
     generator, sigma = np.random.default_rng(2), np.logspace(-1, 0, 8)
     values = sigma**54 * np.exp(3.0 * generator.normal(size=(60, 20, 8)))
-    both = {average: [fit_slope(one, sigma, average=average) for one in values] for average in (ARITHMETIC, GEOMETRIC)}
+    both = {
+        average: [fit_slope(one, sigma, average=average) for one in values]
+        for average in (ARITHMETIC, GEOMETRIC)
+    }
     z = np.array([(fit.slope - 54) / fit.slope_se for fit in both[GEOMETRIC]])
     assert 0.8 < z.std() < 1.3 and abs(z.mean()) < 3 * 60**-0.5
-    spread = {average: np.std([fit.slope for fit in fits]) for average, fits in both.items()}
+    spread = {
+        average: np.std([fit.slope for fit in fits]) for average, fits in both.items()
+    }
     assert spread[GEOMETRIC] < 0.8 * spread[ARITHMETIC]
 
 
@@ -128,7 +145,9 @@ def test_paper_preset_agrees_with_its_predictions() -> None:
 
 
 def test_published_slopes_stand_beside() -> None:
-    frame = fitted(make_table(), windows=[(None, 1.0), (None, None), (0.1, None)], preset="sigma")
+    frame = fitted(
+        make_table(), windows=[(None, 1.0), (None, None), (0.1, None)], preset="sigma"
+    )
     query = frame[(frame["row"] == "W_Q") & (frame["part"] == "H_o")]
     assert list(query["published"])[:2] == [6.005, 5.67]
     assert math.isnan(query["published"].iloc[2])
@@ -141,7 +160,9 @@ def test_nothing_published_stands_beside_a_network_that_is_no_presets() -> None:
 
 def of_quantities(*names: str) -> pd.DataFrame:
     """Return a table with the same numbers under several names."""
-    return pd.concat([make_table(seeds=3).assign(quantity=name) for name in names], ignore_index=True)
+    return pd.concat(
+        [make_table(seeds=3).assign(quantity=name) for name in names], ignore_index=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,11 +172,20 @@ def of_quantities(*names: str) -> pd.DataFrame:
         (["trace", "frobenius"], {}, "frobenius", ["trace"]),
         (["frobenius", "erank"], {"quantity": "erank"}, "erank", ["frobenius"]),
         (["frobenius", "erank"], {"among": ["erank"]}, "erank", ["frobenius"]),
-        (["frobenius", "erank"], {"among": ["frobenius", "mine.py:ERANK"]}, "frobenius", ["erank"]),
+        (
+            ["frobenius", "erank"],
+            {"among": ["frobenius", "mine.py:ERANK"]},
+            "frobenius",
+            ["erank"],
+        ),
     ],
 )
 def test_slopes_and_levels_are_of_any_quantity(
-    tmp_path: Path, measured: list[str], asked: dict[str, Any], fits: str, others: list[str]
+    tmp_path: Path,
+    measured: list[str],
+    asked: dict[str, Any],
+    fits: str,
+    others: list[str],
 ) -> None:
     folder = write_sweep(of_quantities(*measured), tmp_path)
     frame = slopes.write_slopes(folder, WINDOW, slopes.FitSettings(), **asked)
@@ -168,9 +198,13 @@ def test_slopes_and_levels_are_of_any_quantity(
 
 def test_one_of_several_quantities_is_asked_for_by_name(tmp_path: Path) -> None:
     folder = write_sweep(of_quantities("trace", "erank"), tmp_path)
-    with pytest.raises(UserError, match=r"(?s)several quantities.*trace, erank.*quantity=trace"):
+    with pytest.raises(
+        UserError, match=r"(?s)several quantities.*trace, erank.*quantity=trace"
+    ):
         slopes.write_slopes(folder, WINDOW)
-    with pytest.raises(UserError, match=r"(?s)no numbers of this quantity.*did you mean 'erank'"):
+    with pytest.raises(
+        UserError, match=r"(?s)no numbers of this quantity.*did you mean 'erank'"
+    ):
         slopes.write_slopes(folder, WINDOW, quantity="erang")
 
 
@@ -200,7 +234,9 @@ def test_verdicts(options: dict[str, Any], verdict: SlopeVerdict) -> None:
 
 
 def test_a_block_that_should_vanish_but_does_not_deviates() -> None:
-    table = make_table(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s**2)
+    table = make_table(
+        blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s**2
+    )
     assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
 
 
@@ -210,30 +246,45 @@ def test_a_block_that_should_not_vanish_but_does_deviates() -> None:
 
 
 def test_a_window_is_matched_with_its_regime() -> None:
-    table = make_table(law=lambda b, p, a, s: s ** (0.0 if s < 1 else -2.0), sigma=np.geomspace(0.01, 10, 13).tolist())
-    windows: list[tuple[float | None, float | None]] = [(None, 0.5), (1.0, None), (None, None)]
+    table = make_table(
+        law=lambda b, p, a, s: s ** (0.0 if s < 1 else -2.0),
+        sigma=np.geomspace(0.01, 10, 13).tolist(),
+    )
+    windows: list[tuple[float | None, float | None]] = [
+        (None, 0.5),
+        (1.0, None),
+        (None, None),
+    ]
     frame = fitted(table, config(norm="pre"), windows=windows)
     value = frame[(frame["row"] == "W_V") & (frame["part"] == "H_o")]
     assert list(value["regime"].iloc[:2]) == [Regime.between, Regime.large_sigma]
     assert list(value["predicted"].iloc[:2]) == [0.0, -2.0]
     assert value["prediction"].iloc[2] == Prediction.unknown and (
-        "reaches from 0.01 to 10; regimes begin or end at 3.2e-08, 0.0032, 1" in value["reference"].iloc[2]
+        "reaches from 0.01 to 10; regimes begin or end at 3.2e-08, 0.0032, 1"
+        in value["reference"].iloc[2]
     )
 
 
 def test_nonfinite_numbers_in_the_window_are_counted() -> None:
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
     low, high = table["sigma"].idxmin(), table["sigma"].idxmax()
-    table.loc[[low, high], "value"], table.loc[[low, high], "status"] = np.inf, "nonfinite"
+    table.loc[[low, high], "value"], table.loc[[low, high], "status"] = (
+        np.inf,
+        "nonfinite",
+    )
     assert list(fitted(table)["num_nonfinite"]) == [1]
 
 
 def test_run_writes_the_contract(tmp_path: Path) -> None:
     folder = write_sweep(make_table(), tmp_path)
-    frame = slopes.write_slopes(folder, [(None, 0.1), (1.0, None)], slopes.FitSettings(tolerance=0.1))
+    frame = slopes.write_slopes(
+        folder, [(None, 0.1), (1.0, None)], slopes.FitSettings(tolerance=0.1)
+    )
     written = pd.read_csv(folder / "slopes.csv", keep_default_na=False)
     contract = "num_layers layer row col part window_low window_high slope slope_se ci_low ci_high predicted verdict"
-    assert [name for name in written.columns if name in contract.split()] == contract.split()
+    assert [
+        name for name in written.columns if name in contract.split()
+    ] == contract.split()
     assert len(frame) == len(written) == 12
     assert list(written["window_low"][:2]) == ["", "1"]
     assert not list(folder.glob(".slopes*"))
@@ -250,11 +301,20 @@ def test_verdicts_come_with_their_tolerance(tmp_path: Path) -> None:
     for tolerance, verdict in ((0.1, "deviates"), (1.5, "agrees")):
         slopes.write_slopes(folder, WINDOW, slopes.FitSettings(tolerance=tolerance))
         written = pd.read_csv(folder / "slopes.csv").set_index(["row", "part"])
-        assert written.loc[("W_Q", "H"), ["verdict", "tolerance"]].tolist() == [verdict, tolerance]
+        assert written.loc[("W_Q", "H"), ["verdict", "tolerance"]].tolist() == [
+            verdict,
+            tolerance,
+        ]
 
 
 def test_numbers_in_latex_have_minus_signs_and_powers() -> None:
-    cells_of_a_row = ("-0.02 ± 0.01", "[-0.04, -1.2e-05]", "model.positions=a-1", "2.5e+03", "-")
+    cells_of_a_row = (
+        "-0.02 ± 0.01",
+        "[-0.04, -1.2e-05]",
+        "model.positions=a-1",
+        "2.5e+03",
+        "-",
+    )
     row = latex_table(["one"], [cells_of_a_row])[4]
     assert row == (
         r"$-$0.02 $\pm$ 0.01 & [$-$0.04, $-$1.2$\cdot10^{-5}$] & model.positions=a-1 & 2.5$\cdot10^{3}$ & - \\"
@@ -262,9 +322,18 @@ def test_numbers_in_latex_have_minus_signs_and_powers() -> None:
 
 
 def test_rows_as_json_have_null_where_no_number_is() -> None:
-    frame = pd.DataFrame({"slope": [1e-20, math.nan, -math.inf], "row": ["W_Q", "W_V", "W_K"], "num_seeds": [3, 1, 2]})
+    frame = pd.DataFrame(
+        {
+            "slope": [1e-20, math.nan, -math.inf],
+            "row": ["W_Q", "W_V", "W_K"],
+            "num_seeds": [3, 1, 2],
+        }
+    )
     rows = json.loads(as_json({"rows": frame, "passes": True}))
-    assert rows["rows"][0] == {"slope": 1e-20, "row": "W_Q", "num_seeds": 3} and rows["passes"] is True
+    assert (
+        rows["rows"][0] == {"slope": 1e-20, "row": "W_Q", "num_seeds": 3}
+        and rows["passes"] is True
+    )
     assert [row["slope"] for row in rows["rows"][1:]] == [None, None]
 
 
@@ -279,12 +348,19 @@ def test_rich_table_shows_predictions_and_zeros() -> None:
 
 def test_a_sweep_may_state_exponents_itself() -> None:
     """In place of theory's, and for networks that theory knows nothing of; the gate checks them."""
-    own: dict[str, Any] = {"predictions": {"W_Q": {"H_o": 6, "H_f": 4.0}, "W_V": {"H_f": "zero"}}}
-    frame = fitted(make_table(), settings=config(kind="python"), **own).set_index(["row", "part"])
-    assert frame.loc[("W_Q", "H_o"), ["predicted", "verdict"]].tolist() == [6.0, "agrees"]
-    assert frame.loc[("W_Q", "H_f"), ["predicted", "verdict", "reference"]].tolist() == [
-        *(4.0, "deviates", "sweep.predictions")
+    own: dict[str, Any] = {
+        "predictions": {"W_Q": {"H_o": 6, "H_f": 4.0}, "W_V": {"H_f": "zero"}}
+    }
+    frame = fitted(make_table(), settings=config(kind="python"), **own).set_index(
+        ["row", "part"]
+    )
+    assert frame.loc[("W_Q", "H_o"), ["predicted", "verdict"]].tolist() == [
+        6.0,
+        "agrees",
     ]
+    assert frame.loc[
+        ("W_Q", "H_f"), ["predicted", "verdict", "reference"]
+    ].tolist() == [*(4.0, "deviates", "sweep.predictions")]
     assert frame.loc[("W_V", "H_f"), "verdict"] == "structural zero"
     assert frame.loc[("W_V", "H"), "verdict"] == "no prediction"
     lines, code = gate.summary(frame.reset_index(), 0.1)
@@ -305,19 +381,41 @@ def test_a_manifest_that_states_no_exponents_is_refused(stated: Any) -> None:
 
 def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:
     """Every row has as many cells as the head, and neither LaTeX nor Markdown reads a name as its own."""
-    _, heads, rows = cells(fitted(make_table()).assign(variant="model.mlp=a&b_c|d<e>*~"))
-    markdown, latex = markdown_table(heads, (map(unmarked, row) for row in rows)), latex_table(heads, rows)
+    _, heads, rows = cells(
+        fitted(make_table()).assign(variant="model.mlp=a&b_c|d<e>*~")
+    )
+    markdown, latex = (
+        markdown_table(heads, (map(unmarked, row) for row in rows)),
+        latex_table(heads, rows),
+    )
     assert r"a&b\_c\|d&lt;e>\*\~" in markdown[2] and r"W\_Q" in markdown[2]
-    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1 and len(markdown) == len(rows) + 2
+    assert (
+        len({line.replace("\\|", "").count("|") for line in markdown}) == 1
+        and len(markdown) == len(rows) + 2
+    )
     body = latex[4:-2]
-    assert len(body) == len(rows) and {line.replace(r"\&", "").count("&") for line in body} == {len(heads) - 1}
-    assert r"a\&b\_c$|$d$<$e$>$*\textasciitilde{}" in body[0] and r"W\_Q" in body[0] and r"$\sigma$ $\le$ 1" in body[0]
-    assert latex[0] == rf"\begin{{tabular}}{{{'l' * len(heads)}}}" and "_" not in "".join(body).replace(r"\_", "")
+    assert len(body) == len(rows) and {
+        line.replace(r"\&", "").count("&") for line in body
+    } == {len(heads) - 1}
+    assert (
+        r"a\&b\_c$|$d$<$e$>$*\textasciitilde{}" in body[0]
+        and r"W\_Q" in body[0]
+        and r"$\sigma$ $\le$ 1" in body[0]
+    )
+    assert latex[
+        0
+    ] == rf"\begin{{tabular}}{{{'l' * len(heads)}}}" and "_" not in "".join(
+        body
+    ).replace(r"\_", "")
 
 
 @pytest.mark.long
 def test_depth_five_takes_less_than_two_seconds() -> None:
-    table = make_table(networks=[("", depth) for depth in range(1, 6)], seeds=20, sigma=np.logspace(-2, 1, 20).tolist())
+    table = make_table(
+        networks=[("", depth) for depth in range(1, 6)],
+        seeds=20,
+        sigma=np.logspace(-2, 1, 20).tolist(),
+    )
     started = time.process_time()
     frame = fitted(table)
     assert len(frame) == 90
@@ -327,16 +425,26 @@ def test_depth_five_takes_less_than_two_seconds() -> None:
 @pytest.mark.parametrize(
     ("share", "dtype", "verdict"),
     [
-        *((0.0, "float64", "structural zero"), (1e-13, "float64", "structural zero"), (1e-6, "float64", "deviates")),
+        *(
+            (0.0, "float64", "structural zero"),
+            (1e-13, "float64", "structural zero"),
+            (1e-6, "float64", "deviates"),
+        ),
         *((1e-6, "float32", "structural zero"), (1e-2, "float32", "deviates")),
     ],
 )
-def test_a_stated_zero_is_one_up_to_rounding_beside_h(share: float, dtype: str, verdict: str) -> None:
+def test_a_stated_zero_is_one_up_to_rounding_beside_h(
+    share: float, dtype: str, verdict: str
+) -> None:
     """Numbers of a network of one's own have the status ok, also where they vanish."""
-    table = make_table(law=lambda b, p, a, s: s**2 * (share if p == "H_f" else 1.0)).assign(dtype=dtype, status="ok")
+    table = make_table(
+        law=lambda b, p, a, s: s**2 * (share if p == "H_f" else 1.0)
+    ).assign(dtype=dtype, status="ok")
     frame = fitted(table, predictions={"W_V": {"H_f": "zero"}})
     row = frame[(frame["row"] == "W_V") & (frame["part"] == "H_f")].iloc[0]
-    assert row["verdict"] == verdict and bool(row["is_zero"]) == (verdict == "structural zero")
+    assert row["verdict"] == verdict and bool(row["is_zero"]) == (
+        verdict == "structural zero"
+    )
     alone = fitted(table[table["part"] == "H_f"], predictions={"W_V": {"H_f": "zero"}})
     alone = alone[alone["row"] == "W_V"].iloc[0]
     assert (alone["verdict"] == "structural zero") == (share == 0)

@@ -10,11 +10,24 @@ import numpy as np
 import pytest
 
 from hessfig.analysis import arrays
-from hessfig.analysis.stored_spectra import has_densities, has_spectra, read_densities, read_spectra
+from hessfig.analysis.stored_spectra import (
+    has_densities,
+    has_spectra,
+    read_densities,
+    read_spectra,
+)
 from hessfig.errors import UserError
-from tests.analysis.spectral import entry_of, store_density, store_spectrum, write_manifest
+from tests.analysis.spectral import (
+    entry_of,
+    store_density,
+    store_spectrum,
+    write_manifest,
+)
 
-BLOCKS = {("W_Q", "H"): np.array([-1.0, 0.0, 2.0]), ("W_V", "H_o"): np.array([0.5, 3.0])}
+BLOCKS = {
+    ("W_Q", "H"): np.array([-1.0, 0.0, 2.0]),
+    ("W_V", "H_o"): np.array([0.5, 3.0]),
+}
 
 
 def test_what_was_written_is_read_block_by_block(tmp_path: Path) -> None:
@@ -28,9 +41,15 @@ def test_what_was_written_is_read_block_by_block(tmp_path: Path) -> None:
     ]
     np.testing.assert_array_equal(found[0].eigenvalues, BLOCKS["W_Q", "H"])
     (density,) = read_densities(tmp_path, lambda place: place.row == "W_V")
-    assert density.place.variant == "a.b=1" and density.place.dim == 2 and density.place.sigma == 0.2
+    assert (
+        density.place.variant == "a.b=1"
+        and density.place.dim == 2
+        and density.place.sigma == 0.2
+    )
     assert density.whole.nodes.shape == (4, 4) and density.half.nodes.shape == (4, 2)
-    np.testing.assert_allclose(np.sort(density.whole.nodes[:, :2], axis=1), [[0.5, 3.0]] * 4)
+    np.testing.assert_allclose(
+        np.sort(density.whole.nodes[:, :2], axis=1), [[0.5, 3.0]] * 4
+    )
     assert has_spectra(tmp_path) and has_densities(tmp_path)
 
 
@@ -42,17 +61,26 @@ def test_a_state_without_sigma(tmp_path: Path) -> None:
 
 def test_nothing_stored_names_the_command(tmp_path: Path) -> None:
     folder = write_manifest(tmp_path / "outputs" / "spectra", [])
-    with pytest.raises(UserError, match=r"no stored spectrum[\s\S]*hessfig run sweep=spectra"):
+    with pytest.raises(
+        UserError, match=r"no stored spectrum[\s\S]*hessfig run sweep=spectra"
+    ):
         read_spectra(folder)
-    with pytest.raises(UserError, match=r"no stored density[\s\S]*quantities=\[density\]"):
+    with pytest.raises(
+        UserError, match=r"no stored density[\s\S]*quantities=\[density\]"
+    ):
         read_densities(folder)
     assert not has_spectra(folder) and not has_densities(folder)
 
 
 @pytest.mark.parametrize("content", ["half", b"", b"text", "absent", "swapped"])
-def test_files_that_are_not_what_the_manifest_says(tmp_path: Path, content: str | bytes) -> None:
+def test_files_that_are_not_what_the_manifest_says(
+    tmp_path: Path, content: str | bytes
+) -> None:
     folder = tmp_path / "outputs" / "spectra"
-    first, second = store_spectrum(folder, BLOCKS, "a.b=1"), store_spectrum(folder, BLOCKS, "a.b=2")
+    first, second = (
+        store_spectrum(folder, BLOCKS, "a.b=1"),
+        store_spectrum(folder, BLOCKS, "a.b=2"),
+    )
     path = write_manifest(folder, [first, second]) / first["file"]
     if content == "absent":
         path.unlink()
@@ -60,14 +88,24 @@ def test_files_that_are_not_what_the_manifest_says(tmp_path: Path, content: str 
         path.write_bytes((folder / second["file"]).read_bytes())
     else:
         path.write_bytes(path.read_bytes()[:200] if content == "half" else content)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=rf"{path.name} is [\s\S]*hessfig run sweep=spectra"):
+    with pytest.raises(
+        UserError, match=rf"{path.name} is [\s\S]*hessfig run sweep=spectra"
+    ):
         read_spectra(folder)
 
 
 def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
-    first, second = store_spectrum(tmp_path, BLOCKS, "a.b=1"), store_spectrum(tmp_path, BLOCKS, "a.b=2")
-    write_manifest(tmp_path, [{**first, "file": second["file"], "sha256": second["sha256"]}])
-    with pytest.raises(UserError, match=r"swapped[\s\S]*it says variant=a.b=2, manifest.json says a.b=1"):
+    first, second = (
+        store_spectrum(tmp_path, BLOCKS, "a.b=1"),
+        store_spectrum(tmp_path, BLOCKS, "a.b=2"),
+    )
+    write_manifest(
+        tmp_path, [{**first, "file": second["file"], "sha256": second["sha256"]}]
+    )
+    with pytest.raises(
+        UserError,
+        match=r"swapped[\s\S]*it says variant=a.b=2, manifest.json says a.b=1",
+    ):
         read_spectra(tmp_path)
 
 
@@ -86,13 +124,18 @@ def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
         ({"entries": "[3]"}, "stored spectrum"),
         ({"entries": json.dumps([{**entry_of("W_Q", "H", 3), "dim": 3.0}])}, "dim=3.0"),
         ({"entries": json.dumps([{**entry_of("W_Q", "H", 3), "dim": 0}])}, "dim=0"),
-        ({"entries": json.dumps([{**entry_of("W_Q", "H", 3), "layer": True}])}, "layer=True"),
+        (
+            {"entries": json.dumps([{**entry_of("W_Q", "H", 3), "layer": True}])},
+            "layer=True",
+        ),
         ({"entries": json.dumps([entry_of("\x1b[2J", "H", 3)])}, "row="),
         ({"entries": json.dumps([entry_of("W_Q", "H_x", 3)])}, "H_x"),
         ({"label": "{}"}, "variant"),
     ],
 )
-def test_contents_that_are_no_spectrum(tmp_path: Path, held: dict[str, Any], message: str) -> None:
+def test_contents_that_are_no_spectrum(
+    tmp_path: Path, held: dict[str, Any], message: str
+) -> None:
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS, **held)])
     with pytest.raises(UserError, match=message):
         read_spectra(tmp_path)
@@ -108,13 +151,17 @@ def test_contents_that_are_no_spectrum(tmp_path: Path, held: dict[str, Any], mes
         ({"half_nodes_0": None}, "half_nodes_0"),
     ],
 )
-def test_contents_that_are_no_density(tmp_path: Path, held: dict[str, Any], message: str) -> None:
+def test_contents_that_are_no_density(
+    tmp_path: Path, held: dict[str, Any], message: str
+) -> None:
     write_manifest(tmp_path, [store_density(tmp_path, BLOCKS, **held)])
     with pytest.raises(UserError, match=message):
         read_densities(tmp_path)
 
 
-def test_claims_of_absurd_size_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claims_of_absurd_size_take_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS)])
     monkeypatch.setattr(arrays, "_TOGETHER", 1000)
     with pytest.raises(UserError, match=r"arrays claim \d+ bytes"):

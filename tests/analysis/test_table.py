@@ -24,7 +24,11 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_nonfinite_numbers_are_read(tmp_path: Path) -> None:
     made = make_table()
     made.loc[0, ["value", "status"]] = [float("inf"), "nonfinite"]
-    made.loc[1, ["value", "error", "status"]] = [float("nan"), float("nan"), "nonfinite"]
+    made.loc[1, ["value", "error", "status"]] = [
+        float("nan"),
+        float("nan"),
+        "nonfinite",
+    ]
     table = read_table(write_sweep(made, tmp_path) / "table.csv")
     assert (table["status"] == "nonfinite").sum() == 2
 
@@ -35,7 +39,12 @@ def test_weights_may_be_named_as_pandas_names_missing_values(tmp_path: Path) -> 
     made = make_table()
     made.loc[made.index[:4], "row"] = names
     path = write_sweep(made, tmp_path) / "table.csv"
-    alone = pd.read_csv(path, keep_default_na=False, na_values=["", "nan"], dtype={"row": str, "col": str})
+    alone = pd.read_csv(
+        path,
+        keep_default_na=False,
+        na_values=["", "nan"],
+        dtype={"row": str, "col": str},
+    )
     assert read_table(path)["row"].tolist()[:4] == alone["row"].tolist()[:4] == names
     pd.testing.assert_series_equal(alone["value"], made["value"])
 
@@ -43,7 +52,9 @@ def test_weights_may_be_named_as_pandas_names_missing_values(tmp_path: Path) -> 
 def test_missing_table_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"hessfig run sweep=sigma$"):
         read_table(tmp_path / "outputs" / "sigma" / "table.csv")
-    with pytest.raises(UserError, match=r"hessfig run sweep=sigma output_dir=.*elsewhere"):
+    with pytest.raises(
+        UserError, match=r"hessfig run sweep=sigma output_dir=.*elsewhere"
+    ):
         read_table(tmp_path / "elsewhere" / "sigma" / "table.csv")
 
 
@@ -90,7 +101,9 @@ def _change(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame
         (_change("seed", 1236), "claim to be the same number"),
     ],
 )
-def test_bad_tables(tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], message: str) -> None:
+def test_bad_tables(
+    tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
+) -> None:
     folder = write_sweep(change(make_table()), tmp_path, settings=None)
     with pytest.raises(UserError, match=message):
         read_table(folder / "table.csv")
@@ -110,11 +123,15 @@ def test_an_empty_file_is_not_read(tmp_path: Path) -> None:
 
 
 def test_what_may_be_empty(tmp_path: Path) -> None:
-    made = make_table(sigma=None, steps=[0, 10], indices=[0, 1, 2], seeds=1, parts=["H"]).astype({"value": float})
+    made = make_table(
+        sigma=None, steps=[0, 10], indices=[0, 1, 2], seeds=1, parts=["H"]
+    ).astype({"value": float})
     made.loc[:, "error"] = float("nan")
     table = read_table(write_sweep(made, tmp_path) / "table.csv")
     assert table["sigma"].isna().all() and table["error"].isna().all()
-    assert sorted(table["index"].unique()) == [0, 1, 2] and sorted(table["step"].unique()) == [0, 10]
+    assert sorted(table["index"].unique()) == [0, 1, 2] and sorted(
+        table["step"].unique()
+    ) == [0, 10]
 
 
 def test_open_names_quantities_and_numbers_of_no_block(tmp_path: Path) -> None:
@@ -123,9 +140,14 @@ def test_open_names_quantities_and_numbers_of_no_block(tmp_path: Path) -> None:
     loss = made.iloc[:2].assign(row="", col="", part="", quantity="loss", value=-0.5)
     trace = made.assign(quantity="trace", value=-1.0)
     trace = trace.assign(config="settings of its own")
-    table = read_table(write_sweep(pd.concat([made, loss, trace], ignore_index=True), tmp_path) / "table.csv")
+    table = read_table(
+        write_sweep(pd.concat([made, loss, trace], ignore_index=True), tmp_path)
+        / "table.csv"
+    )
     assert set(table["quantity"]) == {"frobenius", "loss", "trace"}
-    assert set(table["row"]) == {"blocks.0.attn.qkv", "$a_{b", ""} and set(table["layer"]) == {0}
+    assert set(table["row"]) == {"blocks.0.attn.qkv", "$a_{b", ""} and set(
+        table["layer"]
+    ) == {0}
 
 
 def test_a_status_that_did_not_converge_may_have_any_value(tmp_path: Path) -> None:
@@ -138,14 +160,23 @@ def test_a_status_that_did_not_converge_may_have_any_value(tmp_path: Path) -> No
 
 def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path: Path) -> None:
     made = make_table(sigma=None)
-    folder = write_sweep(pd.concat([made, made.iloc[:1]], ignore_index=True), tmp_path, settings=None)
+    folder = write_sweep(
+        pd.concat([made, made.iloc[:1]], ignore_index=True), tmp_path, settings=None
+    )
     with pytest.raises(UserError, match="claim to be the same number"):
         read_table(folder / "table.csv")
 
 
 def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path: Path) -> None:
-    old = make_table().rename(columns={"value": "frob", "error": "frob_sem"}).drop(columns=["quantity"])
-    with pytest.raises(UserError, match=r"lacks columns: quantity, value, error[\s\S]*hessfig run sweep=sigma"):
+    old = (
+        make_table()
+        .rename(columns={"value": "frob", "error": "frob_sem"})
+        .drop(columns=["quantity"])
+    )
+    with pytest.raises(
+        UserError,
+        match=r"lacks columns: quantity, value, error[\s\S]*hessfig run sweep=sigma",
+    ):
         read_table(write_sweep(old, tmp_path, settings=None) / "table.csv")
 
 
@@ -166,9 +197,13 @@ def test_a_folder_in_place_of_the_table(tmp_path: Path) -> None:
         ({"error": "-0.1"}, "error must not be negative"),
     ],
 )
-def test_rows_of_a_foreign_table(tmp_path: Path, change: dict[str, str], message: str) -> None:
+def test_rows_of_a_foreign_table(
+    tmp_path: Path, change: dict[str, str], message: str
+) -> None:
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
-    pd.read_csv(folder / "table.csv", dtype=str).assign(**change).to_csv(folder / "table.csv", index=False)
+    pd.read_csv(folder / "table.csv", dtype=str).assign(**change).to_csv(
+        folder / "table.csv", index=False
+    )
     with pytest.raises(UserError, match=message) as refused:
         read_table(folder / "table.csv")
     assert refused.value.got and refused.value.allowed and refused.value.remedy
@@ -178,11 +213,17 @@ def test_rows_of_a_foreign_table(tmp_path: Path, change: dict[str, str], message
     ("old", "new", "message"),
     [
         ("seconds,config", "value,config", "lacks columns: seconds"),
-        ("seconds,config", "seconds,config,value", "has columns twice: value|cannot be read"),
+        (
+            "seconds,config",
+            "seconds,config,value",
+            "has columns twice: value|cannot be read",
+        ),
         (",config1\n", "\n", "cut short"),
     ],
 )
-def test_columns_of_a_foreign_table(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_columns_of_a_foreign_table(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
     text = (folder / "table.csv").read_text()
     assert old in text

@@ -23,11 +23,25 @@ def of_edge() -> pd.DataFrame:
         for rate in (0.5, 2.0):
             for seed, factor in ((1, 0.99), (2, 1.01)):
                 for step in range(0, 91, 10):
-                    place = {"variant": f"training.learning_rate={rate}", "seed": seed, "step": float(step)}
+                    place = {
+                        "variant": f"training.learning_rate={rate}",
+                        "seed": seed,
+                        "step": float(step),
+                    }
                     value = factor * 2 / rate * (1 if step >= 60 else 0.5)
                     yield {**place, "quantity": "largest_eigenvalue", "value": value}
-                    yield {**place, "quantity": "largest_eigenvalue", "part": "H_o", "value": 77.0}
-                    yield {**place, **WHOLE, "quantity": "stability_threshold", "value": 2 / rate}
+                    yield {
+                        **place,
+                        "quantity": "largest_eigenvalue",
+                        "part": "H_o",
+                        "value": 77.0,
+                    }
+                    yield {
+                        **place,
+                        **WHOLE,
+                        "quantity": "stability_threshold",
+                        "value": 2 / rate,
+                    }
 
     return spectral_table(list(rows()))
 
@@ -48,11 +62,22 @@ def of_race(losses: dict[tuple[str, str, float], float]) -> pd.DataFrame:
             variant = f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
             for seed in (1, 2, 3):
                 for step in (0, 50, 100):
-                    place = {**WHOLE, "variant": variant, "seed": seed, "step": float(step)}
+                    place = {
+                        **WHOLE,
+                        "variant": variant,
+                        "seed": seed,
+                        "step": float(step),
+                    }
                     looks = (step + 99) // 100 * (curvature != "none")
-                    numbers = {"loss": math.exp(math.log(loss) * step / 100), "looks": looks}
+                    numbers = {
+                        "loss": math.exp(math.log(loss) * step / 100),
+                        "looks": looks,
+                    }
                     numbers |= {"update_seconds": 1.0, "look_seconds": 50.0}
-                    yield from ({**place, "quantity": name, "value": value} for name, value in numbers.items())
+                    yield from (
+                        {**place, "quantity": name, "value": value}
+                        for name, value in numbers.items()
+                    )
 
     return spectral_table(list(rows()))
 
@@ -73,17 +98,27 @@ def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for() -> None
     assert by.loc[("seconds", "sgd"), "loss"] == pytest.approx(0.5)
     # after 100 s it has done 50 updates, at half the logarithm
     assert by.loc[("seconds", "sgd, whole"), "loss"] == pytest.approx(0.5)
-    assert sorted(set(found.tuned["rate"])) == [0.1, 1.0] and found.tuned["at_edge"].all()
+    assert (
+        sorted(set(found.tuned["rate"])) == [0.1, 1.0] and found.tuned["at_edge"].all()
+    )
 
 
 def test_no_seed_is_judged_by_the_rate_it_chose_itself() -> None:
     table = of_race({("sgd", "none", 0.1): 0.5, ("sgd", "none", 1.0): 0.6})
-    lucky = (table["seed"] == 1) & table["variant"].str.endswith("rate=1.0") & (table["quantity"] == "loss")
+    lucky = (
+        (table["seed"] == 1)
+        & table["variant"].str.endswith("rate=1.0")
+        & (table["quantity"] == "loss")
+    )
     lucky &= table["step"] == 100
     found = race(table.assign(value=table["value"].where(~lucky, 0.01)))
     of_seed = found.tuned[found.tuned["budget"] == "step"].set_index("seed")
-    assert of_seed.loc[1, "rate"] == 0.1 and of_seed.loc[1, "loss"] == pytest.approx(0.5)
-    assert of_seed.loc[2, "rate"] == 1.0 and of_seed.loc[2, "loss"] == pytest.approx(0.6)
+    assert of_seed.loc[1, "rate"] == 0.1 and of_seed.loc[1, "loss"] == pytest.approx(
+        0.5
+    )
+    assert of_seed.loc[2, "rate"] == 1.0 and of_seed.loc[2, "loss"] == pytest.approx(
+        0.6
+    )
 
 
 def test_a_run_that_was_lost_counts_as_the_worst() -> None:
@@ -101,8 +136,15 @@ def test_a_race_without_costs_is_refused() -> None:
 def of_rules() -> pd.DataFrame:
     """Return a race of 10 steps: Newton with two dampings and 30 products a look, AdamW, clipped descent."""
     variants = {
-        **{f"training.optimiser=newton,training.learning_rate=1,training.damping={k}": 0.1 * k for k in (1, 2)},
-        **{f"training.optimiser=adamw,training.learning_rate={k}": 0.4 * k for k in (1, 2)},
+        **{
+            f"training.optimiser=newton,training.learning_rate=1,training.damping={k}": 0.1
+            * k
+            for k in (1, 2)
+        },
+        **{
+            f"training.optimiser=adamw,training.learning_rate={k}": 0.4 * k
+            for k in (1, 2)
+        },
         "training.optimiser=gd,training.clip_norm=0.1,training.learning_rate=3": 0.8,
     }
 
@@ -111,10 +153,26 @@ def of_rules() -> pd.DataFrame:
             for seed in (1, 2, 3):
                 for step in (0, 10):
                     looks = step * ("newton" in variant)
-                    numbers = {"loss": loss ** (step / 10), "looks": looks, "hessian_products": 30 * looks}
-                    numbers |= {"update_seconds": 1.0, "look_seconds": 9.0, "decrease_ratio": 0.5 + seed}
-                    place = {**WHOLE, "variant": variant, "seed": seed, "step": float(step)}
-                    yield from ({**place, "quantity": name, "value": value} for name, value in numbers.items())
+                    numbers = {
+                        "loss": loss ** (step / 10),
+                        "looks": looks,
+                        "hessian_products": 30 * looks,
+                    }
+                    numbers |= {
+                        "update_seconds": 1.0,
+                        "look_seconds": 9.0,
+                        "decrease_ratio": 0.5 + seed,
+                    }
+                    place = {
+                        **WHOLE,
+                        "variant": variant,
+                        "seed": seed,
+                        "step": float(step),
+                    }
+                    yield from (
+                        {**place, "quantity": name, "value": value}
+                        for name, value in numbers.items()
+                    )
 
     return spectral_table(list(rows()))
 
@@ -123,25 +181,51 @@ def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products() -> None:
     found = race(of_rules())
     assert found.budget == {"step": 10.0, "seconds": 10.0}
     by = found.tuned.groupby(["budget", "rule"])[["rate", "loss"]].mean()
-    assert by.loc[("step", "newton"), "rate"] == 1.0 and by.loc[("step", "newton"), "loss"] == pytest.approx(0.1)
-    last = found.losses[found.losses["step"] == 10].groupby("rule")[["products", "seconds"]].first()
-    assert last.loc["newton"].tolist() == [10 + 2 * 300, 100.0] and last.loc["adamw"].tolist() == [10.0, 10.0]
+    assert by.loc[("step", "newton"), "rate"] == 1.0 and by.loc[
+        ("step", "newton"), "loss"
+    ] == pytest.approx(0.1)
+    last = (
+        found.losses[found.losses["step"] == 10]
+        .groupby("rule")[["products", "seconds"]]
+        .first()
+    )
+    assert last.loc["newton"].tolist() == [10 + 2 * 300, 100.0] and last.loc[
+        "adamw"
+    ].tolist() == [10.0, 10.0]
     assert by.loc[("seconds", "newton"), "loss"] == pytest.approx(0.1 ** (10 / 100))
     assert by.loc[("step", "gd, clipping 0.1"), "loss"] == pytest.approx(0.8)
     ratios = against_plain(found.tuned, "adamw").set_index(["budget", "rule"])["ratio"]
-    assert ratios["step", "newton"] == pytest.approx(0.1 / 0.4) and ("step", "adamw") not in ratios.index
-    assert found.ratios.groupby("seed")["ratio"].unique().to_dict() == {1: [1.5], 2: [2.5], 3: [3.5]}
+    assert (
+        ratios["step", "newton"] == pytest.approx(0.1 / 0.4)
+        and ("step", "adamw") not in ratios.index
+    )
+    assert found.ratios.groupby("seed")["ratio"].unique().to_dict() == {
+        1: [1.5],
+        2: [2.5],
+        3: [3.5],
+    }
 
 
 def test_rules_are_paired_with_their_plain_optimiser() -> None:
     plain = [1.0, 0.1, 0.01]
     rows = [
         ("step", rule, seed, 0.1, False, loss * factor)
-        for rule, factor in (("sgd", 1.0), ("sgd, whole", 2.0), ("sgd, blocks", math.inf), ("adamw, whole", 1.0))
+        for rule, factor in (
+            ("sgd", 1.0),
+            ("sgd, whole", 2.0),
+            ("sgd, blocks", math.inf),
+            ("adamw, whole", 1.0),
+        )
         for seed, loss in enumerate(plain)
     ]
-    found = against_plain(pd.DataFrame(rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"]))
+    found = against_plain(
+        pd.DataFrame(
+            rows, columns=["budget", "rule", "seed", "rate", "at_edge", "loss"]
+        )
+    )
     assert list(found["rule"]) == ["sgd, whole", "sgd, blocks"]
     twice = found.iloc[0]
-    assert [twice["ratio"], twice["ratio_low"], twice["ratio_high"]] == pytest.approx([2.0] * 3)
+    assert [twice["ratio"], twice["ratio_low"], twice["ratio_high"]] == pytest.approx(
+        [2.0] * 3
+    )
     assert math.isnan(found["ratio"].iloc[1])  # a run that diverged has no ratio

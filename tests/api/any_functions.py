@@ -88,14 +88,21 @@ def denoising_autoencoder():
     def loss(network, batch):
         return (network(batch["x"] + 0.1 * batch["noise"]) - batch["x"]).square().mean()
 
-    return TiedAutoencoder(), batches, loss, {"batch_weights": lambda batch: len(batch["x"])}
+    return (
+        TiedAutoencoder(),
+        batches,
+        loss,
+        {"batch_weights": lambda batch: len(batch["x"])},
+    )
 
 
 @case
 def sparse_autoencoder_with_a_hook():
     def loss(network, x):
         hidden = []
-        handle = network[1].register_forward_hook(lambda module, given, made: hidden.append(made))
+        handle = network[1].register_forward_hook(
+            lambda module, given, made: hidden.append(made)
+        )
         try:
             return F.mse_loss(network(x), x) + 0.1 * hidden[0].square().mean().sqrt()
         finally:
@@ -112,11 +119,18 @@ class Towers(nn.Module):
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
-        self.left, self.right, self.log_scale = mlp(4, width), mlp(5, width), nn.Parameter(torch.tensor(0.5))
+        self.left, self.right, self.log_scale = (
+            mlp(4, width),
+            mlp(5, width),
+            nn.Parameter(torch.tensor(0.5)),
+        )
 
 
 def info_nce(network, batch):
-    left, right = F.normalize(network.left(batch[0])), F.normalize(network.right(batch[1]))
+    left, right = (
+        F.normalize(network.left(batch[0])),
+        F.normalize(network.right(batch[1])),
+    )
     logits = network.log_scale.exp() * left @ right.T
     classes = torch.arange(len(logits))
     return (F.cross_entropy(logits, classes) + F.cross_entropy(logits.T, classes)) / 2
@@ -140,7 +154,9 @@ Triplet = namedtuple("Triplet", "anchor near far")
 def triplet():
     def loss(network, batch):
         anchor, near, far = (network(one) for one in batch)
-        return F.softplus((anchor - near).square().sum(1) - (anchor - far).square().sum(1) + 0.2).mean()
+        return F.softplus(
+            (anchor - near).square().sum(1) - (anchor - far).square().sum(1) + 0.2
+        ).mean()
 
     return mlp(4, 6, 3), Triplet(*torch.randn(3, 5, 4).unbind()), loss
 
@@ -156,10 +172,17 @@ def log_probability(network, tokens):
 @case
 def preference():
     network, reference = mlp(6, 4, 6), mlp(6, 4, 6).requires_grad_(False)
-    batch = {"chosen": torch.randint(0, 6, (5, 4)), "rejected": torch.randint(0, 6, (5, 4))}
+    batch = {
+        "chosen": torch.randint(0, 6, (5, 4)),
+        "rejected": torch.randint(0, 6, (5, 4)),
+    }
 
     def loss(network, batch):
-        margins = [log_probability(network, batch[key]) - log_probability(reference, batch[key]) for key in batch]
+        margins = [
+            log_probability(network, batch[key])
+            - log_probability(reference, batch[key])
+            for key in batch
+        ]
         return -F.logsigmoid(0.3 * (margins[0] - margins[1])).mean()
 
     return network, batch, loss
@@ -175,14 +198,18 @@ class Preference:
         self.calls += 1
         chosen, rejected = batch
         with torch.no_grad():
-            known = log_probability(self.reference, chosen) - log_probability(self.reference, rejected)
+            known = log_probability(self.reference, chosen) - log_probability(
+                self.reference, rejected
+            )
         own = log_probability(network, chosen) - log_probability(network, rejected)
         return (own - known - 1 / (2 * self.beta)).square().mean()
 
 
 @case
 def preference_of_an_object():
-    batches = [(torch.randint(0, 6, (n, 4)), torch.randint(0, 6, (n, 4))) for n in (2, 4)]
+    batches = [
+        (torch.randint(0, 6, (n, 4)), torch.randint(0, 6, (n, 4))) for n in (2, 4)
+    ]
     return mlp(6, 4, 6), batches, Preference(), {"batch_weights": [2, 4]}
 
 
@@ -202,13 +229,23 @@ class Rollout:
 
 def rollout(count: int) -> Rollout:
     actions = torch.randint(0, 3, (count,))
-    return Rollout(torch.randn(count, 4), actions, -torch.rand(count), torch.randn(count), torch.randn(count))
+    return Rollout(
+        torch.randn(count, 4),
+        actions,
+        -torch.rand(count),
+        torch.randn(count),
+        torch.randn(count),
+    )
 
 
 @case
 def clipped_ratio():
     def loss(network, batch):
-        now = network(batch.states).log_softmax(-1).gather(1, batch.actions[:, None])[:, 0]
+        now = (
+            network(batch.states)
+            .log_softmax(-1)
+            .gather(1, batch.actions[:, None])[:, 0]
+        )
         ratio = (now - batch.old).exp()
         gain = (batch.advantages - batch.advantages.mean()) / batch.advantages.std()
         return -torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
@@ -233,8 +270,14 @@ def actor_critic():
     def loss(network, batch):
         logits, values = network(batch.states)
         logs = logits.log_softmax(-1)
-        policy = -(logs.gather(1, batch.actions[:, None])[:, 0] * batch.advantages).mean()
-        return policy + 0.5 * F.mse_loss(values, batch.returns) + 0.01 * (logs * logs.exp()).sum(-1).mean()
+        policy = -(
+            logs.gather(1, batch.actions[:, None])[:, 0] * batch.advantages
+        ).mean()
+        return (
+            policy
+            + 0.5 * F.mse_loss(values, batch.returns)
+            + 0.01 * (logs * logs.exp()).sum(-1).mean()
+        )
 
     return ActorCritic(), [rollout(5), rollout(8)], loss, {"batch_weights": [5, 8]}
 
@@ -249,18 +292,26 @@ def oscillator():
         u = network(t)
         (du,) = torch.autograd.grad(u.sum(), t, create_graph=True)
         (ddu,) = torch.autograd.grad(du.sum(), t, create_graph=True)
-        return (ddu + u).square().mean() + (network(torch.zeros_like(t[:1])) - 1).square().mean()
+        return (ddu + u).square().mean() + (
+            network(torch.zeros_like(t[:1])) - 1
+        ).square().mean()
 
     return mlp(1, 6, 1), torch.linspace(0, 1, 8)[:, None], loss
 
 
 @case
 def poisson():
-    batches = [{"inside": torch.rand(n, 2), "edge": torch.rand(3, 2).round()} for n in (4, 6)]
+    batches = [
+        {"inside": torch.rand(n, 2), "edge": torch.rand(3, 2).round()} for n in (4, 6)
+    ]
 
     def loss(network, batch):
-        laplace = torch.func.vmap(lambda x: torch.func.hessian(lambda y: network(y)[0])(x).trace())(batch["inside"])
-        return (laplace + 1).square().mean() + 10 * network(batch["edge"]).square().mean()
+        laplace = torch.func.vmap(
+            lambda x: torch.func.hessian(lambda y: network(y)[0])(x).trace()
+        )(batch["inside"])
+        return (laplace + 1).square().mean() + 10 * network(
+            batch["edge"]
+        ).square().mean()
 
     return mlp(2, 5, 1), batches, loss, {"batch_weights": [1, 2]}
 
@@ -279,8 +330,14 @@ class Graph:
 
 
 def of_graph(network, graph):
-    summed = torch.zeros_like(graph.nodes).index_add(0, graph.edges[1], graph.nodes[graph.edges[0]])
-    return (network(torch.cat([graph.nodes, summed], 1))[:, 0] - graph.values).square().mean()
+    summed = torch.zeros_like(graph.nodes).index_add(
+        0, graph.edges[1], graph.nodes[graph.edges[0]]
+    )
+    return (
+        (network(torch.cat([graph.nodes, summed], 1))[:, 0] - graph.values)
+        .square()
+        .mean()
+    )
 
 
 @case
@@ -314,10 +371,15 @@ def batch_of_graphs():
 
 @case
 def ragged_documents():
-    documents = ([torch.randint(0, 6, (length,)) for length in (3, 6, 2)], "three documents")
+    documents = (
+        [torch.randint(0, 6, (length,)) for length in (3, 6, 2)],
+        "three documents",
+    )
 
     def loss(network, batch):
-        return torch.cat([-log_probability(network, one[None]) / (len(one) - 1) for one in batch[0]]).mean()
+        return torch.cat(
+            [-log_probability(network, one[None]) / (len(one) - 1) for one in batch[0]]
+        ).mean()
 
     return mlp(6, 4, 6), documents, loss
 
@@ -330,7 +392,12 @@ def ragged_texts():
         codes = torch.tensor([*map(ord, text)])
         return F.cross_entropy(network(codes[:-1]), codes[1:])
 
-    return network, ["a tale", "of two", "banana"], loss, {"batch_weights": len, "weights": {"table": "0.weight"}}
+    return (
+        network,
+        ["a tale", "of two", "banana"],
+        loss,
+        {"batch_weights": len, "weights": {"table": "0.weight"}},
+    )
 
 
 class Recurrent(nn.Module):
@@ -369,19 +436,30 @@ class Distiller:
     """A method of an object, with a projection of its own and a step that it counts."""
 
     def __init__(self) -> None:
-        self.teacher, self.projection, self.step, self.seen = mlp(4, 6, 2), torch.randn(5, 6), 0, []
+        self.teacher, self.projection, self.step, self.seen = (
+            mlp(4, 6, 2),
+            torch.randn(5, 6),
+            0,
+            [],
+        )
 
     def compute_loss(self, network, batch):
         self.step += 1
         self.seen.append(len(batch["x"]))
         with torch.no_grad():
             features = self.teacher[0](batch["x"])
-        return (network[0](batch["x"]) @ self.projection - features).square().mean() * self.step
+        return (
+            network[0](batch["x"]) @ self.projection - features
+        ).square().mean() * self.step
 
 
 @case
 def distillation_of_features():
-    return mlp(4, 5, 3), [{"x": torch.randn(n, 4)} for n in (3, 4)], Distiller().compute_loss
+    return (
+        mlp(4, 5, 3),
+        [{"x": torch.randn(n, 4)} for n in (3, 4)],
+        Distiller().compute_loss,
+    )
 
 
 # Inner steps
@@ -392,11 +470,19 @@ def inner_step():
     def loss(network, batch):
         (x, y), (u, v) = batch
         here = dict(network.named_parameters())
-        slopes = torch.autograd.grad(F.mse_loss(network(x), y), list(here.values()), create_graph=True)
-        there = {name: one - 0.1 * slope for (name, one), slope in zip(here.items(), slopes, strict=True)}
+        slopes = torch.autograd.grad(
+            F.mse_loss(network(x), y), list(here.values()), create_graph=True
+        )
+        there = {
+            name: one - 0.1 * slope
+            for (name, one), slope in zip(here.items(), slopes, strict=True)
+        }
         return F.mse_loss(torch.func.functional_call(network, there, (u,)), v)
 
-    tasks = [tuple((torch.randn(4, 3), torch.randn(4, 2)) for _ in range(2)) for _ in range(3)]
+    tasks = [
+        tuple((torch.randn(4, 3), torch.randn(4, 2)) for _ in range(2))
+        for _ in range(3)
+    ]
     return mlp(3, 4, 2), tasks, loss
 
 
@@ -410,8 +496,13 @@ def two_inner_steps_of_kept_parameters():
         for _ in range(2):
             value = torch.func.functional_call(network, at, (x,)).square().mean()
             slopes = torch.autograd.grad(value, list(at.values()), create_graph=True)
-            at = {name: one - 0.2 * slope for (name, one), slope in zip(at.items(), slopes, strict=True)}
-        return (torch.func.functional_call(network, at, (x,)) - batch["y"]).square().mean()
+            at = {
+                name: one - 0.2 * slope
+                for (name, one), slope in zip(at.items(), slopes, strict=True)
+            }
+        return (
+            (torch.func.functional_call(network, at, (x,)) - batch["y"]).square().mean()
+        )
 
     return network, {"x": torch.randn(5, 3), "y": torch.randn(5, 1)}, loss
 
@@ -428,11 +519,17 @@ class Variational(nn.Module):
 
     def forward(self, x, noise):
         mean, log_variance = self.encoder(x).chunk(2, -1)
-        return {"x": self.decoder(mean + (log_variance / 2).exp() * noise), "mean": mean, "log_variance": log_variance}
+        return {
+            "x": self.decoder(mean + (log_variance / 2).exp() * noise),
+            "mean": mean,
+            "log_variance": log_variance,
+        }
 
 
 def evidence(made, x):
-    divergence = made["mean"].square() + made["log_variance"].exp() - made["log_variance"] - 1
+    divergence = (
+        made["mean"].square() + made["log_variance"].exp() - made["log_variance"] - 1
+    )
     return F.mse_loss(made["x"], x) + 0.1 * divergence.mean()
 
 
@@ -449,7 +546,9 @@ def variational_autoencoder_with_a_generator():
     generator = torch.Generator().manual_seed(3)
 
     def loss(network, x):
-        return evidence(network(x, torch.randn(len(x), 2, generator=generator, dtype=D).to(x)), x)
+        return evidence(
+            network(x, torch.randn(len(x), 2, generator=generator, dtype=D).to(x)), x
+        )
 
     return Variational(), [torch.randn(5, 5), torch.randn(3, 5)], loss
 
@@ -500,8 +599,14 @@ def gradient_penalty():
 
     def loss(network, batch):
         real, fake, between = batch
-        (slope,) = torch.autograd.grad(network(between).sum(), between, create_graph=True)
-        return network(fake).mean() - network(real).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
+        (slope,) = torch.autograd.grad(
+            network(between).sum(), between, create_graph=True
+        )
+        return (
+            network(fake).mean()
+            - network(real).mean()
+            + 10 * (slope.norm(dim=1) - 1).square().mean()
+        )
 
     return mlp(4, 6, 1), (real, fake, between.detach().requires_grad_()), loss
 
@@ -516,7 +621,9 @@ def penalty_of_per_sample_gradients():
 
         at = dict(network.named_parameters())
         slopes = torch.func.vmap(torch.func.grad(of_one), (None, 0, 0))(at, x, y)
-        return F.mse_loss(network(x), y) + 0.01 * sum(one.square().mean() for one in slopes.values())
+        return F.mse_loss(network(x), y) + 0.01 * sum(
+            one.square().mean() for one in slopes.values()
+        )
 
     return mlp(3, 3, 2), (torch.randn(4, 3), torch.randn(4, 2)), loss
 
@@ -530,9 +637,16 @@ def two_networks_against_each_other():
 
     def loss(network, batch):
         fake = network["maker"](batch["noise"])
-        return F.softplus(network["judge"](fake)).mean() + F.softplus(-network["judge"](batch["real"])).mean()
+        return (
+            F.softplus(network["judge"](fake)).mean()
+            + F.softplus(-network["judge"](batch["real"])).mean()
+        )
 
-    return network, {"noise": torch.randn(5, 2), "real": torch.randn(5, 3), "tags": {"epoch": 3}}, loss
+    return (
+        network,
+        {"noise": torch.randn(5, 2), "real": torch.randn(5, 3), "tags": {"epoch": 3}},
+        loss,
+    )
 
 
 class Centres(nn.Module):
@@ -557,7 +671,9 @@ def decay_of_trained_parameters():
     network[0].requires_grad_(False)
 
     def loss(network, x):
-        decay = sum(one.square().sum() for one in network.parameters() if one.requires_grad)
+        decay = sum(
+            one.square().sum() for one in network.parameters() if one.requires_grad
+        )
         return network(x).square().mean() + 0.1 * decay * decay
 
     return network, torch.randn(6, 4), loss, {"weights": "trainable"}
@@ -592,7 +708,11 @@ def numbers_of_numpy():
 @case
 def loader_of_pairs():
     data = [(torch.randn(4), torch.randn(2)) for _ in range(6)]
-    return mlp(4, 2), DataLoader(data, batch_size=4), lambda network, batch: F.huber_loss(network(batch[0]), batch[1])
+    return (
+        mlp(4, 2),
+        DataLoader(data, batch_size=4),
+        lambda network, batch: F.huber_loss(network(batch[0]), batch[1]),
+    )
 
 
 class Texts(Dataset):
@@ -610,13 +730,22 @@ class Texts(Dataset):
 
 @case
 def data_set_of_batches():
-    return mlp(4, 3), Texts(), lambda network, batch: network(batch["x"]).logsumexp(-1).mean()
+    return (
+        mlp(4, 3),
+        Texts(),
+        lambda network, batch: network(batch["x"]).logsumexp(-1).mean(),
+    )
 
 
 @case
 def batches_of_weight_zero():
     batches = [torch.randn(3, 4), torch.full((1, 4), torch.nan), torch.randn(2, 4)]
-    return mlp(4, 3, 1), batches, lambda network, x: network(x).cosh().mean(), {"batch_weights": [1, 0, 2]}
+    return (
+        mlp(4, 3, 1),
+        batches,
+        lambda network, x: network(x).cosh().mean(),
+        {"batch_weights": [1, 0, 2]},
+    )
 
 
 @case
@@ -634,7 +763,12 @@ def batch_changed_in_place():
 @case
 def large_autoencoder():
     batches = [torch.randn(3, 60), torch.randn(5, 60)]
-    return mlp(60, 560, 60), batches, lambda network, x: F.mse_loss(network(x), x), {"batch_weights": len}
+    return (
+        mlp(60, 560, 60),
+        batches,
+        lambda network, x: F.mse_loss(network(x), x),
+        {"batch_weights": len},
+    )
 
 
 @case

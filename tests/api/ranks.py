@@ -21,16 +21,43 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import hessfig
 import hessfig.api.sharded
 
-QUANTITIES = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "density"]
+QUANTITIES = [
+    "frobenius",
+    "trace",
+    "largest_eigenvalue",
+    "smallest_eigenvalue",
+    "density",
+]
 VOCABULARY = 7
 NETWORKS = [
-    *("mlp:layers", "mlp:root", "mlp:tensor", "mlp:part", "tied:layers", "tied:root", "scalar:tensor", "scalar:root"),
-    *("encoder:layers", "gpt2:layers", "gpt2:root", "llama:layers", "llama:root", "llama:tensor", "mixtral:layers"),
+    *(
+        "mlp:layers",
+        "mlp:root",
+        "mlp:tensor",
+        "mlp:part",
+        "tied:layers",
+        "tied:root",
+        "scalar:tensor",
+        "scalar:root",
+    ),
+    *(
+        "encoder:layers",
+        "gpt2:layers",
+        "gpt2:root",
+        "llama:layers",
+        "llama:root",
+        "llama:tensor",
+        "mixtral:layers",
+    ),
 ]
 
 
@@ -39,7 +66,10 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.frozen = nn.Embedding(VOCABULARY, 5), nn.Linear(5, 5).requires_grad_(False)
+        self.table, self.frozen = (
+            nn.Embedding(VOCABULARY, 5),
+            nn.Linear(5, 5).requires_grad_(False),
+        )
         self.norm, self.head = nn.LayerNorm(5), nn.Linear(5, VOCABULARY, bias=False)
         self.head.weight = self.table.weight
 
@@ -71,11 +101,18 @@ def gpt2() -> nn.Module:
     import transformers
 
     return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+        transformers.GPT2Config(
+            vocab_size=VOCABULARY, n_positions=8, n_embd=8, n_layer=2, n_head=2
+        )
     )
 
 
-_SIZES = {"vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+}
 
 
 def llama() -> nn.Module:
@@ -89,21 +126,34 @@ def mixtral() -> nn.Module:
     import transformers
 
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 3}
-    config = transformers.MixtralConfig(**_SIZES, **heads, experts_implementation="eager")
+    config = transformers.MixtralConfig(
+        **_SIZES, **heads, experts_implementation="eager"
+    )
     return transformers.MixtralForCausalLM(config)
 
 
-def network(kind: str, how: str = "layers", dtype: torch.dtype = torch.float64) -> nn.Module:
+def network(
+    kind: str, how: str = "layers", dtype: torch.dtype = torch.float64
+) -> nn.Module:
     """Return a network with the same weights in every process."""
     torch.manual_seed(3)
     if kind == "scalar":
         made: nn.Module = Scaled(() if how == "tensor" else (1,))
     else:
-        made = {"mlp": mlp, "tied": Tied, "encoder": encoder, "gpt2": gpt2, "llama": llama, "mixtral": mixtral}[kind]()
+        made = {
+            "mlp": mlp,
+            "tied": Tied,
+            "encoder": encoder,
+            "gpt2": gpt2,
+            "llama": llama,
+            "mixtral": mixtral,
+        }[kind]()
     return made.to(dtype).eval()
 
 
-def batches(kind: str, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
+def batches(
+    kind: str, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     is_dense = kind in ("mlp", "scalar")
     size = (4,) if is_dense or kind == "tied" else (2, 5)
@@ -132,14 +182,29 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
     """Shard a network over all ranks: by layer, at the root alone, in part, by tensor parallelism, or in bfloat16."""
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
     if how == "tensor" and hasattr(net, "model"):
-        wide = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"]
-        plan: dict[str, Any] = {f"model.layers.*.{name}": ColwiseParallel() for name in wide}
-        plan |= {f"model.layers.*.{name}": RowwiseParallel() for name in ("self_attn.o_proj", "mlp.down_proj")}
+        wide = [
+            "self_attn.q_proj",
+            "self_attn.k_proj",
+            "self_attn.v_proj",
+            "mlp.gate_proj",
+            "mlp.up_proj",
+        ]
+        plan: dict[str, Any] = {
+            f"model.layers.*.{name}": ColwiseParallel() for name in wide
+        }
+        plan |= {
+            f"model.layers.*.{name}": RowwiseParallel()
+            for name in ("self_attn.o_proj", "mlp.down_proj")
+        }
         return parallelize_module(net, mesh, plan)
     if how == "tensor":
-        return parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return parallelize_module(
+            net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        )
     policy: dict[str, Any] = (
-        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)} if how == "bfloat16" else {}
+        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}
+        if how == "bfloat16"
+        else {}
     )
     if isinstance(net, nn.Sequential):
         layers = [net[0], net[2]]
@@ -155,23 +220,36 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
     return net
 
 
-def problem(kind: str, how: str = "layers", dtype: torch.dtype = torch.float64, **more: Any) -> hessfig.Problem:
+def problem(
+    kind: str, how: str = "layers", dtype: torch.dtype = torch.float64, **more: Any
+) -> hessfig.Problem:
     net = sharded(network(kind, how, dtype), how)
-    return hessfig.Problem(net, batches(kind, 0, dtype), **{"compute_loss": loss, **more})
+    return hessfig.Problem(
+        net, batches(kind, 0, dtype), **{"compute_loss": loss, **more}
+    )
 
 
 def vector_of(net: nn.Module) -> dict[str, Tensor]:
     """Return a vector in the parameters that are trained."""
     generator = torch.Generator().manual_seed(5)
     named = {name: one for name, one in net.named_parameters() if one.requires_grad}
-    return {name: torch.randn(one.shape, generator=generator, dtype=torch.float64) for name, one in named.items()}
+    return {
+        name: torch.randn(one.shape, generator=generator, dtype=torch.float64)
+        for name, one in named.items()
+    }
 
 
 def whole(tensor: Any) -> Tensor:
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+    return (
+        (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor)
+        .detach()
+        .clone()
+    )
 
 
-def products(kind: str, how: str, part: str = "H", dtype: str = "float64") -> dict[str, Any]:
+def products(
+    kind: str, how: str, part: str = "H", dtype: str = "float64"
+) -> dict[str, Any]:
     own = problem(kind, how, getattr(torch, dtype), **SPLIT if part != "H" else {})
     named: dict[str, Any] = dict(own.network.named_parameters())
     before = {name: whole(one) for name, one in named.items()}
@@ -180,7 +258,11 @@ def products(kind: str, how: str, part: str = "H", dtype: str = "float64") -> di
         like = named[name]
         one = one.to(like.dtype)
         is_whole = not hasattr(like, "placements")
-        vector[name] = one if is_whole else distribute_tensor(one, like.device_mesh, like.placements)
+        vector[name] = (
+            one
+            if is_whole
+            else distribute_tensor(one, like.device_mesh, like.placements)
+        )
     operator: Any = own.operator("all", part)
     product = {name: whole(one).tolist() for name, one in (operator @ vector).items()}
     assert all(torch.equal(one, whole(named[name])) for name, one in before.items())
@@ -191,17 +273,28 @@ def products(kind: str, how: str, part: str = "H", dtype: str = "float64") -> di
 def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
     spectrum = {"steps": 30, "num_probes": 20, "tolerance": 1e-6}
     own = problem(kind, how, **SPLIT)
-    frame = hessfig.measure(own, blocks=[*blocks], quantities=QUANTITIES, num_probes=20, spectrum=spectrum)
-    return {"rows": frame[["row", "part", "quantity", "value", "error", "status"]].to_numpy().tolist()}
+    frame = hessfig.measure(
+        own, blocks=[*blocks], quantities=QUANTITIES, num_probes=20, spectrum=spectrum
+    )
+    return {
+        "rows": frame[["row", "part", "quantity", "value", "error", "status"]]
+        .to_numpy()
+        .tolist()
+    }
 
 
-def monitored(kind: str, how: str, *, measures: bool = True) -> tuple[list[dict[str, float]], list[float]]:
+def monitored(
+    kind: str, how: str, *, measures: bool = True
+) -> tuple[list[dict[str, float]], list[float]]:
     """Train a network for four steps, measured at every second; return what the monitor said, and the last weights."""
     own = sharded(network(kind, how), how).train()
     arrived: list[Any] = []  # as an optimiser that steps when a gradient arrives
     next(own.parameters()).register_post_accumulate_grad_hook(arrived.append)
     optimiser = torch.optim.SGD(own.parameters(), 0.1, momentum=0.9)
-    folder = Path(os.environ["RANKS_FOLDER"]) / f"monitor-{kind}-{distributed.get_world_size()}"
+    folder = (
+        Path(os.environ["RANKS_FOLDER"])
+        / f"monitor-{kind}-{distributed.get_world_size()}"
+    )
     wanted: dict[str, Any] = {
         "quantities": ["loss", "gradient_norm", "largest_eigenvalue"],
         "spectrum": {"steps": 20, "tolerance": 1e-2},
@@ -209,7 +302,11 @@ def monitored(kind: str, how: str, *, measures: bool = True) -> tuple[list[dict[
         "every": 2,
         "on_error": "raise",
     }
-    monitor = hessfig.Monitor(own, batches(kind), compute_loss=loss, folder=folder, **wanted) if measures else None
+    monitor = (
+        hessfig.Monitor(own, batches(kind), compute_loss=loss, folder=folder, **wanted)
+        if measures
+        else None
+    )
     seen = []
     for step in range(4):
         optimiser.zero_grad()
@@ -242,7 +339,12 @@ def monitor_refused() -> dict[str, Any]:
     said = {}
     for kind, seed in seeds.items():
         try:
-            hessfig.Monitor(sharded(network("mlp")), batches("mlp", seed), compute_loss=loss, folder=folder)
+            hessfig.Monitor(
+                sharded(network("mlp")),
+                batches("mlp", seed),
+                compute_loss=loss,
+                folder=folder,
+            )
         except hessfig.UserError as error:
             said[kind] = str(error)
     return said
@@ -250,8 +352,13 @@ def monitor_refused() -> dict[str, Any]:
 
 def own_batches() -> dict[str, Any]:
     rank = distributed.get_rank()
-    weights: dict[str, Any] = {"batch_weights": [1.0, 2.0 + rank], "sharded_batches": True}
-    own = hessfig.Problem(sharded(network("mlp")), batches("mlp", rank), **SPLIT, **weights)
+    weights: dict[str, Any] = {
+        "batch_weights": [1.0, 2.0 + rank],
+        "sharded_batches": True,
+    }
+    own = hessfig.Problem(
+        sharded(network("mlp")), batches("mlp", rank), **SPLIT, **weights
+    )
     frame = hessfig.measure(own, blocks=["all"], quantities=["largest_eigenvalue"])
     return dict(zip(frame["part"].astype(str), frame["value"], strict=True))
 
@@ -261,7 +368,10 @@ def probes() -> dict[str, Any]:
 
     shards = Shards(parameters_of(sharded(network("mlp"))))
     drawn = shards.tensors(shards.probe(1, "all", 0, gaussian=True))
-    return {name: one.full_tensor().tolist() for name, one in zip(shards.names, drawn, strict=True)}
+    return {
+        name: one.full_tensor().tolist()
+        for name, one in zip(shards.names, drawn, strict=True)
+    }
 
 
 WORDS: dict[str, dict[str, Any]] = {
@@ -273,23 +383,43 @@ WORDS: dict[str, dict[str, Any]] = {
     "convex": {"parts": ["H_o"]},
     "estimator": {"estimator": "dense"},
 }
-SHARDED = {"rough": "bfloat16", "part": "part", "weights": "tensor", "sharded_batches": "tensor"}
+SHARDED = {
+    "rough": "bfloat16",
+    "part": "part",
+    "weights": "tensor",
+    "sharded_batches": "tensor",
+}
 
 
 def refused(kind: str) -> dict[str, Any]:
     """Return the message of the error, and the seconds until it came."""
     rank = distributed.get_rank()
-    dtype = {"bfloat16": torch.bfloat16, "rough": torch.float32}.get(kind, torch.float64)
-    own = problem("mlp", SHARDED.get(kind, "layers"), dtype, sharded_batches=kind == "sharded_batches")
+    dtype = {"bfloat16": torch.bfloat16, "rough": torch.float32}.get(
+        kind, torch.float64
+    )
+    own = problem(
+        "mlp",
+        SHARDED.get(kind, "layers"),
+        dtype,
+        sharded_batches=kind == "sharded_batches",
+    )
     net: Any = own.network
     if kind == "batches" and rank == 1:
         own = replace(own, inputs=batches("mlp", 9))
     if kind == "part":
-        own = replace(own, compute_loss=lambda net, batch: (1 + rank) * loss(net, batch))
+        own = replace(
+            own, compute_loss=lambda net, batch: (1 + rank) * loss(net, batch)
+        )
     if kind == "convex":
-        own = replace(own, compute_outputs=outputs_of, compute_loss=lambda outputs, batch: -loss_of(outputs, batch))
+        own = replace(
+            own,
+            compute_outputs=outputs_of,
+            compute_loss=lambda outputs, batch: -loss_of(outputs, batch),
+        )
     if kind == "random":
-        own = replace(own, compute_loss=lambda net, batch: loss(net, batch) * torch.rand(()))
+        own = replace(
+            own, compute_loss=lambda net, batch: loss(net, batch) * torch.rand(())
+        )
     if kind == "weights" and rank == 1:
         with torch.no_grad():
             net[2].bias.to_local().add_(1e-9)
@@ -336,7 +466,17 @@ def killed() -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    one.__name__: one for one in (products, table, monitor, monitor_refused, own_batches, probes, refused, killed)
+    one.__name__: one
+    for one in (
+        products,
+        table,
+        monitor,
+        monitor_refused,
+        own_batches,
+        probes,
+        refused,
+        killed,
+    )
 }
 
 
@@ -344,7 +484,9 @@ def run_rank(folder: Path, rank: int, size: int, cases: str) -> None:
     """Run cases, written as CASE:ARGUMENT:ARGUMENT, on this rank, and write what they return."""
     os.environ["RANKS_FOLDER"] = str(folder)
     store = distributed.FileStore(str(folder / f"store{size}"), size)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    distributed.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
     for case in cases.split(","):
         name, *words = case.split(":")
         try:

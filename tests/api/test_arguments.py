@@ -35,7 +35,9 @@ class Then(nn.Module):
 class Loss(nn.Module):
     """A loss of the user's own."""
 
-    def __init__(self, value: Callable[[Tensor, Tensor], Any], reduction: Any = "mean") -> None:
+    def __init__(
+        self, value: Callable[[Tensor, Tensor], Any], reduction: Any = "mean"
+    ) -> None:
         super().__init__()
         self.value, self.reduction = value, reduction
 
@@ -77,43 +79,98 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "a name that is a number": ({"weights": {1: "weight"}}, "a name is plain text"),
     "a name without a parameter": ({"weights": {"a": None}}, "no parameter None"),
     "an empty group": ({"weights": {"a": []}}, "group a is empty"),
-    "a group with a weight twice": ({"weights": {"a": ["weight", "weight"]}}, "a holds entries twice(.|\n)*6 entries"),
+    "a group with a weight twice": (
+        {"weights": {"a": ["weight", "weight"]}},
+        "a holds entries twice(.|\n)*6 entries",
+    ),
     "a group of overlapping slices": (
-        {"weights": {"a@2": [("weight", numpy.s_[:, :2]), ("weight", numpy.s_[:, 1:])]}},
+        {
+            "weights": {
+                "a@2": [("weight", numpy.s_[:, :2]), ("weight", numpy.s_[:, 1:])]
+            }
+        },
         "a@2 holds entries twice(.|\n)*have 2 entries",
     ),
-    "a group with a tied weight twice": ({"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}}, "twice"),
+    "a group with a tied weight twice": (
+        {"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}},
+        "twice",
+    ),
     "three for a view": ({"weights": {"a": ("weight", 0, 1)}}, "no parameter"),
     "a module for a weight": ({"weights": {"a": NET}}, "no parameter"),
-    "a layer beyond all": ({"weights": {"a@99999999999999999999": "weight"}}, "a name is plain text"),
+    "a layer beyond all": (
+        {"weights": {"a@99999999999999999999": "weight"}},
+        "a name is plain text",
+    ),
     "a layer in small digits": ({"weights": {"a@²": "weight"}}, "a name is plain text"),
-    "an empty slice": ({"weights": {"a": ("weight", numpy.s_[2:2])}}, "slice of a is not one"),
-    "a backward slice": ({"weights": {"a": ("weight", numpy.s_[::-1])}}, "slice of a is not one"),
-    "a word for a slice": ({"weights": {"a": ("weight", 10**30)}}, "slice of a is not one"),
+    "an empty slice": (
+        {"weights": {"a": ("weight", numpy.s_[2:2])}},
+        "slice of a is not one",
+    ),
+    "a backward slice": (
+        {"weights": {"a": ("weight", numpy.s_[::-1])}},
+        "slice of a is not one",
+    ),
+    "a word for a slice": (
+        {"weights": {"a": ("weight", 10**30)}},
+        "slice of a is not one",
+    ),
     "no network": ({"network": None}, "network is not a module"),
     "a function": ({"network": lambda x: x}, "network is not a module"),
     "a class": ({"network": nn.Linear}, "network is not a module"),
     "no parameters": ({"network": nn.Tanh()}, "there are none"),
-    "complex parameters": ({"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))}, "no dense real"),
-    "sparse parameters": ({"network": Then(lambda f: f, k=held(torch.eye(2).to_sparse()))}, "no dense real"),
-    "a lazy network": ({"network": nn.LazyLinear(2)}, "without a shape(.|\n)*call the network once"),
-    "a network without numbers": ({"network": nn.Linear(3, 2, device="meta")}, "no dense real"),
+    "complex parameters": (
+        {"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))},
+        "no dense real",
+    ),
+    "sparse parameters": (
+        {"network": Then(lambda f: f, k=held(torch.eye(2).to_sparse()))},
+        "no dense real",
+    ),
+    "a lazy network": (
+        {"network": nn.LazyLinear(2)},
+        "without a shape(.|\n)*call the network once",
+    ),
+    "a network without numbers": (
+        {"network": nn.Linear(3, 2, device="meta")},
+        "no dense real",
+    ),
     "batches by rank": ({"sharded_batches": True}, "is not sharded over ranks"),
     "several devices": ({"network": nn.DataParallel(NET)}, "spread over devices"),
     "a network of itself": ({"network": Around()}, "contains itself"),
-    "a network that raises": ({"network": Then(fails)}, "network raises RuntimeError(.|\n)*nothing for 1"),
+    "a network that raises": (
+        {"network": Then(fails)},
+        "network raises RuntimeError(.|\n)*nothing for 1",
+    ),
     "a network that exits": ({"network": Then(exits)}, "network raises SystemExit"),
     "no outputs": ({"network": Then(lambda f: None)}, "output is not a tensor"),
-    "complex outputs": ({"network": Then(lambda f: f.to(torch.cfloat))}, "output is not a tensor of real"),
-    "whole outputs": ({"network": Then(lambda f: f.long())}, "output is not a tensor of real"),
-    "random outputs": ({"network": Then(lambda f: f + torch.rand(2))}, "change from call to call"),
+    "complex outputs": (
+        {"network": Then(lambda f: f.to(torch.cfloat))},
+        "output is not a tensor of real",
+    ),
+    "whole outputs": (
+        {"network": Then(lambda f: f.long())},
+        "output is not a tensor of real",
+    ),
+    "random outputs": (
+        {"network": Then(lambda f: f + torch.rand(2))},
+        "change from call to call",
+    ),
     "no inputs": ({"inputs": None}, "are not tensors"),
     "no batches": ({"inputs": [], "targets": []}, "are not tensors"),
     "no samples": ({"inputs": X[:0], "targets": Y[:0]}, "inputs: no sample"),
-    "an empty batch among others": ({"inputs": [X, X[:0]], "targets": [Y, Y[:0]]}, "inputs: no sample"),
-    "a batch that is none": ({"inputs": [X, None], "targets": [Y, Y]}, "are not tensors"),
+    "an empty batch among others": (
+        {"inputs": [X, X[:0]], "targets": [Y, Y[:0]]},
+        "inputs: no sample",
+    ),
+    "a batch that is none": (
+        {"inputs": [X, None], "targets": [Y, Y]},
+        "are not tensors",
+    ),
     "more targets than inputs": ({"targets": [Y, Y]}, "are not tensors"),
-    "batches of odd shapes": ({"inputs": [X, X[:, :2]], "targets": [Y, Y]}, "network raises RuntimeError"),
+    "batches of odd shapes": (
+        {"inputs": [X, X[:, :2]], "targets": [Y, Y]},
+        "network raises RuntimeError",
+    ),
     "a single number": ({"inputs": torch.tensor(1.0)}, "a single number"),
     "sparse inputs": ({"inputs": X.to_sparse()}, "that is sparse"),
     "complex inputs": ({"inputs": X.to(torch.cfloat)}, "that is complex"),
@@ -121,32 +178,77 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "whole numbers as inputs": ({"inputs": X.long()}, "network raises RuntimeError"),
     "a class that is not there": ({"targets": Y + 5}, "loss raises IndexError"),
     "too few targets": ({"targets": Y[:2]}, "loss raises ValueError"),
-    "every target ignored": ({"targets": torch.full((4,), -100)}, "divisor of the loss is zero"),
+    "every target ignored": (
+        {"targets": torch.full((4,), -100)},
+        "divisor of the loss is zero",
+    ),
     "a loss that is a class": ({"loss": nn.CrossEntropyLoss}, "loss is not known"),
-    "a loss without reduction": ({"loss": nn.CrossEntropyLoss(reduction="none")}, "loss is not known"),
-    "an odd reduction": ({"loss": Loss(lambda f, y: f.mean(), reduction=torch.ones(2))}, "loss is not known"),
-    "a constant loss": ({"loss": Loss(lambda f, y: torch.tensor(1.0))}, "no derivative(.|\n)*detached"),
-    "a detached loss": ({"loss": Loss(lambda f, y: f.detach().mean())}, "no derivative"),
-    "a loss of targets alone": ({"loss": Loss(lambda f, y: torch.ones((), requires_grad=True))}, "does not depend"),
-    "a complex loss": ({"loss": Loss(lambda f, y: f.mean().to(torch.cfloat))}, "cannot take the network's output"),
-    "a loss of shape (1,)": ({"loss": Loss(lambda f, y: f.mean().view(1))}, "shape ..(.|\n)*squeeze"),
-    "a loss of several": ({"loss": Loss(lambda f, y: f.mean(1))}, "tensor .4,.(.|\n)*mean"),
+    "a loss without reduction": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        "loss is not known",
+    ),
+    "an odd reduction": (
+        {"loss": Loss(lambda f, y: f.mean(), reduction=torch.ones(2))},
+        "loss is not known",
+    ),
+    "a constant loss": (
+        {"loss": Loss(lambda f, y: torch.tensor(1.0))},
+        "no derivative(.|\n)*detached",
+    ),
+    "a detached loss": (
+        {"loss": Loss(lambda f, y: f.detach().mean())},
+        "no derivative",
+    ),
+    "a loss of targets alone": (
+        {"loss": Loss(lambda f, y: torch.ones((), requires_grad=True))},
+        "does not depend",
+    ),
+    "a complex loss": (
+        {"loss": Loss(lambda f, y: f.mean().to(torch.cfloat))},
+        "cannot take the network's output",
+    ),
+    "a loss of shape (1,)": (
+        {"loss": Loss(lambda f, y: f.mean().view(1))},
+        "shape ..(.|\n)*squeeze",
+    ),
+    "a loss of several": (
+        {"loss": Loss(lambda f, y: f.mean(1))},
+        "tensor .4,.(.|\n)*mean",
+    ),
     "a loss that is no tensor": ({"loss": Loss(lambda f, y: 3.0)}, "returned float"),
-    "a loss that raises": ({"loss": Loss(fails)}, "loss raises RuntimeError(.|\n)*nothing for 2"),
+    "a loss that raises": (
+        {"loss": Loss(fails)},
+        "loss raises RuntimeError(.|\n)*nothing for 2",
+    ),
     "a loss that exits": ({"loss": Loss(exits)}, "loss raises SystemExit"),
-    "a random loss": ({"loss": Loss(lambda f, y: f.mean() * torch.rand(()))}, "the loss is random"),
-    "a loss that broadcasts": ({"loss": nn.MSELoss(), "targets": torch.randn(4, 1)}, "would be broadcast"),
+    "a random loss": (
+        {"loss": Loss(lambda f, y: f.mean() * torch.rand(()))},
+        "the loss is random",
+    ),
+    "a loss that broadcasts": (
+        {"loss": nn.MSELoss(), "targets": torch.randn(4, 1)},
+        "would be broadcast",
+    ),
 }
 REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "blocks=3": ({"blocks": 3}, "blocks: a name, or a list"),
     "blocks=None": ({"blocks": None}, "blocks: a name, or a list"),
     "blocks=[]": ({"blocks": []}, "blocks: a name, or a list"),
-    "blocks of three": ({"blocks": [("weight", "weight", "bias")]}, "blocks: a name, or a list"),
+    "blocks of three": (
+        {"blocks": [("weight", "weight", "bias")]},
+        "blocks: a name, or a list",
+    ),
     "blocks of lists": ({"blocks": [[["weight"]]]}, "blocks: a name, or a list"),
-    "blocks of numpy": ({"blocks": numpy.array(["weight"])}, "blocks: a name, or a list"),
+    "blocks of numpy": (
+        {"blocks": numpy.array(["weight"])},
+        "blocks: a name, or a list",
+    ),
     "blocks misspelt": ({"blocks": "wieght"}, "did you mean 'weight'"),
     "blocks of no layer": ({"blocks": ["weight@²"]}, "not in layer ²"),
-    "blocks of a long layer": ({"blocks": ["weight@" + "9" * 5000]}, "not in layer 999"),
+    "blocks of a long layer": (
+        {"blocks": ["weight@" + "9" * 5000]},
+        "not in layer 999",
+    ),
     "30 000 blocks": ({"blocks": ["weight"] * 30_000}, "too many"),
     "no parts": ({"parts": []}, "parts: a name, or a list"),
     "parts of sets": ({"parts": {"H"}}, "parts: a name, or a list"),
@@ -155,7 +257,10 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "parts twice": ({"parts": ["H", "H"]}, "parts: each is named once"),
     "quantities=None": ({"quantities": None}, "quantities: a name, or a list"),
     "quantities=[]": ({"quantities": []}, "quantities: a name, or a list"),
-    "quantities of lists": ({"quantities": [["trace"]]}, "quantities: a name, or a list"),
+    "quantities of lists": (
+        {"quantities": [["trace"]]},
+        "quantities: a name, or a list",
+    ),
     "quantities misspelt": ({"quantities": "trac"}, "did you mean 'trace'"),
     "quantities without a task": ({"quantities": "accuracy"}, "no examples besides"),
     "estimator=None": ({"estimator": None}, "estimator: there is no such choice"),
@@ -165,7 +270,10 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "num_probes=True": ({"num_probes": True}, "num_probes: a whole number"),
     "num_probes=-1": ({"num_probes": -1}, "num_probes: a whole number"),
     "num_probes=0": ({"num_probes": 0}, "num_probes: a whole number"),
-    "num_probes=10**9": ({"num_probes": 10**9}, "num_probes: a whole number(.|\n)*from 1 to"),
+    "num_probes=10**9": (
+        {"num_probes": 10**9},
+        "num_probes: a whole number(.|\n)*from 1 to",
+    ),
     "num_probes=2": ({"num_probes": 2}, "a third of its probes"),
     "seed=x": ({"seed": "x"}, "seed: a whole number"),
     "seed=True": ({"seed": True}, "seed: a whole number"),
@@ -176,13 +284,22 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "device=cuda:99": ({"device": "cuda:99"}, "device: it is not there"),
     "device=None": ({"device": None}, "device: it is not there"),
     "dtype=float16": ({"dtype": "float16"}, "did you mean 'float64'"),
-    "dtype of torch": ({"dtype": torch.float64}, "dtype: there is no such choice(.|\n)*float32"),
+    "dtype of torch": (
+        {"dtype": torch.float64},
+        "dtype: there is no such choice(.|\n)*float32",
+    ),
     "spectrum=3": ({"spectrum": 3}, "spectrum: no settings"),
     "spectrum by number": ({"spectrum": {1: 2}}, "spectrum: there is no such choice"),
     "spectrum.k=True": ({"spectrum": {"k": True}}, "spectrum.k is of another kind"),
     "spectrum.k=10**30": ({"spectrum": {"k": 10**30}}, "spectrum.k is too large"),
-    "spectrum.tolerance=nan": ({"spectrum": {"tolerance": float("nan")}}, "spectrum.tolerance"),
-    "spectrum.probes of lists": ({"spectrum": {"probes": ["gaussian"]}}, "spectrum.probes: there is no such"),
+    "spectrum.tolerance=nan": (
+        {"spectrum": {"tolerance": float("nan")}},
+        "spectrum.tolerance",
+    ),
+    "spectrum.probes of lists": (
+        {"spectrum": {"probes": ["gaussian"]}},
+        "spectrum.probes: there is no such",
+    ),
 }
 
 
@@ -219,23 +336,39 @@ def test_a_layer_whose_names_overlap_is_no_group() -> None:
     weights = {"W@1": "weight", "row@1": ("weight", 0), "b@1": "bias"}
     apart = hessfig.measure(problem(weights=weights), blocks=["W", "row", ("W", "row")])
     assert len(apart) == 9 and apart["value"][0] > 0
-    with pytest.raises(UserError, match=r"layer of layer 1 holds entries twice(.|\n)*W and row"):
+    with pytest.raises(
+        UserError, match=r"layer of layer 1 holds entries twice(.|\n)*W and row"
+    ):
         hessfig.measure(problem(weights=weights), blocks="layer")
 
 
 def test_views_of_few_axes_are_those_of_slices() -> None:
     """An ellipsis, and a single entry: products have the probes on an axis of their own, behind."""
-    views = {"ellipsis": numpy.s_[..., 0], "column": numpy.s_[:, 0:1], "entry": (0, 1), "square": numpy.s_[0:1, 1:2]}
+    views = {
+        "ellipsis": numpy.s_[..., 0],
+        "column": numpy.s_[:, 0:1],
+        "entry": (0, 1),
+        "square": numpy.s_[0:1, 1:2],
+    }
     weights = {name: ("weight", index) for name, index in views.items()}
-    found = hessfig.measure(problem(weights=weights), estimator="dense")["value"].tolist()
+    found = hessfig.measure(problem(weights=weights), estimator="dense")[
+        "value"
+    ].tolist()
     assert found[:3] == found[3:6] and found[6:9] == found[9:]
 
 
 def test_a_tied_weight_is_one_under_both_of_its_names() -> None:
     weights = {"first": "0.weight", "second": "1.weight"}
-    table = hessfig.measure(problem(network=tied(), weights=weights), blocks=["first", "second", ("first", "second")])
-    assert table["value"][:3].tolist() == pytest.approx(table["value"][3:6].tolist(), rel=1e-12)
-    assert table["value"][:3].tolist() == pytest.approx(table["value"][6:].tolist(), rel=1e-12)
+    table = hessfig.measure(
+        problem(network=tied(), weights=weights),
+        blocks=["first", "second", ("first", "second")],
+    )
+    assert table["value"][:3].tolist() == pytest.approx(
+        table["value"][3:6].tolist(), rel=1e-12
+    )
+    assert table["value"][:3].tolist() == pytest.approx(
+        table["value"][6:].tolist(), rel=1e-12
+    )
 
 
 SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -246,7 +379,10 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "no spectrum": ({}, {"spectrum": None}),
     "inputs with gradients": ({"inputs": X.clone().requires_grad_()}, {}),
     "batches in a tuple": ({"inputs": (X[:1], X[1:]), "targets": (Y[:1], Y[1:])}, {}),
-    "a whole parameter beside": ({"network": Then(lambda f: f, k=held(torch.arange(2)))}, {"blocks": "linear.weight"}),
+    "a whole parameter beside": (
+        {"network": Then(lambda f: f, k=held(torch.arange(2)))},
+        {"blocks": "linear.weight"},
+    ),
 }
 
 
@@ -277,7 +413,9 @@ def test_frozen_networks_and_inference_tensors_are_measured() -> None:
     assert inside == plain
 
 
-@pytest.mark.parametrize("quantity", ["frobenius", "trace", "spectrum", "gradient_norm", "hessian"])
+@pytest.mark.parametrize(
+    "quantity", ["frobenius", "trace", "spectrum", "gradient_norm", "hessian"]
+)
 def test_parameters_that_are_not_reached_have_zeros(quantity: str) -> None:
     network = Then(lambda f: f, k=nn.Parameter(torch.ones(3)))
     table = hessfig.measure(problem(network=network), blocks="k", quantities=quantity)
@@ -287,30 +425,60 @@ def test_parameters_that_are_not_reached_have_zeros(quantity: str) -> None:
 
 
 def test_a_network_that_no_parameter_reaches_is_zero_and_said() -> None:
-    with pytest.warns(RuntimeWarning, match="no parameter reaches the network's outputs"):
-        table = hessfig.measure(problem(network=Then(Tensor.detach)), quantities=["frobenius", "gradient_norm"])
+    with pytest.warns(
+        RuntimeWarning, match="no parameter reaches the network's outputs"
+    ):
+        table = hessfig.measure(
+            problem(network=Then(Tensor.detach)),
+            quantities=["frobenius", "gradient_norm"],
+        )
     assert (table["value"] == 0).all()
 
 
 def test_a_linear_loss_has_no_curvature() -> None:
-    table = hessfig.measure(problem(loss=Loss(lambda f, y: f.mean())), quantities=["frobenius", "largest_eigenvalue"])
+    table = hessfig.measure(
+        problem(loss=Loss(lambda f, y: f.mean())),
+        quantities=["frobenius", "largest_eigenvalue"],
+    )
     assert table["value"].abs().max() < 1e-15
 
 
 QUANTITIES = (
-    *("frobenius", "trace", "spectrum", "largest_eigenvalue", "density", "loss", "gradient_norm"),
-    *("gradient_covariance", "stationarity", "landscape_difference", "landscape_integrals", "hessian_distance"),
+    *(
+        "frobenius",
+        "trace",
+        "spectrum",
+        "largest_eigenvalue",
+        "density",
+        "loss",
+        "gradient_norm",
+    ),
+    *(
+        "gradient_covariance",
+        "stationarity",
+        "landscape_difference",
+        "landscape_integrals",
+        "hessian_distance",
+    ),
 )
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
 @pytest.mark.parametrize("place", ["inputs", "weights"])
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples")
-def test_what_is_not_finite_is_said_with_every_number(place: str, quantity: str) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples"
+)
+def test_what_is_not_finite_is_said_with_every_number(
+    place: str, quantity: str
+) -> None:
     network, inputs = nn.Linear(3, 2), X.clone()
     with torch.no_grad():
         (inputs if place == "inputs" else network.weight)[0, 0] = torch.nan
     with pytest.warns(RuntimeWarning, match="numbers are not finite .*look for nan"):
-        table = hessfig.measure(problem(network=network, inputs=inputs), blocks="weight", quantities=quantity)
+        table = hessfig.measure(
+            problem(network=network, inputs=inputs),
+            blocks="weight",
+            quantities=quantity,
+        )
     assert len(table) and set(table["status"]) == {"nonfinite"}
     assert table["error"].isna().all() and not table.attrs["arrays"]

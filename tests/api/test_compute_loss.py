@@ -30,7 +30,9 @@ LARGE = [name for name in CASES if name.startswith("large")]
 
 
 def problem(case: Case) -> hessfig.Problem:
-    return hessfig.Problem(case.network, case.batches, compute_loss=case.compute_loss, **case.further)
+    return hessfig.Problem(
+        case.network, case.batches, compute_loss=case.compute_loss, **case.further
+    )
 
 
 def parameters(case: Case) -> dict[str, Tensor]:
@@ -45,14 +47,20 @@ def total(make: Callable[[], Case], case: Case) -> Tensor:
     """Return sum_b w_b f(network, b) / sum_b w_b; every call of f starts from the state in which it was handed over."""
     weights = case.further.get("batch_weights") or (lambda batch: 1.0)
     every = case.every
-    numbers = [float(weights(copy.deepcopy(b))) for b in every] if callable(weights) else [*map(float, weights)]
+    numbers = (
+        [float(weights(copy.deepcopy(b))) for b in every]
+        if callable(weights)
+        else [*map(float, weights)]
+    )
     value = torch.zeros(())
     for number, weight in enumerate(numbers):
         fresh = make()
         if weight:
             own = fresh.compute_loss
             _rebind(own, case)
-            value = value + weight * own(_at(fresh, case), fresh.every[number]).reshape(())
+            value = value + weight * own(_at(fresh, case), fresh.every[number]).reshape(
+                ()
+            )
     return value / sum(numbers)
 
 
@@ -81,7 +89,9 @@ def dense(make: Callable[[], Case]) -> Tensor:
 def check(found: Tensor, truth: Tensor, case: Case, allowed: float) -> None:
     """Compare two matrices in the rows of every parameter, relative to these, or to a thousandth of the whole."""
     sizes = [one.numel() for one in parameters(case).values()]
-    for rows, other in zip(found.double().split(sizes), truth.split(sizes), strict=True):
+    for rows, other in zip(
+        found.double().split(sizes), truth.split(sizes), strict=True
+    ):
         size = max(float(other.norm()), 1e-3 * float(truth.norm()))
         assert float((rows - other).norm()) <= allowed * size
 
@@ -96,7 +106,9 @@ def test_every_function_equals_double_backward_by_parameter(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
-def test_measure_and_monitor_agree_with_double_backward(name: str, tmp_path: Path) -> None:
+def test_measure_and_monitor_agree_with_double_backward(
+    name: str, tmp_path: Path
+) -> None:
     make = CASES[name]
     truth, case = dense(make), make()
     numbers = {
@@ -105,16 +117,28 @@ def test_measure_and_monitor_agree_with_double_backward(name: str, tmp_path: Pat
         "largest_eigenvalue": float(torch.linalg.eigvalsh(truth)[-1]),
     }
     size = numbers["frobenius"]
-    options = {"blocks": ["all"], "parts": "H", "quantities": [*numbers], "estimator": "dense"}
+    options = {
+        "blocks": ["all"],
+        "parts": "H",
+        "quantities": [*numbers],
+        "estimator": "dense",
+    }
     for dtype, allowed in {"float64": 1e-8, "float32": 1e-4}.items():
         table = hessfig.measure(problem(case), **options, dtype=dtype)
         found = dict(zip(table["quantity"], table["value"], strict=True))
-        assert found == {name: pytest.approx(value, abs=allowed * size) for name, value in numbers.items()}
+        assert found == {
+            name: pytest.approx(value, abs=allowed * size)
+            for name, value in numbers.items()
+        }
     case = make()
     functions = {"compute_loss": case.compute_loss, "weights": None, **case.further}
-    monitor = hessfig.Monitor(case.network, case.batches, folder=tmp_path, every=1, **functions, **options)
+    monitor = hessfig.Monitor(
+        case.network, case.batches, folder=tmp_path, every=1, **functions, **options
+    )
     found = {name.partition("/")[0]: value for name, value in monitor(0).items()}
-    assert found == {name: pytest.approx(value, abs=1e-8 * size) for name, value in numbers.items()}
+    assert found == {
+        name: pytest.approx(value, abs=1e-8 * size) for name, value in numbers.items()
+    }
     monitor.close()
 
 
@@ -126,18 +150,44 @@ def test_large_networks_agree_with_double_backward(name: str, tmp_path: Path) ->
     named = parameters(case)
     for dtype, allowed in {"float64": 1e-9, "float32": 1e-4}.items():
         operator = problem(case).operator("all", dtype=dtype)
-        vector = torch.randn(operator.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        slopes = torch.autograd.grad(total(make, case), [*named.values()], create_graph=True)
-        along = sum((one * v.view_as(one)).sum() for one, v in zip(slopes, vector.split(operator.sizes), strict=True))
+        vector = torch.randn(
+            operator.shape[1],
+            generator=torch.Generator().manual_seed(1),
+            dtype=torch.float64,
+        )
+        slopes = torch.autograd.grad(
+            total(make, case), [*named.values()], create_graph=True
+        )
+        along = sum(
+            (one * v.view_as(one)).sum()
+            for one, v in zip(slopes, vector.split(operator.sizes), strict=True)
+        )
         truth = torch.autograd.grad(along, [*named.values()])
-        pieces = (operator @ vector.to(getattr(torch, dtype))).double().split(operator.sizes)
+        pieces = (
+            (operator @ vector.to(getattr(torch, dtype))).double().split(operator.sizes)
+        )
         for found, piece in zip(pieces, truth, strict=True):
-            assert float((found - piece.flatten()).norm()) <= allowed * float(piece.norm())
+            assert float((found - piece.flatten()).norm()) <= allowed * float(
+                piece.norm()
+            )
     (tmp_path / "functions.py").write_text(FACTORY)
     options = {"blocks": ["all"], "parts": "H", "quantities": ["largest_eigenvalue"]}
     (value,) = hessfig.measure(problem(case), **options, seed=1234)["value"]
-    words = ["model.factory=functions.py:make", f"model.options.name={name}", "blocks=[all]", "parts=[H]", "seeds=1"]
-    answer = here("run", "sweep=network", *words, "quantities=[largest_eigenvalue]", "workers=1", folder=tmp_path)
+    words = [
+        "model.factory=functions.py:make",
+        f"model.options.name={name}",
+        "blocks=[all]",
+        "parts=[H]",
+        "seeds=1",
+    ]
+    answer = here(
+        "run",
+        "sweep=network",
+        *words,
+        "quantities=[largest_eigenvalue]",
+        "workers=1",
+        folder=tmp_path,
+    )
     assert answer.returncode == 0, answer.stderr
     (found,) = hessfig.read(tmp_path / "outputs" / "network").table["value"]
     assert found == pytest.approx(value, rel=1e-6)
@@ -168,8 +218,19 @@ def make(name):
 def test_the_command_line_measures_them_all(tmp_path: Path) -> None:
     (tmp_path / "functions.py").write_text(FACTORY)
     names = ", ".join(SMALL)
-    words = ["sweep=network", "model.factory=functions.py:make", "blocks=[all]", "parts=[H]", "estimator=dense"]
-    words += [f"sweep.vary={{model.options.name: [{names}]}}", "seeds=1", "workers=1", "quantities=[frobenius,trace]"]
+    words = [
+        "sweep=network",
+        "model.factory=functions.py:make",
+        "blocks=[all]",
+        "parts=[H]",
+        "estimator=dense",
+    ]
+    words += [
+        f"sweep.vary={{model.options.name: [{names}]}}",
+        "seeds=1",
+        "workers=1",
+        "quantities=[frobenius,trace]",
+    ]
     answer = here("run", *words, folder=tmp_path)
     assert answer.returncode == 0, answer.stderr
     table = hessfig.read(tmp_path / "outputs" / "network").table
@@ -177,10 +238,14 @@ def test_the_command_line_measures_them_all(tmp_path: Path) -> None:
     for (name, quantity), rows in table.groupby(["variant", "quantity"]):
         truth = dense(CASES[name.rpartition("=")[2]])
         number = float(truth.norm() if quantity == "frobenius" else truth.trace())
-        assert rows["value"].item() == pytest.approx(number, abs=1e-8 * float(truth.norm())), name
+        assert rows["value"].item() == pytest.approx(
+            number, abs=1e-8 * float(truth.norm())
+        ), name
 
 
-SPLIT: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor, Any], Tensor]]] = {
+SPLIT: dict[
+    str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor, Any], Tensor]]
+] = {
     "autoencoder": (lambda network, x: network(x), F.mse_loss),
     "denoising_autoencoder": (
         lambda network, batch: network(batch["x"] + 0.1 * batch["noise"]) - batch["x"],
@@ -188,10 +253,15 @@ SPLIT: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor, Any], Ten
     ),
     "distillation": (
         lambda network, x: network(x),
-        lambda outputs, x: F.kl_div((outputs / 2).log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean"),
+        lambda outputs, x: F.kl_div(
+            (outputs / 2).log_softmax(-1), x[:, :3].softmax(-1), reduction="batchmean"
+        ),
     ),
     "preference": (
-        lambda network, batch: log_probability(network, batch["chosen"]) - log_probability(network, batch["rejected"]),
+        lambda network, batch: (
+            log_probability(network, batch["chosen"])
+            - log_probability(network, batch["rejected"])
+        ),
         lambda outputs, batch: -F.logsigmoid(0.3 * outputs).mean(),
     ),
     "graph": (
@@ -199,26 +269,41 @@ SPLIT: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor, Any], Ten
         lambda outputs, graph: F.huber_loss(outputs, graph.values),
     ),
     "ragged_documents": (
-        lambda network, batch: torch.stack([log_probability(network, one[None])[0] for one in batch[0]]),
+        lambda network, batch: torch.stack(
+            [log_probability(network, one[None])[0] for one in batch[0]]
+        ),
         lambda outputs, batch: (-outputs).exp().sum() / len(outputs),
     ),
     "ragged_texts": (
         lambda network, text: network(torch.tensor([*map(ord, text[:-1])])),
-        lambda outputs, text: F.cross_entropy(outputs, torch.tensor([*map(ord, text[1:])])),
+        lambda outputs, text: F.cross_entropy(
+            outputs, torch.tensor([*map(ord, text[1:])])
+        ),
     ),
     "actor_critic": (
-        lambda network, batch: torch.cat([network(batch.states)[0].flatten(), network(batch.states)[1]]),
+        lambda network, batch: torch.cat(
+            [network(batch.states)[0].flatten(), network(batch.states)[1]]
+        ),
         lambda outputs, batch: (
-            F.cross_entropy(outputs[: 3 * len(batch.actions)].view(-1, 3), batch.actions)
+            F.cross_entropy(
+                outputs[: 3 * len(batch.actions)].view(-1, 3), batch.actions
+            )
             + 0.5 * F.mse_loss(outputs[3 * len(batch.actions) :], batch.returns)
         ),
     ),
     "oscillator": (
-        lambda network, t: torch.autograd.grad(network(t.requires_grad_()).sum(), t, create_graph=True)[0] + network(t),
+        lambda network, t: (
+            torch.autograd.grad(
+                network(t.requires_grad_()).sum(), t, create_graph=True
+            )[0]
+            + network(t)
+        ),
         lambda outputs, t: outputs.square().mean(),
     ),
     "large_contrastive_pair": (
-        lambda network, batch: (network.left(batch[0]) * network.right(batch[1])).sum(1),
+        lambda network, batch: (network.left(batch[0]) * network.right(batch[1])).sum(
+            1
+        ),
         lambda outputs, batch: F.softplus(-outputs).mean(),
     ),
 }
@@ -229,34 +314,60 @@ def test_h_o_and_h_f_are_those_of_the_definition(name: str) -> None:
     """H_o = J^T B J and H_f = sum_i (dl / df_i) d^2 f_i, by products with one vector, of the user's own objects."""
     compute_outputs, compute_loss = SPLIT[name]
     case = CASES[name]()
-    weights = {name: one for name, one in case.further.items() if name == "batch_weights"}
+    weights = {
+        name: one for name, one in case.further.items() if name == "batch_weights"
+    }
     split = hessfig.Problem(
-        case.network, case.batches, compute_loss=compute_loss, compute_outputs=compute_outputs, **weights
+        case.network,
+        case.batches,
+        compute_loss=compute_loss,
+        compute_outputs=compute_outputs,
+        **weights,
     )
     whole = hessfig.Problem(
         case.network,
         case.batches,
-        compute_loss=lambda network, batch: compute_loss(compute_outputs(network, batch), batch),
+        compute_loss=lambda network, batch: compute_loss(
+            compute_outputs(network, batch), batch
+        ),
         **weights,
     )
     at = [*parameters(case).values()]
     sizes = [one.numel() for one in at]
     given = weights.get("batch_weights") or (lambda batch: 1.0)
-    shares = [float(given(one)) for one in case.every] if callable(given) else [*map(float, given)]
-    vector = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    shares = (
+        [float(given(one)) for one in case.every]
+        if callable(given)
+        else [*map(float, given)]
+    )
+    vector = torch.randn(
+        sum(sizes), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     truth = {"H_o": torch.zeros_like(vector), "H_f": torch.zeros_like(vector)}
     for batch, share in zip(case.every, shares, strict=True):
         outputs = compute_outputs(case.network, batch)
         leaf = outputs.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(compute_loss(leaf, batch), leaf, create_graph=True)
+        (slope,) = torch.autograd.grad(
+            compute_loss(leaf, batch), leaf, create_graph=True
+        )
         cotangent = torch.zeros_like(outputs).requires_grad_()
-        pulled = _flat(torch.autograd.grad(outputs, at, cotangent, create_graph=True, materialize_grads=True))
+        pulled = _flat(
+            torch.autograd.grad(
+                outputs, at, cotangent, create_graph=True, materialize_grads=True
+            )
+        )
         (tangent,) = torch.autograd.grad(pulled @ vector, cotangent)
-        curved = torch.autograd.grad(slope, leaf, tangent)[0] if slope.requires_grad else torch.zeros_like(leaf)
+        curved = (
+            torch.autograd.grad(slope, leaf, tangent)[0]
+            if slope.requires_grad
+            else torch.zeros_like(leaf)
+        )
         again = compute_outputs(case.network, batch)
         outer = _flat(torch.autograd.grad(again, at, curved, materialize_grads=True))
         along = (compute_outputs(case.network, batch) * slope.detach()).sum()
-        first = _flat(torch.autograd.grad(along, at, create_graph=True, materialize_grads=True))
+        first = _flat(
+            torch.autograd.grad(along, at, create_graph=True, materialize_grads=True)
+        )
         inner = _flat(torch.autograd.grad(first @ vector, at, materialize_grads=True))
         truth["H_o"] += share / sum(shares) * outer
         truth["H_f"] += share / sum(shares) * inner
@@ -284,8 +395,18 @@ def squares(network: nn.Module, batch: Tensor) -> Tensor:
     return network(batch).square().mean()
 
 
-def measured(network: nn.Module, batches: Any, compute_loss: Any, dtype: str = "float64", **further: Any) -> Tensor:
-    return hessfig.Problem(network, batches, compute_loss=compute_loss, **further).operator("all", dtype=dtype).dense()
+def measured(
+    network: nn.Module,
+    batches: Any,
+    compute_loss: Any,
+    dtype: str = "float64",
+    **further: Any,
+) -> Tensor:
+    return (
+        hessfig.Problem(network, batches, compute_loss=compute_loss, **further)
+        .operator("all", dtype=dtype)
+        .dense()
+    )
 
 
 def _inner(network: nn.Module, batch: Tensor, *, keep: bool) -> Tensor:
@@ -299,8 +420,13 @@ def _inner(network: nn.Module, batch: Tensor, *, keep: bool) -> Tensor:
 def _adapted(network: nn.Module, x: Tensor, *, keep: bool) -> Tensor:
     """Return the loss after one step of gradient descent."""
     named = dict(network.named_parameters())
-    slopes = torch.autograd.grad(squares(network, x), [*named.values()], create_graph=keep)
-    there = {name: named[name] - 0.1 * slope for name, slope in zip(named, slopes, strict=True)}
+    slopes = torch.autograd.grad(
+        squares(network, x), [*named.values()], create_graph=keep
+    )
+    there = {
+        name: named[name] - 0.1 * slope
+        for name, slope in zip(named, slopes, strict=True)
+    }
     return torch.func.functional_call(network, there, (x + 1,)).square().mean()
 
 
@@ -314,8 +440,12 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
     "loss and outputs": (
         "does not return one real number",
         r"f\(network, batch\)\[0\]",
-        lambda: measured(small(), X, lambda network, x: (squares(network, x), network(x))),
-        lambda: measured(small(), X, lambda network, x: (squares(network, x), network(x))[0]),
+        lambda: measured(
+            small(), X, lambda network, x: (squares(network, x), network(x))
+        ),
+        lambda: measured(
+            small(), X, lambda network, x: (squares(network, x), network(x))[0]
+        ),
     ),
     "a vector": (
         "does not return one real number",
@@ -326,8 +456,12 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
     "complex numbers": (
         "does not return one real number",
         r"\.real",
-        lambda: measured(small(), X, lambda network, x: torch.fft.fft(network(x), dim=0).sum()),
-        lambda: measured(small(), X, lambda network, x: torch.fft.fft(network(x), dim=0).sum().real),
+        lambda: measured(
+            small(), X, lambda network, x: torch.fft.fft(network(x), dim=0).sum()
+        ),
+        lambda: measured(
+            small(), X, lambda network, x: torch.fft.fft(network(x), dim=0).sum().real
+        ),
     ),
     "detached": (
         "does not depend on the network's parameters",
@@ -344,48 +478,96 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
     "another value at every call": (
         "it changes from call to call",
         "data of the batch",
-        lambda: measured(small(), X, lambda network, x: squares(network, x) * secrets.randbelow(10**6)),
-        lambda: measured(small(), (X, 17), lambda network, batch: squares(network, batch[0]) * batch[1]),
+        lambda: measured(
+            small(),
+            X,
+            lambda network, x: squares(network, x) * secrets.randbelow(10**6),
+        ),
+        lambda: measured(
+            small(),
+            (X, 17),
+            lambda network, batch: squares(network, batch[0]) * batch[1],
+        ),
     ),
     "a target network that is the network": (
         "second derivative does not match differences",
         "give what is detached or rounded as data",
-        lambda: measured(small(), X, lambda network, x: (network(x) - network(x + 1).detach()).square().mean()),
         lambda: measured(
-            small(), (X, small()(X + 1).detach()), lambda network, batch: (network(batch[0]) - batch[1]).square().mean()
+            small(),
+            X,
+            lambda network, x: (network(x) - network(x + 1).detach()).square().mean(),
+        ),
+        lambda: measured(
+            small(),
+            (X, small()(X + 1).detach()),
+            lambda network, batch: (network(batch[0]) - batch[1]).square().mean(),
         ),
     ),
     "an inner gradient without its graph": (
         "has no gradient in torch",
         "create_graph=True",
-        lambda: measured(small(), X, lambda network, x: _inner(network, x, keep=False) + squares(network, x)),
-        lambda: measured(small(), X, lambda network, x: _inner(network, x, keep=True) + squares(network, x)),
+        lambda: measured(
+            small(),
+            X,
+            lambda network, x: _inner(network, x, keep=False) + squares(network, x),
+        ),
+        lambda: measured(
+            small(),
+            X,
+            lambda network, x: _inner(network, x, keep=True) + squares(network, x),
+        ),
     ),
     "a first-order inner step": (
         "second derivative does not match differences",
         "create_graph=True",
-        lambda: measured(small(), X, lambda network, x: _adapted(network, x, keep=False)),
-        lambda: measured(small(), X, lambda network, x: _adapted(network, x, keep=True)),
+        lambda: measured(
+            small(), X, lambda network, x: _adapted(network, x, keep=False)
+        ),
+        lambda: measured(
+            small(), X, lambda network, x: _adapted(network, x, keep=True)
+        ),
     ),
     "outputs that raise": (
         "raises KeyError",
         "call it yourself",
-        lambda: measured(small(), X, lambda o, x: o.sum(), compute_outputs=lambda network, x: network({}[0])),
-        lambda: measured(small(), X, lambda o, x: o.square().sum(), compute_outputs=lambda network, x: network(x)),
+        lambda: measured(
+            small(),
+            X,
+            lambda o, x: o.sum(),
+            compute_outputs=lambda network, x: network({}[0]),
+        ),
+        lambda: measured(
+            small(),
+            X,
+            lambda o, x: o.square().sum(),
+            compute_outputs=lambda network, x: network(x),
+        ),
     ),
     "a batch with a graph": (
         "a tensor of a batch has a graph",
         r"\.detach\(\) it",
-        lambda: measured(small(), small()(X), lambda network, y: (network(X.to(y)) - y).square().mean()),
-        lambda: measured(small(), small()(X).detach(), lambda network, y: (network(X.to(y)) - y).square().mean()),
+        lambda: measured(
+            small(),
+            small()(X),
+            lambda network, y: (network(X.to(y)) - y).square().mean(),
+        ),
+        lambda: measured(
+            small(),
+            small()(X).detach(),
+            lambda network, y: (network(X.to(y)) - y).square().mean(),
+        ),
     ),
     "a lock in a batch": (
         "a batch cannot be copied",
         "leave files, locks",
         lambda: measured(
-            small(), {"x": X, "lock": threading.Lock()}, lambda network, batch: squares(network, batch["x"])
+            small(),
+            {"x": X, "lock": threading.Lock()},
+            lambda network, batch: squares(network, batch["x"]),
         ),
-        lambda: measured(small(), {"x": X}, lambda network, batch: squares(network, batch["x"])),
+        lambda: measured(
+            small(), {"x": X}, lambda network, batch: squares(network, batch["x"])
+        ),
     ),
     "no batch": (
         "there is no batch",
@@ -397,13 +579,19 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
         "not one number for each batch",
         "batch_weights=lambda",
         lambda: measured(small(), [X, X[:2]], squares, batch_weights=[1]),
-        lambda: measured(small(), [X, X[:2]], squares, batch_weights=lambda batch: len(batch)),
+        lambda: measured(
+            small(), [X, X[:2]], squares, batch_weights=lambda batch: len(batch)
+        ),
     ),
     "float32 inside": (
         "raises RuntimeError",
         "dtype='float32'",
-        lambda: measured(small(), X, lambda network, x: squares(network, torch.ones(2, 4))),
-        lambda: measured(small(), X, lambda network, x: squares(network, torch.ones(2, 4)), "float32"),
+        lambda: measured(
+            small(), X, lambda network, x: squares(network, torch.ones(2, 4))
+        ),
+        lambda: measured(
+            small(), X, lambda network, x: squares(network, torch.ones(2, 4)), "float32"
+        ),
     ),
     "dropout": (
         "in training mode",
@@ -414,26 +602,52 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
     "complex parameters": (
         "no dense real tensors",
         "hold them as real tensors",
-        lambda: measured(nn.Linear(4, 1, dtype=torch.complex64), X, lambda network, x: network(x + 0j).abs().mean()),
-        lambda: measured(nn.Linear(4, 2), X, lambda network, x: torch.view_as_complex(network(x)).abs().mean()),
+        lambda: measured(
+            nn.Linear(4, 1, dtype=torch.complex64),
+            X,
+            lambda network, x: network(x + 0j).abs().mean(),
+        ),
+        lambda: measured(
+            nn.Linear(4, 2),
+            X,
+            lambda network, x: torch.view_as_complex(network(x)).abs().mean(),
+        ),
     ),
     "several outputs": (
         "compute_outputs does not return one tensor",
         r"torch\.cat",
-        lambda: measured(small(), X, lambda o, x: o[0].sum(), compute_outputs=lambda network, x: (network(x), x)),
-        lambda: measured(small(), X, lambda o, x: o.square().sum(), compute_outputs=lambda network, x: network(x)),
+        lambda: measured(
+            small(),
+            X,
+            lambda o, x: o[0].sum(),
+            compute_outputs=lambda network, x: (network(x), x),
+        ),
+        lambda: measured(
+            small(),
+            X,
+            lambda o, x: o.square().sum(),
+            compute_outputs=lambda network, x: network(x),
+        ),
     ),
     "samples": (
         "compute_loss takes a batch whole",
         r"Problem\(network, inputs, targets, loss\)",
-        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation("shampoo", "0.weight"),
-        lambda: hessfig.Problem(small(), X, X[:, :1], "mse").approximation("shampoo", "0.weight"),
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation(
+            "shampoo", "0.weight"
+        ),
+        lambda: hessfig.Problem(small(), X, X[:, :1], "mse").approximation(
+            "shampoo", "0.weight"
+        ),
     ),
     "K-FAC": (
         "takes batches whole",
         r"leave kfac or",
-        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation("kfac", "0.weight"),
-        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation("diagonal", "0.weight"),
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation(
+            "kfac", "0.weight"
+        ),
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).approximation(
+            "diagonal", "0.weight"
+        ),
     ),
     "a landscape": (
         "compute_loss takes a batch whole",
@@ -444,9 +658,14 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
     "the split of a whole loss": (
         "H_o and H_f are not defined here",
         "compute_outputs",
-        lambda: hessfig.Problem(small(), X, compute_loss=squares).operator("all", "H_o"),
+        lambda: hessfig.Problem(small(), X, compute_loss=squares).operator(
+            "all", "H_o"
+        ),
         lambda: hessfig.Problem(
-            small(), X, compute_outputs=lambda network, x: network(x), compute_loss=lambda o, x: o.square().mean()
+            small(),
+            X,
+            compute_outputs=lambda network, x: network(x),
+            compute_loss=lambda o, x: o.square().mean(),
         ).operator("all", "H_o"),
     ),
     "a loss beside": (
@@ -475,7 +694,10 @@ def _stepped(network: nn.Module, x: Tensor) -> Tensor:
 def _stepped_as_a_function(network: nn.Module, x: Tensor) -> Tensor:
     at = dict(network.named_parameters())
     slopes = torch.autograd.grad(squares(network, x), [*at.values()], create_graph=True)
-    updated = {name: one - 0.1 * slope for (name, one), slope in zip(at.items(), slopes, strict=True)}
+    updated = {
+        name: one - 0.1 * slope
+        for (name, one), slope in zip(at.items(), slopes, strict=True)
+    }
     return torch.func.functional_call(network, updated, x).square().mean()
 
 
@@ -484,7 +706,9 @@ def _landscape(given: hessfig.Problem) -> Any:
 
 
 def _large(batches: list[Tensor]) -> Any:
-    given = hessfig.Problem(mlp(4, 140, 500), batches, compute_loss=squares, memory="6MB")
+    given = hessfig.Problem(
+        mlp(4, 140, 500), batches, compute_loss=squares, memory="6MB"
+    )
     return given.operator("all", dtype="float32")
 
 
@@ -510,8 +734,13 @@ class KeptSquare(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("kind", [KeptSquare, lambda: nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))])
-def test_derivatives_of_a_loss_in_float32_are_compared(kind: Callable[[], nn.Module], dtype: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [KeptSquare, lambda: nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))],
+)
+def test_derivatives_of_a_loss_in_float32_are_compared(
+    kind: Callable[[], nn.Module], dtype: str
+) -> None:
     """Models of transformers compute their loss in float32, whatever the type of the weights."""
     torch.manual_seed(0)
     network, batch = kind(), (torch.randn(12, 4), torch.randint(0, 4, (12,)))
@@ -521,10 +750,15 @@ def test_derivatives_of_a_loss_in_float32_are_compared(kind: Callable[[], nn.Mod
 
     measured = hessfig.Problem(network, batch, compute_loss=loss)
     if isinstance(network, KeptSquare):
-        with pytest.raises(hessfig.errors.UserError, match="second derivative does not match differences"):
+        with pytest.raises(
+            hessfig.errors.UserError,
+            match="second derivative does not match differences",
+        ):
             measured.operator("all", dtype=dtype).dense()
         return
-    truth = hessian(lambda: loss(network, batch), list(network.parameters()), rounding=1e-5)
+    truth = hessian(
+        lambda: loss(network, batch), list(network.parameters()), rounding=1e-5
+    )
     found = measured.operator("all", dtype=dtype).dense().double()
     assert float((found - truth).norm()) <= 1e-5 * float(truth.norm())
 
@@ -534,14 +768,20 @@ def test_losses_in_float32_are_added_over_batches(number: int) -> None:
     """Sums of batches have the digits of the parameters: they were taken for a loss that changes."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
-    batches = [(torch.randn(12, 4).double(), torch.randint(0, 4, (12,))) for _ in range(number)]
+    batches = [
+        (torch.randn(12, 4).double(), torch.randint(0, 4, (12,))) for _ in range(number)
+    ]
 
     def loss(network: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(network(batch[0]).float(), batch[1])
 
     found = hessfig.Problem(network, batches, compute_loss=loss).operator("all").dense()
     every = list(network.parameters())
-    truth = hessian(lambda: torch.stack([loss(network, batch) for batch in batches]).mean(), every, rounding=1e-5)
+    truth = hessian(
+        lambda: torch.stack([loss(network, batch) for batch in batches]).mean(),
+        every,
+        rounding=1e-5,
+    )
     assert float((found - truth).norm()) <= 1e-5 * float(truth.norm())
 
 
@@ -560,7 +800,9 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("depth", [1, 8, 30])
 @pytest.mark.parametrize("form", ["compute_loss", "loss"])
-def test_a_network_nested_deeply_keeps_its_own_tensors(depth: int, form: str, tmp_path: Path) -> None:
+def test_a_network_nested_deeply_keeps_its_own_tensors(
+    depth: int, form: str, tmp_path: Path
+) -> None:
     """A network of float32 kept tensors of the measured type where modules were nested more than six deep (BERT)."""
     torch.manual_seed(0)
     inside = Counting()
@@ -575,18 +817,29 @@ def test_a_network_nested_deeply_keeps_its_own_tensors(depth: int, form: str, tm
 
     held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     numbers = {name: tensor.clone() for name, tensor in held.items()}
-    given: dict[str, Any] = {"compute_loss": loss} if form == "compute_loss" else {"targets": targets, "loss": "mse"}
+    given: dict[str, Any] = (
+        {"compute_loss": loss}
+        if form == "compute_loss"
+        else {"targets": targets, "loss": "mse"}
+    )
     problem = hessfig.Problem(network, batch, **given)
     product = problem.operator("all").dense()
     hessfig.measure(problem, blocks=["all"], parts="H", quantities=["trace"])
     arguments = (batch,) if form == "compute_loss" else ("mse", (batch, targets))
     monitor = hessfig.Monitor(
-        network, *arguments, compute_loss=given.get("compute_loss"), folder=tmp_path, quantities=["loss"]
+        network,
+        *arguments,
+        compute_loss=given.get("compute_loss"),
+        folder=tmp_path,
+        quantities=["loss"],
     )
     monitor(0)
     monitor.close()
     now = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    assert all(now[name] is tensor and torch.equal(tensor, numbers[name]) for name, tensor in held.items())
+    assert all(
+        now[name] is tensor and torch.equal(tensor, numbers[name])
+        for name, tensor in held.items()
+    )
     assert inside.calls == [0] and not hasattr(inside, "last")
     plain = copy.deepcopy(network).double()
     truth = hessian(lambda: loss(plain, batch.double()), list(plain.parameters()))
@@ -594,8 +847,16 @@ def test_a_network_nested_deeply_keeps_its_own_tensors(depth: int, form: str, tm
 
 
 def test_what_a_function_reaches_stays_as_it_was() -> None:
-    names = ["preference_of_an_object", "moving_baseline", "variational_autoencoder_with_a_generator"]
-    names += ["distillation_of_features", "batch_changed_in_place", "variational_autoencoder"]
+    names = [
+        "preference_of_an_object",
+        "moving_baseline",
+        "variational_autoencoder_with_a_generator",
+    ]
+    names += [
+        "distillation_of_features",
+        "batch_changed_in_place",
+        "variational_autoencoder",
+    ]
     for name in names:
         case = CASES[name]()
         before = identity(case.network, case.compute_loss, case.batches)
@@ -607,9 +868,14 @@ def test_what_a_function_reaches_stays_as_it_was() -> None:
 
 
 def test_a_table_says_what_was_taken() -> None:
-    batches = [torch.ones(2, 5, dtype=torch.float64), torch.zeros(1, 5, dtype=torch.float64)]
+    batches = [
+        torch.ones(2, 5, dtype=torch.float64),
+        torch.zeros(1, 5, dtype=torch.float64),
+    ]
     case = CASES["variational_autoencoder"]()
-    given = hessfig.Problem(case.network, batches, compute_loss=case.compute_loss, batch_weights=len)
+    given = hessfig.Problem(
+        case.network, batches, compute_loss=case.compute_loss, batch_weights=len
+    )
     assert "batches: 2" in repr(given)
     record = hessfig.measure(given, blocks=["all"]).attrs["witness"]
     assert (record["batches"], record["batch_weights"]) == (2, "2, 1")
@@ -624,20 +890,31 @@ RAGGED = [X[:2], X[2:], X[:1]]
     [RAGGED, [one.numpy() for one in RAGGED], [[1, 2], [3]], ["a", "text"]],
     ids=["torch", "numpy", "ids", "text"],
 )
-def test_a_list_of_unequal_lengths_warns_that_it_is_several_batches(batches: list[Any]) -> None:
+def test_a_list_of_unequal_lengths_warns_that_it_is_several_batches(
+    batches: list[Any],
+) -> None:
     pattern = rf"list of {len(batches)} items .* read as {len(batches)} batches of one item, .* write \[batch\]"
     with pytest.warns(RuntimeWarning, match=pattern):
         hessfig.Problem(small(), batches, compute_loss=squares)
     for batch_weights in (len, lambda batch: 1, [1] * len(batches)):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            hessfig.Problem(small(), batches, compute_loss=squares, batch_weights=batch_weights)
+            hessfig.Problem(
+                small(), batches, compute_loss=squares, batch_weights=batch_weights
+            )
 
 
 def test_one_ragged_batch_and_equal_batches_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for batches in ([RAGGED], tuple(RAGGED), {"documents": RAGGED}, [RAGGED, RAGGED[:2]], [X, X], [(X, 1), (X, 2)]):
+        for batches in (
+            [RAGGED],
+            tuple(RAGGED),
+            {"documents": RAGGED},
+            [RAGGED, RAGGED[:2]],
+            [X, X],
+            [(X, 1), (X, 2)],
+        ):
             hessfig.Problem(small(), batches, compute_loss=squares)
 
 
@@ -649,10 +926,19 @@ def test_a_monitor_warns_of_a_list_of_unequal_lengths(tmp_path: Path) -> None:
 def test_a_monitor_follows_the_weights(tmp_path: Path) -> None:
     network = small()
     monitor = hessfig.Monitor(
-        network, X, compute_loss=squares, folder=tmp_path, every=1, max_fraction=None, quantities=["loss"], parts="H"
+        network,
+        X,
+        compute_loss=squares,
+        folder=tmp_path,
+        every=1,
+        max_fraction=None,
+        quantities=["loss"],
+        parts="H",
     )
     for step in range(3):
-        assert [*monitor(step).values()] == [pytest.approx(float(squares(network, X).detach()), rel=1e-6)]
+        assert [*monitor(step).values()] == [
+            pytest.approx(float(squares(network, X).detach()), rel=1e-6)
+        ]
         with torch.no_grad():
             network[0].weight += 0.1
     monitor.close()
@@ -663,25 +949,41 @@ def test_the_loss_of_a_trainer(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
 
     class Weighted(transformers.Trainer):
-        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        def compute_loss(
+            self, model, inputs, return_outputs=False, num_items_in_batch=None
+        ):
             return F.mse_loss(model(inputs["x"]), inputs["y"]) * 3
 
-    options = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    options = transformers.TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True
+    )
     network, batch = small(), {"x": X, "y": X[:, :1]}
     trainer = Weighted(model=network, args=options)
     given = hessfig.Problem(network, batch, compute_loss=trainer.compute_loss)
     plain = hessfig.Problem(network, X, X[:, :1], "mse")
-    assert torch.allclose(given.operator("all").dense(), 3 * plain.operator("all").dense(), rtol=1e-9)
-    monitor = hessfig.Monitor(
-        network, batch, compute_loss=trainer.compute_loss, folder=tmp_path / "m", quantities=["loss"]
+    assert torch.allclose(
+        given.operator("all").dense(), 3 * plain.operator("all").dense(), rtol=1e-9
     )
-    assert [*monitor(0).values()] == [pytest.approx(3 * float(F.mse_loss(network(X), X[:, :1]).detach()), rel=1e-6)]
+    monitor = hessfig.Monitor(
+        network,
+        batch,
+        compute_loss=trainer.compute_loss,
+        folder=tmp_path / "m",
+        quantities=["loss"],
+    )
+    assert [*monitor(0).values()] == [
+        pytest.approx(3 * float(F.mse_loss(network(X), X[:, :1]).detach()), rel=1e-6)
+    ]
     monitor.close()
 
 
 NETS = types.ModuleType("nets_of_a_user")
 torch.manual_seed(3)
-NETS.teacher, NETS.calls, NETS.inner = mlp(4, 3, 2).float(), None, types.SimpleNamespace()
+NETS.teacher, NETS.calls, NETS.inner = (
+    mlp(4, 3, 2).float(),
+    None,
+    types.SimpleNamespace(),
+)
 
 
 class Holder:
@@ -738,7 +1040,9 @@ REACHED: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "a module imported inside": imported,
     "a class attribute": lambda network, x: taught(network, x, Holder.teacher),
     "an attribute of the base": lambda network, x: taught(network, x, Heir().teacher),
-    "a property, two objects down": lambda network, x: taught(network, x, NETS.inner.holder.of_property),
+    "a property, two objects down": lambda network, x: taught(
+        network, x, NETS.inner.holder.of_property
+    ),
     "a static method": lambda network, x: Holder.loss(network, x),
     "a method of a method": Heir().helped,
     "a method of the network": lambda network, x: network.loss(x),
@@ -746,13 +1050,20 @@ REACHED: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", REACHED)
-def test_a_module_is_cast_wherever_the_function_finds_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_is_cast_wherever_the_function_finds_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else float32 outputs of the teacher would enter a float64 Hessian, or not fit its inputs."""
     monkeypatch.setitem(sys.modules, "nets_of_a_user", NETS)
     torch.manual_seed(1)
     network, x = Student(), X.float()
-    student, teacher = copy.deepcopy(network).double(), copy.deepcopy(NETS.teacher).double()
-    truth = hessian(lambda: taught(student, x.double(), teacher), list(student.parameters()))
+    student, teacher = (
+        copy.deepcopy(network).double(),
+        copy.deepcopy(NETS.teacher).double(),
+    )
+    truth = hessian(
+        lambda: taught(student, x.double(), teacher), list(student.parameters())
+    )
     found = measured(network, x, REACHED[name])
     assert float((found - truth).norm()) <= 1e-12 * float(truth.norm())
     assert {one.dtype for one in NETS.teacher.parameters()} == {torch.float32}
@@ -772,11 +1083,36 @@ def test_attributes_of_modules_and_classes_are_restored() -> None:
 
 
 def test_refusals_name_the_function_that_is_meant() -> None:
-    with pytest.raises(hessfig.errors.UserError, match=r"compute_outputs\(network, batch\) that returns one tensor"):
-        measured(small(), X, lambda o, x: o.sum(), compute_outputs=lambda network, x: network({}[0]))
-    with pytest.raises(hessfig.errors.UserError, match=r"compute_loss\(outputs, batch\) that returns its loss"):
-        measured(small(), X, lambda o, x: {}[0], compute_outputs=lambda network, x: network(x))
-    with pytest.raises(hessfig.errors.UserError, match=r"compute_loss\(network, batch\) that returns its loss"):
+    with pytest.raises(
+        hessfig.errors.UserError,
+        match=r"compute_outputs\(network, batch\) that returns one tensor",
+    ):
+        measured(
+            small(),
+            X,
+            lambda o, x: o.sum(),
+            compute_outputs=lambda network, x: network({}[0]),
+        )
+    with pytest.raises(
+        hessfig.errors.UserError,
+        match=r"compute_loss\(outputs, batch\) that returns its loss",
+    ):
+        measured(
+            small(),
+            X,
+            lambda o, x: {}[0],
+            compute_outputs=lambda network, x: network(x),
+        )
+    with pytest.raises(
+        hessfig.errors.UserError,
+        match=r"compute_loss\(network, batch\) that returns its loss",
+    ):
         measured(small(), X, lambda network, x: {}[0])
-    with pytest.raises(hessfig.errors.UserError, match="by compute_loss, or from several outputs"):
-        hessfig.measure(hessfig.Problem(small(), X, compute_loss=squares), blocks=["all"], parts="H_o")
+    with pytest.raises(
+        hessfig.errors.UserError, match="by compute_loss, or from several outputs"
+    ):
+        hessfig.measure(
+            hessfig.Problem(small(), X, compute_loss=squares),
+            blocks=["all"],
+            parts="H_o",
+        )

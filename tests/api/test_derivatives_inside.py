@@ -62,7 +62,9 @@ class Penalised(Body):
         with torch.enable_grad():
             x = x.clone().requires_grad_()
             u = self.net(x)
-            slope = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True, retain_graph=True)[0]
+            slope = torch.autograd.grad(
+                u, x, torch.ones_like(u), create_graph=True, retain_graph=True
+            )[0]
         return u + slope.square().sum(-1, keepdim=True)
 
 
@@ -87,47 +89,93 @@ class Equilibrium(Body):
         return self.net(z)
 
 
-KINDS: list[Callable[[], nn.Module]] = [Residual, Forces, Functional, Forward, Penalised, InnerStep, Equilibrium]
+KINDS: list[Callable[[], nn.Module]] = [
+    Residual,
+    Forces,
+    Functional,
+    Forward,
+    Penalised,
+    InnerStep,
+    Equilibrium,
+]
 
 
 def problem_of(kind: Callable[[], nn.Module]) -> hessfig.Problem:
     torch.manual_seed(0)
-    return hessfig.Problem(kind().double(), torch.randn(5, 2).double(), torch.randn(5, 1).double(), "mse")
+    return hessfig.Problem(
+        kind().double(), torch.randn(5, 2).double(), torch.randn(5, 1).double(), "mse"
+    )
 
 
 def truth(problem: hessfig.Problem) -> Tensor:
     x, y = problem.inputs, problem.targets
-    return hessian(lambda: (problem.network(x.clone()) - y).square().mean(), list(problem.network.parameters()))
+    return hessian(
+        lambda: (problem.network(x.clone()) - y).square().mean(),
+        list(problem.network.parameters()),
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_measured(kind: Callable[[], nn.Module]) -> None:
     problem = problem_of(kind)
     dense = truth(problem)
-    table = hessfig.measure(problem, blocks=["all"], estimator="dense", quantities=["frobenius", "trace", "loss"])
+    table = hessfig.measure(
+        problem,
+        blocks=["all"],
+        estimator="dense",
+        quantities=["frobenius", "trace", "loss"],
+    )
     found = {(row.quantity, row.part): row.value for row in table.itertuples()}
     assert found["frobenius", "H"] == pytest.approx(float(dense.norm()), rel=1e-10)
     assert found["trace", "H"] == pytest.approx(float(dense.trace()), rel=1e-9)
-    assert found["trace", "H_o"] + found["trace", "H_f"] == pytest.approx(found["trace", "H"], rel=1e-9)
-    loss = float((problem.network(problem.inputs.clone()) - problem.targets).square().mean().detach())
+    assert found["trace", "H_o"] + found["trace", "H_f"] == pytest.approx(
+        found["trace", "H"], rel=1e-9
+    )
+    loss = float(
+        (problem.network(problem.inputs.clone()) - problem.targets)
+        .square()
+        .mean()
+        .detach()
+    )
     assert found["loss", ""] == pytest.approx(loss, rel=1e-12)
     assert not problem.inputs.requires_grad
 
 
 @pytest.mark.parametrize("kind", [Residual, InnerStep])
 @pytest.mark.parametrize(
-    "quantity", ["pruning", "slices", "landscape_difference", "jacobian_norm", "stationarity", "descent"]
+    "quantity",
+    [
+        "pruning",
+        "slices",
+        "landscape_difference",
+        "jacobian_norm",
+        "stationarity",
+        "descent",
+    ],
 )
 @pytest.mark.long
-def test_quantities_that_walk_or_take_samples_apart(kind: Callable[[], nn.Module], quantity: str) -> None:
+def test_quantities_that_walk_or_take_samples_apart(
+    kind: Callable[[], nn.Module], quantity: str
+) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "gradients of single samples under vmap", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", "gradients of single samples under vmap", RuntimeWarning
+        )
         try:
-            table = hessfig.measure(problem_of(kind), blocks=["all"], quantities=[quantity], num_probes=4)
+            table = hessfig.measure(
+                problem_of(kind), blocks=["all"], quantities=[quantity], num_probes=4
+            )
         except hessfig.errors.UserError as error:
-            told = ("forward() differentiates through it", "does not run over samples", "is also used outside")
-            meets = kind is InnerStep and "the samples see each other" in str(error)  # its step is on the whole batch
-            assert meets or (quantity == "pruning" and any(words in str(error) for words in told))
+            told = (
+                "forward() differentiates through it",
+                "does not run over samples",
+                "is also used outside",
+            )
+            # Its step is on the whole batch.
+            meets = kind is InnerStep and "the samples see each other" in str(error)
+            assert meets or (
+                quantity == "pruning" and any(words in str(error) for words in told)
+            )
         else:
             assert len(table) and table["value"].notna().all()
 
@@ -137,22 +185,43 @@ def test_a_batch_of_several_inputs_and_a_loss_inside_the_network() -> None:
         def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
             x = x.detach().requires_grad_()
             forces = -torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
-            return {"forces": forces, **({} if labels is None else {"loss": (forces - labels).abs().pow(3).sum()})}
+            return {
+                "forces": forces,
+                **(
+                    {}
+                    if labels is None
+                    else {"loss": (forces - labels).abs().pow(3).sum()}
+                ),
+            }
 
     torch.manual_seed(0)
-    network, x, y = Energy().double(), torch.randn(5, 2).double(), torch.randn(5, 2).double()
-    table = hessfig.measure(hessfig.Problem(network, {"x": x, "labels": y}), blocks=["all"], estimator="dense")
+    network, x, y = (
+        Energy().double(),
+        torch.randn(5, 2).double(),
+        torch.randn(5, 2).double(),
+    )
+    table = hessfig.measure(
+        hessfig.Problem(network, {"x": x, "labels": y}),
+        blocks=["all"],
+        estimator="dense",
+    )
     dense = hessian(lambda: network(x, y)["loss"], list(network.parameters()))
-    assert list(table["part"]) == ["H"] and table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-9)
+    assert list(table["part"]) == ["H"] and table["value"][0] == pytest.approx(
+        float(dense.norm()), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operators_of_large_networks(kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_of_large_networks(
+    kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network too large for graphs that are kept: where torch.func cannot follow, plain double backward does."""
     monkeypatch.setattr("hessfig.curvature.batched.SMALL", 1)
     problem = problem_of(kind)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*plain double backward is used instead", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", ".*plain double backward is used instead", RuntimeWarning
+        )
         found = problem.operator("all").dense()
     torch.testing.assert_close(found, truth(problem), rtol=1e-9, atol=1e-10)
 
@@ -161,12 +230,19 @@ def test_no_graph_is_kept() -> None:
     """Evaluations record graphs, which are let go with what comes out."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
-    problem = hessfig.Problem(network, torch.randn(5, 2).double(), torch.randn(5, 1).double(), "mse")
+    problem = hessfig.Problem(
+        network, torch.randn(5, 2).double(), torch.randn(5, 1).double(), "mse"
+    )
     objective = problem.objective("float64")
     suffix = objective.suffix(objective.layout.weights)
     assert is_finite(objective)
     gc.collect()
-    held = [*suffix.outputs.flatten(), *suffix.gradient.flatten(), loss_value(objective), suffix.outputs]
+    held = [
+        *suffix.outputs.flatten(),
+        *suffix.gradient.flatten(),
+        loss_value(objective),
+        suffix.outputs,
+    ]
     assert not any(one.requires_grad for one in held)
 
 
@@ -176,9 +252,18 @@ def test_losses_of_pruned_weights_where_vmap_cannot_follow() -> None:
             return x if float(x.detach().sum()) > 1e9 else x.tanh()
 
     torch.manual_seed(0)
-    layers, batch = (nn.Linear(2, 4), nn.Linear(4, 1)), (torch.randn(5, 2).double(), torch.randn(5, 1).double())
+    layers, batch = (
+        (nn.Linear(2, 4), nn.Linear(4, 1)),
+        (torch.randn(5, 2).double(), torch.randn(5, 1).double()),
+    )
     tables = []
     for middle in (Steered(), nn.Tanh()):
         network = nn.Sequential(layers[0], middle, layers[1]).double()
-        tables.append(hessfig.measure(hessfig.Problem(network, *batch, "mse"), blocks=["all"], quantities=["pruning"]))
+        tables.append(
+            hessfig.measure(
+                hessfig.Problem(network, *batch, "mse"),
+                blocks=["all"],
+                quantities=["pruning"],
+            )
+        )
     assert list(tables[0]["value"]) == pytest.approx(list(tables[1]["value"]), rel=1e-9)

@@ -56,9 +56,15 @@ REFUSED: dict[str, Callable[[], hessfig.Problem]] = {
     "an object": lambda: hessfig.Problem(OwnLoss(), object()),
     "several outputs": lambda: hessfig.Problem(Heads(), X, Y, "mse"),
     "a dictionary of targets": lambda: hessfig.Problem(Heads(), X, {"a": Y}, "mse"),
-    "several batches of a loss": lambda: hessfig.Problem(OwnLoss(), [{"x": X, "labels": Y}] * 2),
-    "a loss of batches": lambda: hessfig.Problem(nn.Linear(4, 2), [X, X], [Y, Y], lambda o, y: (o - y).std()),
-    "a loss that is no number": lambda: hessfig.Problem(nn.Linear(4, 2), X, Y, lambda o, y: o - y),
+    "several batches of a loss": lambda: hessfig.Problem(
+        OwnLoss(), [{"x": X, "labels": Y}] * 2
+    ),
+    "a loss of batches": lambda: hessfig.Problem(
+        nn.Linear(4, 2), [X, X], [Y, Y], lambda o, y: (o - y).std()
+    ),
+    "a loss that is no number": lambda: hessfig.Problem(
+        nn.Linear(4, 2), X, Y, lambda o, y: o - y
+    ),
     "an unknown loss": lambda: hessfig.Problem(nn.Linear(4, 2), X, Y, "hinge"),
 }
 
@@ -69,19 +75,34 @@ def test_refusals_lead_to_compute_loss(name: str) -> None:
     with pytest.raises(UserError) as caught:
         given.operator("all")
     remedy = str(caught.value.remedy)
-    assert re.search(r"or hessfig\.Problem\(network, .*, compute_loss=lambda network, batch: .*\)", remedy), remedy
+    assert re.search(
+        r"or hessfig\.Problem\(network, .*, compute_loss=lambda network, batch: .*\)",
+        remedy,
+    ), remedy
     assert "input_ids" not in str(caught.value)
 
 
 def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is() -> None:
-    for network, batch in ((OwnLoss(), X), (PairLoss(), (X, Y)), (OwnLoss(), {"x": X, "y": Y})):
+    for network, batch in (
+        (OwnLoss(), X),
+        (PairLoss(), (X, Y)),
+        (OwnLoss(), {"x": X, "y": Y}),
+    ):
         given = hessfig.Problem(network, batch)
         with pytest.raises(UserError) as caught:
             given.operator("all")
-        call = str(caught.value.remedy).rpartition("; or ")[2].removesuffix(", with any function")
-        problem = eval(call, {"hessfig": hessfig, "network": given.network, "batch": batch})
+        call = (
+            str(caught.value.remedy)
+            .rpartition("; or ")[2]
+            .removesuffix(", with any function")
+        )
+        problem = eval(
+            call, {"hessfig": hessfig, "network": given.network, "batch": batch}
+        )
         plain = hessfig.Problem(given.network.map, X, Y, "mse")
-        assert torch.allclose(problem.operator("all").dense(), plain.operator("all").dense(), rtol=1e-9)
+        assert torch.allclose(
+            problem.operator("all").dense(), plain.operator("all").dense(), rtol=1e-9
+        )
 
 
 class Named(Heads):
@@ -101,24 +122,64 @@ def test_the_remedy_of_several_outputs_names_the_argument(kind: type[Heads]) -> 
     network = kind()
     with pytest.raises(UserError, match="not a tensor of real numbers") as caught:
         hessfig.Problem(network, X, Y, _of_both).operator("all")
-    assert "{'x': inputs} as the inputs, and a function loss(outputs, targets)" in str(caught.value.remedy)
-    call = str(caught.value.remedy).rpartition("; or ")[2].removesuffix(", with any function")
-    here = {"hessfig": hessfig, "network": network, "inputs": X, "targets": Y, "loss": _of_both}
+    assert "{'x': inputs} as the inputs, and a function loss(outputs, targets)" in str(
+        caught.value.remedy
+    )
+    call = (
+        str(caught.value.remedy)
+        .rpartition("; or ")[2]
+        .removesuffix(", with any function")
+    )
+    here = {
+        "hessfig": hessfig,
+        "network": network,
+        "inputs": X,
+        "targets": Y,
+        "loss": _of_both,
+    }
     followed = hessfig.Problem(network, {"x": X}, Y, _of_both).operator("all").dense()
     assert torch.allclose(followed, eval(call, here).operator("all").dense(), rtol=1e-9)
-    one = hessfig.Problem(network, X, Y, "mse", outputs={Heads: 0, Named: "a"}[kind]).operator("all").dense()
-    assert torch.allclose(one, hessfig.Problem(network.map, X, Y, "mse").operator("all").dense(), rtol=1e-9)
+    one = (
+        hessfig.Problem(network, X, Y, "mse", outputs={Heads: 0, Named: "a"}[kind])
+        .operator("all")
+        .dense()
+    )
+    assert torch.allclose(
+        one,
+        hessfig.Problem(network.map, X, Y, "mse").operator("all").dense(),
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("inputs", [X, {"x": X}])
 def test_the_remedy_of_a_dictionary_of_targets_works_as_it_is(inputs: Any) -> None:
-    given = hessfig.Problem(Heads(), inputs, {"a": Y}, lambda outputs, targets: _of_both(outputs, targets["a"]))
+    given = hessfig.Problem(
+        Heads(),
+        inputs,
+        {"a": Y},
+        lambda outputs, targets: _of_both(outputs, targets["a"]),
+    )
     with pytest.raises(UserError) as caught:
         given.operator("all")
-    call = str(caught.value.remedy).rpartition("; or ")[2].removesuffix(", with any function")
-    here = {"network": given.network, "inputs": inputs, "targets": {"a": Y}, "loss": given.loss}
-    plain = hessfig.Problem(given.network, {"x": X}, Y, _of_both).operator("all").dense()
-    assert torch.allclose(eval(call, {"hessfig": hessfig, **here}).operator("all").dense(), plain, rtol=1e-9)
+    call = (
+        str(caught.value.remedy)
+        .rpartition("; or ")[2]
+        .removesuffix(", with any function")
+    )
+    here = {
+        "network": given.network,
+        "inputs": inputs,
+        "targets": {"a": Y},
+        "loss": given.loss,
+    }
+    plain = (
+        hessfig.Problem(given.network, {"x": X}, Y, _of_both).operator("all").dense()
+    )
+    assert torch.allclose(
+        eval(call, {"hessfig": hessfig, **here}).operator("all").dense(),
+        plain,
+        rtol=1e-9,
+    )
 
 
 class Noisy(nn.Module):
@@ -131,7 +192,9 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
         generator = torch.Generator().manual_seed(0) if self.is_seeded else None
-        return self.map(x + (torch.randn(x.shape, generator=generator) if noise is None else noise)).tanh()
+        return self.map(
+            x + (torch.randn(x.shape, generator=generator) if noise is None else noise)
+        ).tanh()
 
 
 def test_both_remedies_of_noise_in_forward_work() -> None:
@@ -142,7 +205,11 @@ def test_both_remedies_of_noise_in_forward_work() -> None:
     noise = torch.randn(X.shape, generator=torch.Generator().manual_seed(0))
     as_input = hessfig.Problem(Noisy(), (X, noise), Y, "mse").operator("all").dense()
     drawn = hessfig.Problem(Noisy(is_seeded=True), X, Y, "mse").operator("all").dense()
-    summed = hessfig.Problem(nn.Sequential(Noisy().map, nn.Tanh()), X + noise, Y, "mse").operator("all").dense()
+    summed = (
+        hessfig.Problem(nn.Sequential(Noisy().map, nn.Tanh()), X + noise, Y, "mse")
+        .operator("all")
+        .dense()
+    )
     assert torch.allclose(as_input, summed, rtol=1e-6)
     assert torch.allclose(drawn, summed, rtol=1e-6)
 
@@ -155,20 +222,26 @@ def test_arrays_and_data_sets_are_taken() -> None:
         hessfig.Problem(network, X.numpy(), Y.numpy(), "mse"),
         hessfig.Problem(network, [(X.numpy(), Y.numpy())], loss="mse"),
         hessfig.Problem(network, data, loss="mse"),
-        hessfig.Problem(network, {"input": numpy.asarray(X), "y": numpy.asarray(Y)}, "y", "mse"),
+        hessfig.Problem(
+            network, {"input": numpy.asarray(X), "y": numpy.asarray(Y)}, "y", "mse"
+        ),
     ):
         assert torch.allclose(given.operator("all").dense(), plain, rtol=1e-12)
 
 
 def test_a_wrong_name_of_a_weight_is_another_matter() -> None:
     with pytest.raises(UserError) as caught:
-        hessfig.Problem(nn.Linear(4, 2), X, Y, "mse", weights={"a": "wieght"}).operator("a")
+        hessfig.Problem(nn.Linear(4, 2), X, Y, "mse", weights={"a": "wieght"}).operator(
+            "a"
+        )
     assert "compute_loss" not in str(caught.value)
 
 
 def test_pairs_and_all_have_one_meaning_each() -> None:
     problem = hessfig.Problem(nn.Linear(4, 2), X, Y, "mse")
-    pairs = hessfig.measure(problem, blocks="pairs", parts="H")[["row", "col"]].values.tolist()
+    pairs = hessfig.measure(problem, blocks="pairs", parts="H")[
+        ["row", "col"]
+    ].values.tolist()
     assert pairs == [["weight", "weight"], ["weight", "bias"], ["bias", "bias"]]
     with pytest.warns(FutureWarning, match=r"blocks=\['all'\]"):
         assert len(hessfig.measure(problem, blocks="all", parts="H")) == 3

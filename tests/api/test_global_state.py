@@ -33,7 +33,11 @@ pytestmark = pytest.mark.long
 
 State = dict[str, Any]
 _PRECISE = {
-    **{"all": torch.backends, "cuda": torch.backends.cuda.matmul, "mkldnn": torch.backends.mkldnn.matmul},
+    **{
+        "all": torch.backends,
+        "cuda": torch.backends.cuda.matmul,
+        "mkldnn": torch.backends.mkldnn.matmul,
+    },
     **{"cudnn": torch.backends.cudnn, "conv": torch.backends.cudnn.conv},
 }
 
@@ -44,37 +48,83 @@ def global_state(network: nn.Module) -> State:
     return {
         "fast path": torch.backends.mha.get_fastpath_enabled(),
         "kernels of attention": [
-            *(cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+            *(
+                cuda.flash_sdp_enabled(),
+                cuda.mem_efficient_sdp_enabled(),
+                cuda.math_sdp_enabled(),
+            ),
             *(cuda.cudnn_sdp_enabled(), cuda.fp16_bf16_reduction_math_sdp_allowed()),
         ],
-        "default type and device": (torch.get_default_dtype(), torch.get_default_device()),
+        "default type and device": (
+            torch.get_default_dtype(),
+            torch.get_default_device(),
+        ),
         "precision": _or_error(torch.get_float32_matmul_precision),
-        "precision by backend": {name: one.fp32_precision for name, one in _PRECISE.items()},
-        "reductions": (cuda.matmul.allow_fp16_reduced_precision_reduction, torch.backends.opt_einsum.enabled),
-        "cudnn": [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
+        "precision by backend": {
+            name: one.fp32_precision for name, one in _PRECISE.items()
+        },
+        "reductions": (
+            cuda.matmul.allow_fp16_reduced_precision_reduction,
+            torch.backends.opt_einsum.enabled,
+        ),
+        "cudnn": [
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+        ],
         "mkldnn": torch.backends.mkldnn.enabled,
         "deterministic": [
-            *(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+            *(
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
             torch.utils.deterministic.fill_uninitialized_memory,
         ],
         "generator of torch": torch.get_rng_state().tolist(),
         "generator of numpy": str(np.random.get_state()),  # noqa: NPY002
-        "generator of Python": random.getstate() if _IS_ALONE else "type checks under pytest draw from it",
-        "modes": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()),
-        "autocast": [(torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda")],
+        "generator of Python": random.getstate()
+        if _IS_ALONE
+        else "type checks under pytest draw from it",
+        "modes": (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_anomaly_enabled(),
+        ),
+        "autocast": [
+            (torch.is_autocast_enabled(one), torch.get_autocast_dtype(one))
+            for one in ("cpu", "cuda")
+        ],
         "autocast's cache": torch.is_autocast_cache_enabled(),
         "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
-        "denormals": float(torch.full((1,), 1e-310, dtype=torch.float64, device="cpu") * 1.0),
+        "denormals": float(
+            torch.full((1,), 1e-310, dtype=torch.float64, device="cpu") * 1.0
+        ),
         "warnings": (list(warnings.filters), warnings.showwarning is _SHOWN),
         "printing": (str(np.get_printoptions()), str(torch._tensor_str.PRINT_OPTS)),
         "errors of numpy": np.geterr(),
         "figures": _figures(),
         "environment": dict(os.environ),
-        "place": (Path.cwd(), list(sys.path), locale.setlocale(locale.LC_ALL), sys.getrecursionlimit()),
-        "handlers": (list(logging.getLogger().handlers), logging.getLogger().level, gc.isenabled(), gc.get_threshold()),
+        "place": (
+            Path.cwd(),
+            list(sys.path),
+            locale.setlocale(locale.LC_ALL),
+            sys.getrecursionlimit(),
+        ),
+        "handlers": (
+            list(logging.getLogger().handlers),
+            logging.getLogger().level,
+            gc.isenabled(),
+            gc.get_threshold(),
+        ),
         "signals": [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
-        "network": {name: (one.training, len(one._forward_hooks)) for name, one in network.named_modules()},
-        "weights": {name: (one.requires_grad, one.grad, one.tolist()) for name, one in network.named_parameters()},
+        "network": {
+            name: (one.training, len(one._forward_hooks))
+            for name, one in network.named_modules()
+        },
+        "weights": {
+            name: (one.requires_grad, one.grad, one.tolist())
+            for name, one in network.named_parameters()
+        },
         "buffers": {name: one.tolist() for name, one in network.named_buffers()},
     }
 
@@ -96,7 +146,11 @@ def _figures() -> dict[str, str]:
         return {}
     import matplotlib as mpl
 
-    return {name: str(value) for name, value in dict.items(mpl.rcParams) if name != "backend"}
+    return {
+        name: str(value)
+        for name, value in dict.items(mpl.rcParams)
+        if name != "backend"
+    }
 
 
 def differences(before: State, after: State) -> list[str]:
@@ -108,17 +162,35 @@ def odd_state() -> Iterator[None]:
     """Hold a state in which nothing that a computation might set to a value has that value, nor its default."""
     with ExitStack() as stack:
 
-        def held(read: Callable[[], Any], write: Callable[[Any], Any], value: Any) -> None:
+        def held(
+            read: Callable[[], Any], write: Callable[[Any], Any], value: Any
+        ) -> None:
             stack.callback(write, read())
             write(value)
 
-        held(torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled, True)
-        held(torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp, False)
-        held(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")
+        held(
+            torch.backends.mha.get_fastpath_enabled,
+            torch.backends.mha.set_fastpath_enabled,
+            True,
+        )
+        held(
+            torch.backends.cuda.cudnn_sdp_enabled,
+            torch.backends.cuda.enable_cudnn_sdp,
+            False,
+        )
+        held(
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            "high",
+        )
         held(torch.get_num_threads, torch.set_num_threads, 3)
         held(torch.get_default_dtype, torch.set_default_dtype, torch.float64)
         held(random.getstate, random.setstate, random.Random(5).getstate())
-        held(np.random.get_state, np.random.set_state, np.random.RandomState(7).get_state())
+        held(
+            np.random.get_state,
+            np.random.set_state,
+            np.random.RandomState(7).get_state(),
+        )
         stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.manual_seed(11)
         stack.enter_context(torch.device("meta"))
@@ -194,8 +266,16 @@ def tokens() -> torch.Tensor:
 
 
 def monitor(folder: Path, **further: Any) -> Any:
-    options = {"max_fraction": None, "on_error": "raise", "overwrite": True, "weights": {"W": "out.weight"}, **further}
-    return hessfig.Monitor(network(), "cross_entropy", given(), folder=folder, every=1, **options)
+    options = {
+        "max_fraction": None,
+        "on_error": "raise",
+        "overwrite": True,
+        "weights": {"W": "out.weight"},
+        **further,
+    }
+    return hessfig.Monitor(
+        network(), "cross_entropy", given(), folder=folder, every=1, **options
+    )
 
 
 def monitored(folder: Path) -> None:
@@ -233,10 +313,14 @@ def swept(folder: Path) -> None:
 
 Call = Callable[[Path], Any]
 CALLS: dict[str, Call] = {
-    "measure": lambda at: measured(quantities=["frobenius", "trace", "largest_eigenvalue"]),
+    "measure": lambda at: measured(
+        quantities=["frobenius", "trace", "largest_eigenvalue"]
+    ),
     "measure in float32": lambda at: measured(dtype="float32", estimator="hutchinson"),
     "measure by xtrace": lambda at: measured(estimator="xtrace", num_probes=2),
-    "measure along": lambda at: measured(blocks=["all"], quantities=["along"], parts="H"),
+    "measure along": lambda at: measured(
+        blocks=["all"], quantities=["along"], parts="H"
+    ),
     "objective": lambda at: problem().objective("float64"),
     "operator": lambda at: problem().operator("out.weight").dense(),
     "approximation": lambda at: problem().approximation("kfac", "into.weight"),
@@ -253,22 +337,41 @@ CALLS: dict[str, Call] = {
     "approximation.solve": lambda at: approximation().solve(vector(12), damping=1.0),
     "monitor": monitored,
     "find_weights": lambda at: hessfig.find_weights(wrapped(_still())),
-    "lens.attention_patterns": lambda at: hessfig.lens.attention_patterns(hessfig.Problem(bridge(), tokens())),
-    "lens.attention_scores": lambda at: hessfig.lens.attention_scores(hessfig.Problem(bridge(), tokens())),
-    "lens.residual_norms": lambda at: hessfig.lens.residual_norms(hessfig.Problem(bridge(), tokens())),
-    "measure a bridge": lambda at: hessfig.measure(hessfig.Problem(_still(), tokens()), blocks=["W_V"], parts="H_o"),
+    "lens.attention_patterns": lambda at: hessfig.lens.attention_patterns(
+        hessfig.Problem(bridge(), tokens())
+    ),
+    "lens.attention_scores": lambda at: hessfig.lens.attention_scores(
+        hessfig.Problem(bridge(), tokens())
+    ),
+    "lens.residual_norms": lambda at: hessfig.lens.residual_norms(
+        hessfig.Problem(bridge(), tokens())
+    ),
+    "measure a bridge": lambda at: hessfig.measure(
+        hessfig.Problem(_still(), tokens()), blocks=["W_V"], parts="H_o"
+    ),
     "predict": lambda at: hessfig.predict("model.scores=qk_norm"),
     "run, read, slopes, plot": lambda at: swept(at),
 }
 REFUSED: dict[str, tuple[Call, type[Exception]]] = {
     "measure": (lambda at: measured(blocks=["nothing"]), UserError),
-    "measure what draws": (lambda at: hessfig.measure(hessfig.Problem(drawing(), *given())), UserError),
+    "measure what draws": (
+        lambda at: hessfig.measure(hessfig.Problem(drawing(), *given())),
+        UserError,
+    ),
     "operator": (lambda at: problem().operator("nothing"), UserError),
-    "approximation": (lambda at: problem().approximation("kfac", "norm.weight"), UserError),
+    "approximation": (
+        lambda at: problem().approximation("kfac", "norm.weight"),
+        UserError,
+    ),
     "@": (lambda at: operator() @ vector(3), UserError),
     "solve": (lambda at: operator().solve(vector() / 0), UserError),
     "monitor": (lambda at: monitor(at, weights={"W": "nothing"}), UserError),
-    "lens": (lambda at: hessfig.lens.residual_norms(hessfig.Problem(bridge(), tokens() + 99)), Exception),
+    "lens": (
+        lambda at: hessfig.lens.residual_norms(
+            hessfig.Problem(bridge(), tokens() + 99)
+        ),
+        Exception,
+    ),
     "find_weights": (lambda at: hessfig.find_weights(network()), UserError),
     "run": (lambda at: hessfig.run("sigmas"), UserError),
     "read": (lambda at: hessfig.read(at), UserError),
@@ -308,7 +411,9 @@ IDS = [name for name, _, _ in EVERY]
 
 
 @pytest.mark.parametrize(("name", "call", "error"), EVERY, ids=IDS)
-def test_the_state_of_the_process_is_as_it_was(name: str, call: Call, error: Any, tmp_path: Path) -> None:
+def test_the_state_of_the_process_is_as_it_was(
+    name: str, call: Call, error: Any, tmp_path: Path
+) -> None:
     asked(call, tmp_path, error)  # what is imported on the way sets up itself once
     for held in (False, True):
         watched = bridge() if name.startswith("lens") else network()
@@ -323,7 +428,9 @@ def test_the_state_of_the_process_is_as_it_was(name: str, call: Call, error: Any
 
 @pytest.mark.parametrize(("name", "call", "error"), EVERY, ids=IDS)
 @pytest.mark.long
-def test_threads_leave_it_too(name: str, call: Call, error: Any, tmp_path: Path) -> None:
+def test_threads_leave_it_too(
+    name: str, call: Call, error: Any, tmp_path: Path
+) -> None:
     if name in ("monitor refuses", "run, read, slopes, plot"):
         pytest.skip("one folder is one monitor's, and one run's")
     watched = bridge() if name.startswith("lens") else network()
@@ -371,12 +478,21 @@ for name, call, error in every.EVERY:
 
 @pytest.mark.long
 def test_the_generator_of_python_is_as_it_was_where_no_types_are_checked() -> None:
-    done = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_a_number_does_not_hang_on_the_callers_state() -> None:
-    asked = {"quantities": ["frobenius", "trace", "largest_eigenvalue", "loss"], "blocks": ["out.weight", "all"]}
+    asked = {
+        "quantities": ["frobenius", "trace", "largest_eigenvalue", "loss"],
+        "blocks": ["out.weight", "all"],
+    }
     for dtype in ("float64", "float32"):
         plain = measured(dtype=dtype, estimator="hutchinson", **asked)["value"]
         with odd_state():
@@ -392,11 +508,20 @@ def test_precision_is_full_inside_and_the_callers_outside(setting: str) -> None:
         if setting == "older":
             torch.set_float32_matmul_precision("medium")
         else:
-            place = torch.backends if setting.endswith("all") else torch.backends.mkldnn.matmul
-            place.fp32_precision = "bf16" if place is torch.backends.mkldnn.matmul else "tf32"
+            place = (
+                torch.backends
+                if setting.endswith("all")
+                else torch.backends.mkldnn.matmul
+            )
+            place.fp32_precision = (
+                "bf16" if place is torch.backends.mkldnn.matmul else "tf32"
+            )
         there = global_state(network())
         with differentiating(), differentiating():
-            inside = (torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision)
+            inside = (
+                torch.backends.cuda.matmul.fp32_precision,
+                torch.backends.mkldnn.matmul.fp32_precision,
+            )
         assert not {*inside} & {"tf32", "bf16"}
         assert differences(there, global_state(network())) == []
     finally:

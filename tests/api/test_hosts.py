@@ -30,12 +30,16 @@ from tests.api.test_sessions import SMALL
 
 
 def swept(folder: Path, workers: int = 0, *words: str) -> pd.DataFrame:
-    return hessfig.run("sigma", *SMALL, *words, seeds=2, workers=workers, output_dir=folder).table
+    return hessfig.run(
+        "sigma", *SMALL, *words, seeds=2, workers=workers, output_dir=folder
+    ).table
 
 
 def measured() -> list[float]:
     torch.manual_seed(0)
-    problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    problem = hessfig.Problem(
+        torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
+    )
     return list(hessfig.measure(problem)["value"])
 
 
@@ -48,14 +52,18 @@ def application(tmp_path: Path) -> Iterator[Any]:
     store.store("schema", {"mine": 1})
     store.store("3a", {"mine": 2}, group="figure")
     with initialize_config_dir(str(tmp_path), version_base="1.2"):
-        OmegaConf.register_new_resolver("now", lambda text: f"mine: {text}", replace=True)
+        OmegaConf.register_new_resolver(
+            "now", lambda text: f"mine: {text}", replace=True
+        )
         yield GlobalHydra.instance().hydra
     store.repo = kept
     if not known:
         OmegaConf.clear_resolver("now")
 
 
-def test_the_hydra_of_an_application_is_as_it_was(application: Any, tmp_path: Path) -> None:
+def test_the_hydra_of_an_application_is_as_it_was(
+    application: Any, tmp_path: Path
+) -> None:
     job._shipped.cache_clear()
     assert job.compose(["sweep=sigma", "figure=3a"]).config.figure.sweep == "sigma"
     with pytest.raises(UserError):
@@ -85,13 +93,18 @@ main()
 @pytest.mark.usefixtures("workers")
 def test_an_application_runs_sweeps_one_and_many(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(f"WORDS = {SMALL!r}\n{APPLICATION}")
-    for words, rows in ((["+seeds=2"], ["18"]), (["--multirun", "+seeds=2,3"], ["18", "27"])):
+    for words, rows in (
+        (["+seeds=2"], ["18"]),
+        (["--multirun", "+seeds=2,3"], ["18", "27"]),
+    ):
         printed = runs.script("app.py", *words, folder=tmp_path).splitlines()
         assert [line.split()[1] for line in printed if line.startswith("rows:")] == rows
 
 
 @pytest.mark.usefixtures("workers")
-def test_workers_start_in_processes_of_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_in_processes_of_other_libraries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The start method of joblib's workers is one that ours do not know; those of a pool are daemons."""
     default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
     monkeypatch.setattr(default, "_actual_context", SimpleNamespace(_name="loky"))
@@ -99,11 +112,16 @@ def test_workers_start_in_processes_of_other_libraries(monkeypatch: pytest.Monke
     started = start_process(os.getpid)
     started.join(60)
     assert started.exitcode == 0
-    assert process.current_process().daemon and multiprocessing.get_start_method() == "loky"
+    assert (
+        process.current_process().daemon
+        and multiprocessing.get_start_method() == "loky"
+    )
 
 
 @pytest.mark.usefixtures("workers")
-def test_the_multiprocessing_of_the_caller_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_multiprocessing_of_the_caller_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
     monkeypatch.setattr(default, "_actual_context", None)
     servers: Any = forkserver._forkserver  # type: ignore[attr-defined]
@@ -117,11 +135,16 @@ def test_without_workers_the_calling_process_measures_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = swept(tmp_path / "apart", 1)
-    monkeypatch.setattr("hessfig.sweep.pool.start_process", lambda *_: pytest.fail("a process was started"))
+    monkeypatch.setattr(
+        "hessfig.sweep.pool.start_process",
+        lambda *_: pytest.fail("a process was started"),
+    )
     with odd_state():
         here = swept(tmp_path / "here", 0)
     different = ["seconds"]
-    pd.testing.assert_frame_equal(here.drop(columns=different), apart.drop(columns=different), check_exact=True)
+    pd.testing.assert_frame_equal(
+        here.drop(columns=different), apart.drop(columns=different), check_exact=True
+    )
 
 
 TRAINED = ("state=trained", "training.steps=3", "state.step=[0,3]")
@@ -129,11 +152,15 @@ TRAINED = ("state=trained", "training.steps=3", "state.step=[0,3]")
 
 def test_without_workers_networks_are_trained_too(tmp_path: Path) -> None:
     words = [word for word in SMALL if not word.startswith("grid")]
-    here = hessfig.run("sigma", *words, *TRAINED, seeds=1, workers=0, output_dir=tmp_path).table
+    here = hessfig.run(
+        "sigma", *words, *TRAINED, seeds=1, workers=0, output_dir=tmp_path
+    ).table
     assert sorted({*here["step"]}) == [0, 3] and here["value"].notna().all()
 
 
-def test_the_generator_of_python_is_as_it_was_after_the_first_run(tmp_path: Path) -> None:
+def test_the_generator_of_python_is_as_it_was_after_the_first_run(
+    tmp_path: Path,
+) -> None:
     import random
 
     state = random.getstate()
@@ -149,7 +176,9 @@ def _loky(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
 
 def _pool(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
     """One thread: after a parallel region of OpenMP, PyTorch hangs in a forked process that asks for several."""
-    with multiprocessing.get_context("fork").Pool(1, torch.set_num_threads, (1,)) as pool:
+    with multiprocessing.get_context("fork").Pool(
+        1, torch.set_num_threads, (1,)
+    ) as pool:
         return pool.starmap(call, arguments)
 
 
@@ -161,7 +190,12 @@ def _threads(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
 def _coroutines(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
     async def every() -> list[Any]:
         directly = call(*arguments[0])
-        return [directly, *await asyncio.gather(*(asyncio.to_thread(call, *one) for one in arguments[1:]))]
+        return [
+            directly,
+            *await asyncio.gather(
+                *(asyncio.to_thread(call, *one) for one in arguments[1:])
+            ),
+        ]
 
     return asyncio.run(every())
 
@@ -173,7 +207,10 @@ def _numbers(folder: Path, workers: int) -> list[float]:
 @pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.parametrize("host", [_loky, _pool, _threads, _coroutines])
-def test_numbers_in_other_programs(host: Callable[..., list[Any]], tmp_path: Path) -> None:
-    plain = _numbers(tmp_path / "plain", 1)  # a forked process finds the server of this one
+def test_numbers_in_other_programs(
+    host: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    # A forked process finds the server of this one.
+    plain = _numbers(tmp_path / "plain", 1)
     found = host(_numbers, [(tmp_path / f"{workers}", workers) for workers in (0, 1)])
     assert found == [plain, plain]

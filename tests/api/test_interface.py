@@ -23,14 +23,23 @@ from hessfig.record import COLUMNS
 from hessfig.terms import PARTS, Part
 from tests.foreign_networks import CASES, dense_parts
 
-pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:H_f. curvlinops' product is off:RuntimeWarning"
+)
 
 
 def measure(problem: hessfig.Problem, **settings: Any) -> pd.DataFrame:
     return hessfig.measure(problem, **{"estimator": "dense", **settings})
 
 
-def value(table: pd.DataFrame, quantity: str, part: str, row: str, col: str, layers: tuple[int, int]) -> float:
+def value(
+    table: pd.DataFrame,
+    quantity: str,
+    part: str,
+    row: str,
+    col: str,
+    layers: tuple[int, int],
+) -> float:
     chosen = table[
         (table["quantity"] == quantity)
         & (table["part"] == part)
@@ -44,7 +53,9 @@ def value(table: pd.DataFrame, quantity: str, part: str, row: str, col: str, lay
 
 
 @cache
-def oracle(name: str) -> tuple[hessfig.Problem, list[Any], list[str], dict[Part, Tensor]]:
+def oracle(
+    name: str,
+) -> tuple[hessfig.Problem, list[Any], list[str], dict[Part, Tensor]]:
     problem, blocks = CASES[name]()
     names = [path for path, _ in problem.network.named_parameters()]
     return problem, blocks, names, dense_parts(problem, names)
@@ -55,9 +66,14 @@ def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) ->
     start, found = 0, {}
     for path in names:
         parameter = problem.network.get_parameter(path)
-        found[path] = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
+        found[path] = torch.arange(start, start + parameter.numel()).reshape(
+            parameter.shape
+        )
         start += parameter.numel()
-    views = [found[w.parameter] if w.index is None else found[w.parameter][w.index] for w in side]
+    views = [
+        found[w.parameter] if w.index is None else found[w.parameter][w.index]
+        for w in side
+    ]
     return torch.cat([view.flatten() for view in views])
 
 
@@ -66,9 +82,14 @@ def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) ->
 def test_every_block_and_part_is_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     table, layout = measure(problem, blocks=blocks), problem.objective("float64").layout
-    assert len(table) == 3 * len(table[["row", "col", "row_layer", "layer"]].drop_duplicates())
+    assert len(table) == 3 * len(
+        table[["row", "col", "row_layer", "layer"]].drop_duplicates()
+    )
     for row in table.itertuples():
-        at = [places(problem, names, layout.side(*side)) for side in ((row.row_layer, row.row), (row.layer, row.col))]
+        at = [
+            places(problem, names, layout.side(*side))
+            for side in ((row.row_layer, row.row), (row.layer, row.col))
+        ]
         truth = dense[Part(row.part)][at[0]][:, at[1]].norm().item()
         scale = dense[Part.H][at[0]][:, at[1]].norm().item()
         assert row.value == pytest.approx(truth, rel=1e-10, abs=1e-10 * scale), row
@@ -79,19 +100,35 @@ def test_every_block_and_part_is_the_oracles(name: str) -> None:
 def test_traces_are_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
-    table, layout = measure(problem, blocks=diagonal, quantities=["trace"]), problem.objective("float64").layout
+    table, layout = (
+        measure(problem, blocks=diagonal, quantities=["trace"]),
+        problem.objective("float64").layout,
+    )
     for row in table.itertuples():
         at = places(problem, names, layout.side(row.layer, row.col))
         block = dense[Part(row.part)][at][:, at]
-        assert row.value == pytest.approx(block.trace().item(), abs=1e-10 * block.norm().item() + 1e-14), row
+        assert row.value == pytest.approx(
+            block.trace().item(), abs=1e-10 * block.norm().item() + 1e-14
+        ), row
 
 
 def test_probes_cover_the_truth_within_their_error() -> None:
     problem, _, _, dense = oracle("mlp")
-    table = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=60)
+    table = measure(
+        problem,
+        blocks=["all"],
+        quantities=["frobenius", "trace"],
+        estimator="hutchinson",
+        num_probes=60,
+    )
     for part in PARTS:
-        for quantity, truth in (("frobenius", dense[part].norm().item()), ("trace", dense[part].trace().item())):
-            (row,) = table[(table["part"] == part) & (table["quantity"] == quantity)].itertuples()
+        for quantity, truth in (
+            ("frobenius", dense[part].norm().item()),
+            ("trace", dense[part].trace().item()),
+        ):
+            (row,) = table[
+                (table["part"] == part) & (table["quantity"] == quantity)
+            ].itertuples()
             assert abs(row.value - truth) < 4 * row.error and row.num_probes == 60
 
 
@@ -110,17 +147,23 @@ def test_a_wrong_operator_is_noticed_and_said() -> None:
 def test_batches_are_weighted_by_their_size() -> None:
     problem, blocks, _, _ = oracle("mlp")
     assert isinstance(problem.inputs, Tensor) and isinstance(problem.targets, Tensor)
-    inputs, targets = (list(side.split([2, 5])) for side in (problem.inputs, problem.targets))
+    inputs, targets = (
+        list(side.split([2, 5])) for side in (problem.inputs, problem.targets)
+    )
     apart = hessfig.Problem(problem.network, inputs, targets, weights=problem.weights)
     whole, pieces = measure(problem, blocks=blocks), measure(apart, blocks=blocks)
     numpy.testing.assert_allclose(pieces["value"], whole["value"], rtol=1e-12)
 
 
-def test_the_table_is_the_record_and_nothing_is_written(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_is_the_record_and_nothing_is_written(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     problem, blocks, _, _ = oracle("mlp")
     table = measure(problem, blocks=blocks)
-    assert list(table.columns) == [name for name in COLUMNS if name not in ("seconds", "config")]
+    assert list(table.columns) == [
+        name for name in COLUMNS if name not in ("seconds", "config")
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -128,30 +171,50 @@ def test_the_same_seed_gives_the_same_bits_and_the_network_stays_as_it_was() -> 
     network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     problem = hessfig.Problem(network, torch.randn(6, 4), torch.randint(0, 3, (6,)))
-    tables = [hessfig.measure(problem, estimator="hutchinson", seed=seed) for seed in (1, 1, 2)]
+    tables = [
+        hessfig.measure(problem, estimator="hutchinson", seed=seed)
+        for seed in (1, 1, 2)
+    ]
     first, again, other = (table["value"].tolist() for table in tables)
     assert first == again != other
-    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor)
+        for name, tensor in network.state_dict().items()
+    )
 
 
 def test_left_out_weights_are_every_parameter_by_its_own_name() -> None:
     network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    table = measure(hessfig.Problem(network, torch.randn(5, 4), torch.randn(5, 2), loss="mse"))
-    assert list(dict.fromkeys(table["row"])) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    table = measure(
+        hessfig.Problem(network, torch.randn(5, 4), torch.randn(5, 2), loss="mse")
+    )
+    assert list(dict.fromkeys(table["row"])) == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+    ]
 
 
 def test_the_hessian_itself_comes_as_an_array() -> None:
     problem, _, names, dense = oracle("mlp")
     arrays = measure(problem, quantities=["hessian"]).attrs["arrays"]["hessian"]
     assert arrays["names"] == names
-    numpy.testing.assert_allclose(arrays["hessian"], dense[Part.H].numpy(), rtol=1e-5, atol=1e-7)
+    numpy.testing.assert_allclose(
+        arrays["hessian"], dense[Part.H].numpy(), rtol=1e-5, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("name", ["mlp", "layered"] if "layered" in CASES else ["mlp"])
 def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
-    arrays = measure(problem, blocks=blocks, quantities=["hessian"]).attrs["arrays"]["hessian"]
-    entries, layout = json.loads(str(arrays["entries"])), problem.objective("float64").layout
+    arrays = measure(problem, blocks=blocks, quantities=["hessian"]).attrs["arrays"][
+        "hessian"
+    ]
+    entries, layout = (
+        json.loads(str(arrays["entries"])),
+        problem.objective("float64").layout,
+    )
     assert len(entries) == len(arrays) - 1 and "hessian" not in arrays
     for number, entry in enumerate(entries):
         rows, cols = (
@@ -165,21 +228,37 @@ def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
 
 
 def test_a_problem_prints_as_a_line_without_tensors() -> None:
-    problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]), loss="cross_entropy")
-    assert repr(problem) == "Problem of Linear (parameters: 8, loss: cross_entropy, weights: every parameter)"
+    problem = hessfig.Problem(
+        nn.Linear(3, 2),
+        torch.randn(5, 3),
+        torch.tensor([0, 1, 0, 1, 0]),
+        loss="cross_entropy",
+    )
+    assert (
+        repr(problem)
+        == "Problem of Linear (parameters: 8, loss: cross_entropy, weights: every parameter)"
+    )
 
 
 @pytest.mark.filterwarnings("error")
 def test_distances_to_a_block_that_is_zero_are_no_cause_for_a_warning() -> None:
-    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))  # H_f of the last weight vanishes
-    problem = hessfig.Problem(network, torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]))
+    # H_f of the last weight vanishes.
+    network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+    problem = hessfig.Problem(
+        network, torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    )
     table = hessfig.measure(problem, blocks="2.weight", quantities="approximations")
-    assert table[table["part"] == "H_f"]["value"].isna().all() and table[table["part"] == "H"]["value"].notna().all()
+    assert (
+        table[table["part"] == "H_f"]["value"].isna().all()
+        and table[table["part"] == "H"]["value"].notna().all()
+    )
 
 
 def test_importing_the_package_imports_no_torch() -> None:
     program = "import sys, hessfig; print('torch' in sys.modules, hessfig.__version__)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert found.stdout.startswith("False")
 
 
@@ -193,7 +272,9 @@ def test_the_package_is_the_command_and_has_its_error(
 
 def test_completion_by_tab_shows_the_interface_and_imports_nothing() -> None:
     program = "import sys, hessfig; print([n for n in dir(hessfig) if n[0] != '_'], 'torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     names = sorted({*hessfig.__all__, "lens"} - {"__version__"})
     assert found.stdout == f"{names} False\n"
 
@@ -201,16 +282,40 @@ def test_completion_by_tab_shows_the_interface_and_imports_nothing() -> None:
 X, Y = torch.randn(4, 3), torch.randint(0, 2, (4,))
 NET = nn.Linear(3, 2)
 BAD = {
-    "a weight it has not": ({"weights": {"W": "wieght"}}, "no parameter 'wieght'(.|\n)*did you mean 'weight'"),
-    "a slice outside": ({"weights": {"W": ("weight", numpy.s_[:9, :])}}, "slice of W is not one of its"),
-    "a copy": ({"weights": {"W": ("weight", ([0, 1], [1, 2]))}}, "slice of W is not one of its"),
+    "a weight it has not": (
+        {"weights": {"W": "wieght"}},
+        "no parameter 'wieght'(.|\n)*did you mean 'weight'",
+    ),
+    "a slice outside": (
+        {"weights": {"W": ("weight", numpy.s_[:9, :])}},
+        "slice of W is not one of its",
+    ),
+    "a copy": (
+        {"weights": {"W": ("weight", ([0, 1], [1, 2]))}},
+        "slice of W is not one of its",
+    ),
     "a name with commas": ({"weights": {"a,b": "weight"}}, "a name is plain text"),
-    "a loss nobody knows": ({"loss": "crossentropy"}, "loss is not known(.|\n)*did you mean 'cross_entropy'"),
-    "a loss without reduction": ({"loss": nn.Module()}, "loss is not known(.|\n)*reduction"),
-    "outputs the loss cannot take": ({"loss": "mse"}, "the loss cannot take the network's output"),
-    "dropout": ({"network": nn.Sequential(nn.Dropout(0.5), NET)}, "training mode(.|\n)*network.eval"),
+    "a loss nobody knows": (
+        {"loss": "crossentropy"},
+        "loss is not known(.|\n)*did you mean 'cross_entropy'",
+    ),
+    "a loss without reduction": (
+        {"loss": nn.Module()},
+        "loss is not known(.|\n)*reduction",
+    ),
+    "outputs the loss cannot take": (
+        {"loss": "mse"},
+        "the loss cannot take the network's output",
+    ),
+    "dropout": (
+        {"network": nn.Sequential(nn.Dropout(0.5), NET)},
+        "training mode(.|\n)*network.eval",
+    ),
     "a tuple of outputs": ({"network": nn.LSTM(3, 2)}, "output is not a tensor"),
-    "other inputs": ({"inputs": {"x": X}}, "the network cannot take the batch(.|\n)*argument 'x'"),
+    "other inputs": (
+        {"inputs": {"x": X}},
+        "the network cannot take the batch(.|\n)*argument 'x'",
+    ),
     "a function of network and batch": (
         {"inputs": (X, X), "targets": lambda network, batch: X.sum()},
         "compute_loss=f",
@@ -231,8 +336,14 @@ def test_bad_problems_are_explained(case: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quantities": ["frobenios"]}, "no such quantity(.|\n)*did you mean 'frobenius'"),
-        ({"blocks": [("weight", "bias")], "quantities": ["trace"]}, "cannot be had for any of these blocks"),
+        (
+            {"quantities": ["frobenios"]},
+            "no such quantity(.|\n)*did you mean 'frobenius'",
+        ),
+        (
+            {"blocks": [("weight", "bias")], "quantities": ["trace"]},
+            "cannot be had for any of these blocks",
+        ),
         ({"blocks": ["attention"]}, "no weight named 'attention'"),
         ({"parts": ["H_x"]}, "parts: there is no such choice"),
         ({"estimator": "exact"}, "no exact H"),
@@ -255,20 +366,33 @@ def test_bad_requests_are_explained(settings: dict[str, Any], message: str) -> N
         ({"k": 7}, "fewer eigenvalues"),
     ],
 )
-def test_bad_settings_of_spectra_are_explained(given: dict[str, Any], message: str) -> None:
+def test_bad_settings_of_spectra_are_explained(
+    given: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
-        hessfig.measure(hessfig.Problem(NET, X, Y), quantities=["largest_eigenvalue"], spectrum=given)
+        hessfig.measure(
+            hessfig.Problem(NET, X, Y),
+            quantities=["largest_eigenvalue"],
+            spectrum=given,
+        )
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "fused and tied"])
 def test_eigenvalues_are_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
-    table = measure(problem, blocks=diagonal, quantities=["spectrum"], spectrum={"probes": "gaussian"})
+    table = measure(
+        problem,
+        blocks=diagonal,
+        quantities=["spectrum"],
+        spectrum={"probes": "gaussian"},
+    )
     layout = problem.objective("float64").layout
     ends = {"largest_eigenvalue": -1, "smallest_eigenvalue": 0}
     for row in table[table["quantity"].isin(ends)].itertuples():
         at = places(problem, names, layout.side(row.layer, row.col))
         values = torch.linalg.eigvalsh(dense[Part(row.part)][at][:, at])
         scale = dense[Part.H][at][:, at].norm().item()
-        assert row.value == pytest.approx(values[ends[row.quantity]].item(), abs=1e-10 * scale), row
+        assert row.value == pytest.approx(
+            values[ends[row.quantity]].item(), abs=1e-10 * scale
+        ), row

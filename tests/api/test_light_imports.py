@@ -34,7 +34,14 @@ for name in {quantities!r}:
 print(*sorted({{name.partition(".")[0] for name in sys.modules}} & {heavy!r}))
 """
 QUANTITIES = [
-    *["frobenius", "trace", "spectrum", "largest_eigenvalue", "smallest_eigenvalue", "density"],
+    *[
+        "frobenius",
+        "trace",
+        "spectrum",
+        "largest_eigenvalue",
+        "smallest_eigenvalue",
+        "density",
+    ],
     *["gradient_norm", "weight_norm", "jacobian_norm", "loss"],
 ]
 
@@ -42,7 +49,12 @@ QUANTITIES = [
 @pytest.mark.long
 def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None:
     program = PROGRAM.format(quantities=QUANTITIES, heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
@@ -50,7 +62,12 @@ def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None
 def test_workers_import_no_library_of_models() -> None:
     """The package's own transformers are plain torch: the libraries that they came from take seconds to import."""
     program = f"import sys, {', '.join(PRELOAD)}; print(*{{'transformer_lens', 'transformers'}} & {{*sys.modules}})"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
@@ -66,9 +83,16 @@ print(*{{"torch._dynamo", "torch._inductor", "triton"}} & {{*sys.modules}})
 """
 
 
-@pytest.mark.parametrize("width", [3, 1700], ids=["small, two batches", "more than 65 536 parameters"])
+@pytest.mark.parametrize(
+    "width", [3, 1700], ids=["small, two batches", "more than 65 536 parameters"]
+)
 def test_counting_memory_does_not_import_a_compiler(width: int) -> None:
     program = COUNTED.format(width=width)
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []

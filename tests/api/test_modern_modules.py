@@ -26,9 +26,16 @@ Make = Callable[[], nn.Module]
 class Around(nn.Module):
     """A module between two linear maps, whose first sees it change and whose second turns it into three classes."""
 
-    def __init__(self, inner: nn.Module, *, pick: Callable[[Any], Tensor] = lambda found: found) -> None:
+    def __init__(
+        self, inner: nn.Module, *, pick: Callable[[Any], Tensor] = lambda found: found
+    ) -> None:
         super().__init__()
-        self.first, self.inner, self.last, self.pick = nn.Linear(2, WIDTH), inner, nn.Linear(WIDTH, 3), pick
+        self.first, self.inner, self.last, self.pick = (
+            nn.Linear(2, WIDTH),
+            inner,
+            nn.Linear(WIDTH, 3),
+            pick,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.pick(self.inner(self.first(x))))
@@ -37,7 +44,11 @@ class Around(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3), nn.Linear(3, WIDTH)
+        self.gate, self.up, self.down = (
+            nn.Linear(WIDTH, 3),
+            nn.Linear(WIDTH, 3),
+            nn.Linear(3, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -46,29 +57,46 @@ class SwiGLU(nn.Module):
 class Attention(nn.Module):
     """Two heads of queries on one of keys and values (grouped), with rotary positions and a causal mask."""
 
-    def __init__(self, *, rotary: bool = False, grouped: bool = False, fused: bool = False) -> None:
+    def __init__(
+        self, *, rotary: bool = False, grouped: bool = False, fused: bool = False
+    ) -> None:
         super().__init__()
         self.rotary, self.fused, self.groups = rotary, fused, 2 if grouped else 1
         self.q = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.k, self.v = (nn.Linear(WIDTH, WIDTH // self.groups, bias=False) for _ in range(2))
+        self.k, self.v = (
+            nn.Linear(WIDTH, WIDTH // self.groups, bias=False) for _ in range(2)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (one(x).unflatten(-1, (-1, 2)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (
+            one(x).unflatten(-1, (-1, 2)).transpose(1, 2)
+            for one in (self.q, self.k, self.v)
+        )
         if self.rotary:
             q, k = rotated(q), rotated(k)
         if self.fused:
-            found = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.groups > 1)
+            found = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=self.groups > 1
+            )
         else:
             k, v = (one.repeat_interleave(self.groups, dim=1) for one in (k, v))
             mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-            found = (q @ k.mT / math.sqrt(2)).masked_fill(~mask, -math.inf).softmax(-1) @ v
+            found = (q @ k.mT / math.sqrt(2)).masked_fill(~mask, -math.inf).softmax(
+                -1
+            ) @ v
         return found.transpose(1, 2).flatten(2)
 
 
 def rotated(x: Tensor) -> Tensor:
     angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
     even, odd = x[..., ::2], x[..., 1::2]
-    return torch.cat([even * angles.cos() - odd * angles.sin(), even * angles.sin() + odd * angles.cos()], -1)
+    return torch.cat(
+        [
+            even * angles.cos() - odd * angles.sin(),
+            even * angles.sin() + odd * angles.cos(),
+        ],
+        -1,
+    )
 
 
 class Twice(nn.Module):
@@ -137,7 +165,11 @@ def attending() -> nn.Module:
 
 
 def encoder(**settings: Any) -> nn.Module:
-    return Around(nn.TransformerEncoderLayer(WIDTH, 2, 3, dropout=0.1, batch_first=True, **settings)).eval()
+    return Around(
+        nn.TransformerEncoderLayer(
+            WIDTH, 2, 3, dropout=0.1, batch_first=True, **settings
+        )
+    ).eval()
 
 
 def normed() -> nn.Module:
@@ -147,11 +179,15 @@ def normed() -> nn.Module:
 
 
 def bagged() -> nn.Module:
-    return nn.Sequential(nn.EmbeddingBag(5, WIDTH, mode="mean"), nn.SiLU(), nn.Linear(WIDTH, 3))
+    return nn.Sequential(
+        nn.EmbeddingBag(5, WIDTH, mode="mean"), nn.SiLU(), nn.Linear(WIDTH, 3)
+    )
 
 
 def convolutional() -> nn.Module:
-    return nn.Sequential(nn.Conv1d(LENGTH, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(3, 3))
+    return nn.Sequential(
+        nn.Conv1d(LENGTH, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(3, 3)
+    )
 
 
 NETWORKS: dict[str, Make] = {
@@ -167,7 +203,9 @@ NETWORKS: dict[str, Make] = {
     "rotary": lambda: Around(Attention(rotary=True)),
     "grouped queries": lambda: Around(Attention(grouped=True)),
     "fused attention": lambda: Around(Attention(fused=True)),
-    "fused grouped rotary": lambda: Around(Attention(fused=True, grouped=True, rotary=True)),
+    "fused grouped rotary": lambda: Around(
+        Attention(fused=True, grouped=True, rotary=True)
+    ),
     "multihead attention": attending,
     "encoder layer": encoder,
     "encoder layer, pre-norm": lambda: encoder(norm_first=True, activation="gelu"),
@@ -182,7 +220,9 @@ NETWORKS: dict[str, Make] = {
     "embedding bag": bagged,
     "in place": lambda: Around(InPlace()),
     "steered by data": lambda: Around(Steered()),
-    "weight norm": lambda: Around(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))),
+    "weight norm": lambda: Around(
+        nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+    ),
 }
 
 
@@ -220,7 +260,9 @@ def truth_of(problem: hessfig.Problem, names: list[str]) -> dict[Part, Tensor]:
 
 def measure(problem: hessfig.Problem, **settings: Any) -> Any:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*plain double backward is used instead", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", ".*plain double backward is used instead", RuntimeWarning
+        )
         return hessfig.measure(problem, **settings)
 
 
@@ -232,14 +274,26 @@ def test_every_part_is_that_of_dense_double_backward(name: str) -> None:
     before = {id(p) for p in problem.network.parameters()}
     dense = truth_of(problem, names)
     size = dense[Part.H].norm().item()
-    exact = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="dense")
-    probed = measure(problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="hutchinson", num_probes=16)
+    exact = measure(
+        problem, blocks=["all"], quantities=["frobenius", "trace"], estimator="dense"
+    )
+    probed = measure(
+        problem,
+        blocks=["all"],
+        quantities=["frobenius", "trace"],
+        estimator="hutchinson",
+        num_probes=16,
+    )
     for part, matrix in dense.items():
         truth = {"frobenius": matrix.norm().item(), "trace": matrix.trace().item()}
         for row in exact[exact["part"] == part].itertuples():
-            assert row.value == pytest.approx(truth[row.quantity], rel=1e-10, abs=1e-10 * size), row
+            assert row.value == pytest.approx(
+                truth[row.quantity], rel=1e-10, abs=1e-10 * size
+            ), row
         for row in probed[probed["part"] == part].itertuples():
-            assert abs(row.value - truth[row.quantity]) <= 3 * row.error + 1e-10 * size, row
+            assert (
+                abs(row.value - truth[row.quantity]) <= 3 * row.error + 1e-10 * size
+            ), row
     assert {id(p) for p in problem.network.parameters()} == before
 
 
@@ -248,12 +302,22 @@ def test_single_blocks_are_pieces_of_the_dense_ones(name: str) -> None:
     problem = problem_of(name)
     names = [path for path, _ in problem.network.named_parameters()]
     sizes = [problem.network.get_parameter(path).numel() for path in names]
-    dense = {part: matrix.split(sizes) for part, matrix in truth_of(problem, names).items()}
-    table = measure(problem, blocks=["each", *[(names[0], name) for name in names[1:]]][1:] + names, estimator="dense")
+    dense = {
+        part: matrix.split(sizes) for part, matrix in truth_of(problem, names).items()
+    }
+    table = measure(
+        problem,
+        blocks=["each", *[(names[0], name) for name in names[1:]]][1:] + names,
+        estimator="dense",
+    )
     for row in table.itertuples():
-        block = dense[Part(row.part)][names.index(row.row)].split(sizes, dim=1)[names.index(row.col)]
+        block = dense[Part(row.part)][names.index(row.row)].split(sizes, dim=1)[
+            names.index(row.col)
+        ]
         scale = max(dense[Part.H][names.index(row.row)].norm().item(), 1e-3)
-        assert row.value == pytest.approx(block.norm().item(), rel=1e-10, abs=1e-10 * scale), row
+        assert row.value == pytest.approx(
+            block.norm().item(), rel=1e-10, abs=1e-10 * scale
+        ), row
 
 
 QUANTITIES = {
@@ -275,8 +339,19 @@ QUANTITIES = {
 
 PAIRS = [
     *(("silu", quantity) for quantity in QUANTITIES),
-    *(("two names", quantity) for quantity in ("hessian", "gradient_norm", "stationarity", "landscape_difference")),
-    *(("steered by data", quantity) for quantity in ("spectrum", "stationarity", "landscape_difference")),
+    *(
+        ("two names", quantity)
+        for quantity in (
+            "hessian",
+            "gradient_norm",
+            "stationarity",
+            "landscape_difference",
+        )
+    ),
+    *(
+        ("steered by data", quantity)
+        for quantity in ("spectrum", "stationarity", "landscape_difference")
+    ),
     *(("lstm", quantity) for quantity in ("stationarity", "landscape_difference")),
 ]
 
@@ -284,7 +359,9 @@ PAIRS = [
 @pytest.mark.parametrize(("name", "quantity"), PAIRS)
 def test_every_quantity_is_measured(name: str, quantity: str) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "gradients of single samples under vmap", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", "gradients of single samples under vmap", RuntimeWarning
+        )
         table = measure(
             problem_of(name),
             blocks=["all"],
@@ -292,27 +369,45 @@ def test_every_quantity_is_measured(name: str, quantity: str) -> None:
             estimator=QUANTITIES[quantity],
             spectrum={"num_probes": 2},
         )
-    of_singular = table["quantity"] == "condition_number"  # infinite where more than 5 % of the eigenvalues are zero
-    assert set(table.loc[~of_singular, "status"]) <= {"ok"} and table["value"].notna().all()
-    assert (table.loc[of_singular, "status"].eq("nonfinite") == table.loc[of_singular, "value"].isin([math.inf])).all()
+    # Infinite where more than 5 % of the eigenvalues are zero.
+    of_singular = table["quantity"] == "condition_number"
+    assert (
+        set(table.loc[~of_singular, "status"]) <= {"ok"}
+        and table["value"].notna().all()
+    )
+    assert (
+        table.loc[of_singular, "status"].eq("nonfinite")
+        == table.loc[of_singular, "value"].isin([math.inf])
+    ).all()
 
 
 def test_xtrace_takes_double_backward_too() -> None:
     problem = problem_of("silu")
     names = [path for path, _ in problem.network.named_parameters()]
     truth = dense_parts(problem, names)[Part.H][:8, :8].norm().item()
-    with pytest.warns(RuntimeWarning, match="H_f: curvlinops cannot differentiate this network .NotImplementedError"):
-        table = hessfig.measure(problem, blocks="first.weight", estimator="xtrace", num_probes=6, parts="H")
+    with pytest.warns(
+        RuntimeWarning,
+        match="H_f: curvlinops cannot differentiate this network .NotImplementedError",
+    ):
+        table = hessfig.measure(
+            problem, blocks="first.weight", estimator="xtrace", num_probes=6, parts="H"
+        )
     assert table["value"][0] == pytest.approx(truth, rel=0.3)
 
 
 def test_gradients_of_single_samples_are_those_one_by_one() -> None:
     problem = problem_of("steered by data")
-    with pytest.warns(RuntimeWarning, match="gradients of single samples under vmap: RuntimeError"):
-        found = measure(problem, quantities="stationarity").attrs["arrays"]["stationarity"]["squares"]
+    with pytest.warns(
+        RuntimeWarning, match="gradients of single samples under vmap: RuntimeError"
+    ):
+        found = measure(problem, quantities="stationarity").attrs["arrays"][
+            "stationarity"
+        ]["squares"]
     for sample, square in enumerate(found):
         alone = hessfig.Problem(
-            problem.network, problem.inputs[sample : sample + 1], problem.targets[sample : sample + 1]
+            problem.network,
+            problem.inputs[sample : sample + 1],
+            problem.targets[sample : sample + 1],
         )
         table = measure(alone, quantities="gradient_norm")
         assert square == pytest.approx(table["value"][0] ** 2, rel=1e-10)
@@ -340,13 +435,19 @@ class Flash(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q = x.unsqueeze(1)
-        with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.FLASH_ATTENTION]):
+        with torch.nn.attention.sdpa_kernel(
+            [torch.nn.attention.SDPBackend.FLASH_ATTENTION]
+        ):
             return F.scaled_dot_product_attention(q, q, q)[:, 0]
 
 
 @pytest.mark.parametrize("inner", [OnlyOnce, Flash])
 def test_what_cannot_be_differentiated_twice_is_refused_by_name(inner: Make) -> None:
-    problem = hessfig.Problem(Around(inner()), torch.randn(2, LENGTH, 2), torch.zeros(2, LENGTH, dtype=torch.long))
+    problem = hessfig.Problem(
+        Around(inner()),
+        torch.randn(2, LENGTH, 2),
+        torch.zeros(2, LENGTH, dtype=torch.long),
+    )
     with pytest.raises(UserError, match="cannot be differentiated twice") as caught:
         hessfig.measure(problem, blocks="first.weight")
     assert caught.value.got and caught.value.allowed and caught.value.remedy

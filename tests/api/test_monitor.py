@@ -34,12 +34,18 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 
 def numbers(folder: Path, *columns: str) -> pd.DataFrame:
     table = read_run(folder).table
-    return table[[*(columns or ("step", "quantity", "row", "part", "value", "status"))]].reset_index(drop=True)
+    return table[
+        [*(columns or ("step", "quantity", "row", "part", "value", "status"))]
+    ].reset_index(drop=True)
 
 
 def value(folder: Path, quantity: str, step: int) -> float:
     table = read_run(folder).table
-    (found,) = table[(table["quantity"] == quantity) & (table["step"] == step) & (table["row"] != "x")]["value"][:1]
+    (found,) = table[
+        (table["quantity"] == quantity)
+        & (table["step"] == step)
+        & (table["row"] != "x")
+    ]["value"][:1]
     return float(found)
 
 
@@ -56,35 +62,73 @@ def curvature(model: nn.Module) -> tuple[Tensor, Tensor]:
 def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) -> None:
     """Adam's preconditioned eigenvalue and threshold come from the state of torch's own optimiser."""
     model = watched.network()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6)
-    names = [*watched.QUANTITIES, "preconditioned_eigenvalue", "stability_threshold", "critical_step"]
-    watch, truth = watched.monitor(model, tmp_path / "mine", quantities=names, optimiser=optimiser), {}
-    with pytest.warns(RuntimeWarning, match="preconditioned_eigenvalue is not defined before .* step 0 has none"):
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=0.01, betas=(0.8, 0.95), eps=1e-6
+    )
+    names = [
+        *watched.QUANTITIES,
+        "preconditioned_eigenvalue",
+        "stability_threshold",
+        "critical_step",
+    ]
+    watch, truth = (
+        watched.monitor(
+            model, tmp_path / "mine", quantities=names, optimiser=optimiser
+        ),
+        {},
+    )
+    with pytest.warns(
+        RuntimeWarning,
+        match="preconditioned_eigenvalue is not defined before .* step 0 has none",
+    ):
         watch(0)
 
     def look(step: int) -> None:
         watch(step)
         if step in (6, 12):
             slope, hessian = curvature(model)
-            seconds = torch.cat([optimiser.state[one]["exp_avg_sq"].double().flatten() for one in model.parameters()])
+            seconds = torch.cat(
+                [
+                    optimiser.state[one]["exp_avg_sq"].double().flatten()
+                    for one in model.parameters()
+                ]
+            )
             diagonal = (1 - 0.8**step) * ((seconds / (1 - 0.95**step)).sqrt() + 1e-6)
             scaled = hessian / (diagonal[:, None] * diagonal).sqrt()
-            truth[step] = (slope.norm(), torch.linalg.eigvalsh(hessian)[-1], torch.linalg.eigvalsh(scaled)[-1])
+            truth[step] = (
+                slope.norm(),
+                torch.linalg.eigvalsh(hessian)[-1],
+                torch.linalg.eigvalsh(scaled)[-1],
+            )
 
     watched.train(model, look, optimiser=optimiser)
     for step, (slope, sharpness, scaled) in truth.items():
-        assert value(tmp_path / "mine", "gradient_norm", step) == pytest.approx(float(slope), rel=1e-10)
-        assert value(tmp_path / "mine", "largest_eigenvalue", step) == pytest.approx(float(sharpness), rel=1e-6)
-        assert value(tmp_path / "mine", "preconditioned_eigenvalue", step) == pytest.approx(float(scaled), rel=1e-6)
-        assert value(tmp_path / "mine", "stability_threshold", step) == pytest.approx(3.6 / (0.2 * 0.01))
+        assert value(tmp_path / "mine", "gradient_norm", step) == pytest.approx(
+            float(slope), rel=1e-10
+        )
+        assert value(tmp_path / "mine", "largest_eigenvalue", step) == pytest.approx(
+            float(sharpness), rel=1e-6
+        )
+        assert value(
+            tmp_path / "mine", "preconditioned_eigenvalue", step
+        ) == pytest.approx(float(scaled), rel=1e-6)
+        assert value(tmp_path / "mine", "stability_threshold", step) == pytest.approx(
+            3.6 / (0.2 * 0.01)
+        )
         assert value(tmp_path / "mine", "critical_step", step) > 0
     assert sorted(numbers(tmp_path / "mine")["step"].unique()) == [0, 3, 6, 9, 12]
 
 
-def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(tmp_path: Path) -> None:
+def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(
+    tmp_path: Path,
+) -> None:
     model = watched.network()
     watched.monitor(model, tmp_path / "mine", quantities=["critical_step"])(0)
-    step, (slope, _), (x, y) = value(tmp_path / "mine", "critical_step", 0), curvature(model), watched.data()
+    step, (slope, _), (x, y) = (
+        value(tmp_path / "mine", "critical_step", 0),
+        curvature(model),
+        watched.data(),
+    )
 
     def loss(length: float) -> float:
         moved = copy.deepcopy(model).double().eval()
@@ -103,7 +147,11 @@ def test_the_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
         random.seed(1), numpy.random.seed(2), torch.manual_seed(3)  # noqa: NPY002
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         model[0].eval()
-        watch = watched.monitor(model, tmp_path / "bits", optimiser=optimiser) if is_watched else lambda step: None
+        watch = (
+            watched.monitor(model, tmp_path / "bits", optimiser=optimiser)
+            if is_watched
+            else lambda step: None
+        )
         for step in range(7):
             watch(step)
             scale = 1 + 0.1 * random.random() + 0.1 * numpy.random.rand()  # noqa: NPY002
@@ -112,7 +160,11 @@ def test_the_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
             optimiser.step()
             watch(step)
         states = [
-            one for pair in zip(model.parameters(), [p.grad for p in model.parameters()], strict=True) for one in pair
+            one
+            for pair in zip(
+                model.parameters(), [p.grad for p in model.parameters()], strict=True
+            )
+            for one in pair
         ]
         drawn = numpy.random.get_state()[1].tolist()  # noqa: NPY002
         modes = [module.training for module in model.modules()]
@@ -120,17 +172,23 @@ def test_the_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
 
     states, *rest = trained(is_watched=False)
     found, *others = trained(is_watched=True)
-    assert all(torch.equal(one, other) for one, other in zip(states, found, strict=True))
+    assert all(
+        torch.equal(one, other) for one, other in zip(states, found, strict=True)
+    )
     assert rest[:-1] == others[:-1] and torch.equal(rest[-1], others[-1])
     assert len(numbers(tmp_path / "bits")) > 0
 
 
-def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_keeps_within_its_share_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of the training takes a second, a measurement three, by a clock that the test turns."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(monitors.time, "perf_counter", lambda: clock.now)
     model = watched.network()
-    watch = watched.monitor(model, tmp_path / "mine", every=5, quantities=["loss"], max_fraction=0.05)
+    watch = watched.monitor(
+        model, tmp_path / "mine", every=5, quantities=["loss"], max_fraction=0.05
+    )
     measured = watch._measured
 
     def slowly(step: int) -> dict[str, float]:
@@ -139,7 +197,9 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(watch, "_measured", slowly)
     spent = []
-    with pytest.warns(RuntimeWarning, match="more than 5% of the training's time: some are skipped") as told:
+    with pytest.warns(
+        RuntimeWarning, match="more than 5% of the training's time: some are skipped"
+    ) as told:
         for step in range(401):
             watch(step)
             clock.now += 1
@@ -147,20 +207,37 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path: Path, monkeypatc
     (message,) = (str(one.message) for one in told if "skipped" in str(one.message))
     assert "one takes 3 s, so expect one every 60 s of training" in message
     assert sorted(numbers(tmp_path / "mine")["step"]) == [0, *range(120, 401, 60)]
-    assert max(spent[120:]) <= 0.05 + 1e-9 and len([one for one in told if "skipped" in str(one.message)]) == 1
+    assert (
+        max(spent[120:]) <= 0.05 + 1e-9
+        and len([one for one in told if "skipped" in str(one.message)]) == 1
+    )
     seen = json.loads((tmp_path / "mine" / "manifest.json").read_text())["monitor"]
-    assert seen["budget"]["spent_seconds"] <= 0.05 * seen["budget"]["training_seconds"] + 3
-    assert seen["skipped"] == watch.skipped == [step for step in range(5, 401, 5) if step % 60 or step == 60]
+    assert (
+        seen["budget"]["spent_seconds"] <= 0.05 * seen["budget"]["training_seconds"] + 3
+    )
+    assert (
+        seen["skipped"]
+        == watch.skipped
+        == [step for step in range(5, 401, 5) if step % 60 or step == 60]
+    )
 
 
-def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_of_skipped_steps_take_little_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step of the training takes a second, a note in the manifest two: 5 % allow one in 400 s.
 
     Besides, one is made whenever the list of skipped steps has doubled.
     """
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(monitors.time, "perf_counter", lambda: clock.now)
-    watch = watched.monitor(watched.network(), tmp_path / "mine", every=1, quantities=["loss"], max_fraction=0.05)
+    watch = watched.monitor(
+        watched.network(),
+        tmp_path / "mine",
+        every=1,
+        quantities=["loss"],
+        max_fraction=0.05,
+    )
     noted: list[float] = []
 
     def slowly(budget: dict[str, float], *, every: int) -> None:
@@ -173,7 +250,9 @@ def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path: Path, monkeypa
         for step in range(1001):
             watch(step)
             clock.now += 1
-    assert noted == [*(2**power for power in range(10)), 912] and watch.budget.spent == 22
+    assert (
+        noted == [*(2**power for power in range(10)), 912] and watch.budget.spent == 22
+    )
 
 
 def run(folder: Path, killed_at: int) -> int | None:
@@ -194,12 +273,18 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("killed_at", [7, 11, 12])
 @pytest.mark.long
-def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, whole: Path, tmp_path: Path) -> None:
+def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(
+    killed_at: int, whole: Path, tmp_path: Path
+) -> None:
     """Killed as a cell, a manifest or a table appears; each step writes three cells, arrays, a manifest and a table."""
     folder = tmp_path / "killed"
     assert run(folder, killed_at) == -9
     kept = numbers(folder / "watched")
-    assert kept.equals(numbers(whole)[lambda table: table["step"] <= kept["step"].max()].reset_index(drop=True))
+    assert kept.equals(
+        numbers(whole)[lambda table: table["step"] <= kept["step"].max()].reset_index(
+            drop=True
+        )
+    )
     assert kept["step"].max() == 3 * ((killed_at - 1) // 6 - 1)
     assert run(folder, 0) == 0
     columns = ["step", "quantity", "value"]
@@ -207,7 +292,9 @@ def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(killed_at: int, who
     pd.testing.assert_frame_equal(again, truth, rtol=1e-6)
 
 
-def test_a_restart_measures_again_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_restart_measures_again_what_came_after_its_checkpoint(
+    tmp_path: Path,
+) -> None:
     model = watched.network()
     watched.train(model, watched.monitor(model, tmp_path / "mine"), last=9)
     before = numbers(tmp_path / "mine")
@@ -217,7 +304,9 @@ def test_a_restart_measures_again_what_came_after_its_checkpoint(tmp_path: Path)
     after = numbers(tmp_path / "mine")
     early = before["step"] < 6
     assert after[early].equals(before[early])
-    assert (after[~early]["value"] != before[~early]["value"]).all() and len(after) == len(before)
+    assert (after[~early]["value"] != before[~early]["value"]).all() and len(
+        after
+    ) == len(before)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -238,10 +327,23 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
     model = watched.network()
-    watched.train(model, watched.monitor(model, tmp_path / "outputs" / "mine", blocks=["0.weight", "all"]))
-    figure = ["figure.name=mine", "figure.sweep=mine", "figure.layout=lines", "figure.formats=[svg]"]
+    watched.train(
+        model,
+        watched.monitor(
+            model, tmp_path / "outputs" / "mine", blocks=["0.weight", "all"]
+        ),
+    )
+    figure = [
+        "figure.name=mine",
+        "figure.sweep=mine",
+        "figure.layout=lines",
+        "figure.formats=[svg]",
+    ]
     assert cli("plot", *figure, "figure.options.quantity=largest_eigenvalue").code == 0
-    assert "largest eigenvalue" in (tmp_path / "outputs" / "figures" / "figmine.svg").read_text()
+    assert (
+        "largest eigenvalue"
+        in (tmp_path / "outputs" / "figures" / "figmine.svg").read_text()
+    )
     shown = cli("slopes", "sweep.name=mine", "quantity=largest_eigenvalue")
     assert shown.code == 0 and "log step" in shown.out and "step ≤ 1" not in shown.out
     checked = cli("check", "sweep.name=mine", "quantity=largest_eigenvalue")
@@ -249,7 +351,9 @@ def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
     assert cli("report").code == 0
 
 
-def test_one_process_of_several_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_of_several_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RANK", "1")
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine")
@@ -283,14 +387,22 @@ def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
     """The training goes on; with on_error="raise" it ends."""
     for on_error in ("warn", "raise"):
         model = Grows()
-        watch = watched.monitor(model, tmp_path / on_error, on_error=on_error, quantities=["loss"])
+        watch = watched.monitor(
+            model, tmp_path / on_error, on_error=on_error, quantities=["loss"]
+        )
         watch(0)
         model.map = nn.Linear(3, 4)
         if on_error == "raise":
-            with pytest.raises(UserError, match=r"changed its parameters(.|\n)*map.bias: \(4,\) \(was \(2,\)\)"):
+            with pytest.raises(
+                UserError,
+                match=r"changed its parameters(.|\n)*map.bias: \(4,\) \(was \(2,\)\)",
+            ):
                 watch(3)
             continue
-        with pytest.warns(RuntimeWarning, match="step 3 was not measured: UserError: Monitor: the network changed"):
+        with pytest.warns(
+            RuntimeWarning,
+            match="step 3 was not measured: UserError: Monitor: the network changed",
+        ):
             assert watch(3) == {}
         assert failures(tmp_path / on_error) == ["3"]
         with warnings.catch_warnings():
@@ -302,7 +414,9 @@ def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
         assert {*numbers(tmp_path / on_error)["step"]} == {0, 9}
 
 
-def test_failures_are_not_noted_beside_a_table_of_another_training(tmp_path: Path) -> None:
+def test_failures_are_not_noted_beside_a_table_of_another_training(
+    tmp_path: Path,
+) -> None:
     folder, model = tmp_path / "mine", Grows()
     watched.monitor(model, folder, quantities=["loss"])(0)
     before = (folder / "manifest.json").read_bytes()
@@ -315,15 +429,28 @@ def test_failures_are_not_noted_beside_a_table_of_another_training(tmp_path: Pat
     model.map = nn.Linear(3, 2)
     with pytest.warns(RuntimeWarning, match="step 0 was not measured"):
         fresh(0)
-    assert failures(tmp_path / "fresh") == ["0"] and not (tmp_path / "fresh" / "table.csv").exists()
+    assert (
+        failures(tmp_path / "fresh") == ["0"]
+        and not (tmp_path / "fresh" / "table.csv").exists()
+    )
 
 
-def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_loses_nothing_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
     watch(0)
     with monkeypatch.context() as full:
-        full.setattr(files, "_settle", lambda handle: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
-        with pytest.warns(RuntimeWarning, match="step 3 was not measured: UserError: the disk is full"):
+        full.setattr(
+            files,
+            "_settle",
+            lambda handle: (_ for _ in ()).throw(
+                OSError(errno.ENOSPC, "No space left")
+            ),
+        )
+        with pytest.warns(
+            RuntimeWarning, match="step 3 was not measured: UserError: the disk is full"
+        ):
             watch(3)
     watch(6)
     assert [*numbers(tmp_path / "mine")["step"]] == [0, 3, 6]
@@ -334,7 +461,10 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatc
     [
         ({"loss": lambda f, y: f}, r"the loss is not a scalar(.|\n)*\.mean\(\)"),
         ({"batch": {"input": torch.ones(2, 3)}}, "has no entry 'labels'"),
-        ({"batch": (torch.ones(2, 5), torch.ones(2).long())}, "cannot take the batch: it raises RuntimeError"),
+        (
+            {"batch": (torch.ones(2, 5), torch.ones(2).long())},
+            "cannot take the batch: it raises RuntimeError",
+        ),
         ({"quantities": ["preconditioned_eigenvalue"]}, "optimiser: there is none"),
         ({"quantities": ["sharpness"]}, "no such quantity"),
         ({"network": 3}, "the network is not a module"),
@@ -344,10 +474,23 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path: Path, monkeypatc
         ({"on_error": "ignore"}, "on_error: there is no such choice"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    given = {"network": watched.network(), "loss": "cross_entropy", "batch": watched.data(), **changes}
+def test_what_cannot_be_watched_is_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    given = {
+        "network": watched.network(),
+        "loss": "cross_entropy",
+        "batch": watched.data(),
+        **changes,
+    }
     with pytest.raises(UserError, match=message):
-        hessfig.Monitor(given.pop("network"), given.pop("loss"), given.pop("batch"), folder=tmp_path / "mine", **given)
+        hessfig.Monitor(
+            given.pop("network"),
+            given.pop("loss"),
+            given.pop("batch"),
+            folder=tmp_path / "mine",
+            **given,
+        )
     assert not (tmp_path / "mine" / "table.csv").exists()
 
 
@@ -357,29 +500,50 @@ def test_what_cannot_be_watched_is_refused(changes: dict[str, Any], message: str
         (lambda all: torch.optim.Adam(all, amsgrad=True), "amsgrad"),
         (lambda all: torch.optim.RMSprop(all), "RMSprop"),
         (
-            lambda all: torch.optim.Adam([{"params": [one], "lr": n + 1.0} for n, one in enumerate(all)]),
+            lambda all: torch.optim.Adam(
+                [{"params": [one], "lr": n + 1.0} for n, one in enumerate(all)]
+            ),
             "lr of its own",
         ),
     ],
 )
-def test_step_rules_that_are_not_known_are_refused(make: Any, message: str, tmp_path: Path) -> None:
+def test_step_rules_that_are_not_known_are_refused(
+    make: Any, message: str, tmp_path: Path
+) -> None:
     model = watched.network()
     with pytest.raises(UserError, match=message):
         watched.monitor(
-            model, tmp_path, quantities=["preconditioned_eigenvalue"], optimiser=make(list(model.parameters()))
+            model,
+            tmp_path,
+            quantities=["preconditioned_eigenvalue"],
+            optimiser=make(list(model.parameters())),
         )
 
 
-def test_a_keyword_that_does_not_exist_is_answered_with_the_one_that_was_meant(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"unexpected keyword argument 'quantity': did you mean 'quantities'\?"):
+def test_a_keyword_that_does_not_exist_is_answered_with_the_one_that_was_meant(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        TypeError,
+        match=r"unexpected keyword argument 'quantity': did you mean 'quantities'\?",
+    ):
         watched.monitor(watched.network(), tmp_path, quantity=["loss"])
 
 
 def test_a_measure_stands_alone(tmp_path: Path) -> None:
     """Settings next to it would be ignored, those with their default too."""
     given = {"folder": tmp_path, "measure": hessfig.Measure(quantities="loss")}
-    with pytest.raises(UserError, match=r"which holds these settings\n  got:     seed, parts"):
-        hessfig.Monitor(watched.network(), "cross_entropy", watched.data(), seed=0, parts=None, **given)
+    with pytest.raises(
+        UserError, match=r"which holds these settings\n  got:     seed, parts"
+    ):
+        hessfig.Monitor(
+            watched.network(),
+            "cross_entropy",
+            watched.data(),
+            seed=0,
+            parts=None,
+            **given,
+        )
 
 
 def test_every_setting_of_a_measure_is_a_parameter_of_the_monitor() -> None:

@@ -22,11 +22,15 @@ from tests import watched
 from tests.api.test_monitor import curvature, value
 from tests.models.test_lens_bridge import bridge, tokens
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning", "ignore:.*torch.jit:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*curvlinops:RuntimeWarning", "ignore:.*torch.jit:FutureWarning"
+)
 
 
 def failures(folder: Path) -> dict[str, str]:
-    made: dict[str, str] = json.loads((folder / "manifest.json").read_text())["monitor"]["failures"]
+    made: dict[str, str] = json.loads((folder / "manifest.json").read_text())[
+        "monitor"
+    ]["failures"]
     return made
 
 
@@ -40,14 +44,17 @@ def moved(model: nn.Module) -> None:
             parameter.mul_(1.01)
 
 
-@pytest.mark.parametrize("length", [2, 3, 7])  # below, at and above the steps between measurements
+@pytest.mark.parametrize(
+    "length", [2, 3, 7]
+)  # below, at and above the steps between measurements
 def test_steps_that_start_anew_every_epoch_are_told_and_every_reader_takes_the_table(
     length: int, tmp_path: Path
 ) -> None:
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine", quantities=["loss"])
     with pytest.warns(
-        RuntimeWarning, match=r"the steps went back(.|\n)*monitor\(epoch \* len\(loader\) \+ number\)"
+        RuntimeWarning,
+        match=r"the steps went back(.|\n)*monitor\(epoch \* len\(loader\) \+ number\)",
     ) as told:
         for _ in range(3):
             for number in range(length):
@@ -56,7 +63,9 @@ def test_steps_that_start_anew_every_epoch_are_told_and_every_reader_takes_the_t
     assert len(told) == 1
     watch.close()
     assert steps(tmp_path / "mine") == [*range(0, length, watched.EVERY)]
-    assert [*failures(tmp_path / "mine")] == [str(step) for step in range(0, length - 1, watched.EVERY)]
+    assert [*failures(tmp_path / "mine")] == [
+        str(step) for step in range(0, length - 1, watched.EVERY)
+    ]
     assert f"step 0 after step {length - 1}" in failures(tmp_path / "mine")["0"]
 
 
@@ -73,14 +82,22 @@ def test_the_remedy_for_steps_of_epochs_measures_all_of_them(tmp_path: Path) -> 
     assert steps(tmp_path / "mine") == [0, 3, 6, 9]
 
 
-def test_steps_that_go_back_end_the_training_where_that_is_wanted(tmp_path: Path) -> None:
-    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"], on_error="raise")
+def test_steps_that_go_back_end_the_training_where_that_is_wanted(
+    tmp_path: Path,
+) -> None:
+    watch = watched.monitor(
+        watched.network(), tmp_path / "mine", quantities=["loss"], on_error="raise"
+    )
     watch(3)
-    with pytest.raises(UserError, match=r"the steps went back\n  got:     step 2 after step 3"):
+    with pytest.raises(
+        UserError, match=r"the steps went back\n  got:     step 2 after step 3"
+    ):
         watch(2)
 
 
-def test_another_monitor_continues_a_training_that_went_back_to_a_checkpoint(tmp_path: Path) -> None:
+def test_another_monitor_continues_a_training_that_went_back_to_a_checkpoint(
+    tmp_path: Path,
+) -> None:
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine", quantities=["loss"])
     for step in (0, 3, 6):
@@ -100,7 +117,9 @@ def files_of(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_relative_folder_is_where_the_monitor_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_folder_is_where_the_monitor_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Table, manifest and lock stay together, a second owner is kept out, and runs read the table they were made of."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -124,7 +143,9 @@ def test_a_relative_folder_is_where_the_monitor_was_made(tmp_path: Path, monkeyp
     assert (steps(here / "mine"), steps(there / "mine")) == ([0, 3], [6])
 
 
-def test_an_owner_lets_go_of_the_folder_that_it_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_lets_go_of_the_folder_that_it_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("a/mine", "b/mine"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a")
@@ -152,11 +173,15 @@ def test_a_failure_in_the_manifest_names_no_directory_of_the_machine(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_of_sgd_the_preconditioner_is_the_identity(momentum: float, tmp_path: Path) -> None:
+def test_of_sgd_the_preconditioner_is_the_identity(
+    momentum: float, tmp_path: Path
+) -> None:
     model = watched.network()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     names = ["preconditioned_eigenvalue", "stability_threshold"]
-    watch = watched.monitor(model, tmp_path / "mine", quantities=names, optimiser=optimiser)
+    watch = watched.monitor(
+        model, tmp_path / "mine", quantities=names, optimiser=optimiser
+    )
     truth = {}
 
     def look(step: int) -> None:
@@ -167,8 +192,12 @@ def test_of_sgd_the_preconditioner_is_the_identity(momentum: float, tmp_path: Pa
     watched.train(model, look, last=6, optimiser=optimiser)
     assert sorted(truth) == [0, 3, 6]
     for step, largest in truth.items():
-        assert value(tmp_path / "mine", "preconditioned_eigenvalue", step) == pytest.approx(largest, rel=1e-6)
-        assert value(tmp_path / "mine", "stability_threshold", step) == pytest.approx((2 + 2 * momentum) / 0.1)
+        assert value(
+            tmp_path / "mine", "preconditioned_eigenvalue", step
+        ) == pytest.approx(largest, rel=1e-6)
+        assert value(tmp_path / "mine", "stability_threshold", step) == pytest.approx(
+            (2 + 2 * momentum) / 0.1
+        )
 
 
 @pytest.mark.parametrize("thawed", [True, False])
@@ -181,7 +210,8 @@ def test_other_trained_parameters_are_told_and_not_measured_as_if_they_were_the_
     watch(0)
     model[0].requires_grad_(thawed)
     words = (
-        rf"other parameters require a gradient(.|\n)*0.bias: requires_grad={thawed}, 0.weight: requires_grad={thawed}"
+        r"other parameters require a gradient(.|\n)*"
+        rf"0.bias: requires_grad={thawed}, 0.weight: requires_grad={thawed}"
     )
     with pytest.warns(RuntimeWarning, match=words):
         assert watch(3) == {}
@@ -189,17 +219,22 @@ def test_other_trained_parameters_are_told_and_not_measured_as_if_they_were_the_
     assert watch(6)
     watch.close()
     model[0].requires_grad_(thawed)
-    own = watched.monitor(model, tmp_path / "own", quantities=["gradient_norm"])  # the remedy
+    # The remedy.
+    own = watched.monitor(model, tmp_path / "own", quantities=["gradient_norm"])
     whole, _ = curvature(copy.deepcopy(model).requires_grad_())
     count = sum(one.numel() for one in model[0].parameters())
     expected = float(whole.norm() if thawed else whole[count:].norm())
     assert own(0)["gradient_norm"] == pytest.approx(expected, rel=1e-10)
 
 
-def test_every_parameter_is_measured_whatever_is_frozen_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_every_parameter_is_measured_whatever_is_frozen_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
     model = watched.network()
     model[0].requires_grad_(False)
-    watch = watched.monitor(model, tmp_path / "mine", quantities=["gradient_norm"], weights=None)
+    watch = watched.monitor(
+        model, tmp_path / "mine", quantities=["gradient_norm"], weights=None
+    )
     found = [watch(0)["gradient_norm"]]
     model[0].requires_grad_(True)
     found.append(watch(3)["gradient_norm"])
@@ -213,8 +248,12 @@ def compiled(part: nn.Module) -> nn.Module:
 
 PARTS: dict[str, Callable[[nn.Module], object]] = {
     "a layer": lambda model: model.__setitem__(0, compiled(model[0])),
-    "two layers": lambda model: [model.__setitem__(at, compiled(model[at])) for at in (0, 3)],
-    "a nested part": lambda model: model.__setitem__(0, compiled(nn.Sequential(compiled(model[0])))),
+    "two layers": lambda model: [
+        model.__setitem__(at, compiled(model[at])) for at in (0, 3)
+    ],
+    "a nested part": lambda model: model.__setitem__(
+        0, compiled(nn.Sequential(compiled(model[0])))
+    ),
     "a layer in place": lambda model: model[0].compile(backend="eager"),
 }
 
@@ -229,9 +268,13 @@ def test_a_network_with_a_compiled_part_is_followed(part: str, tmp_path: Path) -
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
         assert torch.allclose(one, other, rtol=1e-5)
     largest = float(torch.linalg.eigvalsh(curvature(model)[1])[-1])
-    assert value(tmp_path / "mine", "largest_eigenvalue", 3) == pytest.approx(largest, rel=1e-6)
+    assert value(tmp_path / "mine", "largest_eigenvalue", 3) == pytest.approx(
+        largest, rel=1e-6
+    )
     problem = hessfig.Problem(model.eval(), *watched.data())
-    table = hessfig.measure(problem, blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
+    table = hessfig.measure(
+        problem, blocks=["all"], parts="H", quantities=["largest_eigenvalue"]
+    )
     assert float(table["value"].iloc[0]) == pytest.approx(largest, rel=1e-6)
 
 
@@ -244,17 +287,24 @@ def scripted(model: nn.Module) -> nn.Module:
     ("make", "parts"),
     [
         (scripted, "the network, 0, 1, 2, 3"),
-        (lambda model: torch.jit.trace(model.eval(), watched.data()[0]), "the network, 0, 1, 2, 3"),
+        (
+            lambda model: torch.jit.trace(model.eval(), watched.data()[0]),
+            "the network, 0, 1, 2, 3",
+        ),
         (lambda model: nn.Sequential(scripted(model[0]), *model[1:]), "0"),
     ],
 )
-def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(make: Any, parts: str, tmp_path: Path) -> None:
+def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(
+    make: Any, parts: str, tmp_path: Path
+) -> None:
     model = make(watched.network())
     for measured in (
         lambda: watched.monitor(model, tmp_path / "mine"),
         lambda: hessfig.measure(hessfig.Problem(model.eval(), *watched.data())),
     ):
-        with pytest.raises(UserError, match=rf"compiled by TorchScript (.|\n)*got:     {parts}\n") as refused:
+        with pytest.raises(
+            UserError, match=rf"compiled by TorchScript (.|\n)*got:     {parts}\n"
+        ) as refused:
             measured()
     assert "original.load_state_dict(network.state_dict())" in refused.value.remedy
     original = watched.network()
@@ -265,19 +315,34 @@ def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(make: Any,
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["native", "gpt2", "neox"])
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_bridge_is_followed_while_it_is_trained(name: str, listed: bool, tmp_path: Path) -> None:
+def test_a_bridge_is_followed_while_it_is_trained(
+    name: str, listed: bool, tmp_path: Path
+) -> None:
     """The numbers at a later step are those of hessfig.Problem(bridge, tokens) there."""
-    model, x = bridge.__wrapped__(name), tokens()  # one of its own: others have run the shared one
-    options = {"every": 2, "max_fraction": None, "quantities": ["loss", "largest_eigenvalue"], "on_error": "raise"}
-    watch = hessfig.Monitor(model, None, [x] if listed else x, folder=tmp_path / "mine", **options)
+    # One of its own: others have run the shared one.
+    model, x = (bridge.__wrapped__(name), tokens())
+    options = {
+        "every": 2,
+        "max_fraction": None,
+        "quantities": ["loss", "largest_eigenvalue"],
+        "on_error": "raise",
+    }
+    watch = hessfig.Monitor(
+        model, None, [x] if listed else x, folder=tmp_path / "mine", **options
+    )
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
         found = watch(step)
         if step < 2:
             optimiser.zero_grad()
-            F.cross_entropy(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()).backward()
+            F.cross_entropy(
+                model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()
+            ).backward()
             optimiser.step()
     table = hessfig.measure(
-        hessfig.Problem(model.eval(), x), blocks=["all"], parts="H", quantities=["loss", "largest_eigenvalue"]
+        hessfig.Problem(model.eval(), x),
+        blocks=["all"],
+        parts="H",
+        quantities=["loss", "largest_eigenvalue"],
     )
     assert [*found.values()] == pytest.approx([*table["value"]], rel=1e-6)

@@ -37,7 +37,12 @@ class Net(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
-        self.activation, self.scale, self.tables, self.mask = torch.tanh, 1.0, [1.0, {"gain": 1.0}], torch.ones(4)
+        self.activation, self.scale, self.tables, self.mask = (
+            torch.tanh,
+            1.0,
+            [1.0, {"gain": 1.0}],
+            torch.ones(4),
+        )
         self.register_buffer("held", torch.ones(4))
         for name, value in more.items():
             setattr(self, name, value)
@@ -46,7 +51,13 @@ class Net(nn.Module):
         return self.activation(x)
 
     def forward(self, x: Tensor, mode: str = "plain") -> Any:
-        hidden = self.activate(self.a(x)) * self.scale * self.tables[1]["gain"] * self.mask * self.held
+        hidden = (
+            self.activate(self.a(x))
+            * self.scale
+            * self.tables[1]["gain"]
+            * self.mask
+            * self.held
+        )
         hidden = 2 * hidden if mode == "double" else hidden
         return {"scores": self.b(hidden), "others": self.c(hidden)}
 
@@ -103,10 +114,16 @@ def words(mode: str) -> Case:
 
 
 OTHERS: dict[str, tuple[Case, Case]] = {
-    "an attribute that is no tensor": ({}, {"network": lambda: Net(activation=torch.sigmoid)}),
+    "an attribute that is no tensor": (
+        {},
+        {"network": lambda: Net(activation=torch.sigmoid)},
+    ),
     "a constant": ({}, {"network": lambda: Net(scale=2.0)}),
     "a constant in a list": ({}, {"network": lambda: Net(tables=[1.0, {"gain": 2.0}])}),
-    "a tensor that is no buffer": ({}, {"network": lambda: Net(mask=2 * torch.ones(4))}),
+    "a tensor that is no buffer": (
+        {},
+        {"network": lambda: Net(mask=2 * torch.ones(4))},
+    ),
     "a buffer": ({}, {"network": lambda: Net(held=2 * torch.ones(4))}),
     "outputs": ({}, {"outputs": "others"}),
     "a method": ({}, {"network": Sigmoid}),
@@ -115,20 +132,37 @@ OTHERS: dict[str, tuple[Case, Case]] = {
     "a function as loss": ({"loss": scaled(1.0)}, {"loss": defaulted(2.0)}),
     "a closure": ({"loss": scaled(1.0)}, {"loss": scaled(2.0)}),
     "a default": ({"loss": defaulted(1.0)}, {"loss": defaulted(2.0)}),
-    "a partial": ({"loss": functools.partial(penalised, gain=1.0)}, {"loss": functools.partial(penalised, gain=2.0)}),
-    "modules in a list of the loss": ({"loss": OfModules(1.0)}, {"loss": OfModules(2.0)}),
+    "a partial": (
+        {"loss": functools.partial(penalised, gain=1.0)},
+        {"loss": functools.partial(penalised, gain=2.0)},
+    ),
+    "modules in a list of the loss": (
+        {"loss": OfModules(1.0)},
+        {"loss": OfModules(2.0)},
+    ),
     "a known loss": ({}, {"loss": nn.CrossEntropyLoss(label_smoothing=0.5)}),
     "an entry of the batch that is no tensor": (words("plain"), words("double")),
-    "the order of batches": ({"batch": [(X[:4], Y[:4]), (X[4:], Y[4:])]}, {"batch": [(X[4:], Y[4:]), (X[:4], Y[:4])]}),
+    "the order of batches": (
+        {"batch": [(X[:4], Y[:4]), (X[4:], Y[4:])]},
+        {"batch": [(X[4:], Y[4:]), (X[:4], Y[:4])]},
+    ),
     "the dtype": ({}, {"dtype": "float32"}),
 }
 
 
-def watch(folder: Path, *, network: Callable[[], nn.Module] = Net, **given: Any) -> hessfig.Monitor:
+def watch(
+    folder: Path, *, network: Callable[[], nn.Module] = Net, **given: Any
+) -> hessfig.Monitor:
     settings = {"loss": "cross_entropy", "batch": (X, Y), "outputs": "scores", **given}
     loss, batch = settings.pop("loss"), settings.pop("batch")
-    chosen = {"every": 1, "quantities": ["loss", "gradient_norm", "largest_eigenvalue"], "max_fraction": None}
-    return hessfig.Monitor(network(), loss, batch, folder=folder, **{**chosen, **settings})
+    chosen = {
+        "every": 1,
+        "quantities": ["loss", "gradient_norm", "largest_eigenvalue"],
+        "max_fraction": None,
+    }
+    return hessfig.Monitor(
+        network(), loss, batch, folder=folder, **{**chosen, **settings}
+    )
 
 
 def sharpness(watching: hessfig.Monitor, step: int) -> float:
@@ -143,7 +177,10 @@ def test_no_number_of_another_function_is_taken(what: str, tmp_path: Path) -> No
     before = sharpness(watch(tmp_path / "mine", **first), 0)
     assert sharpness(watch(tmp_path / "mine", **first), 0) == before
     for step in (0, 3):
-        with pytest.raises(OtherTraining, match=r"(another training|other settings)(.|\n)*overwrite=True"):
+        with pytest.raises(
+            OtherTraining,
+            match=r"(another training|other settings)(.|\n)*overwrite=True",
+        ):
             watch(tmp_path / "mine", **other)(step)
     truth = sharpness(watch(tmp_path / "truth", **other), 0)
     assert sharpness(watch(tmp_path / "mine", overwrite=True, **other), 0) == truth
@@ -163,13 +200,21 @@ def updated(network: nn.Module, **rule: Any) -> torch.optim.Optimizer:
     return optimiser
 
 
-@pytest.mark.parametrize("rule", [{"betas": (0.9, 0.9)}, {"eps": 1.0}, {"betas": (0.5, 0.999)}])
+@pytest.mark.parametrize(
+    "rule", [{"betas": (0.9, 0.9)}, {"eps": 1.0}, {"betas": (0.5, 0.999)}]
+)
 def test_no_number_of_another_optimiser_is_taken(tmp_path: Path, rule: Case) -> None:
     """Of the same weights: its settings and moments count where a quantity needs them, and nowhere else."""
 
-    def measured(folder: str, name: str = "preconditioned_eigenvalue", **rule: Any) -> dict[str, float]:
+    def measured(
+        folder: str, name: str = "preconditioned_eigenvalue", **rule: Any
+    ) -> dict[str, float]:
         network = Net()
-        given = {"optimiser": updated(network, **rule), "quantities": [name], "on_error": "raise"}
+        given = {
+            "optimiser": updated(network, **rule),
+            "quantities": [name],
+            "on_error": "raise",
+        }
         watching = watch(tmp_path / folder, network=lambda: network, **given)
         try:
             return watching(0)
@@ -196,7 +241,9 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         watch(tmp_path / "mine", loss=scaled(2.0))(0)
 
 
-def test_attributes_that_a_training_moves_are_measured_as_they_are(tmp_path: Path) -> None:
+def test_attributes_that_a_training_moves_are_measured_as_they_are(
+    tmp_path: Path,
+) -> None:
     """A temperature, say: the copy follows it, and a restart goes on where it has been seen to move."""
     network = Net()
     watching, found = watch(tmp_path / "mine", network=lambda: network), []
@@ -205,7 +252,10 @@ def test_attributes_that_a_training_moves_are_measured_as_they_are(tmp_path: Pat
         network.seen = network.a.weight * 2  # what a forward pass may leave behind
         found.append(sharpness(watching, step))
     at = [functools.partial(Net, scale=1.0 + number) for number in range(3)]
-    truth = [sharpness(watch(tmp_path / f"at{number}", network=one), 0) for number, one in enumerate(at)]
+    truth = [
+        sharpness(watch(tmp_path / f"at{number}", network=one), 0)
+        for number, one in enumerate(at)
+    ]
     assert found == pytest.approx(truth, rel=1e-9)
     watching.close()
     network.scale, network.seen = 4.0, None
@@ -213,7 +263,9 @@ def test_attributes_that_a_training_moves_are_measured_as_they_are(tmp_path: Pat
     assert sorted(read_run(tmp_path / "mine").table["step"].unique()) == [0, 1, 2, 3]
 
 
-def test_a_batch_that_the_training_writes_into_stays_what_it_was(tmp_path: Path) -> None:
+def test_a_batch_that_the_training_writes_into_stays_what_it_was(
+    tmp_path: Path,
+) -> None:
     batch = X.clone().double()
     watching = watch(tmp_path / "mine", batch=(batch, Y))
     before = sharpness(watching, 0)
@@ -238,9 +290,14 @@ class Random(Net):
         return torch.tanh(Once.apply(x))
 
 
-def test_what_differs_from_call_to_call_is_never_reused_and_that_is_said_once(tmp_path: Path) -> None:
+def test_what_differs_from_call_to_call_is_never_reused_and_that_is_said_once(
+    tmp_path: Path,
+) -> None:
     watching = watch(tmp_path / "mine", network=Random, quantities=["gradient_norm"])
-    with pytest.warns(RuntimeWarning, match="will measure again what was measured: two calls with the same weights"):
+    with pytest.warns(
+        RuntimeWarning,
+        match="will measure again what was measured: two calls with the same weights",
+    ):
         watching(0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -250,9 +307,13 @@ def test_what_differs_from_call_to_call_is_never_reused_and_that_is_said_once(tm
         watch(tmp_path / "mine", network=Random, quantities=["gradient_norm"])(0)
 
 
-def test_a_loss_that_is_no_number_leaves_gradients_modes_buffers_and_generators_as_they_were(tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_leaves_gradients_modes_buffers_and_generators_as_they_were(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)).train()
+    network = nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+    ).train()
     (network(X).sum() * float("nan")).backward()
     with torch.no_grad():
         network[0].weight[0, 0] = float("nan")
@@ -266,10 +327,16 @@ def test_a_loss_that_is_no_number_leaves_gradients_modes_buffers_and_generators_
         ]
         assert all(one is not None for one in held)
         kept = [one.detach().numpy().tobytes() for one in held]
-        return [*kept, *(id(p.grad) for p in network.parameters()), *(one.training for one in network.modules())]
+        return [
+            *kept,
+            *(id(p.grad) for p in network.parameters()),
+            *(one.training for one in network.modules()),
+        ]
 
     before = state()
-    watching = watched.monitor(network, tmp_path / "mine", quantities=["loss", "gradient_norm"])
+    watching = watched.monitor(
+        network, tmp_path / "mine", quantities=["loss", "gradient_norm"]
+    )
     watching(0)
     watching(3)
     assert state() == before
@@ -280,7 +347,10 @@ def test_one_monitor_in_a_folder_while_it_lives(tmp_path: Path) -> None:
     first = watch(tmp_path / "mine")
     first(0)
     for given in ({}, {"overwrite": True}):
-        with pytest.raises(UserError, match=r"mine belongs to another(.|\n)*of this process(.|\n)*close\(\)"):
+        with pytest.raises(
+            UserError,
+            match=r"mine belongs to another(.|\n)*of this process(.|\n)*close\(\)",
+        ):
             watch(tmp_path / "mine", **given)
     watch(tmp_path / "other")
     first(1)
@@ -290,7 +360,9 @@ def test_one_monitor_in_a_folder_while_it_lives(tmp_path: Path) -> None:
     second = watch(tmp_path / "mine")
     second(2)
     assert sorted(read_run(tmp_path / "mine").table["step"].unique()) == [0, 1, 2]
-    second._network.watched_by = second  # a cycle: only the collector finds that it is dead
+    second._network.watched_by = (
+        second  # a cycle: only the collector finds that it is dead
+    )
     del second
     watch(tmp_path / "mine").close()
     assert not (tmp_path / "mine" / ".owner").exists()
@@ -304,7 +376,9 @@ def test_one_monitor_in_a_folder_among_processes(tmp_path: Path) -> None:
     while not (tmp_path / "ready").exists():
         assert holder.is_alive()
         time.sleep(0.05)
-    with pytest.raises(UserError, match=f"belongs to another(.|\n)*that of process {holder.pid} lives"):
+    with pytest.raises(
+        UserError, match=f"belongs to another(.|\n)*that of process {holder.pid} lives"
+    ):
         watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
     holder.kill()
     holder.join()
@@ -331,7 +405,9 @@ def test_a_forked_child_does_not_free_the_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Path:
-    watching = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss", "gradient_norm"])
+    watching = watched.monitor(
+        watched.network(), tmp_path / "mine", quantities=["loss", "gradient_norm"]
+    )
     for step in (0, 3, 6, 9):
         watching(step)
     watching.close()
@@ -339,7 +415,9 @@ def measured(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["table.csv", "manifest.json"])
-def test_a_flipped_bit_is_refused(measured: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_bit_is_refused(
+    measured: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the table, in what the manifest says, and in the name of its checksum."""
     monkeypatch.setattr(manifest, "_PAUSE", 0.0)
     monkeypatch.setattr(manifest, "_LOOKS", 1)
@@ -347,7 +425,14 @@ def test_a_flipped_bit_is_refused(measured: Path, name: str, monkeypatch: pytest
     whole = path.read_bytes()
     places = range(0, len(whole), max(1, len(whole) // 60))
     silent = []
-    for place in [*places, *(whole.find(b'"checksum"') + offset for offset in range(1, 9) if name != "table.csv")]:
+    for place in [
+        *places,
+        *(
+            whole.find(b'"checksum"') + offset
+            for offset in range(1, 9)
+            if name != "table.csv"
+        ),
+    ]:
         for bit in (1, 32):
             content = bytearray(whole)
             content[place] ^= bit
@@ -356,7 +441,8 @@ def test_a_flipped_bit_is_refused(measured: Path, name: str, monkeypatch: pytest
                 read_run(measured)
             except UserError:
                 continue
-            if name == "table.csv" or json.loads(content) != json.loads(whole):  # 1e-17 and 1E-17 are one number
+            # 1e-17 and 1E-17 are one number.
+            if name == "table.csv" or json.loads(content) != json.loads(whole):
                 silent.append((place, bit))
     path.write_bytes(whole)
     read_run(measured)
@@ -366,7 +452,10 @@ def test_a_flipped_bit_is_refused(measured: Path, name: str, monkeypatch: pytest
 def test_an_edited_value_is_refused_by_readers(measured: Path, cli: Any) -> None:
     table = measured / "table.csv"
     table.write_text(table.read_text().replace(",0.", ",1.", 1))
-    for verb in (["slopes", "sweep.name=mine", "quantity=loss"], ["check", "sweep.name=mine", "quantity=loss"]):
+    for verb in (
+        ["slopes", "sweep.name=mine", "quantity=loss"],
+        ["check", "sweep.name=mine", "quantity=loss"],
+    ):
         shown = cli(*verb, f"output_dir={measured.parent}")
         assert shown.code == 2 and "from another config or run" in shown.err
 
@@ -384,7 +473,9 @@ def test_a_kill_between_manifest_and_table_leaves_a_readable_folder(
         return write(path, content)
 
     before = (measured / "table.csv").read_bytes()
-    watching = watched.monitor(watched.network(), measured, quantities=["loss", "gradient_norm"])
+    watching = watched.monitor(
+        watched.network(), measured, quantities=["loss", "gradient_norm"]
+    )
     monkeypatch.setattr(monitored, "write_text", killed)
     with pytest.raises(KeyboardInterrupt):
         watching(12)
@@ -397,13 +488,23 @@ def test_lost_measurements_are_told(measured: Path) -> None:
         path.unlink()
     steps = [
         (step, name)
-        for step, name, key in json.loads((measured / "manifest.json").read_text())["monitor"]["cells"]
+        for step, name, key in json.loads((measured / "manifest.json").read_text())[
+            "monitor"
+        ]["cells"]
         if not (measured / "cells" / key[:2] / f"{key}.json").exists()
     ]
     named = ", ".join(dict.fromkeys(str(step) for step, _ in steps))
-    with pytest.warns(RuntimeWarning, match=rf"3 of 8 measurements are lost(.|\n)*\(steps {named}\)"):
-        watching = watched.monitor(watched.network(), measured, quantities=["loss", "gradient_norm"])
+    with pytest.warns(
+        RuntimeWarning, match=rf"3 of 8 measurements are lost(.|\n)*\(steps {named}\)"
+    ):
+        watching = watched.monitor(
+            watched.network(), measured, quantities=["loss", "gradient_norm"]
+        )
     watching(12)
     made = json.loads((measured / "manifest.json").read_text())
-    assert made["missing_cells"] == 3 and made["monitor"]["lost"] == [[*one] for one in steps]
-    assert len(read_run(measured).table.drop_duplicates(["step", "quantity"])) == 8 - 3 + 2
+    assert made["missing_cells"] == 3 and made["monitor"]["lost"] == [
+        [*one] for one in steps
+    ]
+    assert (
+        len(read_run(measured).table.drop_duplicates(["step", "quantity"])) == 8 - 3 + 2
+    )

@@ -23,14 +23,25 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 4)
-        self.scale, self.alpha = nn.Parameter(torch.tensor(1.3)), nn.Parameter(torch.tensor([0.7]))
-        self.row, self.column = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(3, 1))
-        self.down, self.up = nn.Parameter(torch.randn(0, 3)), nn.Parameter(torch.randn(3, 0))
+        self.scale, self.alpha = (
+            nn.Parameter(torch.tensor(1.3)),
+            nn.Parameter(torch.tensor([0.7])),
+        )
+        self.row, self.column = (
+            nn.Parameter(torch.randn(1, 4)),
+            nn.Parameter(torch.randn(3, 1)),
+        )
+        self.down, self.up = (
+            nn.Parameter(torch.randn(0, 3)),
+            nn.Parameter(torch.randn(3, 0)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + x @ self.down.T @ self.up.T
         hidden = torch.tanh(self.first(x)) * (1 + self.column.T)
-        return self.scale.exp() * (self.last(hidden + self.alpha * hidden**2) + self.row)
+        return self.scale.exp() * (
+            self.last(hidden + self.alpha * hidden**2) + self.row
+        )
 
 
 SIDES = ["scale", "alpha", "row", "column", "first.weight"]
@@ -39,7 +50,9 @@ SIDES = ["scale", "alpha", "row", "column", "first.weight"]
 def problem_of(weights: Any = None) -> hessfig.Problem:
     torch.manual_seed(0)
     network = Odd().double()
-    return hessfig.Problem(network, torch.randn(6, 3).double(), torch.randint(0, 4, (6,)), weights=weights)
+    return hessfig.Problem(
+        network, torch.randn(6, 3).double(), torch.randint(0, 4, (6,)), weights=weights
+    )
 
 
 def truth() -> tuple[dict[str, slice], dict[Part, Tensor]]:
@@ -54,11 +67,19 @@ def truth() -> tuple[dict[str, slice], dict[Part, Tensor]]:
 @pytest.mark.parametrize("estimator", ["auto", "dense", "hutchinson", "aligned"])
 def test_every_block_is_a_piece_of_the_dense_one(estimator: str) -> None:
     places, dense = truth()
-    pairs = list(product(SIDES, SIDES)) if estimator != "aligned" else [(side, side) for side in SIDES]
-    table = hessfig.measure(problem_of(), blocks=pairs, estimator=estimator, num_probes=100)
+    pairs = (
+        list(product(SIDES, SIDES))
+        if estimator != "aligned"
+        else [(side, side) for side in SIDES]
+    )
+    table = hessfig.measure(
+        problem_of(), blocks=pairs, estimator=estimator, num_probes=100
+    )
     for row in table.itertuples():
         piece = float(dense[Part(row.part)][places[row.row], places[row.col]].norm())
-        assert abs(row.value - piece) <= 4 * row.error + 1e-11 * float(dense[Part.H].norm()), row
+        assert abs(row.value - piece) <= 4 * row.error + 1e-11 * float(
+            dense[Part.H].norm()
+        ), row
 
 
 def test_what_has_no_entry_has_no_row_and_all_has_the_others() -> None:
@@ -78,8 +99,12 @@ def test_every_engine_multiplies_it(products: str) -> None:
 
     places, dense = truth()
     blocks = [Block(0, row, "scale") for row in SIDES]
-    column = Engines(problem_of().objective("float64"), ModelConfig(), Products(products)).column(0, "scale", blocks)
-    found = column.split_matmat(torch.ones(1, 1, dtype=torch.float64), (Part.H, Part.H_o, Part.H_f))
+    column = Engines(
+        problem_of().objective("float64"), ModelConfig(), Products(products)
+    ).column(0, "scale", blocks)
+    found = column.split_matmat(
+        torch.ones(1, 1, dtype=torch.float64), (Part.H, Part.H_o, Part.H_f)
+    )
     for (block, part), image in found.items():
         expected = dense[part][places[str(block.row)], places["scale"]]
         off = float((image - expected).norm()) / float(dense[Part.H].norm())
@@ -88,13 +113,22 @@ def test_every_engine_multiplies_it(products: str) -> None:
 
 def test_operators_and_names_of_it() -> None:
     places, dense = truth()
-    problem = problem_of({"s": "scale", "again": ("scale", ...), "both": ["scale", "row"]})
+    problem = problem_of(
+        {"s": "scale", "again": ("scale", ...), "both": ["scale", "row"]}
+    )
     for name in ("s", "again"):
         operator = problem.operator(name)
-        assert float(operator.dense()) == pytest.approx(float(dense[Part.H][places["scale"], places["scale"]]))
+        assert float(operator.dense()) == pytest.approx(
+            float(dense[Part.H][places["scale"], places["scale"]])
+        )
         assert operator.unflatten(operator @ torch.ones(1))[name].shape == ()
-    at = [*range(places["scale"].start, places["scale"].stop), *range(places["row"].start, places["row"].stop)]
-    torch.testing.assert_close(problem.operator("both", "H_o").dense(), dense[Part.H_o][at][:, at])
+    at = [
+        *range(places["scale"].start, places["scale"].stop),
+        *range(places["row"].start, places["row"].stop),
+    ]
+    torch.testing.assert_close(
+        problem.operator("both", "H_o").dense(), dense[Part.H_o][at][:, at]
+    )
     pair = problem.operator(("both", "s"))
     torch.testing.assert_close(pair.dense(), dense[Part.H][at][:, at[:1]])
     assert pair.flatten({"s": torch.tensor(2.0)}).shape == (1,)
@@ -102,23 +136,39 @@ def test_operators_and_names_of_it() -> None:
 
 @pytest.mark.parametrize("quantity", quantities())
 @pytest.mark.long
-def test_every_quantity_is_measured_or_refused_for_another_reason(quantity: str) -> None:
+def test_every_quantity_is_measured_or_refused_for_another_reason(
+    quantity: str,
+) -> None:
     for blocks in (["scale"], ["all"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             try:
-                hessfig.measure(problem_of(), blocks=blocks, quantities=[quantity], num_probes=4)
+                hessfig.measure(
+                    problem_of(), blocks=blocks, quantities=[quantity], num_probes=4
+                )
             except hessfig.errors.UserError as error:
                 told = str(error)
-                assert not any(word in told for word in ("RuntimeError", "IndexError", "ValueError")), told
+                assert not any(
+                    word in told
+                    for word in ("RuntimeError", "IndexError", "ValueError")
+                ), told
 
 
 def test_a_monitor_follows_it(tmp_path: Path) -> None:
     places, dense = truth()
     problem = problem_of()
-    wanted = hessfig.Measure(blocks=["scale", "all"], parts="H", quantities=["largest_eigenvalue"])
+    wanted = hessfig.Measure(
+        blocks=["scale", "all"], parts="H", quantities=["largest_eigenvalue"]
+    )
     batch = (problem.inputs, problem.targets)
-    monitor = hessfig.Monitor(problem.network, "cross_entropy", batch, folder=tmp_path, measure=wanted, every=1)
+    monitor = hessfig.Monitor(
+        problem.network,
+        "cross_entropy",
+        batch,
+        folder=tmp_path,
+        measure=wanted,
+        every=1,
+    )
     found = monitor(0)
     monitor.close()
     for name, at in {"scale": places["scale"], "all": slice(None)}.items():

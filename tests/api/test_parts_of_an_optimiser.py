@@ -21,15 +21,28 @@ def network() -> nn.Sequential:
 
 def data() -> tuple[Tensor, Tensor]:
     made = torch.Generator().manual_seed(1)
-    return torch.randn(20, 3, generator=made, dtype=torch.float64), torch.randint(0, 4, (20,), generator=made)
+    return torch.randn(20, 3, generator=made, dtype=torch.float64), torch.randint(
+        0, 4, (20,), generator=made
+    )
 
 
-def watched(net: nn.Module, optimiser: Any, folder: Path, **settings: Any) -> hessfig.Monitor:
-    given = {"quantities": ["preconditioned_eigenvalue", "along"], "directions": {"rules": [kind_of(optimiser)]}}
+def watched(
+    net: nn.Module, optimiser: Any, folder: Path, **settings: Any
+) -> hessfig.Monitor:
+    given = {
+        "quantities": ["preconditioned_eigenvalue", "along"],
+        "directions": {"rules": [kind_of(optimiser)]},
+    }
+    # Fmt: skip.
     return hessfig.Monitor(
-        *(net, "cross_entropy", data()), folder=folder, every=1, optimiser=optimiser, max_fraction=None,
-        on_error="raise", **{**given, **settings},
-    )  # fmt: skip
+        *(net, "cross_entropy", data()),
+        folder=folder,
+        every=1,
+        optimiser=optimiser,
+        max_fraction=None,
+        on_error="raise",
+        **{**given, **settings},
+    )
 
 
 def kind_of(optimiser: Any) -> str:
@@ -44,19 +57,26 @@ def trained(net: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> Non
         optimiser.step()
 
 
-def measured(net: nn.Module, optimiser: torch.optim.Optimizer, folder: Path) -> tuple[float, float]:
+def measured(
+    net: nn.Module, optimiser: torch.optim.Optimizer, folder: Path
+) -> tuple[float, float]:
     """Return the preconditioned eigenvalue and the length of the next update, as the monitor gives them."""
     monitor = watched(net, optimiser, folder)
     values = monitor(7)
     monitor.close()
-    return values["preconditioned_eigenvalue/all/H"], values[f"{kind_of(optimiser)}_update_length/all"]
+    return values["preconditioned_eigenvalue/all/H"], values[
+        f"{kind_of(optimiser)}_update_length/all"
+    ]
 
 
 def true_length(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
     """Return how far the optimiser itself moves the network."""
     before = [one.detach().clone() for one in net.parameters()]
     trained(net, optimiser, 1)
-    moved = [after.detach() - one for after, one in zip(net.parameters(), before, strict=True)]
+    moved = [
+        after.detach() - one
+        for after, one in zip(net.parameters(), before, strict=True)
+    ]
     return float(torch.cat([one.flatten() for one in moved]).norm())
 
 
@@ -64,11 +84,15 @@ def true_eigenvalue(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
     """Return the largest eigenvalue of P^-1/2 H P^-1/2 in the parameters that the optimiser holds."""
     held = [one for group in optimiser.param_groups for one in group["params"]]
     inputs, targets = data()
-    slopes = torch.autograd.grad(F.cross_entropy(net(inputs), targets), held, create_graph=True)
+    slopes = torch.autograd.grad(
+        F.cross_entropy(net(inputs), targets), held, create_graph=True
+    )
     flat = torch.cat([one.flatten() for one in slopes])
     rows = [torch.autograd.grad(entry, held, retain_graph=True) for entry in flat]
     hessian = torch.stack([torch.cat([one.flatten() for one in row]) for row in rows])
-    roots = torch.cat([scale_of(optimiser.state[one], one).flatten().rsqrt() for one in held])
+    roots = torch.cat(
+        [scale_of(optimiser.state[one], one).flatten().rsqrt() for one in held]
+    )
     return float(torch.linalg.eigvalsh(roots[:, None] * hessian * roots)[-1])
 
 
@@ -87,7 +111,9 @@ OPTIMISERS = {
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
 @pytest.mark.parametrize("late", [False, True])
-def test_numbers_are_those_of_the_next_update(kind: str, late: bool, tmp_path: Path) -> None:
+def test_numbers_are_those_of_the_next_update(
+    kind: str, late: bool, tmp_path: Path
+) -> None:
     """The first layer is never held, or since the fifth step: each parameter has moments and steps of its own."""
     net = network()
     optimiser = OPTIMISERS[kind](list(net[2].parameters()))
@@ -106,11 +132,19 @@ def test_an_optimiser_of_another_network_is_refused(tmp_path: Path) -> None:
         watched(network(), other, tmp_path / "mine")(0)
 
 
-def test_approximations_along_a_training_are_those_at_its_weights(tmp_path: Path) -> None:
+def test_approximations_along_a_training_are_those_at_its_weights(
+    tmp_path: Path,
+) -> None:
     net = network()
     optimiser = OPTIMISERS["adamw"](list(net.parameters()))
     trained(net, optimiser, 3)
-    monitor = watched(net, optimiser, tmp_path / "mine", quantities=["approximations"], blocks=["0.weight"])
+    monitor = watched(
+        net,
+        optimiser,
+        tmp_path / "mine",
+        quantities=["approximations"],
+        blocks=["0.weight"],
+    )
     values = monitor(3)
     monitor.close()
     problem = hessfig.Problem(net, *data(), "cross_entropy")

@@ -27,7 +27,10 @@ def test_every_picture_of_the_gallery_has_a_sentence() -> None:
     shown = PICTURE.findall((DOCS / "gallery.md").read_text())
     assert len(shown) > 50
     for stem in shown:
-        name = max((name for name in figures if stem == name or stem.startswith(f"{name}_")), key=len)
+        name = max(
+            (name for name in figures if stem == name or stem.startswith(f"{name}_")),
+            key=len,
+        )
         page, seen = stem.removeprefix(name).lstrip("_"), figures[name].seen
         assert page in seen or EVERY_PAGE in seen, stem
 
@@ -35,14 +38,23 @@ def test_every_picture_of_the_gallery_has_a_sentence() -> None:
 def test_sentences_are_short_and_without_names_of_the_code() -> None:
     for figure in shipped_figures():
         for words in figure.seen.values():
-            assert 20 < len(words) <= LONGEST and not _IDENTIFIER.search(words) and words[-1] != ".", words
+            assert (
+                20 < len(words) <= LONGEST
+                and not _IDENTIFIER.search(words)
+                and words[-1] != "."
+            ), words
 
 
 def manifested(folder: Path, *words: str, sweep: str = "sigma", **counts: int) -> Path:
     """Write outputs/sigma with a table and the manifest of a run with these words; return outputs."""
     settings = in_manifest(compose([f"sweep={sweep}", *words]).first)
-    place = write_sweep(make_table(seeds=2).assign(sweep=sweep), folder, settings=settings) / MANIFEST
-    place.write_text(json.dumps({**json.loads(place.read_text()), "missing_cells": 0, **counts}))
+    place = (
+        write_sweep(make_table(seeds=2).assign(sweep=sweep), folder, settings=settings)
+        / MANIFEST
+    )
+    place.write_text(
+        json.dumps({**json.loads(place.read_text()), "missing_cells": 0, **counts})
+    )
     return folder
 
 
@@ -59,7 +71,9 @@ def test_a_figure_of_its_own_table_is_titled_by_its_sentence(tmp_path: Path) -> 
     assert title(outputs, "figure.title=''") == ""
 
 
-@pytest.mark.parametrize("words", [["model.d_model=16"], ["seeds=3"], ["grid.high=1"], ["model.norm=pre"]])
+@pytest.mark.parametrize(
+    "words", [["model.d_model=16"], ["seeds=3"], ["grid.high=1"], ["model.norm=pre"]]
+)
 def test_a_table_of_other_settings_is_not(words: list[str], tmp_path: Path) -> None:
     assert title(manifested(tmp_path, *words)) is None
 
@@ -68,20 +82,44 @@ def test_a_table_with_missing_cells_is_not(tmp_path: Path) -> None:
     assert title(manifested(tmp_path, missing_cells=3)) is None
 
 
-def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(tmp_path: Path) -> None:
-    (seen,) = [figure.seen for figure in shipped_figures() if figure.name == "trained_transformers"]
-    for path, expected in (("outputs/trained/albert/sequences.txt", seen), ("mine.txt", {})):
-        outputs = manifested(tmp_path / path, f"task.path={path}", sweep="trained_transformers")
-        assert figure_spec(compose(["figure=trained_transformers", f"output_dir={outputs}"])).paper.seen == expected
+def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(
+    tmp_path: Path,
+) -> None:
+    (seen,) = [
+        figure.seen
+        for figure in shipped_figures()
+        if figure.name == "trained_transformers"
+    ]
+    for path, expected in (
+        ("outputs/trained/albert/sequences.txt", seen),
+        ("mine.txt", {}),
+    ):
+        outputs = manifested(
+            tmp_path / path, f"task.path={path}", sweep="trained_transformers"
+        )
+        assert (
+            figure_spec(
+                compose(["figure=trained_transformers", f"output_dir={outputs}"])
+            ).paper.seen
+            == expected
+        )
 
 
 def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path: Path) -> None:
     assert title(manifested(tmp_path / "all", missing_cells=3, diverged_cells=3))
-    assert title(manifested(tmp_path / "some", missing_cells=3, diverged_cells=2)) is None
+    assert (
+        title(manifested(tmp_path / "some", missing_cells=3, diverged_cells=2)) is None
+    )
 
 
 @pytest.mark.parametrize(
-    "word", ["figure.panels=[W_V:H]", "figure.where={seed: 1234}", "sweep.windows=[[1,null]]", "figure.layout=bars"]
+    "word",
+    [
+        "figure.panels=[W_V:H]",
+        "figure.where={seed: 1234}",
+        "sweep.windows=[[1,null]]",
+        "figure.layout=bars",
+    ],
 )
 def test_another_figure_of_the_same_table_is_not(word: str, tmp_path: Path) -> None:
     assert title(manifested(tmp_path), word) is None
@@ -89,7 +127,11 @@ def test_another_figure_of_the_same_table_is_not(word: str, tmp_path: Path) -> N
 
 def test_pages_have_titles_of_their_own() -> None:
     paper = Paper(seen={"depth1": "One layer", "": "All"})
-    assert [paper.labels(suffix)["title"] for suffix in ("_depth1", "", "_depth2")] == ["One layer", "All", None]
+    assert [paper.labels(suffix)["title"] for suffix in ("_depth1", "", "_depth2")] == [
+        "One layer",
+        "All",
+        None,
+    ]
 
 
 def test_the_figures_of_the_theory_have_titles() -> None:

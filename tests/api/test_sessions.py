@@ -22,7 +22,14 @@ from hessfig.errors import UserError
 from hessfig.record import TABLE
 from hessfig.verbs import VERBS
 
-SMALL = ("model.d_model=4", "model.n_heads=1", "task.digits=1", "task.batch_size=2", "grid.points=3", "blocks=[W_V]")
+SMALL = (
+    "model.d_model=4",
+    "model.n_heads=1",
+    "task.digits=1",
+    "task.batch_size=2",
+    "grid.points=3",
+    "blocks=[W_V]",
+)
 
 SCRIPT = f"""
 import hessfig
@@ -36,12 +43,20 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a sweep that a script without `if __name__ == "__main__"` has run."""
     folder = tmp_path_factory.mktemp("script")
     (folder / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "outputs" / "sigma"
 
 
-def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(swept: Path) -> None:
+def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(
+    swept: Path,
+) -> None:
     run = hessfig.read(swept)
     assert run.manifest["command"].startswith("hessfig run sweep=sigma model.d_model=4")
     assert {*run.table["part"]} == {"H", "H_o", "H_f"} and run.folder == swept
@@ -49,8 +64,12 @@ def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(swept: Pat
 
 def test_a_finished_sweep_is_reused(swept: Path) -> None:
     before = (swept / TABLE).read_bytes()
-    again = hessfig.run("sigma", *SMALL, seeds=2, workers=1, output_dir=str(swept.parent))
-    assert (swept / TABLE).read_bytes() == before and again.manifest["cells"]["reused"] == 6
+    again = hessfig.run(
+        "sigma", *SMALL, seeds=2, workers=1, output_dir=str(swept.parent)
+    )
+    assert (swept / TABLE).read_bytes() == before and again.manifest["cells"][
+        "reused"
+    ] == 6
 
 
 def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
@@ -62,7 +81,9 @@ def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
         hessfig.Run(Path("outputs/sigma")),
         hessfig.api.sessions.Run(Path("outputs/sigma")),
     ]
-    assert "<td>outputs/sigma</td>" in runs[0]._repr_html_().replace("</code>", "").replace("<code>", "")
+    assert "<td>outputs/sigma</td>" in runs[0]._repr_html_().replace(
+        "</code>", ""
+    ).replace("<code>", "")
     other = tmp_path / "outputs" / "sigma"
     other.mkdir(parents=True)
     (other / TABLE).write_text("another table")
@@ -75,9 +96,19 @@ def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
 
 def test_slopes_are_those_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:
     found = hessfig.read(swept).slopes("sweep.windows=[[null,10]]")
-    assert cli("slopes", "sweep.name=sigma", "sweep.windows=[[null,10]]", f"output_dir={swept.parent}").code == 0
+    assert (
+        cli(
+            "slopes",
+            "sweep.name=sigma",
+            "sweep.windows=[[null,10]]",
+            f"output_dir={swept.parent}",
+        ).code
+        == 0
+    )
     written = pd.read_csv(swept / "slopes.csv")
-    assert written["slope"].tolist() == pytest.approx(found["slope"].tolist(), rel=1e-9, nan_ok=True)
+    assert written["slope"].tolist() == pytest.approx(
+        found["slope"].tolist(), rel=1e-9, nan_ok=True
+    )
 
 
 def test_words_of_a_figure_are_those_that_were_given(swept: Path) -> None:
@@ -85,16 +116,25 @@ def test_words_of_a_figure_are_those_that_were_given(swept: Path) -> None:
     figure = hessfig.plot(swept, "3a", xlabel=label, title=title)
     assert {ax.get_xlabel() for ax in figure.axes} - {""} == {label}
     assert figure.get_suptitle() == title
-    with pytest.raises(UserError, match=r"figure\.ylabel: this formula cannot be read at character 6"):
+    with pytest.raises(
+        UserError, match=r"figure\.ylabel: this formula cannot be read at character 6"
+    ):
         hessfig.plot(swept, "3a", ylabel=r"a$\frac{1}{0$")
 
 
 def test_figures_are_matplotlibs_and_nothing_is_written(swept: Path) -> None:
     files = set(swept.parent.rglob("*"))
-    words = {"title": "Mine, by hand", "xlabel": "scale", "ylabel": "norm", "legend": "none"}
+    words = {
+        "title": "Mine, by hand",
+        "xlabel": "scale",
+        "ylabel": "norm",
+        "legend": "none",
+    }
     run = hessfig.read(swept)
     figure = run.plot("3a", **words, width=4.0)
-    assert figure.get_size_inches()[0] == 4.0 and figure.get_suptitle() == "Mine, by hand"
+    assert (
+        figure.get_size_inches()[0] == 4.0 and figure.get_suptitle() == "Mine, by hand"
+    )
     assert {ax.get_xlabel() for ax in figure.axes} == {"", "scale"}
     assert not [ax for ax in figure.axes if ax.get_legend()]
     figure.axes[0].axvline(0.5)
@@ -108,14 +148,18 @@ def test_a_title_is_in_the_file_that_is_saved(swept: Path, tmp_path: Path) -> No
     """It stands above the panels, where matplotlib's own savefig would cut it off; the width is as asked for."""
     pictures = []
     for title in ("", "Mine"):
-        hessfig.read(swept).plot("3a", title=title, width=4.0).savefig(tmp_path / "mine.png", dpi=100)
+        hessfig.read(swept).plot("3a", title=title, width=4.0).savefig(
+            tmp_path / "mine.png", dpi=100
+        )
         pictures.append(image.imread(tmp_path / "mine.png")[:, :, :3])
     plain, titled = pictures
     assert titled.shape == (len(plain) + 26, 400, 3)
     assert (titled[26:] == plain).all() and titled[:26].min() < 0.5
 
 
-def test_titles_and_labels_are_settings_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:
+def test_titles_and_labels_are_settings_of_the_command(
+    swept: Path, cli: Callable[..., Any]
+) -> None:
     words = [
         "figure=3a",
         f"output_dir={swept.parent}",
@@ -126,12 +170,19 @@ def test_titles_and_labels_are_settings_of_the_command(swept: Path, cli: Callabl
     assert cli("plot", *words).code == 0
     text = (swept.parent / "figures" / "fig3a.svg").read_text()
     assert "<!-- Mine -->" in text and "Layer" not in text
-    assert cli("plot", "figure=3a", f"output_dir={swept.parent}", "figure.legend=somewhere").code == 2
+    assert (
+        cli(
+            "plot", "figure=3a", f"output_dir={swept.parent}", "figure.legend=somewhere"
+        ).code
+        == 2
+    )
 
 
 def test_tables_show_value_and_error_first() -> None:
     torch.manual_seed(0)
-    problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
+    problem = hessfig.Problem(
+        nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    )
     table = hessfig.measure(problem)
     assert isinstance(table, pd.DataFrame)
     heads = table._repr_html_().split("<th>")
@@ -141,25 +192,45 @@ def test_tables_show_value_and_error_first() -> None:
     with pd.option_context("display.width", 80, "display.max_columns", 0):
         assert str(table).split("\n")[0].split() == shown
     assert str(table).endswith("[6 rows x 19 columns]")
-    assert table.columns[0] == "sweep" and str(table[["value", "row"]]).split()[:2] == ["value", "row"]
-    assert "Problem of Linear" in problem._repr_html_() and "<td>8</td>" in problem._repr_html_()
+    assert table.columns[0] == "sweep" and str(table[["value", "row"]]).split()[:2] == [
+        "value",
+        "row",
+    ]
+    assert (
+        "Problem of Linear" in problem._repr_html_()
+        and "<td>8</td>" in problem._repr_html_()
+    )
     assert hessfig.plot(table, layout="bars").axes
 
 
 @pytest.mark.long
 def test_arrays_of_a_measured_table_are_drawn() -> None:
     torch.manual_seed(0)
-    problem = hessfig.Problem(nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0]))
-    for quantity, layout, panels in (("density", "spectra", 1), ("spectrum", "spectra", 1), ("slices", "slices", 3)):
-        table = hessfig.measure(problem, blocks=["all"], parts=["H"], quantities=[quantity])
+    problem = hessfig.Problem(
+        nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    )
+    for quantity, layout, panels in (
+        ("density", "spectra", 1),
+        ("spectrum", "spectra", 1),
+        ("slices", "slices", 3),
+    ):
+        table = hessfig.measure(
+            problem, blocks=["all"], parts=["H"], quantities=[quantity]
+        )
         assert len(hessfig.plot(table, layout=layout).axes) == panels
 
 
 def test_another_quantity_of_a_monitor_is_drawn(tmp_path: Path) -> None:
     """Each of these names the quantity; its folder is not below outputs, and no preset has its name."""
     network, batch = nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
-    options = {"every": 1, "max_fraction": None, "quantities": ["loss", "largest_eigenvalue"]}
-    monitor = hessfig.Monitor(network, "cross_entropy", batch, folder=tmp_path / "watched", **options)
+    options = {
+        "every": 1,
+        "max_fraction": None,
+        "quantities": ["loss", "largest_eigenvalue"],
+    }
+    monitor = hessfig.Monitor(
+        network, "cross_entropy", batch, folder=tmp_path / "watched", **options
+    )
     for step in range(3):
         monitor(step)
     monitor.close()
@@ -172,18 +243,27 @@ def test_another_quantity_of_a_monitor_is_drawn(tmp_path: Path) -> None:
         run.plot("figure.options.quantity=largest_eigenvalue"),
         hessfig.plot(run.table, options={"quantity": "largest_eigenvalue"}),
     ):
-        assert any("largest eigenvalue" in text.get_text() for text in figure.findobj(Text))
+        assert any(
+            "largest eigenvalue" in text.get_text() for text in figure.findobj(Text)
+        )
     for call in (lambda: run.plot(tolerance=0.2), lambda: run.plot("quantity=loss")):
         with pytest.raises(UserError, match=r"hessfig plot does not read"):
             call()
-    with pytest.raises(UserError, match=r"output_dir=FOLDER, where FOLDER/watched/table\.csv is"):
+    with pytest.raises(
+        UserError, match=r"output_dir=FOLDER, where FOLDER/watched/table\.csv is"
+    ):
         table_folder(VERBS["slopes"].job(["sweep.name=watched"]))
 
 
 def test_tables_of_several_runs_stand_in_one_figure(swept: Path) -> None:
     table = hessfig.read(swept).table
-    both = [table.assign(variant=f"model.options.run={name}") for name in ("first", "second")]
-    figure = hessfig.plot(pd.concat(both, ignore_index=True), layout="lines", x="sigma", colour="run")
+    both = [
+        table.assign(variant=f"model.options.run={name}")
+        for name in ("first", "second")
+    ]
+    figure = hessfig.plot(
+        pd.concat(both, ignore_index=True), layout="lines", x="sigma", colour="run"
+    )
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["run: first", "second"]
     with pytest.raises(UserError, match=r"variant='model\.options\.NAME=VALUE'"):
@@ -194,7 +274,9 @@ def test_predictions_of_a_pair_can_be_stated(swept: Path) -> None:
     """Its name holds a comma: a key in quotes on a command line, a text or a tuple in Python."""
     zero = {"H_f": "zero"}
     for key in ("W_Q,W_V", ("W_Q", "W_V")):
-        job = VERBS["run"].job([as_word("sweep.predictions", {key: zero, "W_Q": {"H": 5}})])
+        job = VERBS["run"].job(
+            [as_word("sweep.predictions", {key: zero, "W_Q": {"H": 5}})]
+        )
         assert job.config.sweep.predictions == {"W_Q,W_V": zero, "W_Q": {"H": 5}}
     job = VERBS["run"].job(["sweep.predictions={'W_Q,W_V': {H_f: zero}}"])
     assert job.config.sweep.predictions == {"W_Q,W_V": zero}

@@ -36,23 +36,49 @@ REFUSED = {
     "dtype": ("the type of its parameters", "float32"),
     "products": ("sharded over ranks", "products=curvlinops"),
     "curvlinops": ("sharded over ranks", "products=curvlinops"),
-    **dict.fromkeys(("objective", "approximation", "find_weights"), ("sharded over ranks", "on one device")),
+    **dict.fromkeys(
+        ("objective", "approximation", "find_weights"),
+        ("sharded over ranks", "on one device"),
+    ),
     "bfloat16": ("cannot be moved by small steps", "torch.bfloat16: 0.weight"),
 }
 TABLES = ["table:mlp:layers:0.bias:2.bias", "table:tied:root:norm.weight"]
 PLAN = {
     1: ["products:mlp:layers", "products:llama:root", "probes", TABLES[0]],
-    2: [*(f"products:{name}" for name in ranks.NETWORKS), *TABLES, "probes", "own_batches"],
-    4: ["products:mlp:layers", "products:scalar:root", "products:llama:tensor", "probes"],
+    2: [
+        *(f"products:{name}" for name in ranks.NETWORKS),
+        *TABLES,
+        "probes",
+        "own_batches",
+    ],
+    4: [
+        "products:mlp:layers",
+        "products:scalar:root",
+        "products:llama:tensor",
+        "probes",
+    ],
 }
-PLAN[2] += [f"products:{name}:{part}" for name in ranks.NETWORKS for part in ("H_o", "H_f")]
-PLAN[2] += [f"products:{name}:{part}:float32" for name in ranks.NETWORKS[::7] for part in ("H", "H_o", "H_f")]
+PLAN[2] += [
+    f"products:{name}:{part}" for name in ranks.NETWORKS for part in ("H_o", "H_f")
+]
+PLAN[2] += [
+    f"products:{name}:{part}:float32"
+    for name in ranks.NETWORKS[::7]
+    for part in ("H", "H_o", "H_f")
+]
 PLAN[2] += [f"refused:{kind}" for kind in REFUSED]
-MONITORED = [(size, "monitor:mlp:layers") for size in PLAN] + [(2, "monitor:llama:layers")]
+MONITORED = [(size, "monitor:mlp:layers") for size in PLAN] + [
+    (2, "monitor:llama:layers")
+]
 for size, case in MONITORED:
     PLAN[size] += [case]
 PLAN[2] += ["monitor_refused"]
-PRODUCTS = [(size, case) for size, cases in PLAN.items() for case in cases if case.startswith("products")]
+PRODUCTS = [
+    (size, case)
+    for size, cases in PLAN.items()
+    for case in cases
+    if case.startswith("products")
+]
 Batch = tuple[Tensor, Tensor]
 Found = dict[tuple[str, int], list[dict[str, Any]]]
 
@@ -64,12 +90,22 @@ def launched(folder: Path, plan: dict[int, list[str]]) -> Found:
     words = [f"{size}={','.join(cases)}" for size, cases in plan.items()]
     command = [sys.executable, "-m", "tests.api.ranks", str(folder), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     found: Found = {}
     for size, cases in plan.items():
         for case in cases:
             files = [folder / f"{case}.{size}.{rank}.json" for rank in range(size)]
-            found[case, size] = [json.loads(path.read_text()) for path in files if path.exists()]
+            found[case, size] = [
+                json.loads(path.read_text()) for path in files if path.exists()
+            ]
             assert found[case, size], f"{case} on {size} ranks: {done.stderr[-3000:]}"
     return found
 
@@ -80,7 +116,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 def product(
-    net: nn.Module, part: str, vector: dict[str, Tensor], pairs: list[tuple[float, Batch]]
+    net: nn.Module,
+    part: str,
+    vector: dict[str, Tensor],
+    pairs: list[tuple[float, Batch]],
 ) -> dict[str, Tensor]:
     """Return the product of a part with a vector by parameter, by plain double backward; pairs of weight and batch."""
     named = {name: one for name, one in net.named_parameters() if one.requires_grad}
@@ -91,17 +130,25 @@ def product(
             outputs = ranks.outputs_of(net, batch)
             whole = _along(ranks.loss_of(outputs, batch), weights, [*vector.values()])
             leaf = outputs.detach().requires_grad_()
-            (curved,) = _along(ranks.loss_of(leaf, batch), [leaf], [_pushed(outputs, weights, [*vector.values()])])
+            (curved,) = _along(
+                ranks.loss_of(leaf, batch),
+                [leaf],
+                [_pushed(outputs, weights, [*vector.values()])],
+            )
             outer = torch.autograd.grad(outputs, weights, curved)
         for name, one, other in zip(named, whole, outer, strict=True):
-            found[name] += weight / total * {"H": one, "H_o": other, "H_f": one - other}[part]
+            found[name] += (
+                weight / total * {"H": one, "H_o": other, "H_f": one - other}[part]
+            )
     return found
 
 
 def _along(value: Tensor, at: list[Any], vectors: list[Tensor]) -> tuple[Tensor, ...]:
     """Return the Hessian of a value times vectors."""
     slopes = torch.autograd.grad(value, at, create_graph=True)
-    slope = torch.stack([(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]).sum()
+    slope = torch.stack(
+        [(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]
+    ).sum()
     return torch.autograd.grad(slope, at, retain_graph=True)
 
 
@@ -109,17 +156,28 @@ def _pushed(outputs: Tensor, weights: list[Any], vectors: list[Tensor]) -> Tenso
     """Return J v, the derivative in u of v . J^T u."""
     cotangent = torch.zeros_like(outputs, requires_grad=True)
     slopes = torch.autograd.grad(outputs, weights, cotangent, create_graph=True)
-    slope = torch.stack([(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]).sum()
+    slope = torch.stack(
+        [(one * along).sum() for one, along in zip(slopes, vectors, strict=True)]
+    ).sum()
     return torch.autograd.grad(slope, cotangent, retain_graph=True)[0]
 
 
 def dense(kind: str, block: str, part: str) -> Tensor:
     """Return a block of one parameter."""
     net = ranks.network(kind)
-    zeros = {name: torch.zeros_like(one) for name, one in net.named_parameters() if one.requires_grad}
+    zeros = {
+        name: torch.zeros_like(one)
+        for name, one in net.named_parameters()
+        if one.requires_grad
+    }
     pairs = [(1.0, batch) for batch in ranks.batches(kind)]
     units = torch.eye(zeros[block].numel()).double().view(-1, *zeros[block].shape)
-    return torch.stack([product(net, part, {**zeros, block: unit}, pairs)[block].flatten() for unit in units])
+    return torch.stack(
+        [
+            product(net, part, {**zeros, block: unit}, pairs)[block].flatten()
+            for unit in units
+        ]
+    )
 
 
 @pytest.mark.parametrize(("size", "case"), PRODUCTS)
@@ -134,12 +192,16 @@ def test_products_are_those_of_one_process(found: Found, size: int, case: str) -
     assert len(found[case, size]) == size
     for seen in found[case, size]:
         errors = {
-            name: (torch.tensor(seen["product"][name], dtype=torch.float64) - one).norm()
+            name: (
+                torch.tensor(seen["product"][name], dtype=torch.float64) - one
+            ).norm()
             for name, one in expected.items()
         }
         assert seen == found[case, size][0]
         assert seen["product"].keys() == expected.keys()
-        assert torch.stack([*errors.values()]).norm() <= seen["error"] <= most * whole, (errors, seen["error"])
+        assert (
+            torch.stack([*errors.values()]).norm() <= seen["error"] <= most * whole
+        ), (errors, seen["error"])
 
 
 def test_probes_have_the_same_bits_for_any_number_of_ranks(found: Found) -> None:
@@ -148,15 +210,26 @@ def test_probes_have_the_same_bits_for_any_number_of_ranks(found: Found) -> None
     assert len(set(drawn)) == 1
 
 
-@pytest.mark.parametrize(("case", "size"), [(TABLES[0], 1), *((case, 2) for case in TABLES)])
-def test_numbers_are_those_of_the_dense_hessian(found: Found, case: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("case", "size"), [(TABLES[0], 1), *((case, 2) for case in TABLES)]
+)
+def test_numbers_are_those_of_the_dense_hessian(
+    found: Found, case: str, size: int
+) -> None:
     _, kind, _, *blocks = case.split(":")
     assert all(one == found[case, size][0] for one in found[case, size])
-    seen = {(row, part, quantity): rest for row, part, quantity, *rest in found[case, size][0]["rows"]}
+    seen = {
+        (row, part, quantity): rest
+        for row, part, quantity, *rest in found[case, size][0]["rows"]
+    }
     for block, part in itertools.product(blocks, ("H", "H_o", "H_f")):
         matrix = dense(kind, block, part)
-        if matrix.norm() < 1e-14:  # H_f of the last bias: products are the rounding of H and H_o
-            assert all(abs(seen[block, part, quantity][0]) < 1e-9 for quantity in ranks.QUANTITIES[:4])
+        # H_f of the last bias: products are the rounding of H and H_o.
+        if matrix.norm() < 1e-14:
+            assert all(
+                abs(seen[block, part, quantity][0]) < 1e-9
+                for quantity in ranks.QUANTITIES[:4]
+            )
             continue
         values = torch.linalg.eigvalsh(matrix)
         truth = {
@@ -172,13 +245,18 @@ def test_numbers_are_those_of_the_dense_hessian(found: Found, case: str, size: i
             is_eigenvalue = quantity.endswith("eigenvalue")
             assert status == "ok"
             assert 0 < error < (1e-6 if is_eigenvalue else math.inf)
-            assert abs(value - expected) <= (1.01 if is_eigenvalue else 5) * error + 1e-13, (block, part, quantity)
+            assert (
+                abs(value - expected) <= (1.01 if is_eigenvalue else 5) * error + 1e-13
+            ), (block, part, quantity)
 
 
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
 def test_every_rank_may_have_batches_of_its_own(found: Found, part: str) -> None:
     net = ranks.network("mlp")
-    weighted = [zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True) for rank in range(2)]
+    weighted = [
+        zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True)
+        for rank in range(2)
+    ]
     pairs = [*itertools.chain(*weighted)]
     zeros = {name: torch.zeros_like(one) for name, one in net.named_parameters()}
     rows = []
@@ -192,7 +270,9 @@ def test_every_rank_may_have_batches_of_its_own(found: Found, part: str) -> None
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_is_refused_by_name_on_every_rank(found: Found, kind: str) -> None:
+def test_what_is_refused_is_refused_by_name_on_every_rank(
+    found: Found, kind: str
+) -> None:
     assert len(found[f"refused:{kind}", 2]) == 2
     for seen in found[f"refused:{kind}", 2]:
         assert all(words in seen["error"] for words in REFUSED[kind]), seen
@@ -200,7 +280,9 @@ def test_what_is_refused_is_refused_by_name_on_every_rank(found: Found, kind: st
 
 
 @pytest.mark.parametrize(("size", "case"), MONITORED)
-def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(found: Found, size: int, case: str) -> None:
+def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(
+    found: Found, size: int, case: str
+) -> None:
     first, *others = found[case, size]
     assert len(others) == size - 1
     assert all(one == first for one in others)
@@ -216,9 +298,13 @@ def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(found
             ranks.loss(net, batch).backward()
         if step % 2 == 0:
             names = ["loss", "gradient_norm", "largest_eigenvalue"]
-            expected = hessfig.measure(own, blocks=["all"], parts="H", quantities=names)["value"].tolist()
+            expected = hessfig.measure(
+                own, blocks=["all"], parts="H", quantities=names
+            )["value"].tolist()
             assert list(seen.values())[:3] == pytest.approx(expected[:3], rel=1e-9)
-            assert seen["largest_eigenvalue/all/H"] == pytest.approx(expected[3], rel=1e-2)
+            assert seen["largest_eigenvalue/all/H"] == pytest.approx(
+                expected[3], rel=1e-2
+            )
         else:
             assert seen == {}
         optimiser.step()
@@ -239,10 +325,26 @@ def test_a_dead_rank_ends_the_others_with_a_message(tmp_path: Path) -> None:
 
 def test_the_page_shows_how(tmp_path: Path) -> None:
     write_files("docs/cluster.md", tmp_path)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "sharded.py"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        "sharded.py",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        launcher, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400, check=False
+        launcher,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == ["trace", "largest_eigenvalue"]
+    assert [line.split()[1] for line in done.stdout.splitlines()[1:]] == [
+        "trace",
+        "largest_eigenvalue",
+    ]

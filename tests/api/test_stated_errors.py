@@ -46,13 +46,28 @@ class Encoder(nn.Module):
 def problem(name: str) -> hessfig.Problem:
     torch.manual_seed(0)
     if name == "encoder":
-        return hessfig.Problem(Encoder(), torch.randn(6, 4, 8), torch.randint(0, 4, (6,)))
-    sizes: dict[str, Any] = {"vocab_size": 20, "use_cache": False, "attn_implementation": "eager"}
+        return hessfig.Problem(
+            Encoder(), torch.randn(6, 4, 8), torch.randint(0, 4, (6,))
+        )
+    sizes: dict[str, Any] = {
+        "vocab_size": 20,
+        "use_cache": False,
+        "attn_implementation": "eager",
+    }
     if name == "llama":
-        sizes |= {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, max_position_embeddings=8))
+        sizes |= {
+            "hidden_size": 16,
+            "intermediate_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        }
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**sizes, max_position_embeddings=8)
+        )
     else:
-        config = transformers.GPT2Config(**sizes, n_layer=1, n_head=2, n_embd=16, n_positions=8, bos_token_id=0)
+        config = transformers.GPT2Config(
+            **sizes, n_layer=1, n_head=2, n_embd=16, n_positions=8, bos_token_id=0
+        )
         model = transformers.GPT2LMHeadModel(config)
     tokens = torch.randint(0, 20, (3, 6))
     return hessfig.Problem(Logits(model.eval()), tokens, tokens.roll(-1, 1).flatten())
@@ -62,7 +77,9 @@ def problem(name: str) -> hessfig.Problem:
 def exact(name: str) -> tuple[BlockOperator, np.ndarray, np.ndarray]:
     """Return H by double backward, its largest eigenvalue and the vector."""
     operator = problem(name).operator("all")
-    return operator, *sparse.eigsh(operator.to_scipy(), k=1, which="LA", v0=np.ones(operator.shape[0]))
+    return operator, *sparse.eigsh(
+        operator.to_scipy(), k=1, which="LA", v0=np.ones(operator.shape[0])
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -74,7 +91,12 @@ def test_an_error_is_stated_for_every_vector(name: str, dtype: str) -> None:
     operator = problem(name).operator("all", dtype=dtype, products="differences")
     rows = torch.zeros(size)
     rows[:8] = 1.0
-    for vector in (torch.from_numpy(top[:, 0]), torch.ones(size), rows, torch.randn(size)):
+    for vector in (
+        torch.from_numpy(top[:, 0]),
+        torch.ones(size),
+        rows,
+        torch.randn(size),
+    ):
         right = truth @ vector
         off = float((operator @ vector - right).norm())
         assert operator.last_errors is not None and operator.last_errors.shape == (1,)
@@ -86,7 +108,9 @@ def test_an_error_is_stated_for_every_vector(name: str, dtype: str) -> None:
 def test_eigenvalues_of_scipy_are_those_of_double_backward() -> None:
     truth, value, _ = exact("llama")
     operator = problem("llama").operator("all", dtype="float32", products="differences")
-    found, vector = sparse.eigsh(operator.to_scipy(), k=1, which="LA", v0=np.ones(truth.shape[0]), tol=1e-4)
+    found, vector = sparse.eigsh(
+        operator.to_scipy(), k=1, which="LA", v0=np.ones(truth.shape[0]), tol=1e-4
+    )
     assert found[0] == pytest.approx(value[0], rel=1e-3)
     residual = float(np.linalg.norm(truth @ vector[:, 0] - found[0] * vector[:, 0]))
     assert residual <= 2e-3 * value[0]
@@ -107,27 +131,57 @@ def test_a_solution_states_a_residual_that_covers_the_true_one(dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [pytest.param("llama", marks=pytest.mark.long), "encoder"])
-def test_quantities_state_errors_that_cover_the_true_ones(name: str, dtype: str) -> None:
-    asked = {"blocks": ["all"], "parts": "H", "estimator": "hutchinson", "num_probes": 4}
-    asked["quantities"] = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "loss"]
+@pytest.mark.parametrize(
+    "name", [pytest.param("llama", marks=pytest.mark.long), "encoder"]
+)
+def test_quantities_state_errors_that_cover_the_true_ones(
+    name: str, dtype: str
+) -> None:
+    asked = {
+        "blocks": ["all"],
+        "parts": "H",
+        "estimator": "hutchinson",
+        "num_probes": 4,
+    }
+    asked["quantities"] = [
+        "frobenius",
+        "trace",
+        "largest_eigenvalue",
+        "smallest_eigenvalue",
+        "loss",
+    ]
     asked["spectrum"] = {"tolerance": 0.02}
     truth = hessfig.measure(problem(name), **asked).set_index("quantity")
-    table = hessfig.measure(problem(name), **asked, dtype=dtype, products="differences").set_index("quantity")
+    table = hessfig.measure(
+        problem(name), **asked, dtype=dtype, products="differences"
+    ).set_index("quantity")
     assert (table["status"] == "ok").all()
     off = (table["value"] - truth["value"]).abs()
     assert (off.drop("loss") <= table["error"].drop("loss")).all()
-    assert (off <= 2e-3 * truth["value"].abs() + 1e-3 * truth.loc["frobenius", "value"]).all()
+    assert (
+        off <= 2e-3 * truth["value"].abs() + 1e-3 * truth.loc["frobenius", "value"]
+    ).all()
     asked |= {"quantities": ["largest_eigenvalue"], "spectrum": None}
-    strict = hessfig.measure(problem(name), **asked, dtype="float32", products="differences")
-    assert (strict["status"] == "not_converged").all() and (strict["error"] > 1e-6 * strict["value"]).all()
+    strict = hessfig.measure(
+        problem(name), **asked, dtype="float32", products="differences"
+    )
+    assert (strict["status"] == "not_converged").all() and (
+        strict["error"] > 1e-6 * strict["value"]
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dense_traces_have_the_error_of_their_products(dtype: str) -> None:
-    asked = {"blocks": ["last.weight"], "parts": ["H", "H_o", "H_f"], "quantities": ["trace"], "estimator": "dense"}
+    asked = {
+        "blocks": ["last.weight"],
+        "parts": ["H", "H_o", "H_f"],
+        "quantities": ["trace"],
+        "estimator": "dense",
+    }
     truth = hessfig.measure(problem("encoder"), **asked)
-    table = hessfig.measure(problem("encoder"), **asked, dtype=dtype, products="differences")
+    table = hessfig.measure(
+        problem("encoder"), **asked, dtype=dtype, products="differences"
+    )
     off = (table["value"] - truth["value"]).abs()
     shown = table["part"] != "H_f"  # zero for the last layer: rounding alone
     assert (off <= table["error"])[shown].all() and (table["error"] > 0).all()
@@ -154,7 +208,11 @@ class Once(nn.Module):
 
     def __init__(self, *, is_elementary: bool) -> None:
         super().__init__()
-        self.first, self.last, self.is_elementary = nn.Linear(4, 5), nn.Linear(5, 3), is_elementary
+        self.first, self.last, self.is_elementary = (
+            nn.Linear(4, 5),
+            nn.Linear(5, 3),
+            is_elementary,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)
@@ -166,11 +224,17 @@ def test_networks_without_second_derivatives_have_eigenvalues_and_traces() -> No
     elementary, once = Once(is_elementary=True), Once(is_elementary=False)
     once.load_state_dict(elementary.state_dict())
     x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    asked = {"blocks": ["all"], "parts": "H", "quantities": ["frobenius", "trace", "largest_eigenvalue"]}
+    asked = {
+        "blocks": ["all"],
+        "parts": "H",
+        "quantities": ["frobenius", "trace", "largest_eigenvalue"],
+    }
     truth = hessfig.measure(hessfig.Problem(elementary, x, y), **asked)
     with pytest.raises(UserError, match="differences"):
         hessfig.measure(hessfig.Problem(once, x, y), **asked)
-    table = hessfig.measure(hessfig.Problem(once, x, y), **asked, products="differences")
+    table = hessfig.measure(
+        hessfig.Problem(once, x, y), **asked, products="differences"
+    )
     assert (table["status"] == "ok").all()
     assert ((table["value"] - truth["value"]).abs() <= table["error"] + 1e-12).all()
     np.testing.assert_allclose(table["value"], truth["value"], rtol=1e-6)
@@ -207,19 +271,28 @@ def test_a_product_without_an_accurate_step_is_refused() -> None:
     torch.manual_seed(0)
     kinked = hessfig.Problem(AtAKink(), torch.randn(5, 3), torch.randint(0, 2, (5,)))
     operator = kinked.operator("first.weight", products="differences")
-    with pytest.raises(UserError, match=r"cannot be computed by differences of gradients[\s\S]*at most 10 %"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot be computed by differences of gradients[\s\S]*at most 10 %",
+    ):
         operator @ torch.ones(12)
-    row = hessfig.measure(kinked, blocks=["first.weight"], parts="H", products="differences").iloc[0]
+    row = hessfig.measure(
+        kinked, blocks=["first.weight"], parts="H", products="differences"
+    ).iloc[0]
     assert row["status"] == "not_converged"
 
 
 def test_vectors_that_are_mapped_to_zero_are_not_refused() -> None:
     """The key's bias adds one number to all scores of a query; the softmax ignores it, and products are rounding."""
-    operator = problem("encoder").operator("all", dtype="float32", products="differences")
+    operator = problem("encoder").operator(
+        "all", dtype="float32", products="differences"
+    )
     vector = torch.zeros(operator.shape[1])
     start = operator.names.index("layer.self_attn.in_proj_bias")
     vector[sum(operator.sizes[:start]) + 8 : sum(operator.sizes[:start]) + 16] = 1.0
     product = operator @ vector
     assert operator.last_errors is not None
     assert float(product.norm()) <= float(operator.last_errors) <= 1e-2
-    assert not bool((operator @ (0 * vector)).any()) and float(operator.last_errors) == 0.0
+    assert (
+        not bool((operator @ (0 * vector)).any()) and float(operator.last_errors) == 0.0
+    )

@@ -18,7 +18,10 @@ import hessfig
 from hessfig.errors import UserError
 from tests.double_backward import hessian
 
-X, Y = torch.linspace(-1, 1, 24).sin().double().view(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+X, Y = (
+    torch.linspace(-1, 1, 24).sin().double().view(6, 4),
+    torch.tensor([0, 1, 2, 0, 1, 2]),
+)
 Change = Callable[[nn.Sequential], nn.Module]
 
 
@@ -34,7 +37,9 @@ def truth() -> Tensor:
 
 def norm(network: nn.Module, loss: Any = "cross_entropy", **settings: Any) -> float:
     problem = hessfig.Problem(network, X, Y, loss)
-    table = hessfig.measure(problem, blocks=["all"], **{"parts": "H", "estimator": "dense", **settings})
+    table = hessfig.measure(
+        problem, blocks=["all"], **{"parts": "H", "estimator": "dense", **settings}
+    )
     return float(table["value"][0])
 
 
@@ -56,7 +61,9 @@ def twice(network: nn.Sequential) -> nn.Module:
 
 
 def part(network: nn.Sequential) -> nn.Module:
-    network[0], network[1] = (torch.compile(one, backend="aot_eager") for one in network[:2])
+    network[0], network[1] = (
+        torch.compile(one, backend="aot_eager") for one in network[:2]
+    )
     return network
 
 
@@ -70,19 +77,31 @@ def part_in_place(network: nn.Sequential) -> nn.Module:
     return network
 
 
-@pytest.mark.parametrize("change", [whole, twice, part, in_place, part_in_place, WithFunction])
+@pytest.mark.parametrize(
+    "change", [whole, twice, part, in_place, part_in_place, WithFunction]
+)
 @pytest.mark.parametrize("has_run", [False, True])
-def test_what_is_compiled_is_measured_as_its_original(change: Change, has_run: bool, tmp_path: Path) -> None:
+def test_what_is_compiled_is_measured_as_its_original(
+    change: Change, has_run: bool, tmp_path: Path
+) -> None:
     network, dense = change(plain()), truth()
     if has_run:
         F.cross_entropy(network(X), Y).backward()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert norm(network) == pytest.approx(float(dense.norm()), rel=1e-12)
-        torch.testing.assert_close(hessfig.Problem(network, X, Y).operator("all").dense(), dense)
-    assert any("compiled" in str(one.message) for one in said) == (change in (whole, twice))
-    wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
-    monitor = hessfig.Monitor(network, "cross_entropy", (X, Y), folder=tmp_path, measure=wanted, every=1)
+        torch.testing.assert_close(
+            hessfig.Problem(network, X, Y).operator("all").dense(), dense
+        )
+    assert any("compiled" in str(one.message) for one in said) == (
+        change in (whole, twice)
+    )
+    wanted = hessfig.Measure(
+        blocks=["all"], parts="H", quantities=["largest_eigenvalue"]
+    )
+    monitor = hessfig.Monitor(
+        network, "cross_entropy", (X, Y), folder=tmp_path, measure=wanted, every=1
+    )
     (value,) = monitor(0).values()
     monitor.close()
     assert value == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
@@ -116,7 +135,9 @@ class Checkpointed(nn.Module):
         self.inside, self.use_reentrant = inside, use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inside[1:](checkpoint(self.inside[0], self.given(x), use_reentrant=self.use_reentrant))
+        return self.inside[1:](
+            checkpoint(self.inside[0], self.given(x), use_reentrant=self.use_reentrant)
+        )
 
     def given(self, x: Tensor) -> Tensor:
         return x
@@ -129,13 +150,19 @@ class OfLeaf(Checkpointed):
 
 class OfLater(Checkpointed):
     def forward(self, x: Tensor) -> Tensor:
-        return self.inside[2](checkpoint(self.inside[1], self.inside[0](x), use_reentrant=self.use_reentrant))
+        return self.inside[2](
+            checkpoint(
+                self.inside[1], self.inside[0](x), use_reentrant=self.use_reentrant
+            )
+        )
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 @pytest.mark.parametrize("kind", [Checkpointed, OfLeaf, OfLater])
 @pytest.mark.parametrize("products", ["auto", "differences"])
-def test_reentrant_checkpoints_are_refused_for_the_other_kind(kind: type[Checkpointed], products: str) -> None:
+def test_reentrant_checkpoints_are_refused_for_the_other_kind(
+    kind: type[Checkpointed], products: str
+) -> None:
     with pytest.raises(UserError, match="use_reentrant=False"):
         norm(kind(plain(), use_reentrant=True), products=products)
     found = norm(kind(plain(), use_reentrant=False), products=products)
@@ -144,9 +171,14 @@ def test_reentrant_checkpoints_are_refused_for_the_other_kind(kind: type[Checkpo
 
 def test_reentrant_checkpoints_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(n_layer=1, n_head=1, n_embd=4, vocab_size=7, n_positions=4, bos_token_id=0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_head=1, n_embd=4, vocab_size=7, n_positions=4, bos_token_id=0
+    )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    network, ids = transformers.GPT2LMHeadModel(config).train(), torch.tensor([[1, 2, 3], [4, 5, 6]])
+    network, ids = (
+        transformers.GPT2LMHeadModel(config).train(),
+        torch.tensor([[1, 2, 3], [4, 5, 6]]),
+    )
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.eval()
@@ -156,16 +188,30 @@ def test_reentrant_checkpoints_of_transformers(tmp_path: Path) -> None:
         hessfig.measure(problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H")
     values = []
     network.gradient_checkpointing_enable({"use_reentrant": False})
-    values.append(float(hessfig.measure(problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H")["value"][0]))
+    values.append(
+        float(
+            hessfig.measure(
+                problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H"
+            )["value"][0]
+        )
+    )
     network.gradient_checkpointing_disable()
-    values.append(float(hessfig.measure(problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H")["value"][0]))
+    values.append(
+        float(
+            hessfig.measure(
+                problem, blocks=["transformer.h.0.mlp.c_fc.weight"], parts="H"
+            )["value"][0]
+        )
+    )
     assert values[0] == pytest.approx(values[1], rel=1e-9)
 
 
 def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
     del targets
     chances = outputs.log_softmax(-1)[:, None].contiguous()
-    return F.ctc_loss(chances, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2]))
+    return F.ctc_loss(
+        chances, torch.tensor([[1, 2]]), torch.tensor([6]), torch.tensor([2])
+    )
 
 
 def elementary(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -176,34 +222,59 @@ def elementary(outputs: Tensor, targets: Tensor) -> Tensor:
     for row in chances[1:]:
         before = [*[row.new_zeros(())] * 2, *reached]
         skips = [0, 0, 0, 1, 0]
-        sums = [before[at + 2] + before[at + 1] + skips[at] * before[at] for at in range(5)]
-        reached = [total * row[label] for total, label in zip(sums, labels, strict=True)]
+        sums = [
+            before[at + 2] + before[at + 1] + skips[at] * before[at] for at in range(5)
+        ]
+        reached = [
+            total * row[label] for total, label in zip(sums, labels, strict=True)
+        ]
     return -(reached[3] + reached[4]).log() / 2
 
 
 def test_a_loss_without_a_second_derivative_has_differences() -> None:
     with pytest.raises(UserError, match='products="differences" with parts="H"'):
         norm(plain(), ctc, parts=None)
-    with pytest.raises(UserError, match="H_o and H_f are not defined here: the loss has no second derivative"):
+    with pytest.raises(
+        UserError,
+        match="H_o and H_f are not defined here: the loss has no second derivative",
+    ):
         norm(plain(), ctc, parts="H_o")
     network = plain()
     dense = hessian(lambda: elementary(network(X), Y), list(network.parameters()))
     problem = hessfig.Problem(plain(), X, Y, ctc)
     for estimator in ("auto", "dense", "hutchinson"):
         row = hessfig.measure(
-            problem, blocks=["all"], parts="H", estimator=estimator, products="differences", num_probes=40
+            problem,
+            blocks=["all"],
+            parts="H",
+            estimator=estimator,
+            products="differences",
+            num_probes=40,
         ).iloc[0]
-        assert row["error"] > 0 and abs(row["value"] - float(dense.norm())) <= 4 * row["error"]
-        assert row["error"] < (0.2 if estimator == "hutchinson" else 1e-7) * row["value"]
+        assert (
+            row["error"] > 0
+            and abs(row["value"] - float(dense.norm())) <= 4 * row["error"]
+        )
+        assert (
+            row["error"] < (0.2 if estimator == "hutchinson" else 1e-7) * row["value"]
+        )
     operator = problem.operator("all", products="differences")
     torch.testing.assert_close(operator.dense(), dense, rtol=1e-7, atol=1e-9)
 
 
 def test_products_by_name() -> None:
-    values = {name: norm(plain(), products=name) for name in ("auto", "curvlinops", "differences")}
-    assert values == pytest.approx(dict.fromkeys(values, float(truth().norm())), rel=1e-8)
+    values = {
+        name: norm(plain(), products=name)
+        for name in ("auto", "curvlinops", "differences")
+    }
+    assert values == pytest.approx(
+        dict.fromkeys(values, float(truth().norm())), rel=1e-8
+    )
     assert values["auto"] != values["differences"]
-    assert hessfig.Measure(products="differences").config().estimator.products == "differences"
+    assert (
+        hessfig.Measure(products="differences").config().estimator.products
+        == "differences"
+    )
     with pytest.raises(UserError, match="allowed: auto, curvlinops, differences"):
         norm(plain(), products="linearised")
     with pytest.raises(UserError, match="this number would not state the error"):
@@ -229,7 +300,9 @@ EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
     "sparse": lambda: nn.Embedding(5, 3, sparse=True),
     "padded": lambda: nn.Embedding(5, 3, padding_idx=1),
     "sparse and padded": lambda: nn.Embedding(5, 3, padding_idx=1, sparse=True),
-    "from weights": lambda: nn.Embedding.from_pretrained(torch.randn(5, 3), freeze=False, padding_idx=2, sparse=True),
+    "from weights": lambda: nn.Embedding.from_pretrained(
+        torch.randn(5, 3), freeze=False, padding_idx=2, sparse=True
+    ),
     "class of its own": lambda: Scaled(5, 3, padding_idx=0, sparse=True),
     "counted": lambda: nn.Embedding(5, 3, sparse=True, scale_grad_by_freq=False),
 }
@@ -237,15 +310,23 @@ BAGS: dict[str, Callable[[], nn.Module]] = {
     "sparse sum": lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True),
     "sparse mean": lambda: nn.EmbeddingBag(5, 3, sparse=True),
     "padded mean": lambda: nn.EmbeddingBag(5, 3, padding_idx=1),
-    "sparse and padded": lambda: nn.EmbeddingBag(5, 3, mode="sum", padding_idx=1, sparse=True),
+    "sparse and padded": lambda: nn.EmbeddingBag(
+        5, 3, mode="sum", padding_idx=1, sparse=True
+    ),
 }
 
 
 def gathered(bag: nn.EmbeddingBag) -> Callable[[Tensor], Tensor]:
     def outputs(ids: Tensor) -> Tensor:
-        counts = (ids != bag.padding_idx).double() if bag.padding_idx is not None else torch.ones(ids.shape).double()
+        counts = (
+            (ids != bag.padding_idx).double()
+            if bag.padding_idx is not None
+            else torch.ones(ids.shape).double()
+        )
         total = (bag.weight[ids] * counts[..., None]).sum(1)
-        return total / counts.sum(1).clamp(min=1)[:, None] if bag.mode == "mean" else total
+        return (
+            total / counts.sum(1).clamp(min=1)[:, None] if bag.mode == "mean" else total
+        )
 
     return outputs
 
@@ -255,21 +336,36 @@ def test_embeddings_have_the_derivatives_of_what_they_compute(name: str) -> None
     """Every row of an embedding counts, the padding's too; a bag leaves its padding out of the sum itself."""
     torch.manual_seed(0)
     is_bag = name.startswith("bag: ")
-    network = Words((BAGS[name.removeprefix("bag: ")] if is_bag else EMBEDDINGS[name])()).double()
+    network = Words(
+        (BAGS[name.removeprefix("bag: ")] if is_bag else EMBEDDINGS[name])()
+    ).double()
     with torch.no_grad():
         network.words.weight.normal_()
     before = copy.deepcopy(vars(network.words))
     targets = torch.arange(6) % 3 if is_bag else torch.arange(12).view(6, 2) % 3
     scale = 2 if isinstance(network.words, Scaled) else 1
-    look_up = gathered(network.words) if is_bag else lambda ids: scale * network.words.weight[ids]
+    look_up = (
+        gathered(network.words)
+        if is_bag
+        else lambda ids: scale * network.words.weight[ids]
+    )
 
     def loss() -> Tensor:
-        return F.cross_entropy(network.last(look_up(IDS).tanh()).flatten(0, -2), targets.flatten())
+        return F.cross_entropy(
+            network.last(look_up(IDS).tanh()).flatten(0, -2), targets.flatten()
+        )
 
     problem = hessfig.Problem(network, IDS, targets)
-    table = hessfig.measure(problem, blocks=["words.weight", "all"], parts="H", estimator="dense")
-    dense = [hessian(loss, [network.words.weight]), hessian(loss, list(network.parameters()))]
-    assert list(table["value"]) == pytest.approx([float(one.norm()) for one in dense], rel=1e-11)
+    table = hessfig.measure(
+        problem, blocks=["words.weight", "all"], parts="H", estimator="dense"
+    )
+    dense = [
+        hessian(loss, [network.words.weight]),
+        hessian(loss, list(network.parameters())),
+    ]
+    assert list(table["value"]) == pytest.approx(
+        [float(one.norm()) for one in dense], rel=1e-11
+    )
     for key in ("padding_idx", "sparse"):
         assert vars(network.words)[key] == before[key]
     assert network.words.weight.grad is None
@@ -294,9 +390,13 @@ def test_padding_of_a_model_of_transformers_counts_as_on_the_command_line() -> N
     free.model.embed_tokens.padding_idx = None
     ids = torch.tensor([[1, 3, 2, 4], [1, 2, 6, 3]])
     batch = {"input_ids": ids, "labels": ids}
-    dense = hessian(lambda: free(**batch).loss.double(), [free.model.embed_tokens.weight], 1e-4)
+    dense = hessian(
+        lambda: free(**batch).loss.double(), [free.model.embed_tokens.weight], 1e-4
+    )
     problem = hessfig.Problem(network, batch)
-    table = hessfig.measure(problem, blocks=["model.embed_tokens.weight"], parts="H", estimator="dense")
+    table = hessfig.measure(
+        problem, blocks=["model.embed_tokens.weight"], parts="H", estimator="dense"
+    )
     assert table["value"][0] == pytest.approx(float(dense.norm()), rel=1e-4)
     assert network.model.embed_tokens.padding_idx == 2
 
@@ -334,12 +434,17 @@ def in_place_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 CHANGING: dict[str, Callable[[], nn.Module]] = {
     "instance norm": lambda: nn.Sequential(
-        nn.Unflatten(1, (2, 2)), nn.InstanceNorm1d(2, affine=True, track_running_stats=True), nn.Flatten(), plain()
+        nn.Unflatten(1, (2, 2)),
+        nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
+        nn.Flatten(),
+        plain(),
     ),
     "counting": lambda: nn.Sequential(plain(), Counting()),
     "shifting": lambda: Shifting(plain()),
     "relu": lambda: nn.Sequential(nn.ReLU(inplace=True), plain()),
-    "max norm": lambda: nn.Sequential(Rounded(), nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3)),
+    "max norm": lambda: nn.Sequential(
+        Rounded(), nn.Embedding(5, 3, max_norm=0.1), nn.Flatten(), nn.Linear(12, 3)
+    ),
 }
 
 
@@ -368,17 +473,31 @@ def test_nothing_of_the_user_changes(name: str, loss: Any) -> None:
     found = problem.operator("all") @ torch.ones(len(dense), dtype=torch.float64)
     torch.testing.assert_close(found, dense.sum(1), rtol=1e-9, atol=1e-11)
     assert torch.equal(x, X) and torch.equal(y, Y) and not x.requires_grad
-    assert all(torch.equal(one, before[key]) for key, one in network.state_dict().items())
+    assert all(
+        torch.equal(one, before[key]) for key, one in network.state_dict().items()
+    )
     assert [sorted(vars(module)) for module in network.modules()] == facts
-    assert not any(one.seen or one.facts["calls"] for one in network.modules() if isinstance(one, Counting))
+    assert not any(
+        one.seen or one.facts["calls"]
+        for one in network.modules()
+        if isinstance(one, Counting)
+    )
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
-@pytest.mark.parametrize("loss", ["cross_entropy", nn.CrossEntropyLoss(), lambda o, t: F.cross_entropy(o, t)])
+@pytest.mark.parametrize(
+    "kind", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+)
+@pytest.mark.parametrize(
+    "loss", ["cross_entropy", nn.CrossEntropyLoss(), lambda o, t: F.cross_entropy(o, t)]
+)
 def test_class_numbers_of_any_type(kind: torch.dtype, loss: Any) -> None:
     for targets in (Y.to(kind), [Y[:4].to(kind), Y[4:].to(kind)]):
         inputs = X if isinstance(targets, Tensor) else [X[:4], X[4:]]
-        table = hessfig.measure(hessfig.Problem(plain(), inputs, targets, loss), blocks=["all"], estimator="dense")
+        table = hessfig.measure(
+            hessfig.Problem(plain(), inputs, targets, loss),
+            blocks=["all"],
+            estimator="dense",
+        )
         assert table["value"][0] == pytest.approx(float(truth().norm()), rel=1e-12)
 
 
@@ -391,13 +510,29 @@ def test_a_default_device_of_the_caller_changes_no_bit(tmp_path: Path) -> None:
     def numbers(folder: Path) -> list[Any]:
         problem = hessfig.Problem(network, X, Y)
         table = hessfig.measure(problem, blocks=["all"], quantities=quantities)
-        product = problem.operator("all") @ torch.ones(43, dtype=torch.float64, device="cpu")
+        product = problem.operator("all") @ torch.ones(
+            43, dtype=torch.float64, device="cpu"
+        )
         approximation = problem.approximation("kfac", "0.weight").dense()
-        wanted = hessfig.Measure(blocks=["all"], parts="H", quantities=["largest_eigenvalue"])
-        monitor = hessfig.Monitor(problem.network, "cross_entropy", (X, Y), folder=folder, measure=wanted, every=1)
+        wanted = hessfig.Measure(
+            blocks=["all"], parts="H", quantities=["largest_eigenvalue"]
+        )
+        monitor = hessfig.Monitor(
+            problem.network,
+            "cross_entropy",
+            (X, Y),
+            folder=folder,
+            measure=wanted,
+            every=1,
+        )
         watched = monitor(0)
         monitor.close()
-        return [table["value"].tolist(), product.tolist(), approximation.tolist(), watched]
+        return [
+            table["value"].tolist(),
+            product.tolist(),
+            approximation.tolist(),
+            watched,
+        ]
 
     usual = numbers(tmp_path / "cpu")
     torch.set_default_device("meta")

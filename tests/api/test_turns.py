@@ -77,7 +77,10 @@ def new_operator(width: int) -> Callable[[int], Tensor]:
     one = problem(width)
 
     def call(number: int) -> Tensor:
-        block, part = ["first.weight", "last.weight", "all"][number % 3], ["H", "H_o", "H_f"][number % 3]
+        block, part = (
+            ["first.weight", "last.weight", "all"][number % 3],
+            ["H", "H_o", "H_f"][number % 3],
+        )
         operator = one.operator(block, part, dtype="float32")
         return operator @ vector(operator.shape[1], number)
 
@@ -93,21 +96,35 @@ def measured(width: int) -> Callable[[int], Tensor]:
     one = problem(width)
 
     def call(number: int) -> Tensor:
-        blocks, parts = [["first.bias"], ["last.weight"]][number % 2], ["H", "H_o", "H_f"][number % 3]
-        table = hessfig.measure(one, blocks=blocks, parts=parts, estimator="hutchinson", num_probes=2, dtype="float32")
+        blocks, parts = (
+            [["first.bias"], ["last.weight"]][number % 2],
+            ["H", "H_o", "H_f"][number % 3],
+        )
+        table = hessfig.measure(
+            one,
+            blocks=blocks,
+            parts=parts,
+            estimator="hutchinson",
+            num_probes=2,
+            dtype="float32",
+        )
         return torch.tensor(table["value"].to_numpy())
 
     return call
 
 
-def of_columns(made: Callable[[Objective], Column]) -> Callable[[int], Callable[[int], Tensor]]:
+def of_columns(
+    made: Callable[[Objective], Column],
+) -> Callable[[int], Callable[[int], Tensor]]:
     def several(width: int) -> Callable[[int], Tensor]:
         objective = problem(width).objective("float32")
         columns = [made(objective) for _ in range(2)]
 
         def call(number: int) -> Tensor:
             column = columns[number % 2]
-            return column.split_matmat(vector(column.dim, number)[:, None], [Part.H])["all", Part.H]
+            return column.split_matmat(vector(column.dim, number)[:, None], [Part.H])[
+                "all", Part.H
+            ]
 
         return call
 
@@ -149,19 +166,29 @@ def test_threads_get_the_bits_of_one_thread(use: str, width: int) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=several, args=(first,)) for first in range(count)]
+    threads = [
+        threading.Thread(target=several, args=(first,)) for first in range(count)
+    ]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
     assert not failures
-    assert [number for number, one in enumerate(truth) if not torch.equal(found[number], one)] == []
+    assert [
+        number
+        for number, one in enumerate(truth)
+        if not torch.equal(found[number], one)
+    ] == []
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
-def test_a_product_within_another_and_generators_in_turn(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_within_another_and_generators_in_turn(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = problem(width)
-    first, second = (one.operator(block, dtype="float32") for block in ("all", "first.weight"))
+    first, second = (
+        one.operator(block, dtype="float32") for block in ("all", "first.weight")
+    )
     u, v = vector(first.shape[1], 0), vector(second.shape[1], 1)
     truth, inner, seen = first @ u, second @ v, list[Tensor]()
 
@@ -177,12 +204,16 @@ def test_a_product_within_another_and_generators_in_turn(width: int, monkeypatch
         for factor in (1, 2):
             yield operator @ (factor * along)
 
-    for factor, (outer, other) in enumerate(zip(products(first, u), products(second, v), strict=True), 1):
+    for factor, (outer, other) in enumerate(
+        zip(products(first, u), products(second, v), strict=True), 1
+    ):
         assert torch.equal(outer, factor * truth) and torch.equal(other, factor * inner)
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
-def test_entries_are_read_between_products(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_are_read_between_products(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """During a product, torch swaps the weights of the network for others."""
     operator, read = problem(width).operator("all", dtype="float32"), list[Any]()
     threads = list[threading.Thread]()

@@ -43,7 +43,10 @@ def on_a_terminal(program: str) -> str:
     mine, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", program], stdout=theirs, stderr=theirs, env=environment
+        [sys.executable, "-W", "ignore", "-c", program],
+        stdout=theirs,
+        stderr=theirs,
+        env=environment,
     )
     os.close(theirs)
     printed = b""
@@ -62,7 +65,10 @@ def on_a_terminal(program: str) -> str:
 
 @pytest.mark.long
 def test_a_terminal_shows_what_is_measured_and_is_left_clean() -> None:
-    slow, fast = (on_a_terminal(PROGRAM.format(patience=0.05, pause=pause)) for pause in (0.1, 0.0))
+    slow, fast = (
+        on_a_terminal(PROGRAM.format(patience=0.05, pause=pause))
+        for pause in (0.1, 0.0)
+    )
     assert "checking the function" in slow
     assert re.search(r"\d/8", slow)  # four weights, two quantities
     assert re.search(r"frobenius of \S+@?\S*", slow)
@@ -73,7 +79,9 @@ def test_a_terminal_shows_what_is_measured_and_is_left_clean() -> None:
     assert "rows: 8" in fast
 
 
-def test_nothing_is_printed_elsewhere(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_printed_elsewhere(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(waiting, "PATIENCE", 0.0)
     hessfig.measure(problem())
     time.sleep(0.05)
@@ -101,7 +109,9 @@ def test_a_notebook_shows_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "in_notebook", lambda: True)
     monkeypatch.setattr(progress, "REDRAWN", 0.0)
     monkeypatch.setattr(waiting, "PATIENCE", 0.0)
-    hessfig.measure(problem(pause=0.02), quantities=["trace"], parts="H", estimator="hutchinson")
+    hessfig.measure(
+        problem(pause=0.02), quantities=["trace"], parts="H", estimator="hutchinson"
+    )
     assert notebook.shown[0] == "measure: checking the function"
     assert "measure: 3 of 4 columns, trace of 2.bias" in notebook.shown
 
@@ -129,5 +139,7 @@ class Slow(torch.nn.Tanh):
 
 def problem(pause: float = 0.0) -> hessfig.Problem:
     torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Linear(3, 2), Slow(pause), torch.nn.Linear(2, 2))
+    network = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), Slow(pause), torch.nn.Linear(2, 2)
+    )
     return hessfig.Problem(network, torch.eye(3), torch.tensor([0, 1, 0]))

@@ -66,7 +66,9 @@ def place(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Any]]:
+def call(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Any]]:
     """Call the command line in this process; whatever escapes it is a traceback."""
     monkeypatch.setattr("sys.argv", ["hessfig"])
     yield lambda *words: target.called(words, capfd)

@@ -20,7 +20,9 @@ class Ledger:
     peak: int = 0
     peak_of: str = ""
 
-    def note(self, kind: str, *, traceback: str = "", silent: str = "", unclear: str = "") -> None:
+    def note(
+        self, kind: str, *, traceback: str = "", silent: str = "", unclear: str = ""
+    ) -> None:
         """Count one fault; the other arguments say what went wrong, if anything did."""
         self.tried[kind] += 1
         if traceback:
@@ -39,12 +41,23 @@ class Ledger:
 
     def wrong(self, kind: str) -> list[str]:
         """Return what went wrong with one kind of fault."""
-        return [line for line in (*self.tracebacks, *self.silent, *self.unclear) if line.startswith(f"{kind}: ")]
+        return [
+            line
+            for line in (*self.tracebacks, *self.silent, *self.unclear)
+            if line.startswith(f"{kind}: ")
+        ]
 
     def lines(self) -> list[str]:
         """Return the summary."""
-        kinds = [f"  {kind:<44} {self.survived[kind]:>6} of {self.tried[kind]:>6}" for kind in self.tried]
-        memory = f"{self.peak / 2**20:.0f} MiB ({self.peak_of})" if self.peak else "not measured"
+        kinds = [
+            f"  {kind:<44} {self.survived[kind]:>6} of {self.tried[kind]:>6}"
+            for kind in self.tried
+        ]
+        memory = (
+            f"{self.peak / 2**20:.0f} MiB ({self.peak_of})"
+            if self.peak
+            else "not measured"
+        )
         return [
             *kinds,
             f"faults tried: {self.tried.total()}, survived: {self.survived.total()}",

@@ -21,7 +21,9 @@ def test_bad_arguments(ledger: Ledger) -> None:
     assert not ledger.wrong(KIND)
 
 
-def answer(name: str, changed: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
+def answer(
+    name: str, changed: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, str]:
     """Return what is wrong with the answer to one case, as the ledger notes it."""
     try:
         table = hessfig.measure(problem(**changed), **settings)

@@ -33,7 +33,11 @@ def damaged(path: Path, dice: random.Random, count: int) -> Iterator[str]:
     for turn in range(count):
         place = dice.randrange(len(whole))
         flipped = bytes([whole[place] ^ (1 << dice.randrange(8))])
-        path.write_bytes(whole[:place] if turn % 8 == 0 else whole[:place] + flipped + whole[place + 1 :])
+        path.write_bytes(
+            whole[:place]
+            if turn % 8 == 0
+            else whole[:place] + flipped + whole[place + 1 :]
+        )
         yield f"{path.name}, byte {place}, turn {turn}"
     path.write_bytes(whole)
 
@@ -43,7 +47,14 @@ def test_cells(place: Path, dice: random.Random, ledger: Ledger) -> None:
     for path in sorted(store.folder.glob("*/*.json"))[:40]:
         sound = store.read(path.stem)
         for where in damaged(path, dice, 100):
-            note(ledger, "cells (.json)", where, lambda key=path.stem: store.read(key), sound, CorruptCell)
+            note(
+                ledger,
+                "cells (.json)",
+                where,
+                lambda key=path.stem: store.read(key),
+                sound,
+                CorruptCell,
+            )
     assert not ledger.wrong("cells (.json)")
 
 
@@ -52,7 +63,14 @@ def test_arrays(place: Path, dice: random.Random, ledger: Ledger) -> None:
     sound = [hessian.matrix.tobytes() for hessian in read_hessians(folder)]
     for path in sorted(folder.glob("cells/*/*.npz")):
         for where in damaged(path, dice, 300):
-            note(ledger, "arrays (.npz)", where, lambda: matrices(folder), sound, UserError)
+            note(
+                ledger,
+                "arrays (.npz)",
+                where,
+                lambda: matrices(folder),
+                sound,
+                UserError,
+            )
     assert not ledger.wrong("arrays (.npz)")
 
 
@@ -64,19 +82,29 @@ def test_tables_of_studies(tmp_path: Path, dice: random.Random, ledger: Ledger) 
     studies.keep(tmp_path, {"a": "x,y\n1,2\n3,4\n", "b": "x\n" + "0.25\n" * 50})
     for path in sorted(tmp_path.glob("[!.]*")):
         for where in damaged(path, dice, 300):
-            silent = f"{where}: taken for whole" if studies.is_whole(tmp_path) and path.suffix == ".csv" else ""
+            silent = (
+                f"{where}: taken for whole"
+                if studies.is_whole(tmp_path) and path.suffix == ".csv"
+                else ""
+            )
             ledger.note("tables of studies (.csv)", silent=silent)
     assert studies.is_whole(tmp_path) and not ledger.wrong("tables of studies (.csv)")
 
 
 @pytest.mark.parametrize("name", ["table.csv", "manifest.json", "slopes.csv"])
-def test_what_a_run_left(place: Path, call: Call, dice: random.Random, ledger: Ledger, name: str) -> None:
+def test_what_a_run_left(
+    place: Path, call: Call, dice: random.Random, ledger: Ledger, name: str
+) -> None:
     sound = call(*SLOPES)
     assert sound.code == 0, sound.err
     for where in damaged(place / "outputs/sigma" / name, dice, TURNS):
         answer = call(*SLOPES)
         differs = answer.code == 0 and answer.out != sound.out
-        ledger.note(name, traceback=answer.traceback and f"{where}: {answer.traceback}", silent=where * differs)
+        ledger.note(
+            name,
+            traceback=answer.traceback and f"{where}: {answer.traceback}",
+            silent=where * differs,
+        )
     assert not ledger.wrong(name)
 
 
@@ -85,11 +113,21 @@ def test_what_a_run_left(place: Path, call: Call, dice: random.Random, ledger: L
     [
         ("table.csv without a manifest", "outputs/sigma/table.csv", SLOPES),
         ("reference CSV", CSV, COMPARE),
-        ("YAML of the user's", "own/sweep/mine.yaml", ("run", "--config-dir=own", "sweep=mine", "dry_run=true")),
+        (
+            "YAML of the user's",
+            "own/sweep/mine.yaml",
+            ("run", "--config-dir=own", "sweep=mine", "dry_run=true"),
+        ),
     ],
 )
 def test_files_of_the_users(
-    place: Path, call: Call, dice: random.Random, ledger: Ledger, kind: str, file: str, words: tuple[str, ...]
+    place: Path,
+    call: Call,
+    dice: random.Random,
+    ledger: Ledger,
+    kind: str,
+    file: str,
+    words: tuple[str, ...],
 ) -> None:
     if "manifest" in kind:
         (place / "outputs/sigma/manifest.json").unlink()
@@ -105,7 +143,9 @@ def test_files_of_the_users(
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pt"])
-def test_weights(tmp_path: Path, dice: random.Random, ledger: Ledger, form: str) -> None:
+def test_weights(
+    tmp_path: Path, dice: random.Random, ledger: Ledger, form: str
+) -> None:
     import torch
     from safetensors.torch import save_file
 
@@ -115,7 +155,14 @@ def test_weights(tmp_path: Path, dice: random.Random, ledger: Ledger, form: str)
     tensors = {"W": torch.ones(4, 4), "b": torch.zeros(4)}
     (save_file if form == "safetensors" else torch.save)(tensors, path)
     for where in damaged(path, dice, 300):
-        note(ledger, f"weights (.{form})", where, lambda: read_weights(path), None, UserError)
+        note(
+            ledger,
+            f"weights (.{form})",
+            where,
+            lambda: read_weights(path),
+            None,
+            UserError,
+        )
     assert not ledger.wrong(f"weights (.{form})")
 
 
@@ -129,17 +176,33 @@ def test_pictures(tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
     for save in (np.savez, np.savez_compressed):
         save(path, images=images, labels=labels)
         for where in damaged(path, dice, 1000):
-            note(ledger, "pictures (.npz)", where, lambda: pictures(str(path)), None, UserError)
+            note(
+                ledger,
+                "pictures (.npz)",
+                where,
+                lambda: pictures(str(path)),
+                None,
+                UserError,
+            )
     assert not ledger.wrong("pictures (.npz)")
 
 
-def note(ledger: Ledger, kind: str, where: str, read: Callable[[], Any], sound: Any, refusal: type[Exception]) -> None:
+def note(
+    ledger: Ledger,
+    kind: str,
+    where: str,
+    read: Callable[[], Any],
+    sound: Any,
+    refusal: type[Exception],
+) -> None:
     """Read a damaged file: a refusal is right, so is what was written (`sound`; None: anything)."""
     try:
         found = read()
     except refusal:
         ledger.note(kind)
     except BaseException as error:
-        ledger.note(kind, traceback=f"{where}: {type(error).__name__}: {str(error)[:150]}")
+        ledger.note(
+            kind, traceback=f"{where}: {type(error).__name__}: {str(error)[:150]}"
+        )
     else:
         ledger.note(kind, silent="" if sound is None or found == sound else where)

@@ -27,28 +27,52 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=False)
 
 
-def test_a_full_disk(pristine: Path, disk: Path, tmp_path: Path, ledger: Ledger) -> None:
+def test_a_full_disk(
+    pristine: Path, disk: Path, tmp_path: Path, ledger: Ledger
+) -> None:
     words = ("run", *SIGMA, f"output_dir={disk}/outputs")
     first = command(*words, folder=tmp_path)
-    said = "disk is full" in first.stderr and "Traceback" not in first.stderr and first.returncode in (1, 2)
+    said = (
+        "disk is full" in first.stderr
+        and "Traceback" not in first.stderr
+        and first.returncode in (1, 2)
+    )
     ledger.note("full disks", traceback="" if said else first.stderr[-300:])
     _mount(disk, "remount,size=64m")
     again = command(*words, folder=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert rows(disk / "outputs/sigma/table.csv") == rows(pristine / "outputs/sigma/table.csv")
+    assert rows(disk / "outputs/sigma/table.csv") == rows(
+        pristine / "outputs/sigma/table.csv"
+    )
     assert not ledger.wrong("full disks")
 
 
-@pytest.mark.parametrize("verb", [("slopes", "sweep=sigma"), ("plot", "figure=3a"), ("plot", "figure=bounds")])
-def test_readers_on_a_full_disk(pristine: Path, disk: Path, ledger: Ledger, verb: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "verb",
+    [("slopes", "sweep=sigma"), ("plot", "figure=3a"), ("plot", "figure=bounds")],
+)
+def test_readers_on_a_full_disk(
+    pristine: Path, disk: Path, ledger: Ledger, verb: tuple[str, ...]
+) -> None:
     _mount(disk, "remount,size=8m")
     for name in ("table.csv", "manifest.json"):
         (disk / "outputs/sigma").mkdir(parents=True, exist_ok=True)
-        (disk / "outputs/sigma" / name).write_bytes((pristine / "outputs/sigma" / name).read_bytes())
+        (disk / "outputs/sigma" / name).write_bytes(
+            (pristine / "outputs/sigma" / name).read_bytes()
+        )
     _fill(disk)
     done = command(*verb, folder=disk)
-    said = done.returncode == 2 and "disk is full" in done.stderr and "Traceback" not in done.stderr
-    ledger.note("full disks", traceback="" if said else f"{verb}: exit {done.returncode}: {done.stderr[-300:]}")
+    said = (
+        done.returncode == 2
+        and "disk is full" in done.stderr
+        and "Traceback" not in done.stderr
+    )
+    ledger.note(
+        "full disks",
+        traceback=""
+        if said
+        else f"{verb}: exit {done.returncode}: {done.stderr[-300:]}",
+    )
     assert not [path for path in disk.rglob(".*") if path.name != REGISTER]
     assert all(json.loads(path.read_text()) for path in disk.rglob(f"{REGISTER}/*"))
     assert not ledger.wrong("full disks")
@@ -66,7 +90,9 @@ def _fill(disk: Path) -> None:
 def _mount(folder: Path, options: str) -> subprocess.CompletedProcess[bytes] | None:
     try:
         return subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
+            capture_output=True,
+            check=False,
         )
     except FileNotFoundError:
         return None

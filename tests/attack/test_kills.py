@@ -21,11 +21,17 @@ READERS = {
     "slopes": (("slopes", "sweep=sigma"), 2.0, "outputs/sigma/slopes.csv"),
     "plot": (("plot", "figure=3a"), 4.0, "outputs/figures/fig3a.*"),
     "study": (("plot", "figure=bounds"), 6.0, "outputs/figures/figbounds.*"),
-    "verify": (("verify", "statement=thm31,lem41", "seeds=1"), 6.0, "outputs/verify/report.md"),
+    "verify": (
+        ("verify", "statement=thm31,lem41", "seeds=1"),
+        6.0,
+        "outputs/verify/report.md",
+    ),
 }
 
 
-def killed(words: tuple[str, ...], folder: Path, dice: random.Random, longest: float) -> str:
+def killed(
+    words: tuple[str, ...], folder: Path, dice: random.Random, longest: float
+) -> str:
     """Start a command, send it or its whole group a signal within `longest` seconds; return what escaped, if any."""
     number, group = dice.choice(SIGNALS), dice.random() < 0.5
     run = subprocess.Popen(
@@ -41,11 +47,16 @@ def killed(words: tuple[str, ...], folder: Path, dice: random.Random, longest: f
         (os.killpg if group else os.kill)(run.pid, number)
     _, errors = run.communicate(timeout=60)
     left = f"{number.name}: processes left" if not _ended(run.pid) else ""
-    early = "hessfig" not in errors.rpartition("File ")[2]  # Python's own, before hessfig began
-    return left or ("" if "Traceback" not in errors or early else f"{number.name}: {errors[-300:]}")
+    # Python's own, before hessfig began.
+    early = "hessfig" not in errors.rpartition("File ")[2]
+    return left or (
+        "" if "Traceback" not in errors or early else f"{number.name}: {errors[-300:]}"
+    )
 
 
-def test_runs(pristine: Path, tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
+def test_runs(
+    pristine: Path, tmp_path: Path, dice: random.Random, ledger: Ledger
+) -> None:
     for _ in range(14):
         escaped = killed(("run", *SIGMA), tmp_path, dice, 9.0)
         store = CellStore(tmp_path / "outputs/sigma/cells")
@@ -54,8 +65,14 @@ def test_runs(pristine: Path, tmp_path: Path, dice: random.Random, ledger: Ledge
         ledger.note("kills of run", traceback=escaped)
     done = command("run", *SIGMA, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert rows(tmp_path / "outputs/sigma/table.csv") == rows(pristine / "outputs/sigma/table.csv")
-    assert not [path for path in (tmp_path / "outputs").rglob(".*") if path.is_file() and _is_old(path)]
+    assert rows(tmp_path / "outputs/sigma/table.csv") == rows(
+        pristine / "outputs/sigma/table.csv"
+    )
+    assert not [
+        path
+        for path in (tmp_path / "outputs").rglob(".*")
+        if path.is_file() and _is_old(path)
+    ]
     assert not ledger.wrong("kills of run")
 
 
@@ -72,7 +89,9 @@ def test_readers(place: Path, dice: random.Random, ledger: Ledger, name: str) ->
                     path.unlink()
         escaped = killed(words, place, dice, longest)
         done = command(*words, folder=place)
-        failed = f"exit {done.returncode}: {done.stderr[-200:]}" if done.returncode else ""
+        failed = (
+            f"exit {done.returncode}: {done.stderr[-200:]}" if done.returncode else ""
+        )
         silent = "other bytes" if contents(place, made) != sound else ""
         ledger.note(f"kills of {name}", traceback=escaped or failed, silent=silent)
     assert not ledger.wrong(f"kills of {name}")

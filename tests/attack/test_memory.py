@@ -22,7 +22,9 @@ def bomb(path: Path) -> None:
 
 
 def long_line(path: Path) -> None:
-    path.write_bytes(b"sigma,num_layers,block,part,layer,repeat,value\n" + b"1" * 60_000_000)
+    path.write_bytes(
+        b"sigma,num_layers,block,part,layer,repeat,value\n" + b"1" * 60_000_000
+    )
 
 
 def many_rows(path: Path) -> None:
@@ -30,7 +32,10 @@ def many_rows(path: Path) -> None:
 
 
 def huge_integers(path: Path) -> None:
-    path.write_text("sigma,num_layers,block,part,layer,repeat,value\n" + f"0.1,1,W_V,H,1,{'9' * 5000},1\n")
+    path.write_text(
+        "sigma,num_layers,block,part,layer,repeat,value\n"
+        + f"0.1,1,W_V,H,1,{'9' * 5000},1\n"
+    )
 
 
 def deep(path: Path) -> None:
@@ -42,8 +47,14 @@ def wide(path: Path) -> None:
 
 
 def anchors(path: Path) -> None:
-    names = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else '1'}]" for n in range(12)]
-    path.write_text("sweep: {name: mine}\nmodel:\n  options:\n" + "".join(f"    {name}\n" for name in names))
+    names = [
+        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9) if n else '1'}]"
+        for n in range(12)
+    ]
+    path.write_text(
+        "sweep: {name: mine}\nmodel:\n  options:\n"
+        + "".join(f"    {name}\n" for name in names)
+    )
 
 
 FILES: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
@@ -66,6 +77,9 @@ def test_readers_need_little_memory(place: Path, ledger: Ledger, name: str) -> N
     code, errors, peak = weighed(*words, folder=place)
     ledger.weigh(name, peak)
     refused = code == 2 and "Traceback" not in errors and "remedy" in errors
-    ledger.note("swollen files", traceback="" if refused else f"{name}: exit {code}: {errors[-300:]}")
+    ledger.note(
+        "swollen files",
+        traceback="" if refused else f"{name}: exit {code}: {errors[-300:]}",
+    )
     assert refused, errors[-500:]
     assert peak < MOST_MEMORY, f"{peak / 2**20:.0f} MiB"

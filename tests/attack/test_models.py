@@ -21,8 +21,19 @@ from tests.attack.target import Answer
 from tests.models.kinds.test_transformer_lens import GPT2, state, written
 from tests.models.tiny_models import save, save_ids, save_tokenizer
 
-FOLDERS, DAMAGED, IDS = "hostile folders of models", "damaged files of models", "damaged ids and texts"
-WORDS = ("run", "task=tokens", "sweep.name=mine", "blocks=each", "seeds=1", "dry_run=true")
+FOLDERS, DAMAGED, IDS = (
+    "hostile folders of models",
+    "damaged files of models",
+    "damaged ids and texts",
+)
+WORDS = (
+    "run",
+    "task=tokens",
+    "sweep.name=mine",
+    "blocks=each",
+    "seeds=1",
+    "dry_run=true",
+)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLIPS = 60  # of every file
 
@@ -42,14 +53,26 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def plan(call: Callable[..., Answer], home: Path, folder: str = "gpt2", ids: str = "ids.npy") -> Answer:
+def plan(
+    call: Callable[..., Answer], home: Path, folder: str = "gpt2", ids: str = "ids.npy"
+) -> Answer:
     kind = "transformer_lens" if folder == "lens" else "huggingface"
     length = "task.length=4"  # a text has none of its own
-    return call(*WORDS, f"model={kind}", f"model.path={home / folder}", f"task.path={home / ids}", length)
+    return call(
+        *WORDS,
+        f"model={kind}",
+        f"model.path={home / folder}",
+        f"task.path={home / ids}",
+        length,
+    )
 
 
 def test_hostile_folders(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Answer], ledger: Ledger
+    sound: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., Answer],
+    ledger: Ledger,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     mark = tmp_path / "ran"
@@ -60,8 +83,12 @@ def test_hostile_folders(
         answer = plan(call, home)
         shutil.rmtree(home)
         written_too = [path.name for path in tmp_path.iterdir()]
-        odd = f"{name}: exit {answer.code}, wrote {written_too}" * (answer.code != 2 or written_too != [])
-        unclear = f"{name}: lacks {wanted!r}: {answer.err[-300:]!r}" * (wanted not in answer.err)
+        odd = f"{name}: exit {answer.code}, wrote {written_too}" * (
+            answer.code != 2 or written_too != []
+        )
+        unclear = f"{name}: lacks {wanted!r}: {answer.err[-300:]!r}" * (
+            wanted not in answer.err
+        )
         ledger.note(FOLDERS, traceback=answer.traceback, silent=odd, unclear=unclear)
     assert not ledger.wrong(FOLDERS)
 
@@ -87,26 +114,74 @@ def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
         ("per_layer_config", {"0": {}}, "per_layer_config"),
         ("add_cross_attention", True, "crossattention"),
     ):
-        yield f"config.json {key}={str(value)[:20]}", wanted, lambda at, k=key, v=value: said(at, **{k: v})
-    for place in ("../evil.safetensors", "/etc/passwd", "..", "a\\b.safetensors", "x.bin", "a\0.safetensors", 3):
-        yield f"index to {place!r}", "is not an index of weights", lambda at, p=place: indexed(at, {"a": p})
-    yield "index to itself", "is not an index of weights", lambda at: indexed(at, {"a": INDEX})
-    yield "index to nothing", "lacks files", lambda at: indexed(at, {"a": "gone.safetensors"})
-    yield "index without a map", "is not an index of weights", lambda at: indexed(at, [])
+        yield (
+            f"config.json {key}={str(value)[:20]}",
+            wanted,
+            lambda at, k=key, v=value: said(at, **{k: v}),
+        )
+    for place in (
+        "../evil.safetensors",
+        "/etc/passwd",
+        "..",
+        "a\\b.safetensors",
+        "x.bin",
+        "a\0.safetensors",
+        3,
+    ):
+        yield (
+            f"index to {place!r}",
+            "is not an index of weights",
+            lambda at, p=place: indexed(at, {"a": p}),
+        )
+    yield (
+        "index to itself",
+        "is not an index of weights",
+        lambda at: indexed(at, {"a": INDEX}),
+    )
+    yield (
+        "index to nothing",
+        "lacks files",
+        lambda at: indexed(at, {"a": "gone.safetensors"}),
+    )
+    yield (
+        "index without a map",
+        "is not an index of weights",
+        lambda at: indexed(at, []),
+    )
     for kind in (torch.int32, torch.bool, torch.complex64, torch.float8_e5m2):
-        yield f"weights {kind}", "of another type", lambda at, k=kind: changed(at, lambda one: one.to(k))
+        yield (
+            f"weights {kind}",
+            "of another type",
+            lambda at, k=kind: changed(at, lambda one: one.to(k)),
+        )
     for number in (float("nan"), float("inf"), float("-inf")):
-        yield f"weights {number}", "not finite", lambda at, n=number: changed(at, lambda one: one * 0 + n)
-    yield "a smaller weight", "of another shape", lambda at: changed(at, lambda one: one[:-1].clone())
+        yield (
+            f"weights {number}",
+            "not finite",
+            lambda at, n=number: changed(at, lambda one: one * 0 + n),
+        )
+    yield (
+        "a smaller weight",
+        "of another shape",
+        lambda at: changed(at, lambda one: one[:-1].clone()),
+    )
     for name, header in headers().items():
-        yield f"header {name}", "cannot be read as weights", lambda at, h=header: framed(at, h)
+        yield (
+            f"header {name}",
+            "cannot be read as weights",
+            lambda at, h=header: framed(at, h),
+        )
     for name, content in {
         "a pickle that runs": pickle.dumps(Runs(mark), protocol=2),
         "a pickle of numbers": pickle.dumps([1, 2], protocol=2),
         "nothing": b"",
         "an empty archive": b"PK\x05\x06" + bytes(18),
     }.items():
-        yield f"pytorch_model.bin, {name}", "cannot be read as weights", lambda at, c=content: old(at, c)
+        yield (
+            f"pytorch_model.bin, {name}",
+            "cannot be read as weights",
+            lambda at, c=content: old(at, c),
+        )
 
 
 class Runs:
@@ -206,7 +281,9 @@ def test_damage(
         answer = plan(call, home, folder or "gpt2", ids)
         left = [one.name for one in tmp_path.iterdir() if one != home]
         silent = f"{file}, turn {turn}: wrote {left}" * bool(left)
-        unclear = f"{file}, turn {turn}: {answer.err[-200:]!r}" * (answer.code == 2 and "remedy" not in answer.err)
+        unclear = f"{file}, turn {turn}: {answer.err[-200:]!r}" * (
+            answer.code == 2 and "remedy" not in answer.err
+        )
         ledger.note(kind, traceback=answer.traceback, silent=silent, unclear=unclear)
     assert not ledger.wrong(kind)
 
@@ -226,18 +303,45 @@ def damaged(content: bytes, dice: random.Random) -> bytes:
 
 
 def test_ids_of_every_claim(
-    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Answer], ledger: Ledger
+    sound: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: Callable[..., Answer],
+    ledger: Ledger,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     shutil.copytree(sound, home)
-    for shape in ((10**30, 4), (4, 10**30), (-4, 4), (True, 4), (4.0, 4), (), (0, 4), (2**40, 2**40), [4, 4]):
-        for descr in ("<i8", ">i8", "|O", "<f8", "<U9999999", [("a", "<i8")], "<M8[s]", None):
-            said = repr({"descr": descr, "fortran_order": False, "shape": shape}).encode()
+    for shape in (
+        (10**30, 4),
+        (4, 10**30),
+        (-4, 4),
+        (True, 4),
+        (4.0, 4),
+        (),
+        (0, 4),
+        (2**40, 2**40),
+        [4, 4],
+    ):
+        for descr in (
+            "<i8",
+            ">i8",
+            "|O",
+            "<f8",
+            "<U9999999",
+            [("a", "<i8")],
+            "<M8[s]",
+            None,
+        ):
+            said = repr(
+                {"descr": descr, "fortran_order": False, "shape": shape}
+            ).encode()
             head = b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said
             (home / "ids.npy").write_bytes(head + np.zeros((4, 4), dtype=int).tobytes())
             answer = plan(call, home)
             silent = f"shape {shape}, {descr}: exit {answer.code}" * (answer.code != 2)
-            unclear = f"shape {shape}, {descr}: {answer.err!r}" * ("holds no ids" not in answer.err)
+            unclear = f"shape {shape}, {descr}: {answer.err!r}" * (
+                "holds no ids" not in answer.err
+            )
             ledger.note(IDS, traceback=answer.traceback, silent=silent, unclear=unclear)
     assert not ledger.wrong(IDS)

@@ -32,7 +32,14 @@ def make(seed):
     return network, SCALE * torch.ones(5, 4), torch.zeros(5, dtype=torch.long), "cross_entropy"
 """
 OWN = ["sweep=network", "model.factory=net.py:make", "seeds=2", "blocks=[weight]"]
-TOY = ["sweep=sigma", "model.d_model=4", "task.batch_size=3", "task.digits=1", "estimator=dense", "parts=[H]"]
+TOY = [
+    "sweep=sigma",
+    "model.d_model=4",
+    "task.batch_size=3",
+    "task.digits=1",
+    "estimator=dense",
+    "parts=[H]",
+]
 
 
 def write_factory(folder: Path, number: int) -> None:
@@ -60,9 +67,14 @@ def write_data(folder: Path, number: int) -> None:
 
 def write_state(folder: Path, number: int) -> None:
     """Write weights for state.path."""
-    config = Config(model=ModelConfig(d_model=4), task=TaskConfig(digits=1, batch_size=3))
+    config = Config(
+        model=ModelConfig(d_model=4), task=TaskConfig(digits=1, batch_size=3)
+    )
     network = build_network(config, sigma=0.3, seed=number)
-    save_file({name: p.detach().clone() for name, p in network.named_parameters()}, folder / "w.safetensors")
+    save_file(
+        {name: p.detach().clone() for name, p in network.named_parameters()},
+        folder / "w.safetensors",
+    )
 
 
 def write_pictures(folder: Path, number: int) -> None:
@@ -72,16 +84,32 @@ def write_pictures(folder: Path, number: int) -> None:
 
 
 CLASSES: dict[str, tuple[list[str], Callable[[Path, int], None], str]] = {
-    "model.factory": (OWN, write_factory, "model.factory: the content of net.py:make is not the one"),
+    "model.factory": (
+        OWN,
+        write_factory,
+        "model.factory: the content of net.py:make is not the one",
+    ),
     "a module beside it": (OWN, write_beside, "model.factory: "),
-    "a file it reads": (OWN, write_data, "model.factory: net.py:make returned something else"),
+    "a file it reads": (
+        OWN,
+        write_data,
+        "model.factory: net.py:make returned something else",
+    ),
     "state.path": (
         [*TOY, "state=loaded", "state.path=w.safetensors"],
         write_state,
         "state.path: the content of w.safetensors is not the one",
     ),
     "task.path": (
-        [*TOY, "model=vit", "model.patch=4", "task=digits", "task.path=p.npz", "grid.values=[1.0]", "seeds=2"],
+        [
+            *TOY,
+            "model=vit",
+            "model.patch=4",
+            "task=digits",
+            "task.path=p.npz",
+            "grid.values=[1.0]",
+            "seeds=2",
+        ],
         write_pictures,
         "task.path: the content of p.npz is not the one",
     ),
@@ -94,7 +122,9 @@ def numbers(folder: Path) -> list[str]:
     return [row["value"] for row in rows(table)]
 
 
-def undisturbed(folder: Path, words: list[str], write: Callable[[Path, int], None], number: int) -> list[str]:
+def undisturbed(
+    folder: Path, words: list[str], write: Callable[[Path, int], None], number: int
+) -> list[str]:
     """Return the right numbers for one content of the file."""
     folder.mkdir()
     write(folder, number)
@@ -104,9 +134,14 @@ def undisturbed(folder: Path, words: list[str], write: Callable[[Path, int], Non
 
 
 @pytest.mark.parametrize("what", CLASSES)
-def test_files_that_change(what: str, tmp_path: Path, ledger: Ledger, dice: random.Random) -> None:
+def test_files_that_change(
+    what: str, tmp_path: Path, ledger: Ledger, dice: random.Random
+) -> None:
     words, write, message = CLASSES[what]
-    right = {number: undisturbed(tmp_path / f"right_{number}", words, write, number) for number in (1, 2)}
+    right = {
+        number: undisturbed(tmp_path / f"right_{number}", words, write, number)
+        for number in (1, 2)
+    }
     assert right[1] != right[2]
     for attempt in range(ROUNDS):
         folder = tmp_path / f"during_{attempt}"
@@ -121,16 +156,28 @@ def test_files_that_change(what: str, tmp_path: Path, ledger: Ledger, dice: rand
         )
         while not list(folder.glob("outputs/*/cells")) and run.poll() is None:
             time.sleep(0.005)
-        time.sleep(attempt * dice.uniform(0.0, 0.5))  # planned; the workers are starting
+        # Planned; the workers are starting.
+        time.sleep(attempt * dice.uniform(0.0, 0.5))
         write(folder, 2)
         said, _ = run.communicate(timeout=200)
         named = run.returncode == 1 and message in said
-        before = attempt > 0 and run.returncode == 0 and numbers(folder) == right[1]  # measured before the change
-        ledger.note(DURING, silent="" if named or before else f"{what}: exit {run.returncode}: {said[-300:]}")
+        # Measured before the change.
+        before = attempt > 0 and run.returncode == 0 and numbers(folder) == right[1]
+        ledger.note(
+            DURING,
+            silent=""
+            if named or before
+            else f"{what}: exit {run.returncode}: {said[-300:]}",
+        )
         again = hessfig("run", *words, "workers=1", folder=folder)
         sound = again.returncode == 0 and numbers(folder) == right[2]
         ledger.note(BETWEEN, silent="" if sound else f"{what}: {again.stdout[-300:]}")
     write(folder, 1)
     back = hessfig("run", *words, "workers=1", folder=folder)
-    ledger.note(BETWEEN, silent="" if numbers(folder) == right[1] else f"{what}: put back: {back.stdout[-300:]}")
+    ledger.note(
+        BETWEEN,
+        silent=""
+        if numbers(folder) == right[1]
+        else f"{what}: put back: {back.stdout[-300:]}",
+    )
     assert not ledger.wrong(DURING) and not ledger.wrong(BETWEEN)

@@ -13,7 +13,10 @@ KIND = "stored Hessians of other settings"
 
 
 def drawn(folder: Path) -> list[bytes]:
-    return [hessian.matrix.tobytes() for hessian in read_hessians(folder / "outputs/entries")]
+    return [
+        hessian.matrix.tobytes()
+        for hessian in read_hessians(folder / "outputs/entries")
+    ]
 
 
 def run(folder: Path, *words: str) -> None:
@@ -28,21 +31,38 @@ def test_another_run_between(place: Path, ledger: Ledger) -> None:
     run(place)
     ledger.note(KIND, silent="" if drawn(place) == first != other else "task.seed=7")
     run(place, "grid.values=[2,10]")
-    assert [hessian.sigma for hessian in read_hessians(place / "outputs/entries")] == [2.0, 2.0]
+    assert [hessian.sigma for hessian in read_hessians(place / "outputs/entries")] == [
+        2.0,
+        2.0,
+    ]
     run(place)
     ledger.note(KIND, silent="" if drawn(place) == first else "grid.values=[2,10]")
     assert not ledger.wrong(KIND)
 
 
-def test_swapped_files_are_refused_and_measured_again(place: Path, ledger: Ledger) -> None:
+def test_swapped_files_are_refused_and_measured_again(
+    place: Path, ledger: Ledger
+) -> None:
     sound = drawn(place)
     one, two = sorted((place / "outputs/entries/cells").glob("*/*.npz"))
     shutil.copy(one, place / "kept")
     shutil.copy(two, one)
     shutil.copy(place / "kept", two)
     done = command("plot", "figure=1", folder=place)
-    refused = done.returncode == 2 and "swapped" in done.stderr and "hessfig run sweep=entries" in done.stderr
-    ledger.note(KIND, silent="" if refused else f"swapped files: exit {done.returncode}: {done.stderr[-200:]}")
+    refused = (
+        done.returncode == 2
+        and "swapped" in done.stderr
+        and "hessfig run sweep=entries" in done.stderr
+    )
+    ledger.note(
+        KIND,
+        silent=""
+        if refused
+        else f"swapped files: exit {done.returncode}: {done.stderr[-200:]}",
+    )
     run(place)
-    assert drawn(place) == sound and command("plot", "figure=1", folder=place).returncode == 0
+    assert (
+        drawn(place) == sound
+        and command("plot", "figure=1", folder=place).returncode == 0
+    )
     assert not ledger.wrong(KIND)

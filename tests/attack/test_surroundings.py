@@ -20,7 +20,8 @@ from tests.runs import COMMAND, rows
 
 Call = Callable[..., Answer]
 CLOSED = ["2>&-", ">&-", "<&-", ">&- 2>&-", "<&- 2>&-", "<&- >&-", "<&- >&- 2>&-"]
-LOST = [">/dev/full", "2>/dev/full", "1</dev/null"]  # what cannot be written is an error
+# What cannot be written is an error.
+LOST = [">/dev/full", "2>/dev/full", "1</dev/null"]
 VERBS = """--help
 run --help
 run sweep=sigma dry_run=true
@@ -94,13 +95,23 @@ def test_closed_streams(place: Path, ledger: Ledger, verb: str) -> None:
     kind, code = f"streams of {verb.split()[0]}", shell(verb, place).returncode
     for closed in [*CLOSED, *LOST]:
         done = shell(f"{verb} {closed}", place)
-        other = f"exit {done.returncode}" if closed in CLOSED and done.returncode != code else ""
-        ledger.note(kind, traceback=f"{closed}: {escaped(done)}" * bool(escaped(done)), silent=other)
+        other = (
+            f"exit {done.returncode}"
+            if closed in CLOSED and done.returncode != code
+            else ""
+        )
+        ledger.note(
+            kind,
+            traceback=f"{closed}: {escaped(done)}" * bool(escaped(done)),
+            silent=other,
+        )
     assert not ledger.wrong(kind)
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-def test_runs_with_closed_streams(pristine: Path, tmp_path: Path, ledger: Ledger, closed: str) -> None:
+def test_runs_with_closed_streams(
+    pristine: Path, tmp_path: Path, ledger: Ledger, closed: str
+) -> None:
     """Every cell is the same: nothing that is printed went into a file that was opened in a stream's place."""
     done = shell(f"run {shlex.join(SIGMA)} {closed}", tmp_path)
     table = tmp_path / "outputs/sigma/table.csv"
@@ -109,11 +120,15 @@ def test_runs_with_closed_streams(pristine: Path, tmp_path: Path, ledger: Ledger
     assert not ledger.wrong("streams of run")
 
 
-@pytest.mark.parametrize("verb", ["status sweep=sigma", "slopes sweep=sigma", "plot figure=3a"])
+@pytest.mark.parametrize(
+    "verb", ["status sweep=sigma", "slopes sweep=sigma", "plot figure=3a"]
+)
 def test_environments(place: Path, ledger: Ledger, verb: str) -> None:
     kind, figures = f"environments of {verb.split()[0]}", place / "outputs/figures"
     shell(verb, place)
-    drawn = {path.name: path.read_bytes() for path in figures.glob("*.*") if path.is_file()}
+    drawn = {
+        path.name: path.read_bytes() for path in figures.glob("*.*") if path.is_file()
+    }
     for setting in ENVIRONMENTS:
         done = subprocess.run(
             [COMMAND, *verb.split()],
@@ -124,14 +139,30 @@ def test_environments(place: Path, ledger: Ledger, verb: str) -> None:
             timeout=120,
             check=False,
         )
-        differs = {path.name: path.read_bytes() for path in figures.glob("*.*") if path.is_file()} != drawn
-        failed = escaped(done) or f"exit {done.returncode}: {done.stderr[-200:]}" * (done.returncode != 0)
-        ledger.note(kind, traceback=failed and f"{setting}: {failed}", silent=setting * differs)
+        differs = {
+            path.name: path.read_bytes()
+            for path in figures.glob("*.*")
+            if path.is_file()
+        } != drawn
+        failed = escaped(done) or f"exit {done.returncode}: {done.stderr[-200:]}" * (
+            done.returncode != 0
+        )
+        ledger.note(
+            kind, traceback=failed and f"{setting}: {failed}", silent=setting * differs
+        )
     assert not ledger.wrong(kind)
 
 
 @pytest.mark.parametrize(
-    "limit", ["ulimit -n 6", "ulimit -n 9", "ulimit -n 12", "ulimit -n 14", "ulimit -S -n 12", "long"]
+    "limit",
+    [
+        "ulimit -n 6",
+        "ulimit -n 9",
+        "ulimit -n 12",
+        "ulimit -n 14",
+        "ulimit -S -n 12",
+        "long",
+    ],
 )
 def test_limits(tmp_path: Path, ledger: Ledger, limit: str) -> None:
     """A run is refused in words that help, or goes on; no worker's traceback comes first."""
@@ -139,9 +170,16 @@ def test_limits(tmp_path: Path, ledger: Ledger, limit: str) -> None:
     before = f"export TMPDIR={tmp_path / ('x' * 160)}" if limit == "long" else limit
     line = f"{before}; {shlex.join([str(COMMAND), 'run', *SIGMA])}"
     done = subprocess.run(
-        ["/bin/sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        ["/bin/sh", "-c", line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    helps = done.returncode == 0 or ("ulimit -n" in done.stderr or "TMPDIR=" in done.stderr.partition("remedy:")[2])
+    helps = done.returncode == 0 or (
+        "ulimit -n" in done.stderr or "TMPDIR=" in done.stderr.partition("remedy:")[2]
+    )
     ledger.note(
         "limits",
         traceback=escaped(done) and f"{limit}: {escaped(done)}",
@@ -219,21 +257,35 @@ def page(dice: random.Random, depth: int = 0) -> str:
         inner = depth < 3 and dice.random() < 0.4
         value = "\n" + page(dice, depth + 1) if inner else f" {dice.choice(VALUES)}"
         lines.append(
-            f"{'  ' * depth}{dice.choice(KEYS)}:{value}" if dice.random() < 0.95 else f"{'  ' * depth}- {value}"
+            f"{'  ' * depth}{dice.choice(KEYS)}:{value}"
+            if dice.random() < 0.95
+            else f"{'  ' * depth}- {value}"
         )
     return "\n".join(lines)
 
 
-def test_pages_of_yaml(place: Path, call: Call, dice: random.Random, ledger: Ledger) -> None:
+def test_pages_of_yaml(
+    place: Path, call: Call, dice: random.Random, ledger: Ledger
+) -> None:
     (place / "own/sweep").mkdir(parents=True)
     for turn in range(400):
         head = dice.choice(
-            ["# @package _global_\n", "# @package _global_\nsweep: {name: mine}\n", "", "---\n", "%YAML 1.1\n"]
+            [
+                "# @package _global_\n",
+                "# @package _global_\nsweep: {name: mine}\n",
+                "",
+                "---\n",
+                "%YAML 1.1\n",
+            ]
         )
         text = head + page(dice)
         (place / "own/sweep/mine.yaml").write_text(text)
         started = time.perf_counter()
-        words = ("run", "--help") if turn % 10 == 0 else ("run", "sweep=mine", "dry_run=true")
+        words = (
+            ("run", "--help")
+            if turn % 10 == 0
+            else ("run", "sweep=mine", "dry_run=true")
+        )
         answer = call(*words, "--config-dir=own")
         slow = "took long" * (time.perf_counter() - started > 20)
         steers = "steers" * bool(set(answer.out + answer.err) & set("\x1b\0\u202e"))
@@ -242,8 +294,32 @@ def test_pages_of_yaml(place: Path, call: Call, dice: random.Random, ledger: Led
     assert not ledger.wrong("pages of YAML")
 
 
-CELLS = ["", "\0", '"', "a\x1b[31m", "9" * 400, "x" * 140_000, "\ufeff", "\u202e", "１", "../..", "${x}"]
-CELLS += ["nan", "-1", "1e400", "x", "1_0", "=1+1", "-0", "inf", "None", "1.5", "99999999999999999999"]
+CELLS = [
+    "",
+    "\0",
+    '"',
+    "a\x1b[31m",
+    "9" * 400,
+    "x" * 140_000,
+    "\ufeff",
+    "\u202e",
+    "１",
+    "../..",
+    "${x}",
+]
+CELLS += [
+    "nan",
+    "-1",
+    "1e400",
+    "x",
+    "1_0",
+    "=1+1",
+    "-0",
+    "inf",
+    "None",
+    "1.5",
+    "99999999999999999999",
+]
 
 
 def mangled(text: str, dice: random.Random) -> str:
@@ -263,7 +339,9 @@ def mangled(text: str, dice: random.Random) -> str:
     return whole[: dice.randrange(len(whole))] if dice.random() < 0.1 else whole
 
 
-def test_tables_of_any_content(place: Path, call: Call, dice: random.Random, ledger: Ledger) -> None:
+def test_tables_of_any_content(
+    place: Path, call: Call, dice: random.Random, ledger: Ledger
+) -> None:
     """Without a manifest, so that no checksum stands before the rules of a row."""
     folder, kind = place / "outputs/sigma", "tables of any content"
     text = (folder / "table.csv").read_text()

@@ -6,13 +6,24 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+CHROMIUM = (
+    shutil.which("chromium")
+    or shutil.which("chromium-browser")
+    or shutil.which("google-chrome")
+)
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+]
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright (make test-browser does)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="pip install playwright (make test-browser does)"
+    )
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine: apt install chromium")
     with playwright.sync_playwright() as driver:

@@ -29,9 +29,13 @@ def test_the_page_fits_and_loads_nothing(browser: Any, report: str, width: int) 
     tab.on("request", lambda request: loaded.append(request.url))
     tab.goto(report)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.evaluate("[...document.images].every((one) => one.complete && one.naturalWidth > 0)")
+    assert tab.evaluate(
+        "[...document.images].every((one) => one.complete && one.naturalWidth > 0)"
+    )
     assert tab.title() == "hessfig report" and said == []
-    assert [url for url in loaded if url != report and not url.startswith("data:")] == []
+    assert [
+        url for url in loaded if url != report and not url.startswith("data:")
+    ] == []
     context.close()
 
 

@@ -12,18 +12,38 @@ from tests.conftest import Cli
 from tests.runs import COMMAND, TOY
 
 ROOT = Path(__file__).parents[2] / "hessfig"
-UNTOLD = ("cli/compare.py", "sweep/runner.py")  # a figure that is skipped; a worker's own words
-CHECKED = sorted(path for path in ROOT.rglob("*.py") if not path.as_posix().endswith(UNTOLD))
+# A figure that is skipped; a worker's own words.
+UNTOLD = ("cli/compare.py", "sweep/runner.py")
+CHECKED = sorted(
+    path for path in ROOT.rglob("*.py") if not path.as_posix().endswith(UNTOLD)
+)
 
 BAD = {
-    ("run", "sweep=sigm"): ["no sweep 'sigm'", "sweep=sigm", "layernorm, ", "did you mean 'sigma'?"],
+    ("run", "sweep=sigm"): [
+        "no sweep 'sigm'",
+        "sweep=sigm",
+        "layernorm, ",
+        "did you mean 'sigma'?",
+    ],
     ("run", "modl=gpt2"): ["no setting 'modl'", "did you mean 'model'?"],
-    ("run", "model.d_modl=4"): ["no setting 'model.d_modl'", "model.n_heads", "did you mean 'model.d_model'?"],
+    ("run", "model.d_modl=4"): [
+        "no setting 'model.d_modl'",
+        "model.n_heads",
+        "did you mean 'model.d_model'?",
+    ],
     ("run", "d_model=4"): ["no setting 'd_model'", "did you mean 'model.d_model'?"],
     ("run", "+seeeds=4"): ["no setting 'seeeds'", "did you mean 'seeds'?"],
     ("run", "+seeds=4"): ["no + is needed", "got:     +seeds=4", "remedy:  seeds=4"],
-    ("run", "task@model=addition"): ["no + is needed", "task@model=addition", "remedy:  task=addition"],
-    ("run", "~grid.points"): ["grid.points cannot be taken away", "~grid.points", "another value"],
+    ("run", "task@model=addition"): [
+        "no + is needed",
+        "task@model=addition",
+        "remedy:  task=addition",
+    ],
+    ("run", "~grid.points"): [
+        "grid.points cannot be taken away",
+        "~grid.points",
+        "another value",
+    ],
     ("run", "~model"): ["model cannot be taken away", "model=VALUE"],
     ("run", "hydra.run.dir=x"): ["no setting 'hydra.run.dir'", "hydra.run.dir=x"],
     ("run", "config_dir=x"): ["config_dir is not given so", "--config-dir FOLDER"],
@@ -37,154 +57,462 @@ BAD = {
     ("run", f"blocks=[{','.join(['W_V'] * 30000)}]"): ["30000 entries", "at most 2000"],
     ("run", "-m", "seeds=1,2"): ["no flag '-m'", "--config-dir, --cfg"],
     ("run", "seeds=[1"): ["cannot read 'seeds=[1'", "key=value", "quote"],
-    ("run", "--config-name=nope"): ["no flag '--config-name=nope'", "--config-dir, --cfg"],
-    ("run", "--sweep=sigma"): ["no flag '--sweep=sigma'", "settings have no dashes: sweep=sigma"],
+    ("run", "--config-name=nope"): [
+        "no flag '--config-name=nope'",
+        "--config-dir, --cfg",
+    ],
+    ("run", "--sweep=sigma"): [
+        "no flag '--sweep=sigma'",
+        "settings have no dashes: sweep=sigma",
+    ],
     ("run", "--model.d-model=4"): ["settings have no dashes: model.d_model=4"],
-    ("plot", "--figure"): ["no flag '--figure'", "settings have no dashes: figure=VALUE"],
-    ("slopes", "sweep=gate"): ["no sweep 'gate'", "--config-dir FOLDER, a folder of yours with sweep/gate.yaml"],
+    ("plot", "--figure"): [
+        "no flag '--figure'",
+        "settings have no dashes: figure=VALUE",
+    ],
+    ("slopes", "sweep=gate"): [
+        "no sweep 'gate'",
+        "--config-dir FOLDER, a folder of yours with sweep/gate.yaml",
+    ],
     ("run", "-x"): ["no flag '-x'", "--help"],
     ("run", "--cfg", "hydra"): ["--cfg", "got:     hydra", "allowed: job"],
     ("run", "--config-dir"): ["no such folder", "sweep/"],
-    ("run", "--config-dir", "nowhere"): ["no such folder", "nowhere", "mkdir -p nowhere/sweep"],
+    ("run", "--config-dir", "nowhere"): [
+        "no such folder",
+        "nowhere",
+        "mkdir -p nowhere/sweep",
+    ],
     ("run", "-cd=nowhere", "--help"): ["no such folder", "nowhere"],
     ("run", "blocks=3"): ["blocks is not a list of names", "got:     3", "for example"],
-    ("run", "blocks=true"): ["blocks is not a list of names", "got:     True", "for example"],
+    ("run", "blocks=true"): [
+        "blocks is not a list of names",
+        "got:     True",
+        "for example",
+    ],
     ("run", "parts=[[H]]"): ["parts must be a list", "[['H']]", "parts=[H_o,H_f,H]"],
     ("run", "parts=null"): ["parts must be a list", "parts=null", "parts=[H_o,H_f,H]"],
-    ("run", "grid.values=[[1]]"): ["grid.values must be a list of numbers", "[[1]]", "grid.values=null"],
-    ("run", "grid.values=[a]"): ["grid.values must be a list of numbers", "grid.values=[a]"],
-    ("run", "output_dir=${nope}"): ["output_dir: interpolation key 'nope'", "output_dir=${nope}", "plain value"],
-    ("run", "seeds=${seeds}"): ["seeds: recursive interpolation", "seeds=${seeds}", "plain value"],
+    ("run", "grid.values=[[1]]"): [
+        "grid.values must be a list of numbers",
+        "[[1]]",
+        "grid.values=null",
+    ],
+    ("run", "grid.values=[a]"): [
+        "grid.values must be a list of numbers",
+        "grid.values=[a]",
+    ],
+    ("run", "output_dir=${nope}"): [
+        "output_dir: interpolation key 'nope'",
+        "output_dir=${nope}",
+        "plain value",
+    ],
+    ("run", "seeds=${seeds}"): [
+        "seeds: recursive interpolation",
+        "seeds=${seeds}",
+        "plain value",
+    ],
     ("run", "output_dir=${output_dir}"): ["recursive", "output_dir=${output_dir}"],
-    ("run", "sweep.name=.."): ["sweep.name is the name of a folder", "'..'", "sweep.name=mine"],
+    ("run", "sweep.name=.."): [
+        "sweep.name is the name of a folder",
+        "'..'",
+        "sweep.name=mine",
+    ],
     ("run", "sweep.name=../x"): ["sweep.name is the name of a folder", "'../x'"],
     ("run", "sweep.name="): ["sweep.name is the name of a folder", "''"],
-    ("run", "sweep.vary={model.n_hed: [1, 2]}"): ["no setting 'model.n_hed'", "did you mean 'model.n_heads'?"],
-    ("run", "sweep.vary={seeds: [1, 2]}"): ["seeds cannot be varied", "once for each value"],
+    ("run", "sweep.vary={model.n_hed: [1, 2]}"): [
+        "no setting 'model.n_hed'",
+        "did you mean 'model.n_heads'?",
+    ],
+    ("run", "sweep.vary={seeds: [1, 2]}"): [
+        "seeds cannot be varied",
+        "once for each value",
+    ],
     ("run", "sweep.vary={model: {}}"): ["no setting 'model'", "model.n_heads"],
-    ("run", "sweep.axis=model.d_model"): ["sweep.axis is not", "sigma, step", "sweep.vary={model.d_model: [VALUES]}"],
+    ("run", "sweep.axis=model.d_model"): [
+        "sweep.axis is not",
+        "sigma, step",
+        "sweep.vary={model.d_model: [VALUES]}",
+    ],
     ("run", "sweep.vary=3"): ["sweep.vary must be", "{setting: values}"],
-    ("run", "tolerance=0.2"): ["run does not read tolerance", "tolerance=0.2", "hessfig slopes, check"],
+    ("run", "tolerance=0.2"): [
+        "run does not read tolerance",
+        "tolerance=0.2",
+        "hessfig slopes, check",
+    ],
     ("run", "figure=3a"): ["run does not read figure", "hessfig plot"],
     ("status", "dry_run=true"): ["status does not read dry_run", "hessfig run"],
-    ("run", "estimator=hutchinsen"): ["no estimator 'hutchinsen'", "xtrace", "did you mean 'hutchinson'?"],
+    ("run", "estimator=hutchinsen"): [
+        "no estimator 'hutchinsen'",
+        "xtrace",
+        "did you mean 'hutchinson'?",
+    ],
     ("run", "grid.values=[0.1,-1]"): ["grid.values[1]", "-1.0", "finite numbers > 0"],
     ("run", "grid.low=0"): ["grid.low", "got:     0", "a finite number > 0"],
     ("run", "grid.values=[nan]"): ["grid.values[0]", "nan", "finite numbers > 0"],
-    ("run", "grid.values=[]"): ["grid.values is empty", "[]", "finite numbers > 0", "grid.values=[0.1,1]"],
-    ("run", "grid.values=0.1"): ["must be a list of numbers", "grid.values=[0.1], a list of one"],
-    ("run", "quantities=trace"): ["must be a list of names", "quantities=[trace], a list of one"],
+    ("run", "grid.values=[]"): [
+        "grid.values is empty",
+        "[]",
+        "finite numbers > 0",
+        "grid.values=[0.1,1]",
+    ],
+    ("run", "grid.values=0.1"): [
+        "must be a list of numbers",
+        "grid.values=[0.1], a list of one",
+    ],
+    ("run", "quantities=trace"): [
+        "must be a list of names",
+        "quantities=[trace], a list of one",
+    ],
     ("run", "blocks=[W_q]"): ["no weight named 'W_q'", "did you mean 'W_Q'?"],
     ("run", "blocks=[each]"): ["each stands alone, not in a list", "blocks=each"],
     ("plot", "figure=3A"): ["no figure '3A'", "did you mean '3a'?"],
-    ("plot", "figure=3a", "quantity=trace"): ["does not read quantity", "figure.options.quantity=NAME"],
-    ("run", "landscape.k=3"): ["no setting 'landscape.k'", "landscape.samples", "hessfig run --help"],
-    ("run", "seeds=0"): ["seeds is out of range", "got:     0", "whole number >= 1", "seeds=1"],
-    ("run", "seeds=1.5"): ["seeds must be a whole number", "got:     seeds=1.5", "for example seeds=20"],
-    ("run", "seeds=1,2"): ["seeds has several values", "got:     seeds=1,2", "repeat the command"],
+    ("plot", "figure=3a", "quantity=trace"): [
+        "does not read quantity",
+        "figure.options.quantity=NAME",
+    ],
+    ("run", "landscape.k=3"): [
+        "no setting 'landscape.k'",
+        "landscape.samples",
+        "hessfig run --help",
+    ],
+    ("run", "seeds=0"): [
+        "seeds is out of range",
+        "got:     0",
+        "whole number >= 1",
+        "seeds=1",
+    ],
+    ("run", "seeds=1.5"): [
+        "seeds must be a whole number",
+        "got:     seeds=1.5",
+        "for example seeds=20",
+    ],
+    ("run", "seeds=1,2"): [
+        "seeds has several values",
+        "got:     seeds=1,2",
+        "repeat the command",
+    ],
     ("run", "seeds=x"): ["seeds", "got:     seeds=x", "a whole number"],
     ("run", "seeds=glob(*)"): ["seeds has several values", "repeat the command"],
     ("run", "seeds=interval(1,2)"): ["seeds has several values", "repeat the command"],
-    ("run", "estimator.num_probes=0"): ["estimator.num_probes", "got:     0", "whole number from 1"],
-    ("run", "estimator.num_probes=1000000000"): ["num_probes is too large", "to 100000"],
-    ("run", "estimator=xtrace", "estimator.num_probes=7"): ["half its products", "7", "even", "num_probes=8"],
-    ("run", "estimator=xtrace", "blocks=[[W_Q,W_V]]"): ["symmetric blocks", "W_Q, W_V", "estimator=hutchinson"],
+    ("run", "estimator.num_probes=0"): [
+        "estimator.num_probes",
+        "got:     0",
+        "whole number from 1",
+    ],
+    ("run", "estimator.num_probes=1000000000"): [
+        "num_probes is too large",
+        "to 100000",
+    ],
+    ("run", "estimator=xtrace", "estimator.num_probes=7"): [
+        "half its products",
+        "7",
+        "even",
+        "num_probes=8",
+    ],
+    ("run", "estimator=xtrace", "blocks=[[W_Q,W_V]]"): [
+        "symmetric blocks",
+        "W_Q, W_V",
+        "estimator=hutchinson",
+    ],
     ("run", "model.n_heads=3"): ["does not divide", "d_model=128, n_heads=3", "d_head"],
-    ("run", "model.n_layers=0"): ["model.n_layers", "got:     0", "a whole number from 1 to 2000"],
+    ("run", "model.n_layers=0"): [
+        "model.n_layers",
+        "got:     0",
+        "a whole number from 1 to 2000",
+    ],
     ("run", "blocks=[W_X]"): ["no weight named 'W_X'", "W_pos", "did you mean"],
-    ("run", "blocks=[W_QK]"): ["this model has no weight W_QK", "W_pos", "another model"],
+    ("run", "blocks=[W_QK]"): [
+        "this model has no weight W_QK",
+        "W_pos",
+        "another model",
+    ],
     ("run", "blocks=[[W_Q,W_QK]]"): [
         "[W_Q, W_QK] is not a pair of one model",
         "model.query_key=separate",
         "W_pos",
         "take another model: model.query_key=single",
     ],
-    ("run", "model.query_key=single", "blocks=[W_K]"): ["no weight W_K", "got:     W_K", "model.query_key=separate"],
-    ("run", "sweep=softmax", "blocks=[W_in]"): ["no weight W_in (model.mlp=none)", "W_O", "model.mlp=relu"],
-    ("run", "sweep=mlp", "blocks=[W_V]"): ["no weight W_V (model.kind=linear_mlp)", "pairs of W", "model=gpt2"],
-    ("run", "estimator=dense"): ["estimator=dense", "got:     8.6 GB", "at most 8 GB", "estimator=auto"],
+    ("run", "model.query_key=single", "blocks=[W_K]"): [
+        "no weight W_K",
+        "got:     W_K",
+        "model.query_key=separate",
+    ],
+    ("run", "sweep=softmax", "blocks=[W_in]"): [
+        "no weight W_in (model.mlp=none)",
+        "W_O",
+        "model.mlp=relu",
+    ],
+    ("run", "sweep=mlp", "blocks=[W_V]"): [
+        "no weight W_V (model.kind=linear_mlp)",
+        "pairs of W",
+        "model=gpt2",
+    ],
+    ("run", "estimator=dense"): [
+        "estimator=dense",
+        "got:     8.6 GB",
+        "at most 8 GB",
+        "estimator=auto",
+    ],
     ("run", "sweep=entries", "model.d_model=64", "blocks=[W_V]"): [
         "hessian",
         "parameters would take",
         "got:     8",
         "estimator=auto",
     ],
-    ("run", "model.sink=heads"): ["model.sink must be", "got:     model.sink=heads", "none, scores, embedding"],
-    ("run", "model.sink=both", "model.sink_beta=-1"): ["model.sink_beta", "got:     -1.0", ">= 0"],
-    ("run", "model.sink=both", "model.sink_beta=2", "model.attention=linear"): ["no softmax", "model.sink=embedding"],
+    ("run", "model.sink=heads"): [
+        "model.sink must be",
+        "got:     model.sink=heads",
+        "none, scores, embedding",
+    ],
+    ("run", "model.sink=both", "model.sink_beta=-1"): [
+        "model.sink_beta",
+        "got:     -1.0",
+        ">= 0",
+    ],
+    ("run", "model.sink=both", "model.sink_beta=2", "model.attention=linear"): [
+        "no softmax",
+        "model.sink=embedding",
+    ],
     ("run", "model.weight_scale=0"): ["model.weight_scale", "got:     0.0", "> 0"],
-    ("run", "model.scaled_weight=W_U"): ["model.scaled_weight must be", "W_Q|W_K|W_V", "null"],
+    ("run", "model.scaled_weight=W_U"): [
+        "model.scaled_weight must be",
+        "W_Q|W_K|W_V",
+        "null",
+    ],
     ("run", "model.scaled_weight=mlp", "model.weight_scale=2", "model.mlp=none"): [
         "draws no weight mlp",
         "W_Q, W_K, W_V, W_O",
     ],
-    ("run", "model.initialisation=xavier"): ["model.initialisation must be", "paper, gpt2"],
-    ("run", "model=mlp", "model.mlp=none", "blocks=[W_in]"): ["nothing but an MLP", "model.mlp=relu"],
-    ("run", "model=mlp"): ["no weight W_V (model.kind=mlp)", "W_E, W_in, W_U", "model=gpt2"],
-    ("run", "model=mlp", "estimator=exact", "blocks=[W_in]"): ["no exact H_o", "model.kind=mlp", "estimator=auto"],
-    ("run", "model=vit"): ["do not fit", "task.data=addition, model.kind=vit", "remedy:  task=digits"],
+    ("run", "model.initialisation=xavier"): [
+        "model.initialisation must be",
+        "paper, gpt2",
+    ],
+    ("run", "model=mlp", "model.mlp=none", "blocks=[W_in]"): [
+        "nothing but an MLP",
+        "model.mlp=relu",
+    ],
+    ("run", "model=mlp"): [
+        "no weight W_V (model.kind=mlp)",
+        "W_E, W_in, W_U",
+        "model=gpt2",
+    ],
+    ("run", "model=mlp", "estimator=exact", "blocks=[W_in]"): [
+        "no exact H_o",
+        "model.kind=mlp",
+        "estimator=auto",
+    ],
+    ("run", "model=vit"): [
+        "do not fit",
+        "task.data=addition, model.kind=vit",
+        "remedy:  task=digits",
+    ],
     ("run", "task=digits"): ["do not fit", "digits with vit", "remedy:  task=addition"],
-    ("run", "task=text", "task.path=nowhere.txt"): ["task.path: there is no such file", "UTF-8"],
-    ("run", "task=text", "task.length=1"): ["no character of a window", "task.length=64"],
-    ("run", "model=mlp", "task=text"): ["task.data and model.kind do not fit", "text with transformer"],
-    ("run", "model=cnn", "task=digits", "model.norm=pre"): ["GroupNorm behind every convolution", "model.norm=post"],
-    ("run", "task.path=own.npz"): ["task.path is read with task.data=digits|tokens", "leave task.path out"],
-    ("run", "model=vit", "task=digits", "task.path=own.npz"): ["there is no such file", "images (n, 8, 8)"],
-    ("run", "model=vit", "task=digits", "model.patch=3"): ["side of 8 pixels", "1, 2, 4, 8"],
-    ("run", "model=vit", "task=digits", "model.n_heads=3"): ["does not divide", "d_model=16, n_heads=3"],
-    ("run", "model=vit", "task=digits", "task.batch_size=1438"): ["training pictures", "1 to 1437"],
+    ("run", "task=text", "task.path=nowhere.txt"): [
+        "task.path: there is no such file",
+        "UTF-8",
+    ],
+    ("run", "task=text", "task.length=1"): [
+        "no character of a window",
+        "task.length=64",
+    ],
+    ("run", "model=mlp", "task=text"): [
+        "task.data and model.kind do not fit",
+        "text with transformer",
+    ],
+    ("run", "model=cnn", "task=digits", "model.norm=pre"): [
+        "GroupNorm behind every convolution",
+        "model.norm=post",
+    ],
+    ("run", "task.path=own.npz"): [
+        "task.path is read with task.data=digits|tokens",
+        "leave task.path out",
+    ],
+    ("run", "model=vit", "task=digits", "task.path=own.npz"): [
+        "there is no such file",
+        "images (n, 8, 8)",
+    ],
+    ("run", "model=vit", "task=digits", "model.patch=3"): [
+        "side of 8 pixels",
+        "1, 2, 4, 8",
+    ],
+    ("run", "model=vit", "task=digits", "model.n_heads=3"): [
+        "does not divide",
+        "d_model=16, n_heads=3",
+    ],
+    ("run", "model=vit", "task=digits", "task.batch_size=1438"): [
+        "training pictures",
+        "1 to 1437",
+    ],
     ("run", "blocks=[W_patch]"): ["no weight W_patch", "model=vit task=digits"],
-    ("run", "model=huggingface"): ["do not fit", "tokens with huggingface", "remedy:  task=tokens"],
-    ("run", "task=tokens"): ["do not fit", "task.data=tokens", "remedy:  task=addition"],
-    ("run", "sweep=gpt2", "model.path=nowhere"): ["no such folder", "config.json", "save_pretrained(DIR)"],
-    ("run", "sweep=gpt2", "model.architecture=gtp2"): ["is not known here", "did you mean 'gpt2'?"],
+    ("run", "model=huggingface"): [
+        "do not fit",
+        "tokens with huggingface",
+        "remedy:  task=tokens",
+    ],
+    ("run", "task=tokens"): [
+        "do not fit",
+        "task.data=tokens",
+        "remedy:  task=addition",
+    ],
+    ("run", "sweep=gpt2", "model.path=nowhere"): [
+        "no such folder",
+        "config.json",
+        "save_pretrained(DIR)",
+    ],
+    ("run", "sweep=gpt2", "model.architecture=gtp2"): [
+        "is not known here",
+        "did you mean 'gpt2'?",
+    ],
     ("run", "sweep=gpt2", "memory=lots"): ["memory", "got:     lots", "memory=8GB"],
-    ("run", "sweep=gpt2", "memory=10MB"): ["too little for one sequence", "at least", "memory=0."],
-    ("run", "sweep=gpt2", "task.path=nowhere.npy"): ["there is no such file", "whole numbers"],
+    ("run", "sweep=gpt2", "memory=10MB"): [
+        "too little for one sequence",
+        "at least",
+        "memory=0.",
+    ],
+    ("run", "sweep=gpt2", "task.path=nowhere.npy"): [
+        "there is no such file",
+        "whole numbers",
+    ],
     ("run", "sweep=gpt2", "task.length=1"): ["task.", "got:     ", "allowed: "],
-    ("run", "sweep=gpt2", "task.length=32", "model.options={n_positions: 16}"): ["context", "at most 16"],
-    ("run", "sweep=gpt2", "model.options={attn_implementation: sdpa}"): ["no double backward", "eager"],
-    ("run", "sweep=gpt2", "estimator=exact"): ["only built-in networks", "estimator=auto"],
-    ("run", "sweep=gpt2", "state=trained"): ["no task to train on", "task.data=addition"],
-    ("run", "model=transformer_lens", "task=tokens"): ["model.path is missing", "config.json", "model.path=DIR"],
-    ("run", "model=transformer_lens", "task=tokens", "model.path=nowhere"): ["no such folder", "state.pth"],
+    ("run", "sweep=gpt2", "task.length=32", "model.options={n_positions: 16}"): [
+        "context",
+        "at most 16",
+    ],
+    ("run", "sweep=gpt2", "model.options={attn_implementation: sdpa}"): [
+        "no double backward",
+        "eager",
+    ],
+    ("run", "sweep=gpt2", "estimator=exact"): [
+        "only built-in networks",
+        "estimator=auto",
+    ],
+    ("run", "sweep=gpt2", "state=trained"): [
+        "no task to train on",
+        "task.data=addition",
+    ],
+    ("run", "model=transformer_lens", "task=tokens"): [
+        "model.path is missing",
+        "config.json",
+        "model.path=DIR",
+    ],
+    ("run", "model=transformer_lens", "task=tokens", "model.path=nowhere"): [
+        "no such folder",
+        "state.pth",
+    ],
     ("run", "dtype=float16"): ["dtype", "float16", "float64, float32"],
-    ("run", "shard=9/8"): ["shard: there is no such share", "got:     9/8", "1 <= K <= N", "shard=8/8"],
+    ("run", "shard=9/8"): [
+        "shard: there is no such share",
+        "got:     9/8",
+        "1 <= K <= N",
+        "shard=8/8",
+    ],
     ("run", "shard=auto"): ["Slurm does not say which share this is", "shard=K/N"],
-    ("run", "shard=0/8"): ["shard: there is no such share", "got:     0/8", "shard=1/8"],
+    ("run", "shard=0/8"): [
+        "shard: there is no such share",
+        "got:     0/8",
+        "shard=1/8",
+    ],
     ("run", "shard=x"): ["shard: there is no such share", "got:     x", "shard=2/8"],
-    ("run", "shard=1/2", "launcher=slurm"): ["are shards themselves", "leave shard out"],
-    ("run", "launcher=slrm"): ["no launcher 'slrm'", "local, slurm", "did you mean 'slurm'?"],
-    ("run", "launcher=slurm", "launcher.time=1:30"): ["launcher.time", "got:     1:30", "HH:MM:SS"],
-    ("run", "launcher=slurm", "launcher.memory=16"): ["launcher.memory", "got:     16", "launcher.memory=16GB"],
-    ("run", "launcher=slurm", "launcher.partition='a b'"): ["launcher.partition", "a b", "without blanks"],
-    ("run", "launcher=slurm", "launcher.tasks=0"): ["launcher.tasks", "got:     0", "launcher.tasks=1"],
-    ("run", "launcher=slurm", "launcher.options=[qos]"): ["launcher.options", "got:     qos", "--qos=short"],
+    ("run", "shard=1/2", "launcher=slurm"): [
+        "are shards themselves",
+        "leave shard out",
+    ],
+    ("run", "launcher=slrm"): [
+        "no launcher 'slrm'",
+        "local, slurm",
+        "did you mean 'slurm'?",
+    ],
+    ("run", "launcher=slurm", "launcher.time=1:30"): [
+        "launcher.time",
+        "got:     1:30",
+        "HH:MM:SS",
+    ],
+    ("run", "launcher=slurm", "launcher.memory=16"): [
+        "launcher.memory",
+        "got:     16",
+        "launcher.memory=16GB",
+    ],
+    ("run", "launcher=slurm", "launcher.partition='a b'"): [
+        "launcher.partition",
+        "a b",
+        "without blanks",
+    ],
+    ("run", "launcher=slurm", "launcher.tasks=0"): [
+        "launcher.tasks",
+        "got:     0",
+        "launcher.tasks=1",
+    ],
+    ("run", "launcher=slurm", "launcher.options=[qos]"): [
+        "launcher.options",
+        "got:     qos",
+        "--qos=short",
+    ],
     ("run", "launcher=slurm", "device=gpu"): ["device", "got:     gpu", "cuda"],
     ("status", "shard=1/2"): ["status does not read shard", "hessfig run"],
     ("plot", "figure=3z"): ["no figure '3z'", "3a", "did you mean"],
-    ("plot", "figure=3a", r'figure.title="$\frac{1}{0$"'): ["figure.title: this formula cannot be read at character 6"],
-    ("plot", "figure=bounds", r'figure.xlabel="$\input{x}$"'): ["figure.xlabel: this formula cannot be read"],
-    ("plot", "figure=3a", 'figure.ylabel="a\x1b[31m"'): ["figure.ylabel: a control character at character 2", "a?[31m"],
-    ("plot", "figure=3a", "workers=2"): ["plot does not read workers", "workers=2", "for hessfig run, slice, status"],
+    ("plot", "figure=3a", r'figure.title="$\frac{1}{0$"'): [
+        "figure.title: this formula cannot be read at character 6"
+    ],
+    ("plot", "figure=bounds", r'figure.xlabel="$\input{x}$"'): [
+        "figure.xlabel: this formula cannot be read"
+    ],
+    ("plot", "figure=3a", 'figure.ylabel="a\x1b[31m"'): [
+        "figure.ylabel: a control character at character 2",
+        "a?[31m",
+    ],
+    ("plot", "figure=3a", "workers=2"): [
+        "plot does not read workers",
+        "workers=2",
+        "for hessfig run, slice, status",
+    ],
     ("plot", "figure=3a", "dry_run=true"): ["plot does not read dry_run"],
     ("plot", "figure=3a", "tolerance=1"): ["plot does not read tolerance"],
     ("plot", "figure=3a", "device=cuda"): ["plot does not read device"],
     ("plot", "figure=3a", "figure.order=3"): ["plot does not read figure.order"],
-    ("plot", "figure=3a", "sweep=depht"): ["there is no sweep 'depht'", "did you mean 'depth'"],
-    ("plot", "figure=3a", "sweep.name=x"): ["plot does not read sweep.name", "figure.sweep=NAME"],
-    ("plot", "figure=scalar", "seeds=3"): ["the study scalar does not read seeds", "seeds=3", "output_dir"],
-    ("plot", "figure=3a", "figure.layout=study", "figure.name=x"): ["no study 'x'", "scalar, bounds"],
-    ("plot", "figure=3a", "figure.sweep="): ["figure.sweep: there is no sweep ''", "layernorm"],
-    ("plot", "figure=3a", "figure.sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
-    ("plot", "figure=3a", "figure.name=/../../x"): ["figure.name is the name of a file", "'/../../x'"],
-    ("plot", "figure=3a", "figure.sweep=../x"): ["figure.sweep is the name of a folder", "'../x'"],
+    ("plot", "figure=3a", "sweep=depht"): [
+        "there is no sweep 'depht'",
+        "did you mean 'depth'",
+    ],
+    ("plot", "figure=3a", "sweep.name=x"): [
+        "plot does not read sweep.name",
+        "figure.sweep=NAME",
+    ],
+    ("plot", "figure=scalar", "seeds=3"): [
+        "the study scalar does not read seeds",
+        "seeds=3",
+        "output_dir",
+    ],
+    ("plot", "figure=3a", "figure.layout=study", "figure.name=x"): [
+        "no study 'x'",
+        "scalar, bounds",
+    ],
+    ("plot", "figure=3a", "figure.sweep="): [
+        "figure.sweep: there is no sweep ''",
+        "layernorm",
+    ],
+    ("plot", "figure=3a", "figure.sweep=sigm"): [
+        "no sweep 'sigm'",
+        "did you mean 'sigma'?",
+    ],
+    ("plot", "figure=3a", "figure.name=/../../x"): [
+        "figure.name is the name of a file",
+        "'/../../x'",
+    ],
+    ("plot", "figure=3a", "figure.sweep=../x"): [
+        "figure.sweep is the name of a folder",
+        "'../x'",
+    ],
     ("plot", "3a"): ["cannot read '3a'", "figure=3a"],
     ("plot",): ["no figure chosen", "figure=NAME", "plot --help"],
     ("plot", "figure=3a"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
     ("plot", "figure=6"): ["depth/table.csv is missing", "hessfig run sweep=depth"],
-    ("slopes", "sweep=sigma"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
-    ("compare", "outputs/sigma"): ["two tables are needed", "hessfig compare outputs/sigma theirs/sigma"],
+    ("slopes", "sweep=sigma"): [
+        "sigma/table.csv is missing",
+        "hessfig run sweep=sigma",
+    ],
+    ("compare", "outputs/sigma"): [
+        "two tables are needed",
+        "hessfig compare outputs/sigma theirs/sigma",
+    ],
     ("status", "sweep=sigm"): ["no sweep 'sigm'", "did you mean 'sigma'?"],
     ("verify", "statement=thm3"): ["thm3", "thm31", "did you mean"],
     ("rum",): ["no verb 'rum'", "run, plot", "did you mean 'run'?"],
@@ -193,7 +521,9 @@ BAD = {
 
 @pytest.mark.parametrize("arguments", BAD, ids=" ".join)
 @pytest.mark.long
-def test_bad_input_is_explained_and_nothing_is_written(cli: Cli, arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_bad_input_is_explained_and_nothing_is_written(
+    cli: Cli, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     answer = cli(*arguments)
     assert answer.code == 2, answer.err
     assert answer.err.startswith("error: ")
@@ -210,13 +540,17 @@ def test_every_refusal_says_got_allowed_and_remedy() -> None:
         (path.relative_to(ROOT).as_posix(), node.lineno)
         for path in CHECKED
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "UserError"
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "UserError"
         if not {"got", "allowed", "remedy"} <= {word.arg for word in node.keywords}
     ]
     assert not untold
 
 
-def test_a_gpu_that_is_not_there(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     answer = cli("run", "device=cuda")
     assert (answer.code, list(tmp_path.rglob("*"))) == (2, [])
@@ -233,10 +567,16 @@ def test_a_file_as_output_folder(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "results").read_text() == "mine"
 
 
-@pytest.mark.parametrize("verb", [("slopes",), ("check",), ("plot", "figure=3a")], ids=" ".join)
-def test_a_table_with_missing_columns(cli: Cli, tmp_path: Path, verb: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "verb", [("slopes",), ("check",), ("plot", "figure=3a")], ids=" ".join
+)
+def test_a_table_with_missing_columns(
+    cli: Cli, tmp_path: Path, verb: tuple[str, ...]
+) -> None:
     (tmp_path / "outputs/sigma").mkdir(parents=True)
-    (tmp_path / "outputs/sigma/table.csv").write_text("sweep,layer,row,col,part,sigma\nsigma,1,W_V,W_V,H,0.1\n")
+    (tmp_path / "outputs/sigma/table.csv").write_text(
+        "sweep,layer,row,col,part,sigma\nsigma,1,W_V,W_V,H,0.1\n"
+    )
     answer = cli(*verb)
     assert answer.code == 2
     for words in ("table.csv", "value", "hessfig run sweep=sigma"):
@@ -257,13 +597,22 @@ def test_a_table_from_another_config(cli: Cli, undisturbed: Path) -> None:
     before = _files_in(undisturbed / "outputs/sigma")
     answer = cli("slopes", f"output_dir={undisturbed}/outputs", "model.d_model=128")
     assert answer.code == 2
-    for words in ("is from another config", "model.d_model was 32", "model.d_model=128", "hessfig run sweep=sigma"):
+    for words in (
+        "is from another config",
+        "model.d_model was 32",
+        "model.d_model=128",
+        "hessfig run sweep=sigma",
+    ):
         assert words in answer.err
     assert _files_in(undisturbed / "outputs/sigma") == before
 
 
 def _files_in(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.is_file()}
+    return {
+        path.name: path.stat().st_mtime_ns
+        for path in folder.iterdir()
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("folder", ["Übung", "two words", "it's", 'a "b"'])
@@ -291,4 +640,6 @@ def test_a_terminal_of_ascii_is_served(verb: str, undisturbed: Path) -> None:
         capture_output=True,
         check=False,
     )
-    assert found.returncode in (0, 1) and found.stdout and b"Traceback" not in found.stderr
+    assert (
+        found.returncode in (0, 1) and found.stdout and b"Traceback" not in found.stderr
+    )

@@ -27,19 +27,40 @@ from hessfig.verbs import VERBS, Verb
 from tests.conftest import Cli
 from tests.runs import CELLS, COMMAND, TOY, here, hessfig, rows
 
-HEAVY = {"torch", "hydra", "omegaconf", "numpy", "pandas", "matplotlib", "scipy", "transformer_lens", "rich"}
+HEAVY = {
+    "torch",
+    "hydra",
+    "omegaconf",
+    "numpy",
+    "pandas",
+    "matplotlib",
+    "scipy",
+    "transformer_lens",
+    "rich",
+}
 
 
 def imported(*arguments: str) -> set[str]:
     """Return the top-level modules a call of the command imports."""
     found = subprocess.run(
-        [sys.executable, "-X", "importtime", COMMAND, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-X", "importtime", COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    return {line.rpartition("|")[2].strip().partition(".")[0] for line in found.stderr.splitlines() if "|" in line}
+    return {
+        line.rpartition("|")[2].strip().partition(".")[0]
+        for line in found.stderr.splitlines()
+        if "|" in line
+    }
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("--version",)], ids=["none", "help", "version"])
-def test_the_overview_is_quick_and_light(arguments: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), ("--version",)], ids=["none", "help", "version"]
+)
+def test_the_overview_is_quick_and_light(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     assert not imported(*arguments) & HEAVY
     seconds = []
     for _ in range(3):
@@ -52,12 +73,21 @@ def test_the_overview_is_quick_and_light(arguments: tuple[str, ...], tmp_path: P
 
 @pytest.mark.parametrize("arguments", [("run", "--help")])
 def test_help_does_without_torch_and_hydra(arguments: tuple[str, ...]) -> None:
-    assert not imported(*arguments) & {"torch", "hydra", "omegaconf", "transformer_lens"}
+    assert not imported(*arguments) & {
+        "torch",
+        "hydra",
+        "omegaconf",
+        "transformer_lens",
+    }
 
 
-@pytest.mark.parametrize("words", [["status", *TOY], ["slopes", *TOY], ["plot", "figure=3a"], ["predict"]])
+@pytest.mark.parametrize(
+    "words", [["status", *TOY], ["slopes", *TOY], ["plot", "figure=3a"], ["predict"]]
+)
 @pytest.mark.long
-def test_reading_verbs_do_without_torch(words: list[str], undisturbed: Path, tmp_path: Path) -> None:
+def test_reading_verbs_do_without_torch(
+    words: list[str], undisturbed: Path, tmp_path: Path
+) -> None:
     outputs = tmp_path / "outputs"
     shutil.copytree(undisturbed / "outputs", outputs)
     modules = imported(*words, *[f"output_dir={outputs}"] * (words != ["predict"]))
@@ -96,12 +126,21 @@ def test_a_verbs_record_names_what_there_is(verb: Verb) -> None:
 
 
 def test_the_record_of_verify_names_its_settings() -> None:
-    assert set(VERBS["verify"].reads) == {"statement", "output_dir", "seeds", "dtype", *vars(Dims())}
+    assert set(VERBS["verify"].reads) == {
+        "statement",
+        "output_dir",
+        "seeds",
+        "dtype",
+        *vars(Dims()),
+    }
 
 
 def test_no_module_of_the_command_line_imports_in_a_circle() -> None:
     folder = Path(hessfig_package.__file__).parent / "cli"
-    arrows = {path.stem: set(re.findall(r"hessfig\.cli\.(\w+)", path.read_text())) for path in folder.glob("*.py")}
+    arrows = {
+        path.stem: set(re.findall(r"hessfig\.cli\.(\w+)", path.read_text()))
+        for path in folder.glob("*.py")
+    }
     assert list(TopologicalSorter(arrows).static_order())
 
 
@@ -119,19 +158,31 @@ def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
 def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) -> None:
     answer = cli("run", "sweep=layernorm", "seeds=3", "--cfg", "job")
     settings = yaml.safe_load(answer.out)
-    assert (settings["seeds"], settings["model"]["norm"], settings["sweep"]["name"]) == (3, "pre", "layernorm")
+    assert (
+        settings["seeds"],
+        settings["model"]["norm"],
+        settings["sweep"]["name"],
+    ) == (3, "pre", "layernorm")
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
+    cli: Cli, tmp_path: Path
+) -> None:
     answer = cli("run", "sweep=depth", "seeds=2", "grid.points=3", "dry_run=true")
     assert answer.code == 0
     assert "30 (seeds x sigmas x variants): 0 done, 30 to do" in answer.out
     assert "n_layers=5" in answer.out
     assert "time: not known before a cell is done, with " in answer.out
-    (memory,) = (line for line in answer.out.splitlines() if line.startswith("memory: "))
+    (memory,) = (
+        line for line in answer.out.splitlines() if line.startswith("memory: ")
+    )
     sizes = [float(size) for size in re.findall(r"([\d.]+) GiB", memory)]
-    assert "1 layer, batch 64) to " in memory and "5 layers, batch 64) a worker" in memory and sizes[0] < sizes[1] < 2
+    assert (
+        "1 layer, batch 64) to " in memory
+        and "5 layers, batch 64) a worker" in memory
+        and sizes[0] < sizes[1] < 2
+    )
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -141,10 +192,14 @@ def test_a_setting_in_the_place_of_a_verb(cli: Cli) -> None:
         assert answer.code == 2 and "hessfig run sweep=sigma" in answer.err
 
 
-def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed: Path) -> None:
+def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(
+    undisturbed: Path,
+) -> None:
     assert len(rows(undisturbed / "outputs/sigma/table.csv")) == CELLS * 6
     assert {path.name for path in undisturbed.iterdir()} == {"outputs"}
-    assert {"table.csv", "manifest.json", "cells"} <= {p.name for p in (undisturbed / "outputs/sigma").iterdir()}
+    assert {"table.csv", "manifest.json", "cells"} <= {
+        p.name for p in (undisturbed / "outputs/sigma").iterdir()
+    }
     manifest = json.loads((undisturbed / "outputs/sigma/manifest.json").read_text())
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
 
@@ -153,7 +208,10 @@ def test_a_piped_run_says_start_plan_and_end(undisturbed: Path) -> None:
     again = here("run", *TOY, folder=undisturbed)
     assert again.returncode == 0
     first, *plan, summary, written = again.stdout.splitlines()
-    assert first.startswith("start: hessfig run sweep=sigma") and plan[-1] == "nothing to do"
+    assert (
+        first.startswith("start: hessfig run sweep=sigma")
+        and plan[-1] == "nothing to do"
+    )
     assert f"0 cells measured, {CELLS} reused, 0 failed" in summary
     assert written == "written: outputs/sigma/table.csv, outputs/sigma/manifest.json"
     assert again.stderr == ""
@@ -162,7 +220,10 @@ def test_a_piped_run_says_start_plan_and_end(undisturbed: Path) -> None:
 def test_status_counts(cli: Cli, undisturbed: Path) -> None:
     finished = cli("status", *TOY, f"output_dir={undisturbed}/outputs")
     assert f"{CELLS} (seeds x sigmas x variants): {CELLS} done, 0 to do" in finished.out
-    assert f"table: {undisturbed}/outputs/sigma/table.csv, {CELLS * 6} rows, of 20" in finished.out
+    assert (
+        f"table: {undisturbed}/outputs/sigma/table.csv, {CELLS * 6} rows, of 20"
+        in finished.out
+    )
     assert finished.out.endswith("made with these settings\n")
     more = cli("status", *TOY, "seeds=5", f"output_dir={undisturbed}/outputs")
     assert f"{CELLS} done, 5 to do" in more.out
@@ -172,11 +233,17 @@ def test_status_counts(cli: Cli, undisturbed: Path) -> None:
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_failed_cell_makes_exit_code_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_cell_makes_exit_code_one(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hessfig.sweep import runner
     from hessfig.sweep.pool import CellOutcome
 
-    monkeypatch.setattr(runner.Pool, "run", lambda self, cells: (CellOutcome(cell, "failed", "why") for cell in cells))
+    monkeypatch.setattr(
+        runner.Pool,
+        "run",
+        lambda self, cells: (CellOutcome(cell, "failed", "why") for cell in cells),
+    )
     answer = cli("run", "seeds=1", "grid.points=2", "workers=1")
     assert answer.code == 1
     assert "2 failed" in answer.out
@@ -223,10 +290,14 @@ def test_completion_leaves_out_what_a_verb_does_not_read() -> None:
     ],
 )
 @pytest.mark.long
-def test_completion_works_in_bash(tmp_path: Path, line: str, expected: list[str]) -> None:
+def test_completion_works_in_bash(
+    tmp_path: Path, line: str, expected: list[str]
+) -> None:
     """What pressing Tab at the end of `line` offers."""
     (tmp_path / "my/sweep").mkdir(parents=True)
-    (tmp_path / "my/sweep/layers_of_mine.yaml").write_text("sweep: {name: layers_of_mine}\n")
+    (tmp_path / "my/sweep/layers_of_mine.yaml").write_text(
+        "sweep: {name: layers_of_mine}\n"
+    )
     script = (
         f'eval "$(register-python-argcomplete hessfig)"; COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}};'
         "COMP_TYPE=9; _python_argcomplete hessfig 2>/dev/null; echo ${COMPREPLY[@]}"
@@ -245,20 +316,34 @@ def test_completion_works_in_bash(tmp_path: Path, line: str, expected: list[str]
 
 def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:
     found = subprocess.run(
-        f"'{COMMAND}' run --help | head -n 1", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
+        f"'{COMMAND}' run --help | head -n 1",
+        shell=True,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stderr == ""
 
 
 def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
-    manifest = json.loads((undisturbed / "outputs" / "sigma" / "manifest.json").read_text())
-    assert manifest["command"].startswith("hessfig run sweep=sigma estimator=hutchinson model.d_model=32")
+    manifest = json.loads(
+        (undisturbed / "outputs" / "sigma" / "manifest.json").read_text()
+    )
+    assert manifest["command"].startswith(
+        "hessfig run sweep=sigma estimator=hutchinson model.d_model=32"
+    )
 
 
-@pytest.mark.parametrize("word", ["figure.width=1.5", "figure.width=21", "figure.formats=[]", "figure.panels=[a,a]"])
+@pytest.mark.parametrize(
+    "word",
+    ["figure.width=1.5", "figure.width=21", "figure.formats=[]", "figure.panels=[a,a]"],
+)
 def test_a_page_that_cannot_be_is_refused(cli: Cli, word: str) -> None:
     answer = cli("plot", "figure=3a", word)
-    assert answer.code == 2 and answer.err.startswith(f"error: {word.partition('=')[0]}")
+    assert answer.code == 2 and answer.err.startswith(
+        f"error: {word.partition('=')[0]}"
+    )
 
 
 @pytest.mark.parametrize("content", ["sweep\n" + "x" * 200_000 + "\n", "\0", "a\nb\n"])
@@ -289,7 +374,9 @@ SPOKEN = [
 
 
 @pytest.mark.parametrize("words", SPOKEN, ids=" ".join)
-def test_words_of_foreign_files_steer_no_terminal(cli: Cli, tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_words_of_foreign_files_steer_no_terminal(
+    cli: Cli, tmp_path: Path, words: tuple[str, ...]
+) -> None:
     (tmp_path / "own/sweep").mkdir(parents=True)
     (tmp_path / "own/sweep/mine.yaml").write_text(OWN_SWEEP)
     folder = tmp_path / "outputs/mine"

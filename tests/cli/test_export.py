@@ -54,19 +54,33 @@ for place, words in json.loads(sys.stdin.read()).items():
         sys.exit()
     open(f"{place}.code", "w").write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
 """
-SMALL = ("sweep=sigma", "model.d_model=4", "model.d_mlp=6", "task.digits=1", "task.batch_size=3", "grid.values=[0.3]")
+SMALL = (
+    "sweep=sigma",
+    "model.d_model=4",
+    "model.d_mlp=6",
+    "task.digits=1",
+    "task.batch_size=3",
+    "grid.values=[0.3]",
+)
 KINDS = 13  # numbers that the example recomputes
 
 
 def alone(folder: Path, calls: Mapping[str, Sequence[object]]) -> Told:
     """Run scripts with their arguments in an interpreter without hessfig; return what each printed."""
-    words = {str(folder / name): [str(word) for word in call] for name, call in calls.items()}
+    words = {
+        str(folder / name): [str(word) for word in call] for name, call in calls.items()
+    }
     program = [sys.executable, "-I", "-c", ALONE]
     subprocess.run(program, input=json.dumps(words), text=True, check=True, timeout=200)
-    ended = {place: [Path(f"{place}.{kind}").read_text() for kind in ("code", "out", "err")] for place in words}
+    ended = {
+        place: [Path(f"{place}.{kind}").read_text() for kind in ("code", "out", "err")]
+        for place in words
+    }
     return {
         name: subprocess.CompletedProcess(call, int(code), out, err)
-        for (name, call), (code, out, err) in zip(calls.items(), ended.values(), strict=True)
+        for (name, call), (code, out, err) in zip(
+            calls.items(), ended.values(), strict=True
+        )
     }
 
 
@@ -74,7 +88,14 @@ def alone(folder: Path, calls: Mapping[str, Sequence[object]]) -> Told:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example's table and the export of its network."""
     folder = tmp_path_factory.mktemp("stranger")
-    done = here("run", "--config-dir", str(ROOT / "examples"), "sweep=ten_numbers", "workers=1", folder=folder)
+    done = here(
+        "run",
+        "--config-dir",
+        str(ROOT / "examples"),
+        "sweep=ten_numbers",
+        "workers=1",
+        folder=folder,
+    )
     assert done.returncode == 0, done.stderr
     done = here("export", "outputs/ten_numbers", "into=network", folder=folder)
     assert done.returncode == 0, done.stderr
@@ -85,14 +106,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What the example says of the export, and of others: a table, a weight and a setting that are off."""
-    folder, network, table = tmp_path_factory.mktemp("told"), made / "network", made / "outputs/ten_numbers/table.csv"
+    folder, network, table = (
+        tmp_path_factory.mktemp("told"),
+        made / "network",
+        made / "outputs/ten_numbers/table.csv",
+    )
     (folder / "imports.py").write_text("import hessfig\n")
     with table.open() as handle:
         content = list(csv.DictReader(handle))
     with (folder / "table.csv").open("w", newline="") as handle:
         writer = csv.DictWriter(handle, content[0])
         writer.writeheader()
-        writer.writerows({**row, "value": repr(float(row["value"]) * (1 + 1e-7))} for row in content)
+        writer.writerows(
+            {**row, "value": repr(float(row["value"]) * (1 + 1e-7))} for row in content
+        )
     for name in ("weights", "sigmoid"):
         shutil.copytree(network, folder / name)
     weights = load_file(folder / "weights/weights.safetensors")
@@ -118,21 +145,30 @@ def test_a_stranger_recomputes_numbers_of_a_table(told: Told) -> None:
     lines = found.stdout.splitlines()[1:-1]
     assert len(lines) == KINDS
     assert all(float(line.split()[-1]) <= 1e-8 for line in lines)
-    assert len({line.split()[0] for line in lines}) == 11  # three of the numbers are Frobenius norms
+    # Three of the numbers are Frobenius norms.
+    assert len({line.split()[0] for line in lines}) == 11
 
 
 @pytest.mark.long
 def test_the_example_has_no_hessfig_and_finds_what_is_off(told: Told) -> None:
     assert "ModuleNotFoundError: import of hessfig halted" in told["imports"].stderr
     off = told["another table"]
-    assert off.returncode == 1 and f"{KINDS} numbers differ" in off.stdout, off.stdout + off.stderr
-    assert told["another weight"].returncode == 1 and "differ" in told["another weight"].stdout
+    assert off.returncode == 1 and f"{KINDS} numbers differ" in off.stdout, (
+        off.stdout + off.stderr
+    )
+    assert (
+        told["another weight"].returncode == 1
+        and "differ" in told["another weight"].stdout
+    )
 
 
 @pytest.mark.long
 def test_the_example_says_what_it_does_not_know(told: Told) -> None:
     found = told["another setting"]
-    assert found.returncode == 1 and "does not know model.attention=sigmoid" in found.stderr
+    assert (
+        found.returncode == 1
+        and "does not know model.attention=sigmoid" in found.stderr
+    )
 
 
 @cache
@@ -145,23 +181,42 @@ def documented() -> dict[str, Any]:
     return names
 
 
-@pytest.mark.parametrize("names", [("weight", "layers.0.attn.q.weight"), ("probes", 0.3, 1, "W_Q"), ("task", 3, None)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("weight", "layers.0.attn.q.weight"),
+        ("probes", 0.3, 1, "W_Q"),
+        ("task", 3, None),
+    ],
+)
 def test_the_page_says_how_seeds_give_streams(names: tuple[object, ...]) -> None:
-    both = [torch.randn(5, generator=made(1234, *names)) for made in (documented()["stream"], rng.stream)]
+    both = [
+        torch.randn(5, generator=made(1234, *names))
+        for made in (documented()["stream"], rng.stream)
+    ]
     assert torch.equal(*both)
 
 
-def test_an_untrained_network_is_drawn_as_the_page_says(cli: Cli, tmp_path: Path) -> None:
+def test_an_untrained_network_is_drawn_as_the_page_says(
+    cli: Cli, tmp_path: Path
+) -> None:
     answer = cli("export", *SMALL, "seeds=3", "seed=1235", "into=mine")
     assert answer.code == 0, answer.err
     assert "exported: sigma, sigma=0.3, seed=1235" in answer.out
     weights = load_file(tmp_path / "mine/weights.safetensors")
-    assert {name.rpartition(".")[0] for name in weights} >= {"tok_embed", "pos", "head", "layers.0.mlp.fc_out"}
+    assert {name.rpartition(".")[0] for name in weights} >= {
+        "tok_embed",
+        "pos",
+        "head",
+        "layers.0.mlp.fc_out",
+    }
     for name, weight in weights.items():
         if name in ("tok_embed.weight", "pos.weight"):
             expected = documented()["embedding"](1235, name, tuple(weight.shape), 0.3)
         elif weight.ndim == 2:
-            expected = documented()["weight"](1235, name, tuple(weight.shape), 0.8 / 4**0.5)
+            expected = documented()["weight"](
+                1235, name, tuple(weight.shape), 0.8 / 4**0.5
+            )
         else:
             expected = torch.zeros_like(weight)
         torch.testing.assert_close(weight, expected, rtol=1e-15, atol=0)
@@ -171,80 +226,151 @@ def test_an_untrained_network_is_drawn_as_the_page_says(cli: Cli, tmp_path: Path
 def test_the_batch_is_drawn_as_the_page_says(seed: int, changed: str) -> None:
     """Plain batches, and those that are enriched with carries, in y or in x."""
     digits, base, size = 2, 10, 5
-    words = ["sweep=sigma", "model.d_model=4", f"task.digits={digits}", f"task.batch_size={size}", f"task.seed={seed}"]
+    words = [
+        "sweep=sigma",
+        "model.d_model=4",
+        f"task.digits={digits}",
+        f"task.batch_size={size}",
+        f"task.seed={seed}",
+    ]
     files = plain_files(compose(words).config, sigma=0.3, seed=1234, step=None, said={})
     held = np.load(io.BytesIO(files["batch.npz"]))
     generator = documented()["stream"](seed, "task", "addition")
-    x, y = (torch.randint(0, base, (size, digits), generator=generator) for _ in range(2))
+    x, y = (
+        torch.randint(0, base, (size, digits), generator=generator) for _ in range(2)
+    )
     enriched = ""
     if int(torch.randint(0, 5, (), generator=generator)) == 0:
-        places = torch.randperm(size * digits, generator=generator)[: size * digits // 5]
+        places = torch.randperm(size * digits, generator=generator)[
+            : size * digits // 5
+        ]
         enriched = "xy"[int(torch.randint(0, 2, (), generator=generator))]
         new, other = (x, y) if enriched == "x" else (y, x)
         new.view(-1)[places] = base - 1 - other.view(-1)[places]
     assert enriched == changed
-    for row, a, b in zip(held["inputs_0"].tolist(), x.tolist(), y.tolist(), strict=True):
+    for row, a, b in zip(
+        held["inputs_0"].tolist(), x.tolist(), y.tolist(), strict=True
+    ):
         total = int("".join(map(str, a))) + int("".join(map(str, b)))
         assert row == [*a, base, *b, base + 1, *map(int, f"{total:03d}")]
     assert held["scored_0"].tolist() == [2 * digits + 1, 3 * digits + 2]
-    np.testing.assert_array_equal(held["targets_0"], held["inputs_0"][:, 2 * digits + 2 :])
+    np.testing.assert_array_equal(
+        held["targets_0"], held["inputs_0"][:, 2 * digits + 2 :]
+    )
 
 
 def test_other_batches_and_probes_are_drawn_as_the_page_says() -> None:
     digits, size = 3, 10
-    config = compose(["sweep=sigma", f"task.digits={digits}", f"training.batch_size={size}"]).config
+    config = compose(
+        ["sweep=sigma", f"task.digits={digits}", f"training.batch_size={size}"]
+    ).config
     generator = documented()["stream"](7, "training", "addition", 4)
     x, y = torch.randint(0, 10, (2, size, digits), generator=generator)
     count = round(config.training.cascades * size)
     length = torch.randint(1, digits + 1, (count, 1), generator=generator)
-    start = (torch.rand((count, 1), generator=generator) * (digits - length + 1)).floor()
+    start = (
+        torch.rand((count, 1), generator=generator) * (digits - length + 1)
+    ).floor()
     places = torch.arange(digits)
     run = (places >= start) & (places < start + length)
     y[:count][run] = 9 - x[:count][run]
     found = training_batch(config, seed=7, step=4).inputs
-    assert torch.equal(found[:, :digits], x) and torch.equal(found[:, digits + 1 : 2 * digits + 1], y)
-    x, y = torch.randint(0, 10, (2, 5, digits), generator=documented()["stream"](0, "unseen", "addition"))
+    assert torch.equal(found[:, :digits], x) and torch.equal(
+        found[:, digits + 1 : 2 * digits + 1], y
+    )
+    x, y = torch.randint(
+        0, 10, (2, 5, digits), generator=documented()["stream"](0, "unseen", "addition")
+    )
     found = unseen_sums(config.task, 5)
-    assert torch.equal(found[:, :digits], x) and torch.equal(found[:, digits + 1 : 2 * digits + 1], y)
-    named = {"frobenius": ("probes", 0.3, 2, "W_V"), "trace": ("probes", "trace", 0.3, 2, "W_V", "step", 20)}
+    assert torch.equal(found[:, :digits], x) and torch.equal(
+        found[:, digits + 1 : 2 * digits + 1], y
+    )
+    named = {
+        "frobenius": ("probes", 0.3, 2, "W_V"),
+        "trace": ("probes", "trace", 0.3, 2, "W_V", "step", 20),
+    }
     for quantity, names in named.items():
         step = 20 if "step" in names else None
         theirs = rng.probe_stream(7, quantity, 0.3, 2, "W_V", step=step)
-        signs = 2 * torch.randint(0, 2, (4, 6), generator=documented()["stream"](7, *names)) - 1
-        assert torch.equal(rademacher(6, 4, generator=theirs, dtype=torch.float64).T, signs.double())
+        signs = (
+            2 * torch.randint(0, 2, (4, 6), generator=documented()["stream"](7, *names))
+            - 1
+        )
+        assert torch.equal(
+            rademacher(6, 4, generator=theirs, dtype=torch.float64).T, signs.double()
+        )
 
 
 @pytest.mark.parametrize(
     ("words", "deviation"),
     [
-        (["model.initialisation=gpt2", "model.n_layers=2"], {"attn.o": 0.01, "mlp.fc_out": 0.01, "attn.q": 0.02}),
+        (
+            ["model.initialisation=gpt2", "model.n_layers=2"],
+            {"attn.o": 0.01, "mlp.fc_out": 0.01, "attn.q": 0.02},
+        ),
         (["model.sigma_scales=tokens"], {"attn.q": 0.8 / 4**0.5, "pos": 0.8 / 4**0.5}),
-        (["model=vit", "task=digits"], {"attn.q": 0.8 / 4**0.5, "patch": 0.3, "pos": 0.3}),
-        (["model=mlp", "blocks=each"], {"layers.0": 0.8 / 20**0.5, "head": 0.8 / 6**0.5}),
-        (["model=cnn", "task=digits", "blocks=each"], {"layers.1.conv": (2 / 54) ** 0.5}),
+        (
+            ["model=vit", "task=digits"],
+            {"attn.q": 0.8 / 4**0.5, "patch": 0.3, "pos": 0.3},
+        ),
+        (
+            ["model=mlp", "blocks=each"],
+            {"layers.0": 0.8 / 20**0.5, "head": 0.8 / 6**0.5},
+        ),
+        (
+            ["model=cnn", "task=digits", "blocks=each"],
+            {"layers.1.conv": (2 / 54) ** 0.5},
+        ),
     ],
 )
-def test_weights_have_the_deviations_that_the_page_says(words: list[str], deviation: dict[str, float]) -> None:
+def test_weights_have_the_deviations_that_the_page_says(
+    words: list[str], deviation: dict[str, float]
+) -> None:
     config = compose(
-        ["sweep=sigma", "sweep.vary={}", "model.d_model=4", "model.d_mlp=6", "task.digits=1", *words]
+        [
+            "sweep=sigma",
+            "sweep.vary={}",
+            "model.d_model=4",
+            "model.d_mlp=6",
+            "task.digits=1",
+            *words,
+        ]
     ).config
     network, place = build_network(config, sigma=0.3, seed=3), documented()
     for end, expected in deviation.items():
-        names = [name for name, _ in network.named_parameters() if name.endswith(f"{end}.weight")]
+        names = [
+            name
+            for name, _ in network.named_parameters()
+            if name.endswith(f"{end}.weight")
+        ]
         assert names
         for name in names:
             held = network.get_parameter(name)
-            scaled = name in ("patch.weight", "pos.weight") and config.model.sigma_scales == "both"
-            own = place["embedding" if scaled else "weight"](3, name, tuple(held.shape), expected)
+            scaled = (
+                name in ("patch.weight", "pos.weight")
+                and config.model.sigma_scales == "both"
+            )
+            own = place["embedding" if scaled else "weight"](
+                3, name, tuple(held.shape), expected
+            )
             torch.testing.assert_close(held.detach(), own, rtol=1e-12, atol=0)
 
 
 def test_an_export_can_be_loaded_again(tmp_path: Path) -> None:
     config = compose([*SMALL, "model.norm=pre"]).config
     (tmp_path / "w.safetensors").write_bytes(
-        plain_files(config, sigma=0.3, seed=9, step=None, said={})["weights.safetensors"]
+        plain_files(config, sigma=0.3, seed=9, step=None, said={})[
+            "weights.safetensors"
+        ]
     )
-    again = compose([*SMALL, "model.norm=pre", "state=loaded", f"state.path={tmp_path}/w.safetensors"]).config
+    again = compose(
+        [
+            *SMALL,
+            "model.norm=pre",
+            "state=loaded",
+            f"state.path={tmp_path}/w.safetensors",
+        ]
+    ).config
     read, made = drawn(again, sigma=None, seed=0), drawn(config, sigma=0.3, seed=9)
     assert all(map(torch.equal, read.network.parameters(), made.network.parameters()))
 
@@ -252,14 +378,23 @@ def test_an_export_can_be_loaded_again(tmp_path: Path) -> None:
 def test_names_stand_in_the_order_of_the_parameters() -> None:
     """The one order of vectors: of every kind of network of the package, with all that its layers may have."""
     for words in (
-        ["model=gpt2", "model.norm=sandwich", "model.scores=qk_norm", "model.gate=output", "model.mlp=swiglu"],
+        [
+            "model=gpt2",
+            "model.norm=sandwich",
+            "model.scores=qk_norm",
+            "model.gate=output",
+            "model.mlp=swiglu",
+        ],
         ["model=vit", "task=digits", "model.norm=pre"],
         ["model=mlp", "task.digits=1"],
         ["model=cnn", "task=digits"],
     ):
         config: Config = compose(["sweep=sigma", "sweep.vary={}", *words]).config
         network = build_network(config, sigma=1.0, seed=0)
-        named = [weight.parameter for weight in kind(config.model.kind).layout(config).weights]
+        named = [
+            weight.parameter
+            for weight in kind(config.model.kind).layout(config).weights
+        ]
         assert named == [name for name, _ in network.named_parameters()]
 
 
@@ -273,41 +408,73 @@ def _example() -> Any:
 
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @pytest.mark.parametrize("mlp", ["relu", "gelu", "linear", "none"])
-def test_the_example_writes_out_the_package_s_transformer(norm: str, mlp: str, tmp_path: Path) -> None:
-    sizes = ["model.n_heads=2", "model.d_head=3", "model.n_layers=2", "model.temperature=1.7"]
-    network, (cell,) = _exported([f"model.norm={norm}", f"model.mlp={mlp}", *sizes, "quantities=[loss]"], tmp_path)
+def test_the_example_writes_out_the_package_s_transformer(
+    norm: str, mlp: str, tmp_path: Path
+) -> None:
+    sizes = [
+        "model.n_heads=2",
+        "model.d_head=3",
+        "model.n_layers=2",
+        "model.temperature=1.7",
+    ]
+    network, (cell,) = _exported(
+        [f"model.norm={norm}", f"model.mlp={mlp}", *sizes, "quantities=[loss]"],
+        tmp_path,
+    )
     found = float(network.loss(network.weights))
     assert found == pytest.approx(compute_cell(cell).rows[0]["value"], rel=1e-13)
 
 
 def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
     """The kept eigenvector of a group is one of the dense block in that order, and of no other."""
-    words = ["state=trained", "state.step=0", "model.n_layers=2", "blocks=[attention]", "parts=[H]"]
+    words = [
+        "state=trained",
+        "state.step=0",
+        "model.n_layers=2",
+        "blocks=[attention]",
+        "parts=[H]",
+    ]
     network, (cell,) = _exported([*words, "quantities=[largest_eigenvalue]"], tmp_path)
     found = compute_cell(cell).arrays
-    entry, vector = json.loads(str(found["entries"]))[1], torch.from_numpy(found["vectors_1"])[:, 0]
+    entry, vector = (
+        json.loads(str(found["entries"]))[1],
+        torch.from_numpy(found["vectors_1"])[:, 0],
+    )
     value = float(found["values_1"][0])
     blocks = _example().Blocks(network, network.side(entry["layer"], "attention"))
-    torch.testing.assert_close(blocks.full @ vector, value * vector, rtol=0, atol=1e-4 * value)
+    torch.testing.assert_close(
+        blocks.full @ vector, value * vector, rtol=0, atol=1e-4 * value
+    )
     turned = torch.cat([one.movedim(0, -1).flatten() for one in _cut(blocks, vector)])
     assert float((blocks.full @ turned - value * turned).norm()) > 1e-2 * value
 
 
-def test_the_whole_hessian_has_the_orientation_that_the_page_says(tmp_path: Path) -> None:
+def test_the_whole_hessian_has_the_orientation_that_the_page_says(
+    tmp_path: Path,
+) -> None:
     network, (cell,) = _exported(["quantities=[hessian]"], tmp_path)
     found, attn = compute_cell(cell).arrays, "layers.0.attn"
-    linear = [f"{attn}.{one}" for one in "qkvo"] + ["layers.0.mlp.fc_in", "layers.0.mlp.fc_out", "head"]
+    linear = [f"{attn}.{one}" for one in "qkvo"] + [
+        "layers.0.mlp.fc_in",
+        "layers.0.mlp.fc_out",
+        "head",
+    ]
     paths = ["tok_embed.weight", "pos.weight", *(f"{one}.weight" for one in linear[:4])]
     paths += [f"{one}.{what}" for one in linear[4:] for what in ("weight", "bias")]
     blocks = _example().Blocks(network, paths)
     places = _cut(blocks, torch.arange(len(blocks.start)))
     tables = ("tok_embed.weight", "pos.weight")
     order = torch.cat(
-        [(p if name in tables else p.movedim(0, -1)).flatten() for name, p in zip(paths, places, strict=True)]
+        [
+            (p if name in tables else p.movedim(0, -1)).flatten()
+            for name, p in zip(paths, places, strict=True)
+        ]
     )
     expected = blocks.full[order][:, order]
     assert found["sizes"] == [len(one.flatten()) for one in places]
-    torch.testing.assert_close(torch.from_numpy(found["hessian"]).double(), expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        torch.from_numpy(found["hessian"]).double(), expected, rtol=1e-5, atol=1e-7
+    )
 
 
 def _exported(words: list[str], folder: Path) -> tuple[Any, list[Cell]]:
@@ -330,7 +497,12 @@ def _cut(blocks: Any, vector: Tensor) -> list[Tensor]:
 
 def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) -> None:
     save_file(
-        {name: one.contiguous() for name, one in build_network(_small(), sigma=0.3, seed=5).named_parameters()},
+        {
+            name: one.contiguous()
+            for name, one in build_network(
+                _small(), sigma=0.3, seed=5
+            ).named_parameters()
+        },
         tmp_path / "kept.safetensors",
     )
     loaded = ("state=loaded", f"state.path={tmp_path}/kept.safetensors")
@@ -339,7 +511,14 @@ def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) 
     with zipfile.ZipFile(tmp_path / "mine.zip") as opened:
         texts = {name: opened.read(name) for name in opened.namelist()}
     assert set(texts) == {
-        f"mine/{name}" for name in ("README.md", "batch.npz", "held_out.npz", "network.json", "weights.safetensors")
+        f"mine/{name}"
+        for name in (
+            "README.md",
+            "batch.npz",
+            "held_out.npz",
+            "network.json",
+            "weights.safetensors",
+        )
     }
     assert all(str(tmp_path).encode() not in text for text in texts.values())
     about = json.loads(texts["mine/network.json"])
@@ -349,11 +528,27 @@ def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) 
     assert [one["name"] for one in about["weights"]][:3] == ["W_E", "W_pos", "W_Q"]
 
 
-@pytest.mark.parametrize(("name", "mlp"), [("plain", "relu"), ("model.mlp=gelu", "gelu")])
-def test_every_variant_has_a_name(cli: Cli, tmp_path: Path, name: str, mlp: str) -> None:
-    answer = cli("export", *SMALL, "seeds=1", "sweep.variants=[{}, {model.mlp: gelu}]", f"variant={name}", "into=mine")
+@pytest.mark.parametrize(
+    ("name", "mlp"), [("plain", "relu"), ("model.mlp=gelu", "gelu")]
+)
+def test_every_variant_has_a_name(
+    cli: Cli, tmp_path: Path, name: str, mlp: str
+) -> None:
+    answer = cli(
+        "export",
+        *SMALL,
+        "seeds=1",
+        "sweep.variants=[{}, {model.mlp: gelu}]",
+        f"variant={name}",
+        "into=mine",
+    )
     assert answer.code == 0, answer.err
-    assert json.loads((tmp_path / "mine/network.json").read_text())["settings"]["model"]["mlp"] == mlp
+    assert (
+        json.loads((tmp_path / "mine/network.json").read_text())["settings"]["model"][
+            "mlp"
+        ]
+        == mlp
+    )
 
 
 def _small() -> Config:
@@ -374,15 +569,23 @@ def _small() -> Config:
         ([*SMALL, "seeds=0"], "seeds"),
         ([*SMALL, "seeds=1", "into=there"], "holds files already"),
         ([*SMALL, "seeds=1", "into=there/file/below"], "cannot write"),
-        (["sweep=depth", "grid.values=[0.3]", "seeds=1"], "num_layers must say which one"),
-        (["sweep=layernorm", "grid.values=[0.3]", "seeds=1", "variant=none"], "variant"),
+        (
+            ["sweep=depth", "grid.values=[0.3]", "seeds=1"],
+            "num_layers must say which one",
+        ),
+        (
+            ["sweep=layernorm", "grid.values=[0.3]", "seeds=1", "variant=none"],
+            "variant",
+        ),
         (["outputs/nothing"], "there is no such table"),
         (["there", "seeds=3"], "seeds has no effect on a table that is named"),
         (["there", "there"], "one table is needed"),
         ([*SMALL, "seeds=1", "--cfg", "job"], "prints no settings"),
     ],
 )
-def test_what_leaves_no_single_network_is_refused(cli: Cli, tmp_path: Path, words: list[str], said: str) -> None:
+def test_what_leaves_no_single_network_is_refused(
+    cli: Cli, tmp_path: Path, words: list[str], said: str
+) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").touch()
     answer = cli("export", *words)
@@ -393,6 +596,16 @@ def test_what_leaves_no_single_network_is_refused(cli: Cli, tmp_path: Path, word
 @pytest.mark.long
 def test_the_config_hashes_are_those_of_the_table(made: Path) -> None:
     about = json.loads((made / "network/network.json").read_text())
-    found = {(row["quantity"], row["config"]) for row in rows(made / "outputs/ten_numbers/table.csv")}
+    found = {
+        (row["quantity"], row["config"])
+        for row in rows(made / "outputs/ten_numbers/table.csv")
+    }
     same = {name: one for name, one in about["config"].items() if (name, one) in found}
-    assert set(same) >= {"frobenius", "trace", "loss", "accuracy", "noise_scale", "critical_step"}
+    assert set(same) >= {
+        "frobenius",
+        "trace",
+        "loss",
+        "accuracy",
+        "noise_scale",
+        "critical_step",
+    }

@@ -14,7 +14,13 @@ from tests.conftest import Cli
 from tests.runs import TOY, rows
 
 SMALL = [
-    *["model=linear_mlp", "model.d_model=4", "task.digits=1", "task.batch_size=2", "grid.points=3"],
+    *[
+        "model=linear_mlp",
+        "model.d_model=4",
+        "task.digits=1",
+        "task.batch_size=2",
+        "grid.points=3",
+    ],
     *["blocks=[W]", "workers=1", "estimator=dense"],
 ]
 OWN_SWEEP = """# @package _global_
@@ -34,18 +40,25 @@ blocks: [W]
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_table_of_other_settings_is_replaced_with_a_word(cli: Cli, tmp_path: Path) -> None:
+def test_a_table_of_other_settings_is_replaced_with_a_word(
+    cli: Cli, tmp_path: Path
+) -> None:
     assert cli("run", *SMALL, "seeds=2").code == 0
     stale = tmp_path / "outputs/sigma/slopes.csv"
     assert cli("slopes", "sweep=sigma").code == 0 and stale.exists()
     assert "made with seeds=2 (now 1)" in cli("status", *SMALL, "seeds=1").out
     answer = cli("run", *SMALL, "seeds=1")
-    assert "note: outputs/sigma/table.csv was made with other settings and is replaced" in answer.out
+    assert (
+        "note: outputs/sigma/table.csv was made with other settings and is replaced"
+        in answer.out
+    )
     assert not stale.exists()
     assert "note:" not in cli("run", *SMALL, "seeds=1").out
 
 
-def test_a_broken_manifest_does_not_stop_status(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_broken_manifest_does_not_stop_status(
+    cli: Cli, undisturbed: Path, tmp_path: Path
+) -> None:
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     (tmp_path / "outputs/sigma/manifest.json").write_text("{")
     answer = cli("status", *TOY)
@@ -70,7 +83,9 @@ def of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("of_ones_own")
-@pytest.mark.parametrize("flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len)
+@pytest.mark.parametrize(
+    "flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len
+)
 def test_a_folder_of_ones_own_is_named_in_three_ways(cli: Cli, flag: list[str]) -> None:
     assert "  mine               My own\n" in cli("run", "--help", *flag).out
     assert "  my_figure          Mine\n" in cli("plot", *flag, "--help").out
@@ -96,7 +111,12 @@ def test_a_shipped_name_in_ones_own_folder(cli: Cli, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     answer = cli("run", "sweep=depth", "--config-dir", "my")
     assert answer.code == 2
-    for words in ("my/sweep/sigma.yaml", "got:     sigma", "allowed: names other than", "remedy:  rename the file"):
+    for words in (
+        "my/sweep/sigma.yaml",
+        "got:     sigma",
+        "allowed: names other than",
+        "remedy:  rename the file",
+    ):
         assert words in answer.err
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -107,17 +127,26 @@ def test_an_unknown_key_in_ones_own_file(cli: Cli, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     answer = cli("run", "sweep=mine", "--config-dir", "my", "model=linear_mlp")
     assert answer.code == 2
-    for words in ("my/sweep/mine.yaml", "no setting 'sedes'", "allowed: task, model", "did you mean 'seeds'?"):
+    for words in (
+        "my/sweep/mine.yaml",
+        "no setting 'sedes'",
+        "allowed: task, model",
+        "did you mean 'seeds'?",
+    ):
         assert words in answer.err
     assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.long
-def test_windows_given_to_plot_have_an_effect(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
+def test_windows_given_to_plot_have_an_effect(
+    cli: Cli, undisturbed: Path, tmp_path: Path
+) -> None:
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     written = []
     for windows in ("[[null,1.0]]", "[[0.1,null]]"):
-        answer = cli("plot", "figure=3a", "figure.formats=[png]", f"sweep.windows={windows}")
+        answer = cli(
+            "plot", "figure=3a", "figure.formats=[png]", f"sweep.windows={windows}"
+        )
         assert answer.code == 0, answer.err
         written.append((tmp_path / "outputs/figures/fig3a.png").read_bytes())
     assert written[0] != written[1]
@@ -136,9 +165,17 @@ def test_plot_refuses_a_table_of_other_settings(cli: Cli, undisturbed: Path) -> 
 
 
 @pytest.mark.long
-def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli: Cli, undisturbed: Path, tmp_path: Path) -> None:
+def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(
+    cli: Cli, undisturbed: Path, tmp_path: Path
+) -> None:
     shutil.copytree(undisturbed / "outputs/sigma", tmp_path / "outputs/mine")
-    answer = cli("plot", "figure=3a", "figure.sweep=mine", "figure.name=3a_mine", "figure.formats=[png]")
+    answer = cli(
+        "plot",
+        "figure=3a",
+        "figure.sweep=mine",
+        "figure.name=3a_mine",
+        "figure.formats=[png]",
+    )
     assert answer.code == 0, answer.err
     assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
 
@@ -156,13 +193,17 @@ def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(
     assert "remedy:  figure=3a" in capsys.readouterr().err
 
 
-def test_slopes_name_the_quantities_that_they_leave_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slopes_name_the_quantities_that_they_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     two = [make_table(seeds=2).assign(quantity=name) for name in ("frobenius", "erank")]
     write_sweep(pd.concat(two, ignore_index=True), tmp_path, settings=None)
     words = ("sweep=sigma", f"output_dir={tmp_path}")
     assert ended("slopes", *words) == 0
     said = capsys.readouterr().out
-    assert "log ||block||_F" in said and "also in the table (quantity=NAME): erank" in said
+    assert (
+        "log ||block||_F" in said and "also in the table (quantity=NAME): erank" in said
+    )
     assert ended("slopes", *words, "quantity=erank") == 0
     assert "slope of log erank" in capsys.readouterr().out
     assert ended("check", *words, "quantity=erank") == 1

@@ -12,7 +12,14 @@ import pytest
 from hessfig.analysis.slopes import gate
 from tests.runs import here
 
-SMALL = ["sweep=sigma", "estimator=exact", "model.d_model=16", "seeds=4", "grid.high=0.3", "grid.points=6"]
+SMALL = [
+    "sweep=sigma",
+    "estimator=exact",
+    "model.d_model=16",
+    "seeds=4",
+    "grid.high=0.3",
+    "grid.points=6",
+]
 TOLERANCE = 0.25
 
 
@@ -24,7 +31,13 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
 
 
 def test_small_run_passes_the_gate(outputs: Path) -> None:
-    done = here("check", "sweep=sigma", f"tolerance={TOLERANCE}", f"output_dir={outputs}", folder=outputs)
+    done = here(
+        "check",
+        "sweep=sigma",
+        f"tolerance={TOLERANCE}",
+        f"output_dir={outputs}",
+        folder=outputs,
+    )
     assert done.returncode == 0, done.stderr
     assert "6 slopes checked, 6 pass, 0 outside" in done.stdout
 
@@ -40,7 +53,13 @@ def test_wrong_exponent_fails_and_is_named(outputs: Path, part: str) -> None:
 
 
 def test_gate_exits_1_naming_every_slope_outside(outputs: Path) -> None:
-    done = here("check", "sweep=sigma", "tolerance=0.0001", f"output_dir={outputs}", folder=outputs)
+    done = here(
+        "check",
+        "sweep=sigma",
+        "tolerance=0.0001",
+        f"output_dir={outputs}",
+        folder=outputs,
+    )
     assert done.returncode == 1
     assert all(name in done.stdout for name in ("W_Q", "W_V", "H_o"))
 
@@ -49,16 +68,39 @@ def test_programs_read_verdicts_slopes_and_progress_as_json(outputs: Path) -> No
     place = ("sweep=sigma", f"output_dir={outputs}")
     checked = here("check", *place, "tolerance=0.0001", "format=json", folder=outputs)
     found = json.loads(checked.stdout)
-    assert checked.returncode == 1 and not found["passes"] and found["tolerance"] == 0.0001
+    assert (
+        checked.returncode == 1 and not found["passes"] and found["tolerance"] == 0.0001
+    )
     assert len(found["slopes"]) == 6 and found["slopes"][0]["window_low"] is None
-    rows = json.loads(here("slopes", *place, "rows=W_Q", "format=json", folder=outputs).stdout)["rows"]
+    rows = json.loads(
+        here("slopes", *place, "rows=W_Q", "format=json", folder=outputs).stdout
+    )["rows"]
     assert {row["row"] for row in rows} == {"W_Q"}
-    printed = pd.read_csv(io.StringIO(here("slopes", *place, "format=csv", folder=outputs).stdout))
-    pd.testing.assert_frame_equal(printed, pd.read_csv(outputs / "sigma" / "slopes.csv"))
-    progress = json.loads(here("status", *SMALL, f"output_dir={outputs}", "format=json", folder=outputs).stdout)
-    assert (progress["done"], progress["to_do"], progress["failed"]) == (progress["cells"], 0, 0)
+    printed = pd.read_csv(
+        io.StringIO(here("slopes", *place, "format=csv", folder=outputs).stdout)
+    )
+    pd.testing.assert_frame_equal(
+        printed, pd.read_csv(outputs / "sigma" / "slopes.csv")
+    )
+    progress = json.loads(
+        here(
+            "status", *SMALL, f"output_dir={outputs}", "format=json", folder=outputs
+        ).stdout
+    )
+    assert (progress["done"], progress["to_do"], progress["failed"]) == (
+        progress["cells"],
+        0,
+        0,
+    )
 
 
 def test_levels_are_in_files_of_their_own(outputs: Path) -> None:
-    done = here("slopes", "sweep=sigma", "levels=true", "format=csv", f"output_dir={outputs}", folder=outputs)
+    done = here(
+        "slopes",
+        "sweep=sigma",
+        "levels=true",
+        "format=csv",
+        f"output_dir={outputs}",
+        folder=outputs,
+    )
     assert done.returncode == 2 and "format=csv" in done.stderr

@@ -42,7 +42,9 @@ BAD = {
     r"grid\.high": {"grid": GridConfig(high=math.inf)},
     r"grid\.low is above": {"grid": GridConfig(low=2.0, high=1.0)},
     r"estimator\.num_probes": {"estimator": EstimatorConfig(num_probes=0)},
-    "half its products": {"estimator": EstimatorConfig(method=Method.xtrace, num_probes=7)},
+    "half its products": {
+        "estimator": EstimatorConfig(method=Method.xtrace, num_probes=7)
+    },
     "variance_share": {"estimator": EstimatorConfig(variance_share=1.0)},
     "do not fit": {"task": GAUSSIAN},
     "square loss": {**bare(), "task": TaskConfig(data=Data.gaussian)},

@@ -28,18 +28,38 @@ from tests.config.composing import configs, job
 
 SWEEPS = list(choices("sweep"))
 FIGURES = [name for name in choices("figure") if name != "none"]
-TOY = {"task.digits": 1, "task.batch_size": 2, "estimator.num_probes": 9, "spectrum.num_probes": 2, "seeds": 1}
+TOY = {
+    "task.digits": 1,
+    "task.batch_size": 2,
+    "estimator.num_probes": 9,
+    "spectrum.num_probes": 2,
+    "seeds": 1,
+}
 # How many variants of a sweep are measured, evenly spread: the others differ from these in a number.
 VARIANTS = [2, pytest.param(7, marks=pytest.mark.slow)]
 # Of sweeps over a training.
 TOY_TRAINING = {
-    **{"state.step": "[1,3]", "training.steps": 3, "training.warmup": 1, "training.batch_size": 4},
+    **{
+        "state.step": "[1,3]",
+        "training.steps": 3,
+        "training.warmup": 1,
+        "training.batch_size": 4,
+    },
     **{"training.evaluation_size": 8, "blocks": "[W_U]"},
 }
 # Of sweeps along k, on top.
 TOY_SAMPLES = {
-    **{"task.batch_size": 6, "landscape.permutations": 5, "landscape.points": 4, "landscape.draws": 2},
-    **{"landscape.first": 1, "landscape.curvatures": 1, "landscape.dimensions": "[1,2]"},
+    **{
+        "task.batch_size": 6,
+        "landscape.permutations": 5,
+        "landscape.points": 4,
+        "landscape.draws": 2,
+    },
+    **{
+        "landscape.first": 1,
+        "landscape.curvatures": 1,
+        "landscape.dimensions": "[1,2]",
+    },
 }
 # What `make figures` drew, in this order, when the Makefile still listed it.
 IN_ORDER = [
@@ -54,14 +74,34 @@ SPECTRA = [
 FOR_CLAIMS = ["entries_seeds", "data_size_batches", "heads_zeros"]
 LANDSCAPE = [
     *["landscape", "landscape_integrals", "stationarity", "data_size"],
-    *["model_size_width", "model_size_depth", "model_size_heads", "model_size_vocabulary", "sublayers"],
+    *[
+        "model_size_width",
+        "model_size_depth",
+        "model_size_heads",
+        "model_size_vocabulary",
+        "sublayers",
+    ],
 ]
 ALONG = [
-    *["training", "curvature_flow", "heterogeneity_trained", "edge", "edge_adamw", "edge_batches", "steps"],
+    *[
+        "training",
+        "curvature_flow",
+        "heterogeneity_trained",
+        "edge",
+        "edge_adamw",
+        "edge_batches",
+        "steps",
+    ],
     *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
 ]
 LANGUAGE = [
-    *["language", "language_course", "language_spectra", "language_sinks", "sinks_trained"],
+    *[
+        "language",
+        "language_course",
+        "language_spectra",
+        "language_sinks",
+        "sinks_trained",
+    ],
     *["heterogeneity_vision", "language_noise", "sharpness_batch"],
 ]
 ENCODERS = ["trained_transformers", "trained_spectra"]
@@ -70,7 +110,14 @@ COMPONENTS = [
     *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
 ]
 RACE = ["race"]
-WIDE = ("heads", "heads_zeros", "model_size_heads", "approximations_heads", "ratio_scale")  # up to eight heads
+# Up to eight heads.
+WIDE = (
+    "heads",
+    "heads_zeros",
+    "model_size_heads",
+    "approximations_heads",
+    "ratio_scale",
+)
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
 APPROXIMATIONS = [
     *["approximations", "approximations_after", "approximations_heads"],
@@ -81,7 +128,14 @@ VECTORS = ["along_updates", "rounding", "landscape_subspace", "influence"]
 MIXING = ["component_ratios", "centring_training"]
 # A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
 # search may find nothing, an expansion may stay where the loss is.
-MAY_BE_ODD = ("_departure", "_horizon", "_cosine", "_decay", "curvature_exponent", *quantity("critical_points").gives)
+MAY_BE_ODD = (
+    "_departure",
+    "_horizon",
+    "_cosine",
+    "_decay",
+    "curvature_exponent",
+    *quantity("critical_points").gives,
+)
 NETWORK = """
 import torch
 
@@ -97,14 +151,37 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
     (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep in WIDE else 4}
     if sweep == "gpt2":
-        narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
+        narrow |= {
+            "model.n_layers": 2,
+            "model.n_heads": 2,
+            "model.vocabulary": 5,
+            "task.length": 4,
+        }
     if sweep in ENCODERS:  # of random weights: the trained ones are fetched
-        narrow |= {"model.n_layers": 2, "model.n_heads": 2, "model.vocabulary": 5, "task.length": 4}
-        narrow |= {"model.path": "null", "model.architecture": "bert", "estimator.num_probes": 2}
-    given = [f"model.factory={hydra_quoted(f'{folder}/network.py:make')}"] if sweep == "network" else []
-    if sweep == "approximations_text":  # factors of a window are as many as its characters
+        narrow |= {
+            "model.n_layers": 2,
+            "model.n_heads": 2,
+            "model.vocabulary": 5,
+            "task.length": 4,
+        }
+        narrow |= {
+            "model.path": "null",
+            "model.architecture": "bert",
+            "estimator.num_probes": 2,
+        }
+    given = (
+        [f"model.factory={hydra_quoted(f'{folder}/network.py:make')}"]
+        if sweep == "network"
+        else []
+    )
+    # Factors of a window are as many as its characters.
+    if sweep == "approximations_text":
         narrow |= {"task.length": 8}
-    narrow |= TOY_TRAINING if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text() else {}
+    narrow |= (
+        TOY_TRAINING
+        if "override /state: trained" in Path(f"conf/sweep/{sweep}.yaml").read_text()
+        else {}
+    )
     if sweep == "model_size_width":
         narrow |= {"sweep.vary": "{model.d_model: [4, 6]}"}
         del narrow["model.d_model"]
@@ -112,10 +189,17 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
         narrow |= {"sweep.vary": "{training.batch_size: [2, 4]}"}
         del narrow["training.batch_size"]
     if sweep in DIRECTIONS:
-        narrow |= {"directions.points": 5, "directions.steps": 3, "directions.evaluations": 5}
+        narrow |= {
+            "directions.points": 5,
+            "directions.steps": 3,
+            "directions.evaluations": 5,
+        }
     if "axis: index" in Path(f"conf/sweep/{sweep}.yaml").read_text():
         narrow |= TOY_SAMPLES
-    words = [f"output_dir={folder}", *(f"{key}={value}" for key, value in narrow.items())]
+    words = [
+        f"output_dir={folder}",
+        *(f"{key}={value}" for key, value in narrow.items()),
+    ]
     found = configs(f"sweep={sweep}", *words, *given)
     for _, config in found:
         config.grid = GridConfig(points=1, low=0.3)
@@ -131,12 +215,20 @@ def test_every_sweep_measures_at_toy_size(
     torch.set_num_threads(1)
     monkeypatch.setattr(slices, "_ANGLES", 4)
     if sweep in RACE:
-        pytest.importorskip("pytorch_optimizer", reason="the extra `optimisers` is not installed")
+        pytest.importorskip(
+            "pytorch_optimizer", reason="the extra `optimisers` is not installed"
+        )
     for cell in toy_cells(sweep, most, tmp_path):
         found = compute_cell(cell)
         assert found.rows or found.arrays
-        odd = {row["quantity"] for row in found.rows if row["status"] not in ("ok", "structural_zero")}
-        assert all(one == "condition_number" or one.endswith(MAY_BE_ODD) for one in odd), cell
+        odd = {
+            row["quantity"]
+            for row in found.rows
+            if row["status"] not in ("ok", "structural_zero")
+        }
+        assert all(
+            one == "condition_number" or one.endswith(MAY_BE_ODD) for one in odd
+        ), cell
         assert cell.config.sweep.name == sweep
         assert cell.config.sweep.about
 
@@ -144,8 +236,16 @@ def test_every_sweep_measures_at_toy_size(
 def test_the_defaults_that_sweeps_rest_on() -> None:
     """Their files say what departs from these: another default would be another experiment."""
     default = Config()
-    assert (default.estimator.method, default.dtype, default.quantities) == ("auto", "float64", ["frobenius"])
-    assert (default.blocks, default.sweep.windows, default.seeds) == (["W_V", "W_Q"], [[None, 1.0]], 20)
+    assert (default.estimator.method, default.dtype, default.quantities) == (
+        "auto",
+        "float64",
+        ["frobenius"],
+    )
+    assert (default.blocks, default.sweep.windows, default.seeds) == (
+        ["W_V", "W_Q"],
+        [[None, 1.0]],
+        20,
+    )
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
@@ -163,21 +263,44 @@ def test_no_sweep_repeats_a_default(sweep: str) -> None:
 @pytest.mark.long
 def test_estimators_and_types_are_those_make_figures_used() -> None:
     made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
-    dense = {name for name, config in made.items() if config.estimator.method == "dense"}
+    dense = {
+        name for name, config in made.items() if config.estimator.method == "dense"
+    }
     assert dense == {
-        *("entries", "entries_seeds", "entries_after", "eq5", "data_size", "data_size_batches"),
+        *(
+            "entries",
+            "entries_seeds",
+            "entries_after",
+            "eq5",
+            "data_size",
+            "data_size_batches",
+        ),
         *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
-        *("dispersion", "jacobian", "similar_tokens", "weight_powers", "wide_keys", "critical_points", "rounding"),
+        *(
+            "dispersion",
+            "jacobian",
+            "similar_tokens",
+            "weight_powers",
+            "wide_keys",
+            "critical_points",
+            "rounding",
+        ),
         "influence",
         *COMPRESSION,
     }
-    assert {config.estimator.method for config in made.values()} == {"dense", "auto", "hutchinson"}
+    assert {config.estimator.method for config in made.values()} == {
+        "dense",
+        "auto",
+        "hutchinson",
+    }
     assert {name for name, config in made.items() if config.dtype == "float32"} == {
         *["depth", "language", "language_course", "language_noise"],
         *MIXING[1:],
         *ENCODERS,
     }
-    assert {name for name, config in made.items() if config.quantities != ["frobenius"]} == {
+    assert {
+        name for name, config in made.items() if config.quantities != ["frobenius"]
+    } == {
         "entries",
         "network",
         *FOR_CLAIMS,
@@ -212,14 +335,33 @@ def test_every_figure_names_itself_and_a_sweep_that_exists(figure: str) -> None:
 
 def test_figures_come_in_the_order_of_their_configuration() -> None:
     found = [figure for figure in shipped_figures() if figure.group != FigureGroup.own]
-    assert [figure.name for figure in found if figure.group != FigureGroup.follow_up] == IN_ORDER
+    assert [
+        figure.name for figure in found if figure.group != FigureGroup.follow_up
+    ] == IN_ORDER
     follow_ups = [figure for figure in found if figure.group == FigureGroup.follow_up]
     assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
     assert all(figure.order >= 200 for figure in follow_ups)
-    along = [figure.name for figure in follow_ups if 210 <= figure.order < 220 or 240 <= figure.order < 270]
-    assert along == [*ALONG, "blocks_after", "temperature_model", *APPROXIMATIONS, *RACE, *COMPONENTS]
+    along = [
+        figure.name
+        for figure in follow_ups
+        if 210 <= figure.order < 220 or 240 <= figure.order < 270
+    ]
+    assert along == [
+        *ALONG,
+        "blocks_after",
+        "temperature_model",
+        *APPROXIMATIONS,
+        *RACE,
+        *COMPONENTS,
+    ]
     here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
-    assert here == [*LANDSCAPE, "sublayers_groups", "gpt2", "sublayers_steps", *ENCODERS]
+    assert here == [
+        *LANDSCAPE,
+        "sublayers_groups",
+        "gpt2",
+        "sublayers_steps",
+        *ENCODERS,
+    ]
     text = [figure.name for figure in follow_ups if figure.order >= 270]
     assert text == [
         *LANGUAGE[:3],
@@ -232,13 +374,20 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     ]
     assert len({figure.order for figure in found}) == len(found)
     assert theory_studies() == ["scalar", "bounds"]
-    by_group = {group: [one.name for one in found if one.group == group] for group in FigureGroup}
+    by_group = {
+        group: [one.name for one in found if one.group == group]
+        for group in FigureGroup
+    }
     assert by_group[FigureGroup.beyond][:2] == ["post_layernorm", "blocks"]
     assert by_group[FigureGroup.study] == theory_studies()
 
 
 def test_what_was_published_is_said_once() -> None:
-    numbers = {one.name: one.sweep for one in shipped_figures() if one.published == Published.numbers}
+    numbers = {
+        one.name: one.sweep
+        for one in shipped_figures()
+        if one.published == Published.numbers
+    }
     assert numbers == {
         "3a": "sigma",
         "3b": "layernorm",
@@ -248,11 +397,19 @@ def test_what_was_published_is_said_once() -> None:
         "7": "softmax",
         "8": "mlp",
     }
-    assert {one.name for one in shipped_figures() if one.published == Published.pictures} == {"1", "4"}
+    assert {
+        one.name for one in shipped_figures() if one.published == Published.pictures
+    } == {"1", "4"}
 
 
 def test_names_sort_by_their_numbers() -> None:
-    assert sorted(["eq5", "10", "3b", "3a", "1"], key=natural) == ["1", "3a", "3b", "10", "eq5"]
+    assert sorted(["eq5", "10", "3b", "3a", "1"], key=natural) == [
+        "1",
+        "3a",
+        "3b",
+        "10",
+        "eq5",
+    ]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -263,7 +420,9 @@ def test_every_choice_has_a_line_of_help(group: str) -> None:
 
 def test_every_setting_has_a_line_of_help() -> None:
     groups = [
-        field.name for field in dataclasses.fields(Config) if dataclasses.is_dataclass(getattr(Config(), field.name))
+        field.name
+        for field in dataclasses.fields(Config)
+        if dataclasses.is_dataclass(getattr(Config(), field.name))
     ]
     assert groups == list(GROUPS)
     for key, setting in settings().items():
@@ -272,8 +431,17 @@ def test_every_setting_has_a_line_of_help() -> None:
 
 def test_the_defaults_are_the_papers() -> None:
     config = job().config
-    assert (config.seeds, config.first_seed, config.dtype, config.estimator.num_probes) == (20, 1234, "float64", 20)
-    assert (config.model.d_model, config.task.batch_size, config.task.digits) == (128, 64, 5)
+    assert (
+        config.seeds,
+        config.first_seed,
+        config.dtype,
+        config.estimator.num_probes,
+    ) == (20, 1234, "float64", 20)
+    assert (config.model.d_model, config.task.batch_size, config.task.digits) == (
+        128,
+        64,
+        5,
+    )
     assert (config.grid.low, config.grid.high, config.grid.points) == (0.01, 10.0, 20)
     assert config.estimator.method == "auto"
 
@@ -290,17 +458,24 @@ def test_the_schema_and_the_plain_form_agree() -> None:
     assert plain == as_plain(job("sweep.about=").config) | {"sweep": plain["sweep"]}
 
 
-@pytest.mark.parametrize("text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"])
+@pytest.mark.parametrize(
+    "text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"]
+)
 @pytest.mark.long
 def test_any_text_can_be_quoted(text: str) -> None:
     assert job(f"output_dir={hydra_quoted(text)}").config.output_dir == text
 
 
 # Words that are plain are written as they are, and read as numbers where they are some.
-TEXTS = st.text(alphabet="a1 \\'\"$,=[]{}:~+%#()\n\u00e9", max_size=8).filter(lambda text: not text.isalnum())
+TEXTS = st.text(alphabet="a1 \\'\"$,=[]{}:~+%#()\n\u00e9", max_size=8).filter(
+    lambda text: not text.isalnum()
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | TEXTS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=2)
+    ),
     max_leaves=5,
 )
 
@@ -310,4 +485,7 @@ VALUES = st.recursive(
 @example("ends with \\\n")
 @settings_of_hypothesis(max_examples=200, deadline=None)
 def test_any_value_of_pythons_is_read_back_as_it_is(value: object) -> None:
-    assert OverridesParser.create().parse_override(as_word("figure.title", value)).value() == value
+    assert (
+        OverridesParser.create().parse_override(as_word("figure.title", value)).value()
+        == value
+    )

@@ -28,7 +28,13 @@ SMALL = (*SIZES, "estimator=hutchinson", "blocks=each")
 SUMS = (*SMALL, "task.digits=1")
 NETWORKS = {
     "transformer": (*SUMS, "model.n_heads=2"),
-    "normed": (*SUMS, "model.n_heads=2", "model.norm=pre", "model.scores=softcap", "model.attention=sigmoid"),
+    "normed": (
+        *SUMS,
+        "model.n_heads=2",
+        "model.norm=pre",
+        "model.scores=softcap",
+        "model.attention=sigmoid",
+    ),
     "differential": (
         *SUMS,
         "model.n_heads=2",
@@ -37,14 +43,26 @@ NETWORKS = {
         "model.sink_beta=2",
     ),
     "text": (*SMALL, "task=text", "task.length=8", "model.n_heads=2"),
-    "self_attention": (*SUMS, "model=self_attention", "task=gaussian", "model.n_heads=2"),
+    "self_attention": (
+        *SUMS,
+        "model=self_attention",
+        "task=gaussian",
+        "model.n_heads=2",
+    ),
     "mlp": (*SUMS, "model=mlp"),
     "mlp of a width": (*SUMS, "model=mlp", "model.d_mlp=6"),
     "linear_mlp": (*SUMS, "model=linear_mlp"),
     "vit": (*SMALL, "model=vit", "task=digits"),
     "cnn": (*SMALL, "model=cnn", "task=digits"),
     "cnn with norms": (*SMALL, "model=cnn", "task=digits", "model.norm=post"),
-    "huggingface": (*SMALL, "model=huggingface", "task=tokens", "task.length=6", "model.n_heads=2", "model.n_layers=1"),
+    "huggingface": (
+        *SMALL,
+        "model=huggingface",
+        "task=tokens",
+        "task.length=6",
+        "model.n_heads=2",
+        "model.n_layers=1",
+    ),
     "python": (*SMALL[2:], "model=python", "task=python", "model.factory=net.py:make"),
 }
 STATES = {
@@ -54,11 +72,20 @@ STATES = {
 }
 MEASURED = {
     "losses": ("quantities=[loss,held_out_loss]",),
-    "updates": ("quantities=[critical_step,batch_sharpness]", "training.schedule=constant"),
-    "landscape": ("quantities=[landscape_difference,landscape_subspace]", "landscape.distance=0.1"),
+    "updates": (
+        "quantities=[critical_step,batch_sharpness]",
+        "training.schedule=constant",
+    ),
+    "landscape": (
+        "quantities=[landscape_difference,landscape_subspace]",
+        "landscape.distance=0.1",
+    ),
     "walks": ("quantities=[descent,critical_points]",),
     "spectra": ("quantities=[density,largest_eigenvalue]",),
-    "compressed": ("quantities=[pruning,quantisation,approximations]", "estimator=dense"),
+    "compressed": (
+        "quantities=[pruning,quantisation,approximations]",
+        "estimator=dense",
+    ),
 }
 VALUES: dict[str, tuple[str, ...]] = {
     "task.path": ("words.txt",),
@@ -100,7 +127,15 @@ VALUES: dict[str, tuple[str, ...]] = {
     "memory": ("7GB",),
 }
 # Nothing of these is a number: who measures, where, how tables are read and named.
-NOT_OF_KEYS = {Role.machine, Role.command, Role.reading, Role.flag, Role.fit, Role.label, Role.means}
+NOT_OF_KEYS = {
+    Role.machine,
+    Role.command,
+    Role.reading,
+    Role.flag,
+    Role.fit,
+    Role.label,
+    Role.means,
+}
 
 
 def values(one: Setting) -> tuple[str, ...]:
@@ -124,10 +159,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body += "    net = torch.nn.Linear(3, 2)\n"
     body += "    return net, b * torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), 'cross_entropy'\n"
     (tmp_path / "net.py").write_text(body)
-    (tmp_path / "other.py").write_text(body.replace("Linear(3, 2)", "Linear(3, 2, bias=False)"))
+    (tmp_path / "other.py").write_text(
+        body.replace("Linear(3, 2)", "Linear(3, 2, bias=False)")
+    )
     network = drawn(compose(NETWORKS["transformer"]).config, sigma=0.3, seed=1).network
     torch.save(network.state_dict(), tmp_path / "weights.pt")
-    torch.save({name: 2 * weight for name, weight in network.state_dict().items()}, tmp_path / "other.pt")
+    torch.save(
+        {name: 2 * weight for name, weight in network.state_dict().items()},
+        tmp_path / "other.pt",
+    )
     monkeypatch.chdir(tmp_path)
 
 
@@ -152,7 +192,9 @@ def planned(job: Job) -> tuple[set[str], list[str]]:
 
 def others(base: Job, one: Setting) -> list[str]:
     """Return values that are not what it has."""
-    return [value for value in values(one) if value != typed(value_of(base.first, one.key))]
+    return [
+        value for value in values(one) if value != typed(value_of(base.first, one.key))
+    ]
 
 
 def outcome(base: Job, known: set[str], one: Setting) -> str:
@@ -163,10 +205,14 @@ def outcome(base: Job, known: set[str], one: Setting) -> str:
             made, notes = planned(changed(base, one.key, value))
             is_noted = is_of(one.key, notes)
             assert made == known or not is_noted, f"{one.key} is said to change nothing"
-            found.append("changes" if made != known else "noted" if is_noted else "same")
+            found.append(
+                "changes" if made != known else "noted" if is_noted else "same"
+            )
         except UserError:
             found.append("refused")
-    return next((what for what in ("changes", "same", "noted") if what in found), "refused")
+    return next(
+        (what for what in ("changes", "same", "noted") if what in found), "refused"
+    )
 
 
 def is_of(key: str, notes: list[str]) -> bool:
@@ -179,7 +225,11 @@ def outcomes(words: tuple[str, ...]) -> dict[str, str]:
     base = compose(words)
     known = keys(base)
     given = {word.partition("=")[0] for word in words}
-    told = [one for key, one in settings().items() if key not in given and one.role not in NOT_OF_KEYS]
+    told = [
+        one
+        for key, one in settings().items()
+        if key not in given and one.role not in NOT_OF_KEYS
+    ]
     return {one.key: outcome(base, known, one) for one in told}
 
 
@@ -192,33 +242,49 @@ EVERY = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", EVERY)
-def test_a_setting_changes_a_key_or_is_of_none_or_is_noted_or_refused(name: str, here: None) -> None:
+def test_a_setting_changes_a_key_or_is_of_none_or_is_noted_or_refused(
+    name: str, here: None
+) -> None:
     found = outcomes(EVERY[name])
     idle = {key for key, what in found.items() if what == "same"}
-    watching = {key for key, one in settings().items() if one.says.watches and name in STATES}
+    watching = {
+        key for key, one in settings().items() if one.says.watches and name in STATES
+    }
     assert idle <= watching | {"estimator.variance_share"}
     # Its share settles probes only once pilots are measured: it is noted where there are none by other settings.
     variants = Sweep(compose(EVERY[name]).variants).variants
-    assert ("estimator.variance_share" in idle) == any(variant.may_have_pilots for variant in variants)
+    assert ("estimator.variance_share" in idle) == any(
+        variant.may_have_pilots for variant in variants
+    )
     assert {"changes", "noted", "refused"} <= set(found.values())
 
 
+# A change of the size that is matched may be less than half a hidden unit.
 WITHOUT_EFFECT = {
-    "mlp": {"model.norm"},  # a change of the size that is matched may be less than half a hidden unit
+    "mlp": {"model.norm"},
     "huggingface": {"model.random"},  # as it is without a folder
 }
 
 
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "python"])
 @pytest.mark.long
-def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(name: str, here: None) -> None:
+def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(
+    name: str, here: None
+) -> None:
     """Keys hold all settings of network and data, so that they do not tell."""
     base = compose(NETWORKS[name])
     known, given = measured(base), {word.partition("=")[0] for word in NETWORKS[name]}
-    told = [one for key, one in settings().items() if key.startswith(("model.", "task.")) and key not in given]
+    told = [
+        one
+        for key, one in settings().items()
+        if key.startswith(("model.", "task.")) and key not in given
+    ]
     idle = set()
     for one in told:
-        found = [measured_or_refused(changed(base, one.key, value), one.key) for value in others(base, one)]
+        found = [
+            measured_or_refused(changed(base, one.key, value), one.key)
+            for value in others(base, one)
+        ]
         if known in found and not set(found) - {"refused", known}:
             idle.add(one.key)
     assert idle <= WITHOUT_EFFECT.get(name, set())
@@ -239,7 +305,9 @@ def measured(job: Job) -> str:
     numbers = [
         row["value"]
         for name in ("loss", "gradient_norm")
-        for row in quantity(name).measured(problem, asked_of(quantity(name), blocks, At(job.first, 0.7, 5))).rows
+        for row in quantity(name)
+        .measured(problem, asked_of(quantity(name), blocks, At(job.first, 0.7, 5)))
+        .rows
     ]
     weights = hashlib.sha256()
     for key, weight in problem.network.state_dict().items():
@@ -258,13 +326,21 @@ def test_a_setting_that_means_another_implies_it_and_says_so(
     words: tuple[str, ...], here: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = VERBS["run"].job([*words, "blocks=each", "seeds=1"][: len(words) + 2])
-    assert {key: str(value_of(job.first, key)) for key in IMPLIED[words]} == IMPLIED[words]
+    assert {key: str(value_of(job.first, key)) for key in IMPLIED[words]} == IMPLIED[
+        words
+    ]
     said = capsys.readouterr().err
-    assert f"note: {words[0].partition('=')[0]} implies" in said and job.words[-1].split("=")[0] in said
+    assert (
+        f"note: {words[0].partition('=')[0]} implies" in said
+        and job.words[-1].split("=")[0] in said
+    )
 
 
 def test_what_contradicts_an_implication_is_refused(here: None) -> None:
-    for words in (["model.factory=net.py:make", "model=gpt2"], ["state.path=weights.pt", "state=initialised"]):
+    for words in (
+        ["model.factory=net.py:make", "model=gpt2"],
+        ["state.path=weights.pt", "state=initialised"],
+    ):
         with pytest.raises(UserError, match=rf"^{words[0].partition('=')[0]}"):
             VERBS["run"].job(words)
 
@@ -276,13 +352,26 @@ def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path: Path) -> None:
     plain = VERBS["run"].job(["sweep=sigma"])
     known = {cell.key for cell in Sweep(plain.variants).cells}
     job = VERBS["run"].job(["sweep=mine"], tmp_path)
-    assert planned(job) == (known, ["model.softcap is read with model.scores=softcap alone"])
+    assert planned(job) == (
+        known,
+        ["model.softcap is read with model.scores=softcap alone"],
+    )
     file.write_text("# @package _global_\nsweep: {name: mine}\ntraining: {steps: 7}\n")
     job = VERBS["run"].job(["sweep=mine"], tmp_path)
-    assert planned(job) == (known, ["training.steps: nothing is trained, and no quantity takes updates"])
+    assert planned(job) == (
+        known,
+        ["training.steps: nothing is trained, and no quantity takes updates"],
+    )
 
 
-@pytest.mark.parametrize("words", [("training=gd",), ("spectrum=zhang",), ("grid=linear", "model=cnn", "task=digits")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("training=gd",),
+        ("spectrum=zhang",),
+        ("grid=linear", "model=cnn", "task=digits"),
+    ],
+)
 def test_a_preset_of_which_nothing_is_read_is_noted(words: tuple[str, ...]) -> None:
     job = VERBS["run"].job([*words, "blocks=each"])
     (note,) = Sweep(job.variants, job.asked).unread
@@ -290,8 +379,14 @@ def test_a_preset_of_which_nothing_is_read_is_noted(words: tuple[str, ...]) -> N
 
 
 UNREAD = {
-    ("quantities=[density]", "estimator=dense"): "estimator.method: nothing that is measured reads it",
-    ("model.sink=both", "model.sink_beta=0"): "model.sink is read with model.sink_beta other than 0.0 alone",
+    (
+        "quantities=[density]",
+        "estimator=dense",
+    ): "estimator.method: nothing that is measured reads it",
+    (
+        "model.sink=both",
+        "model.sink_beta=0",
+    ): "model.sink is read with model.sink_beta other than 0.0 alone",
     ("quantities=[hessian_distance]", "landscape.permutations=20"): (
         "landscape.permutations: nothing that is measured reads it"
     ),
@@ -301,33 +396,51 @@ UNREAD = {
     ("model.mlp=none", "model.d_mlp=7"): (
         "model.d_mlp is read with model.mlp=relu|gelu|linear|silu|swiglu|geglu alone"
     ),
-    ("grid.values=[0.1,1]", "grid.points=7"): "grid.points is read with grid.values=null alone",
+    (
+        "grid.values=[0.1,1]",
+        "grid.points=7",
+    ): "grid.points is read with grid.values=null alone",
 }
 
 
 @pytest.mark.parametrize("words", UNREAD, ids=" ".join)
-def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(words: tuple[str, ...]) -> None:
+def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(
+    words: tuple[str, ...],
+) -> None:
     *plain, further = words
     plain = [] if words[0] == "model.sink=both" else plain
-    base, job = (VERBS["run"].job([*SIZES, "task.digits=1", *given]) for given in (plain, words))
+    base, job = (
+        VERBS["run"].job([*SIZES, "task.digits=1", *given]) for given in (plain, words)
+    )
     assert planned(job) == (planned(base)[0], [UNREAD[words]])
     assert job.words[-1] == further
 
 
 @pytest.mark.parametrize(
-    ("word", "said"), [("model.softcap=-7", "model.softcap"), ("model.softcapp=7", "model.softcapp")]
+    ("word", "said"),
+    [("model.softcap=-7", "model.softcap"), ("model.softcapp=7", "model.softcapp")],
 )
-def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word: str, said: str) -> None:
+def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(
+    word: str, said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         VERBS["run"].job([word])
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sweep", [name for name in names("sweep") if not name.startswith(("trained_", "network"))])
+@pytest.mark.parametrize(
+    "sweep",
+    [name for name in names("sweep") if not name.startswith(("trained_", "network"))],
+)
 def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
     base = VERBS["run"].job([f"sweep={sweep}", "seeds=1"])
     reads_softcap = any(config.model.scores == "softcap" for _, config in base.variants)
-    for word in ("model.softcap=7", "landscape.permutations=9", "spectrum.steps=9", "compression.damping=3"):
+    for word in (
+        "model.softcap=7",
+        "landscape.permutations=9",
+        "spectrum.steps=9",
+        "compression.damping=3",
+    ):
         if word == "model.softcap=7" and reads_softcap:
             continue
         job = VERBS["run"].job([f"sweep={sweep}", "seeds=1", word])
@@ -338,14 +451,25 @@ def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
 def test_one_variant_that_reads_a_setting_is_enough() -> None:
     vary = "sweep.variants=[{model.scores: softcap}, {model.scores: plain}]"
     VERBS["run"].job([vary, "model.softcap=50.0"])
-    with pytest.raises(UserError, match=r"model.n_heads: kind=linear_mlp does not read it"):
+    with pytest.raises(
+        UserError, match=r"model.n_heads: kind=linear_mlp does not read it"
+    ):
         VERBS["run"].job(["model=linear_mlp", "sweep.vary={model.n_heads: [1, 2]}"])
 
 
 def test_an_entry_of_an_open_setting_is_read_with_it(here: None) -> None:
-    job = VERBS["run"].job([*NETWORKS["python"], "model.options.c=2", "sweep.vary={model.options.b: [1, 2]}"])
+    job = VERBS["run"].job(
+        [
+            *NETWORKS["python"],
+            "model.options.c=2",
+            "sweep.vary={model.options.b: [1, 2]}",
+        ]
+    )
     assert len(Sweep(job.variants, job.asked).variants) == 2
-    for words in (["model.options.seed=1"], ["sweep.vary={model.options.sigma: [0.1, 1]}"]):
+    for words in (
+        ["model.options.seed=1"],
+        ["sweep.vary={model.options.sigma: [0.1, 1]}"],
+    ):
         job = VERBS["run"].job([*NETWORKS["python"], *words])
         with pytest.raises(UserError, match="the sweep runs over"):
             Sweep(job.variants, job.asked)

@@ -25,7 +25,9 @@ def test_the_published_sigmas_are_met() -> None:
 
 
 def test_linear_spacing() -> None:
-    assert sigma_values(GridConfig(spacing=Spacing.linear, low=0.1, high=1.0, points=4)) == [0.1, 0.4, 0.7, 1.0]
+    assert sigma_values(
+        GridConfig(spacing=Spacing.linear, low=0.1, high=1.0, points=4)
+    ) == [0.1, 0.4, 0.7, 1.0]
 
 
 def test_given_values_are_sorted() -> None:
@@ -38,4 +40,6 @@ def test_one_point_is_the_low_end() -> None:
 
 def test_values_print_exactly() -> None:
     """A sigma read back from a table is the sigma that keyed the cell."""
-    assert all(float(f"{value:.12g}") == value for value in sigma_values(GridConfig(points=37)))
+    assert all(
+        float(f"{value:.12g}") == value for value in sigma_values(GridConfig(points=37))
+    )

@@ -55,7 +55,9 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("reference", REFERENCES)
-def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path: Path, place: str, reference: str) -> None:
+def test_a_file_of_ones_own_refers_to_settings_alone(
+    tmp_path: Path, place: str, reference: str
+) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/mine.yaml").write_text(PLACES[place].format(reference))
     with pytest.raises(UserError) as caught:
@@ -72,7 +74,9 @@ def test_so_do_words_of_the_command_line(key: str, reference: str) -> None:
     assert SECRET not in str(caught.value) and caught.value.remedy
 
 
-def test_nothing_is_written_where_a_word_refers_to_the_environment(cli: Cli, tmp_path: Path) -> None:
+def test_nothing_is_written_where_a_word_refers_to_the_environment(
+    cli: Cli, tmp_path: Path
+) -> None:
     for verb in ("run", "slopes", "export"):
         answer = cli(verb, "sweep=sigma", "output_dir=${oc.env:SECRET}")
         assert answer.code == 2 and SECRET not in answer.out + answer.err
@@ -95,31 +99,49 @@ def test_another_thread_sees_what_is_the_applications() -> None:
     def other() -> Any:
         OmegaConf.register_new_resolver("late", lambda: 4, replace=True)
         text = OmegaConf.create({"a": "${oc.env:SECRET}${late:}"}).a
-        return text, GlobalHydra.instance(), [*Singleton.get_state()["omegaconf_resolvers"]]
+        return (
+            text,
+            GlobalHydra.instance(),
+            [*Singleton.get_state()["omegaconf_resolvers"]],
+        )
 
     before = [*BaseContainer._resolvers]
     with _own_hydra(), ThreadPoolExecutor(1) as pool:
         assert pool.submit(other).result() == (f"{SECRET}4", hydra, [*before, "late"])
-        assert [*BaseContainer._resolvers] == [] and Singleton._instances.get(GlobalHydra, none) is none
+        assert [*BaseContainer._resolvers] == [] and Singleton._instances.get(
+            GlobalHydra, none
+        ) is none
     assert OmegaConf.create({"a": "${late:}"}).a == 4
     with _no_resolvers(), ThreadPoolExecutor(1) as pool:
         pool.submit(OmegaConf.clear_resolvers).result()
-    assert not OmegaConf.has_resolver("late") and isinstance(BaseContainer._resolvers, dict)
+    assert not OmegaConf.has_resolver("late") and isinstance(
+        BaseContainer._resolvers, dict
+    )
 
 
 def test_a_setting_may_be_another_ones(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
-    (tmp_path / "sweep/mine.yaml").write_text("# @package _global_\nsweep: {name: mine}\nseeds: ${model.n_layers}\n")
+    (tmp_path / "sweep/mine.yaml").write_text(
+        "# @package _global_\nsweep: {name: mine}\nseeds: ${model.n_layers}\n"
+    )
     job = checked_job(["sweep=mine", "model.n_layers=2"], own_folder(str(tmp_path)))
     assert job.config.seeds == 2
 
 
-@pytest.mark.parametrize("default", ["/other/x", "/other@sweep: x", "sub/x", "/sweep/sub/x", "../x"])
-def test_a_default_elsewhere_is_refused_for_what_it_holds(tmp_path: Path, default: str) -> None:
+@pytest.mark.parametrize(
+    "default", ["/other/x", "/other@sweep: x", "sub/x", "/sweep/sub/x", "../x"]
+)
+def test_a_default_elsewhere_is_refused_for_what_it_holds(
+    tmp_path: Path, default: str
+) -> None:
     for folder in ("sweep/sub", "other"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "x.yaml").write_text("about: ${oc.env:SECRET}\n")
-    (tmp_path / "sweep/mine.yaml").write_text(f"# @package _global_\ndefaults:\n  - {default}\nsweep: {{name: mine}}\n")
-    with pytest.raises(UserError, match=r"there is no|unsupported interpolation type") as caught:
+    (tmp_path / "sweep/mine.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - {default}\nsweep: {{name: mine}}\n"
+    )
+    with pytest.raises(
+        UserError, match=r"there is no|unsupported interpolation type"
+    ) as caught:
         checked_job(["sweep=mine"], own_folder(str(tmp_path)))
     assert SECRET not in str(caught.value) and caught.value.remedy

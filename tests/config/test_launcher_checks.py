@@ -6,14 +6,26 @@ import pytest
 
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Launcher
-from hessfig.config.machine import WORKER, card_of, memory, memory_of_worker, size_in_bytes, slurm_memory
+from hessfig.config.machine import (
+    WORKER,
+    card_of,
+    memory,
+    memory_of_worker,
+    size_in_bytes,
+    slurm_memory,
+)
 from hessfig.config.schema import Config, LauncherConfig
 from hessfig.errors import UserError
 
 
 @pytest.mark.parametrize(
     ("text", "slurm", "size"),
-    [("16GB", "16G", 2**34), ("500mb", "500M", 500 * 2**20), ("2T", "2T", 2**41), ("1 KB", "1K", 1024)],
+    [
+        ("16GB", "16G", 2**34),
+        ("500mb", "500M", 500 * 2**20),
+        ("2T", "2T", 2**41),
+        ("1 KB", "1K", 1024),
+    ],
 )
 def test_a_size_is_what_slurm_understands(text: str, slurm: str, size: int) -> None:
     assert slurm_memory(text) == slurm and size_in_bytes(text) == size
@@ -22,12 +34,28 @@ def test_a_size_is_what_slurm_understands(text: str, slurm: str, size: int) -> N
 def test_a_worker_has_the_memory_that_is_asked_of_slurm() -> None:
     asked = LauncherConfig(kind=Launcher.slurm, memory="4TB")
     assert memory_of_worker(Config(launcher=asked)) == 2**42
-    assert memory_of_worker(Config(launcher=LauncherConfig(kind=Launcher.slurm))) == memory()
+    assert (
+        memory_of_worker(Config(launcher=LauncherConfig(kind=Launcher.slurm)))
+        == memory()
+    )
     assert memory_of_worker(Config(launcher=LauncherConfig(memory="4TB"))) == memory()
 
 
-GOOD = [("time", "90"), ("time", "1:30:00"), ("time", "2-00:00:00"), ("partition", "gpu,main"), ("memory", "8G")]
-BAD = [("time", "1:30"), ("time", "0"), ("time", "soon"), ("memory", "16"), ("memory", "0GB"), ("account", "")]
+GOOD = [
+    ("time", "90"),
+    ("time", "1:30:00"),
+    ("time", "2-00:00:00"),
+    ("partition", "gpu,main"),
+    ("memory", "8G"),
+]
+BAD = [
+    ("time", "1:30"),
+    ("time", "0"),
+    ("time", "soon"),
+    ("memory", "16"),
+    ("memory", "0GB"),
+    ("account", ""),
+]
 
 
 @pytest.mark.parametrize(("key", "value"), GOOD)
@@ -48,9 +76,12 @@ def test_what_is_no_option_is_refused(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "cards", "card"), [(0, 1, "cuda"), (0, 4, "cuda:0"), (5, 4, "cuda:1"), (3, 0, "cuda")]
+    ("worker", "cards", "card"),
+    [(0, 1, "cuda"), (0, 4, "cuda:0"), (5, 4, "cuda:1"), (3, 0, "cuda")],
 )
-def test_workers_take_cards_in_turn(worker: int, cards: int, card: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_take_cards_in_turn(
+    worker: int, cards: int, card: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
     monkeypatch.setenv(WORKER, str(worker))
     assert card_of("cuda") == card

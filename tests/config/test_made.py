@@ -38,18 +38,30 @@ def other(folder: Path, asked: Job, keys: set[str] | None = None) -> list[str]:
 
 def test_no_manifest_contradicts_nothing(tmp_path: Path) -> None:
     assert manifest_of(tmp_path) is None
-    assert matching_folder(job("seeds=3", f"output_dir='{tmp_path}'")) == tmp_path / "sigma"
+    assert (
+        matching_folder(job("seeds=3", f"output_dir='{tmp_path}'"))
+        == tmp_path / "sigma"
+    )
 
 
 def test_every_setting_that_makes_other_numbers_counts(tmp_path: Path) -> None:
-    made(tmp_path, "model.norm=pre", "seeds=3", "workers=2", "tolerance=0.2", "sweep.windows=[]")
+    made(
+        tmp_path,
+        "model.norm=pre",
+        "seeds=3",
+        "workers=2",
+        "tolerance=0.2",
+        "sweep.windows=[]",
+    )
     assert other(tmp_path, job()) == ["model.norm=pre (now none)", "seeds=3 (now 20)"]
     assert other(tmp_path, job("model.norm=pre", "seeds=3")) == []
 
 
 def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path: Path) -> None:
     made(tmp_path, "model.norm=pre", "seeds=3")
-    assert other(tmp_path, job("model.norm=none"), {"model.norm"}) == ["model.norm=pre (now none)"]
+    assert other(tmp_path, job("model.norm=none"), {"model.norm"}) == [
+        "model.norm=pre (now none)"
+    ]
     assert other(tmp_path, job("model.norm=pre"), {"model.norm"}) == []
     assert other(tmp_path, job("sweep=sigma"), {"sweep"}) == []
 
@@ -68,26 +80,36 @@ def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.long
-def test_lists_groups_and_variants_are_compared_too(tmp_path: Path, asked: str, message: str) -> None:
+def test_lists_groups_and_variants_are_compared_too(
+    tmp_path: Path, asked: str, message: str
+) -> None:
     made(tmp_path)
     with pytest.raises(UserError) as caught:
         matching_folder(job(asked, f"output_dir='{tmp_path}'"))
     assert message in str(caught.value)
     assert "is from another config" in str(caught.value)
-    assert caught.value.got and caught.value.allowed and "hessfig run sweep=sigma" in caught.value.remedy
+    assert (
+        caught.value.got
+        and caught.value.allowed
+        and "hessfig run sweep=sigma" in caught.value.remedy
+    )
 
 
 def test_a_table_that_is_missing_is_one_command_away(tmp_path: Path) -> None:
     asked = job(f"output_dir={tmp_path}", "seeds=3", "tolerance=0.2", "sweep=depth")
     with pytest.raises(UserError, match=r"depth/table.csv is missing") as caught:
         table_folder(asked)
-    assert caught.value.remedy == f"hessfig run sweep=depth seeds=3 output_dir={tmp_path}"
+    assert (
+        caught.value.remedy == f"hessfig run sweep=depth seeds=3 output_dir={tmp_path}"
+    )
 
 
 def test_one_depth_is_not_all_of_them(tmp_path: Path) -> None:
     made(tmp_path, "sweep=depth")
     asked = job("sweep=depth", "model.n_layers=1")
-    assert other(tmp_path, asked, {"sweep", "model.n_layers"}) == ["model.n_layers=[1, 2, 3, 4, 5] (now 1)"]
+    assert other(tmp_path, asked, {"sweep", "model.n_layers"}) == [
+        "model.n_layers=[1, 2, 3, 4, 5] (now 1)"
+    ]
     assert other(tmp_path, job("sweep=depth")) == []
 
 
@@ -99,12 +121,17 @@ def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path: Path) -> None:
     assert other(tmp_path, job()) == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999],
+)
 @pytest.mark.long
 def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "sigma").mkdir()
     (tmp_path / "sigma/manifest.json").write_text(text)
-    with pytest.raises(UserError, match=r"not a manifest(.|\n)*hessfig run sweep=sigma") as caught:
+    with pytest.raises(
+        UserError, match=r"not a manifest(.|\n)*hessfig run sweep=sigma"
+    ) as caught:
         matching_folder(job(f"output_dir='{tmp_path}'"))
     assert caught.value.got and caught.value.allowed
 
@@ -117,15 +144,23 @@ ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
     [
         (["sweep=sigma"], f"sweep sigma: {ABOUT}"),
         (["sweep=sigma", "sweep.name=mine", "workers=1"], f"sweep mine: {ABOUT}"),
-        (["sweep=sigma", "model.norm=post"], f"sweep sigma (preset: {ABOUT}) with model.norm=post"),
-        (["model.d_model=8", "sweep.name=m"], f"sweep m (preset sigma: {ABOUT}) with model.d_model=8"),
+        (
+            ["sweep=sigma", "model.norm=post"],
+            f"sweep sigma (preset: {ABOUT}) with model.norm=post",
+        ),
+        (
+            ["model.d_model=8", "sweep.name=m"],
+            f"sweep m (preset sigma: {ABOUT}) with model.d_model=8",
+        ),
         (["sweep=depth", "model.n_layers=2"], "with model.n_layers=2"),
         (["sweep=training", "state.step=[0,1]"], "8 steps) with state.step=[0, 1]"),
         (["sweep=sigma", "seeds=2", "sweep.about=mine"], "sweep sigma: mine"),
         (["sweep.about='\x1b[31mred'"], "sweep sigma: ?[31mred"),
     ],
 )
-def test_the_title_holds_while_settings_are_the_presets(words: list[str], said: str) -> None:
+def test_the_title_holds_while_settings_are_the_presets(
+    words: list[str], said: str
+) -> None:
     assert title(job(*words)).endswith(said)
 
 
@@ -134,14 +169,43 @@ def test_the_title_holds_while_settings_are_the_presets(words: list[str], said: 
     [
         (["sweep=sigma"], "hessfig run sweep=sigma", "sigma", [], []),
         (["sweep=sigma", "seeds=3"], "", "sigma", ["seeds"], []),
-        (["sweep=layernorm", "sweep.name=mine"], "hessfig run sweep=layernorm", "layernorm", [], []),
-        (["sweep.name=mine", "model.norm=pre"], "hessfig run x=1", "sigma", ["model.norm"], ["model.norm"]),
-        (["sweep=mlp", "model.n_layers=3"], "hessfig run sweep=mlp", "mlp", ["model.n_layers"], []),
-        (["sweep=sigma", "task.seed=3"], "hessfig run sweep='sigma", "sigma", ["task.seed"], []),
+        (
+            ["sweep=layernorm", "sweep.name=mine"],
+            "hessfig run sweep=layernorm",
+            "layernorm",
+            [],
+            [],
+        ),
+        (
+            ["sweep.name=mine", "model.norm=pre"],
+            "hessfig run x=1",
+            "sigma",
+            ["model.norm"],
+            ["model.norm"],
+        ),
+        (
+            ["sweep=mlp", "model.n_layers=3"],
+            "hessfig run sweep=mlp",
+            "mlp",
+            ["model.n_layers"],
+            [],
+        ),
+        (
+            ["sweep=sigma", "task.seed=3"],
+            "hessfig run sweep='sigma",
+            "sigma",
+            ["task.seed"],
+            [],
+        ),
     ],
 )
 def test_the_preset_of_a_table_is_the_sweep_its_command_named(
-    tmp_path: Path, words: list[str], command: str, preset: str, changed: list[str], other: list[str]
+    tmp_path: Path,
+    words: list[str],
+    command: str,
+    preset: str,
+    changed: list[str],
+    other: list[str],
 ) -> None:
     path = made(tmp_path, *words)
     path.write_text(json.dumps({**json.loads(path.read_text()), "command": command}))

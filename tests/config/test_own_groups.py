@@ -51,13 +51,26 @@ def test_own_choices_come_after_the_shipped_ones(write: Write) -> None:
 
 def test_own_files_compose(write: Write) -> None:
     own = write(
-        sweep__mine=MINE, model__tiny="# Tiny\nd_model: 8\n", figure__f="name: f\nsweep: mine\nlayout: growth\n"
+        sweep__mine=MINE,
+        model__tiny="# Tiny\nd_model: 8\n",
+        figure__f="name: f\nsweep: mine\nlayout: growth\n",
     )
     found = job("sweep=mine", "figure=f", own=own)
     config = found.config
-    assert (config.sweep.name, config.model.d_model, config.estimator.method) == ("mine", 8, "hutchinson")
-    assert (config.figure.name, config.figure.sweep, config.figure.group) == ("f", "mine", "own")
-    assert [name for name, _ in found.variants] == ["model.n_heads=1", "model.n_heads=2"]
+    assert (config.sweep.name, config.model.d_model, config.estimator.method) == (
+        "mine",
+        8,
+        "hutchinson",
+    )
+    assert (config.figure.name, config.figure.sweep, config.figure.group) == (
+        "f",
+        "mine",
+        "own",
+    )
+    assert [name for name, _ in found.variants] == [
+        "model.n_heads=1",
+        "model.n_heads=2",
+    ]
     assert config.config_dir == str(own)
     assert Path(config.config_dir).is_absolute()
     assert found.of_sweep("depth").config.config_dir == str(own)
@@ -70,22 +83,56 @@ def test_own_choices_are_meant_too(write: Write) -> None:
 
 
 BAD = {
-    "nam": ("# @package _global_\nsweep: {name: bad, nam: x}", "no setting 'sweep.nam'", "did you mean 'sweep.name'"),
-    "top": ("# @package _global_\nseds: 3", "no setting 'seds'", "did you mean 'seeds'"),
+    "nam": (
+        "# @package _global_\nsweep: {name: bad, nam: x}",
+        "no setting 'sweep.nam'",
+        "did you mean 'sweep.name'",
+    ),
+    "top": (
+        "# @package _global_\nseds: 3",
+        "no setting 'seds'",
+        "did you mean 'seeds'",
+    ),
     "package": ("seeds: 3", "no setting 'sweep.seeds'", "# @package _global_"),
-    "value": ("# @package _global_\nseeds: x", "seeds must be a whole number", "seeds: x"),
-    "vary": ("# @package _global_\nsweep: {name: bad, vary: 3}", "sweep.vary must be", "{setting: values}"),
+    "value": (
+        "# @package _global_\nseeds: x",
+        "seeds must be a whole number",
+        "seeds: x",
+    ),
+    "vary": (
+        "# @package _global_\nsweep: {name: bad, vary: 3}",
+        "sweep.vary must be",
+        "{setting: values}",
+    ),
     "yaml": ("# @package _global_\nseeds: [", "is not YAML (line 2", "fix line 2"),
-    "twice": ("# @package _global_\nseeds: 1\nseeds: 2", "is not YAML (line 3", "duplicate key seeds"),
+    "twice": (
+        "# @package _global_\nseeds: 1\nseeds: 2",
+        "is not YAML (line 3",
+        "duplicate key seeds",
+    ),
     "list": ("- 3", "does not hold settings by name", "key: value"),
-    "choice": ("# @package _global_\ndefaults:\n  - override /model: gpt", "no model 'gpt'", "did you mean 'gpt2'"),
-    "name": ("# @package _global_\nsweep: {name: sigma}", "does not name itself", "sweep.name: bad"),
-    "nameless": ("# @package _global_\nseeds: 3", "does not name itself", "sweep.name: bad"),
+    "choice": (
+        "# @package _global_\ndefaults:\n  - override /model: gpt",
+        "no model 'gpt'",
+        "did you mean 'gpt2'",
+    ),
+    "name": (
+        "# @package _global_\nsweep: {name: sigma}",
+        "does not name itself",
+        "sweep.name: bad",
+    ),
+    "nameless": (
+        "# @package _global_\nseeds: 3",
+        "does not name itself",
+        "sweep.name: bad",
+    ),
 }
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_mistakes_are_named_with_their_file(write: Write, text: tuple[str, ...]) -> None:
+def test_mistakes_are_named_with_their_file(
+    write: Write, text: tuple[str, ...]
+) -> None:
     own = write(sweep__bad=text[0])
     with pytest.raises(UserError) as caught:
         checked_job(["sweep=bad"], own)
@@ -97,7 +144,10 @@ def test_mistakes_are_named_with_their_file(write: Write, text: tuple[str, ...])
 
 
 def test_a_file_that_nobody_chose_does_no_harm(write: Write) -> None:
-    assert job("sweep=sigma", own=write(sweep__bad="seeds: [")).config.sweep.name == "sigma"
+    assert (
+        job("sweep=sigma", own=write(sweep__bad="seeds: [")).config.sweep.name
+        == "sigma"
+    )
 
 
 def test_a_name_given_by_hand_is_the_users(write: Write) -> None:
@@ -128,7 +178,9 @@ def test_a_file_of_other_bytes(write: Write) -> None:
         own_folder(str(own))
 
 
-@pytest.mark.parametrize("text", ["5", "hello", "true", "''", "2001-01-01", "!!binary x", "|\n  a\n"])
+@pytest.mark.parametrize(
+    "text", ["5", "hello", "true", "''", "2001-01-01", "!!binary x", "|\n  a\n"]
+)
 def test_a_file_of_one_value(write: Write, text: str) -> None:
     with pytest.raises(UserError, match=r"mine\.yaml does not hold settings by name"):
         write(sweep__mine=text)
@@ -159,15 +211,23 @@ def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
     assert time.process_time() - started < 10
 
 
-@pytest.mark.parametrize("word", ["2:30:00", "1:30", "-1:30.5", "010", "yes", "No", "ON", "off"])
-def test_a_word_that_yaml_reads_as_something_else_is_refused(write: Write, word: str) -> None:
+@pytest.mark.parametrize(
+    "word", ["2:30:00", "1:30", "-1:30.5", "010", "yes", "No", "ON", "off"]
+)
+def test_a_word_that_yaml_reads_as_something_else_is_refused(
+    write: Write, word: str
+) -> None:
     """YAML 1.1 reads 2:30:00 as 9000, which Slurm takes for minutes: six days."""
-    with pytest.raises(UserError, match=rf"mine\.yaml, line 3: YAML reads this as .*\n.*{word}"):
+    with pytest.raises(
+        UserError, match=rf"mine\.yaml, line 3: YAML reads this as .*\n.*{word}"
+    ):
         write(launcher__mine=f"kind: slurm\ntasks: 2\ntime: {word}\n")
     assert write(launcher__mine=f'kind: slurm\ntasks: 2\ntime: "{word}"\n')
 
 
-@pytest.mark.parametrize("word", ["90", "0", "0.5", "1e-3", "true", "null", "1-00:00:00", "none", "0x10"])
+@pytest.mark.parametrize(
+    "word", ["90", "0", "0.5", "1e-3", "true", "null", "1-00:00:00", "none", "0x10"]
+)
 def test_other_words_are_read(write: Write, word: str) -> None:
     assert write(launcher__mine=f"time: {word}\n")
 

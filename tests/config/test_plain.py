@@ -20,11 +20,17 @@ KEYS_OF_0_1 = [
     (["sweep=mlp"], "7a59ca3e33a0fd7c641d654a", "db78f2640a61afb3a5ecf5b8"),
     (["sweep=eq5"], "2ef77f45e0a653ce5fd2a0bc", "ed308e8bf0e50c50166bb41f"),
     (["sweep=entries"], "882342a15df85b2be485f43b", "43e58f63b56ae3ca17c0871c"),
-    (["sweep=sigma", "quantities=[trace]", "blocks=[W_Q]"], "0a842bb63f110b2b8a2628ab", "0a842bb63f110b2b8a2628ab"),
+    (
+        ["sweep=sigma", "quantities=[trace]", "blocks=[W_Q]"],
+        "0a842bb63f110b2b8a2628ab",
+        "0a842bb63f110b2b8a2628ab",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("words", "first", "last"), KEYS_OF_0_1, ids=lambda words: str(words))
+@pytest.mark.parametrize(
+    ("words", "first", "last"), KEYS_OF_0_1, ids=lambda words: str(words)
+)
 def test_cells_keep_the_keys_of_0_1(words: list[str], first: str, last: str) -> None:
     variants = Sweep(configs(*words)).variants
     ends = (variants[0], variants[-1])
@@ -45,7 +51,9 @@ def test_added_settings_are_settings() -> None:
     assert set(keys.ADDED) <= set(settings())
 
 
-def test_an_added_setting_is_left_out_at_its_default_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_added_setting_is_left_out_at_its_default_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(keys, "ADDED", ("model.temperature",))
     added_defaults.cache_clear()
     try:

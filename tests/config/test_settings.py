@@ -9,7 +9,13 @@ import pytest
 from hessfig.config import keys
 from hessfig.config.facts import IN_MANIFEST, OF_NUMBERS, TABLE, VARIED, Role
 from hessfig.config.schema import GROUPS, Config
-from hessfig.config.settings import open_settings, role_of, settings, top_level, with_role
+from hessfig.config.settings import (
+    open_settings,
+    role_of,
+    settings,
+    top_level,
+    with_role,
+)
 from hessfig.errors import UserError
 from hessfig.verbs import VERBS
 
@@ -26,9 +32,29 @@ ADDED = {
         "model.scaled_weight",
         "model.weight_scale",
     ),
-    *("model.patch", "model.path", "model.random", "model.download", "model.architecture", "model.vocabulary"),
-    *("task.path", "task.length", "task.first_scored", "task.base", "training.curvature", "training.refresh"),
-    *("model.attention_bias", "model.differential_lambda", "model.differential_norm", "model.scores", "model.softcap"),
+    *(
+        "model.patch",
+        "model.path",
+        "model.random",
+        "model.download",
+        "model.architecture",
+        "model.vocabulary",
+    ),
+    *(
+        "task.path",
+        "task.length",
+        "task.first_scored",
+        "task.base",
+        "training.curvature",
+        "training.refresh",
+    ),
+    *(
+        "model.attention_bias",
+        "model.differential_lambda",
+        "model.differential_norm",
+        "model.scores",
+        "model.softcap",
+    ),
     *(
         "model.centring",
         "model.norm_kind",
@@ -38,16 +64,37 @@ ADDED = {
         "model.gate",
         "model.tied",
     ),
-    *("model.window", "model.residual_scale", "task.label_smoothing", "task.weight_decay", "task.correlation"),
+    *(
+        "model.window",
+        "model.residual_scale",
+        "task.label_smoothing",
+        "task.weight_decay",
+        "task.correlation",
+    ),
     *("landscape.dimensions", "approximation.subsets", "approximation.left_out"),
     *("model.name", "task.masked_share", "task.masked_as", "task.mask_id"),
     *("task.draw", "state.draw", "estimator.probes"),
     *("training.damping", "training.clip_norm"),
-    *("directions.named", "directions.rules", "directions.gradients", "directions.starts"),
+    *(
+        "directions.named",
+        "directions.rules",
+        "directions.gradients",
+        "directions.starts",
+    ),
     *PINS,
 }
 OF_NETWORKS = (
-    *("task", "model", "state", "training", "grid", "estimator", "spectrum", "landscape", "approximation"),
+    *(
+        "task",
+        "model",
+        "state",
+        "training",
+        "grid",
+        "estimator",
+        "spectrum",
+        "landscape",
+        "approximation",
+    ),
     "directions",
     "compression",
 )
@@ -57,7 +104,14 @@ TOP = {
     TABLE: {*OF_NETWORKS, "sweep", *EXTENT, "dtype"},
     IN_MANIFEST: {*OF_NETWORKS, "sweep", *EXTENT, "dtype", "device"},
     (Role.machine,): {"launcher", "workers", "force_workers"},
-    (Role.machine, Role.command): {"launcher", "workers", "force_workers", "shard", "dry_run", "output_dir"},
+    (Role.machine, Role.command): {
+        "launcher",
+        "workers",
+        "force_workers",
+        "shard",
+        "dry_run",
+        "output_dir",
+    },
 }
 
 
@@ -73,24 +127,42 @@ def test_lists_of_settings_are_read_from_roles(roles: tuple[Role, ...]) -> None:
 
 
 def test_a_sweep_is_named_read_and_measured() -> None:
-    inside = {key: role for key in settings() if key.startswith("sweep.") for role in [role_of(key)]}
+    inside = {
+        key: role
+        for key in settings()
+        if key.startswith("sweep.")
+        for role in [role_of(key)]
+    }
     assert inside == {
         **dict.fromkeys(("sweep.name", "sweep.about"), Role.label),
         **dict.fromkeys(("sweep.vary", "sweep.variants", "sweep.axis"), Role.extent),
-        **dict.fromkeys(("sweep.windows", "sweep.average", "sweep.predictions"), Role.fit),
+        **dict.fromkeys(
+            ("sweep.windows", "sweep.average", "sweep.predictions"), Role.fit
+        ),
     }
     assert "sweep.axis" in with_role(*OF_NUMBERS) and role_of("sweep") == Role.label
 
 
 def test_words_that_ask_nothing_of_a_table() -> None:
     single = {key for key in with_role(Role.reading) if "." not in key}
-    assert single == {*("style", "tolerance", "levels", "quantity", "rows", "part"), *("format", "powers_of")}
-    assert role_of("figure") == role_of("figure.width") == role_of("figure.options.columns") == Role.reading
+    assert single == {
+        *("style", "tolerance", "levels", "quantity", "rows", "part"),
+        *("format", "powers_of"),
+    }
+    assert (
+        role_of("figure")
+        == role_of("figure.width")
+        == role_of("figure.options.columns")
+        == Role.reading
+    )
 
 
 def test_every_setting_has_a_role_and_a_verb() -> None:
     """A new setting is one place: what is not given a role has that of its group, and the verbs of its role."""
-    assert {key for role in Role for key in with_role(role)} == {*settings(), "config_dir"}
+    assert {key for role in Role for key in with_role(role)} == {
+        *settings(),
+        "config_dir",
+    }
     assert sum(len(with_role(role)) for role in Role) == len(settings()) + 1
     assert set(open_settings()) == {
         "sweep.vary",
@@ -101,15 +173,24 @@ def test_every_setting_has_a_role_and_a_verb() -> None:
     }
     assert {key.partition(".")[0] for key in settings() if "." in key} == set(GROUPS)
     composed = [verb for verb in VERBS.values() if verb.composed]
-    unread = {key for key in settings() if not any(verb.takes(key) for verb in composed)}
+    unread = {
+        key for key in settings() if not any(verb.takes(key) for verb in composed)
+    }
     assert unread == {"figure.group", "figure.order", "figure.published"}
-    assert set(get_type_hints(Config)) == {key.partition(".")[0] for key in settings()} | {"config_dir"}
+    assert set(get_type_hints(Config)) == {
+        key.partition(".")[0] for key in settings()
+    } | {"config_dir"}
 
 
 def test_defaults_and_examples_are_allowed() -> None:
     for setting in settings().values():
         assert setting.about and setting.kind, setting.key
-    for key, low in (("seeds", 0), ("training.momentum", 1.0), ("launcher.time", "soon"), ("rows", [])):
+    for key, low in (
+        ("seeds", 0),
+        ("training.momentum", 1.0),
+        ("launcher.time", "soon"),
+        ("rows", []),
+    ):
         with pytest.raises(UserError, match=key) as caught:
             settings()[key].check(low)
         assert caught.value.allowed and key in caught.value.remedy

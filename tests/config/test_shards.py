@@ -11,23 +11,34 @@ from hessfig.errors import UserError
 def slurm(*numbers: object) -> dict[str, str]:
     """Return the variables of a task: its index, and the count, the first, the last and the step of all indices."""
     names = ("ID", "COUNT", "MIN", "MAX", "STEP")
-    return {f"SLURM_ARRAY_TASK_{name}": str(one) for name, one in zip(names, numbers, strict=True)}
+    return {
+        f"SLURM_ARRAY_TASK_{name}": str(one)
+        for name, one in zip(names, numbers, strict=True)
+    }
 
 
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_the_tasks_of_an_array_share_all_cells(first: int, step: int, count: int) -> None:
+def test_the_tasks_of_an_array_share_all_cells(
+    first: int, step: int, count: int
+) -> None:
     indices = range(first, first + step * count, step)
-    shares = [array_share(slurm(index, count, first, indices[-1], step)) for index in indices]
+    shares = [
+        array_share(slurm(index, count, first, indices[-1], step)) for index in indices
+    ]
     assert shares == [f"{place}/{count}" for place in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("array", [(1, 3, 7), (0, 1, 2, 5), (2, 5), (1, 3, 4, 7)])
-def test_no_task_of_an_array_with_holes_measures_anything(array: tuple[int, ...]) -> None:
+def test_no_task_of_an_array_with_holes_measures_anything(
+    array: tuple[int, ...],
+) -> None:
     """Of such an array Slurm says the step 1, and a task's place among the others follows from nothing it says."""
     for index in array:
-        with pytest.raises(UserError, match="Slurm does not say which share this is") as refused:
+        with pytest.raises(
+            UserError, match="Slurm does not say which share this is"
+        ) as refused:
             array_share(slurm(index, len(array), min(array), max(array), 1))
         assert f"SLURM_ARRAY_TASK_ID={index}" in refused.value.got
         assert "shard=K/N" in refused.value.remedy
@@ -35,7 +46,9 @@ def test_no_task_of_an_array_with_holes_measures_anything(array: tuple[int, ...]
 
 @pytest.mark.parametrize("name", list(slurm(3, 4, 0, 3, 1)))
 @pytest.mark.parametrize("value", ["", "x", "-1", "\u0663"])
-def test_a_variable_that_is_missing_or_not_a_number_is_refused(name: str, value: str) -> None:
+def test_a_variable_that_is_missing_or_not_a_number_is_refused(
+    name: str, value: str
+) -> None:
     with pytest.raises(UserError, match="Slurm does not say which share this is"):
         array_share({**slurm(3, 4, 0, 3, 1), name: value})
 

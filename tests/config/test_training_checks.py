@@ -23,7 +23,11 @@ def test_the_last_step_is_measured_unless_others_are_asked_for() -> None:
 
 
 def test_states_are_kept_where_they_are_asked_for_and_listed_on_the_way() -> None:
-    assert kept_steps(config("state.step=[0,30]", "training.checkpoints=[10,40]")) == [0, 10, 30]
+    assert kept_steps(config("state.step=[0,30]", "training.checkpoints=[10,40]")) == [
+        0,
+        10,
+        30,
+    ]
 
 
 def test_a_trained_state_has_one_sigma_and_three_seeds() -> None:
@@ -33,9 +37,17 @@ def test_a_trained_state_has_one_sigma_and_three_seeds() -> None:
 
 
 BAD: dict[tuple[str, ...], list[str]] = {
-    ("state.step=51",): ["state.step is beyond the end", "0 to 50", "training.steps=51"],
+    ("state.step=51",): [
+        "state.step is beyond the end",
+        "0 to 50",
+        "training.steps=51",
+    ],
     ("state.step=[0,99]",): ["state.step is beyond the end", "got:     99"],
-    ("state.step=[]",): ["state.step names no step", "got:     []", "state.step=[0,50]"],
+    ("state.step=[]",): [
+        "state.step names no step",
+        "got:     []",
+        "state.step=[0,50]",
+    ],
     ("state.step=-1",): ["state.step", "whole number >= 0"],
     ("state.step=1.5",): ["state.step", "whole number >= 0"],
     ("state.step=last",): ["state.step", "got:     last"],
@@ -64,13 +76,21 @@ BAD: dict[tuple[str, ...], list[str]] = {
     ("training.optimiser=lion",): ["training.optimiser", "adamw, adam, sgd, gd"],
     ("training.optimiser=gd",): ["full batch", "training=gd"],
     ("training=lion",): ["there is no training 'lion'", "addition"],
-    ("model=self_attention", "task=gaussian"): ["no task to train on", "task.data=gaussian"],
-    ("model=python", "task=python", "model.factory=a.py:f"): ["no task to train on", "task.data=python"],
+    ("model=self_attention", "task=gaussian"): [
+        "no task to train on",
+        "task.data=gaussian",
+    ],
+    ("model=python", "task=python", "model.factory=a.py:f"): [
+        "no task to train on",
+        "task.data=python",
+    ],
     ("state=initialised", "state.step=3"): [
         "state.step is read with state.kind=trained",
         "remedy:  state.kind=trained",
     ],
-    ("state=loaded", "state.path=x", "state.step=3"): ["state.step is read with state.kind=trained"],
+    ("state=loaded", "state.path=x", "state.step=3"): [
+        "state.step is read with state.kind=trained"
+    ],
 }
 
 

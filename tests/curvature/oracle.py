@@ -27,23 +27,33 @@ class _Whole(torch.nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if isinstance(self.network, Transformer):
             return self.network(inputs)[:, self.scored]
-        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
+        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[
+            :, self.scored
+        ]
 
 
-def dense_oracle(objective: Objective, layer: int, matrices: list[Matrix]) -> dict[Part, Blocks]:
+def dense_oracle(
+    objective: Objective, layer: int, matrices: list[Matrix]
+) -> dict[Part, Blocks]:
     """Return every block of `matrices` of `layer` for H, H_o and H_f, each differentiated on its own.
 
     H is the Hessian of the loss, H_f that of <dl/df, f> with dl/df fixed, and H_o that of the loss of the
     network linearised at the weights.
     """
     whole = _Whole(objective.network, objective.batch.scored)
-    names = {matrix: f"network.{objective.layout.side(layer, matrix)[0].parameter}" for matrix in matrices}
+    names = {
+        matrix: f"network.{objective.layout.side(layer, matrix)[0].parameter}"
+        for matrix in matrices
+    }
     at = {names[m]: objective.weight(layer, m).detach().clone() for m in matrices}
 
     def outputs(weights: Weights) -> Tensor:
         return functional_call(whole, weights, (objective.batch.inputs,))
 
-    found = {part: torch.func.hessian(f)(at) for part, f in _functions(outputs, at, objective).items()}
+    found = {
+        part: torch.func.hessian(f)(at)
+        for part, f in _functions(outputs, at, objective).items()
+    }
     return {part: _as_matrices(blocks, names, at) for part, blocks in found.items()}
 
 
@@ -52,22 +62,32 @@ def _functions(
 ) -> dict[Part, Callable[[Weights], Tensor]]:
     primal = outputs(at).detach()
     leaf = primal.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(objective.loss(leaf, objective.batch.targets), leaf)
+    (gradient,) = torch.autograd.grad(
+        objective.loss(leaf, objective.batch.targets), leaf
+    )
 
     def linearised(weights: Weights) -> Tensor:
         step = {name: weights[name] - at[name] for name in at}
         return primal + jvp(outputs, (at,), (step,))[1]
 
     return {
-        Part.H: lambda weights: objective.loss(outputs(weights), objective.batch.targets),
-        Part.H_o: lambda weights: objective.loss(linearised(weights), objective.batch.targets),
+        Part.H: lambda weights: objective.loss(
+            outputs(weights), objective.batch.targets
+        ),
+        Part.H_o: lambda weights: objective.loss(
+            linearised(weights), objective.batch.targets
+        ),
         Part.H_f: lambda weights: (gradient * outputs(weights)).sum(),
     }
 
 
-def _as_matrices(blocks: dict[str, Weights], names: dict[Matrix, str], at: Weights) -> Blocks:
+def _as_matrices(
+    blocks: dict[str, Weights], names: dict[Matrix, str], at: Weights
+) -> Blocks:
     return {
-        (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1) for row in names for col in names
+        (row, col): blocks[names[row]][names[col]].reshape(at[names[row]].numel(), -1)
+        for row in names
+        for col in names
     }
 
 
@@ -79,7 +99,9 @@ def whole_oracle(objective: Objective) -> dict[Part, Tensor]:
     at = [held[name].detach().clone().requires_grad_() for name in names]
 
     def outputs() -> Tensor:
-        return functional_call(suffix, dict(zip(names, at, strict=True)), (objective.batch.inputs,))
+        return functional_call(
+            suffix, dict(zip(names, at, strict=True)), (objective.batch.inputs,)
+        )
 
     def loss(z: Tensor) -> Tensor:
         return objective.loss(z.view_as(suffix.outputs), objective.batch.targets)
@@ -99,4 +121,6 @@ def places(objective: Objective, layer: int, name: str) -> Tensor:
     for weight in objective.layout.weights:
         found[weight.parameter] = torch.arange(start, start + weight.size)
         start += weight.size
-    return torch.cat([found[weight.parameter] for weight in objective.layout.side(layer, name)])
+    return torch.cat(
+        [found[weight.parameter] for weight in objective.layout.side(layer, name)]
+    )

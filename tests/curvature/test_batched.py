@@ -68,7 +68,9 @@ def engine(objective: Objective, products: Products = Products.linearised) -> En
 @pytest.mark.parametrize("name", CASES)
 def test_every_product_is_that_of_the_dense_hessian(name: str) -> None:
     problem = CASES[name]()[0]
-    problem = hessfig.Problem(problem.network, problem.inputs, problem.targets, problem.loss)
+    problem = hessfig.Problem(
+        problem.network, problem.inputs, problem.targets, problem.loss
+    )
     names = [path for path, _ in problem.network.named_parameters()]
     dense, there = dense_parts(problem, names), drawn(problem)
     for parts in (PARTS, (Part.H,), (Part.H_f,)):
@@ -76,64 +78,115 @@ def test_every_product_is_that_of_the_dense_hessian(name: str) -> None:
         assert isinstance(column, BatchedColumn)
         found = column.split_matmat(torch.eye(column.dim, dtype=torch.float64), parts)
         for part in parts:
-            torch.testing.assert_close(found[Block(0, "all", "all"), part], dense[part], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                found[Block(0, "all", "all"), part], dense[part], rtol=1e-10, atol=1e-12
+            )
 
 
 def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route() -> None:
     network = nn.Sequential(nn.Linear(3, 4), Squared(), nn.Linear(4, 2))
-    problem = drawn(hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))
+    problem = drawn(
+        hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]))
+    )
     assert not SmallNetwork(problem).holds(Part.H)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*plain double backward is used", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", ".*plain double backward is used", RuntimeWarning
+        )
         found, own = (
             column.split_matmat(torch.eye(12, dtype=torch.float64), PARTS)
             for column in (
-                engine(problem).column(0, "0.weight", [Block(0, "0.weight", "0.weight")]),
-                ColumnOperator(problem, 0, "0.weight", {Block(0, "0.weight", "0.weight"): (0, "0.weight")}),
+                engine(problem).column(
+                    0, "0.weight", [Block(0, "0.weight", "0.weight")]
+                ),
+                ColumnOperator(
+                    problem,
+                    0,
+                    "0.weight",
+                    {Block(0, "0.weight", "0.weight"): (0, "0.weight")},
+                ),
             )
         )
     for key, product in own.items():
         torch.testing.assert_close(found[key], product, rtol=0, atol=0)
 
 
-def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_network_and_a_named_route_take_other_engines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    problem = drawn(hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0])))
+    problem = drawn(
+        hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]))
+    )
     block = Block(0, "0.weight", "0.weight")
-    assert isinstance(engine(problem, Products.curvlinops).column(0, "0.weight", [block]), ColumnOperator)
+    assert isinstance(
+        engine(problem, Products.curvlinops).column(0, "0.weight", [block]),
+        ColumnOperator,
+    )
     monkeypatch.setattr(batched, "SMALL", 25)  # of 26 parameters
     assert isinstance(engine(problem).column(0, "0.weight", [block]), OwnColumn)
 
 
 def pictures(count: int, memory: str | None = None) -> Objective:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 8, 3, padding=1), nn.GELU(), nn.MaxPool2d(4), nn.Flatten(), nn.Linear(32, 4)]
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.GELU(),
+        nn.MaxPool2d(4),
+        nn.Flatten(),
+        nn.Linear(32, 4),
+    ]
     x, y = torch.randn(4 * count, 3, 8, 8), torch.arange(4 * count) % 4
-    return drawn(hessfig.Problem(nn.Sequential(*layers), list(x.split(4)), list(y.split(4)), memory=memory))
+    return drawn(
+        hessfig.Problem(
+            nn.Sequential(*layers), list(x.split(4)), list(y.split(4)), memory=memory
+        )
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part: Part) -> None:
+def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(
+    part: Part,
+) -> None:
     """Products are the same, and more batches take no more memory."""
     taken = []
     for count in (3, 12):
-        whole, bounded = SmallNetwork(pictures(count)), SmallNetwork(pictures(count, "1KB"))
+        whole, bounded = (
+            SmallNetwork(pictures(count)),
+            SmallNetwork(pictures(count, "1KB")),
+        )
         names = list(whole.at)
-        columns = {name: torch.ones(2, *one.shape, dtype=torch.float64) for name, one in whole.at.items()}
+        columns = {
+            name: torch.ones(2, *one.shape, dtype=torch.float64)
+            for name, one in whole.at.items()
+        }
         given = [*bounded.at.values(), *(start for start, _ in bounded._suffix.data)]
-        taken.append(live_bytes(lambda: bounded.products(part, columns, names), given)[0])  # noqa: B023
+        taken.append(
+            live_bytes(lambda: bounded.products(part, columns, names), given)[0]  # noqa: B023
+        )
         for mine, truth in zip(
-            bounded.products(part, columns, names), whole.products(part, columns, names), strict=True
+            bounded.products(part, columns, names),
+            whole.products(part, columns, names),
+            strict=True,
         ):
             torch.testing.assert_close(mine, truth, rtol=0, atol=0)
-        assert len(whole.graphs(part)._kept) == count and len(bounded.graphs(part)._kept) == 1
-    added = 9 * 2 * 8 * sum(one.numel() for one in whole.at.values())  # products of every batch, before they are added
+        assert (
+            len(whole.graphs(part)._kept) == count
+            and len(bounded.graphs(part)._kept) == 1
+        )
+    # Products of every batch, before they are added.
+    added = 9 * 2 * 8 * sum(one.numel() for one in whole.at.values())
     assert taken[1] <= 1.02 * taken[0] + 2 * added
 
 
 def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
     """Nor transformers or TransformerLens: these are imported for a model of theirs alone."""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", LIGHT], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LIGHT],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
 
@@ -142,7 +195,9 @@ def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
 def test_one_vector_has_the_bits_of_several(block: str, part: str) -> None:
     network = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
-    operator = hessfig.Problem(network, torch.randn(6, 5), torch.randint(0, 3, (6,))).operator(block, part)
+    operator = hessfig.Problem(
+        network, torch.randn(6, 5), torch.randint(0, 3, (6,))
+    ).operator(block, part)
     vectors = torch.randn(operator.shape[1], 3, dtype=torch.float64)
     alone = torch.stack([operator @ one for one in vectors.T], dim=1)
     torch.testing.assert_close(operator @ vectors, alone, rtol=1e-13, atol=1e-15)

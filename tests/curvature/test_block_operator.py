@@ -45,19 +45,35 @@ def of_tokens(model: nn.Module, *names: str) -> Case:
             parameter += 0.3 * torch.randn_like(parameter)
     tokens = torch.randint(0, 5, (2, 4))
     weights = {f"W_{place}": f"model.{name}" for place, name in enumerate(names)}
-    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), ["W_0", "W_1", ("W_0", "W_1")]
+    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), [
+        "W_0",
+        "W_1",
+        ("W_0", "W_1"),
+    ]
 
 
 def llama() -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = LlamaConfig(vocab_size=5, intermediate_size=6, max_position_embeddings=4, use_cache=False, **sizes)
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    config = LlamaConfig(
+        vocab_size=5,
+        intermediate_size=6,
+        max_position_embeddings=4,
+        use_cache=False,
+        **sizes,
+    )
     config._attn_implementation = "sdpa"
     model, attention = LlamaForCausalLM(config), "model.layers.0.self_attn"
     for parent in [*model.modules()]:
         for name, child in parent.named_children():
-            if type(child).__name__ == "LlamaRMSNorm":  # which computes in float32, whatever its weights are
+            # Which computes in float32, whatever its weights are.
+            if type(child).__name__ == "LlamaRMSNorm":
                 setattr(parent, name, nn.RMSNorm(8, eps=1e-6))
     return of_tokens(model, f"{attention}.v_proj.weight", f"{attention}.q_proj.weight")
 
@@ -66,8 +82,18 @@ def transformer_lens() -> Case:
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import NativeModel
 
-    sizes = {"d_model": 4, "d_head": 2, "n_heads": 2, "d_mlp": 6, "n_ctx": 4, "d_vocab": 5, "n_layers": 1}
-    config = TransformerBridgeConfig(**sizes, architecture="NativeModel", act_fn="relu", normalization_type="LN")
+    sizes = {
+        "d_model": 4,
+        "d_head": 2,
+        "n_heads": 2,
+        "d_mlp": 6,
+        "n_ctx": 4,
+        "d_vocab": 5,
+        "n_layers": 1,
+    }
+    config = TransformerBridgeConfig(
+        **sizes, architecture="NativeModel", act_fn="relu", normalization_type="LN"
+    )
     model = NativeModel(config)
     return of_tokens(model, "layers.0.attn.v.weight", "layers.0.attn.k.weight")
 
@@ -77,7 +103,10 @@ def own() -> Case:
     network = build_model(model, sigma=0.7, seed=0, length=6, dtype=DType.float64)
     tokens = torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(0))
     weights = {"W_V@1": "layers.0.attn.v.weight", "W_Q@1": "layers.0.attn.q.weight"}
-    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), ["W_V@1", ("W_Q", "W_V")]
+    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), [
+        "W_V@1",
+        ("W_Q", "W_V"),
+    ]
 
 
 NETWORKS: dict[str, Callable[[], Case]] = {
@@ -90,20 +119,32 @@ NETWORKS: dict[str, Callable[[], Case]] = {
 
 
 @cache
-def case(name: str) -> tuple[hessfig.Problem, list[Any], dict[str, Tensor], dict[str, Tensor]]:
+def case(
+    name: str,
+) -> tuple[hessfig.Problem, list[Any], dict[str, Tensor], dict[str, Tensor]]:
     """Return a problem, its blocks, dense matrices by part, and where each parameter's entries stand in these."""
     torch.manual_seed(5)
     problem, blocks = NETWORKS[name]()
     sizes = {name: p.numel() for name, p in problem.network.named_parameters()}
-    places = dict(zip(sizes, torch.arange(sum(sizes.values())).split(list(sizes.values())), strict=True))
-    dense = {part.value: matrix for part, matrix in dense_parts(problem, list(sizes)).items()}
+    places = dict(
+        zip(
+            sizes,
+            torch.arange(sum(sizes.values())).split(list(sizes.values())),
+            strict=True,
+        )
+    )
+    dense = {
+        part.value: matrix for part, matrix in dense_parts(problem, list(sizes)).items()
+    }
     return problem, blocks, dense, places
 
 
 def oracle(name: str, block: Any, part: str) -> Tensor:
     problem, _, dense, places = case(name)
     row, col = block if isinstance(block, tuple) else (block, block)
-    return dense[part][_entries(problem, places, row)][:, _entries(problem, places, col)]
+    return dense[part][_entries(problem, places, row)][
+        :, _entries(problem, places, col)
+    ]
 
 
 def _entries(problem: hessfig.Problem, places: dict[str, Tensor], name: str) -> Tensor:
@@ -124,8 +165,15 @@ def test_products_are_those_of_the_dense_hessian(name: str) -> None:
             operator, truth = problem.operator(block, part), oracle(name, block, part)
             assert operator.shape == tuple(truth.shape)
             torch.testing.assert_close(operator.dense(), truth, rtol=0, atol=1e-10)
-            vectors = torch.randn(truth.shape[0], 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-            torch.testing.assert_close(operator.rmatmat(vectors), truth.T @ vectors, rtol=0, atol=1e-10)
+            vectors = torch.randn(
+                truth.shape[0],
+                7,
+                dtype=torch.float64,
+                generator=torch.Generator().manual_seed(1),
+            )
+            torch.testing.assert_close(
+                operator.rmatmat(vectors), truth.T @ vectors, rtol=0, atol=1e-10
+            )
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -141,14 +189,23 @@ def test_parts_share_their_products_and_add_up(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_scipy_finds_eigenvalues_and_singular_values(name: str) -> None:
     problem, blocks, _, _ = case(name)
-    square, across = blocks[0], next(block for block in blocks if isinstance(block, tuple))
+    square, across = (
+        blocks[0],
+        next(block for block in blocks if isinstance(block, tuple)),
+    )
     whole, pair = problem.operator(square), problem.operator(across, "H_f")
     truth = torch.linalg.eigvalsh(oracle(name, square, "H"))
     start = np.random.default_rng(0).normal(size=(whole.shape[0], 2))
     one = start[:, 0]
-    assert eigsh(whole.to_scipy(), k=1, which="LA", v0=one)[0] == pytest.approx(float(truth[-1]), rel=1e-9)
-    assert eigsh(aslinearoperator(whole), k=1, which="SA", v0=one)[0] == pytest.approx(float(truth[0]), rel=1e-8)
-    assert lobpcg(whole.to_scipy(), start, tol=1e-9, maxiter=200)[0][0] == pytest.approx(float(truth[-1]), rel=1e-8)
+    assert eigsh(whole.to_scipy(), k=1, which="LA", v0=one)[0] == pytest.approx(
+        float(truth[-1]), rel=1e-9
+    )
+    assert eigsh(aslinearoperator(whole), k=1, which="SA", v0=one)[0] == pytest.approx(
+        float(truth[0]), rel=1e-8
+    )
+    assert lobpcg(whole.to_scipy(), start, tol=1e-9, maxiter=200)[0][
+        0
+    ] == pytest.approx(float(truth[-1]), rel=1e-8)
     sizes = torch.linalg.svdvals(oracle(name, across, "H_f"))
     found = svds(pair.to_scipy(), k=1, v0=np.ones(min(pair.shape)))[1]
     assert found == pytest.approx(float(sizes[0]), rel=1e-9)
@@ -159,32 +216,57 @@ def test_estimators_of_curvlinops_take_it(name: str) -> None:
     from curvlinops import hutchinson_squared_fro, hutchinson_trace
 
     problem, blocks, _, _ = case(name)
-    square, across = blocks[0], next(block for block in blocks if isinstance(block, tuple))
+    square, across = (
+        blocks[0],
+        next(block for block in blocks if isinstance(block, tuple)),
+    )
     whole, pair = problem.operator(square).to_curvlinops(), problem.operator(across)
     torch.manual_seed(0)
     traces = [float(hutchinson_trace(whole, 5)) for _ in range(20)]
-    tall = pair if pair.shape[0] >= pair.shape[1] else pair.T  # of a wide matrix it asks for `.T`, which its own lack
-    squares = [float(hutchinson_squared_fro(tall.to_curvlinops(), 5)) for _ in range(20)]
-    truths = (float(oracle(name, square, "H").trace()), float(oracle(name, across, "H").square().sum()))
+    # Of a wide matrix it asks for `.T`, which its own lack.
+    tall = pair if pair.shape[0] >= pair.shape[1] else pair.T
+    squares = [
+        float(hutchinson_squared_fro(tall.to_curvlinops(), 5)) for _ in range(20)
+    ]
+    truths = (
+        float(oracle(name, square, "H").trace()),
+        float(oracle(name, across, "H").square().sum()),
+    )
     for found, truth in zip((traces, squares), truths, strict=True):
-        assert abs(np.mean(found) - truth) < 4 * np.std(found, ddof=1) / len(found) ** 0.5
+        assert (
+            abs(np.mean(found) - truth) < 4 * np.std(found, ddof=1) / len(found) ** 0.5
+        )
     vector = torch.ones(pair.shape[0], dtype=torch.float64)
     torch.testing.assert_close(pair.to_curvlinops().adjoint() @ vector, pair.T @ vector)
 
 
 SYSTEMS = [(name, part, None) for name in NETWORKS for part in ("H", "H_o")]
-SYSTEMS += [(name, *helped) for name in ("llama", "mlp") for helped in (("H_o", "kfac"), ("H", "diagonal"))]
+SYSTEMS += [
+    (name, *helped)
+    for name in ("llama", "mlp")
+    for helped in (("H_o", "kfac"), ("H", "diagonal"))
+]
 
 
 @pytest.mark.parametrize(("name", "part", "preconditioner"), SYSTEMS)
 @pytest.mark.long
-def test_linear_systems_agree_with_a_dense_solver(name: str, part: str, preconditioner: str | None) -> None:
+def test_linear_systems_agree_with_a_dense_solver(
+    name: str, part: str, preconditioner: str | None
+) -> None:
     problem, blocks, _, _ = case(name)
     operator, matrix = problem.operator(blocks[0], part), oracle(name, blocks[0], part)
-    b = torch.randn(len(matrix), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    b = torch.randn(
+        len(matrix), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+    )
     damping = 0.05
-    helper = None if preconditioner is None else problem.approximation(preconditioner, blocks[0])
-    x, residual = operator.solve(b, damping=damping, tolerance=1e-10, preconditioner=helper)
+    helper = (
+        None
+        if preconditioner is None
+        else problem.approximation(preconditioner, blocks[0])
+    )
+    x, residual = operator.solve(
+        b, damping=damping, tolerance=1e-10, preconditioner=helper
+    )
     system = matrix + damping * torch.eye(len(matrix), dtype=torch.float64)
     assert float(residual.max()) <= 1e-10
     torch.testing.assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-7)
@@ -193,24 +275,41 @@ def test_linear_systems_agree_with_a_dense_solver(name: str, part: str, precondi
 
 
 def test_a_system_without_a_solution_is_told() -> None:
-    operator = case("mlp")[0].operator("W_2", "H_o")  # softmax is blind to a shift of all logits
-    with pytest.warns(RuntimeWarning, match="relative residual .* is above the tolerance"):
+    # Softmax is blind to a shift of all logits.
+    operator = case("mlp")[0].operator("W_2", "H_o")
+    with pytest.warns(
+        RuntimeWarning, match="relative residual .* is above the tolerance"
+    ):
         x, residual = operator.solve(torch.ones(operator.shape[0], dtype=torch.float64))
     assert residual > 1e-3 and bool(x.isfinite().all())
 
 
-@pytest.mark.parametrize("name", [one.value for one in Approximation if one.facts.needs not in (Need.moments,)])
+@pytest.mark.parametrize(
+    "name",
+    [one.value for one in Approximation if one.facts.needs not in (Need.moments,)],
+)
 def test_approximations_are_operators(name: str) -> None:
     """Their distance to the block is the number in the table, and their systems are solved."""
     approximation = Approximation(name)
     if approximation.facts.needs == Need.heads:
         pytest.skip("heads are those of the package's transformers")
-    problem, block = case("mlp")[0], "all" if approximation.facts.needs == Need.whole else "W_1"
+    problem, block = (
+        case("mlp")[0],
+        "all" if approximation.facts.needs == Need.whole else "W_1",
+    )
     made = problem.approximation(name, block)
     dense, truth = made.dense(), problem.operator(block).dense()
-    table = hessfig.measure(problem, blocks=[block], parts="H", quantities=["approximations"], estimator="dense")
+    table = hessfig.measure(
+        problem,
+        blocks=[block],
+        parts="H",
+        quantities=["approximations"],
+        estimator="dense",
+    )
     (error,) = table.loc[table["quantity"] == f"{name}_error", "value"]
-    assert float((dense - truth).norm() / truth.norm()) == pytest.approx(error, rel=1e-9)
+    assert float((dense - truth).norm() / truth.norm()) == pytest.approx(
+        error, rel=1e-9
+    )
     b = torch.ones(len(dense), dtype=torch.float64)
     x, residual = made.solve(b, damping=0.7)
     assert residual < 1e-10
@@ -228,13 +327,20 @@ def test_an_operator_stays_what_it_is_while_its_network_moves_on() -> None:
         problem.inputs.zero_()
     assert torch.equal(operator @ vector, before)
     with torch.inference_mode():
-        assert torch.equal(problem.operator("W_1") @ vector, torch.zeros(30, dtype=torch.float64))
+        assert torch.equal(
+            problem.operator("W_1") @ vector, torch.zeros(30, dtype=torch.float64)
+        )
 
 
 def test_vectors_by_name() -> None:
     operator = case("mlp")[0].operator("all", "H_o")
-    tensors = operator.unflatten(operator @ torch.ones(operator.shape[1], dtype=torch.float64))
-    assert list(tensors) == operator.names and [one.numel() for one in tensors.values()] == operator.sizes
+    tensors = operator.unflatten(
+        operator @ torch.ones(operator.shape[1], dtype=torch.float64)
+    )
+    assert (
+        list(tensors) == operator.names
+        and [one.numel() for one in tensors.values()] == operator.sizes
+    )
     alone = operator.flatten({operator.names[0]: tensors[operator.names[0]]})
     assert torch.equal(alone[: operator.sizes[0]], tensors[operator.names[0]].flatten())
     assert not bool(alone[operator.sizes[0] :].any())
@@ -248,17 +354,39 @@ def test_vectors_by_name() -> None:
         (lambda p: p.operator("W_*"), "matches several blocks"),
         (lambda p: p.operator("W_1") @ torch.ones(3), "the vector does not fit"),
         (lambda p: p.operator("W_1")._check([1.0] * 30), "the vector does not fit"),
-        (lambda p: p.operator("W_1").flatten({"W_2": torch.ones(3, 6)}), "not tensors of the block's weights"),
-        (lambda p: p.operator("W_1").split(torch.ones(30), parts=["H_x"]), "there is no such part"),
-        (lambda p: p.operator(("W_1", "W_2")).solve(torch.ones(30)), "the matrix is not symmetric"),
-        (lambda p: p.operator("W_1").solve(torch.ones(30), damping=-1.0), "damping is out of range"),
-        (lambda p: p.operator("W_1", "H_o").solve(torch.ones(30), preconditioner=p.operator("W_1")), "does not fit"),
+        (
+            lambda p: p.operator("W_1").flatten({"W_2": torch.ones(3, 6)}),
+            "not tensors of the block's weights",
+        ),
+        (
+            lambda p: p.operator("W_1").split(torch.ones(30), parts=["H_x"]),
+            "there is no such part",
+        ),
+        (
+            lambda p: p.operator(("W_1", "W_2")).solve(torch.ones(30)),
+            "the matrix is not symmetric",
+        ),
+        (
+            lambda p: p.operator("W_1").solve(torch.ones(30), damping=-1.0),
+            "damping is out of range",
+        ),
+        (
+            lambda p: p.operator("W_1", "H_o").solve(
+                torch.ones(30), preconditioner=p.operator("W_1")
+            ),
+            "does not fit",
+        ),
         (lambda p: p.approximation("newton", "W_1"), "name: there is no such choice"),
         (lambda p: p.approximation("kfac", "gain"), "kfac is not defined here"),
-        (lambda p: p.approximation("empirical_fisher", "W_1").solve(torch.ones(30)), "is singular"),
+        (
+            lambda p: p.approximation("empirical_fisher", "W_1").solve(torch.ones(30)),
+            "is singular",
+        ),
     ],
 )
-def test_what_does_not_fit_is_refused(wrong: Callable[[hessfig.Problem], Any], match: str) -> None:
+def test_what_does_not_fit_is_refused(
+    wrong: Callable[[hessfig.Problem], Any], match: str
+) -> None:
     with pytest.raises(UserError, match=match):
         wrong(case("mlp")[0])
 
@@ -279,9 +407,15 @@ def test_blocks_by_pattern() -> None:
     problem = CASES["encoder"]()[0]
     problem = hessfig.Problem(problem.network, problem.inputs, problem.targets)
     table = hessfig.measure(problem, blocks=["*.linear?.weight"], parts="H_o")
-    known = [name for name, _ in problem.network.named_parameters() if "linear" in name and name.endswith("weight")]
+    known = [
+        name
+        for name, _ in problem.network.named_parameters()
+        if "linear" in name and name.endswith("weight")
+    ]
     assert list(table["col"]) == known
-    pairs = hessfig.measure(problem, blocks=[("*linear1.weight", "1.weight")], parts="H_o")
+    pairs = hessfig.measure(
+        problem, blocks=[("*linear1.weight", "1.weight")], parts="H_o"
+    )
     assert len(pairs) == 2
     with pytest.raises(UserError, match="no weight matches"):
         hessfig.measure(problem, blocks=["*.nothing"])

@@ -41,10 +41,16 @@ def oracle() -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
     return dense_oracle(toy_problem(SMOOTH), 1, matrices_of(SMOOTH))
 
 
-def norm_of(objective: Objective, col: Matrix, part: Part, method: Method = Method.dense) -> Estimate:
-    settings = EstimatorConfig(method=method, products=Products.differences, num_probes=6)
+def norm_of(
+    objective: Objective, col: Matrix, part: Part, method: Method = Method.dense
+) -> Estimate:
+    settings = EstimatorConfig(
+        method=method, products=Products.differences, num_probes=6
+    )
     block = Block(1, col, col)
-    found = Estimator(objective, SMOOTH, settings).column_norms(1, col, [block], [part], generator=stream(0, "test"))
+    found = Estimator(objective, SMOOTH, settings).column_norms(
+        1, col, [block], [part], generator=stream(0, "test")
+    )
     return found[block, part]
 
 
@@ -52,17 +58,25 @@ def norm_of(objective: Objective, col: Matrix, part: Part, method: Method = Meth
 @pytest.mark.parametrize("part", PARTS)
 def test_products_are_those_of_the_oracle(col: Matrix, part: Part) -> None:
     rows = matrices_of(SMOOTH)
-    column = Engines(toy_problem(SMOOTH), SMOOTH, Products.differences).column(1, col, [Block(1, r, col) for r in rows])
+    column = Engines(toy_problem(SMOOTH), SMOOTH, Products.differences).column(
+        1, col, [Block(1, r, col) for r in rows]
+    )
     found = dense_blocks(column, [part])
     for row in rows:
         truth = oracle()[part][row, col]
-        scale = max(float(oracle()[part][col, col].abs().max()), float(truth.abs().max()))
-        torch.testing.assert_close(found[Block(1, row, col), part], truth, rtol=0, atol=1e-7 * scale)
+        scale = max(
+            float(oracle()[part][col, col].abs().max()), float(truth.abs().max())
+        )
+        torch.testing.assert_close(
+            found[Block(1, row, col), part], truth, rtol=0, atol=1e-7 * scale
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("part", [Part.H, Part.H_o])
-def test_the_error_covers_what_the_norm_is_off_by(dtype: torch.dtype, part: Part) -> None:
+def test_the_error_covers_what_the_norm_is_off_by(
+    dtype: torch.dtype, part: Part
+) -> None:
     truth = float(oracle()[part][Matrix.W_V, Matrix.W_V].norm())
     found = norm_of(toy_problem(SMOOTH).cast(dtype), Matrix.W_V, part)
     assert 0 < abs(found.value - truth) <= found.error
@@ -72,11 +86,18 @@ def test_the_error_covers_what_the_norm_is_off_by(dtype: torch.dtype, part: Part
 
 @pytest.mark.parametrize("mlp", [MLP.gelu, MLP.relu])
 @pytest.mark.parametrize("col", COLUMNS)
-def test_products_are_as_accurate_as_stated_across_kinks_too(col: Matrix, mlp: MLP) -> None:
-    model, task = ModelConfig(d_model=4, n_heads=2, mlp=mlp), TaskConfig(digits=1, batch_size=3)
+def test_products_are_as_accurate_as_stated_across_kinks_too(
+    col: Matrix, mlp: MLP
+) -> None:
+    model, task = (
+        ModelConfig(d_model=4, n_heads=2, mlp=mlp),
+        TaskConfig(digits=1, batch_size=3),
+    )
     problem = drawn(Config(model=model, task=task), sigma=0.5, seed=1234)
     exact = ColumnOperator(problem, 1, col, [col])
-    probes = rademacher(exact.dim, 5, generator=stream(1234, "calibration"), dtype=torch.float64)
+    probes = rademacher(
+        exact.dim, 5, generator=stream(1234, "calibration"), dtype=torch.float64
+    )
     truth = exact.split_matmat(probes, [Part.H])[col, Part.H]
     allowed = {torch.float64: 1e-8, torch.float32: 1e-2, torch.bfloat16: math.inf}
     for dtype, most in allowed.items():
@@ -84,9 +105,12 @@ def test_products_are_as_accurate_as_stated_across_kinks_too(col: Matrix, mlp: M
         found = column.split_matmat(probes, [Part.H])[col, Part.H].double()
         off = (found - truth).norm(dim=0)
         stated = column.deviations[col, Part.H].double().norm(dim=0)
-        assert bool((off <= stated).all()) or dtype == torch.bfloat16  # weights are rounded to three digits there
+        # Weights are rounded to three digits there.
+        assert bool((off <= stated).all()) or dtype == torch.bfloat16
         assert float(off.norm() / truth.norm()) <= most
-        assert column.relative_error(col, Part.H) == pytest.approx(float(stated.norm() / found.norm()))
+        assert column.relative_error(col, Part.H) == pytest.approx(
+            float(stated.norm() / found.norm())
+        )
         assert column.gradients <= 24 * 5
 
 
@@ -108,7 +132,11 @@ def test_a_kink_at_the_weights_is_that_of_double_backward() -> None:
         problem.weight(1, Matrix.W_in)[0] = 0.0
         problem.network.get_parameter("layers.0.mlp.fc_in.bias")[0] = 0.0
     for col, part in ((Matrix.W_in, Part.H), (Matrix.W_V, Part.H_o)):
-        truth = float(dense_blocks(ColumnOperator(problem, 1, col, [col]), [part])[col, part].norm())
+        truth = float(
+            dense_blocks(ColumnOperator(problem, 1, col, [col]), [part])[
+                col, part
+            ].norm()
+        )
         found = norm_of(problem, col, part)
         assert not found.is_unreliable
         assert abs(found.value - truth) <= found.error
@@ -126,23 +154,36 @@ def test_products_lost_in_rounding_are_no_zeros() -> None:
 
 
 def test_the_step_follows_weights_probe_and_type() -> None:
-    weights, probe = torch.full((4,), 3.0, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+    weights, probe = (
+        torch.full((4,), 3.0, dtype=torch.float64),
+        torch.ones(4, dtype=torch.float64),
+    )
     assert step(weights, probe) == pytest.approx(3 * 2 ** (-53 / 3))
     assert step(weights.float(), 2 * probe) == pytest.approx(1.5 * 2**-8)
     assert step(0 * weights, probe) == pytest.approx(0.5 * 2 ** (-53 / 3))
 
 
-@pytest.mark.parametrize("settings", [{"quantities": ["density"]}, {"quantities": ["frobenius", "spectrum"]}])
-def test_numbers_that_would_not_state_the_error_are_refused(settings: dict[str, list[str]]) -> None:
-    config = toy_config(estimator=EstimatorConfig(Method.hutchinson, Products.differences), **settings)
-    with pytest.raises(UserError, match="products=differences: this number would not state the error") as refused:
+@pytest.mark.parametrize(
+    "settings", [{"quantities": ["density"]}, {"quantities": ["frobenius", "spectrum"]}]
+)
+def test_numbers_that_would_not_state_the_error_are_refused(
+    settings: dict[str, list[str]],
+) -> None:
+    config = toy_config(
+        estimator=EstimatorConfig(Method.hutchinson, Products.differences), **settings
+    )
+    with pytest.raises(
+        UserError, match="products=differences: this number would not state the error"
+    ) as refused:
         check_differences(config)
     assert settings["quantities"][-1] in str(refused.value.got)
 
 
 @pytest.mark.parametrize("method", [Method.auto, Method.exact, Method.xtrace])
 def test_estimators_with_other_products_are_refused(method: Method) -> None:
-    config = toy_config(estimator=EstimatorConfig(method, Products.differences), quantities=["trace"])
+    config = toy_config(
+        estimator=EstimatorConfig(method, Products.differences), quantities=["trace"]
+    )
     with pytest.raises(UserError, match="products=differences"):
         check_differences(config)
 
@@ -152,10 +193,18 @@ def test_numbers_of_the_first_version_are_not_reused() -> None:
     for name in ("frobenius", "trace", "largest_eigenvalue"):
         chosen, keys = quantity(name), {}
         for products in Products:
-            config = toy_config(estimator=EstimatorConfig(Method.hutchinson, products), quantities=[name])
+            config = toy_config(
+                estimator=EstimatorConfig(Method.hutchinson, products),
+                quantities=[name],
+            )
             settings = chosen.settings(config, kind(config.model.kind).layout(config))
-            keys[products] = settings.get("products", settings.get("estimator", {}).get("products"))
-        assert keys == {one: "differences 2" if one == Products.differences else one.value for one in Products}
+            keys[products] = settings.get(
+                "products", settings.get("estimator", {}).get("products")
+            )
+        assert keys == {
+            one: "differences 2" if one == Products.differences else one.value
+            for one in Products
+        }
 
 
 class Recomputed(nn.Module):
@@ -164,22 +213,37 @@ class Recomputed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second, self.last, self.teacher = (nn.Linear(3, width) for width in (3, 3, 2, 3))
+        self.first, self.second, self.last, self.teacher = (
+            nn.Linear(3, width) for width in (3, 3, 2, 3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             taught = self.teacher(x).tanh()
-        hidden = checkpoint(lambda one: self.second(one).tanh(), self.first(x), use_reentrant=False)
+        hidden = checkpoint(
+            lambda one: self.second(one).tanh(), self.first(x), use_reentrant=False
+        )
         return self.last(hidden + taught)
 
 
 def test_checkpoints_and_constants_are_those_of_double_backward() -> None:
-    network, x = Recomputed().double(), torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    network, x = (
+        Recomputed().double(),
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double(),
+    )
     problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1]))
-    right, by_differences = (problem.operator("all", products=one) for one in ("auto", "differences"))
-    vector = torch.randn(right.shape[0], generator=torch.Generator().manual_seed(1)).double()
-    torch.testing.assert_close(by_differences @ vector, right @ vector, rtol=0, atol=1e-8)
+    right, by_differences = (
+        problem.operator("all", products=one) for one in ("auto", "differences")
+    )
+    vector = torch.randn(
+        right.shape[0], generator=torch.Generator().manual_seed(1)
+    ).double()
+    torch.testing.assert_close(
+        by_differences @ vector, right @ vector, rtol=0, atol=1e-8
+    )
     objective = problem.objective("float64")
     samples = Samples(objective, 5)
     slope = LossGradient(objective).flat
-    torch.testing.assert_close(samples.summed_gradient(torch.arange(5)) / 5, slope, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        samples.summed_gradient(torch.arange(5)) / 5, slope, rtol=0, atol=1e-12
+    )

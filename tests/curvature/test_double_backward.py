@@ -16,7 +16,10 @@ from tests.double_backward import hessian, jacobian
 
 
 def by_rows(values: Tensor, at: list[Tensor]) -> Tensor:
-    rows = [torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True) for one in values.flatten()]
+    rows = [
+        torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True)
+        for one in values.flatten()
+    ]
     return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
 
 
@@ -26,10 +29,19 @@ def test_all_rows_at_once_are_those_of_plain_passes(norm: nn.Module) -> None:
     network = nn.Sequential(nn.Linear(3, 4), norm, nn.Tanh(), nn.Linear(4, 2)).double()
     unused = torch.ones(2, dtype=torch.float64, requires_grad=True)
     x, at = torch.randn(5, 3, dtype=torch.float64), [*network.parameters(), unused]
-    slopes = torch.autograd.grad(network(x).exp().sum(), at, create_graph=True, materialize_grads=True)
+    slopes = torch.autograd.grad(
+        network(x).exp().sum(), at, create_graph=True, materialize_grads=True
+    )
     rows = by_rows(torch.cat([slope.flatten() for slope in slopes]), at)
-    torch.testing.assert_close(hessian(lambda: network(x).exp().sum(), at), rows, rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(jacobian(lambda: network(x), at), by_rows(network(x), at), rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(
+        hessian(lambda: network(x).exp().sum(), at), rows, rtol=1e-11, atol=1e-12
+    )
+    torch.testing.assert_close(
+        jacobian(lambda: network(x), at),
+        by_rows(network(x), at),
+        rtol=1e-11,
+        atol=1e-12,
+    )
 
 
 class OtherAtFirst(torch.autograd.Function):
@@ -44,7 +56,11 @@ class OtherAtFirst(torch.autograd.Function):
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Tensor:
         OtherAtFirst.passes += 1
-        return slope if OtherAtFirst.passes > 1 else slope * torch.tensor([1.0, 1.0, 2.0], dtype=slope.dtype)
+        return (
+            slope
+            if OtherAtFirst.passes > 1
+            else slope * torch.tensor([1.0, 1.0, 2.0], dtype=slope.dtype)
+        )
 
 
 def test_a_row_that_a_batched_pass_has_wrong_is_found() -> None:
@@ -68,17 +84,29 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(dtype: torch.dtype) -> None:
-    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 0, 1, 1, 0])
-    objective = hessfig.Problem(Beside().eval(), x, y, "cross_entropy").objective(str(dtype).removeprefix("torch."))
+def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(
+    dtype: torch.dtype,
+) -> None:
+    x, y = (
+        torch.randn(6, 3, generator=torch.Generator().manual_seed(1)),
+        torch.tensor([0, 1, 0, 1, 1, 0]),
+    )
+    objective = hessfig.Problem(Beside().eval(), x, y, "cross_entropy").objective(
+        str(dtype).removeprefix("torch.")
+    )
     suffix = Suffix(objective, None)
-    parameters = {name.removeprefix("network."): one for name, one in suffix.named_parameters()}
+    parameters = {
+        name.removeprefix("network."): one for name, one in suffix.named_parameters()
+    }
     right = DoubleBackward(suffix, Part.H, list(parameters.values()))
     small = [name.startswith("small") for name in parameters]
 
     class Wrong:
         def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
-            return [1.01 * rows if is_small else rows for rows, is_small in zip(right @ columns, small, strict=True)]
+            return [
+                1.01 * rows if is_small else rows
+                for rows, is_small in zip(right @ columns, small, strict=True)
+            ]
 
     assert fault(right, right, right, parameters) == ""
     assert "in the rows of small" in fault(Wrong(), right, right, parameters)

@@ -17,7 +17,12 @@ from hessfig.errors import UserError
 from hessfig.models.blocks import matrices_of
 from hessfig.models.exact import kronecker
 from hessfig.models.exact.costs import exact_cost
-from hessfig.models.exact.kronecker import ItemMatrices, has_repeats, labels_of, one_of_each
+from hessfig.models.exact.kronecker import (
+    ItemMatrices,
+    has_repeats,
+    labels_of,
+    one_of_each,
+)
 from hessfig.models.exact.scored_attention import LastLayer
 from hessfig.models.exact.scored_layer import LayerNormAt, ScoredPlace
 from hessfig.models.exact.support import Level, Route, check_exact, exactness
@@ -26,7 +31,9 @@ from tests.toys import ARCHITECTURES, PAPER, toy_problem
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def close(found: Tensor, oracle: Tensor) -> bool:
@@ -44,14 +51,18 @@ def norm() -> nn.LayerNorm:
 def test_layernorm_and_its_derivatives_match_autograd(norm: nn.LayerNorm) -> None:
     rows, columns, gradient = draw(3, 5), draw(3, 5, 2, seed=3), draw(3, 5, seed=4)
     at, jacobian = LayerNormAt(norm, rows), vmap(jacrev(norm))(rows)
-    second = vmap(lambda row, g: hessian(lambda x: (g * norm(x)).sum())(row))(rows, gradient)
+    second = vmap(lambda row, g: hessian(lambda x: (g * norm(x)).sum())(row))(
+        rows, gradient
+    )
     assert close(at.output, norm(rows))
     assert close(at.push(columns), jacobian @ columns)
     assert close(at.pull(columns.mT), columns.mT @ jacobian)
     assert close(at.bend(gradient, columns), second @ columns)
 
 
-@pytest.mark.parametrize(("norm_", "mlp"), list(itertools.product(PAPER.norms, PAPER.mlps)))
+@pytest.mark.parametrize(
+    ("norm_", "mlp"), list(itertools.product(PAPER.norms, PAPER.mlps))
+)
 def test_tail_matches_autograd(norm_: Norm, mlp: MLP) -> None:
     model = ModelConfig(d_model=4, d_mlp=5, norm=norm_, mlp=mlp)
     problem = toy_problem(model)
@@ -68,7 +79,9 @@ def test_tail_matches_autograd(norm_: Norm, mlp: MLP) -> None:
     jacobian = vmap(jacrev(logits))(attended, layer.mixing.stream)
     assert close(layer.ahead.logits_by_attended.expand_as(jacobian), jacobian)
     curvature = vmap(lambda a, x, g: hessian(lambda b: (g * logits(b, x)).sum())(a))
-    oracle = curvature(attended, layer.mixing.stream, layer.gradients[ScoredPlace.logits])
+    oracle = curvature(
+        attended, layer.mixing.stream, layer.gradients[ScoredPlace.logits]
+    )
     found = layer.ahead.curvature(layer.gradients)
     assert close(torch.zeros_like(oracle) if found is None else found, oracle)
     assert (found is None) == (norm_ == Norm.none and mlp != MLP.gelu)
@@ -83,22 +96,38 @@ def test_gram_by_factors_and_by_entries_agree(symmetric: bool) -> None:
     oracle = (weights * (formed @ formed.T)).sum()
     assert close(kronecker._by_factors(weights, matrices), oracle)
     assert close(kronecker._by_entries(weights, matrices, symmetric), oracle)
-    assert close(kronecker.kronecker_squared_norm(weights, matrices, symmetric=symmetric), oracle)
+    assert close(
+        kronecker.kronecker_squared_norm(weights, matrices, symmetric=symmetric), oracle
+    )
 
 
 def test_crossed_products_match_the_tensors_they_stand_for() -> None:
     items, v, m, f = 4, 3, 5, 2
-    M, N = ItemMatrices(((None, draw(items, m, f)),)), ItemMatrices(((None, draw(items, v, f, seed=1)),))
-    c, e, weights = draw(items, v, seed=2), draw(items, m, seed=3), draw(items, items, seed=4)
-    plain = torch.einsum("nv,nmf->nvmf", c, M.block(slice(None), slice(None))).flatten(1)
-    crossed = torch.einsum("nm,nvf->nvmf", e, N.block(slice(None), slice(None))).flatten(1)
+    M, N = (
+        ItemMatrices(((None, draw(items, m, f)),)),
+        ItemMatrices(((None, draw(items, v, f, seed=1)),)),
+    )
+    c, e, weights = (
+        draw(items, v, seed=2),
+        draw(items, m, seed=3),
+        draw(items, items, seed=4),
+    )
+    plain = torch.einsum("nv,nmf->nvmf", c, M.block(slice(None), slice(None))).flatten(
+        1
+    )
+    crossed = torch.einsum(
+        "nm,nvf->nvmf", e, N.block(slice(None), slice(None))
+    ).flatten(1)
     oracle = (weights * (plain @ crossed.T)).sum()
     assert close(kronecker.cross_product(weights, (M, c), (N, e)), oracle)
 
 
 def test_merging_sums_items_of_equal_inputs() -> None:
     inputs = draw(3, 4)[[0, 1, 0, 2, 1]]
-    labels, matrices = labels_of(inputs), ItemMatrices(((draw(5, 2, 3), draw(5, 2, 3, seed=1)),))
+    labels, matrices = (
+        labels_of(inputs),
+        ItemMatrices(((draw(5, 2, 3), draw(5, 2, 3, seed=1)),)),
+    )
     formed = matrices.block(slice(None), slice(None))
     merged = matrices.merged(labels).block(slice(None), slice(None))
     assert has_repeats(labels) and not has_repeats(labels_of(draw(5, 4)))
@@ -115,11 +144,17 @@ def test_support_needs_no_torch() -> None:
 def test_what_is_supported() -> None:
     model = ModelConfig(n_layers=3)
     diagonal = {matrix: Block(1, matrix, matrix) for matrix in matrices_of(model)}
-    assert exactness(model, Block(3, Matrix.W_V, Matrix.W_Q), Part.H_f).level == Level.cheap
+    assert (
+        exactness(model, Block(3, Matrix.W_V, Matrix.W_Q), Part.H_f).level
+        == Level.cheap
+    )
     assert exactness(model, diagonal[Matrix.W_Q], Part.H_f).route == Route.scores
     assert exactness(model, diagonal[Matrix.W_V], Part.H_o).route == Route.outputs
     assert exactness(model, diagonal[Matrix.W_V], Part.H).level == Level.unsupported
-    assert exactness(model, Block(0, Matrix.W_E, Matrix.W_E), Part.H).route == Route.columns
+    assert (
+        exactness(model, Block(0, Matrix.W_E, Matrix.W_E), Part.H).route
+        == Route.columns
+    )
     with pytest.raises(UserError, match=r"no exact H of block \(W_V, W_V\) of layer 1"):
         check_exact(model, diagonal.values(), [Part.H])
 

@@ -20,7 +20,10 @@ def test_a_gelu_layer_of_any_width(d_mlp: int, row: Matrix) -> None:
     model = ModelConfig(d_model=6, d_mlp=d_mlp, mlp=MLP.gelu)
     problem = toy_problem(model)
     block = Block(1, row, Matrix.W_in)
-    dense = dense_norms(Engines(problem, model, Products.linearised).column(1, Matrix.W_in, [block]), list(PARTS))
+    dense = dense_norms(
+        Engines(problem, model, Products.linearised).column(1, Matrix.W_in, [block]),
+        list(PARTS),
+    )
     exact = ExactEngine(problem, model).column(1, Matrix.W_in, [row], list(PARTS))
     for part in PARTS:
         assert exact[row, part] == pytest.approx(dense[block, part].value, rel=1e-10)
@@ -33,4 +36,7 @@ def test_every_pair_of_a_gelu_layer_has_an_exact_norm() -> None:
     for index, row in enumerate(weights):
         for col in weights[index:]:
             layer = 1 if row.has_layer or col.has_layer else 0
-            assert all(norm >= 0 for norm in engine.column(layer, col, [row], list(PARTS)).values())
+            assert all(
+                norm >= 0
+                for norm in engine.column(layer, col, [row], list(PARTS)).values()
+            )

@@ -16,7 +16,9 @@ from hessfig.terms import Block, Group, Part
 from tests.curvature.oracle import places, whole_oracle
 from tests.toys import ARCHITECTURES, EXACT_PRODUCTS, toy_problem, toy_task
 
-pytestmark = pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:H_f. curvlinops' product is off:RuntimeWarning"
+)
 BLOCKS = [
     Block(1, "attention", "attention"),
     Block(2, "mlp", "mlp"),
@@ -31,7 +33,9 @@ BLOCKS = [
 
 
 @pytest.fixture(scope="module", params=["two layers", "pre"])
-def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Objective, dict[Part, Tensor]]:
+def case(
+    request: pytest.FixtureRequest,
+) -> tuple[ModelConfig, Objective, dict[Part, Tensor]]:
     model = ARCHITECTURES[request.param]
     problem = toy_problem(model, toy_task(model, base=2))
     return model, problem, whole_oracle(problem)
@@ -41,15 +45,25 @@ def case(request: pytest.FixtureRequest) -> tuple[ModelConfig, Objective, dict[P
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.long
 def test_every_block_is_the_oracles(
-    case: tuple[ModelConfig, Objective, dict[Part, Tensor]], block: Block, products: Products
+    case: tuple[ModelConfig, Objective, dict[Part, Tensor]],
+    block: Block,
+    products: Products,
 ) -> None:
     model, problem, dense = case
     column = Engines(problem, model, products).column(block.layer, block.col, [block])
     found = dense_blocks(column)
-    rows, cols = places(problem, block.row_layer, block.row), places(problem, block.layer, block.col)
+    rows, cols = (
+        places(problem, block.row_layer, block.row),
+        places(problem, block.layer, block.col),
+    )
     scale = float(dense[Part.H][rows][:, cols].abs().max())
     for part in (Part.H_o, Part.H_f):
-        torch.testing.assert_close(found[block, part], dense[part][rows][:, cols], rtol=1e-10, atol=1e-11 * scale)
+        torch.testing.assert_close(
+            found[block, part],
+            dense[part][rows][:, cols],
+            rtol=1e-10,
+            atol=1e-11 * scale,
+        )
 
 
 @pytest.mark.parametrize("name", ["two layers", "pre", "post", "single", "linear mlp"])
@@ -67,4 +81,9 @@ def test_norms_are_a_group_of_networks_that_have_them() -> None:
     for norm in Norm:
         model = ModelConfig(d_model=4, d_mlp=6, norm=norm)
         found = toy_problem(model).layout.layers_of("norms")
-        assert found == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1], Norm.sandwich: [0, 1]}[norm]
+        assert (
+            found
+            == {Norm.none: [], Norm.pre: [0, 1], Norm.post: [1], Norm.sandwich: [0, 1]}[
+                norm
+            ]
+        )

@@ -68,7 +68,12 @@ def unpacked(x: Tensor) -> Tensor:
         return x * x
 
 
-KINDS = {"a hook": hooked, "a hook of a node": hooked_node, "a Function": Drawing.apply, "saved tensors": unpacked}
+KINDS = {
+    "a hook": hooked,
+    "a hook of a node": hooked_node,
+    "a Function": Drawing.apply,
+    "saved tensors": unpacked,
+}
 
 
 class Network(nn.Module):
@@ -84,12 +89,20 @@ class Network(nn.Module):
         return self.last(self.square(torch.tanh(self.first(x))))
 
 
-def problem(square: Callable[[Tensor], Tensor] = plain, width: int = 5, batches: int = 1) -> hessfig.Problem:
+def problem(
+    square: Callable[[Tensor], Tensor] = plain, width: int = 5, batches: int = 1
+) -> hessfig.Problem:
     torch.manual_seed(0)
     network = Network(square, width).double()
-    given = [(torch.randn(6, 3).double(), torch.randint(2, (6,))) for _ in range(batches)]
+    given = [
+        (torch.randn(6, 3).double(), torch.randint(2, (6,))) for _ in range(batches)
+    ]
     weights = {name: name for name, _ in network.named_parameters()}
-    named: dict[str, Any] = {**weights, "row": ("first.weight", [1]), "both": ["first.bias", "last.weight"]}
+    named: dict[str, Any] = {
+        **weights,
+        "row": ("first.weight", [1]),
+        "both": ["first.bias", "last.weight"],
+    }
     return hessfig.Problem(network, given, loss="cross_entropy", weights=named)
 
 
@@ -99,11 +112,18 @@ def states() -> tuple[Any, ...]:
     return arrays[1].tolist(), arrays[2:], torch.get_rng_state().tolist()
 
 
-def of_double_backward(given: hessfig.Problem, rows: list[str], columns: list[str], vector: Tensor) -> Tensor:
+def of_double_backward(
+    given: hessfig.Problem, rows: list[str], columns: list[str], vector: Tensor
+) -> Tensor:
     network = given.network
-    total = torch.stack([nn.functional.cross_entropy(network(x), y) for x, y in given.inputs]).mean()
+    total = torch.stack(
+        [nn.functional.cross_entropy(network(x), y) for x, y in given.inputs]
+    ).mean()
     parameters = dict(network.named_parameters())
-    at, along = [parameters[name] for name in rows], [parameters[name] for name in columns]
+    at, along = (
+        [parameters[name] for name in rows],
+        [parameters[name] for name in columns],
+    )
     slopes = torch.autograd.grad(total, along, create_graph=True)
     pieces = vector.split([one.numel() for one in along])
     vectors = [piece.view_as(one) for piece, one in zip(pieces, along, strict=True)]
@@ -125,7 +145,9 @@ BLOCKS: dict[str, tuple[Any, list[str], list[str]]] = {
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("width", [5, 20_000])
 @pytest.mark.parametrize("block", BLOCKS)
-def test_every_product_has_the_bits_of_the_first(block: str, width: int, batches: int) -> None:
+def test_every_product_has_the_bits_of_the_first(
+    block: str, width: int, batches: int
+) -> None:
     given = problem(width=width, batches=batches)
     name, rows, columns = BLOCKS[block]
     operator = given.operator(name)
@@ -133,8 +155,12 @@ def test_every_product_has_the_bits_of_the_first(block: str, width: int, batches
     many[:, 3] = 0.0
     for part in ("H", "H_o", "H_f"):
         of_part = given.operator(name, part)
-        alone = [given.operator(name, part) @ vector for vector in many.T]  # no operator has a product before
-        assert all(torch.equal(of_part @ vector, first) for vector, first in zip(many.T, alone, strict=True))
+        # No operator has a product before.
+        alone = [given.operator(name, part) @ vector for vector in many.T]
+        assert all(
+            torch.equal(of_part @ vector, first)
+            for vector, first in zip(many.T, alone, strict=True)
+        )
     for vector in many.T:
         truth = of_double_backward(given, rows, columns, vector)
         torch.testing.assert_close(operator @ vector, truth, rtol=1e-9, atol=1e-12)
@@ -176,7 +202,11 @@ def test_modes_of_the_caller_change_nothing(mode: str, width: int) -> None:
     products = [operator @ vector for _ in range(5)]
     with MODES[mode]():
         inside = operator @ vector
-    assert torch.equal(inside, products[0]) and not inside.requires_grad and not inside.is_inference()
+    assert (
+        torch.equal(inside, products[0])
+        and not inside.requires_grad
+        and not inside.is_inference()
+    )
 
 
 @pytest.mark.parametrize("width", [5, 20_000])
@@ -208,7 +238,12 @@ class Stepping(nn.Module):
 
 def test_another_block_of_the_same_graphs_is_decided_by_itself() -> None:
     torch.manual_seed(0)
-    given = hessfig.Problem(Stepping().double(), torch.randn(6, 3).double(), torch.randint(2, (6,)), "cross_entropy")
+    given = hessfig.Problem(
+        Stepping().double(),
+        torch.randn(6, 3).double(),
+        torch.randint(2, (6,)),
+        "cross_entropy",
+    )
     late, first = given.operator("last.weight"), given.operator("first.weight")
     for _ in range(5):
         late @ torch.ones(10)
@@ -270,5 +305,7 @@ print("alone")
 
 def test_products_of_torch_alone_enter_no_context() -> None:
     """Of what users add, nothing is lost: in another process, since checks of types are code of others, which draws."""
-    run = subprocess.run([sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False
+    )
     assert run.stdout == "alone\n", run.stderr

@@ -15,9 +15,20 @@ from torch.nn import functional as F
 import hessfig
 from tests import foreign_networks, odd_functions
 from tests.curvature import test_samples
-from tests.curvature.large import large_networks, test_head, test_memory, test_own_column
+from tests.curvature.large import (
+    large_networks,
+    test_head,
+    test_memory,
+    test_own_column,
+)
 from tests.last_digits import SHIFTS, Make, decisions, moved_by_a_constant, shaken
-from tests.models.own import test_any_batch, test_losses_of_all_kinds, test_own_loss, test_own_network, test_witnessing
+from tests.models.own import (
+    test_any_batch,
+    test_losses_of_all_kinds,
+    test_own_loss,
+    test_own_network,
+    test_witnessing,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings are among the decisions
 TIMES = int(os.environ.get("SHAKES", "6"))  # SHAKES=20 takes a quarter of an hour
@@ -44,24 +55,37 @@ def perfect_fit(power: int, *, is_whole: bool) -> hessfig.Problem:
     goal = body(X).detach()
 
     def loss(result: Any, targets: Tensor) -> Tensor:
-        return ((result["one"] if is_whole else result) - targets).pow(power).sum(1).mean()
+        return (
+            ((result["one"] if is_whole else result) - targets).pow(power).sum(1).mean()
+        )
 
-    return hessfig.Problem(TwoOutputs(body) if is_whole else body, {"x": X} if is_whole else X, goal, loss)
+    return hessfig.Problem(
+        TwoOutputs(body) if is_whole else body, {"x": X} if is_whole else X, goal, loss
+    )
 
 
 def every_sample_cancels(*, is_whole: bool) -> hessfig.Problem:
     """Return a problem in which the loss of every sample is moved to zero, up to rounding."""
     body = test_samples.mlp()
-    goal = torch.stack([Y.double(), F.cross_entropy(body(X), Y, reduction="none").detach()], dim=1)
+    goal = torch.stack(
+        [Y.double(), F.cross_entropy(body(X), Y, reduction="none").detach()], dim=1
+    )
 
     def loss(result: Any, targets: Tensor) -> Tensor:
         outputs = result["one"] if is_whole else result
-        return (F.cross_entropy(outputs, targets[:, 0].long(), reduction="none") - targets[:, 1]).mean()
+        return (
+            F.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
+            - targets[:, 1]
+        ).mean()
 
-    return hessfig.Problem(TwoOutputs(body) if is_whole else body, {"x": X} if is_whole else X, goal, loss)
+    return hessfig.Problem(
+        TwoOutputs(body) if is_whole else body, {"x": X} if is_whole else X, goal, loss
+    )
 
 
-def of(make: Callable[[torch.dtype], odd_functions.Odd], real: torch.dtype) -> hessfig.Problem:
+def of(
+    make: Callable[[torch.dtype], odd_functions.Odd], real: torch.dtype
+) -> hessfig.Problem:
     one = make(real)
     return hessfig.Problem(one.network, one.inputs, one.targets, one.loss, **one.more)
 
@@ -72,11 +96,19 @@ def seeded(make: Callable[[], Any]) -> Any:
 
 
 CANCELLING: dict[str, Make] = {
-    **{f"perfect fit, {power}": partial(perfect_fit, power, is_whole=False) for power in (2, 4)},
-    **{f"perfect fit inside, {power}": partial(perfect_fit, power, is_whole=True) for power in (2, 4)},
+    **{
+        f"perfect fit, {power}": partial(perfect_fit, power, is_whole=False)
+        for power in (2, 4)
+    },
+    **{
+        f"perfect fit inside, {power}": partial(perfect_fit, power, is_whole=True)
+        for power in (2, 4)
+    },
     "every sample": partial(every_sample_cancels, is_whole=False),
     "every sample, inside": partial(every_sample_cancels, is_whole=True),
-    "linear up to rounding": lambda: hessfig.Problem(test_samples.mlp(), X, Y, lambda out, y: out.exp().log().mean()),
+    "linear up to rounding": lambda: hessfig.Problem(
+        test_samples.mlp(), X, Y, lambda out, y: out.exp().log().mean()
+    ),
     "terms": lambda: test_memory.cases()["cancelling terms"](None),
 }
 SMALL: dict[str, Make] = {
@@ -85,23 +117,46 @@ SMALL: dict[str, Make] = {
         for name, make in odd_functions.RIGHT.items()
         for real in (torch.float64, torch.float32)
     },
-    **{name: partial(of, make, torch.float64) for name, (make, _) in odd_functions.REFUSED.items()},
-    **{name: lambda make=make: make()[0] for name, make in foreign_networks.CASES.items()},
     **{
-        make.__name__: lambda make=make: hessfig.Problem(*make()[:2])
-        for make in (test_any_batch.causal, test_any_batch.masked, test_any_batch.classes, test_any_batch.regression)
+        name: partial(of, make, torch.float64)
+        for name, (make, _) in odd_functions.REFUSED.items()
     },
     **{
-        f"own loss {loss.__name__}": lambda loss=loss: hessfig.Problem(test_own_loss.Model(loss), test_own_loss.BATCH)
-        for loss in (test_own_loss.shifted, test_own_loss.nearly, test_own_loss.smoothed, test_own_loss.stopped)
+        name: lambda make=make: make()[0]
+        for name, make in foreign_networks.CASES.items()
+    },
+    **{
+        make.__name__: lambda make=make: hessfig.Problem(*make()[:2])
+        for make in (
+            test_any_batch.causal,
+            test_any_batch.masked,
+            test_any_batch.classes,
+            test_any_batch.regression,
+        )
+    },
+    **{
+        f"own loss {loss.__name__}": lambda loss=loss: hessfig.Problem(
+            test_own_loss.Model(loss), test_own_loss.BATCH
+        )
+        for loss in (
+            test_own_loss.shifted,
+            test_own_loss.nearly,
+            test_own_loss.smoothed,
+            test_own_loss.stopped,
+        )
     },
     **{
         f"number, {name}": lambda make=make: make(test_own_network.Lossy())
         for name, (make, _) in test_own_network.LOSSY.items()
     },
     **{
-        f"{kind} {name}": lambda loss=loss: hessfig.Problem(*test_losses_of_all_kinds.parts_of_a_problem(), loss)
-        for kind, losses in {"mean": test_losses_of_all_kinds.MEANS, "sum": test_losses_of_all_kinds.SUMS}.items()
+        f"{kind} {name}": lambda loss=loss: hessfig.Problem(
+            *test_losses_of_all_kinds.parts_of_a_problem(), loss
+        )
+        for kind, losses in {
+            "mean": test_losses_of_all_kinds.MEANS,
+            "sum": test_losses_of_all_kinds.SUMS,
+        }.items()
         for name, loss in losses.items()
     },
     "kink": partial(test_witnessing.at_kink, test_witnessing.cube),
@@ -116,10 +171,23 @@ SMALL: dict[str, Make] = {
     },
 }
 LARGE: dict[str, Make] = {
-    **{f"memory, {name}": partial(make, None) for name, make in test_memory.cases().items()},
-    **{f"apart, {name}": partial(make, None) for name, make in test_memory.apart().items()},
-    **{name: lambda make=make: large_networks.problem_of(*make()) for name, make in large_networks.CASES.items()},
-    **{name: partial(seeded, make) for name, make in test_own_column.ODD.items() if name != "compiled"},
+    **{
+        f"memory, {name}": partial(make, None)
+        for name, make in test_memory.cases().items()
+    },
+    **{
+        f"apart, {name}": partial(make, None)
+        for name, make in test_memory.apart().items()
+    },
+    **{
+        name: lambda make=make: large_networks.problem_of(*make())
+        for name, make in large_networks.CASES.items()
+    },
+    **{
+        name: partial(seeded, make)
+        for name, make in test_own_column.ODD.items()
+        if name != "compiled"
+    },
     **{
         name: lambda make=make: test_head.problem_of(seeded(make))
         for name, make in {**test_head.WITH, **test_head.WITHOUT}.items()
@@ -129,14 +197,28 @@ LARGE: dict[str, Make] = {
         for name, loss in {**test_head.SPELLINGS, **test_head.OTHERS}.items()
     },
 }
-MOVED = ("mean name", "sum function", "own loss shifted", "decay, torch.float64", "classes", "number, labels")
+MOVED = (
+    "mean name",
+    "sum function",
+    "own loss shifted",
+    "decay, torch.float64",
+    "classes",
+    "number, labels",
+)
 
 
 def changed(make: Make, times: int) -> dict[str, set[str]]:
     """Return what was decided in more than one way, and the ways."""
-    found = [decisions(shaken(make(), seed), is_measured=seed < FEW) for seed in range(times)]
-    ways = {what: {one.get(what, "") for one in found} for what in set().union(*found[FEW:])}
-    ways |= {what: {one.get(what, "") for one in found[:FEW]} for what in set().union(*found[:FEW]) - ways.keys()}
+    found = [
+        decisions(shaken(make(), seed), is_measured=seed < FEW) for seed in range(times)
+    ]
+    ways = {
+        what: {one.get(what, "") for one in found} for what in set().union(*found[FEW:])
+    }
+    ways |= {
+        what: {one.get(what, "") for one in found[:FEW]}
+        for what in set().union(*found[:FEW]) - ways.keys()
+    }
     return {what: words for what, words in ways.items() if len(words) > 1}
 
 
@@ -150,7 +232,9 @@ def test_terms_that_cancel_choose_no_way(name: str) -> None:
     assert changed(CANCELLING[name], FEW) == {}
     found = decisions(shaken(CANCELLING[name](), 1))
     assert not [
-        word for what in ("samples", "weights of samples", "alike", "pieces") if "Error" in (word := found[what])
+        word
+        for what in ("samples", "weights of samples", "alike", "pieces")
+        if "Error" in (word := found[what])
     ]
 
 
@@ -175,6 +259,20 @@ def test_every_network_is_decided_alike(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("left", SHIFTS)
-@pytest.mark.parametrize("name", [*MOVED, *(f"memory, {one}" for one in ("sum inside", "sum of outputs", "own loss"))])
-def test_losses_that_are_moved_to_zero_are_decided_alike(name: str, left: float) -> None:
-    assert changed(partial(moved, {**SMALL, **LARGE}[name], left), times_of(name, WHERE_TERMS_CANCEL)) == {}
+@pytest.mark.parametrize(
+    "name",
+    [
+        *MOVED,
+        *(f"memory, {one}" for one in ("sum inside", "sum of outputs", "own loss")),
+    ],
+)
+def test_losses_that_are_moved_to_zero_are_decided_alike(
+    name: str, left: float
+) -> None:
+    assert (
+        changed(
+            partial(moved, {**SMALL, **LARGE}[name], left),
+            times_of(name, WHERE_TERMS_CANCEL),
+        )
+        == {}
+    )

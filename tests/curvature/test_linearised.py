@@ -43,7 +43,11 @@ def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
             found = dense_blocks(tape.column(layer, col, weights))
             for key, block in oracle.items():
                 scale = max(block.abs().max().item(), 1e-8)
-                assert (found[key] - block).abs().max().item() <= 1e-12 * scale, (layer, key, col)
+                assert (found[key] - block).abs().max().item() <= 1e-12 * scale, (
+                    layer,
+                    key,
+                    col,
+                )
 
 
 @settings(max_examples=8, derandomize=True, deadline=None)
@@ -56,8 +60,16 @@ def test_transformers_agree_with_curvlinops(model: ModelConfig, loss: Loss) -> N
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.long
 def test_chained_linear_attention_agrees(depth: int) -> None:
-    model = ModelConfig(n_layers=depth, d_model=4, attention=Attention.linear, attention_skip=False, mlp=MLP.none)
-    assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=Loss.mse_sum_unshifted))
+    model = ModelConfig(
+        n_layers=depth,
+        d_model=4,
+        attention=Attention.linear,
+        attention_skip=False,
+        mlp=MLP.none,
+    )
+    assert_same_columns(
+        model, TaskConfig(digits=1, batch_size=2, loss=Loss.mse_sum_unshifted)
+    )
 
 
 def test_linear_mlp_agrees() -> None:
@@ -67,8 +79,12 @@ def test_linear_mlp_agrees() -> None:
 @pytest.mark.parametrize("query_key", list(QueryKey))
 @pytest.mark.parametrize("attention", PAPER.attentions)
 def test_bare_attention_agrees(attention: Attention, query_key: QueryKey) -> None:
-    model = ModelConfig(kind=Kind.self_attention, d_model=4, attention=attention, query_key=query_key)
-    assert_same_columns(model, TaskConfig(data=Data.gaussian, digits=1, batch_size=2, loss=Loss.mse))
+    model = ModelConfig(
+        kind=Kind.self_attention, d_model=4, attention=attention, query_key=query_key
+    )
+    assert_same_columns(
+        model, TaskConfig(data=Data.gaussian, digits=1, batch_size=2, loss=Loss.mse)
+    )
 
 
 @settings(max_examples=12, derandomize=True, deadline=None)
@@ -77,20 +93,24 @@ def test_structural_zeros_are_exact_and_complete(model: ModelConfig) -> None:
     tape = LinearisedNetwork(toy_problem(model, SMALL), model)
     for layer in range(1, model.n_layers + 1):
         for weight in matrices_of(model):
-            functional = dense_blocks(tape.column(layer, weight, [weight]))[weight, Part.H_f]
+            functional = dense_blocks(tape.column(layer, weight, [weight]))[
+                weight, Part.H_f
+            ]
             at = layer if weight.has_layer else 0
-            assert is_structural_zero(model, Block(at, weight, weight), Part.H_f) == (not functional.any()), (
-                layer,
-                weight,
-            )
+            assert is_structural_zero(model, Block(at, weight, weight), Part.H_f) == (
+                not functional.any()
+            ), (layer, weight)
 
 
 def test_float32_products_are_close_to_float64() -> None:
-    model, weight = ModelConfig(n_layers=2, d_model=8, norm=Norm.pre), matrices_of(ModelConfig())[2]
+    model, weight = (
+        ModelConfig(n_layers=2, d_model=8, norm=Norm.pre),
+        matrices_of(ModelConfig())[2],
+    )
     norms = {}
     for dtype in DType:
         problem = toy_problem(model, SMALL, seed=5, dtype=dtype)
-        norms[dtype] = dense_blocks(LinearisedNetwork(problem, model).column(1, weight, [weight]))[
-            weight, Part.H_f
-        ].norm()
+        norms[dtype] = dense_blocks(
+            LinearisedNetwork(problem, model).column(1, weight, [weight])
+        )[weight, Part.H_f].norm()
     assert torch.isclose(norms[DType.float32].double(), norms[DType.float64], rtol=1e-4)

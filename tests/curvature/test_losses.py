@@ -28,27 +28,42 @@ def targets(loss: Loss) -> Tensor:
 
 def test_cross_entropy_by_hand() -> None:
     logits, tokens = outputs(), targets(Loss.cross_entropy)
-    by_hand = [-logits[b, p].log_softmax(0)[tokens[b, p]] for b in range(2) for p in range(3)]
-    assert loss_module(TaskConfig())(logits, tokens).item() == pytest.approx(sum(by_hand).item() / 6)
+    by_hand = [
+        -logits[b, p].log_softmax(0)[tokens[b, p]] for b in range(2) for p in range(3)
+    ]
+    assert loss_module(TaskConfig())(logits, tokens).item() == pytest.approx(
+        sum(by_hand).item() / 6
+    )
 
 
 def test_smoothed_labels_by_hand_and_sample_by_sample() -> None:
     logits, tokens = outputs(), targets(Loss.cross_entropy)
-    loss, logs = loss_module(TaskConfig(label_smoothing=0.3)), -outputs().log_softmax(-1)
+    loss, logs = (
+        loss_module(TaskConfig(label_smoothing=0.3)),
+        -outputs().log_softmax(-1),
+    )
     each = 0.7 * logs.gather(-1, tokens[..., None]).squeeze(-1) + 0.3 * logs.mean(-1)
     assert loss(logits, tokens).item() == pytest.approx(each.mean().item())
     torch.testing.assert_close(per_sample(loss, logits, tokens), each.mean(-1))
     plain = loss_module(TaskConfig())
     df = outputs().unsqueeze(2)
-    assert torch.equal(loss.hessian_product(logits, df), plain.hessian_product(logits, df))
-    first, second = (hessian(lambda f, one=one: one(f, tokens))(logits) for one in (loss, plain))
+    assert torch.equal(
+        loss.hessian_product(logits, df), plain.hessian_product(logits, df)
+    )
+    first, second = (
+        hessian(lambda f, one=one: one(f, tokens))(logits) for one in (loss, plain)
+    )
     torch.testing.assert_close(first, second)
 
 
-@pytest.mark.parametrize(("loss", "factor"), [(Loss.mse, 1 / 30), (Loss.mse_sum_unshifted, 1.0)])
+@pytest.mark.parametrize(
+    ("loss", "factor"), [(Loss.mse, 1 / 30), (Loss.mse_sum_unshifted, 1.0)]
+)
 def test_square_losses_by_hand(loss: Loss, factor: float) -> None:
     by_hand = factor * (outputs() - targets(loss)).square().sum()
-    assert loss_module(TaskConfig(loss=loss))(outputs(), targets(loss)).item() == pytest.approx(by_hand.item())
+    assert loss_module(TaskConfig(loss=loss))(
+        outputs(), targets(loss)
+    ).item() == pytest.approx(by_hand.item())
 
 
 @pytest.mark.parametrize("loss", Loss)
@@ -56,12 +71,18 @@ def test_the_hessian_product_is_the_second_derivative(loss: Loss) -> None:
     module, f, target = loss_module(TaskConfig(loss=loss)), outputs(), targets(loss)
     df = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=stream(1, "df"))
     matrix = hessian(lambda f: module(f, target))(f).reshape(30, 30)
-    expected = (matrix @ df.transpose(1, 2).transpose(0, 1).reshape(4, 30).T).T.reshape(4, *SHAPE)
-    torch.testing.assert_close(module.hessian_product(f, df), expected.permute(1, 2, 0, 3))
+    expected = (matrix @ df.transpose(1, 2).transpose(0, 1).reshape(4, 30).T).T.reshape(
+        4, *SHAPE
+    )
+    torch.testing.assert_close(
+        module.hessian_product(f, df), expected.permute(1, 2, 0, 3)
+    )
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(loss: Loss) -> None:
+def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(
+    loss: Loss,
+) -> None:
     module, f, target = loss_module(TaskConfig(loss=loss)), outputs(), targets(loss)
     gradient = output_gradient(module, f, target)
     assert not gradient.requires_grad

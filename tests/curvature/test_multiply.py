@@ -48,24 +48,39 @@ def test_the_precision_is_that_of_float32_and_the_same_on_every_call() -> None:
     torch.manual_seed(1)
     rows, matrix = torch.randn(500, 512), torch.randn(128, 512)
     found = times_transposed(rows, matrix)
-    error = (found.double() - rows.double() @ matrix.double().T).norm() / found.double().norm()
+    error = (
+        found.double() - rows.double() @ matrix.double().T
+    ).norm() / found.double().norm()
     assert 1e-9 < error < 1e-6  # bfloat16 would leave 2e-3
     assert torch.equal(found, times_transposed(rows, matrix))
 
 
 def test_small_and_large_numbers_survive() -> None:
     rows = torch.full((2, 8), 1e-30)
-    assert torch.allclose(times_transposed(rows, torch.full((3, 8), 1e20)), torch.full((2, 3), 8e-10))
-    assert not times_transposed(torch.tensor([[float("nan")] * 8]), torch.ones(3, 8)).isfinite().any()
+    assert torch.allclose(
+        times_transposed(rows, torch.full((3, 8), 1e20)), torch.full((2, 3), 8e-10)
+    )
+    assert (
+        not times_transposed(torch.tensor([[float("nan")] * 8]), torch.ones(3, 8))
+        .isfinite()
+        .any()
+    )
 
 
-def test_float64_is_the_plain_product_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, matrix = torch.randn(20, 16, dtype=torch.float64), torch.randn(8, 16, dtype=torch.float64)
+def test_float64_is_the_plain_product_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, matrix = (
+        torch.randn(20, 16, dtype=torch.float64),
+        torch.randn(8, 16, dtype=torch.float64),
+    )
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
 
 
-def test_without_onednn_it_is_the_plain_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_onednn_it_is_the_plain_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows, matrix = torch.randn(20, 16), torch.randn(8, 16)
     monkeypatch.setattr(tape, "_BY_ONEDNN", False)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -80,7 +95,9 @@ def test_without_onednn_it_is_the_plain_product(monkeypatch: pytest.MonkeyPatch)
         ("", False),
     ],
 )
-def test_processors_of_intel_keep_mkl(tmp_path: Path, said: str, is_intel: bool) -> None:
+def test_processors_of_intel_keep_mkl(
+    tmp_path: Path, said: str, is_intel: bool
+) -> None:
     (tmp_path / "cpuinfo").write_text(said)
     assert tape._is_intel(tmp_path / "cpuinfo") == is_intel
     assert not tape._is_intel(tmp_path / "nowhere")

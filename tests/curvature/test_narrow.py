@@ -25,18 +25,27 @@ def saturated(model: ModelConfig, factor: float) -> Objective:
     return problem
 
 
-def difference(objective: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")) -> float:
+def difference(
+    objective: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")
+) -> float:
     """Return the largest relative error of float32 products, over layers, weights and parts."""
-    narrow, wide = LinearisedNetwork(objective.cast(torch.float32), model), LinearisedNetwork(objective, model)
+    narrow, wide = (
+        LinearisedNetwork(objective.cast(torch.float32), model),
+        LinearisedNetwork(objective, model),
+    )
     found = []
     for layer in range(1, model.n_layers + 1):
         for col in columns:
             column = wide.column(layer, col, [col])
-            probes = torch.randn(column.dim, 4, dtype=torch.float64, generator=seeded(layer))
+            probes = torch.randn(
+                column.dim, 4, dtype=torch.float64, generator=seeded(layer)
+            )
             exact = column.split_matmat(probes)
             products = narrow.column(layer, col, [col]).split_matmat(probes.float())
             assert all(product.dtype == torch.float32 for product in products.values())
-            found += [off(products[key], value) for key, value in exact.items() if value.any()]
+            found += [
+                off(products[key], value) for key, value in exact.items() if value.any()
+            ]
     return max(found)
 
 
@@ -56,17 +65,33 @@ def test_products_are_right_to_the_rounding_of_float32(norm: Norm) -> None:
 
 def test_groups_with_norms_and_biases_are_right_too() -> None:
     model = ModelConfig(n_layers=1, d_model=8, norm=Norm.pre)
-    assert difference(toy_problem(model, TASK), model, ("norms", "biases", "attention")) < 2e-6
+    assert (
+        difference(toy_problem(model, TASK), model, ("norms", "biases", "attention"))
+        < 2e-6
+    )
 
 
 @pytest.mark.parametrize(("col", "part"), [("W_Q", Part.H_o), ("W_V", Part.H_f)])
 def test_saturated_attention_costs_few_digits(col: str, part: Part) -> None:
     """What reaches the first layer is 1 - p of attention weights p near 1, which a float32 network does not have."""
     problem = saturated(DEEP, 30.0)
-    rounded, probes = (problem.cast(torch.float32), torch.randn(32 * 32, 2, dtype=torch.float64, generator=seeded(0)))
-    exact = LinearisedNetwork(problem, DEEP).column(1, col, [col]).split_matmat(probes)[col, part]
-    found = LinearisedNetwork(rounded, DEEP).column(1, col, [col]).split_matmat(probes.float())[col, part]
-    float32 = ColumnOperator(rounded, 1, col, [col]).split_matmat(probes.float())[col, part]
+    rounded, probes = (
+        problem.cast(torch.float32),
+        torch.randn(32 * 32, 2, dtype=torch.float64, generator=seeded(0)),
+    )
+    exact = (
+        LinearisedNetwork(problem, DEEP)
+        .column(1, col, [col])
+        .split_matmat(probes)[col, part]
+    )
+    found = (
+        LinearisedNetwork(rounded, DEEP)
+        .column(1, col, [col])
+        .split_matmat(probes.float())[col, part]
+    )
+    float32 = ColumnOperator(rounded, 1, col, [col]).split_matmat(probes.float())[
+        col, part
+    ]
     assert exact.norm() < 1e-6 and off(found, exact) < 3e-4
     assert off(float32, exact) > 0.3
 

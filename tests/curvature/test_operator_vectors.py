@@ -25,7 +25,12 @@ def problem(scale: float = 1.0) -> hessfig.Problem:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
-    return hessfig.Problem(network, x, y, lambda outputs, targets: scale * (outputs - targets).square().mean())
+    return hessfig.Problem(
+        network,
+        x,
+        y,
+        lambda outputs, targets: scale * (outputs - targets).square().mean(),
+    )
 
 
 @cache
@@ -40,13 +45,18 @@ def matrices() -> dict[str, tuple[ImplicitMatrix, Tensor]]:
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        *shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @pytest.mark.parametrize("name", ["square", "pair", "approximation"])
 def test_a_product_is_linear_to_autograd(name: str) -> None:
     operator, dense = matrices()[name]
-    x, g = drawn(dense.shape[1], 2).requires_grad_(), drawn(dense.shape[0], 2, seed=1).requires_grad_()
+    x, g = (
+        drawn(dense.shape[1], 2).requires_grad_(),
+        drawn(dense.shape[0], 2, seed=1).requires_grad_(),
+    )
     (there,) = torch.autograd.grad(operator @ x, x, g, create_graph=True)
     torch.testing.assert_close(there, dense.T @ g, rtol=0, atol=1e-12)
     (again,) = torch.autograd.grad(there, g, x)
@@ -70,7 +80,10 @@ def test_parts_that_are_multiplied_together_have_their_gradients() -> None:
     found = pair.split(x)
     sent = {part: drawn(8, seed=place) for place, part in enumerate(found)}
     (there,) = torch.autograd.grad(list(found.values()), x, list(sent.values()))
-    truth = sum(problem().operator(("2.weight", "0.weight"), part).dense().T @ one for part, one in sent.items())
+    truth = sum(
+        problem().operator(("2.weight", "0.weight"), part).dense().T @ one
+        for part, one in sent.items()
+    )
     torch.testing.assert_close(there, truth, rtol=0, atol=1e-12)
 
 
@@ -78,8 +91,12 @@ def test_torch_func_sees_a_matrix() -> None:
     for name in ("square", "pair", "approximation"):
         operator, dense = matrices()[name]
         many, along = drawn(3, dense.shape[1]), drawn(dense.shape[1], seed=2)
-        torch.testing.assert_close(vmap(lambda x, a=operator: a @ x)(many), many @ dense.T, rtol=0, atol=1e-12)
-        torch.testing.assert_close(jacrev(lambda x, a=operator: a @ x)(along), dense, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            vmap(lambda x, a=operator: a @ x)(many), many @ dense.T, rtol=0, atol=1e-12
+        )
+        torch.testing.assert_close(
+            jacrev(lambda x, a=operator: a @ x)(along), dense, rtol=0, atol=1e-12
+        )
         value, tangent = jvp(lambda x, a=operator: a @ x, (many[0],), (along,))
         torch.testing.assert_close(tangent, dense @ along, rtol=0, atol=1e-12)
         torch.testing.assert_close(value, dense @ many[0], rtol=0, atol=1e-12)
@@ -99,39 +116,74 @@ def test_a_solution_has_its_gradient_in_the_right_hand_side(name: str) -> None:
     (there,) = torch.autograd.grad(solution.x, b, g)
     torch.testing.assert_close(there, torch.linalg.solve(system, g), rtol=0, atol=1e-9)
     assert not matrices()[name][0].solve(drawn(12), damping=1.0).x.requires_grad
-    many = vmap(lambda side: operator.solve(side, damping=1.0, tolerance=1e-12).x)(drawn(3, 12))
-    torch.testing.assert_close(many, torch.linalg.solve(system, drawn(3, 12).T).T, rtol=0, atol=1e-9)
+    many = vmap(lambda side: operator.solve(side, damping=1.0, tolerance=1e-12).x)(
+        drawn(3, 12)
+    )
+    torch.testing.assert_close(
+        many, torch.linalg.solve(system, drawn(3, 12).T).T, rtol=0, atol=1e-9
+    )
 
 
-SMALL = (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32)
+SMALL = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+)
 
 
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("name", ["square", "approximation", "float32"])
-def test_right_hand_sides_of_any_real_type_are_solved_for(name: str, dtype: torch.dtype) -> None:
+def test_right_hand_sides_of_any_real_type_are_solved_for(
+    name: str, dtype: torch.dtype
+) -> None:
     operator, dense = matrices()[name]
     b = (torch.arange(12) % 3).to(dtype)
     truth = torch.linalg.solve(dense.double() + torch.eye(12, dtype=DOUBLE), b.double())
     found = operator.solve(b, damping=1.0)
     assert found.x.dtype == dense.dtype
     torch.testing.assert_close(found.x.double(), truth, rtol=0, atol=1e-6)
-    torch.testing.assert_close((operator @ b).double(), dense.double() @ b.double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        (operator @ b).double(), dense.double() @ b.double(), rtol=0, atol=1e-6
+    )
     if dtype != torch.bfloat16:
         array = operator.solve(b.numpy(), damping=1.0)
         np.testing.assert_allclose(array.x, truth, atol=1e-6)
-        np.testing.assert_allclose(operator @ b.numpy(), dense.double() @ b.double(), atol=1e-6)
+        np.testing.assert_allclose(
+            operator @ b.numpy(), dense.double() @ b.double(), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-170, 1e-120, 1e120, 1e170, 1e300])
 @pytest.mark.parametrize("name", ["square", "approximation"])
 def test_right_hand_sides_of_any_size_are_solved_for(name: str, size: float) -> None:
     operator, dense = matrices()[name]
-    b = torch.stack([drawn(12), size * drawn(12, seed=1), torch.zeros(12, dtype=DOUBLE)], dim=1)
+    b = torch.stack(
+        [drawn(12), size * drawn(12, seed=1), torch.zeros(12, dtype=DOUBLE)], dim=1
+    )
     found = operator.solve(b, damping=1.0)
-    truth = torch.linalg.solve(dense + torch.eye(12, dtype=DOUBLE), torch.stack([drawn(12), drawn(12, seed=1)], dim=1))
-    torch.testing.assert_close(found.x[:, :2] / torch.tensor([1.0, size], dtype=DOUBLE), truth, rtol=0, atol=1e-7)
-    assert not found.x[:, 2].any() and float(found.residual.max()) <= 1e-8 and float(found.residual[2]) == 0.0
-    np.testing.assert_allclose(operator @ (size * drawn(12)).numpy() / size, dense @ drawn(12), atol=1e-12)
+    truth = torch.linalg.solve(
+        dense + torch.eye(12, dtype=DOUBLE),
+        torch.stack([drawn(12), drawn(12, seed=1)], dim=1),
+    )
+    torch.testing.assert_close(
+        found.x[:, :2] / torch.tensor([1.0, size], dtype=DOUBLE),
+        truth,
+        rtol=0,
+        atol=1e-7,
+    )
+    assert (
+        not found.x[:, 2].any()
+        and float(found.residual.max()) <= 1e-8
+        and float(found.residual[2]) == 0.0
+    )
+    np.testing.assert_allclose(
+        operator @ (size * drawn(12)).numpy() / size, dense @ drawn(12), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-250, 1e-170, 1e170, 1e250])
@@ -158,8 +210,13 @@ def test_vectors_of_inference_mode_read_only_memory_and_other_layouts() -> None:
     operator, dense = matrices()["square"]
     with torch.inference_mode():
         inferred = drawn(12) + 0
-    torch.testing.assert_close(operator @ inferred, dense @ drawn(12), rtol=0, atol=1e-12)
-    torch.testing.assert_close(operator.solve(inferred, damping=1.0).x, operator.solve(drawn(12), damping=1.0).x)
+    torch.testing.assert_close(
+        operator @ inferred, dense @ drawn(12), rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        operator.solve(inferred, damping=1.0).x,
+        operator.solve(drawn(12), damping=1.0).x,
+    )
     array = drawn(24).numpy()[::-2]
     array.flags.writeable = False
     np.testing.assert_allclose(operator @ array, dense @ array.copy(), atol=1e-12)
@@ -170,10 +227,15 @@ def test_vectors_of_inference_mode_read_only_memory_and_other_layouts() -> None:
 def test_tensors_by_name_keep_their_numbers() -> None:
     operator = problem().operator("all")
     shapes = {"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4), "2.bias": (2,)}
-    given = {"0.weight": torch.full((4, 3), 100_001), "0.bias": torch.ones(4, dtype=torch.float16)}
+    given = {
+        "0.weight": torch.full((4, 3), 100_001),
+        "0.bias": torch.ones(4, dtype=torch.float16),
+    }
     vector = operator.flatten(given)
     assert vector.dtype == DOUBLE and float(vector[0]) == 100_001
-    assert {name: tuple(one.shape) for name, one in operator.unflatten(vector).items()} == shapes
+    assert {
+        name: tuple(one.shape) for name, one in operator.unflatten(vector).items()
+    } == shapes
 
 
 Wrong = Callable[[], Any]
@@ -196,7 +258,10 @@ SQUARE = "square"
         (lambda a: a.solve(drawn(12) / 0), "right-hand side is not finite"),
         (lambda a: a.solve(np.full(12, np.nan)), "right-hand side is not finite"),
         (lambda a: _inverse_of("kfac", 0.0, 12), "preconditioner does not fit"),
-        (lambda a: a.solve(torch.zeros(12, 0), damping=-1.0), "damping is out of range"),
+        (
+            lambda a: a.solve(torch.zeros(12, 0), damping=-1.0),
+            "damping is out of range",
+        ),
         (lambda a: a.unflatten(drawn(11)), "not one vector of the block's weights"),
         (lambda a: a.unflatten(drawn(12, 1)), "not one vector of the block's weights"),
         (lambda a: a.unflatten(np.ones(12)), "not one vector of the block's weights"),
@@ -206,7 +271,9 @@ SQUARE = "square"
         (lambda a: a.flatten({"0.weight": 1j * torch.ones(4, 3)}), "complex numbers"),
     ],
 )
-def test_what_is_no_vector_is_refused_by_name(wrong: Callable[[Any], Any], match: str) -> None:
+def test_what_is_no_vector_is_refused_by_name(
+    wrong: Callable[[Any], Any], match: str
+) -> None:
     with pytest.raises(UserError, match=match) as told:
         wrong(matrices()[SQUARE][0])
     assert all(word in str(told.value) for word in ("got", "allowed"))

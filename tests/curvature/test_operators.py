@@ -27,32 +27,56 @@ Engine = Callable[[Objective, ModelConfig, int, Matrix, list[Matrix]], Column]
 ROUNDING = 1e-13
 
 
-def curvlinops(objective: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+def curvlinops(
+    objective: Objective,
+    model: ModelConfig,
+    layer: int,
+    col: Matrix,
+    rows: list[Matrix],
+) -> Column:
     return ColumnOperator(objective, layer, col, rows)
 
 
-def linearised(objective: Objective, model: ModelConfig, layer: int, col: Matrix, rows: list[Matrix]) -> Column:
+def linearised(
+    objective: Objective,
+    model: ModelConfig,
+    layer: int,
+    col: Matrix,
+    rows: list[Matrix],
+) -> Column:
     return LinearisedNetwork(objective, model).column(layer, col, rows)
 
 
-engines = pytest.mark.parametrize("engine", [curvlinops, linearised], ids=["curvlinops", "linearised"])
+engines = pytest.mark.parametrize(
+    "engine", [curvlinops, linearised], ids=["curvlinops", "linearised"]
+)
 
 
-def measured(engine: Engine, objective: Objective, model: ModelConfig, layer: int) -> dict[Part, dict]:
+def measured(
+    engine: Engine, objective: Objective, model: ModelConfig, layer: int
+) -> dict[Part, dict]:
     """Return every block of `layer` as a matrix, by part, then by (row, col)."""
     matrices = matrices_of(model)
-    found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {part: {} for part in PARTS}
+    found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {
+        part: {} for part in PARTS
+    }
     for col in matrices:
         blocks = dense_blocks(engine(objective, model, layer, col, matrices))
         for row in matrices:
             outer, functional = blocks[row, Part.H_o], blocks[row, Part.H_f]
-            for part, block in zip((Part.H_o, Part.H_f, Part.H), (outer, functional, outer + functional), strict=True):
+            for part, block in zip(
+                (Part.H_o, Part.H_f, Part.H),
+                (outer, functional, outer + functional),
+                strict=True,
+            ):
                 found[part][row, col] = block
     return found
 
 
 @cache
-def problem_and_oracle(name: str, loss: Loss | None, layer: int) -> tuple[Objective, dict]:
+def problem_and_oracle(
+    name: str, loss: Loss | None, layer: int
+) -> tuple[Objective, dict]:
     model = ARCHITECTURES[name]
     problem = toy_problem(model, toy_task(model, **({"loss": loss} if loss else {})))
     return problem, dense_oracle(problem, layer, matrices_of(model))
@@ -67,7 +91,9 @@ def assert_all_blocks(engine: Engine, name: str, loss: Loss | None = None) -> No
             scale = max(block.abs().max() for block in oracle[part].values())
             for pair, block in oracle[part].items():
                 error = (found[part][pair] - block).abs().max()
-                assert error <= ROUNDING * scale, f"{part} {pair} of layer {layer}: {error / scale:.1e}"
+                assert error <= ROUNDING * scale, (
+                    f"{part} {pair} of layer {layer}: {error / scale:.1e}"
+                )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -105,21 +131,30 @@ def test_each_probe_splits_into_outer_and_functional(engine: Engine) -> None:
     model, layer, col = ARCHITECTURES["pre"], 1, Matrix.W_V
     problem = toy_problem(model)
     column = engine(problem, model, layer, col, [Matrix.W_Q, col])
-    probes = rademacher(column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64)
+    probes = rademacher(
+        column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64
+    )
     products = column.split_matmat(probes)
     oracle = dense_oracle(problem, layer, [Matrix.W_Q, col])[Part.H]
     for row in (Matrix.W_Q, col):
         together = products[row, Part.H_o] + products[row, Part.H_f]
-        torch.testing.assert_close(together, oracle[row, col] @ probes, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            together, oracle[row, col] @ probes, rtol=0, atol=1e-12
+        )
 
 
 @engines
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse_sum_unshifted])
-def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine: Engine, loss: Loss) -> None:
+def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(
+    engine: Engine, loss: Loss
+) -> None:
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model, toy_task(model, loss=loss, batch_size=4))
     together = dense_blocks(engine(problem, model, 1, Matrix.W_Q, [Matrix.W_Q]))
-    each = [dense_blocks(engine(p, model, 1, Matrix.W_Q, [Matrix.W_Q])) for p in single_sequences(problem)]
+    each = [
+        dense_blocks(engine(p, model, 1, Matrix.W_Q, [Matrix.W_Q]))
+        for p in single_sequences(problem)
+    ]
     for key, block in together.items():
         total = torch.stack([blocks[key] for blocks in each]).sum(dim=0)
         parts = total if loss == Loss.mse_sum_unshifted else total / 4
@@ -136,7 +171,9 @@ def single_sequences(objective: Objective) -> list[Objective]:
 def test_products_do_not_depend_on_what_was_multiplied_before(engine: Engine) -> None:
     model = ARCHITECTURES["softmax"]
     column = engine(toy_problem(model), model, 1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
-    probes = rademacher(column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64)
+    probes = rademacher(
+        column.dim, 5, generator=stream(0, "probes"), dtype=torch.float64
+    )
     first = column.split_matmat(probes)
     column.split_matmat(2 * probes[:, :3])
     again = column.split_matmat(probes)
@@ -145,8 +182,13 @@ def test_products_do_not_depend_on_what_was_multiplied_before(engine: Engine) ->
 
 def test_xtrace_leaves_the_global_generator_alone_and_repeats_itself() -> None:
     model = ARCHITECTURES["softmax"]
-    operator = ColumnOperator(toy_problem(model), 1, Matrix.W_V, [Matrix.W_V]).square_operator(Part.H)
+    operator = ColumnOperator(
+        toy_problem(model), 1, Matrix.W_V, [Matrix.W_V]
+    ).square_operator(Part.H)
     before = torch.get_rng_state()
-    first, second = (xtrace_squared_frobenius(operator, 6, generator=stream(3, "probes")) for _ in range(2))
+    first, second = (
+        xtrace_squared_frobenius(operator, 6, generator=stream(3, "probes"))
+        for _ in range(2)
+    )
     assert first == second
     assert torch.equal(before, torch.get_rng_state())

@@ -11,7 +11,13 @@ import torch
 import hessfig
 from hessfig.config.enums import Products
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.column import SPLIT, Column, DecayedColumn, products_of, squared_norms
+from hessfig.curvature.column import (
+    SPLIT,
+    Column,
+    DecayedColumn,
+    products_of,
+    squared_norms,
+)
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher
 from hessfig.models.routes import Engines
@@ -21,7 +27,11 @@ from hessfig.terms import PARTS, Block, Part
 from tests.foreign_networks import dense_parts, mlp
 from tests.toys import ARCHITECTURES, EXACT_PRODUCTS, toy_problem
 
-BLOCKS = [Block(1, "W_Q", "W_Q"), Block(1, "W_V", "W_Q"), Block(1, "W_in", "W_Q", row_layer=2)]
+BLOCKS = [
+    Block(1, "W_Q", "W_Q"),
+    Block(1, "W_V", "W_Q"),
+    Block(1, "W_in", "W_Q", row_layer=2),
+]
 SUBSETS = list(chain.from_iterable(combinations(PARTS, size) for size in (1, 2, 3)))
 
 
@@ -36,47 +46,80 @@ def probes_of(found: Column) -> torch.Tensor:
 
 @pytest.mark.parametrize("products", EXACT_PRODUCTS)
 @pytest.mark.parametrize("parts", SUBSETS, ids=lambda parts: "-".join(parts))
-def test_every_choice_of_parts_gives_the_same_products(products: Products, parts: tuple[Part, ...]) -> None:
+def test_every_choice_of_parts_gives_the_same_products(
+    products: Products, parts: tuple[Part, ...]
+) -> None:
     found = column(products)
-    default, chosen = found.split_matmat(probes_of(found)), found.split_matmat(probes_of(found), parts)
+    default, chosen = (
+        found.split_matmat(probes_of(found)),
+        found.split_matmat(probes_of(found), parts),
+    )
     assert set(chosen) == {(block, part) for block in BLOCKS for part in parts}
     for block in BLOCKS:
         total = default[block, Part.H_o] + default[block, Part.H_f]
         for part in parts:
             if part == Part.H and not {*SPLIT} <= {*parts}:
                 bound = 1e-13 * float(total.abs().max())
-                torch.testing.assert_close(chosen[block, part], total, rtol=0, atol=bound)
+                torch.testing.assert_close(
+                    chosen[block, part], total, rtol=0, atol=bound
+                )
             else:
-                assert torch.equal(chosen[block, part], total if part == Part.H else default[block, part])
+                assert torch.equal(
+                    chosen[block, part],
+                    total if part == Part.H else default[block, part],
+                )
 
 
-@pytest.mark.parametrize(("part", "passes"), [(Part.H_o, 1), (Part.H_f, 1), (Part.H, 1), (None, 2)])
-def test_the_tape_is_swept_once_a_part(part: Part | None, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("part", "passes"), [(Part.H_o, 1), (Part.H_f, 1), (Part.H, 1), (None, 2)]
+)
+def test_the_tape_is_swept_once_a_part(
+    part: Part | None, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, made, sweep = column(Products.linearised), [], Tape.pull_back
-    monkeypatch.setattr(Tape, "pull_back", lambda *given: made.append(1) or sweep(*given))
+    monkeypatch.setattr(
+        Tape, "pull_back", lambda *given: made.append(1) or sweep(*given)
+    )
     found.split_matmat(probes_of(found), SPLIT if part is None else (part,))
     assert len(made) == passes
 
 
 @pytest.mark.parametrize("parts", [(part,) for part in PARTS], ids="-".join)
-def test_curvlinops_makes_the_operators_asked_for_alone(parts: tuple[Part, ...]) -> None:
+def test_curvlinops_makes_the_operators_asked_for_alone(
+    parts: tuple[Part, ...],
+) -> None:
     found = column(Products.curvlinops)
     assert isinstance(found, ColumnOperator)
     found.split_matmat(probes_of(found), parts)
     assert tuple(found._operators) == parts
 
 
-def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number_of_all_parts() -> None:
+def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number_of_all_parts() -> (
+    None
+):
     problem, _ = mlp()
     objective = problem.objective("float64")
-    plain = Engines(objective, ModelConfig(), Products.linearised).column(0, "W_1", [Block(0, "W_1", "W_1")])
-    decayed = DecayedColumn(plain, replace(objective, decay=0.1), 0, "W_1", {Block(0, "W_1", "W_1"): (0, "W_1")})
+    plain = Engines(objective, ModelConfig(), Products.linearised).column(
+        0, "W_1", [Block(0, "W_1", "W_1")]
+    )
+    decayed = DecayedColumn(
+        plain,
+        replace(objective, decay=0.1),
+        0,
+        "W_1",
+        {Block(0, "W_1", "W_1"): (0, "W_1")},
+    )
     for found in (plain, decayed):
         assert products_of(found, (Part.H,)) == (Part.H,)
         assert products_of(found, PARTS) == SPLIT
         (alone,) = squared_norms(found, (Part.H,), probes_of(found)).values()
         together = squared_norms(found, PARTS, probes_of(found))
-        torch.testing.assert_close(alone.values, together[Block(0, "W_1", "W_1"), Part.H].values, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            alone.values,
+            together[Block(0, "W_1", "W_1"), Part.H].values,
+            rtol=1e-12,
+            atol=0,
+        )
     assert products_of(column(Products.linearised), (Part.H,)) == SPLIT
     assert products_of(column(Products.curvlinops), (Part.H,)) == SPLIT
 
@@ -85,10 +128,16 @@ def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number
 def test_the_hessian_of_a_foreign_network_is_asked_before_it_is_believed() -> None:
     """Under vmap the product of H through this network's norm is wrong; double backward takes over, batch by batch."""
     problem, _ = mlp()
-    assert isinstance(problem.inputs, torch.Tensor) and isinstance(problem.targets, torch.Tensor)
-    inputs, targets = (list(side.split([2, 5])) for side in (problem.inputs, problem.targets))
+    assert isinstance(problem.inputs, torch.Tensor) and isinstance(
+        problem.targets, torch.Tensor
+    )
+    inputs, targets = (
+        list(side.split([2, 5])) for side in (problem.inputs, problem.targets)
+    )
     dense = dense_parts(problem, list(dict(problem.network.named_parameters())))
     for given in (problem, hessfig.Problem(problem.network, inputs, targets)):
         found = ColumnOperator((given.objective("float64")), 0, "all", ["all"])
-        product = found.split_matmat(torch.eye(found.dim, dtype=torch.float64), (Part.H,))["all", Part.H]
+        product = found.split_matmat(
+            torch.eye(found.dim, dtype=torch.float64), (Part.H,)
+        )["all", Part.H]
         torch.testing.assert_close(product, dense[Part.H], rtol=1e-10, atol=1e-12)

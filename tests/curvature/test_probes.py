@@ -20,12 +20,17 @@ def test_entries_are_signs_of_the_asked_type(dtype: torch.dtype) -> None:
 
 
 def test_both_types_see_the_same_probes() -> None:
-    double, single = (rademacher(9, 4, generator=stream(3), dtype=d) for d in (torch.float64, torch.float32))
+    double, single = (
+        rademacher(9, 4, generator=stream(3), dtype=d)
+        for d in (torch.float64, torch.float32)
+    )
     assert torch.equal(double, single.double())
 
 
 def test_the_first_probes_do_not_depend_on_how_many_follow() -> None:
-    few, many = (rademacher(9, k, generator=stream(3), dtype=torch.float64) for k in (4, 11))
+    few, many = (
+        rademacher(9, k, generator=stream(3), dtype=torch.float64) for k in (4, 11)
+    )
     assert torch.equal(few, many[:, :4])
 
 

@@ -43,7 +43,9 @@ def wave(weights: Sequence[Tensor]) -> list[Tensor]:
 def truth(vector: Tensor) -> Tensor:
     at = WEIGHTS.clone().requires_grad_()
     inside = (5 * at).sin().exp()
-    (gradient,) = torch.autograd.grad((inside + inside * inside.roll(1)).sum(), at, create_graph=True)
+    (gradient,) = torch.autograd.grad(
+        (inside + inside * inside.roll(1)).sum(), at, create_graph=True
+    )
     return torch.autograd.grad(gradient, at, vector)[0]
 
 
@@ -53,22 +55,30 @@ def found(vector: Tensor, dtype: torch.dtype, *, far: float = 1.0) -> Difference
     ratio = moved_weights(weights, along)
 
     def quotient(step: float) -> Quotient:
-        plus, minus = (wave([weights[0] + sign * step * along[0]])[0] for sign in (1, -1))
+        plus, minus = (
+            wave([weights[0] + sign * step * along[0]])[0] for sign in (1, -1)
+        )
         difference, size = (plus - minus) / (2 * step), (plus.abs() + minus.abs()) / 2
         return Quotient([difference], [size + ratio * difference.abs()])
 
-    return extrapolated(quotient, far * first_step(weights, along, unit=UNIT[dtype]), unit=UNIT[dtype])
+    return extrapolated(
+        quotient, far * first_step(weights, along, unit=UNIT[dtype]), unit=UNIT[dtype]
+    )
 
 
 def off(one: Differenced, vector: Tensor) -> tuple[float, float]:
     """Return the true and the stated error, relative to the product."""
     right = truth(vector)
-    return float((one.product[0].double() - right).norm() / right.norm()), length(one.deviation) / float(right.norm())
+    return float((one.product[0].double() - right).norm() / right.norm()), length(
+        one.deviation
+    ) / float(right.norm())
 
 
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize("name", VECTORS)
-def test_the_stated_error_is_small_and_covers_the_true_one(name: str, dtype: torch.dtype) -> None:
+def test_the_stated_error_is_small_and_covers_the_true_one(
+    name: str, dtype: torch.dtype
+) -> None:
     true, stated = off(found(VECTORS[name], dtype), VECTORS[name])
     assert true <= stated <= 2.5 * UNIT[dtype] ** 0.5
 
@@ -76,7 +86,9 @@ def test_the_stated_error_is_small_and_covers_the_true_one(name: str, dtype: tor
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize("name", VECTORS)
 @pytest.mark.parametrize("far", [2.0**-16, 2.0**-8, 2.0**4, 2.0**7])
-def test_a_bad_first_step_is_left_or_its_error_is_stated(name: str, dtype: torch.dtype, far: float) -> None:
+def test_a_bad_first_step_is_left_or_its_error_is_stated(
+    name: str, dtype: torch.dtype, far: float
+) -> None:
     true, stated = off(found(VECTORS[name], dtype, far=far), VECTORS[name])
     assert true <= stated
     assert stated <= 1e-3 or dtype == torch.float32
@@ -95,9 +107,13 @@ def test_steps_that_saturate_the_gradient_are_no_rounding() -> None:
     def gradient(at: Sequence[Tensor]) -> list[Tensor]:
         return [(1e6 * at[0]).tanh()]
 
-    product, deviation, _ = product_by_differences(gradient, [1e8 * weights], [weights], unit=UNIT[torch.float64])
+    product, deviation, _ = product_by_differences(
+        gradient, [1e8 * weights], [weights], unit=UNIT[torch.float64]
+    )
     assert length(product) <= length(deviation)  # tanh is constant there
-    at_zero = product_by_differences(gradient, [0 * weights], [weights], unit=UNIT[torch.float64])
+    at_zero = product_by_differences(
+        gradient, [0 * weights], [weights], unit=UNIT[torch.float64]
+    )
     assert abs(float(at_zero.product[0][0]) - 100.0) <= length(at_zero.deviation)
 
 
@@ -105,13 +121,18 @@ def test_nothing_but_rounding_has_an_error_as_large_as_itself() -> None:
     def gradient(at: Sequence[Tensor]) -> list[Tensor]:
         return [torch.ones_like(at[0]) + 1e-7 * (1e9 * at[0]).sin()]
 
-    product, deviation, _ = product_by_differences(gradient, [WEIGHTS], [VECTORS["signs"]], unit=UNIT[torch.float32])
+    product, deviation, _ = product_by_differences(
+        gradient, [WEIGHTS], [VECTORS["signs"]], unit=UNIT[torch.float32]
+    )
     assert length(product) <= length(deviation)
 
 
 def test_a_gradient_that_does_not_change_has_the_roundoff_as_error() -> None:
     product, deviation, gradients = product_by_differences(
-        lambda at: [torch.ones_like(at[0])], [WEIGHTS], [VECTORS["signs"]], unit=UNIT[torch.float64]
+        lambda at: [torch.ones_like(at[0])],
+        [WEIGHTS],
+        [VECTORS["signs"]],
+        unit=UNIT[torch.float64],
     )
     assert (length(product), gradients) == (0.0, 4)
     assert 0 < length(deviation) < 1e-9
@@ -120,7 +141,10 @@ def test_a_gradient_that_does_not_change_has_the_roundoff_as_error() -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_product_that_is_not_finite_is_not_hidden(number: float) -> None:
     product, _, _ = product_by_differences(
-        lambda at: [at[0] ** 3 + number], [WEIGHTS], [VECTORS["signs"]], unit=UNIT[torch.float64]
+        lambda at: [at[0] ** 3 + number],
+        [WEIGHTS],
+        [VECTORS["signs"]],
+        unit=UNIT[torch.float64],
     )
     assert not bool(product[0].isfinite().any())
 
@@ -139,18 +163,24 @@ def test_shards_take_the_steps_of_the_whole() -> None:
 
         shard = slice(20 * number, 20 * number + 20)
         weights, vector = [WEIGHTS[shard]], [VECTORS["few entries"][shard]]
-        results[number] = product_by_differences(gradient, weights, vector, unit=UNIT[torch.float64], length=of_all)
+        results[number] = product_by_differences(
+            gradient, weights, vector, unit=UNIT[torch.float64], length=of_all
+        )
 
     def cubes(at: Sequence[Tensor]) -> list[Tensor]:
         return [at[0] ** 3]
 
-    threads = [threading.Thread(target=rank, args=(number, cubes)) for number in range(2)]
+    threads = [
+        threading.Thread(target=rank, args=(number, cubes)) for number in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     assert len(results) == 2
-    whole = product_by_differences(cubes, [WEIGHTS], [VECTORS["few entries"]], unit=UNIT[torch.float64])
+    whole = product_by_differences(
+        cubes, [WEIGHTS], [VECTORS["few entries"]], unit=UNIT[torch.float64]
+    )
     together = torch.cat([results[number].product[0] for number in range(2)])
     assert length([together - whole.product[0]]) <= length(whole.deviation)
 

@@ -23,7 +23,9 @@ from tests.toys import ARCHITECTURES, toy_problem
 MODEL = ModelConfig(d_model=8)
 
 
-def sigmoid(self: SelfAttention, scores: Tensor, queries: slice, masked: Tensor) -> Tensor:
+def sigmoid(
+    self: SelfAttention, scores: Tensor, queries: slice, masked: Tensor
+) -> Tensor:
     del self
     return torch.sigmoid(scores).masked_fill(masked[queries, : scores.shape[-1]], 0.0)
 
@@ -34,7 +36,9 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Objective:
     return toy_problem(MODEL)
 
 
-def norms(objective: Objective, settings: EstimatorConfig, model: ModelConfig = MODEL) -> dict[Part, float]:
+def norms(
+    objective: Objective, settings: EstimatorConfig, model: ModelConfig = MODEL
+) -> dict[Part, float]:
     block = Block(1, Matrix.W_Q, Matrix.W_Q)
     found = Estimator(objective, model, settings).column_norms(
         1, Matrix.W_Q, [block], list(PARTS), generator=stream(1, "probes")
@@ -43,24 +47,34 @@ def norms(objective: Objective, settings: EstimatorConfig, model: ModelConfig = 
 
 
 def test_the_engines_refuse_another_network(changed: Objective) -> None:
-    with pytest.raises(OtherNetwork, match="differ from those of the linearised network"):
+    with pytest.raises(
+        OtherNetwork, match="differ from those of the linearised network"
+    ):
         LinearisedNetwork(changed, MODEL)
-    with pytest.raises(OtherNetwork, match=r"differ from those of the exact engine(.|\n)*products=curvlinops"):
+    with pytest.raises(
+        OtherNetwork,
+        match=r"differ from those of the exact engine(.|\n)*products=curvlinops",
+    ):
         ExactEngine(changed, MODEL).column(1, Matrix.W_Q, [Matrix.W_Q], [Part.H])
 
 
-@pytest.mark.parametrize("method", [Method.hutchinson, Method.aligned, Method.dense, Method.auto])
+@pytest.mark.parametrize(
+    "method", [Method.hutchinson, Method.aligned, Method.dense, Method.auto]
+)
 @pytest.mark.long
 def test_estimators_fall_back_and_say_so(changed: Objective, method: Method) -> None:
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     settings = EstimatorConfig(method, num_probes=200)
     with pytest.warns(RuntimeWarning, match="its forward pass is not the one"):
         found = norms(changed, settings)
-    tolerance = 1e-12 if method in (Method.dense, Method.auto) else 0.2  # auto: fewer entries than probes
+    # Auto: fewer entries than probes.
+    tolerance = 1e-12 if method in (Method.dense, Method.auto) else 0.2
     assert found == pytest.approx(truth, rel=tolerance)
 
 
-def test_softmax_would_have_been_another_number(changed: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_softmax_would_have_been_another_number(
+    changed: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The test above can fail: what the engines used to return is far away."""
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     monkeypatch.undo()
@@ -71,7 +85,9 @@ def test_softmax_would_have_been_another_number(changed: Objective, monkeypatch:
 def test_a_changed_linear_mlp_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ARCHITECTURES["linear mlp"]
     plain = LinearMLP.from_hidden
-    monkeypatch.setattr(LinearMLP, "from_hidden", lambda self, *rest: torch.tanh(plain(self, *rest)))
+    monkeypatch.setattr(
+        LinearMLP, "from_hidden", lambda self, *rest: torch.tanh(plain(self, *rest))
+    )
     with pytest.raises(OtherNetwork):
         ExactEngine(toy_problem(model), model).column(1, Matrix.W, [Matrix.W], [Part.H])
 
@@ -87,12 +103,20 @@ def test_known_networks_pass_without_a_word(name: str) -> None:
 
 def test_numbers_beyond_the_range_of_floats_cannot_tell() -> None:
     problem = toy_problem(replace(ARCHITECTURES["chain"], n_layers=3), sigma=1e80)
-    assert not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3)).tape.output.isfinite().all()
+    assert (
+        not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3))
+        .tape.output.isfinite()
+        .all()
+    )
 
 
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre, Norm.post])
-def test_the_last_layers_check_sees_every_norm(norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_layers_check_sees_every_norm(
+    norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
     model = replace(MODEL, norm=norm)
     with pytest.raises(OtherNetwork):
-        ExactEngine(toy_problem(model), model).column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])
+        ExactEngine(toy_problem(model), model).column(
+            1, Matrix.W_V, [Matrix.W_V], [Part.H_o]
+        )

@@ -18,11 +18,15 @@ WORDS, IGNORED = 7, -100
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def labels(*shape: int, classes: int = 3, seed: int = 0) -> Tensor:
-    return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, classes, shape, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def mlp() -> nn.Module:
@@ -46,33 +50,52 @@ def noise(gradients: Tensor) -> float:
 
 
 def pulled(network: nn.Module, loss: Tensor) -> Tensor:
-    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(network.parameters()))])
+    return torch.cat(
+        [one.flatten() for one in torch.autograd.grad(loss, list(network.parameters()))]
+    )
 
 
 X, COST = draws(6, 4, 4), torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
 Y = labels(6, 4)
-SOME = Y.masked_fill(torch.arange(4) >= torch.tensor([4, 1, 3, 0, 2, 4])[:, None], IGNORED)
+SOME = Y.masked_fill(
+    torch.arange(4) >= torch.tensor([4, 1, 3, 0, 2, 4])[:, None], IGNORED
+)
 PLAIN: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
-    "ignored": ("cross_entropy", lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())),
+    "ignored": (
+        "cross_entropy",
+        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
+    ),
     "function": (lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),) * 2,
-    "function of weights": (lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), weight=COST),) * 2,
-    "function that sums": (lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum"),) * 2,
+    "function of weights": (
+        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), weight=COST),
+    )
+    * 2,
+    "function that sums": (
+        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="sum"),
+    )
+    * 2,
 }
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(name: str) -> None:
+def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(
+    name: str,
+) -> None:
     network, (loss, plain) = mlp(), PLAIN[name]
     whole = pulled(network, plain(network(X), SOME))
     counting = [row for row in range(len(X)) if bool((SOME[row] != IGNORED).any())]
     leaf = network(X).detach().requires_grad_()
     (slope,) = torch.autograd.grad(plain(leaf, SOME), leaf)
-    shares = torch.stack([pulled(network, (network(X[row]) * slope[row]).sum()) for row in counting])
+    shares = torch.stack(
+        [pulled(network, (network(X[row]) * slope[row]).sum()) for row in counting]
+    )
     torch.testing.assert_close(shares.sum(0), whole)
     problem = hessfig.Problem(network, X, SOME, loss)
     assert number(problem) == pytest.approx(noise(len(counting) * shares), rel=1e-9)
     found = torch.stack(list(single_gradients(problem.objective("float64"))))
-    torch.testing.assert_close(found.mean(0) / found.mean(0).norm(), whole / whole.norm())
+    torch.testing.assert_close(
+        found.mean(0) / found.mean(0).norm(), whole / whole.norm()
+    )
 
 
 def test_samples_that_do_not_count_may_as_well_not_be_there() -> None:
@@ -80,23 +103,38 @@ def test_samples_that_do_not_count_may_as_well_not_be_there() -> None:
     whole = hessfig.Problem(network, X, SOME, "cross_entropy")
     left = hessfig.Problem(network, X[kept], SOME[kept], "cross_entropy")
     for quantity in ("noise_scale", "gradient_covariance"):
-        assert number(whole, quantity) == pytest.approx(number(left, quantity), rel=1e-12)
+        assert number(whole, quantity) == pytest.approx(
+            number(left, quantity), rel=1e-12
+        )
     for name in ("adam_expected", "shampoo", "empirical_fisher"):
-        one, other = (problem.approximation(name, "0.weight") for problem in (whole, left))
-        torch.testing.assert_close(one @ torch.eye(12).double(), other @ torch.eye(12).double())
+        one, other = (
+            problem.approximation(name, "0.weight") for problem in (whole, left)
+        )
+        torch.testing.assert_close(
+            one @ torch.eye(12).double(), other @ torch.eye(12).double()
+        )
 
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_unequal_batches_are_the_whole_of_them(name: str) -> None:
     network, (loss, _) = mlp(), PLAIN[name]
-    if name == "function that sums":  # of several batches a sum has to say that it is one
+    # Of several batches a sum has to say that it is one.
+    if name == "function that sums":
         loss = nn.CrossEntropyLoss(reduction="sum")
-        apart = hessfig.Problem(network, [X[:2, 0], X[2:, 0]], [Y[:2, 0], Y[2:, 0]], loss)
+        apart = hessfig.Problem(
+            network, [X[:2, 0], X[2:, 0]], [Y[:2, 0], Y[2:, 0]], loss
+        )
         joined = hessfig.Problem(network, X[:, 0], Y[:, 0], loss)
-        assert number(apart, "gradient_covariance") == pytest.approx(number(joined, "gradient_covariance"), rel=1e-12)
+        assert number(apart, "gradient_covariance") == pytest.approx(
+            number(joined, "gradient_covariance"), rel=1e-12
+        )
         return
-    apart = hessfig.Problem(network, [X[:1], X[1:3], X[3:]], [SOME[:1], SOME[1:3], SOME[3:]], loss)
-    assert number(apart) == pytest.approx(number(hessfig.Problem(network, X, SOME, loss)), rel=1e-9)
+    apart = hessfig.Problem(
+        network, [X[:1], X[1:3], X[3:]], [SOME[:1], SOME[1:3], SOME[3:]], loss
+    )
+    assert number(apart) == pytest.approx(
+        number(hessfig.Problem(network, X, SOME, loss)), rel=1e-9
+    )
 
 
 class Arguments(nn.Module):
@@ -104,9 +142,15 @@ class Arguments(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.out = nn.Embedding(WORDS, 3), nn.Embedding(9, 3), nn.Linear(3, 3)
+        self.words, self.places, self.out = (
+            nn.Embedding(WORDS, 3),
+            nn.Embedding(9, 3),
+            nn.Linear(3, 3),
+        )
 
-    def forward(self, places: Tensor, mask: Tensor, start: Tensor, words: Tensor) -> Tensor:
+    def forward(
+        self, places: Tensor, mask: Tensor, start: Tensor, words: Tensor
+    ) -> Tensor:
         x = self.words(words) + self.places(places) + start.squeeze(0)[:, None]
         return self.out(torch.tanh((x @ x.mT).masked_fill(mask, -1e9).softmax(-1) @ x))
 
@@ -114,10 +158,22 @@ class Arguments(nn.Module):
 def arguments(samples: int, *, spread: bool) -> hessfig.Problem:
     """Five tokens; `spread` gives every sample positions and a mask of its own, which cannot be mistaken."""
     torch.manual_seed(4)
-    network, places, mask = Arguments().double(), torch.arange(5), torch.ones(5, 5).triu(1).bool()
+    network, places, mask = (
+        Arguments().double(),
+        torch.arange(5),
+        torch.ones(5, 5).triu(1).bool(),
+    )
     if spread:
-        places, mask = places.expand(samples, 5).contiguous(), mask.expand(samples, 5, 5).contiguous()
-    batch = {"places": places, "mask": mask, "start": draws(1, samples, 3), "words": labels(samples, 5, classes=WORDS)}
+        places, mask = (
+            places.expand(samples, 5).contiguous(),
+            mask.expand(samples, 5, 5).contiguous(),
+        )
+    batch = {
+        "places": places,
+        "mask": mask,
+        "start": draws(1, samples, 3),
+        "words": labels(samples, 5, classes=WORDS),
+    }
     return hessfig.Problem(network, batch, labels(samples, 5, seed=3), "cross_entropy")
 
 
@@ -126,7 +182,10 @@ def test_arguments_without_an_axis_of_samples_are_not_cut(samples: int) -> None:
     one, other = (arguments(samples, spread=spread) for spread in (False, True))
     assert number(one) == pytest.approx(number(other), rel=1e-12)
     for name in ("empirical_fisher", "shampoo", "sampled_fisher"):
-        found, truth = (problem.approximation(name, "out.weight") @ torch.eye(9).double() for problem in (one, other))
+        found, truth = (
+            problem.approximation(name, "out.weight") @ torch.eye(9).double()
+            for problem in (one, other)
+        )
         torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-14)
     torch.testing.assert_close(
         torch.stack(list(single_gradients(one.objective("float64")))),
@@ -134,13 +193,20 @@ def test_arguments_without_an_axis_of_samples_are_not_cut(samples: int) -> None:
     )
 
 
-@pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
+@pytest.mark.parametrize(
+    "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
+)
 @pytest.mark.long
-def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(quantity: str) -> None:
+def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(
+    quantity: str,
+) -> None:
     tables = [
-        hessfig.measure(arguments(5, spread=spread), blocks="out.weight", parts="H", quantities=quantity)[
-            "value"
-        ].tolist()
+        hessfig.measure(
+            arguments(5, spread=spread),
+            blocks="out.weight",
+            parts="H",
+            quantities=quantity,
+        )["value"].tolist()
         for spread in (False, True)
     ]
     assert tables[0] == pytest.approx(tables[1], rel=1e-7, abs=1e-12, nan_ok=True)
@@ -150,16 +216,26 @@ def test_batches_of_several_arguments_are_cut_each_by_itself() -> None:
     whole = arguments(5, spread=True)
     rows = [slice(0, 2), slice(2, 5)]
     batches = [
-        {name: one[:, row] if name == "start" else one[row] for name, one in whole.inputs.items()} for row in rows
+        {
+            name: one[:, row] if name == "start" else one[row]
+            for name, one in whole.inputs.items()
+        }
+        for row in rows
     ]
-    apart = hessfig.Problem(whole.network, batches, [whole.targets[row] for row in rows], "cross_entropy")
-    assert number(apart, "gradient_covariance") == pytest.approx(number(whole, "gradient_covariance"), rel=1e-12)
+    apart = hessfig.Problem(
+        whole.network, batches, [whole.targets[row] for row in rows], "cross_entropy"
+    )
+    assert number(apart, "gradient_covariance") == pytest.approx(
+        number(whole, "gradient_covariance"), rel=1e-12
+    )
 
 
 def test_classes_on_another_axis_than_the_last_are_refused() -> None:
     torch.manual_seed(0)
     network = nn.Conv1d(4, 3, 1).double()
-    problem = hessfig.Problem(network, draws(6, 4, 3), labels(6, 3), nn.CrossEntropyLoss())
+    problem = hessfig.Problem(
+        network, draws(6, 4, 3), labels(6, 3), nn.CrossEntropyLoss()
+    )
     with pytest.raises(UserError, match="classes are not the last axis"):
         problem.approximation("sampled_fisher", "weight")
 
@@ -168,7 +244,10 @@ def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.out, self.words = nn.Linear(3, WORDS, bias=False), nn.Embedding(WORDS, 3)
+            self.out, self.words = (
+                nn.Linear(3, WORDS, bias=False),
+                nn.Embedding(WORDS, 3),
+            )
             self.words.weight = self.out.weight
 
         def forward(self, ids: Tensor) -> Tensor:
@@ -194,7 +273,10 @@ class Seen(nn.Module):
 
 def contrastive(out: Tensor, target: Tensor) -> Tensor:
     unit = F.normalize(out, dim=1)
-    return F.cross_entropy(4 * unit @ unit.T, torch.arange(len(out)).roll(1)) + 0 * target.sum()
+    return (
+        F.cross_entropy(4 * unit @ unit.T, torch.arange(len(out)).roll(1))
+        + 0 * target.sum()
+    )
 
 
 def mixed(h: Tensor) -> Tensor:
@@ -209,7 +291,10 @@ MEETING: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
     "attention over samples": (lambda h: (h @ h.T).softmax(-1) @ h, "cross_entropy"),
     "similarities": (lambda h: h @ h[:3].T, "cross_entropy"),
     "contrastive loss": (lambda h: h, contrastive),
-    "spread of the outputs": (lambda h: h, lambda out, target: (out - out.mean(0)).square().mean()),
+    "spread of the outputs": (
+        lambda h: h,
+        lambda out, target: (out - out.mean(0)).square().mean(),
+    ),
 }
 
 
@@ -221,16 +306,28 @@ def meeting(name: str) -> hessfig.Problem:
 
 
 @pytest.mark.parametrize("name", MEETING)
-@pytest.mark.parametrize("approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"])
-def test_approximations_of_samples_that_meet_are_refused(name: str, approximation: str) -> None:
-    with pytest.raises(UserError, match=r"see each other|do not add up|number of terms is not known|couples positions"):
+@pytest.mark.parametrize(
+    "approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"]
+)
+def test_approximations_of_samples_that_meet_are_refused(
+    name: str, approximation: str
+) -> None:
+    with pytest.raises(
+        UserError,
+        match=r"see each other|do not add up|number of terms is not known|couples positions",
+    ):
         meeting(name).approximation(approximation, "first.weight")
 
 
 @pytest.mark.parametrize("name", MEETING)
-@pytest.mark.parametrize("quantity", ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"])
+@pytest.mark.parametrize(
+    "quantity",
+    ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"],
+)
 def test_quantities_of_samples_that_meet_are_refused(name: str, quantity: str) -> None:
-    with pytest.raises(UserError, match=r"see each other|do not add up|not a mean over samples"):
+    with pytest.raises(
+        UserError, match=r"see each other|do not add up|not a mean over samples"
+    ):
         number(meeting(name), quantity)
 
 
@@ -253,13 +350,20 @@ class Two(nn.Module):
 
 def two(how: Callable[[Tensor], Tensor]) -> hessfig.Problem:
     torch.manual_seed(0)
-    return hessfig.Problem(Two(how).double(), (draws(6, 4), draws(6, 4, seed=1)), labels(6), "cross_entropy")
+    return hessfig.Problem(
+        Two(how).double(),
+        (draws(6, 4), draws(6, 4, seed=1)),
+        labels(6),
+        "cross_entropy",
+    )
 
 
 def test_an_argument_of_all_samples_is_handed_on_whole_whatever_its_length() -> None:
     shared = draws(6, 4, seed=1).sum(0)
     whole = two(lambda other: other.sum(0))
-    plain = hessfig.Problem(whole.network.out, draws(6, 4) + shared, labels(6), "cross_entropy")
+    plain = hessfig.Problem(
+        whole.network.out, draws(6, 4) + shared, labels(6), "cross_entropy"
+    )
     assert number(whole) == pytest.approx(number(plain), rel=1e-12)
 
 
@@ -291,20 +395,33 @@ def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike() -
 
     single = [loss(network(x[row : row + 1]), y[row : row + 1]) for row in range(6)]
     truth = noise(torch.stack([pulled(network, one) for one in single]))
-    assert number(hessfig.Problem(network, {"x": x}, y, loss)) == pytest.approx(truth, rel=1e-9)
+    assert number(hessfig.Problem(network, {"x": x}, y, loss)) == pytest.approx(
+        truth, rel=1e-9
+    )
     ignored = y.where(torch.arange(6) > 1, IGNORED)
     for quantity in ("noise_scale", "gradient_covariance"):
         with pytest.raises(UserError, match="see each other"):
             number(hessfig.Problem(network, {"x": x}, ignored, loss), quantity)
     with pytest.raises(UserError, match="see each other"):
-        hessfig.Problem(network, {"x": x}, y, loss).approximation("shampoo", "one.weight")
+        hessfig.Problem(network, {"x": x}, y, loss).approximation(
+            "shampoo", "one.weight"
+        )
 
 
-@pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
+@pytest.mark.parametrize(
+    "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
+)
 def test_samples_with_as_many_ignored_targets_count_alike(quantity: str) -> None:
     last = Y.clone()
     last[:, -1] = IGNORED
-    network, settings = mlp(), {"quantities": quantity, "blocks": "0.weight", "parts": "H"}
-    found = hessfig.measure(hessfig.Problem(network, X, last, "cross_entropy"), **settings)["value"].tolist()
+    network, settings = (
+        mlp(),
+        {"quantities": quantity, "blocks": "0.weight", "parts": "H"},
+    )
+    found = hessfig.measure(
+        hessfig.Problem(network, X, last, "cross_entropy"), **settings
+    )["value"].tolist()
     cut = hessfig.Problem(network, X[:, :-1], Y[:, :-1], "cross_entropy")
-    assert found == pytest.approx(hessfig.measure(cut, **settings)["value"].tolist(), rel=1e-9)
+    assert found == pytest.approx(
+        hessfig.measure(cut, **settings)["value"].tolist(), rel=1e-9
+    )

@@ -9,7 +9,19 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm, Products, QueryKey, Sink
+from hessfig.config.enums import (
+    MLP,
+    Attention,
+    Data,
+    DType,
+    Kind,
+    Loss,
+    Method,
+    Norm,
+    Products,
+    QueryKey,
+    Sink,
+)
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.column import squared_norms, summands
 from hessfig.curvature.problem import Objective, rademacher
@@ -26,27 +38,43 @@ from tests.toys import toy_problem
 BOTH = {"d_model": 4, "d_mlp": 6, "n_layers": 2, "n_heads": 2}
 NETWORKS = {
     "bare": ModelConfig(kind=Kind.self_attention, d_model=4, d_head=3, temperature=0.6),
-    "bare heads": ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2, attention=Attention.linear),
-    "bare single": ModelConfig(kind=Kind.self_attention, d_model=3, query_key=QueryKey.single),
+    "bare heads": ModelConfig(
+        kind=Kind.self_attention, d_model=4, n_heads=2, attention=Attention.linear
+    ),
+    "bare single": ModelConfig(
+        kind=Kind.self_attention, d_model=3, query_key=QueryKey.single
+    ),
     "pre": ModelConfig(**BOTH, norm=Norm.pre, temperature=1.7),
-    "pre linear": ModelConfig(**BOTH, norm=Norm.pre, temperature=0.5, attention=Attention.linear, mlp=MLP.gelu),
+    "pre linear": ModelConfig(
+        **BOTH, norm=Norm.pre, temperature=0.5, attention=Attention.linear, mlp=MLP.gelu
+    ),
     "post": ModelConfig(**BOTH, norm=Norm.post, sink=Sink.scores, sink_beta=0.7),
     "single": ModelConfig(**BOTH, query_key=QueryKey.single),
     "vit": ModelConfig(kind=Kind.vit, patch=4, norm=Norm.pre, **BOTH),
 }
-DEPTHS = [(name, layer) for name, model in NETWORKS.items() for layer in range(1, model.n_layers + 1)]
+DEPTHS = [
+    (name, layer)
+    for name, model in NETWORKS.items()
+    for layer in range(1, model.n_layers + 1)
+]
 
 
 def problem_of(name: str) -> Objective:
     is_vit = NETWORKS[name].kind == Kind.vit
-    return toy_problem(NETWORKS[name], TaskConfig(data=Data.digits, batch_size=3) if is_vit else None)
+    return toy_problem(
+        NETWORKS[name], TaskConfig(data=Data.digits, batch_size=3) if is_vit else None
+    )
 
 
-def bare_scores(network: BareAttention, hidden: Tensor, shift: Tensor, seen: list[Tensor]) -> Tensor:
+def bare_scores(
+    network: BareAttention, hidden: Tensor, shift: Tensor, seen: list[Tensor]
+) -> Tensor:
     """Return equation 1 with `shift` added to the scores, which are put into `seen`."""
     query, value = network.q(hidden), network.v(hidden)
     heads = network.n_heads
-    key = torch.cat([hidden] * heads, dim=-1) if network.is_single else network.k(hidden)
+    key = (
+        torch.cat([hidden] * heads, dim=-1) if network.is_single else network.k(hidden)
+    )
     rows = []
     for head in range(heads):
         q, k = (one.chunk(heads, dim=-1)[head] for one in (query, key))
@@ -55,12 +83,18 @@ def bare_scores(network: BareAttention, hidden: Tensor, shift: Tensor, seen: lis
     seen[:] = [scores]
     shifted = scores + shift
     for head in range(heads):
-        pattern = shifted[:, head] if network.model.attention == Attention.linear else shifted[:, head].softmax(-1)
+        pattern = (
+            shifted[:, head]
+            if network.model.attention == Attention.linear
+            else shifted[:, head].softmax(-1)
+        )
         rows.append(pattern @ value.chunk(heads, dim=-1)[head])
     return torch.cat(rows, dim=-1)
 
 
-def scores_and_loss(objective: Objective, layer: int) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+def scores_and_loss(
+    objective: Objective, layer: int
+) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
     """Return the query-key weights, and the function of them and of a shift of the scores: scores and loss."""
     side = objective.layout.side(layer, Group.query_key)
     paths, network = [weight.parameter for weight in side], objective.network
@@ -81,18 +115,30 @@ def scores_and_loss(objective: Objective, layer: int) -> tuple[list[Tensor], Cal
                 hidden = network.hidden(inputs, depth)
                 final = network.head(network.ln_out(hidden))
                 return (
-                    network.head(network.ln_out(hidden).mean(1, keepdim=True)) if hasattr(network, "patch") else final
+                    network.head(network.ln_out(hidden).mean(1, keepdim=True))
+                    if hasattr(network, "patch")
+                    else final
                 )
 
-        attention = None if isinstance(network, BareAttention) else network.layers[layer - 1].attn
+        attention = (
+            None
+            if isinstance(network, BareAttention)
+            else network.layers[layer - 1].attn
+        )
         if attention is not None:
             own = type(attention).scores
             attention.scores = lambda *given: (
-                seen.append(own(attention, *given)) or seen[-1] + (shift if shift.ndim else 0)
+                seen.append(own(attention, *given))
+                or seen[-1] + (shift if shift.ndim else 0)
             )
         try:
-            held = {f"network.{path}": weight for path, weight in zip(paths, weights, strict=True)}
-            outputs = functional_call(Shifted(), held, (objective.batch.inputs,))[:, objective.batch.scored]
+            held = {
+                f"network.{path}": weight
+                for path, weight in zip(paths, weights, strict=True)
+            }
+            outputs = functional_call(Shifted(), held, (objective.batch.inputs,))[
+                :, objective.batch.scored
+            ]
         finally:
             if attention is not None:
                 del attention.scores
@@ -110,24 +156,38 @@ def oracle(objective: Objective, layer: int) -> dict[Part, Tensor]:
     start = torch.cat([weight.flatten() for weight in at])
 
     def weights(flat: Tensor) -> list[Tensor]:
-        return [piece.view_as(one) for piece, one in zip(flat.split(sizes), at, strict=True)]
+        return [
+            piece.view_as(one) for piece, one in zip(flat.split(sizes), at, strict=True)
+        ]
 
     def jacobian_of_scores() -> Tensor:
-        return torch.autograd.functional.jacobian(lambda flat: forward(weights(flat), still)[0].flatten(), start)
+        return torch.autograd.functional.jacobian(
+            lambda flat: forward(weights(flat), still)[0].flatten(), start
+        )
 
     hessian = torch.autograd.functional.hessian
-    gradient = torch.autograd.functional.jacobian(lambda shift: forward(at, shift)[1], still)
-    curvature = hessian(lambda shift: forward(at, shift.view(shape))[1], still.flatten())
+    gradient = torch.autograd.functional.jacobian(
+        lambda shift: forward(at, shift)[1], still
+    )
+    curvature = hessian(
+        lambda shift: forward(at, shift.view(shape))[1], still.flatten()
+    )
     jacobian = jacobian_of_scores()
     return {
         Part.H: hessian(lambda flat: forward(weights(flat), still)[1], start),
         Part.H_oT: jacobian.T @ curvature @ jacobian,
-        Part.H_fT: hessian(lambda flat: (gradient * forward(weights(flat), still)[0]).sum(), start),
+        Part.H_fT: hessian(
+            lambda flat: (gradient * forward(weights(flat), still)[0]).sum(), start
+        ),
     }
 
 
-def dense(objective: Objective, model: ModelConfig, block: Block, parts: tuple[Part, ...]) -> dict[Part, Tensor]:
-    column = Engines(objective, model, Products.linearised).column(block.layer, block.col, [block])
+def dense(
+    objective: Objective, model: ModelConfig, block: Block, parts: tuple[Part, ...]
+) -> dict[Part, Tensor]:
+    column = Engines(objective, model, Products.linearised).column(
+        block.layer, block.col, [block]
+    )
     return {part: matrix for (_, part), matrix in dense_blocks(column, parts).items()}
 
 
@@ -135,21 +195,31 @@ def dense(objective: Objective, model: ModelConfig, block: Block, parts: tuple[P
 def test_both_parts_are_those_of_plain_double_backward(name: str, layer: int) -> None:
     problem, model = problem_of(name), NETWORKS[name]
     expected = oracle(problem, layer)
-    found = dense(problem, model, Block(layer, "query_key", "query_key"), (*AT_SCORES, Part.H))
+    found = dense(
+        problem, model, Block(layer, "query_key", "query_key"), (*AT_SCORES, Part.H)
+    )
     size = expected[Part.H].abs().max()
     assert size > 1e-6
     for part in (*AT_SCORES, Part.H):
         assert (found[part] - expected[part]).abs().max() < 1e-12 * max(size, 1)
-    assert (found[Part.H_oT] + found[Part.H_fT] - expected[Part.H]).abs().max() < 1e-12 * max(size, 1)
+    assert (
+        found[Part.H_oT] + found[Part.H_fT] - expected[Part.H]
+    ).abs().max() < 1e-12 * max(size, 1)
 
 
 @pytest.mark.parametrize(("name", "layer"), DEPTHS)
 def test_the_exact_norm_is_that_of_the_dense_part(name: str, layer: int) -> None:
     problem, model = problem_of(name), NETWORKS[name]
     held = [weight.name for weight in problem.layout.side(layer, "query_key")]
-    for row, col in [("query_key", "query_key"), (held[0], held[-1]), (held[0], held[0])]:
+    for row, col in [
+        ("query_key", "query_key"),
+        (held[0], held[-1]),
+        (held[0], held[0]),
+    ]:
         block = Block(layer, row, col)
-        norm = ExactEngine(problem, model).column(layer, col, [row], [Part.H_fT])[row, Part.H_fT]
+        norm = ExactEngine(problem, model).column(layer, col, [row], [Part.H_fT])[
+            row, Part.H_fT
+        ]
         matrix = dense(problem, model, block, (Part.H_fT,))[Part.H_fT]
         assert norm == pytest.approx(float(matrix.norm()), rel=1e-12, abs=1e-300)
         vanishes = kind(model.kind).is_structural_zero(model, block, Part.H_fT)
@@ -158,15 +228,25 @@ def test_the_exact_norm_is_that_of_the_dense_part(name: str, layer: int) -> None
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 8.0])
 def test_the_bare_layer_has_the_theorems_formulas(temperature: float) -> None:
-    model = ModelConfig(kind=Kind.self_attention, d_model=4, d_head=3, temperature=temperature)
-    problem = toy_problem(model, TaskConfig(data=Data.gaussian, loss=Loss.mse, digits=1, batch_size=1))
+    model = ModelConfig(
+        kind=Kind.self_attention, d_model=4, d_head=3, temperature=temperature
+    )
+    problem = toy_problem(
+        model, TaskConfig(data=Data.gaussian, loss=Loss.mse, digits=1, batch_size=1)
+    )
     network = problem.network
-    weights = {Matrix(one.name): network.get_parameter(one.parameter).detach().T for one in problem.layout.weights}
+    weights = {
+        Matrix(one.name): network.get_parameter(one.parameter).detach().T
+        for one in problem.layout.weights
+    }
     inputs, targets = 0.7 * problem.batch.inputs[0], problem.batch.targets[0]
     point = theory.AttentionPoint(inputs, targets, weights, temperature)
     found = dense(problem, model, Block(1, "query_key", "query_key"), AT_SCORES)
-    turned = torch.arange(24).view(2, 3, 4).transpose(1, 2).flatten()  # stored (outputs, inputs), written the other way
-    for part, formula in zip(AT_SCORES, (theory.score_outer_product, theory.score_functional), strict=True):
+    # Stored (outputs, inputs), written the other way.
+    turned = torch.arange(24).view(2, 3, 4).transpose(1, 2).flatten()
+    for part, formula in zip(
+        AT_SCORES, (theory.score_outer_product, theory.score_functional), strict=True
+    ):
         expected = formula(point)
         ours = found[part][turned][:, turned]
         assert (ours - expected).abs().max() < 1e-12 * expected.abs().max()
@@ -177,18 +257,33 @@ def test_products_do_not_cancel() -> None:
     outer = {}
     for dtype in DType:
         problem = toy_problem(model, dtype=dtype, sigma=1e-3)
-        outer[dtype] = dense(problem, model, Block(1, "query_key", "query_key"), AT_SCORES)
+        outer[dtype] = dense(
+            problem, model, Block(1, "query_key", "query_key"), AT_SCORES
+        )
     small, large = (float(outer[DType.float64][part].norm()) for part in AT_SCORES)
-    off = (outer[DType.float32][Part.H_oT].double() - outer[DType.float64][Part.H_oT]).norm()
+    off = (
+        outer[DType.float32][Part.H_oT].double() - outer[DType.float64][Part.H_oT]
+    ).norm()
     assert small < 1e-3 * large
     assert off < 1e-5 * small
 
 
-@pytest.mark.parametrize("parts", [(Part.H, *AT_SCORES), (Part.H, Part.H_oT), (Part.H, *AT_OUTPUTS, Part.H_fT)])
+@pytest.mark.parametrize(
+    "parts",
+    [(Part.H, *AT_SCORES), (Part.H, Part.H_oT), (Part.H, *AT_OUTPUTS, Part.H_fT)],
+)
 def test_the_full_hessian_is_the_sum_of_a_split(parts: tuple[Part, ...]) -> None:
-    problem, model, block = problem_of("pre"), NETWORKS["pre"], Block(1, "query_key", "query_key")
-    column = Engines(problem, model, Products.linearised).column(1, "query_key", [block])
-    probes = rademacher(column.dim, 3, generator=stream(1, "probes"), dtype=torch.float64)
+    problem, model, block = (
+        problem_of("pre"),
+        NETWORKS["pre"],
+        Block(1, "query_key", "query_key"),
+    )
+    column = Engines(problem, model, Products.linearised).column(
+        1, "query_key", [block]
+    )
+    probes = rademacher(
+        column.dim, 3, generator=stream(1, "probes"), dtype=torch.float64
+    )
     alone = squared_norms(column, [Part.H], probes)[block, Part.H].values
     beside = squared_norms(column, parts, probes)
     assert {part for _, part in beside} == {*parts}
@@ -203,7 +298,11 @@ def test_which_products_make_the_full_hessian() -> None:
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.dense, Method.auto])
 def test_norms_by_every_estimator(method: Method) -> None:
-    problem, model, block = problem_of("pre"), NETWORKS["pre"], Block(2, "query_key", "query_key")
+    problem, model, block = (
+        problem_of("pre"),
+        NETWORKS["pre"],
+        Block(2, "query_key", "query_key"),
+    )
     expected = oracle(problem, 2)
     settings = EstimatorConfig(method=method, num_probes=20)
     found = Estimator(problem, model, settings).column_norms(

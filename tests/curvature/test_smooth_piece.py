@@ -55,18 +55,26 @@ class Experts(nn.Module):
 
 def mlp(function: nn.Module | Callable[[Tensor], Tensor], width: int = 16) -> nn.Module:
     act = function if isinstance(function, nn.Module) else OfFunction(function)
-    return nn.Sequential(nn.Linear(8, width), act, nn.Linear(width, width), act, nn.Linear(width, 1))
+    return nn.Sequential(
+        nn.Linear(8, width), act, nn.Linear(width, width), act, nn.Linear(width, 1)
+    )
 
 
 def scattered(x: Tensor) -> Tensor:
     """Largest entries of groups, beside other entries."""
-    return x.sin().scatter_reduce(1, (torch.arange(x.shape[1]) % 3).expand_as(x), x, "amax")
+    return x.sin().scatter_reduce(
+        1, (torch.arange(x.shape[1]) % 3).expand_as(x), x, "amax"
+    )
 
 
 def rounded_norm(x: Tensor) -> Tensor:
     """ReLU of a norm in float32, as in T5."""
     inside = x.float()
-    return (inside / inside.square().mean(-1, keepdim=True).add(1e-6).sqrt()).to(x.dtype).relu()
+    return (
+        (inside / inside.square().mean(-1, keepdim=True).add(1e-6).sqrt())
+        .to(x.dtype)
+        .relu()
+    )
 
 
 KINKED: dict[str, Callable[[], nn.Module]] = {
@@ -85,22 +93,45 @@ KINKED: dict[str, Callable[[], nn.Module]] = {
     "comparison": lambda: mlp(lambda x: x * (x > 0)),
     "function of Python": lambda: mlp(OnceRelu.apply),
     "max pool": lambda: nn.Sequential(
-        *(nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 6, 3, padding=1), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(24, 1))
+        *(
+            nn.Unflatten(1, (1, 8)),
+            nn.Conv1d(1, 6, 3, padding=1),
+            nn.MaxPool1d(2),
+            nn.Flatten(),
+            nn.Linear(24, 1),
+        )
     ),
     "experts": Experts,
 }
 RARE: dict[str, Callable[[], nn.Module]] = {
     "order statistics": lambda: mlp(
-        lambda x: x.median(-1, True).values + x.kthvalue(3, -1, True).values + x.cummax(-1).values + x.median()
+        lambda x: (
+            x.median(-1, True).values
+            + x.kthvalue(3, -1, True).values
+            + x.cummax(-1).values
+            + x.median()
+        )
     ),
-    "range": lambda: mlp(lambda x: (x - x.aminmax(dim=-1, keepdim=True).min) / (1 + x.aminmax().max)),
+    "range": lambda: mlp(
+        lambda x: (x - x.aminmax(dim=-1, keepdim=True).min) / (1 + x.aminmax().max)
+    ),
     "scattered": lambda: mlp(scattered),
-    "sharp norms": lambda: mlp(lambda x: F.normalize(x, p=1.0) + F.normalize(x, p=torch.inf)),
-    "distances, 1-norm": lambda: mlp(lambda x: torch.cdist(x, torch.eye(16).to(x), p=1.0)),
-    "distances, maximum norm": lambda: mlp(lambda x: torch.cdist(x, torch.eye(16).to(x), p=torch.inf)),
-    "remainders": lambda: mlp(lambda x: x.remainder(0.7) + x.fmod(0.6).sin() + x.frac()),
+    "sharp norms": lambda: mlp(
+        lambda x: F.normalize(x, p=1.0) + F.normalize(x, p=torch.inf)
+    ),
+    "distances, 1-norm": lambda: mlp(
+        lambda x: torch.cdist(x, torch.eye(16).to(x), p=1.0)
+    ),
+    "distances, maximum norm": lambda: mlp(
+        lambda x: torch.cdist(x, torch.eye(16).to(x), p=torch.inf)
+    ),
+    "remainders": lambda: mlp(
+        lambda x: x.remainder(0.7) + x.fmod(0.6).sin() + x.frac()
+    ),
     "quotients": lambda: mlp(lambda x: x - 0.5 * x.div(0.4, rounding_mode="floor")),
-    "fmax, fmin": lambda: mlp(lambda x: torch.fmax(x, 0.5 * x.flip(-1)) + torch.fmin(x, x.roll(1, -1))),
+    "fmax, fmin": lambda: mlp(
+        lambda x: torch.fmax(x, 0.5 * x.flip(-1)) + torch.fmin(x, x.roll(1, -1))
+    ),
     "rrelu": lambda: mlp(lambda x: F.rrelu(x, training=False)),
 }
 EVERY = {**KINKED, **RARE}
@@ -113,7 +144,9 @@ def problem_of(make: Callable[[], nn.Module], dtype: torch.dtype) -> hessfig.Pro
     return hessfig.Problem(network.to(dtype), x.to(dtype), y.to(dtype), "mse")
 
 
-@pytest.mark.parametrize("name", [*KINKED, *(pytest.param(name, marks=pytest.mark.long) for name in RARE)])
+@pytest.mark.parametrize(
+    "name", [*KINKED, *(pytest.param(name, marks=pytest.mark.long) for name in RARE)]
+)
 def test_products_in_float32_do_not_count_kinks(name: str) -> None:
     """Differences that cross kinks were off by 8 to 57 % here, and the stated error did not cover all of them.
 
@@ -124,7 +157,9 @@ def test_products_in_float32_do_not_count_kinks(name: str) -> None:
     rough = problem.operator("all", dtype="float32", products="differences")
     one = torch.zeros(right.shape[0])
     one[:8] = 1.0
-    vectors = torch.stack([torch.randn(len(one), generator=torch.Generator().manual_seed(1)), one], dim=1)
+    vectors = torch.stack(
+        [torch.randn(len(one), generator=torch.Generator().manual_seed(1)), one], dim=1
+    )
     truth = torch.as_tensor(right @ vectors).double()
     off = (torch.as_tensor(rough @ vectors).double() - truth).norm(dim=0)
     assert bool((off <= torch.as_tensor(rough.last_errors)).all())
@@ -144,7 +179,9 @@ def test_losses_with_kinks_inside(loss: Callable[..., Tensor]) -> None:
     rough = problem.operator("all", dtype="float32", products="differences")
     vectors = torch.randn(rough.shape[0], 2)
     product = torch.as_tensor(rough @ vectors)
-    truth = torch.as_tensor(problem.operator("all", dtype="float32") @ vectors).double()  # of the same piece
+    truth = torch.as_tensor(
+        problem.operator("all", dtype="float32") @ vectors
+    ).double()  # of the same piece
     off = (product.double() - truth).norm(dim=0)
     assert bool((off <= torch.as_tensor(rough.last_errors)).all())
     assert bool((off <= 1e-3 * truth.norm(dim=0)).all())
@@ -153,13 +190,21 @@ def test_losses_with_kinks_inside(loss: Callable[..., Tensor]) -> None:
 def test_a_parametrization_that_jumps_at_the_weights() -> None:
     """A tall `orthogonal` rounds a diagonal of ones down to integers, so that every step across one is a jump."""
     torch.manual_seed(0)
-    network = nn.Sequential(parametrizations.orthogonal(nn.Linear(3, 5)), nn.Tanh(), nn.Linear(5, 2)).double()
+    network = nn.Sequential(
+        parametrizations.orthogonal(nn.Linear(3, 5)), nn.Tanh(), nn.Linear(5, 2)
+    ).double()
     x, y = torch.randn(7, 3).double(), torch.randint(0, 2, (7,))
     problem = hessfig.Problem(network, x, y)
-    right, found = (problem.operator("all", products=one) for one in ("auto", "differences"))
+    right, found = (
+        problem.operator("all", products=one) for one in ("auto", "differences")
+    )
     vector = torch.randn(right.shape[0]).double()
     truth = right @ vector
-    assert float((found @ vector - truth).norm()) <= float(found.last_errors[0]) <= 1e-6 * float(truth.norm())
+    assert (
+        float((found @ vector - truth).norm())
+        <= float(found.last_errors[0])
+        <= 1e-6 * float(truth.norm())
+    )
 
 
 class Conditional(nn.Module):
@@ -167,18 +212,24 @@ class Conditional(nn.Module):
 
     def __init__(self, *, is_deep: bool) -> None:
         super().__init__()
-        self.below = nn.Sequential(nn.Linear(3, 3), nn.Tanh()) if is_deep else nn.Identity()
+        self.below = (
+            nn.Sequential(nn.Linear(3, 3), nn.Tanh()) if is_deep else nn.Identity()
+        )
         self.first, self.last, self.is_on = nn.Linear(3, 4), nn.Linear(4, 2), True
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.below(x)
         if not self.is_on:
             return self.last((self.first(x) ** 2).relu())
-        hidden = torch.cond(x.sum() > -100, lambda x: self.first(x) ** 2, lambda x: self.first(x), (x,))
+        hidden = torch.cond(
+            x.sum() > -100, lambda x: self.first(x) ** 2, lambda x: self.first(x), (x,)
+        )
         return self.last(hidden.relu())
 
 
-@pytest.mark.parametrize("is_deep", [False, True], ids=["parameters are lost", "not traced"])
+@pytest.mark.parametrize(
+    "is_deep", [False, True], ids=["parameters are lost", "not traced"]
+)
 def test_operators_that_compile_are_not_watched(is_deep: bool) -> None:
     torch.manual_seed(0)
     network, x = Conditional(is_deep=is_deep).double(), torch.randn(6, 3).double()
@@ -187,7 +238,9 @@ def test_operators_that_compile_are_not_watched(is_deep: bool) -> None:
     vector = torch.randn(found.shape[0]).double()
     product = found @ vector
     network.is_on = False
-    torch.testing.assert_close(product, problem.operator("all") @ vector, rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        product, problem.operator("all") @ vector, rtol=0, atol=1e-8
+    )
 
 
 def test_a_function_with_other_operations_elsewhere_is_run_as_it_is() -> None:

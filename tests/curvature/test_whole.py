@@ -13,7 +13,20 @@ from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem
 
 TABLES = (Matrix.W_E, Matrix.W_pos)
-ORDER = ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "b_in", "W_out", "b_out", "W_U", "b_U"]
+ORDER = [
+    "W_E",
+    "W_pos",
+    "W_Q",
+    "W_K",
+    "W_V",
+    "W_O",
+    "W_in",
+    "b_in",
+    "W_out",
+    "b_out",
+    "W_U",
+    "b_U",
+]
 
 
 def test_the_order_is_the_published_one() -> None:
@@ -22,7 +35,10 @@ def test_the_order_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "linear"])
 def test_it_holds_the_oracles_blocks(name: str) -> None:
-    problem, weights = toy_problem(ARCHITECTURES[name]), matrices_of(ARCHITECTURES[name])
+    problem, weights = (
+        toy_problem(ARCHITECTURES[name]),
+        matrices_of(ARCHITECTURES[name]),
+    )
     whole = published_hessian(problem)
     oracle = dense_oracle(problem, 1, weights)[Part.H]
     places = dict(zip(whole["names"], _slices(whole["sizes"]), strict=True))

@@ -13,7 +13,11 @@ from tests.pages import text_of
 
 
 def kinds() -> dict[str, Any]:
-    code = text_of("docs/own-model.md").partition("`kinds.py`\n```python\n")[2].partition("```")[0]
+    code = (
+        text_of("docs/own-model.md")
+        .partition("`kinds.py`\n```python\n")[2]
+        .partition("```")[0]
+    )
     names: dict[str, Any] = {"__name__": "kinds"}
     exec(code, names)
     return dict(names["kinds"])
@@ -22,9 +26,17 @@ def kinds() -> dict[str, Any]:
 @pytest.mark.parametrize("name", kinds())
 def test_the_hessian_of_every_kind(name: str) -> None:
     network, batches, function = kinds()[name]
-    found = hessfig.Problem(network, batches, compute_loss=function).operator("all", dtype="float32").dense()
+    found = (
+        hessfig.Problem(network, batches, compute_loss=function)
+        .operator("all", dtype="float32")
+        .dense()
+    )
     every = batches if isinstance(batches, list) else [batches]
     at = list(network.parameters())
-    truth = hessian(lambda: sum(function(network, one) for one in every) / len(every), at, rounding=1e-5)
+    truth = hessian(
+        lambda: sum(function(network, one) for one in every) / len(every),
+        at,
+        rounding=1e-5,
+    )
     assert torch.allclose(found, truth, rtol=0, atol=1e-5 * float(truth.abs().max()))
     assert float(truth.norm()) > 0

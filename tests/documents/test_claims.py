@@ -34,7 +34,10 @@ def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFr
     rows = rows[is_diagonal & (rows["part"] == part) & (rows["quantity"] == quantity)]
     if quantity == "frobenius":
         rows = rows[rows["value"] > 0]
-    settings = [dict(settings_of(variant)) for variant in rows["variant"].astype(object).fillna("")]
+    settings = [
+        dict(settings_of(variant))
+        for variant in rows["variant"].astype(object).fillna("")
+    ]
     columns = pd.DataFrame(settings, index=rows.index)
     return rows.join(columns.rename(columns=lambda key: key.rpartition(".")[2]))
 
@@ -56,7 +59,12 @@ def inside(rows: pd.DataFrame, window: tuple[float, float]) -> pd.DataFrame:
 def exponents(rows: pd.DataFrame, window: tuple[float, float] = WHOLE) -> pd.Series:
     """Return the least-squares exponent in sigma by seed."""
     curves = inside(rows, window).groupby("seed")
-    return pd.Series({seed: np.polyfit(np.log(one["sigma"]), np.log(one["value"]), 1)[0] for seed, one in curves})
+    return pd.Series(
+        {
+            seed: np.polyfit(np.log(one["sigma"]), np.log(one["value"]), 1)[0]
+            for seed, one in curves
+        }
+    )
 
 
 def gap(rows: pd.DataFrame, window: tuple[float, float] = SMALL) -> pd.Series:
@@ -67,13 +75,17 @@ def gap(rows: pd.DataFrame, window: tuple[float, float] = SMALL) -> pd.Series:
 def shown(sample: pd.Series, digits: int) -> str:
     """Return the mean with its interval as the page prints them."""
     found = student_interval(sample)
-    mean, low, high = (f"{number:.{digits}f}" for number in (found.mean, found.low, found.high))
+    mean, low, high = (
+        f"{number:.{digits}f}" for number in (found.mean, found.low, found.high)
+    )
     return f"{mean} [{low}, {high}]".replace("-0.00,", "0.00,")
 
 
 def attention() -> list[str]:
     rows = table("eq5")
-    return [shown(gap(chosen(rows, attention=kind)), 2) for kind in ("softmax", "linear")]
+    return [
+        shown(gap(chosen(rows, attention=kind)), 2) for kind in ("softmax", "linear")
+    ]
 
 
 def depth() -> list[str]:
@@ -83,12 +95,18 @@ def depth() -> list[str]:
 def _growth(rows: pd.DataFrame) -> pd.Series:
     """Return the mean exponent of the blocks of the deepest networks minus that of the shallowest, by seed."""
     blocks = rows.groupby(["num_layers", "layer", "row"])
-    by_depth = pd.DataFrame({place: exponents(one) for place, one in blocks}).T.groupby(level=0).mean()
+    by_depth = (
+        pd.DataFrame({place: exponents(one) for place, one in blocks})
+        .T.groupby(level=0)
+        .mean()
+    )
     return by_depth.iloc[-1] - by_depth.iloc[0]
 
 
 def negative() -> list[str]:
-    query_key, value = (_more_negative("none", rows) for rows in (WEIGHTS[:2], WEIGHTS[2:]))
+    query_key, value = (
+        _more_negative("none", rows) for rows in (WEIGHTS[:2], WEIGHTS[2:])
+    )
     assert (value == 0).all()
     return [shown(query_key, 3), shown(_more_negative("pre", WEIGHTS), 3)]
 
@@ -96,41 +114,70 @@ def negative() -> list[str]:
 def _more_negative(norm: str, blocks: list[str]) -> pd.Series:
     rows = table("spectra", quantity="share_negative")
     rows = rows[rows["row"].isin(blocks)]
-    return by_seed(rows, norm=norm, attention="softmax") - by_seed(rows, norm=norm, attention="linear")
+    return by_seed(rows, norm=norm, attention="softmax") - by_seed(
+        rows, norm=norm, attention="linear"
+    )
 
 
 def pre_norm() -> list[str]:
     pre, none = table("layernorm"), table("sigma")
-    return [shown(gap(pre, window).abs() / gap(none, window).abs(), 2) for window in (SMALL, LARGE)]
+    return [
+        shown(gap(pre, window).abs() / gap(none, window).abs(), 2)
+        for window in (SMALL, LARGE)
+    ]
 
 
 def bounded() -> list[str]:
-    return [shown(_largest("sigma", row) - _largest("layernorm", row), 1) for row in ("W_Q", "W_V")]
+    return [
+        shown(_largest("sigma", row) - _largest("layernorm", row), 1)
+        for row in ("W_Q", "W_V")
+    ]
 
 
 def _largest(sweep: str, row: str) -> pd.Series:
     """Return log10 of the largest norm over sigma >= 1 by seed."""
-    return np.log10(inside(chosen(table(sweep), row=row), LARGE).groupby("seed")["value"].max())
+    return np.log10(
+        inside(chosen(table(sweep), row=row), LARGE).groupby("seed")["value"].max()
+    )
 
 
 def layers() -> list[str]:
-    first, top = (chosen(table("depth"), num_layers=5, layer=layer, row="W_V") for layer in (1, 5))
-    lower, upper = (np.log10(inside(one, PRACTICAL).set_index("sigma")["value"]) for one in (first, top))
+    first, top = (
+        chosen(table("depth"), num_layers=5, layer=layer, row="W_V") for layer in (1, 5)
+    )
+    lower, upper = (
+        np.log10(inside(one, PRACTICAL).set_index("sigma")["value"])
+        for one in (first, top)
+    )
     seeds = inside(top, PRACTICAL)["seed"].to_numpy()
     lower_by = pd.Series(upper.to_numpy() - lower.to_numpy()).groupby(seeds).mean()
-    off = [max(_off(row, part, window) for row, part in ONE_LAYER) for window in (PRACTICAL, SMALL)]
+    off = [
+        max(_off(row, part, window) for row, part in ONE_LAYER)
+        for window in (PRACTICAL, SMALL)
+    ]
     steeper = exponents(first, LARGE) - exponents(top, LARGE)
-    chain = exponents(chosen(table("softmax"), num_layers=3, layer=3, row="W_V")) / (2 * 3**3)
-    return [shown(lower_by, 2), shown(steeper, 1), f"{off[0]:.0%}", f"{off[1]:.1%}", shown(chain, 3)]
+    chain = exponents(chosen(table("softmax"), num_layers=3, layer=3, row="W_V")) / (
+        2 * 3**3
+    )
+    return [
+        shown(lower_by, 2),
+        shown(steeper, 1),
+        f"{off[0]:.0%}",
+        f"{off[1]:.1%}",
+        shown(chain, 3),
+    ]
 
 
-ONE_LAYER = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}  # exponents predicted for one layer
+# Exponents predicted for one layer.
+ONE_LAYER = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}
 
 
 def _off(row: str, part: str, window: tuple[float, float]) -> float:
     """Return the largest relative deviation over layers from the exponent of one layer."""
     deep = chosen(table("depth", part), num_layers=5, row=row)
-    means = [exponents(chosen(deep, layer=layer), window).mean() for layer in range(1, 6)]
+    means = [
+        exponents(chosen(deep, layer=layer), window).mean() for layer in range(1, 6)
+    ]
     return max(abs(mean / ONE_LAYER[row, part] - 1) for mean in means)
 
 
@@ -138,24 +185,41 @@ def heads() -> list[str]:
     outer, functional = table("heads", "H_o"), table("heads", "H_f")
     both = {}
     for sigma in (0.1, 0.3, 1.0):
-        value = np.hypot(by_seed(outer, sigma=sigma, row="W_Q"), by_seed(outer, sigma=sigma, row="W_V"))
+        value = np.hypot(
+            by_seed(outer, sigma=sigma, row="W_Q"),
+            by_seed(outer, sigma=sigma, row="W_V"),
+        )
         query = by_seed(functional, sigma=sigma)
         both[sigma] = (query / (value + query)).mean()
     few, many = (_share_of_query(count) for count in ("1", "16"))
-    return [f"{both[0.1]:.3f}", f"{both[0.3]:.2f}", f"{both[1.0]:.1f}", shown(many - few, 3)]
+    return [
+        f"{both[0.1]:.3f}",
+        f"{both[0.3]:.2f}",
+        f"{both[1.0]:.1f}",
+        shown(many - few, 3),
+    ]
 
 
 def _share_of_query(count: str) -> pd.Series:
     """Return ||H_f|| / (||H_o|| + ||H_f||) of the query block at sigma = 0.1 by seed."""
-    outer, functional = (by_seed(table("heads", part), sigma=0.1, n_heads=count, row="W_Q") for part in ("H_o", "H_f"))
+    outer, functional = (
+        by_seed(table("heads", part), sigma=0.1, n_heads=count, row="W_Q")
+        for part in ("H_o", "H_f")
+    )
     return functional / (outer + functional)
 
 
 def _share_at_scores() -> pd.DataFrame:
     """Return the share of H_f^T of the query-key block at sigma = 0.1: seeds by rising temperatures."""
-    outer, functional = (chosen(table("temperature", part), sigma=0.1) for part in AT_SCORES)
-    both = [rows.assign(t=rows["temperature"].astype(float)) for rows in (outer, functional)]
-    outer, functional = (rows.pivot_table(index="seed", columns="t", values="value") for rows in both)
+    outer, functional = (
+        chosen(table("temperature", part), sigma=0.1) for part in AT_SCORES
+    )
+    both = [
+        rows.assign(t=rows["temperature"].astype(float)) for rows in (outer, functional)
+    ]
+    outer, functional = (
+        rows.pivot_table(index="seed", columns="t", values="value") for rows in both
+    )
     return functional / (outer + functional)
 
 
@@ -163,14 +227,23 @@ def temperature() -> list[str]:
     share = _share_at_scores()
     mean = share.mean()
     above = int(np.flatnonzero(mean >= 0.5)[0])
-    crossing = np.interp(0.5, mean.iloc[above - 1 : above + 1], np.log(mean.index[above - 1 : above + 1].to_numpy()))
+    crossing = np.interp(
+        0.5,
+        mean.iloc[above - 1 : above + 1],
+        np.log(mean.index[above - 1 : above + 1].to_numpy()),
+    )
     return [shown(share.iloc[:, -1] - share.iloc[:, 0], 2), f"{np.exp(crossing):.3f}"]
 
 
 def one_matrix() -> list[str]:
-    outer, functional = (chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES)
-    assert set(functional["query_key"]) == {"separate"}  # with one weight, norms of H_f^T are 0, which `table` drops
-    outer, functional = (by_seed(part, query_key="separate") for part in (outer, functional))
+    outer, functional = (
+        chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES
+    )
+    # With one weight, norms of H_f^T are 0, which `table` drops.
+    assert set(functional["query_key"]) == {"separate"}
+    outer, functional = (
+        by_seed(part, query_key="separate") for part in (outer, functional)
+    )
     return [shown(functional / (outer + functional), 3)]
 
 
@@ -178,18 +251,33 @@ def values() -> list[str]:
     return [shown(_values_over_others(sweep, step), 2) for sweep, step in TRAINED]
 
 
-TRAINED = [("sublayers_steps", 0), ("sublayers_steps", 1000), ("curvature_flow", 0), ("curvature_flow", 4000)]
+TRAINED = [
+    ("sublayers_steps", 0),
+    ("sublayers_steps", 1000),
+    ("curvature_flow", 0),
+    ("curvature_flow", 4000),
+]
 
 
 def _values_over_others(sweep: str, step: int) -> pd.Series:
     rows = chosen(table(sweep), step=step)
-    norms = rows[rows["row"].isin(WEIGHTS)].pivot_table(index="seed", columns="row", values="value")
+    norms = rows[rows["row"].isin(WEIGHTS)].pivot_table(
+        index="seed", columns="row", values="value"
+    )
     return np.log10(norms["W_V"] / norms[["W_Q", "W_K"]].max(axis=1))
 
 
 def behind() -> list[str]:
-    losses = tuned_losses(pd.read_csv(TABLES / "centring_training.csv.xz", keep_default_na=False, na_values=["nan"]))
-    momentum, adamw = (losses.xs(name, level="optimiser") for name in ("sgd, momentum", "adamw"))
+    losses = tuned_losses(
+        pd.read_csv(
+            TABLES / "centring_training.csv.xz",
+            keep_default_na=False,
+            na_values=["nan"],
+        )
+    )
+    momentum, adamw = (
+        losses.xs(name, level="optimiser") for name in ("sgd, momentum", "adamw")
+    )
     own = momentum[SOFTMAX] - momentum[RESCALED]
     return [shown(own - (adamw[SOFTMAX] - adamw[RESCALED]), 3), shown(own, 3)]
 
@@ -213,19 +301,30 @@ def rows_of_page() -> list[list[str]]:
     """Return the cells of the rows of the three tables of claims."""
     lines = re.findall(r"^\| (.+) \|$", text_of("docs/claims.md"), flags=re.MULTILINE)
     rows = [line.split(" | ") for line in lines]
-    return [row for row in rows if len(row) == len(HEADING) and row != HEADING and not row[0].startswith("---")]
+    return [
+        row
+        for row in rows
+        if len(row) == len(HEADING) and row != HEADING and not row[0].startswith("---")
+    ]
 
 
 @pytest.mark.parametrize("begins", ROWS)
 def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
     (row,) = [row for row in rows_of_page() if row[0].startswith(begins)]
     effect, kept = row[2], row[3]
-    others = [number for sweep, numbers in NOT_KEPT.items() if sweep in kept for number in numbers]
+    others = [
+        number
+        for sweep, numbers in NOT_KEPT.items()
+        if sweep in kept
+        for number in numbers
+    ]
     found = ROWS[begins]()
     assert not [text for text in found if text not in effect], (found, effect)
     for text in sorted([*found, *others], key=len, reverse=True):
         effect = effect.replace(text, "")
-    assert not re.findall(r"\d\.\d+", CONDITION.sub("", effect)), "a number that is not recomputed"
+    assert not re.findall(r"\d\.\d+", CONDITION.sub("", effect)), (
+        "a number that is not recomputed"
+    )
 
 
 def test_rows_whose_table_is_not_kept_say_so() -> None:
@@ -234,7 +333,9 @@ def test_rows_whose_table_is_not_kept_say_so() -> None:
     assert {re.findall(r"^\w+", row[1])[0] for row in rows} == set(VERDICTS)
     for claim, _, _, evidence in rows:
         named = re.findall(r"`hessfig run sweep=(\w+)`", evidence)
-        missing = [sweep for sweep in named if not (TABLES / f"{sweep}.csv.xz").is_file()]
+        missing = [
+            sweep for sweep in named if not (TABLES / f"{sweep}.csv.xz").is_file()
+        ]
         linked = re.findall(r"\(tables/(\w+)\.csv\.xz\)", evidence)
         assert sorted([*linked, *missing]) == sorted(named), claim
         assert missing == re.findall(r"`(\w+)`, not kept", evidence), claim

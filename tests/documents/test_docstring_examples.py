@@ -25,7 +25,9 @@ def test_examples_print_what_they_show(module: str) -> None:
 
 @pytest.mark.parametrize("name", curvature.__all__)
 def test_every_public_name_of_the_library_has_an_example(name: str) -> None:
-    assert "\n    >>> " in str(getattr(curvature, name).__doc__) or "\n>>> " in str(getattr(curvature, name).__doc__)
+    assert "\n    >>> " in str(getattr(curvature, name).__doc__) or "\n>>> " in str(
+        getattr(curvature, name).__doc__
+    )
 
 
 PUBLIC = [
@@ -36,10 +38,21 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_an_example_and_its_parameters_described(name: str) -> None:
+def test_every_public_name_has_an_example_and_its_parameters_described(
+    name: str,
+) -> None:
     public = attrgetter(name)(hessfig)
     text = str(inspect.getdoc(public))
-    assert "\nExamples\n---" in text and ">>> " in text and public.__module__ in WITH_EXAMPLES
+    assert (
+        "\nExamples\n---" in text
+        and ">>> " in text
+        and public.__module__ in WITH_EXAMPLES
+    )
     described = "\n".join(re.findall(r"^\*{0,2}\w.*$", text, flags=re.MULTILINE))
-    missing = [each for each in inspect.signature(public).parameters if not re.search(rf"\b{each}\b", described)]
-    assert set(missing) <= {"self"} or name == "BlockOperator"  # Problem.operator makes them
+    missing = [
+        each
+        for each in inspect.signature(public).parameters
+        if not re.search(rf"\b{each}\b", described)
+    ]
+    # Problem.operator makes them.
+    assert set(missing) <= {"self"} or name == "BlockOperator"

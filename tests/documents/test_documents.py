@@ -28,7 +28,13 @@ from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_fil
 from tests.test_architecture import tracked
 
 # Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
-RUN = ["docs/extending.md", "docs/library.md", "docs/own-model.md", "docs/own-training.md", "docs/tutorial.md"]
+RUN = [
+    "docs/extending.md",
+    "docs/library.md",
+    "docs/own-model.md",
+    "docs/own-training.md",
+    "docs/tutorial.md",
+]
 # Commands that cannot be composed here, and why.
 NOT_COMPOSED = {
     "make test-fast": "removed in 0.4.0",
@@ -48,10 +54,18 @@ NOT_COMPOSED = {
 NO_SETTINGS = {
     "file=NAME.zip": "a word of hessfig bundle",
     "launcher=mine": "a file of the reader's own",
-    **dict.fromkeys(("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"), "an argument in Python"),
-    **dict.fromkeys(("products=differences", "use_reentrant=False"), "an argument in Python"),
+    **dict.fromkeys(
+        ("weights=trainable", "on_error=raise", "loss=None", "outputs=NAME"),
+        "an argument in Python",
+    ),
+    **dict.fromkeys(
+        ("products=differences", "use_reentrant=False"), "an argument in Python"
+    ),
     "has_part=False": "an argument in Python",
-    **dict.fromkeys(("compute_outputs=g", "compute_loss=trainer.compute_loss"), "an argument in Python"),
+    **dict.fromkeys(
+        ("compute_outputs=g", "compute_loss=trainer.compute_loss"),
+        "an argument in Python",
+    ),
     "statement=thm31,lem41": "a word of hessfig verify",
     "code=run": "a word of hessfig export",
 }
@@ -80,7 +94,9 @@ def run(command: str, cli: Cli, folder: Path) -> str:
 
 
 @pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize(("page", "title"), [(page, title) for page in RUN for title in sections(page)])
+@pytest.mark.parametrize(
+    ("page", "title"), [(page, title) for page in RUN for title in sections(page)]
+)
 @pytest.mark.long
 def test_what_a_page_shows_works(
     page: str, title: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -105,18 +121,25 @@ def _width(folder: Path) -> None:
     assert set(table["variant"]) == {f"model.d_model={width}" for width in (4, 8, 16)}
     assert (folder / "outputs/figures/figwidth.png").is_file()
     slopes = pd.read_csv(folder / "outputs/width/slopes.csv")
-    assert set(slopes["num_points"]) <= {0, 3} and set(slopes["prediction"]) == {"unknown"}
+    assert set(slopes["num_points"]) <= {0, 3} and set(slopes["prediction"]) == {
+        "unknown"
+    }
 
 
 def _variants(folder: Path) -> None:
-    every, some = (pd.read_csv(folder / f"outputs/figures/fig{name}.csv") for name in ("all", "some"))
+    every, some = (
+        pd.read_csv(folder / f"outputs/figures/fig{name}.csv")
+        for name in ("all", "some")
+    )
     assert len(every["variant"].unique()) == 9 and len(some["variant"].unique()) == 2
 
 
 def _quantities(folder: Path) -> None:
     table = pd.read_csv(folder / "outputs/width/table.csv")
     assert set(table["quantity"]) == {"frobenius", "largest_entry"}
-    wide = table.pivot_table(index=["variant", "row", "part", "seed"], columns="quantity", values="value")
+    wide = table.pivot_table(
+        index=["variant", "row", "part", "seed"], columns="quantity", values="value"
+    )
     assert (wide["largest_entry"] <= wide["frobenius"] * (1 + 1e-12)).all()
     lines = (folder / "my/largest_entry.py").read_text().splitlines()
     assert len(lines) < 40
@@ -124,14 +147,27 @@ def _quantities(folder: Path) -> None:
 
 def _own(folder: Path) -> None:
     table = pd.read_csv(folder / "outputs/network/table.csv")
-    assert set(table["row"]) == {"0.weight", "0.bias", "1.weight", "1.bias", "3.weight", "3.bias"}
+    assert set(table["row"]) == {
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "3.weight",
+        "3.bias",
+    }
     assert list((folder / "outputs/figures").glob("fignetwork*.png"))
 
 
 def _named(folder: Path) -> None:
     table = pd.read_csv(folder / "outputs/network/table.csv")
-    assert set(table["row"]) == {"filters", "readout"} and set(table["quantity"]) == {"frobenius", "trace"}
-    assert dict(zip(table["row"], table["layer"], strict=True)) == {"filters": 1, "readout": 2}
+    assert set(table["row"]) == {"filters", "readout"} and set(table["quantity"]) == {
+        "frobenius",
+        "trace",
+    }
+    assert dict(zip(table["row"], table["layer"], strict=True)) == {
+        "filters": 1,
+        "readout": 2,
+    }
     assert set(table["seed"]) == {1234, 1235}
     assert list((folder / "outputs/figures").glob("fignetwork*.png"))
 
@@ -164,7 +200,9 @@ KIND = NetworkKind(layout=layout, skeleton=skeleton)
 '''
 
 
-def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_of_network_is_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from hessfig.config.enums import Method
     from hessfig.config.schema import Config
     from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
@@ -185,27 +223,54 @@ def test_a_new_kind_of_network_is_one_file(tmp_path: Path, monkeypatch: pytest.M
         quantities=["frobenius", "trace"],
     )
     variant = Variant("", config)
-    assert [str(block) for block in variant.blocks] == ["(A, A) of layer 1", "(B, B) of layer 2"]
+    assert [str(block) for block in variant.blocks] == [
+        "(A, A) of layer 1",
+        "(B, B) of layer 2",
+    ]
     rows = compute_cell(Cell(variant, 0.3, 1)).rows
-    assert {row["status"] for row in rows} == {"ok"} and all(row["value"] >= 0 for row in rows)
-    probed = compute_cell(
-        Cell(Variant("", Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)})), 0.3, 1)
+    assert {row["status"] for row in rows} == {"ok"} and all(
+        row["value"] >= 0 for row in rows
     )
-    assert all(abs(p["value"] / r["value"] - 1) < 1 for p, r in zip(probed.rows, rows, strict=True) if r["value"])
+    probed = compute_cell(
+        Cell(
+            Variant(
+                "",
+                Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)}),
+            ),
+            0.3,
+            1,
+        )
+    )
+    assert all(
+        abs(p["value"] / r["value"] - 1) < 1
+        for p, r in zip(probed.rows, rows, strict=True)
+        if r["value"]
+    )
 
 
 @pytest.mark.long
-def test_the_readmes_first_minutes(background: Background, undisturbed: Path, cli: Cli, tmp_path: Path) -> None:
+def test_the_readmes_first_minutes(
+    background: Background, undisturbed: Path, cli: Cli, tmp_path: Path
+) -> None:
     """`make figure-3a` runs what the README says, and prints what it shows, numbers aside (here from the toy sweep).
 
     Seconds long: it draws Figure 3a, and the report, as the reader does.
     """
     commands, printed = sections("README.md")["The first five minutes"]
-    first, *others = [shlex.split(line, comments=True) for line in commands["text"].splitlines()]
-    shown = subprocess.run(["make", "-n", *first[1:]], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    measured, drawn = [line for line in shown.splitlines() if line.startswith(".venv/bin/hessfig ")]
+    first, *others = [
+        shlex.split(line, comments=True) for line in commands["text"].splitlines()
+    ]
+    shown = subprocess.run(
+        ["make", "-n", *first[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    measured, drawn = [
+        line for line in shown.splitlines() if line.startswith(".venv/bin/hessfig ")
+    ]
     run, _, otherwise = measured.partition(" || ")
-    assert (run, drawn) == (".venv/bin/hessfig run sweep=sigma", ".venv/bin/hessfig plot figure=3a")
+    assert (run, drawn) == (
+        ".venv/bin/hessfig run sweep=sigma",
+        ".venv/bin/hessfig plot figure=3a",
+    )
     assert otherwise == "[ $? -eq 1 ]"  # failed cells: drawn without them
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     said = [
@@ -213,7 +278,9 @@ def test_the_readmes_first_minutes(background: Background, undisturbed: Path, cl
         drawn,
         *cli("plot", "figure=3a").out.splitlines(),
     ]
-    assert [_shape(line) for line in said] == [_shape(line) for line in printed["text"].splitlines()]
+    assert [_shape(line) for line in said] == [
+        _shape(line) for line in printed["text"].splitlines()
+    ]
     after = [words[1:] for words in others if words[0] == "hessfig"]
     assert len(after) == 2
     for words in after:
@@ -226,10 +293,21 @@ def _shape(line: str) -> str:
     return re.sub(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "#", line)
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/extending.md", "docs/own-model.md", "docs/theory.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "docs/architecture.md",
+        "docs/extending.md",
+        "docs/own-model.md",
+        "docs/theory.md",
+    ],
+)
 def test_files_a_page_names_are_there(page: str) -> None:
     """Paths in code marks: of the package where it names no folder of the repository."""
-    named = re.findall(r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`", (ROOT / page).read_text())
+    named = re.findall(
+        r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`",
+        (ROOT / page).read_text(),
+    )
     mine = {
         "my",
         "outputs",
@@ -245,14 +323,20 @@ def test_files_a_page_names_are_there(page: str) -> None:
     folders = {parent.as_posix() for name in there for parent in Path(name).parents}
     missing = [name for name in named if not mine & set(Path(name).parts)]
     missing = [
-        name for name in missing if not any(f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders)
+        name
+        for name in missing
+        if not any(
+            f"/{one}".endswith(f"/{name.rstrip('/')}") for one in there | folders
+        )
     ]
     assert len(named) > 0 and not missing
 
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.long
-def test_every_command_of_a_page_could_be_run(page: str, reader: Callable[[str], None]) -> None:
+def test_every_command_of_a_page_could_be_run(
+    page: str, reader: Callable[[str], None]
+) -> None:
     """Blocks of the pages that are run above are left out."""
     wrong = {}
     for command in pages.commands(text_of(page), inline=page in RUN):
@@ -283,7 +367,10 @@ def _check_choices(word: str) -> None:
     for choice in choices.split(",") if group in GROUPS else ():
         if choice not in names(group):
             raise UserError(
-                f"there is no {group} {choice}", got=word, allowed=", ".join(names(group)), remedy="mend it"
+                f"there is no {group} {choice}",
+                got=word,
+                allowed=", ".join(names(group)),
+                remedy="mend it",
             )
 
 
@@ -316,7 +403,9 @@ def test_exceptions_are_still_needed() -> None:
         ("brew install hessfig", "no such program"),
     ],
 )
-def test_a_wrong_command_is_found(command: str, said: str, reader: Callable[[str], None]) -> None:
+def test_a_wrong_command_is_found(
+    command: str, said: str, reader: Callable[[str], None]
+) -> None:
     with pytest.raises((UserError, AssertionError), match=re.escape(said)):
         reader(command)
 
@@ -332,7 +421,9 @@ def test_commands_are_found_wherever_they_stand() -> None:
 def test_links_and_pictures_of_a_page_are_there(page: str) -> None:
     text = text_of(page)
     assert not pages.broken(page, text)
-    assert all(paragraph.count("`") % 2 == 0 for paragraph in pages.prose(text).split("\n\n"))
+    assert all(
+        paragraph.count("`") % 2 == 0 for paragraph in pages.prose(text).split("\n\n")
+    )
 
 
 def test_broken_links_are_found() -> None:
@@ -346,7 +437,12 @@ def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
     reached, new = set[Path](), {ROOT / "README.md"}
     while new:
         reached |= new
-        told = {(page, link.partition("#")[0]) for page in new if page.suffix == ".md" for link in _links(page)}
+        told = {
+            (page, link.partition("#")[0])
+            for page in new
+            if page.suffix == ".md"
+            for link in _links(page)
+        }
         new = {(page.parent / name).resolve() for page, name in told if name} - reached
     here = {ROOT / page for page in PAGES} | set((ROOT / "docs/img").glob("*.png"))
     assert not {path.name for path in here - reached}
@@ -362,15 +458,32 @@ def test_a_release_begins_with_a_page_for_users() -> None:
     latest = next(one for one in sections if "nreleased" not in one.partition("\n")[0])
     page, *kinds = re.split(r"^### ", latest, flags=re.MULTILINE)
     assert len(page.strip().splitlines()) <= 40
-    assert [kind.partition("\n")[0] for kind in kinds] == ["New", "Changed", "Fixed", "Numbers"]
-    dropped = re.findall(r"^\| .+ \| ([\d.]+) \| .+ \| ([\d.]+) \|$", page, flags=re.MULTILINE)
-    assert dropped and all(since < until and until > hessfig.__version__ for since, until in dropped)
+    assert [kind.partition("\n")[0] for kind in kinds] == [
+        "New",
+        "Changed",
+        "Fixed",
+        "Numbers",
+    ]
+    dropped = re.findall(
+        r"^\| .+ \| ([\d.]+) \| .+ \| ([\d.]+) \|$", page, flags=re.MULTILINE
+    )
+    assert dropped and all(
+        since < until and until > hessfig.__version__ for since, until in dropped
+    )
 
 
 def test_pages_that_files_name_are_there() -> None:
     """Names of pages in messages, comments and settings."""
-    texts = {path: path.read_text(errors="ignore") for path in tracked() if path.suffix in (".py", ".yaml", ".md", "")}
-    named = {(path.name, page) for path, text in texts.items() for page in re.findall(r"\bdocs/[\w/-]+\.md", text)}
+    texts = {
+        path: path.read_text(errors="ignore")
+        for path in tracked()
+        if path.suffix in (".py", ".yaml", ".md", "")
+    }
+    named = {
+        (path.name, page)
+        for path, text in texts.items()
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", text)
+    }
     assert {page for _, page in named if not (ROOT / page).is_file()} <= {"docs/x.md"}
 
 
@@ -383,16 +496,30 @@ INSTALLED_BY_NAME = re.compile(
 
 def test_nothing_says_to_install_a_name_that_anybody_may_take() -> None:
     """hessfig is on no index: whoever registers its name there runs code on the machines of readers."""
-    for wrong in ("pip install hessfig", "pip install -U 'hessfig[digits]'", "hessfig==0.4.0", 'uv add "hessfig"'):
+    for wrong in (
+        "pip install hessfig",
+        "pip install -U 'hessfig[digits]'",
+        "hessfig==0.4.0",
+        'uv add "hessfig"',
+    ):
         assert INSTALLED_BY_NAME.search(wrong)
-    for right in ("pip install '.[docs]'", "pip install . && hessfig run", "pip keeps them when it installs hessfig"):
+    for right in (
+        "pip install '.[docs]'",
+        "pip install . && hessfig run",
+        "pip keeps them when it installs hessfig",
+    ):
         assert not INSTALLED_BY_NAME.search(right)
-    texts = {path.relative_to(ROOT): path.read_text("utf-8", errors="ignore") for path in tracked()}
+    texts = {
+        path.relative_to(ROOT): path.read_text("utf-8", errors="ignore")
+        for path in tracked()
+    }
     texts[Path("requirements.txt of a bundle")] = bundle._requirements(
         {"hessfig": "0.4.0", "versions": {"torch": "2.15"}}
     )
     del texts[Path(__file__).relative_to(ROOT)]
-    assert not [str(path) for path, text in texts.items() if INSTALLED_BY_NAME.search(text)]
+    assert not [
+        str(path) for path, text in texts.items() if INSTALLED_BY_NAME.search(text)
+    ]
 
 
 def test_the_readme_is_one_screen() -> None:
@@ -402,33 +529,56 @@ def test_the_readme_is_one_screen() -> None:
 def test_the_first_screen_names_the_tests_with_their_minutes() -> None:
     first = text_of("README.md").partition("\n## ")[0]
     (minutes,) = re.findall(r"^make test +# (\d+) minutes", first, flags=re.MULTILINE)
-    assert f"the everyday tests, {minutes} minutes" in text_of("CONTRIBUTING.md") and "\nmake figure-3a " in first
+    assert (
+        f"the everyday tests, {minutes} minutes" in text_of("CONTRIBUTING.md")
+        and "\nmake figure-3a " in first
+    )
 
 
 @pytest.mark.usefixtures("workers")
 def test_the_readmes_python_prints_its_table(tmp_path: Path) -> None:
     """Row by row; numbers to the digits shown."""
-    ((code, shown),) = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", text_of("README.md"), flags=re.DOTALL)
-    front = [line.strip() for line in text_of("docs/index.rst").splitlines()]  # the site shows them too
+    ((code, shown),) = re.findall(
+        r"```python\n(.*?)```\n+```text\n(.*?)```",
+        text_of("README.md"),
+        flags=re.DOTALL,
+    )
+    # The site shows them too.
+    front = [line.strip() for line in text_of("docs/index.rst").splitlines()]
     assert set(map(str.strip, [*code.splitlines(), *shown.splitlines()])) <= set(front)
     (tmp_path / "mine.py").write_text(code)
     printed = runs.script("mine.py", folder=tmp_path)
-    assert [_shape(line) for line in printed.splitlines()] == [_shape(line) for line in shown.splitlines()]
+    assert [_shape(line) for line in printed.splitlines()] == [
+        _shape(line) for line in shown.splitlines()
+    ]
     found, told = (re.findall(r"\d\.\d{6}", text) for text in (printed, shown))
-    assert [float(number) for number in found] == pytest.approx([float(number) for number in told], abs=1.5e-6)
+    assert [float(number) for number in found] == pytest.approx(
+        [float(number) for number in told], abs=1.5e-6
+    )
 
 
 def test_the_version_is_one() -> None:
     """In the package, in pyproject.toml, in CITATION.cff, and of the latest release in the changelog."""
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
-    (latest, *_) = re.findall(r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE)
+    (latest, *_) = re.findall(
+        r"^## ([\d.]+)$", text_of("CHANGELOG.md"), flags=re.MULTILINE
+    )
     wheels = set(re.findall(r"hessfig-([\d.]+)-py3", text_of("docs/install.md")))
     (bibtex,) = re.findall(r"version = \{([\d.]+)\}", text_of("docs/reproduce.md"))
-    assert {hessfig.__version__, project["version"], latest, bibtex} == {cited["version"]} == wheels
+    assert (
+        {hessfig.__version__, project["version"], latest, bibtex}
+        == {cited["version"]}
+        == wheels
+    )
     assert text_of("data/CITATION.cff") == text_of("CITATION.cff")
     assert cited["license"] == project["license"] and cited["cff-version"] == "1.2.0"
     paper = cited["preferred-citation"]
-    assert paper["title"].lower() in text_of("README.md").replace("\n", " ").lower() and paper["year"] == 2025
-    assert all(author["family-names"] in text_of("README.md") for author in paper["authors"])
+    assert (
+        paper["title"].lower() in text_of("README.md").replace("\n", " ").lower()
+        and paper["year"] == 2025
+    )
+    assert all(
+        author["family-names"] in text_of("README.md") for author in paper["authors"]
+    )
     assert {"message", "title", "authors"} <= set(cited)

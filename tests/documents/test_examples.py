@@ -39,6 +39,10 @@ def test_an_example_runs(script: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_lists_every_example_and_there_are_at_most_eleven() -> None:
-    listed = re.findall(r"^\| \[(\w+\.py)\]\(\.\./examples/\1\) \|", text_of("docs/tutorial.md"), flags=re.MULTILINE)
+    listed = re.findall(
+        r"^\| \[(\w+\.py)\]\(\.\./examples/\1\) \|",
+        text_of("docs/tutorial.md"),
+        flags=re.MULTILINE,
+    )
     assert sorted(listed) == [path.name for path in EXAMPLES]
     assert 0 < len(EXAMPLES) <= 11

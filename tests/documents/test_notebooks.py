@@ -13,9 +13,16 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path) -> None:
-    notebooks = pytest.importorskip("scripts.pages.notebooks", reason="nbclient is not installed (extra dev)")
-    found, stored = notebooks.executed(path, tmp_path), notebooks.nbformat.read(path, as_version=4)
-    assert [kinds(cell) for cell in found.cells] == [kinds(cell) for cell in stored.cells]
+    notebooks = pytest.importorskip(
+        "scripts.pages.notebooks", reason="nbclient is not installed (extra dev)"
+    )
+    found, stored = (
+        notebooks.executed(path, tmp_path),
+        notebooks.nbformat.read(path, as_version=4),
+    )
+    assert [kinds(cell) for cell in found.cells] == [
+        kinds(cell) for cell in stored.cells
+    ]
 
 
 def kinds(cell: Any) -> list[list[str]]:
@@ -25,10 +32,21 @@ def kinds(cell: Any) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_with_what_its_cells_show(path: Path) -> None:
-    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed (extra dev)")
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    nbformat = pytest.importorskip(
+        "nbformat", reason="nbformat is not installed (extra dev)"
+    )
+    cells = [
+        cell
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "code"
+    ]
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
-    assert not [output for cell in cells for output in cell.outputs if output.output_type == "error"]
+    assert not [
+        output
+        for cell in cells
+        for output in cell.outputs
+        if output.output_type == "error"
+    ]
     shown = [form for cell in cells for form in _shown(cell)]
     assert any("<th>value</th>" in form.get("text/html", "") for form in shown)
     assert any("image/png" in form for form in shown)
@@ -44,5 +62,14 @@ def _shown(cell: Any) -> list[dict[str, Any]]:
 
 def test_no_file_names_an_address_that_leads_nowhere() -> None:
     root = NOTEBOOKS[0].parents[2]
-    files = ["pyproject.toml", "CITATION.cff", "SECURITY.md", "README.md", *root.glob("docs/**/*.md"), *NOTEBOOKS]
-    assert not [str(path) for path in files if "example.org" in (root / path).read_text("utf-8")]
+    files = [
+        "pyproject.toml",
+        "CITATION.cff",
+        "SECURITY.md",
+        "README.md",
+        *root.glob("docs/**/*.md"),
+        *NOTEBOOKS,
+    ]
+    assert not [
+        str(path) for path in files if "example.org" in (root / path).read_text("utf-8")
+    ]

@@ -22,8 +22,15 @@ Case = Callable[[], tuple[hessfig.Problem, Any, dict[str, Any]]]
 
 def _rows() -> dict[str, list[str]]:
     """Return the cells of the four tables by what stands in their first column."""
-    section = text_of("docs/own-model.md").partition("## What is supported\n")[2].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.+\|$", section, re.M)]
+    section = (
+        text_of("docs/own-model.md")
+        .partition("## What is supported\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in re.findall(r"^\|.+\|$", section, re.M)
+    ]
     return {row[0]: row[1:5] for row in rows if row[1] in ("yes", "no")}
 
 
@@ -56,16 +63,26 @@ class _Sine(nn.Module):
 
 
 def _case(
-    network: Callable[[], nn.Module] = _mlp, loss: Any = "cross_entropy", targets: Any = None, **more: Any
+    network: Callable[[], nn.Module] = _mlp,
+    loss: Any = "cross_entropy",
+    targets: Any = None,
+    **more: Any,
 ) -> Case:
-    block, keywords = more.pop("block", "0.weight"), {k: more.pop(k) for k in ("dtype", "products") if k in more}
+    block, keywords = (
+        more.pop("block", "0.weight"),
+        {k: more.pop(k) for k in ("dtype", "products") if k in more},
+    )
     shape, classes = more.pop("shape", (8, 5)), more.pop("classes", (8,))
     inputs = more.pop("inputs", lambda: torch.randn(*shape))
 
     def make() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
         torch.manual_seed(0)
         target = targets() if targets else torch.randint(0, 3, classes)
-        return hessfig.Problem(network(), inputs(), target, loss, **more), block, keywords
+        return (
+            hessfig.Problem(network(), inputs(), target, loss, **more),
+            block,
+            keywords,
+        )
 
     return make
 
@@ -74,16 +91,25 @@ def _tokens(network: Callable[[], nn.Module], block: str = "q.weight") -> Case:
     return _case(network, block=block, shape=(4, 5, 8), classes=(4, 5))
 
 
-def _attention(mixed: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[], nn.Module]:
+def _attention(
+    mixed: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Callable[[], nn.Module]:
     def forward(net: Any, x: Tensor) -> Tensor:
-        q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (net.q, net.k, net.v))
+        q, k, v = (
+            layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            for layer in (net.q, net.k, net.v)
+        )
         return net.head(mixed(q, k, v).transpose(1, 2).flatten(2))
 
-    return lambda: Net(forward, **{name: nn.Linear(8, 8) for name in "qkv"}, head=nn.Linear(8, 3))
+    return lambda: Net(
+        forward, **{name: nn.Linear(8, 8) for name in "qkv"}, head=nn.Linear(8, 3)
+    )
 
 
 def _sdpa(**options: Any) -> Case:
-    return _tokens(_attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options)))
+    return _tokens(
+        _attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options))
+    )
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -104,7 +130,10 @@ def _grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _multihead(**masks: Tensor) -> Case:
-    layers = lambda: {"a": nn.MultiheadAttention(8, 2, batch_first=True), "head": nn.Linear(8, 3)}  # noqa: E731
+    layers = lambda: {  # noqa: E731
+        "a": nn.MultiheadAttention(8, 2, batch_first=True),
+        "head": nn.Linear(8, 3),
+    }
     forward = lambda net, x: net.head(net.a(x, x, x, need_weights=False, **masks)[0])  # noqa: E731
     return _tokens(lambda: Net(forward, **layers()), "a.in_proj_weight")
 
@@ -113,22 +142,40 @@ def _pretrained(kind: str, block: str, **sizes: int) -> Case:
     def make() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
         transformers: Any = pytest.importorskip("transformers")
         torch.manual_seed(0)
-        config = getattr(transformers, f"{kind}Config")(vocab_size=11, bos_token_id=None, eos_token_id=None, **sizes)
-        model = getattr(transformers, {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM"))(config).eval()
+        config = getattr(transformers, f"{kind}Config")(
+            vocab_size=11, bos_token_id=None, eos_token_id=None, **sizes
+        )
+        model = getattr(
+            transformers, {"GPT2": "GPT2LMHeadModel"}.get(kind, f"{kind}ForCausalLM")
+        )(config).eval()
         ids = torch.randint(0, 11, (3, 6))
         mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [1] * 5 + [0]])
-        return hessfig.Problem(model, {"input_ids": ids, "labels": ids, "attention_mask": mask}), block, {}
+        return (
+            hessfig.Problem(
+                model, {"input_ids": ids, "labels": ids, "attention_mask": mask}
+            ),
+            block,
+            {},
+        )
 
     return make
 
 
 def _recurrent(kind: Callable[..., nn.Module]) -> Case:
     layers = lambda: {"r": kind(8, 4, batch_first=True), "head": nn.Linear(4, 3)}  # noqa: E731
-    return _tokens(lambda: Net(lambda net, x: net.head(net.r(x)[0]), **layers()), "r.weight_ih_l0")
+    return _tokens(
+        lambda: Net(lambda net, x: net.head(net.r(x)[0]), **layers()), "r.weight_ih_l0"
+    )
 
 
 def _conv(*middle: nn.Module, last: int = 32, **options: Any) -> Case:
-    layers = lambda: (nn.Conv2d(2, 2, 3, **options), *middle, nn.GELU(), nn.Flatten(), nn.Linear(last, 3))  # noqa: E731
+    layers = lambda: (  # noqa: E731
+        nn.Conv2d(2, 2, 3, **options),
+        *middle,
+        nn.GELU(),
+        nn.Flatten(),
+        nn.Linear(last, 3),
+    )
     return _case(lambda: nn.Sequential(*layers()), shape=(8, 2, 6, 6))
 
 
@@ -136,12 +183,18 @@ def _embedding(kind: Callable[..., nn.Module]) -> Case:
     bag = kind is nn.EmbeddingBag
     ids = lambda: torch.randint(0, 7, (8, 5))  # noqa: E731
     return _case(
-        lambda: nn.Sequential(kind(7, 4), nn.GELU(), nn.Linear(4, 3)), inputs=ids, classes=(8,) if bag else (8, 5)
+        lambda: nn.Sequential(kind(7, 4), nn.GELU(), nn.Linear(4, 3)),
+        inputs=ids,
+        classes=(8,) if bag else (8, 5),
     )
 
 
 def _tied() -> nn.Module:
-    net = Net(lambda net, ids: net.head(torch.tanh(net.map(net.e(ids)))), e=nn.Embedding(3, 4), map=nn.Linear(4, 4))
+    net = Net(
+        lambda net, ids: net.head(torch.tanh(net.map(net.e(ids)))),
+        e=nn.Embedding(3, 4),
+        map=nn.Linear(4, 4),
+    )
     net.head = nn.Linear(4, 3, bias=False)
     net.head.weight = net.e.weight
     return net
@@ -149,11 +202,15 @@ def _tied() -> nn.Module:
 
 def _checkpointed(reentrant: bool) -> Case:
     def forward(net: Any, x: Tensor) -> Tensor:
-        inner = checkpoint(lambda z: torch.tanh(net.a(z)), x.requires_grad_(), use_reentrant=reentrant)
+        inner = checkpoint(
+            lambda z: torch.tanh(net.a(z)), x.requires_grad_(), use_reentrant=reentrant
+        )
         assert isinstance(inner, Tensor)
         return net.b(inner)  # type: ignore[no-any-return]
 
-    return _case(lambda: Net(forward, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), block="a.weight")
+    return _case(
+        lambda: Net(forward, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), block="a.weight"
+    )
 
 
 def _straight_through(net: Any, x: Tensor) -> Tensor:
@@ -164,7 +221,9 @@ def _straight_through(net: Any, x: Tensor) -> Tensor:
 def _experts(net: Any, x: Tensor) -> Tensor:
     gate = net.gate(x).softmax(-1)
     best = gate.argmax(-1, keepdim=True)
-    return net.head(F.gelu(torch.where(best == 0, net.a(x), net.b(x))) * gate.gather(-1, best))  # type: ignore[no-any-return]
+    return net.head(
+        F.gelu(torch.where(best == 0, net.a(x), net.b(x))) * gate.gather(-1, best)
+    )  # type: ignore[no-any-return]
 
 
 def _batch_statistics() -> nn.Module:
@@ -179,7 +238,9 @@ def _weight_norm(normed: Callable[[nn.Module], nn.Module]) -> nn.Module:
     return network
 
 
-def _two(function: Callable[[nn.Module], nn.Module], *middle: nn.Module) -> Callable[[], nn.Module]:
+def _two(
+    function: Callable[[nn.Module], nn.Module], *middle: nn.Module
+) -> Callable[[], nn.Module]:
     return lambda: function(_mlp(*middle))
 
 
@@ -188,14 +249,23 @@ def _decayed() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
     network = _mlp()
     weight = network[0].weight
     loss = lambda o, t: F.cross_entropy(o, t) + 0.01 * weight.square().sum()  # noqa: E731
-    return hessfig.Problem(network, torch.randn(8, 5), torch.randint(0, 3, (8,)), loss), "0.weight", {}
+    return (
+        hessfig.Problem(network, torch.randn(8, 5), torch.randint(0, 3, (8,)), loss),
+        "0.weight",
+        {},
+    )
 
 
 def _ctc() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
     torch.manual_seed(0)
     sizes = torch.full((3,), 6), torch.full((3,), 2)
     loss = lambda o, t: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), t, *sizes)  # noqa: E731
-    problem = hessfig.Problem(nn.Linear(4, 5), torch.randn(3, 6, 4), torch.tensor([[1, 2], [2, 3], [3, 1]]), loss)
+    problem = hessfig.Problem(
+        nn.Linear(4, 5),
+        torch.randn(3, 6, 4),
+        torch.tensor([[1, 2], [2, 3], [3, 1]]),
+        loss,
+    )
     return problem, "weight", {}
 
 
@@ -205,24 +275,45 @@ def _probabilities() -> Tensor:
 
 CASES: dict[str, list[Case]] = {
     "`cross_entropy`, `nn.CrossEntropyLoss`": [
-        *(_case(), _case(loss=F.cross_entropy), _case(loss=nn.CrossEntropyLoss(), targets=_probabilities)),
-        _case(loss=nn.CrossEntropyLoss(), targets=lambda: torch.tensor([0, 1, -100, 2, 0, -100, 1, 2])),
+        *(
+            _case(),
+            _case(loss=F.cross_entropy),
+            _case(loss=nn.CrossEntropyLoss(), targets=_probabilities),
+        ),
+        _case(
+            loss=nn.CrossEntropyLoss(),
+            targets=lambda: torch.tensor([0, 1, -100, 2, 0, -100, 1, 2]),
+        ),
         _case(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))),
-        *(_case(loss=nn.CrossEntropyLoss(**o)) for o in ({"label_smoothing": 0.1}, {"reduction": "sum"})),
+        *(
+            _case(loss=nn.CrossEntropyLoss(**o))
+            for o in ({"label_smoothing": 0.1}, {"reduction": "sum"})
+        ),
     ],
-    "`mse`, `mse_sum`, `nn.MSELoss`": [_case(loss=loss, targets=_numbers) for loss in ("mse", "mse_sum", nn.MSELoss())],
+    "`mse`, `mse_sum`, `nn.MSELoss`": [
+        _case(loss=loss, targets=_numbers) for loss in ("mse", "mse_sum", nn.MSELoss())
+    ],
     "`nn.BCEWithLogitsLoss`, `nn.HuberLoss`, `nn.PoissonNLLLoss`": [
         _case(loss=loss, targets=_probabilities)
         for loss in (nn.BCEWithLogitsLoss(), nn.HuberLoss(), nn.PoissonNLLLoss())
     ],
     "`nn.L1Loss`": [_case(loss=nn.L1Loss(), targets=_numbers)],
-    "`nn.NLLLoss` behind `nn.LogSoftmax`": [_case(lambda: nn.Sequential(*_mlp(), nn.LogSoftmax(-1)), nn.NLLLoss())],
+    "`nn.NLLLoss` behind `nn.LogSoftmax`": [
+        _case(lambda: nn.Sequential(*_mlp(), nn.LogSoftmax(-1)), nn.NLLLoss())
+    ],
     "`nn.KLDivLoss`": [
-        _case(lambda: nn.Sequential(*_mlp(), nn.LogSoftmax(-1)), nn.KLDivLoss(reduction="batchmean"), _probabilities)
+        _case(
+            lambda: nn.Sequential(*_mlp(), nn.LogSoftmax(-1)),
+            nn.KLDivLoss(reduction="batchmean"),
+            _probabilities,
+        )
     ],
     "a function or module of your own, convex in the outputs": [
         _case(loss=lambda o, t: (o - t).pow(4).mean(), targets=_numbers),
-        _case(loss=lambda o, t: F.kl_div(o.log_softmax(-1), t, reduction="batchmean"), targets=_probabilities),
+        _case(
+            loss=lambda o, t: F.kl_div(o.log_softmax(-1), t, reduction="batchmean"),
+            targets=_probabilities,
+        ),
     ],
     "one that is not convex": [
         _case(loss=lambda o, t: torch.sin(o - t).mean(), targets=_numbers),
@@ -243,8 +334,15 @@ CASES: dict[str, list[Case]] = {
         _tokens(_attention(lambda q, k, v: (q @ k.mT / 2).sigmoid() @ v)),
     ],
     "`F.scaled_dot_product_attention`": [
-        *(_sdpa(), _sdpa(is_causal=True), _sdpa(attn_mask=torch.ones(5, 5).tril().bool())),
-        *(_sdpa(attn_mask=torch.arange(25.0).reshape(5, 5).double() / 25), _tokens(_attention(_grouped))),
+        *(
+            _sdpa(),
+            _sdpa(is_causal=True),
+            _sdpa(attn_mask=torch.ones(5, 5).tril().bool()),
+        ),
+        *(
+            _sdpa(attn_mask=torch.arange(25.0).reshape(5, 5).double() / 25),
+            _tokens(_attention(_grouped)),
+        ),
     ],
     "a fused kernel, chosen in `forward`": [_tokens(_attention(_fused))],
     "`flex_attention` on the CPU": [_tokens(_attention(_flex))],
@@ -253,7 +351,14 @@ CASES: dict[str, list[Case]] = {
         _multihead(key_padding_mask=torch.tensor([[0, 0, 0, 1, 1]] * 4).bool()),
     ],
     "GPT-2 of transformers": [
-        _pretrained("GPT2", "transformer.h.0.attn.c_attn.weight", n_positions=8, n_embd=8, n_layer=1, n_head=2)
+        _pretrained(
+            "GPT2",
+            "transformer.h.0.attn.c_attn.weight",
+            n_positions=8,
+            n_embd=8,
+            n_layer=1,
+            n_head=2,
+        )
     ],
     "Llama of transformers": [
         _pretrained(
@@ -262,9 +367,16 @@ CASES: dict[str, list[Case]] = {
             **{"num_attention_heads": 2, "num_key_value_heads": 1},
         )
     ],
-    "`nn.Linear`, `nn.Conv2d`": [_case(), _conv(), _case(block="layer", weights={"layer": ["0.weight", "0.bias"]})],
+    "`nn.Linear`, `nn.Conv2d`": [
+        _case(),
+        _conv(),
+        _case(block="layer", weights={"layer": ["0.weight", "0.bias"]}),
+    ],
     "a slice of a weight, a convolution with groups": [
-        *(_case(block="rows", weights={"rows": ("0.weight", slice(0, 2))}), _conv(groups=2))
+        *(
+            _case(block="rows", weights={"rows": ("0.weight", slice(0, 2))}),
+            _conv(groups=2),
+        )
     ],
     "a pair of different weights": [_case(block=("0.weight", "2.weight"))],
     '`"all"`': [_case(block="all")],
@@ -279,23 +391,43 @@ CASES: dict[str, list[Case]] = {
     "gains of a norm, `nn.Embedding`, `nn.EmbeddingBag`, tied embeddings": [
         _case(lambda: _mlp(nn.LayerNorm(6)), block="1.weight"),
         *(_embedding(nn.Embedding), _embedding(nn.EmbeddingBag)),
-        _case(_tied, inputs=lambda: torch.randint(0, 3, (4, 5)), classes=(4, 5), block="e.weight"),
+        _case(
+            _tied,
+            inputs=lambda: torch.randint(0, 3, (4, 5)),
+            classes=(4, 5),
+            block="e.weight",
+        ),
     ],
-    "`nn.RNN`, `nn.GRU`, `nn.LSTM`": [_recurrent(kind) for kind in (nn.RNN, nn.GRU, nn.LSTM)],
+    "`nn.RNN`, `nn.GRU`, `nn.LSTM`": [
+        _recurrent(kind) for kind in (nn.RNN, nn.GRU, nn.LSTM)
+    ],
     "batch norm and dropout in evaluation mode": [
-        _case(_two(nn.Module.eval, layer)) for layer in (nn.BatchNorm1d(6), nn.Dropout(0.5))
+        _case(_two(nn.Module.eval, layer))
+        for layer in (nn.BatchNorm1d(6), nn.Dropout(0.5))
     ],
     "batch norm and dropout in training mode": [
-        _case(_two(nn.Module.train, layer)) for layer in (nn.BatchNorm1d(6), nn.Dropout(0.5))
+        _case(_two(nn.Module.train, layer))
+        for layer in (nn.BatchNorm1d(6), nn.Dropout(0.5))
     ],
     "batch norm with the statistics of the batch": [_case(_batch_statistics)],
     "weight norm of `parametrizations`": [
-        _case(lambda: _weight_norm(nn.utils.parametrizations.weight_norm), block="0.parametrizations.weight.original1")
+        _case(
+            lambda: _weight_norm(nn.utils.parametrizations.weight_norm),
+            block="0.parametrizations.weight.original1",
+        )
     ],
-    "`torch.nn.utils.weight_norm`": [_case(lambda: _weight_norm(nn.utils.weight_norm), block="0.weight_v")],
+    "`torch.nn.utils.weight_norm`": [
+        _case(lambda: _weight_norm(nn.utils.weight_norm), block="0.weight_v")
+    ],
     "mixture of experts by `torch.where`": [
         _case(
-            lambda: Net(_experts, gate=nn.Linear(5, 2), a=nn.Linear(5, 6), b=nn.Linear(5, 6), head=nn.Linear(6, 3)),
+            lambda: Net(
+                _experts,
+                gate=nn.Linear(5, 2),
+                a=nn.Linear(5, 6),
+                b=nn.Linear(5, 6),
+                head=nn.Linear(6, 3),
+            ),
             block="a.weight",
         )
     ],
@@ -303,9 +435,15 @@ CASES: dict[str, list[Case]] = {
     "reentrant checkpoints": [_checkpointed(reentrant=True)],
     "TorchScript": [_case(lambda: torch.jit.script(_mlp()))],
     "straight-through estimators": [
-        _case(lambda: Net(_straight_through, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), block="a.weight")
+        _case(
+            lambda: Net(_straight_through, a=nn.Linear(5, 6), b=nn.Linear(6, 3)),
+            block="a.weight",
+        )
     ],
-    '`dtype="float64"`, `dtype="float32"`': [_case(dtype="float64"), _case(dtype="float32")],
+    '`dtype="float64"`, `dtype="float32"`': [
+        _case(dtype="float64"),
+        _case(dtype="float32"),
+    ],
     "a network in bfloat16 or float16": [
         _case(lambda: _mlp().bfloat16(), inputs=lambda: torch.randn(8, 5).bfloat16()),
         _case(lambda: _mlp().half(), inputs=lambda: torch.randn(8, 5).half()),
@@ -336,9 +474,13 @@ def _answer(ask: Callable[[], object]) -> str:
     return "yes"
 
 
-def _answers(problem: hessfig.Problem, block: Any, keywords: dict[str, Any]) -> list[str]:
+def _answers(
+    problem: hessfig.Problem, block: Any, keywords: dict[str, Any]
+) -> list[str]:
     def measured(part: str, quantity: str) -> None:
-        table = hessfig.measure(problem, blocks=[block], parts=part, quantities=[quantity], **keywords)
+        table = hessfig.measure(
+            problem, blocks=[block], parts=part, quantities=[quantity], **keywords
+        )
         assert (table["status"] == "ok").all()
 
     return [
@@ -355,4 +497,7 @@ def _answers(problem: hessfig.Problem, block: Any, keywords: dict[str, Any]) -> 
 def test_every_cell_is_what_happens(row: str) -> None:
     told = _rows()[row]
     for make in CASES[row]:
-        assert [cell if cell == "-" else answer for cell, answer in zip(told, _answers(*make()), strict=True)] == told
+        assert [
+            cell if cell == "-" else answer
+            for cell, answer in zip(told, _answers(*make()), strict=True)
+        ] == told

@@ -22,11 +22,22 @@ SHIPPED += ["hessfig/report/templates/page.html"]
 
 
 def test_the_lines_for_a_smaller_pytorch_name_every_dependency() -> None:
-    project = tomllib.loads((check_wheel.ROOT / "pyproject.toml").read_text())["project"]
-    needed = {word for word in project["dependencies"] if not word.startswith(("torch>", "curvlinops"))}
+    project = tomllib.loads((check_wheel.ROOT / "pyproject.toml").read_text())[
+        "project"
+    ]
+    needed = {
+        word
+        for word in project["dependencies"]
+        if not word.startswith(("torch>", "curvlinops"))
+    }
     first, *lines = check_wheel.smaller("torch --index-url HERE", "hessfig.whl")
-    assert first == ["torch", "--index-url", "HERE"] and lines[0][:2] == ["--no-deps", "hessfig.whl"]
-    assert needed < {*lines[1]} and not [word for word in lines[1] if "torchvision" in word or "backpack" in word]
+    assert first == ["torch", "--index-url", "HERE"] and lines[0][:2] == [
+        "--no-deps",
+        "hessfig.whl",
+    ]
+    assert needed < {*lines[1]} and not [
+        word for word in lines[1] if "torchvision" in word or "backpack" in word
+    ]
     both = check_wheel.smaller("torch torchvision --index-url HERE", "hessfig.whl")
     assert both == [["torch", "torchvision", "--index-url", "HERE"], ["hessfig.whl"]]
 
@@ -35,13 +46,22 @@ def test_the_lines_for_a_smaller_pytorch_name_every_dependency() -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel's content, built from an sdist of a copy of the sources."""
     folder = tmp_path_factory.mktemp("wheel")
-    _, wheel = check_wheel.build(folder)  # from the sdist; it compares with one from the sources
+    # From the sdist; it compares with one from the sources.
+    _, wheel = check_wheel.build(folder)
     pip("install", "--target", folder / "site", wheel)
     return folder / "site"
 
 
 def pip(command: str, *arguments: object) -> None:
-    words = [sys.executable, "-m", "pip", command, "--quiet", "--no-deps", *map(str, arguments)]
+    words = [
+        sys.executable,
+        "-m",
+        "pip",
+        command,
+        "--quiet",
+        "--no-deps",
+        *map(str, arguments),
+    ]
     subprocess.run(words, check=True)
 
 
@@ -52,8 +72,12 @@ def test_configuration_and_data_are_inside(installed: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("run", "dry_run=true"), ("run", "--help"), ("status", "sweep=depth")])
-def test_it_works_from_another_folder(installed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [("run", "dry_run=true"), ("run", "--help"), ("status", "sweep=depth")]
+)
+def test_it_works_from_another_folder(
+    installed: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
     """Without -S the editable install of the tests would lend the wheel what it lacks."""
     path = os.pathsep.join([str(installed), *check_wheel.lent()])
     found = subprocess.run(

@@ -18,7 +18,11 @@ _MATHTEXT = re.compile(r"\$[^$]*\$")
 
 def identifiers(figure: Figure, own: tuple[str, ...] = ()) -> list[str]:
     """Return the drawn words that hold names of the code, such as d_model; formulas and names of one's `own` may."""
-    found = [words for words, _, _ in texts(figure) if _IDENTIFIER.search(_MATHTEXT.sub("", words))]
+    found = [
+        words
+        for words, _, _ in texts(figure)
+        if _IDENTIFIER.search(_MATHTEXT.sub("", words))
+    ]
     return [words for words in found if not any(name in words for name in own)]
 
 
@@ -29,7 +33,9 @@ def short_of_ticks(figure: Figure) -> list[str]:
     for ax in _with_data(figure):
         for which in ("x", "y"):
             if _labels(ax, which) < 2:
-                found.append(f"{ax.get_title() or ax.get_ylabel() or '?'}: {which} has {_labels(ax, which)}")
+                found.append(
+                    f"{ax.get_title() or ax.get_ylabel() or '?'}: {which} has {_labels(ax, which)}"
+                )
     return found
 
 
@@ -44,19 +50,28 @@ def under_legends(figure: Figure) -> list[str]:
         box = legend.get_window_extent()
         covered = sum(int(box.contains(x, y)) for x, y in _drawn_points(ax))
         if covered:
-            found.append(f"{ax.get_title() or ax.get_ylabel() or '?'}: {covered} points")
+            found.append(
+                f"{ax.get_title() or ax.get_ylabel() or '?'}: {covered} points"
+            )
     return found
 
 
 def _with_data(figure: Figure) -> Iterator[Axes]:
     for ax in figure.axes:
-        if ax.get_visible() and ax.axison and any(np.size(line.get_xdata()) for line in ax.lines):
+        if (
+            ax.get_visible()
+            and ax.axison
+            and any(np.size(line.get_xdata()) for line in ax.lines)
+        ):
             yield ax
 
 
 def _labels(ax: Axes, which: str) -> int:
     """Return how many labels stand at an axis, or at one that shares its scale."""
-    return max(_own_labels(one, which) for one in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax))
+    return max(
+        _own_labels(one, which)
+        for one in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax)
+    )
 
 
 def _own_labels(ax: Axes, which: str) -> int:
@@ -64,12 +79,25 @@ def _own_labels(ax: Axes, which: str) -> int:
     scaled = axis.get_transform().transform
     low, high = sorted(scaled(np.array(axis.get_view_interval())))
     ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    shown = [tick for tick in ticks if low - 1e-9 <= scaled(np.array([tick.get_loc()]))[0] <= high + 1e-9]
-    return sum(bool(tick.label1.get_text().strip() and tick.label1.get_visible()) for tick in shown)
+    shown = [
+        tick
+        for tick in ticks
+        if low - 1e-9 <= scaled(np.array([tick.get_loc()]))[0] <= high + 1e-9
+    ]
+    return sum(
+        bool(tick.label1.get_text().strip() and tick.label1.get_visible())
+        for tick in shown
+    )
 
 
 def _drawn_points(ax: Axes) -> Iterator[tuple[float, float]]:
     """Yield every point of the lines with data (not guides across the panel), in pixels."""
     for line in ax.lines:
-        if np.size(line.get_xdata()) > 2 and line.get_marker() not in ("None", None, ""):
-            yield from ax.transData.transform(np.column_stack([line.get_xdata(), line.get_ydata()]).astype(float))
+        if np.size(line.get_xdata()) > 2 and line.get_marker() not in (
+            "None",
+            None,
+            "",
+        ):
+            yield from ax.transData.transform(
+                np.column_stack([line.get_xdata(), line.get_ydata()]).astype(float)
+            )

@@ -23,11 +23,22 @@ def pages(tmp_path: Path) -> Iterator[Draw]:
     """Return draw(layout, table, settings=..., windows=..., x=..., **options) -> pages, nothing saved."""
 
     def draw(
-        layout: str, table: pd.DataFrame, *, settings: Any = CONFIG, windows: Any = None, **options: Any
+        layout: str,
+        table: pd.DataFrame,
+        *,
+        settings: Any = CONFIG,
+        windows: Any = None,
+        **options: Any,
     ) -> list[Page]:
         folder = write_sweep(table, tmp_path, settings=settings)
-        seen = {key: options.pop(key) for key in ("x", "colour", "dashes", "preset", "where") if key in options}
-        spec = FigureSpec("x", folder.name, layout, windows or [(None, 1.0)], options, **seen)
+        seen = {
+            key: options.pop(key)
+            for key in ("x", "colour", "dashes", "preset", "where")
+            if key in options
+        }
+        spec = FigureSpec(
+            "x", folder.name, layout, windows or [(None, 1.0)], options, **seen
+        )
         check(spec)
         return list(LAYOUTS[layout].draw(spec, folder))
 
@@ -44,16 +55,32 @@ def deep() -> pd.DataFrame:
 def words(ax: Axes) -> str:
     """Return everything written in a panel: texts and legend entries."""
     legend = ax.get_legend()
-    entries = [] if legend is None else [legend.get_title().get_text(), *(t.get_text() for t in legend.get_texts())]
+    entries = (
+        []
+        if legend is None
+        else [
+            legend.get_title().get_text(),
+            *(t.get_text() for t in legend.get_texts()),
+        ]
+    )
     return "\n".join([*(text.get_text() for text in ax.texts), *entries])
 
 
 def curves(ax: Axes) -> list[Any]:
     """Return the measured curves of a panel: solid lines with markers."""
-    return [line for line in ax.lines if line.get_marker() == "o" and line.get_linestyle() == "-"]
+    return [
+        line
+        for line in ax.lines
+        if line.get_marker() == "o" and line.get_linestyle() == "-"
+    ]
 
 
 def guides(ax: Axes) -> list[Any]:
     """Return the dashed power laws of a panel (not the dotted line at sigma = 1)."""
-    lines = [line for line in ax.lines if line.get_marker() == "None" and len(line.get_xdata()) > 2]
-    return [line for line in lines if line.get_linewidth() > 0.5]  # thinner ones are seeds
+    lines = [
+        line
+        for line in ax.lines
+        if line.get_marker() == "None" and len(line.get_xdata()) > 2
+    ]
+    # Thinner ones are seeds.
+    return [line for line in lines if line.get_linewidth() > 0.5]

@@ -22,12 +22,20 @@ from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sw
 from tests.analysis.test_arrays import listed, store
 
 OPEN: list[tuple[float | None, float | None]] = [(None, None)]
-THREE: list[tuple[float | None, float | None]] = [(None, 0.1), (1.0, None), (None, None)]
+THREE: list[tuple[float | None, float | None]] = [
+    (None, 0.1),
+    (1.0, None),
+    (None, None),
+]
 _CHAIN = config(attention="linear", attention_skip=False, mlp="none") | {
     "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}
 }
-_LINEAR = config(kind="linear_mlp") | {"task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}}
-_BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
+_LINEAR = config(kind="linear_mlp") | {
+    "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}
+}
+_BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {
+    "task": {"loss": "mse"}
+}
 _ATTENTION = ("W_Q", "W_K", "W_V")
 _EVERY = [m.value for m in transformer_matrices(ModelConfig())]
 
@@ -43,7 +51,13 @@ def _pairs(names: Any) -> list[tuple[str, str]]:
 # By figure: layout, windows, options, settings of the run, the table.
 FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
     "3a": ("growth", [(None, 1.0)], {}, CONFIG, {}),
-    "3b": ("growth", THREE, {}, config(norm="pre"), {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5}),
+    "3b": (
+        "growth",
+        THREE,
+        {},
+        config(norm="pre"),
+        {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
+    ),
     "3b_levels": (
         "growth",
         THREE,
@@ -51,9 +65,27 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         config(norm="pre"),
         {"law": lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5},
     ),
-    "5a": ("linear_axes", OPEN, {}, CONFIG, {"sigma": np.linspace(0.1, 1, 10).tolist()}),
-    "5b": ("linear_axes", OPEN, {}, CONFIG, {"sigma": np.linspace(0.1, 10, 10).tolist()}),
-    "6": ("growth_by_depth", [(None, 1.0)], {}, CONFIG, {"networks": [("", 1), ("", 5)], "sigma": SIGMA[::3]}),
+    "5a": (
+        "linear_axes",
+        OPEN,
+        {},
+        CONFIG,
+        {"sigma": np.linspace(0.1, 1, 10).tolist()},
+    ),
+    "5b": (
+        "linear_axes",
+        OPEN,
+        {},
+        CONFIG,
+        {"sigma": np.linspace(0.1, 10, 10).tolist()},
+    ),
+    "6": (
+        "growth_by_depth",
+        [(None, 1.0)],
+        {},
+        CONFIG,
+        {"networks": [("", 1), ("", 5)], "sigma": SIGMA[::3]},
+    ),
     "7": (
         "growth_by_depth",
         [(None, None), (None, 0.3)],
@@ -66,24 +98,49 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         OPEN,
         {},
         _LINEAR,
-        {"networks": _depths(5), "sigma": SIGMA[::3], "blocks": [("W", "W")], "parts": ["H"], "settings": _LINEAR},
+        {
+            "networks": _depths(5),
+            "sigma": SIGMA[::3],
+            "blocks": [("W", "W")],
+            "parts": ["H"],
+            "settings": _LINEAR,
+        },
     ),
-    "eq5": ("pairs", [(None, 0.1)], {}, _BARE, {"blocks": _pairs(_ATTENTION), "settings": _BARE}),
+    "eq5": (
+        "pairs",
+        [(None, 0.1)],
+        {},
+        _BARE,
+        {"blocks": _pairs(_ATTENTION), "settings": _BARE},
+    ),
     "blocks": (
         "blocks",
         OPEN,
         {},
         CONFIG,
-        {"blocks": _pairs(_EVERY), "sigma": [0.1, 1.0], "law": lambda b, p, a, s: 1e-5 * s},
+        {
+            "blocks": _pairs(_EVERY),
+            "sigma": [0.1, 1.0],
+            "law": lambda b, p, a, s: 1e-5 * s,
+        },
     ),
-    "few_blocks": ("blocks", OPEN, {}, CONFIG, {"blocks": _pairs(_ATTENTION), "sigma": [0.1, 1.0]}),
+    "few_blocks": (
+        "blocks",
+        OPEN,
+        {},
+        CONFIG,
+        {"blocks": _pairs(_ATTENTION), "sigma": [0.1, 1.0]},
+    ),
     "ablation": (
         "ablation",
         OPEN,
         {},
         CONFIG,
         {
-            "networks": [(f"model.temperature={t}", 1) for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)],
+            "networks": [
+                (f"model.temperature={t}", 1)
+                for t in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+            ],
             "sigma": [0.1, 0.3, 1.0],
         },
     ),
@@ -97,7 +154,9 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
             "sigma": [0.1, 0.3, 1.0, 3.0],
             "blocks": [("query_key", "query_key")],
             "parts": ["H_oT", "H_fT", "H"],
-            "law": lambda b, p, a, s: {"H_oT": s**5, "H_fT": s**3, "H": s**5 + s**3}[p.value],
+            "law": lambda b, p, a, s: {"H_oT": s**5, "H_fT": s**3, "H": s**5 + s**3}[
+                p.value
+            ],
         },
     ),
     "lines": ("lines", OPEN, {}, CONFIG, {"networks": _depths(2), "sigma": SIGMA[::3]}),
@@ -107,7 +166,10 @@ FIGURES: dict[str, tuple[str, Any, dict[str, Any], Any, dict[str, Any]]] = {
         {},
         config(kind="python"),
         {
-            "blocks": [(f"blocks.{k}.attention.weight", f"blocks.{k}.attention.weight") for k in range(32)],
+            "blocks": [
+                (f"blocks.{k}.attention.weight", f"blocks.{k}.attention.weight")
+                for k in range(32)
+            ],
             "sigma": None,
             "law": lambda b, p, a, s: 1e-3,
         },
@@ -158,8 +220,16 @@ def texts(figure: Figure) -> list[tuple[str, float, Bbox]]:
     """Return every text that is drawn: its words, its size in points, and where it stands in inches."""
     laid_out(figure)
     hidden = set(_beyond(figure))
-    found = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-    shown = [text for text in found if text not in hidden and (text.axes is None or text.axes.get_visible())]
+    found = [
+        text
+        for text in figure.findobj(Text)
+        if text.get_visible() and text.get_text().strip()
+    ]
+    shown = [
+        text
+        for text in found
+        if text not in hidden and (text.axes is None or text.axes.get_visible())
+    ]
     return [
         (
             text.get_text(),
@@ -178,8 +248,13 @@ def _beyond(figure: Figure) -> Iterator[Text]:
             low, high = sorted(scaled(np.array(axis.get_view_interval())))
             slack = 1e-9 * (high - low)
             for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks()):
-                inside = low - slack <= scaled(np.array([tick.get_loc()]))[0] <= high + slack
-                for label, on in ((tick.label1, tick.label1.get_visible()), (tick.label2, tick.label2.get_visible())):
+                inside = (
+                    low - slack <= scaled(np.array([tick.get_loc()]))[0] <= high + slack
+                )
+                for label, on in (
+                    (tick.label1, tick.label1.get_visible()),
+                    (tick.label2, tick.label2.get_visible()),
+                ):
                     if not (inside and on):
                         yield label
 
@@ -201,5 +276,8 @@ def outside(figure: Figure, *, slack: float = 0.005) -> list[str]:
     return [
         words
         for words, _, box in texts(figure)
-        if box.x0 < -slack or box.y0 < -slack or box.x1 > width + slack or box.y1 > height + slack
+        if box.x0 < -slack
+        or box.y0 < -slack
+        or box.x1 > width + slack
+        or box.y1 > height + slack
     ]

@@ -56,7 +56,12 @@ def test_few_weights_carry_their_numbers(pages: Draw) -> None:
 def test_pairs_alone_are_refused(pages: Draw) -> None:
     table = deep_table()
     with pytest.raises(UserError, match="blocks=each"):
-        pages("heat", table.assign(col="W_K", row="W_Q").drop_duplicates(["layer", "part", "seed"]))
+        pages(
+            "heat",
+            table.assign(col="W_K", row="W_Q").drop_duplicates(
+                ["layer", "part", "seed"]
+            ),
+        )
 
 
 def colour_bar(page: Page) -> tuple[float, float]:
@@ -69,11 +74,17 @@ def colour_bar(page: Page) -> tuple[float, float]:
 def heat_pages(folder: Path, asked: Paper) -> list[Page]:
     write_sweep(deep_table(), folder)
     with styled(asked):
-        return list(LAYOUTS["heat"].draw(FigureSpec("heat", "sigma", "heat", paper=asked), folder / "sigma"))
+        return list(
+            LAYOUTS["heat"].draw(
+                FigureSpec("heat", "sigma", "heat", paper=asked), folder / "sigma"
+            )
+        )
 
 
 def test_the_colour_bar_is_as_wide_on_every_page(tmp_path: Path) -> None:
-    (narrow,), (wide,) = (heat_pages(tmp_path, Paper(width=width)) for width in (3.25, TEXT_WIDTH))
+    (narrow,), (wide,) = (
+        heat_pages(tmp_path, Paper(width=width)) for width in (3.25, TEXT_WIDTH)
+    )
     assert colour_bar(narrow) == pytest.approx(colour_bar(wide), rel=1e-6)
 
 
@@ -81,4 +92,6 @@ def test_titles_fit_a_narrow_page(tmp_path: Path) -> None:
     asked = Paper(width=3.25)
     (page,) = heat_pages(tmp_path, asked)
     with styled(asked):
-        assert shipped.overlaps(page.figure) == [] and shipped.outside(page.figure) == []
+        assert (
+            shipped.overlaps(page.figure) == [] and shipped.outside(page.figure) == []
+        )

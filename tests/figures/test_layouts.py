@@ -15,12 +15,20 @@ from tests.analysis.synthetic import config, make_table
 from tests.figures.artists import under_legends
 from tests.figures.conftest import Draw, curves, guides, words
 
-BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {"task": {"loss": "mse"}}
-TRIANGLE = [(row, col) for i, row in enumerate(("W_Q", "W_K", "W_V")) for col in ("W_Q", "W_K", "W_V")[i:]]
+BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {
+    "task": {"loss": "mse"}
+}
+TRIANGLE = [
+    (row, col)
+    for i, row in enumerate(("W_Q", "W_K", "W_V"))
+    for col in ("W_Q", "W_K", "W_V")[i:]
+]
 
 
 def test_linear_axes_draw_the_predicted_power(pages: Draw) -> None:
-    table = make_table(sweep="linear_axis", sigma=np.linspace(0.1, 1, 10).tolist(), noise=0, wander=0)
+    table = make_table(
+        sweep="linear_axis", sigma=np.linspace(0.1, 1, 10).tolist(), noise=0, wander=0
+    )
     (page,) = pages("linear_axes", table, windows=[(None, None)])
     ax = page.figure.axes[3]
     assert ax.get_xscale() == ax.get_yscale() == "linear"
@@ -30,7 +38,9 @@ def test_linear_axes_draw_the_predicted_power(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_overview_shows_every_fitted_slope_and_prediction(pages: Draw, deep: pd.DataFrame) -> None:
+def test_overview_shows_every_fitted_slope_and_prediction(
+    pages: Draw, deep: pd.DataFrame
+) -> None:
     *sheets, overview = pages("growth_by_depth", deep)
     assert len(sheets) == 3 and overview.suffix == "_overview"
     ax = overview.figure.axes[3]
@@ -43,22 +53,44 @@ def test_overview_shows_every_fitted_slope_and_prediction(pages: Draw, deep: pd.
 def test_one_panel_for_all_layers_of_all_depths(pages: Draw) -> None:
     settings = config(kind="linear_mlp") | {"task": {"loss": "mse_sum_unshifted"}}
     networks = [("", depth) for depth in (1, 2, 3)]
-    table = make_table(sweep="mlp", networks=networks, blocks=[("W", "W")], parts=["H"], settings=settings)
+    table = make_table(
+        sweep="mlp",
+        networks=networks,
+        blocks=[("W", "W")],
+        parts=["H"],
+        settings=settings,
+    )
     (page,) = pages("one_panel", table, settings=settings)
     (ax,) = page.figure.axes
     drawn = curves(ax)
-    assert len(drawn) == 1 + 2 + 3 and len({str(line.get_color()) for line in drawn}) == 3
-    assert [line.get_linewidth() for line in drawn[3:]] == sorted([line.get_linewidth() for line in drawn[3:]])[::-1]
-    assert words(ax).splitlines()[-4:-3] == ["Layers: slope of each"] and not under_legends(page.figure)
+    assert (
+        len(drawn) == 1 + 2 + 3 and len({str(line.get_color()) for line in drawn}) == 3
+    )
+    assert [line.get_linewidth() for line in drawn[3:]] == sorted(
+        [line.get_linewidth() for line in drawn[3:]]
+    )[::-1]
+    assert words(ax).splitlines()[-4:-3] == [
+        "Layers: slope of each"
+    ] and not under_legends(page.figure)
 
 
 def test_pairs_show_measured_beside_predicted(pages: Draw) -> None:
     networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
-    table = make_table(sweep="eq5", networks=networks, blocks=TRIANGLE, settings=BARE, seeds=4)
+    table = make_table(
+        sweep="eq5", networks=networks, blocks=TRIANGLE, settings=BARE, seeds=4
+    )
     softmax, linear = pages("pairs", table, settings=BARE)
-    assert [softmax.suffix, linear.suffix] == ["_attention_softmax", "_attention_linear"]
+    assert [softmax.suffix, linear.suffix] == [
+        "_attention_softmax",
+        "_attention_linear",
+    ]
     grid = np.reshape(softmax.figure.axes, (3, 3))
-    for (row, col), expected in {(0, 0): (6, 5), (0, 1): (6, 3), (0, 2): (4, 3), (1, 1): (6, 5)}.items():
+    for (row, col), expected in {
+        (0, 0): (6, 5),
+        (0, 1): (6, 3),
+        (0, 2): (4, 3),
+        (1, 1): (6, 5),
+    }.items():
         for exponent in expected:
             assert f"({exponent})" in words(grid[row, col])
     assert "= 0 (theorem)" in words(grid[2, 2]) and "(2)" in words(grid[2, 2])
@@ -67,18 +99,34 @@ def test_pairs_show_measured_beside_predicted(pages: Draw) -> None:
 
 
 def test_matrix_of_block_norms(pages: Draw) -> None:
-    names = [m.value for m in (Matrix.W_E, Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O, Matrix.W_U)]
+    names = [
+        m.value
+        for m in (
+            Matrix.W_E,
+            Matrix.W_Q,
+            Matrix.W_K,
+            Matrix.W_V,
+            Matrix.W_O,
+            Matrix.W_U,
+        )
+    ]
     blocks = [(row, col) for i, row in enumerate(names) for col in names[i:]]
-    table = make_table(sweep="blocks", blocks=blocks, sigma=[0.1, 1.0], noise=0, wander=0)
+    table = make_table(
+        sweep="blocks", blocks=blocks, sigma=[0.1, 1.0], noise=0, wander=0
+    )
     found = pages("blocks", table, sigma=0.12)
     assert [page.suffix for page in found] == ["_H_o", "_H_f", "_H"]
     written = [text.get_text() for text in found[1].figure.axes[0].texts]
     assert len(written) == 36
-    assert written[3 * 6 + 3] == "= 0" and written[1 * 6 + 2] == f"{np.log10(3e-3):.1f}".replace("-", "−")
+    assert written[3 * 6 + 3] == "= 0" and written[
+        1 * 6 + 2
+    ] == f"{np.log10(3e-3):.1f}".replace("-", "−")
 
 
 def test_norm_matrix_is_symmetric_and_knows_what_is_missing() -> None:
-    norms = pd.DataFrame({"row": ["W_Q", "W_Q"], "col": ["W_Q", "W_V"], "mean": [1.0, 2.0]})
+    norms = pd.DataFrame(
+        {"row": ["W_Q", "W_Q"], "col": ["W_Q", "W_V"], "mean": [1.0, 2.0]}
+    )
     square = norm_matrix(norms, [Matrix.W_Q, Matrix.W_V])
     np.testing.assert_array_equal(square, [[1, 2], [2, np.nan]])
 
@@ -88,37 +136,57 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
         return {"H_o": 4.0, "H_f": 3.0, "H": 5.0}[part] * sigma**5
 
     networks = [(f"model.temperature={t}", 1) for t in (0.5, 1.0, 4.0)]
-    table = make_table(sweep="temperature", networks=networks, sigma=[0.1, 1.0], law=law, noise=0)
+    table = make_table(
+        sweep="temperature", networks=networks, sigma=[0.1, 1.0], law=law, noise=0
+    )
     (page,) = pages("ablation", table)
     assert page.panels == ("W_V", "W_Q")
     share = page.figure.axes[1]
-    assert [words(share).splitlines()] == [["σ = 0.1", "σ = 1"]] and share.get_xlabel() == "temperature"
+    assert [words(share).splitlines()] == [
+        ["σ = 0.1", "σ = 1"]
+    ] and share.get_xlabel() == "temperature"
     for container in share.containers:
-        np.testing.assert_allclose(container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0])
+        np.testing.assert_allclose(
+            container.lines[0].get_xdata().astype(float), [0.5, 1.0, 4.0]
+        )
         np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3 / 7)
 
 
-def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages: Draw) -> None:
+def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(
+    pages: Draw,
+) -> None:
     def law(block: Any, part: str, architecture: object, sigma: float) -> float:
         functional = 0.0 if block.row == "W_V" else 4.0
-        return {"H_o": 6.0 if functional == 0 else 8.0, "H_f": functional, "H": 9.0}[part]
+        return {"H_o": 6.0 if functional == 0 else 8.0, "H_f": functional, "H": 9.0}[
+            part
+        ]
 
     networks = [(f"model.n_heads={count}", 1) for count in (1, 2)]
-    table = make_table(sweep="heads", networks=networks, sigma=[0.1, 1.0], law=law, noise=0, wander=0)
-    table.loc[(table["row"] == "W_V") & (table["part"] == "H_f"), "status"] = "structural_zero"
+    table = make_table(
+        sweep="heads", networks=networks, sigma=[0.1, 1.0], law=law, noise=0, wander=0
+    )
+    table.loc[(table["row"] == "W_V") & (table["part"] == "H_f"), "status"] = (
+        "structural_zero"
+    )
     (page,) = pages("ablation", table)
     query, both = page.figure.axes[:2]
-    for ax, share in ((query, 4 / 12), (both, 4 / (4 + 10))):  # 10: the root of 6^2 + 8^2
+    # 10: the root of 6^2 + 8^2.
+    for ax, share in ((query, 4 / 12), (both, 4 / (4 + 10))):
         for container in ax.containers:
-            np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), share)
+            np.testing.assert_allclose(
+                container.lines[0].get_ydata().astype(float), share
+            )
     assert "(V, V)" in str(page.figure.get_label()) and "together" in both.get_title()
     lost = (table["row"] == "W_V") & (table["part"] == "H_o") & (table["sigma"] == 1.0)
     table.loc[lost, ["value", "status"]] = [np.nan, "nonfinite"]
     (page,) = pages("ablation", table)
-    assert [len(ax.containers) for ax in page.figure.axes[:2]] == [2, 1]  # a sum with a number left out is left out
+    # A sum with a number left out is left out.
+    assert [len(ax.containers) for ax in page.figure.axes[:2]] == [2, 1]
 
 
-def _at_scores(networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0.0) -> pd.DataFrame:
+def _at_scores(
+    networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0.0
+) -> pd.DataFrame:
     """Return a table of norms 3 of H_oT and 4 / t of H_fT, t the number in the variant (0: H_fT vanishes)."""
     tables = [
         make_table(
@@ -127,34 +195,55 @@ def _at_scores(networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0
             blocks=[("query_key", "query_key")],
             parts=["H_oT", "H_fT", "H"],
             sigma=[0.1, 1.0],
-            law=lambda b, p, a, s, f=functional: {"H_oT": 3.0, "H_fT": f, "H": 5.0}[p.value] * s,
+            law=lambda b, p, a, s, f=functional: (
+                {"H_oT": 3.0, "H_fT": f, "H": 5.0}[p.value] * s
+            ),
             noise=noise,
             seeds=seeds,
         )
         for network in networks
-        for functional in [{"separate": 4.0, "single": 0.0}.get(network[0].partition("=")[2], 4.0)]
+        for functional in [
+            {"separate": 4.0, "single": 0.0}.get(network[0].partition("=")[2], 4.0)
+        ]
     ]
     return pd.concat(tables, ignore_index=True)
 
 
-def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(pages: Draw) -> None:
-    table = _at_scores([(f"model.temperature={t}", 1) for t in (0.25, 1.0, 4.0)], noise=0.3)
+def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(
+    pages: Draw,
+) -> None:
+    table = _at_scores(
+        [(f"model.temperature={t}", 1) for t in (0.25, 1.0, 4.0)], noise=0.3
+    )
     (page,) = pages("score_split", table)
     (ax,) = [one for one in page.figure.axes if one.get_title()]
     assert len(ax.collections) == len(page.numbers["sigma"].unique()) == 2
-    wide = table.pivot_table(index=["variant", "sigma", "seed"], columns="part", values="value")
+    wide = table.pivot_table(
+        index=["variant", "sigma", "seed"], columns="part", values="value"
+    )
     share = wide["H_fT"] / (wide["H_oT"] + wide["H_fT"])
-    means, deviations = (getattr(share.groupby(["variant", "sigma"]), name)() for name in ("mean", "std"))
+    means, deviations = (
+        getattr(share.groupby(["variant", "sigma"]), name)() for name in ("mean", "std")
+    )
     for row in page.numbers.itertuples():
         here = row.variant, row.sigma
         assert row.mean == pytest.approx(means[here])
-        assert row.high - row.mean == pytest.approx(2.7764 * deviations[here] / 5**0.5, rel=1e-4)
+        assert row.high - row.mean == pytest.approx(
+            2.7764 * deviations[here] / 5**0.5, rel=1e-4
+        )
 
 
 def test_a_setting_without_numbers_has_a_line_per_value(pages: Draw) -> None:
-    (page,) = pages("score_split", _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]))
+    (page,) = pages(
+        "score_split",
+        _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]),
+    )
     (ax,) = [one for one in page.figure.axes if one.get_title()]
-    lines = {line.get_label(): line.get_ydata() for line in ax.lines if len(line.get_xdata()) == 2}
+    lines = {
+        line.get_label(): line.get_ydata()
+        for line in ax.lines
+        if len(line.get_xdata()) == 2
+    }
     np.testing.assert_allclose(lines["two weights"], [4 / 7, 4 / 7])
     np.testing.assert_allclose(lines["one weight"], [0, 0])
 
@@ -165,16 +254,29 @@ def test_a_table_without_parts_at_the_scores_is_refused(pages: Draw) -> None:
 
 
 def test_share_is_taken_seed_by_seed() -> None:
-    table = make_table(blocks=[("W_Q", "W_Q")], sigma=[0.1], law=lambda b, p, a, s: {"H_f": 1.0}.get(p, 2.0), noise=0)
+    table = make_table(
+        blocks=[("W_Q", "W_Q")],
+        sigma=[0.1],
+        law=lambda b, p, a, s: {"H_f": 1.0}.get(p, 2.0),
+        noise=0,
+    )
     (row,) = functional_shares(table).to_dict("records")
-    assert row["mean"] == pytest.approx(1 / 3) and row["sem"] == pytest.approx(0, abs=1e-12)
+    assert row["mean"] == pytest.approx(1 / 3) and row["sem"] == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 def test_a_short_variant_keeps_its_numbers_whole() -> None:
-    assert short_variant("model.temperature=0.25,model.n_heads=2") == "temperature=0.25,n_heads=2"
+    assert (
+        short_variant("model.temperature=0.25,model.n_heads=2")
+        == "temperature=0.25,n_heads=2"
+    )
     assert short_variant("") == ""
 
 
 def test_varied_setting() -> None:
-    assert varied_setting(["model.attention=softmax", "model.attention=linear"]) == ("attention", ["softmax", "linear"])
+    assert varied_setting(["model.attention=softmax", "model.attention=linear"]) == (
+        "attention",
+        ["softmax", "linear"],
+    )
     assert varied_setting(["a.x=1,b.y=2"]) == ("x, y", ["1, 2"])

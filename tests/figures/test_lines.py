@@ -22,7 +22,11 @@ from tests.analysis.synthetic import CONFIG, make_table
 from tests.figures.conftest import Draw, guides, words
 
 WIDTHS = (16, 32, 64, 128)
-OWN = {**CONFIG, "model": {"kind": "python", "n_layers": 0}, "state": {"kind": "loaded"}}
+OWN = {
+    **CONFIG,
+    "model": {"kind": "python", "n_layers": 0},
+    "state": {"kind": "loaded"},
+}
 
 
 def drawn(ax: Axes) -> list[Any]:
@@ -38,39 +42,69 @@ def legend(page: Page) -> list[str]:
 
 def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
     """Return a table that varies width and heads: sigma^2 times the root of the width, times the heads."""
-    networks = [(f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)]
-    table = make_table(networks=networks, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0)
-    width, heads = (table["variant"].str.extract(rf"{name}=(\d+)")[0].astype(float) for name in ("model", "heads"))
+    networks = [
+        (f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)
+    ]
+    table = make_table(
+        networks=networks, sigma=sigma, law=lambda b, p, a, s: s**2, noise=0, wander=0
+    )
+    width, heads = (
+        table["variant"].str.extract(rf"{name}=(\d+)")[0].astype(float)
+        for name in ("model", "heads")
+    )
     return table.assign(value=table["value"] * width**0.5 * heads)
 
 
 def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
-    (page,) = pages("lines", width_table(), x="model.d_model", colour="sigma", dashes="n_heads")
+    (page,) = pages(
+        "lines", width_table(), x="model.d_model", colour="sigma", dashes="n_heads"
+    )
     axes = page.figure.axes
     assert len(axes) == 6 and axes[-1].get_xlabel() == "width"
     assert axes[0].get_xscale() == axes[0].get_yscale() == "log"
     for ax in axes:
-        found = {(line.get_color(), str(line.get_linestyle())): np.asarray(line.get_ydata()) for line in drawn(ax)}
+        found = {
+            (line.get_color(), str(line.get_linestyle())): np.asarray(line.get_ydata())
+            for line in drawn(ax)
+        }
         assert len(found) == 4
         expected = [s**2 * h * np.sqrt(WIDTHS) for s in (0.1, 1.0) for h in (1, 2)]
-        for values, truth in zip(sorted(found.values(), key=lambda v: v[0]), expected, strict=True):
+        for values, truth in zip(
+            sorted(found.values(), key=lambda v: v[0]), expected, strict=True
+        ):
             np.testing.assert_allclose(values, truth)
     assert words(axes[0]).splitlines() == ["sigma:", "0.1", "1", "heads 1", "heads 2"]
-    assert {(line.get_linestyle(), line.get_marker()) for line in drawn(axes[0])} == {("-", "o"), ("--", "s")}
+    assert {(line.get_linestyle(), line.get_marker()) for line in drawn(axes[0])} == {
+        ("-", "o"),
+        ("--", "s"),
+    }
     assert {"model.d_model", "mean", "sem"} <= set(page.numbers.columns)
 
 
 def test_correlations_and_shares_keep_a_linear_scale(pages: Draw) -> None:
     """Their means may span decades where single seeds lie below zero."""
-    table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: s**2)
-    for quantity, scale in (("fisher_rank_correlation", "linear"), ("landscape_top_share", "linear"), ("trace", "log")):
+    table = make_table(
+        blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: s**2
+    )
+    for quantity, scale in (
+        ("fisher_rank_correlation", "linear"),
+        ("landscape_top_share", "linear"),
+        ("trace", "log"),
+    ):
         (page,) = pages("lines", table.assign(quantity=quantity), quantity=quantity)
         assert page.figure.axes[0].get_yscale() == scale
 
 
 def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> None:
     (page,) = pages("lines", width_table())
-    assert sorted(legend(page)) == ["128", "32", "64", "heads 1", "heads 2", "width: 16"]
+    assert sorted(legend(page)) == [
+        "128",
+        "32",
+        "64",
+        "heads 1",
+        "heads 2",
+        "width: 16",
+    ]
     assert page.figure.axes[-1].get_xlabel() == "σ"
 
 
@@ -83,27 +117,50 @@ def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
 
 
 def test_weights_stand_in_one_panel_in_their_colours(pages: Draw) -> None:
-    (page,) = pages("lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight")
+    (page,) = pages(
+        "lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight"
+    )
     (ax,) = page.figure.axes
     assert {to_hex(line.get_color()) for line in drawn(ax)} == {"#7570b3", "#1b9e77"}
-    named = {text.get_text(): text for text in ax.texts if text.get_text().endswith("$")}
+    named = {
+        text.get_text(): text for text in ax.texts if text.get_text().endswith("$")
+    }
     assert {words: to_hex(text.get_color()) for words, text in named.items()} == {
         r"$W_{\mathrm{Q}}$": "#1b9e77",
         r"$W_{\mathrm{V}}$": "#7570b3",
     }
     assert ax.get_legend() is None
-    heights = [text.xy[1] * ax.get_position().height * ax.figure.get_figheight() for text in named.values()]
+    heights = [
+        text.xy[1] * ax.get_position().height * ax.figure.get_figheight()
+        for text in named.values()
+    ]
     assert abs(np.subtract(*heights)) >= 0.1  # inches: neither is written on the other
     assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 
 def test_layers_and_depths(pages: Draw) -> None:
-    table = make_table(networks=[("", depth) for depth in (1, 2, 3)], sigma=[0.1, 0.3, 1.0], parts=["H"])
+    table = make_table(
+        networks=[("", depth) for depth in (1, 2, 3)],
+        sigma=[0.1, 0.3, 1.0],
+        parts=["H"],
+    )
     (page,) = pages("lines", table, colour="layer", dashes="num_layers")
     assert len(drawn(page.figure.axes[0])) == 6
     (page,) = pages("lines", table, x="num_layers", colour="sigma", dashes="layer")
-    assert sorted(len(line.get_xdata()) for line in drawn(page.figure.axes[0])) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert list(page.numbers.columns).count("num_layers") == 1 and set(page.numbers["num_layers"]) == {1, 2, 3}
+    assert sorted(len(line.get_xdata()) for line in drawn(page.figure.axes[0])) == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
+    assert list(page.numbers.columns).count("num_layers") == 1 and set(
+        page.numbers["num_layers"]
+    ) == {1, 2, 3}
 
 
 def test_points_are_means_with_the_band_of_their_interval(pages: Draw) -> None:
@@ -114,7 +171,8 @@ def test_points_are_means_with_the_band_of_their_interval(pages: Draw) -> None:
     np.testing.assert_allclose(line.get_ydata(), curve["mean"])
     edges = band.get_paths()[0].vertices[:, 1]
     t = stats.t.ppf(0.975, curve["count"] - 1)
-    factor = np.exp(t * curve["sem"] / curve["mean"])  # logarithmic axes: as far up as down, as factors
+    # Logarithmic axes: as far up as down, as factors.
+    factor = np.exp(t * curve["sem"] / curve["mean"])
     assert edges.max() == pytest.approx((curve["mean"] * factor).max())
     assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
@@ -127,15 +185,24 @@ def test_several_quantities_are_columns_and_may_be_negative(pages: Draw) -> None
     assert (norms.get_title(), trace.get_title()) == ("block norm", "trace")
     assert (norms.get_yscale(), trace.get_yscale()) == ("log", "linear")
     assert min(drawn(trace)[0].get_ydata()) < 0
-    with pytest.raises(UserError, match=r"no numbers of this quantity[\s\S]*frobenius, trace"):
+    with pytest.raises(
+        UserError, match=r"no numbers of this quantity[\s\S]*frobenius, trace"
+    ):
         pages("lines", both, quantity="loss")
 
 
 def test_a_step_0_is_drawn(pages: Draw) -> None:
-    table = make_table(sigma=None, steps=[0, 1, 10, 100], law=lambda b, p, a, t: 1 / (1 + t))
+    table = make_table(
+        sigma=None, steps=[0, 1, 10, 100], law=lambda b, p, a, t: 1 / (1 + t)
+    )
     (page,) = pages("lines", table, settings={**CONFIG, "sweep": {"axis": "step"}})
     ax = page.figure.axes[0]
-    assert ax.get_xscale() == "symlog" and list(drawn(ax)[0].get_xdata()) == [0, 1, 10, 100]
+    assert ax.get_xscale() == "symlog" and list(drawn(ax)[0].get_xdata()) == [
+        0,
+        1,
+        10,
+        100,
+    ]
     assert page.figure.axes[-1].get_xlabel() == "step"
 
 
@@ -150,7 +217,10 @@ def test_no_panel_is_blank(pages: Draw) -> None:
         ({"x": "d_modl"}, r"figure.x: [\s\S]*did you mean 'd_model'"),
         ({"colour": "layr"}, r"figure.colour: [\s\S]*did you mean 'layer'"),
         ({"dashes": "n_layers", "colour": "num_layers"}, "are the same"),
-        ({"x": "d_model", "colour": "d_model"}, r"figure.colour: [\s\S]*does not vary it"),
+        (
+            {"x": "d_model", "colour": "d_model"},
+            r"figure.colour: [\s\S]*does not vary it",
+        ),
         ({"x": "step"}, "no number of this table has a step"),
     ],
 )
@@ -162,23 +232,41 @@ def test_names_of_nothing(pages: Draw, settings: dict[str, str], message: str) -
 def test_a_loaded_state_is_drawn_as_points_against_names(pages: Draw) -> None:
     names = ["blocks.0.attn", "a$b_{x", "head [0]"]
     pairs = [(row, col) for i, row in enumerate(names) for col in names[i:]]
-    table = make_table(networks=[("", 0)], sigma=None, seeds=1, blocks=pairs, settings=OWN, wander=0, noise=0)
+    table = make_table(
+        networks=[("", 0)],
+        sigma=None,
+        seeds=1,
+        blocks=pairs,
+        settings=OWN,
+        wander=0,
+        noise=0,
+    )
     with pytest.raises(UserError, match="no number of this table has a sigma"):
         pages("lines", table, settings=OWN, colour="layer")
     for layout in ("bars", "lines"):
         (page,) = pages(layout, table, settings=OWN)
         assert len(page.figure.axes) == 3
         labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
-        assert labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"] and len(labels) == 6
+        assert (
+            labels[:2] == ["blocks.0.attn", r"blocks.0.attn, a\$b_{x"]
+            and len(labels) == 6
+        )
         for ax in page.figure.axes:
             (container,) = ax.containers
-            np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3.0)
-            half = np.asarray(container.lines[2][0].get_segments()[0], dtype=float)[:, 1]
-            np.testing.assert_allclose(half, [2.85, 3.15])  # a single seed: the estimate's own error
+            np.testing.assert_allclose(
+                container.lines[0].get_ydata().astype(float), 3.0
+            )
+            half = np.asarray(container.lines[2][0].get_segments()[0], dtype=float)[
+                :, 1
+            ]
+            # A single seed: the estimate's own error.
+            np.testing.assert_allclose(half, [2.85, 3.15])
 
 
 def test_layers_stand_side_by_side_and_zeros_are_said(pages: Draw) -> None:
-    table = make_table(networks=[("", 2)], sigma=[0.1, 1.0], blocks=[("W_V", "W_V"), ("W_U", "W_U")])
+    table = make_table(
+        networks=[("", 2)], sigma=[0.1, 1.0], blocks=[("W_V", "W_V"), ("W_U", "W_U")]
+    )
     (page,) = pages("bars", table, at=0.11)
     outer, functional, _ = page.figure.axes
     assert "At σ = 0.1." in " ".join(text.get_text() for text in page.figure.texts)
@@ -191,17 +279,29 @@ def test_pairs_across_layers_and_numbers_of_no_block(pages: Draw) -> None:
     across = table[table["layer"] == 2].assign(row_layer=1)
     (page,) = pages("bars", pd.concat([table, across], ignore_index=True))
     labels = [label.get_text() for label in page.figure.axes[-1].get_xticklabels()]
-    assert labels == [r"$W_{\mathrm{V}}, W_{\mathrm{Q}}$", r"$W_{\mathrm{V}}$ of layer 1, $W_{\mathrm{Q}}$ of layer 2"]
-    with pytest.raises(UserError, match=r"draws blocks within a layer[\s\S]*figure.layout=lines"):
+    assert labels == [
+        r"$W_{\mathrm{V}}, W_{\mathrm{Q}}$",
+        r"$W_{\mathrm{V}}$ of layer 1, $W_{\mathrm{Q}}$ of layer 2",
+    ]
+    with pytest.raises(
+        UserError, match=r"draws blocks within a layer[\s\S]*figure.layout=lines"
+    ):
         pages("growth", across)
-    loss = make_table(quantity="loss").assign(row="", col="", part="", layer=0, row_layer=0)
+    loss = make_table(quantity="loss").assign(
+        row="", col="", part="", layer=0, row_layer=0
+    )
     loss = loss.drop_duplicates(["sigma", "seed"])
     (page,) = pages("lines", loss, quantity="loss")
     assert page.figure.axes[0].get_ylabel() == "network loss"
 
 
 def test_many_blocks_take_several_pages(pages: Draw) -> None:
-    table = make_table(blocks=[(f"w{k}", f"w{k}") for k in range(32)], sigma=[0.1, 1.0], seeds=2, parts=["H"])
+    table = make_table(
+        blocks=[(f"w{k}", f"w{k}") for k in range(32)],
+        sigma=[0.1, 1.0],
+        seeds=2,
+        parts=["H"],
+    )
     assert [page.suffix for page in pages("bars", table)] == ["_sheet1", "_sheet2"]
     assert len(pages("lines", table)) == 6
 
@@ -214,24 +314,45 @@ def test_many_blocks_take_several_pages(pages: Draw) -> None:
     ],
 )
 @pytest.mark.long
-def test_ticks_of_ones_own_grid_are_round(pages: Draw, sigma: tuple[float, ...], ticks: list[str]) -> None:
-    (page,) = pages("lines", width_table(sigma), x="sigma", colour="model.d_model", dashes="n_heads")
+def test_ticks_of_ones_own_grid_are_round(
+    pages: Draw, sigma: tuple[float, ...], ticks: list[str]
+) -> None:
+    (page,) = pages(
+        "lines", width_table(sigma), x="sigma", colour="model.d_model", dashes="n_heads"
+    )
     page.figure.draw_without_rendering()
     ax = page.figure.axes[-1]
     low, high = ax.get_xlim()
-    shown = [tick.label1.get_text() for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
+    shown = [
+        tick.label1.get_text()
+        for tick in ax.xaxis.get_major_ticks()
+        if low <= tick.get_loc() <= high
+    ]
     assert [text for text in shown if text] == ticks
 
 
 ACTIVATIONS = ("relu", "gelu", "tanh")
 GROWTH = 1e-3  # at sigma = 1
-VARIED = {**OWN, "model": {**OWN["model"], "options": {"activation": "relu", "width": 8}}, "sweep": {"axis": "sigma"}}
+VARIED = {
+    **OWN,
+    "model": {**OWN["model"], "options": {"activation": "relu", "width": 8}},
+    "sweep": {"axis": "sigma"},
+}
 
 
 def activation_table() -> pd.DataFrame:
     """Return three activations at three widths, the widths in no order; blocks grow as sigma^2."""
-    networks = [(f"model.options.activation={a},model.options.width={w}", 0) for a in ACTIVATIONS for w in (128, 16, 8)]
-    return make_table(networks=networks, law=lambda b, p, a, s: GROWTH * s**2, settings=VARIED, seeds=3)
+    networks = [
+        (f"model.options.activation={a},model.options.width={w}", 0)
+        for a in ACTIVATIONS
+        for w in (128, 16, 8)
+    ]
+    return make_table(
+        networks=networks,
+        law=lambda b, p, a, s: GROWTH * s**2,
+        settings=VARIED,
+        seeds=3,
+    )
 
 
 @pytest.mark.long
@@ -241,9 +362,24 @@ def test_three_activations_at_three_widths_are_told_apart(pages: Draw) -> None:
     (page,) = pages("lines", table, settings=VARIED)
     ax = page.figure.axes[0]
     lines = drawn(ax)
-    assert len({(to_hex(line.get_color()), line.get_marker()) for line in lines}) == len(lines) == 9
-    assert len({to_hex(line.get_color()) for line in lines}) == len({line.get_marker() for line in lines}) == 3
-    assert sorted(legend(page)) == ["activation: relu", "gelu", "tanh", "width 128", "width 16", "width 8"]
+    assert (
+        len({(to_hex(line.get_color()), line.get_marker()) for line in lines})
+        == len(lines)
+        == 9
+    )
+    assert (
+        len({to_hex(line.get_color()) for line in lines})
+        == len({line.get_marker() for line in lines})
+        == 3
+    )
+    assert sorted(legend(page)) == [
+        "activation: relu",
+        "gelu",
+        "tanh",
+        "width 128",
+        "width 16",
+        "width 8",
+    ]
     assert ax.get_legend() is None
     values = table[(table["row"] == "W_V") & (table["part"] == "H_o")]["value"]
     assert ax.get_ylim()[1] < 10 * values.max() and ax.get_ylim()[0] > values.min() / 10
@@ -255,15 +391,26 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
     (page,) = pages("lines", activation_table(), settings=stated)
     axes = page.figure.axes
     value = axes[3]
-    assert words(value).splitlines() == ["slopes 2.00", "σ²"] and words(axes[0]) == "slopes 2.00"
+    assert (
+        words(value).splitlines() == ["slopes 2.00", "σ²"]
+        and words(axes[0]) == "slopes 2.00"
+    )
     (guide,) = guides(value)
     x, y = np.asarray(guide.get_xdata()), np.asarray(guide.get_ydata())
     np.testing.assert_allclose(np.diff(np.log(y)) / np.diff(np.log(x)), 2)
-    assert (y < min(line.get_ydata()[0] for line in drawn(value)) * (x / x[0]) ** 2).all()
-    assert "Dashed grey: predicted power law. Slopes: least squares" in page.figure.get_label()
+    assert (
+        y < min(line.get_ydata()[0] for line in drawn(value)) * (x / x[0]) ** 2
+    ).all()
+    assert (
+        "Dashed grey: predicted power law. Slopes: least squares"
+        in page.figure.get_label()
+    )
     few = {"model.options.width": 8, "activation": ["relu", "tanh"]}
     (page,) = pages("lines", activation_table(), settings=stated, where=few)
-    assert [line[:10] for line in words(page.figure.axes[0]).splitlines()[:2]] == ["relu: 2.00", "tanh: 2.00"]
+    assert [line[:10] for line in words(page.figure.axes[0]).splitlines()[:2]] == [
+        "relu: 2.00",
+        "tanh: 2.00",
+    ]
     (page,) = pages("lines", activation_table(), settings=stated, slopes=False)
     assert "slope" not in words(page.figure.axes[0]) and not guides(page.figure.axes[0])
     with pytest.raises(UserError, match=r"figure.options.slopes[\s\S]*true or false"):
@@ -272,7 +419,12 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
 
 def test_several_predicted_powers_name_their_lines(pages: Draw) -> None:
     networks = [(f"model.attention={one}", 1) for one in ("softmax", "linear")]
-    table = make_table(networks=networks, blocks=[("W_V", "W_V"), ("W_K", "W_K")], parts=["H_o"], seeds=2)
+    table = make_table(
+        networks=networks,
+        blocks=[("W_V", "W_V"), ("W_K", "W_K")],
+        parts=["H_o"],
+        seeds=2,
+    )
     (page,) = pages("lines", table)
     key, value = page.figure.axes
     assert "σ² (softmax)" in words(value) and "σ⁶ (linear attention)" in words(value)
@@ -287,26 +439,43 @@ def test_several_predicted_powers_name_their_lines(pages: Draw) -> None:
             {"width": [128, 8], "model.options.activation": ["tanh", "relu"]},
             ["activation: relu", "tanh", "width 8", "width 128"],
         ),
-        ({"sigma": [0.01, 10], "width": 8, "row": "W_Q"}, ["activation: relu", "gelu", "tanh"]),
+        (
+            {"sigma": [0.01, 10], "width": 8, "row": "W_Q"},
+            ["activation: relu", "gelu", "tanh"],
+        ),
     ],
 )
-def test_some_variants_only(pages: Draw, where: dict[str, Any], names: list[str]) -> None:
+def test_some_variants_only(
+    pages: Draw, where: dict[str, Any], names: list[str]
+) -> None:
     (page,) = pages("lines", activation_table(), settings=VARIED, where=where)
     assert set(legend(page)) == set(names)
-    assert len(drawn(page.figure.axes[0])) == max(1, len(names) if len(where) != 2 else 4)
+    assert len(drawn(page.figure.axes[0])) == max(
+        1, len(names) if len(where) != 2 else 4
+    )
     if "sigma" in where:
-        assert set(page.numbers["sigma"]) == {0.01, 10.0} and set(page.numbers["row"]) == {"W_Q"}
+        assert set(page.numbers["sigma"]) == {0.01, 10.0} and set(
+            page.numbers["row"]
+        ) == {"W_Q"}
 
 
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ({"activation": "relux"}, r"no number has this activation[\s\S]*relu, gelu, tanh[\s\S]*activation: relu"),
-        ({"activatin": "relu"}, r"figure.where: the sweep does not vary it[\s\S]*did you mean"),
+        (
+            {"activation": "relux"},
+            r"no number has this activation[\s\S]*relu, gelu, tanh[\s\S]*activation: relu",
+        ),
+        (
+            {"activatin": "relu"},
+            r"figure.where: the sweep does not vary it[\s\S]*did you mean",
+        ),
         ({"width": [8, 9]}, r"width: 9[\s\S]*128, 16, 8"),
     ],
 )
-def test_variants_that_are_not_there(pages: Draw, where: dict[str, Any], message: str) -> None:
+def test_variants_that_are_not_there(
+    pages: Draw, where: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         pages("lines", activation_table(), settings=VARIED, where=where)
 
@@ -331,7 +500,8 @@ def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
     picture = plt_image.imread(tmp_path / "titled.png")[..., :3]
     blue = np.abs(picture - np.array(to_rgb("#0072B2"))).max(-1) < 0.1
     inch = picture.shape[1] / page.figure.get_figwidth()
-    assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch  # where the lines of the legend begin, below the title
+    # Where the lines of the legend begin, below the title.
+    assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch
 
 
 def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> None:
@@ -339,14 +509,25 @@ def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> Non
     own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
     table = make_table(networks=networks, parts=["H"], settings=own)
     (page,) = pages("lines", table, settings=own, colour="scaled_weight")
-    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {"#1b9e77", "#a6c84c", "#7570b3"}
+    assert {to_hex(line.get_color()) for line in drawn(page.figure.axes[0])} == {
+        "#1b9e77",
+        "#a6c84c",
+        "#7570b3",
+    }
 
 
 def test_variants_come_in_natural_order() -> None:
     found = variants_in_order(activation_table()["variant"])
     widths = [variant.rpartition("=")[2] for variant in found]
-    assert widths == ["8", "16", "128"] * 3 and [one.partition(",")[0][-4:] for one in found[::3]] == list(ACTIVATIONS)
-    assert variants_in_order(["a.b=10", "a.b=9", "", "a.b=1e-3"]) == ["", "a.b=1e-3", "a.b=9", "a.b=10"]
+    assert widths == ["8", "16", "128"] * 3 and [
+        one.partition(",")[0][-4:] for one in found[::3]
+    ] == list(ACTIVATIONS)
+    assert variants_in_order(["a.b=10", "a.b=9", "", "a.b=1e-3"]) == [
+        "",
+        "a.b=1e-3",
+        "a.b=9",
+        "a.b=10",
+    ]
     shown = list(dict.fromkeys(growth_curves(activation_table())["variant"]))
     assert shown == found
 
@@ -354,24 +535,43 @@ def test_variants_come_in_natural_order() -> None:
 @pytest.mark.parametrize("tall", ["H_o", "H_f", "H"])
 def test_limits_hold_the_points_of_all_panels_of_a_row(pages: Draw, tall: str) -> None:
     """Slopes were written, and limits kept, when only the first panel of a row was drawn."""
-    table = make_table(law=lambda b, p, a, s: s**2 * (1e4 if p == tall else 1.0), settings=VARIED)
-    (page,) = pages("lines", table, settings={**VARIED, "sweep": {"predictions": {"W_V": {"H_o": 2}}}})
+    table = make_table(
+        law=lambda b, p, a, s: s**2 * (1e4 if p == tall else 1.0), settings=VARIED
+    )
+    (page,) = pages(
+        "lines",
+        table,
+        settings={**VARIED, "sweep": {"predictions": {"W_V": {"H_o": 2}}}},
+    )
     for ax in page.figure.axes:
         low, high = ax.get_ylim()
-        assert drawn(ax) and all(low < y < high for line in drawn(ax) for y in np.asarray(line.get_ydata()))
+        assert drawn(ax) and all(
+            low < y < high for line in drawn(ax) for y in np.asarray(line.get_ydata())
+        )
 
 
 @pytest.mark.parametrize("variants", [("", "model.mlp=gelu"), ("model.mlp=gelu", "")])
-def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(pages: Draw, variants: tuple[str, str]) -> None:
+def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(
+    pages: Draw, variants: tuple[str, str]
+) -> None:
     table = make_table(networks=[(one, 1) for one in variants])
     (page,) = pages("lines", table, colour="mlp")
-    assert sorted(legend(page)) == sorted({"mlp: relu", "gelu"} if not variants[0] else {"mlp: gelu", "relu"})
+    assert sorted(legend(page)) == sorted(
+        {"mlp: relu", "gelu"} if not variants[0] else {"mlp: gelu", "relu"}
+    )
 
 
-def test_variants_that_differ_in_several_settings_have_a_colour_each(pages: Draw) -> None:
+def test_variants_that_differ_in_several_settings_have_a_colour_each(
+    pages: Draw,
+) -> None:
     several = "model.mlp=gelu,model.norm=pre,model.n_heads=2,model.temperature=2.0"
-    (page,) = pages("lines", make_table(networks=[("", 1), (several, 1)]), colour="variant")
-    assert legend(page) == ["variant: plain", "mlp gelu, pre-LN, heads 2, temperature 2.0"]
+    (page,) = pages(
+        "lines", make_table(networks=[("", 1), (several, 1)]), colour="variant"
+    )
+    assert legend(page) == [
+        "variant: plain",
+        "mlp gelu, pre-LN, heads 2, temperature 2.0",
+    ]
     assert len({to_hex(line.get_color()) for line in drawn(page.figure.axes[0])}) == 2
 
 
@@ -380,11 +580,19 @@ def test_values_of_a_setting_stand_side_by_side(pages: Draw) -> None:
     networks = [(f"model.random={kind}", 1) for kind in (False, True)]
     settings = {**CONFIG, "model": {**CONFIG["model"], "random": False}}
     blocks = [("W_V", "W_V"), ("W_Q", "W_Q")]
-    table = make_table(networks=networks, sigma=[1.0], blocks=blocks, parts=["H"], settings=settings)
+    table = make_table(
+        networks=networks, sigma=[1.0], blocks=blocks, parts=["H"], settings=settings
+    )
     (page,) = pages("bars", table, settings=settings, colour="model.random")
     (ax,) = page.figure.axes
     trained, random = (container.lines[0] for container in ax.containers)
-    assert trained.get_color() != random.get_color() and trained.get_marker() != random.get_marker()
+    assert (
+        trained.get_color() != random.get_color()
+        and trained.get_marker() != random.get_marker()
+    )
     assert np.all(trained.get_xdata() < random.get_xdata()) and len(page.numbers) == 4
     (legend,) = page.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["trained weights", "random weights"]
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "trained weights",
+        "random weights",
+    ]

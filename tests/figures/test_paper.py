@@ -40,7 +40,9 @@ def made(tmp_path: Path) -> Made:
 @pytest.mark.parametrize("width", [3.25, pytest.param(6.75, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("figure", EVERY)
 @pytest.mark.long
-def test_type_is_readable_and_nothing_overlaps(made: Made, figure: str, width: float) -> None:
+def test_type_is_readable_and_nothing_overlaps(
+    made: Made, figure: str, width: float
+) -> None:
     asked = Paper(width=width)
     for page in made(figure, asked):
         with styled(asked):
@@ -54,7 +56,9 @@ def test_type_is_readable_and_nothing_overlaps(made: Made, figure: str, width: f
 @pytest.mark.parametrize(("style", "width"), [("iclr", 5.5), ("icml", 3.25)])
 @pytest.mark.parametrize("figure", ["3a", "3b"])
 @pytest.mark.long
-def test_styles_have_the_width_and_type_of_their_conference(made: Made, figure: str, style: str, width: float) -> None:
+def test_styles_have_the_width_and_type_of_their_conference(
+    made: Made, figure: str, style: str, width: float
+) -> None:
     asked = Paper(style=style)
     (page, *_) = made(figure, asked)
     with styled(asked):
@@ -71,9 +75,14 @@ def test_a_width_goes_before_the_styles(made: Made) -> None:
 @pytest.mark.parametrize("sigma", [SIGMA, SIGMA[:6], np.linspace(0.1, 1, 10).tolist()])
 @pytest.mark.parametrize("width", [3.25, 5.5])
 @pytest.mark.long
-def test_no_power_stands_on_the_line_at_one(tmp_path: Path, sigma: list[float], width: float) -> None:
+def test_no_power_stands_on_the_line_at_one(
+    tmp_path: Path, sigma: list[float], width: float
+) -> None:
     figure = "5a" if sigma[-1] == 1 else "6"
-    FIGURES["probe"] = (*FIGURES[figure][:4], {"networks": [("", 2)] if figure == "6" else [("", 1)], "sigma": sigma})
+    FIGURES["probe"] = (
+        *FIGURES[figure][:4],
+        {"networks": [("", 2)] if figure == "6" else [("", 1)], "sigma": sigma},
+    )
     try:
         found = pages("probe", tmp_path, Paper(width=width))
     finally:
@@ -102,7 +111,10 @@ def test_words_that_fit_nowhere_beside_the_line_break(made: Made) -> None:
 def test_columns_fold_and_panels_say_what_they_are(made: Made) -> None:
     (page,) = made("3a", Paper(width=3.25))
     titles = [ax.get_title() for ax in page.figure.axes]
-    assert [title.partition(",")[0] for title in titles] == ["$W_{\\mathrm{V}}$", "$W_{\\mathrm{Q}}$"] * 3
+    assert [title.partition(",")[0] for title in titles] == [
+        "$W_{\\mathrm{V}}$",
+        "$W_{\\mathrm{Q}}$",
+    ] * 3
     (wide,) = made("3a", Paper())
     assert [bool(ax.get_title()) for ax in wide.figure.axes] == [True] * 3 + [False] * 3
 
@@ -114,13 +126,18 @@ def sweep(tmp_path: Path, **settings: Any) -> FigureSpec:
 
 def test_panels_are_picked_in_their_order(tmp_path: Path) -> None:
     (page,) = _pages_of(tmp_path, panels=["W_Q:H", "W_V:H_o"])
-    assert [ax.get_title() for ax in page.figure.axes] == ["$W_{\\mathrm{Q}}$, $H$: full Hessian", _OUTER]
+    assert [ax.get_title() for ax in page.figure.axes] == [
+        "$W_{\\mathrm{Q}}$, $H$: full Hessian",
+        _OUTER,
+    ]
     (page,) = _pages_of(tmp_path, panels=["W_Q:H_o", "W_Q:H"])
     assert [ax.get_title() for ax in page.figure.axes] == [
         "$H_\\mathrm{o}$: outer-product Hessian",
         "$H$: full Hessian",
     ]
-    assert "block" in page.figure.axes[0].get_ylabel() and "slope 5." in words(page.figure.axes[1])
+    assert "block" in page.figure.axes[0].get_ylabel() and "slope 5." in words(
+        page.figure.axes[1]
+    )
 
 
 _OUTER = "$W_{\\mathrm{V}}$, $H_\\mathrm{o}$: outer-product Hessian"
@@ -139,12 +156,24 @@ def test_every_panel_of_every_layout_can_stand_alone(made: Made, figure: str) ->
         shown = [page for page in made(figure, alone) if page.figure.get_visible()]
         with styled(alone):
             for page in shown:
-                assert len([ax for ax in page.figure.axes if ax.get_label() != "<colorbar>"]) == 1
+                assert (
+                    len(
+                        [
+                            ax
+                            for ax in page.figure.axes
+                            if ax.get_label() != "<colorbar>"
+                        ]
+                    )
+                    == 1
+                )
                 assert overlaps(page.figure) == []
 
 
 def test_a_panel_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no panel 'W_V:Ho'[\s\S]*W_V:H_o, W_V:H_f, W_V:H, W_Q:H_o[\s\S]*'W_V:H_o'\?"):
+    with pytest.raises(
+        UserError,
+        match=r"no panel 'W_V:Ho'[\s\S]*W_V:H_o, W_V:H_f, W_V:H, W_Q:H_o[\s\S]*'W_V:H_o'\?",
+    ):
         draw(sweep(tmp_path, panels=["W_Q:H", "W_V:Ho"]), tmp_path)
     assert not (tmp_path / "figures").exists()
 
@@ -153,7 +182,10 @@ def test_formats_and_a_note_beside_the_figure(tmp_path: Path) -> None:
     paths = draw(sweep(tmp_path, formats=["svg"], note=False), tmp_path)
     assert [path.name for path in paths] == ["fig3a.svg", "fig3a.txt", "fig3a.csv"]
     note = paths[1].read_text()
-    assert note.startswith("Dots: mean over 2 seeds") and "Width 128, 1 layer, batch 64." in note
+    assert (
+        note.startswith("Dots: mean over 2 seeds")
+        and "Width 128, 1 layer, batch 64." in note
+    )
     assert "; dashed: power law; dotted: σ = 1." in note
     assert b"d_model" not in paths[0].read_bytes()
     (page,) = _pages_of(tmp_path, note=False)
@@ -166,20 +198,46 @@ def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
     first = {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
     assert first == {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
     wide = {path.name: path.read_bytes() for path in draw(sweep(tmp_path), tmp_path)}
-    assert wide["fig3a.csv"] == first["fig3a.csv"] and wide["fig3a.pdf"] != first["fig3a.pdf"]
+    assert (
+        wide["fig3a.csv"] == first["fig3a.csv"]
+        and wide["fig3a.pdf"] != first["fig3a.pdf"]
+    )
 
 
 @pytest.mark.long
-def test_the_setting_that_matters_stands_in_the_note(made: Made, tmp_path: Path) -> None:
-    notes = {figure: made(figure, Paper())[0].figure.get_label() for figure in ("6", "7", "lines", "blocks", "network")}
-    assert "Width 128, 1 layer, batch 64" in notes["6"] and "1 to 2 layers" in notes["lines"]
+def test_the_setting_that_matters_stands_in_the_note(
+    made: Made, tmp_path: Path
+) -> None:
+    notes = {
+        figure: made(figure, Paper())[0].figure.get_label()
+        for figure in ("6", "7", "lines", "blocks", "network")
+    }
+    assert (
+        "Width 128, 1 layer, batch 64" in notes["6"]
+        and "1 to 2 layers" in notes["lines"]
+    )
     assert "Width 128" in notes["blocks"] and "idth" not in notes["network"]
-    varied = {**config(), "sweep": {"vary": {"model.d_model": [8, 16]}, "axis": "model.d_model"}}
-    table = make_table(networks=[("model.d_model=8", 1), ("model.d_model=16", 1), ("model.d_model=32", 1)], seeds=2)
+    varied = {
+        **config(),
+        "sweep": {"vary": {"model.d_model": [8, 16]}, "axis": "model.d_model"},
+    }
+    table = make_table(
+        networks=[
+            ("model.d_model=8", 1),
+            ("model.d_model=16", 1),
+            ("model.d_model=32", 1),
+        ],
+        seeds=2,
+    )
     folder = write_sweep(table, tmp_path / "wide", settings=varied)
-    draw(FigureSpec("x", folder.name, "lines", paper=Paper(note=False, formats=["png"])), tmp_path / "wide")
+    draw(
+        FigureSpec("x", folder.name, "lines", paper=Paper(note=False, formats=["png"])),
+        tmp_path / "wide",
+    )
     (note,) = (tmp_path / "wide" / "figures").glob("*.txt")
-    assert "1 layer, batch 64." in note.read_text() and "Width 128" not in note.read_text()
+    assert (
+        "1 layer, batch 64." in note.read_text() and "Width 128" not in note.read_text()
+    )
 
 
 def test_words_are_measured_and_cut_to_fit() -> None:
@@ -187,18 +245,33 @@ def test_words_are_measured_and_cut_to_fit() -> None:
         assert width_of("mm") == pytest.approx(2 * width_of("m"), rel=0.1)
         assert fitting(["a long title of a panel", "short"], 0.4) == "short"
         cut = fitting(["blocks.0.attention.weight"], 0.8)
-        assert "…" in cut and width_of(cut) <= 0.8 and cut.startswith("blo") and cut.endswith("ght")
+        assert (
+            "…" in cut
+            and width_of(cut) <= 0.8
+            and cut.startswith("blo")
+            and cut.endswith("ght")
+        )
 
 
-def test_a_figure_prints_the_levels_that_levels_csv_holds(made: Made, tmp_path: Path) -> None:
+def test_a_figure_prints_the_levels_that_levels_csv_holds(
+    made: Made, tmp_path: Path
+) -> None:
     from hessfig.analysis.slopes import levels
 
     (page,) = made("3b_levels", Paper())
     written, _ = levels.run(tmp_path / "sigma", FIGURES["3b_levels"][1])
     plateau = written[(written["row"] == "W_V") & (written["part"] == "H_o")].iloc[0]
-    drawn = page.numbers[(page.numbers["row"] == "W_V") & (page.numbers["part"] == "H_o")]
-    assert set(drawn["level"]) == {plateau["level"]} and set(drawn["level_se"]) == {plateau["level_se"]}
-    (printed,) = (line for line in words(page.figure.axes[0]).splitlines() if line.startswith("σ ≤ 0.1: "))
+    drawn = page.numbers[
+        (page.numbers["row"] == "W_V") & (page.numbers["part"] == "H_o")
+    ]
+    assert set(drawn["level"]) == {plateau["level"]} and set(drawn["level_se"]) == {
+        plateau["level_se"]
+    }
+    (printed,) = (
+        line
+        for line in words(page.figure.axes[0]).splitlines()
+        if line.startswith("σ ≤ 0.1: ")
+    )
     assert f"{plateau['level']:.2f}" in printed
     assert "Levels: arithmetic mean over σ\xa0≤\xa00.1" in page.figure.get_label()
 
@@ -207,23 +280,46 @@ def test_the_default_paper_is_that_of_the_config() -> None:
     from hessfig.config.schema import Config
 
     figure = Config().figure
-    asked = Paper(figure.width, figure.note, figure.formats, figure.panels, Config().style)
-    assert (asked.inches, asked.note, list(asked.formats)) == (5.5, True, ["pdf", "png", "svg"])
+    asked = Paper(
+        figure.width, figure.note, figure.formats, figure.panels, Config().style
+    )
+    assert (asked.inches, asked.note, list(asked.formats)) == (
+        5.5,
+        True,
+        ["pdf", "png", "svg"],
+    )
 
 
 def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:
-    write_sweep(pd.DataFrame(make_table(seeds=2, sigma=SIGMA[:4])), tmp_path, settings=None)
-    paths = draw(FigureSpec("3a", "sigma", "growth", paper=Paper(note=False, formats=["png"])), tmp_path)
+    write_sweep(
+        pd.DataFrame(make_table(seeds=2, sigma=SIGMA[:4])), tmp_path, settings=None
+    )
+    paths = draw(
+        FigureSpec("3a", "sigma", "growth", paper=Paper(note=False, formats=["png"])),
+        tmp_path,
+    )
     assert "d_model" not in paths[1].read_text() and CONFIG["model"]["d_model"] == 128
 
 
 def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> None:
     """Settings that a note tells already are not told twice; the page is as much higher as the note is longer."""
-    changed = changed_words({"model.norm": "post", "model.n_heads": "2", "model.d_model": "128", "model.n_layers": "1"})
+    changed = changed_words(
+        {
+            "model.norm": "post",
+            "model.n_heads": "2",
+            "model.d_model": "128",
+            "model.n_layers": "1",
+        }
+    )
     assert changed == ("post-LN", "heads 2", "width 128", "1 layer")
-    for asked, said in ((changed, ["post-LN", "heads 2"]), (("d_model 12", "batch 64"), ["d_model 12"])):
+    for asked, said in (
+        (changed, ["post-LN", "heads 2"]),
+        (("d_model 12", "batch 64"), ["d_model 12"]),
+    ):
         (page, *_) = pages("3a", tmp_path, Paper(changed=asked))
-        assert page.figure.get_label().endswith(f"Changed from the preset: {', '.join(said)}.")
+        assert page.figure.get_label().endswith(
+            f"Changed from the preset: {', '.join(said)}."
+        )
 
 
 @pytest.mark.parametrize("key", ["title", "xlabel", "ylabel"])
@@ -238,13 +334,17 @@ def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> Non
         ("a\tb", "a control character at character 2"),
     ],
 )
-def test_words_that_cannot_be_set_are_refused_with_the_place(key: str, text: str, message: str) -> None:
+def test_words_that_cannot_be_set_are_refused_with_the_place(
+    key: str, text: str, message: str
+) -> None:
     with pytest.raises(UserError, match=rf"figure\.{key}: .*{message}") as refused:
         Paper(**{key: text})
     assert "\x1b" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", [r"width $\sigma^2$", "5 $", r"\$5 and \$6", "two\nlines", ""])
+@pytest.mark.parametrize(
+    "text", [r"width $\sigma^2$", "5 $", r"\$5 and \$6", "two\nlines", ""]
+)
 def test_words_that_can_be_set_pass(text: str) -> None:
     assert Paper(title=text).title == text
 

@@ -32,11 +32,18 @@ SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 def test_four_files_the_same_bytes_on_every_run(tmp_path: Path) -> None:
     write_sweep(make_table(seeds=3), tmp_path)
     paths = draw(SPEC, tmp_path)
-    assert [path.name for path in paths] == ["fig3a.pdf", "fig3a.png", "fig3a.svg", "fig3a.csv"]
+    assert [path.name for path in paths] == [
+        "fig3a.pdf",
+        "fig3a.png",
+        "fig3a.svg",
+        "fig3a.csv",
+    ]
     first = [path.read_bytes() for path in paths]
     assert first == [path.read_bytes() for path in draw(SPEC, tmp_path)]
     assert b"CreationDate" not in first[0] and b"<dc:date>" not in first[2]
-    there = [path.name for path in (tmp_path / "figures").iterdir() if path.name != REGISTER]
+    there = [
+        path.name for path in (tmp_path / "figures").iterdir() if path.name != REGISTER
+    ]
     assert sorted(there) == sorted(path.name for path in paths)
 
 
@@ -44,7 +51,9 @@ def test_the_drawn_numbers_are_written(tmp_path: Path) -> None:
     write_sweep(make_table(seeds=3), tmp_path)
     numbers = pd.read_csv(draw(SPEC, tmp_path)[-1])
     assert len(numbers) == 60
-    assert {"sigma", "mean", "sem", "count", "slope", "slope_se", "predicted"} <= set(numbers.columns)
+    assert {"sigma", "mean", "sem", "count", "slope", "slope_se", "predicted"} <= set(
+        numbers.columns
+    )
 
 
 @pytest.mark.long
@@ -79,18 +88,28 @@ def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path: Path) -> None:
     both = drawn.merge(written, on=["row", "part"], suffixes=("", "_written"))
     assert len(both) == 6
     for name in ("slope", "slope_se", "ci_low", "ci_high"):
-        pd.testing.assert_series_equal(both[name], both[f"{name}_written"], check_names=False)
+        pd.testing.assert_series_equal(
+            both[name], both[f"{name}_written"], check_names=False
+        )
 
 
 _REFUSED = [
-    (name, key) for name in sorted(LAYOUTS) for key in ("x", "colour", "dashes") if key not in LAYOUTS[name].takes
+    (name, key)
+    for name in sorted(LAYOUTS)
+    for key in ("x", "colour", "dashes")
+    if key not in LAYOUTS[name].takes
 ]
 
 
 @pytest.mark.parametrize(("layout", "key"), _REFUSED)
-def test_settings_without_an_effect_are_refused(layout: str, key: str, tmp_path: Path) -> None:
+def test_settings_without_an_effect_are_refused(
+    layout: str, key: str, tmp_path: Path
+) -> None:
     spec = FigureSpec("3a", "sigma", layout, **{key: "model.d_model"})
-    with pytest.raises(UserError, match=rf"figure\.{key}: the layout {layout} [\s\S]*figure.layout=lines"):
+    with pytest.raises(
+        UserError,
+        match=rf"figure\.{key}: the layout {layout} [\s\S]*figure.layout=lines",
+    ):
         draw(spec, tmp_path)
 
 
@@ -98,42 +117,82 @@ NEEDY = [layout for layout, one in LAYOUTS.items() if one.requires]
 
 
 @pytest.mark.parametrize("layout", NEEDY)
-def test_a_table_without_what_a_layout_requires_is_refused(layout: str, tmp_path: Path) -> None:
+def test_a_table_without_what_a_layout_requires_is_refused(
+    layout: str, tmp_path: Path
+) -> None:
     """A table of norms lacks all of it; one whose numbers are not finite lacks them too."""
-    norms, spec = make_table(seeds=1, sigma=[0.1, 1.0]), FigureSpec("x", "sigma", layout)
+    norms, spec = (
+        make_table(seeds=1, sigma=[0.1, 1.0]),
+        FigureSpec("x", "sigma", layout),
+    )
     with pytest.raises(UserError, match=r"has a step|figure\.layout=") as found:
         list(LAYOUTS[layout].draw(spec, write_sweep(norms, tmp_path)))
     assert "remedy:" in str(found.value) and "hessfig run" in str(found.value)
     for one in LAYOUTS[layout].requires:
         if one is not STEPS:
-            wanted = one.quantities(spec) if callable(one.quantities) else one.quantities or [one.name]
-            lost = {"step": 0.0, "value": np.inf, "status": "nonfinite", "quantity": next(iter(wanted))}
+            wanted = (
+                one.quantities(spec)
+                if callable(one.quantities)
+                else one.quantities or [one.name]
+            )
+            lost = {
+                "step": 0.0,
+                "value": np.inf,
+                "status": "nonfinite",
+                "quantity": next(iter(wanted)),
+            }
             folder = write_sweep(norms.assign(**lost), tmp_path / one.name)
-            with pytest.raises(UserError, match=rf"figure\.layout={layout}\b[\s\S]*quantities=\[{one.name}\]"):
+            with pytest.raises(
+                UserError,
+                match=rf"figure\.layout={layout}\b[\s\S]*quantities=\[{one.name}\]",
+            ):
                 list(LAYOUTS[layout].draw(spec, folder))
 
 
 def test_layouts_along_a_training_say_so() -> None:
-    said = {name for name, one in LAYOUTS.items() if "state.step" in (one.pages.__doc__ or "")}
+    said = {
+        name
+        for name, one in LAYOUTS.items()
+        if "state.step" in (one.pages.__doc__ or "")
+    }
     assert said <= {name for name, one in LAYOUTS.items() if STEPS in one.requires}
 
 
-@pytest.mark.parametrize(("layout", "options"), [("heat", {"quantities": ["frobenius", "trace"]}), ("growth", {})])
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [("heat", {"quantities": ["frobenius", "trace"]}), ("growth", {})],
+)
 def test_a_sweep_is_read_once(
-    layout: str, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    layout: str,
+    options: dict[str, object],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tables = [make_table(seeds=1, sigma=[0.1, 1.0], quantity=name) for name in ("frobenius", "trace")]
+    tables = [
+        make_table(seeds=1, sigma=[0.1, 1.0], quantity=name)
+        for name in ("frobenius", "trace")
+    ]
     folder, read = write_sweep(pd.concat(tables, ignore_index=True), tmp_path), []
-    monkeypatch.setattr(figure_spec, "read_run", lambda where: read.append(where) or read_run(where))
+    monkeypatch.setattr(
+        figure_spec, "read_run", lambda where: read.append(where) or read_run(where)
+    )
     with styled():
-        pages = list(LAYOUTS[layout].draw(FigureSpec("x", "sigma", layout, options=options), folder))
+        pages = list(
+            LAYOUTS[layout].draw(
+                FigureSpec("x", "sigma", layout, options=options), folder
+            )
+        )
     assert read == [folder] and pages
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_options_that_a_layout_does_not_know_are_refused(layout: str, tmp_path: Path) -> None:
+def test_options_that_a_layout_does_not_know_are_refused(
+    layout: str, tmp_path: Path
+) -> None:
     known = LAYOUTS[layout].options
-    wrong, hint = (f"{known[0]}x", f"did you mean '{known[0]}'") if known else ("colour", "none")
+    wrong, hint = (
+        (f"{known[0]}x", f"did you mean '{known[0]}'") if known else ("colour", "none")
+    )
     with pytest.raises(UserError, match=rf"figure\.options\.{wrong}: [\s\S]*{hint}"):
         draw(FigureSpec("3a", "sigma", layout, options={wrong: 1}), tmp_path)
 
@@ -151,7 +210,9 @@ def test_options_that_a_layout_does_not_know_are_refused(layout: str, tmp_path: 
         ("growth", {"quantity": "trase"}),
     ],
 )
-def test_options_of_other_types_are_explained(layout: str, options: dict[str, object], tmp_path: Path) -> None:
+def test_options_of_other_types_are_explained(
+    layout: str, options: dict[str, object], tmp_path: Path
+) -> None:
     write_sweep(make_table(seeds=2), tmp_path)
     with pytest.raises(UserError, match="allowed"):
         draw(FigureSpec("3a", "sigma", layout, [(None, 1.0)], options), tmp_path)
@@ -159,7 +220,14 @@ def test_options_of_other_types_are_explained(layout: str, options: dict[str, ob
 
 
 VARIANTS = [
-    *["model.a=../../up", "model.a=/etc/x", "model.a=x y", "model.a=x:y", "model.a=é%", "a" * 300],
+    *[
+        "model.a=../../up",
+        "model.a=/etc/x",
+        "model.a=x y",
+        "model.a=x:y",
+        "model.a=é%",
+        "a" * 300,
+    ],
     *["model.a=$x$", "model.a=\\frac{", ""],
 ]
 
@@ -167,18 +235,32 @@ VARIANTS = [
 def of_strange_variants(tmp_path: Path) -> Path:
     """Write a sweep whose variants are such texts; return its folder."""
     table = make_table(networks=[("", 1)], sigma=[0.1, 0.3, 1.0], seeds=2, parts=["H"])
-    every = [table.assign(variant=variant, config=str(k)) for k, variant in enumerate(VARIANTS)]
+    every = [
+        table.assign(variant=variant, config=str(k))
+        for k, variant in enumerate(VARIANTS)
+    ]
     return write_sweep(pd.concat(every, ignore_index=True), tmp_path, settings=None)
 
 
-@pytest.mark.parametrize("layout", ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"])
+@pytest.mark.parametrize(
+    "layout",
+    ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"],
+)
 @pytest.mark.long
 def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> None:
     folder = of_strange_variants(tmp_path)
     with styled():
-        pages = list(LAYOUTS[layout].draw(FigureSpec("3a", "sigma", layout, [(None, 1.0)]), folder))
+        pages = list(
+            LAYOUTS[layout].draw(
+                FigureSpec("3a", "sigma", layout, [(None, 1.0)]), folder
+            )
+        )
     suffixes = [page.suffix for page in pages]
-    assert len(set(suffixes)) == len(suffixes) >= (1 if layout == "lines" else len(VARIANTS))
+    assert (
+        len(set(suffixes))
+        == len(suffixes)
+        >= (1 if layout == "lines" else len(VARIANTS))
+    )
     assert all(re.fullmatch(r"[A-Za-z0-9._=-]{0,150}", suffix) for suffix in suffixes)
 
 
@@ -188,14 +270,22 @@ def test_no_text_of_a_table_leads_out_of_the_figures_folder(tmp_path: Path) -> N
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     paths = draw(FigureSpec("../3a", "sigma", "bars", [(None, 1.0)]), tmp_path)
     assert len(set(paths)) == 4 * len(VARIANTS)
-    written = {path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != REGISTER}
+    written = {
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.parent.name != REGISTER
+    }
     assert written - before == set(paths)
     assert {path.parent for path in paths} == {tmp_path / "figures"}
 
 
 def test_variants_that_read_alike_have_files_of_their_own() -> None:
     networks = [("model.a=x/y", 1), ("model.a=x y", 1), ("model.b=2", 1)]
-    assert [page_suffix(*one, networks) for one in networks] == ["_a_x_y_1", "_a_x_y_2", "_b_2"]
+    assert [page_suffix(*one, networks) for one in networks] == [
+        "_a_x_y_1",
+        "_a_x_y_2",
+        "_b_2",
+    ]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -205,9 +295,18 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         draw(SPEC, tmp_path)
 
 
-@pytest.mark.parametrize("style", [SHARED, APART.replace(height=[0.5, 1.0], most=3), SHARED.replace(left=1.0, top=0.5)])
+@pytest.mark.parametrize(
+    "style",
+    [
+        SHARED,
+        APART.replace(height=[0.5, 1.0], most=3),
+        SHARED.replace(left=1.0, top=0.5),
+    ],
+)
 @pytest.mark.parametrize("width", [2.0, 5.5])
-def test_panels_stand_as_many_inches_apart_as_the_style_says(style: SheetStyle, width: float) -> None:
+def test_panels_stand_as_many_inches_apart_as_the_style_says(
+    style: SheetStyle, width: float
+) -> None:
     """On a page that holds the columns, and folded: every panel has the style's height, and one width."""
     paper = Paper(width=width)
     with styled(paper):
@@ -216,18 +315,26 @@ def test_panels_stand_as_many_inches_apart_as_the_style_says(style: SheetStyle, 
     boxes = {cell: ax.get_position() for cell, ax in sheet.panels.items()}
     heights = style.height if isinstance(style.height, list) else [style.height] * 2
     assert sheet.is_folded == (width < 5)
-    assert [box.height * tall for box in boxes.values()] == pytest.approx([heights[row] for row, _ in boxes])
+    assert [box.height * tall for box in boxes.values()] == pytest.approx(
+        [heights[row] for row, _ in boxes]
+    )
     assert len({round(box.width * page, 9) for box in boxes.values()}) == 1
     first = boxes[sheet.lines[0][0]]
-    assert (first.x0 * page, (1 - first.y1) * tall) == pytest.approx((style.left, style.top))
+    assert (first.x0 * page, (1 - first.y1) * tall) == pytest.approx(
+        (style.left, style.top)
+    )
     for line in sheet.lines:
-        gaps = [(boxes[right].x0 - boxes[left].x1) * page for left, right in pairwise(line)]
+        gaps = [
+            (boxes[right].x0 - boxes[left].x1) * page for left, right in pairwise(line)
+        ]
         assert gaps == pytest.approx([sheet.across] * len(gaps))
 
 
 def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
     for layout in LAYOUTS.values():
-        assert "How to read it:" in (layout.pages.__doc__ or "") and "Requires:" in (layout.pages.__doc__ or "")
+        assert "How to read it:" in (layout.pages.__doc__ or "") and "Requires:" in (
+            layout.pages.__doc__ or ""
+        )
 
 
 def test_the_reading_wing_stands_alone() -> None:
@@ -239,5 +346,7 @@ def test_the_reading_wing_stands_alone() -> None:
         " ('config', 'rng', 'tasks', 'models', 'states', 'curvature', 'measurements', 'sweep')];"
         "print(sorted(heavy), wings)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[] []"

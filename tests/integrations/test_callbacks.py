@@ -34,7 +34,13 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     from hessfig.integrations.transformers import MonitorCallback
 
     config = transformers.GPT2Config(
-        vocab_size=9, n_positions=6, n_embd=4, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0
+        vocab_size=9,
+        n_positions=6,
+        n_embd=4,
+        n_layer=1,
+        n_head=1,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     ids = torch.randint(1, 9, (8, 5), generator=torch.Generator().manual_seed(0))
     examples = [{"input_ids": one, "labels": one} for one in ids]
@@ -44,19 +50,32 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(config)
         arguments = transformers.TrainingArguments(
-            str(tmp_path / "trainer"), max_steps=6, per_device_train_batch_size=2, save_strategy="no", report_to=[]
+            str(tmp_path / "trainer"),
+            max_steps=6,
+            per_device_train_batch_size=2,
+            save_strategy="no",
+            report_to=[],
         )
         callbacks = []
         if is_watched:
             monitor = hessfig.Monitor(
-                *(model, None, batch), folder=tmp_path / "mine", every=3, quantities=["loss"], max_fraction=None
+                *(model, None, batch),
+                folder=tmp_path / "mine",
+                every=3,
+                quantities=["loss"],
+                max_fraction=None,
             )
             callbacks.append(MonitorCallback(monitor))
-        transformers.Trainer(model, arguments, train_dataset=examples, callbacks=callbacks).train()
+        transformers.Trainer(
+            model, arguments, train_dataset=examples, callbacks=callbacks
+        ).train()
         return model
 
     plain, seen = trained(is_watched=False), trained(is_watched=True)
-    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), seen.parameters(), strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(plain.parameters(), seen.parameters(), strict=True)
+    )
     assert steps(tmp_path / "mine") == [0, 3, 6]
 
 
@@ -79,7 +98,9 @@ def test_a_lightning_training_is_watched(tmp_path: Path) -> None:
 
     def trained(*, is_watched: bool) -> nn.Module:
         module = Module()
-        monitor = watched.monitor(module.network, tmp_path / "mine") if is_watched else None
+        monitor = (
+            watched.monitor(module.network, tmp_path / "mine") if is_watched else None
+        )
         trainer = pl.Trainer(
             max_steps=6,
             logger=False,
@@ -92,14 +113,20 @@ def test_a_lightning_training_is_watched(tmp_path: Path) -> None:
         return module
 
     plain, seen = trained(is_watched=False), trained(is_watched=True)
-    assert all(torch.equal(*pair) for pair in zip(plain.parameters(), seen.parameters(), strict=True))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(plain.parameters(), seen.parameters(), strict=True)
+    )
     assert steps(tmp_path / "mine") == [0, 3, 6]
 
 
 def test_a_function_is_told_of_every_measurement(tmp_path: Path) -> None:
     told = []
     watch = watched.monitor(
-        watched.network(), tmp_path, quantities=["loss"], log=lambda values, step: told.append((step, [*values]))
+        watched.network(),
+        tmp_path,
+        quantities=["loss"],
+        log=lambda values, step: told.append((step, [*values])),
     )
     watch(0), watch(1), watch(3)
     assert told == [(0, ["loss"]), (3, ["loss"])]
@@ -111,24 +138,39 @@ def test_a_logger_that_fails_loses_no_measurement(tmp_path: Path) -> None:
     def broken(values: Any, step: int) -> None:
         raise ConnectionError("no route to host")
 
-    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"], log=broken)
+    watch = watched.monitor(
+        watched.network(), tmp_path / "mine", quantities=["loss"], log=broken
+    )
     words = "step 0 was measured, but not logged: ConnectionError: no route to host"
     with pytest.warns(RuntimeWarning, match=words) as said:
         found = [watch(step) for step in (0, 3)]
     assert [one.filename for one in said] == [__file__]
-    assert all("loss" in values for values in found) and steps(tmp_path / "mine") == [0, 3]
-    strict = watched.monitor(watched.network(), tmp_path / "other", quantities=["loss"], log=broken, on_error="raise")
+    assert all("loss" in values for values in found) and steps(tmp_path / "mine") == [
+        0,
+        3,
+    ]
+    strict = watched.monitor(
+        watched.network(),
+        tmp_path / "other",
+        quantities=["loss"],
+        log=broken,
+        on_error="raise",
+    )
     with pytest.raises(ConnectionError, match="no route"):
         strict(0)
 
 
 @pytest.mark.parametrize("name", LOGGERS)
 @pytest.mark.long
-def test_loggers_are_chosen_by_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loggers_are_chosen_by_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the real package, offline, in a folder of the test."""
     library = {"tensorboard": "tensorboard"}.get(name, LOGGERS[name][0])
     if importlib.util.find_spec(library) is None:
-        with pytest.raises(UserError, match=f"log={name}: its library is not installed"):
+        with pytest.raises(
+            UserError, match=f"log={name}: its library is not installed"
+        ):
             watched.monitor(watched.network(), tmp_path / "mine", log=name)
         pytest.skip(f"{name} is not installed: the refusal alone was tested")
     monkeypatch.chdir(tmp_path)
@@ -136,8 +178,16 @@ def test_loggers_are_chosen_by_name(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path / 'mlflow'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip(library, reason=f"{name} lacks what it needs", exc_type=ImportError)
-    watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"], log=name, on_error="raise")
+    pytest.importorskip(
+        library, reason=f"{name} lacks what it needs", exc_type=ImportError
+    )
+    watch = watched.monitor(
+        watched.network(),
+        tmp_path / "mine",
+        quantities=["loss"],
+        log=name,
+        on_error="raise",
+    )
     found = watch(0)
     assert found["loss"] == pytest.approx(watch_value(name, tmp_path), rel=1e-6)
 
@@ -145,7 +195,9 @@ def test_loggers_are_chosen_by_name(name: str, tmp_path: Path, monkeypatch: pyte
 def watch_value(name: str, folder: Path) -> float:
     """Read the loss back from what a logger has written."""
     if name == "tensorboard":
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.backend.event_processing.event_accumulator import (
+            EventAccumulator,
+        )
 
         events = EventAccumulator(str(folder / "mine" / "tensorboard"))
         events.Reload()

@@ -21,21 +21,32 @@ REPEATS = 120
 
 @pytest.fixture(scope="module")
 def network() -> LinearisedNetwork:
-    task, model = TaskConfig(digits=2, batch_size=8), ModelConfig(n_layers=2, d_model=12)
+    task, model = (
+        TaskConfig(digits=2, batch_size=8),
+        ModelConfig(n_layers=2, d_model=12),
+    )
     return LinearisedNetwork(toy_problem(model, task, sigma=0.5), model)
 
 
 @pytest.fixture(scope="module")
 def columns(network: LinearisedNetwork) -> dict[Matrix, LinearisedColumn]:
-    return {matrix: network.column(1, matrix, [matrix]) for matrix in (Matrix.W_V, Matrix.W_Q)}
+    return {
+        matrix: network.column(1, matrix, [matrix])
+        for matrix in (Matrix.W_V, Matrix.W_Q)
+    }
 
 
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
 @pytest.mark.long
-def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], matrix: Matrix) -> None:
+def test_unbiased_with_honest_errors(
+    columns: dict[Matrix, LinearisedColumn], matrix: Matrix
+) -> None:
     column, parts = columns[matrix], list(PARTS)
     oracle = dense_norms(column, parts)
-    found = [aligned(column, matrix, parts, 12, generator=stream(i, "aligned")) for i in range(REPEATS)]
+    found = [
+        aligned(column, matrix, parts, 12, generator=stream(i, "aligned"))
+        for i in range(REPEATS)
+    ]
     for part in parts:
         frobs = torch.tensor([norms[matrix, part].value for norms in found])
         sems = torch.tensor([norms[matrix, part].error for norms in found])
@@ -45,11 +56,18 @@ def test_unbiased_with_honest_errors(columns: dict[Matrix, LinearisedColumn], ma
         assert ((frobs - exact).abs() < 2 * sems).double().mean() > 0.8, part
 
 
-def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(network: LinearisedNetwork) -> None:
+def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(
+    network: LinearisedNetwork,
+) -> None:
     column = network.column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].value
-    found = [aligned(column, Matrix.W_Q, [Part.H], 12, generator=stream(i, "rows")) for i in range(REPEATS)]
-    squares = torch.tensor([norms[Matrix.W_V, Part.H].value for norms in found]).square()
+    found = [
+        aligned(column, Matrix.W_Q, [Part.H], 12, generator=stream(i, "rows"))
+        for i in range(REPEATS)
+    ]
+    squares = torch.tensor(
+        [norms[Matrix.W_V, Part.H].value for norms in found]
+    ).square()
     assert abs(squares.mean() - exact**2) < 4 * squares.std() / REPEATS**0.5
 
 
@@ -57,12 +75,18 @@ def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes() -> No
     draw = stream(0, "kronecker")
     factors = [torch.randn(8, 3, generator=draw, dtype=torch.float64) for _ in range(2)]
     block = torch.kron(*(factor @ factor.T for factor in factors))
-    column = MatrixColumn({(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(8, 8))
+    column = MatrixColumn(
+        {(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(8, 8)
+    )
     spread = {
         estimate: torch.tensor([call(i).value for i in range(REPEATS)]).std()
         for estimate, call in {
-            "plain": lambda i: _first(hutchinson(column, [Part.H], 12, generator=stream(i, "k"))),
-            "aligned": lambda i: _first(aligned(column, Matrix.W_V, [Part.H], 12, generator=stream(i, "k"))),
+            "plain": lambda i: _first(
+                hutchinson(column, [Part.H], 12, generator=stream(i, "k"))
+            ),
+            "aligned": lambda i: _first(
+                aligned(column, Matrix.W_V, [Part.H], 12, generator=stream(i, "k"))
+            ),
         }.items()
     }
     assert spread["aligned"] < 0.8 * spread["plain"]
@@ -70,7 +94,9 @@ def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes() -> No
 
 def test_what_is_not_finite_is_told_and_not_hidden() -> None:
     block = torch.full((4, 4), float("inf"), dtype=torch.float64)
-    column = MatrixColumn({(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(2, 2))
+    column = MatrixColumn(
+        {(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(2, 2)
+    )
     norms = aligned(column, Matrix.W_V, [Part.H], 6, generator=stream(0))
     assert not math.isfinite(norms[Matrix.W_V, Part.H].value)
 

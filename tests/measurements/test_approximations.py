@@ -39,17 +39,27 @@ from tests.toys import ARCHITECTURES, toy_problem, toy_task, training_config
 
 A = Approximation
 BATCH_SIZE = 5
-VIT = ModelConfig(kind=Kind.vit, d_model=4, n_heads=2, d_mlp=5, patch=4, norm=Norm.post, mlp=MLP.gelu)
+VIT = ModelConfig(
+    kind=Kind.vit, d_model=4, n_heads=2, d_mlp=5, patch=4, norm=Norm.post, mlp=MLP.gelu
+)
 SHARED = ModelConfig(d_model=4, n_heads=4, n_kv_heads=2, d_mlp=5, mlp=MLP.gelu)
 PICTURES = TaskConfig(data=Data.digits, batch_size=4)
 NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
-    "bare": (ARCHITECTURES["bare"], toy_task(ARCHITECTURES["bare"]), [Matrix.W_Q, Matrix.W_V]),
+    "bare": (
+        ARCHITECTURES["bare"],
+        toy_task(ARCHITECTURES["bare"]),
+        [Matrix.W_Q, Matrix.W_V],
+    ),
     "transformer": (
         ARCHITECTURES["heads"],
         toy_task(ARCHITECTURES["heads"]),
         [Matrix.W_Q, Matrix.W_V, Matrix.W_O, Matrix.W_in],
     ),
-    "shared keys": (SHARED, toy_task(SHARED), [Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O]),
+    "shared keys": (
+        SHARED,
+        toy_task(SHARED),
+        [Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O],
+    ),
     "vit": (VIT, PICTURES, [Matrix.W_K, Matrix.W_V, Matrix.W_out]),
     "mlp": (
         ModelConfig(kind=Kind.mlp, d_model=2, d_mlp=4, mlp=MLP.gelu),
@@ -69,10 +79,19 @@ def rows(objective: Objective, config: Config, *, seed: int = 1234) -> Values:
         At(config, sigma=0.7, seed=seed),
     )
     found = quantity("approximations").measured(objective, asked).rows
-    return {(row["row"], row["part"], row["quantity"]): (row["value"], row["error"]) for row in found}
+    return {
+        (row["row"], row["part"], row["quantity"]): (row["value"], row["error"])
+        for row in found
+    }
 
 
-def settings(model: ModelConfig, task: TaskConfig, blocks: Any, *names: Approximation, **more: Any) -> Config:
+def settings(
+    model: ModelConfig,
+    task: TaskConfig,
+    blocks: Any,
+    *names: Approximation,
+    **more: Any,
+) -> Config:
     """Return the settings of a run."""
     return Config(
         model=model,
@@ -92,7 +111,9 @@ class Scored(nn.Module):
         self.network, self.scored = objective.network, objective.batch.scored
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[:, self.scored]
+        return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[
+            :, self.scored
+        ]
 
 
 class Oracle:
@@ -105,15 +126,22 @@ class Oracle:
         self.path = f"network.{self.weight.parameter}"
         self.at = objective.weight(1, name).detach().clone()
         self.m, self.n = self.at.shape
-        self.block = {part: blocks[name, name] for part, blocks in dense_oracle(objective, 1, [name]).items()}
+        self.block = {
+            part: blocks[name, name]
+            for part, blocks in dense_oracle(objective, 1, [name]).items()
+        }
         self.outputs = self.of(self.at).detach()
         self.terms = (
-            self.outputs.numel() if objective.batch.targets.is_floating_point() else self.outputs[..., 0].numel()
+            self.outputs.numel()
+            if objective.batch.targets.is_floating_point()
+            else self.outputs[..., 0].numel()
         )
 
     def of(self, weight: Tensor) -> Tensor:
         """Return the outputs (batch, scored, width) at a weight."""
-        return functional_call(self.body, {self.path: weight}, (self.problem.batch.inputs,))
+        return functional_call(
+            self.body, {self.path: weight}, (self.problem.batch.inputs,)
+        )
 
     def matrices(self) -> dict[Approximation, Tensor]:
         """Return every approximation that is not made of the block itself, as a matrix."""
@@ -122,7 +150,8 @@ class Oracle:
         moment = mean**2 + (count * (shares**2).sum(0) - mean**2) / BATCH_SIZE
         G, each = mean.view(self.m, self.n), shares.view(-1, self.m, self.n) * count
         spread_left, spread_right = (
-            g @ g.T + (sum(one @ one.T for one in singles) / count - g @ g.T) / BATCH_SIZE
+            g @ g.T
+            + (sum(one @ one.T for one in singles) / count - g @ g.T) / BATCH_SIZE
             for g, singles in ((G, each), (G.T, each.mT))
         )
         self.factors = spread_left, spread_right
@@ -131,11 +160,15 @@ class Oracle:
         drawn = self.drawn()
         return {
             A.adam_expected: moment.sqrt().diag(),
-            A.adam_mini: moment.mean().sqrt() * torch.eye(len(moment), dtype=torch.float64),
+            A.adam_mini: moment.mean().sqrt()
+            * torch.eye(len(moment), dtype=torch.float64),
             A.adam_mini_head: self.by_head(moment).diag(),
             A.empirical_fisher: self.terms * shares.T @ shares,
             A.sampled_fisher: drawn.T @ drawn,
-            A.muon: torch.kron(torch.from_numpy(polar(G.numpy(), "left")[1]), torch.eye(self.n, dtype=torch.float64)),
+            A.muon: torch.kron(
+                torch.from_numpy(polar(G.numpy(), "left")[1]),
+                torch.eye(self.n, dtype=torch.float64),
+            ),
             A.shampoo: torch.kron(power(spread_left, 0.5), power(spread_right, 0.5)),
             A.kfac: torch.kron(left, right),
             A.kfac_reduce: reduced,
@@ -162,7 +195,8 @@ class Oracle:
         ]
         U, S, Vh = torch.linalg.svd(torch.stack(cut), full_matrices=False)
         terms = [
-            S[k] * torch.kron(U[:, k].view(self.m, self.m), Vh[k].view(size, size)) for k in range(min(rank, len(S)))
+            S[k] * torch.kron(U[:, k].view(self.m, self.m), Vh[k].view(size, size))
+            for k in range(min(rank, len(S)))
         ]
         return torch.stack(terms).sum(0)
 
@@ -170,7 +204,9 @@ class Oracle:
         """Return each sample's part of the gradient, from the Jacobian of all outputs."""
         J = jacrev(self.of)(self.at).flatten(-2)
         leaf = self.outputs.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(self.problem.loss(leaf, self.problem.batch.targets), leaf)
+        (slope,) = torch.autograd.grad(
+            self.problem.loss(leaf, self.problem.batch.targets), leaf
+        )
         return torch.einsum("bpcd,bpc->bd", J, slope)
 
     def drawn(self) -> Tensor:
@@ -178,39 +214,60 @@ class Oracle:
         J = jacrev(self.of)(self.at).flatten(-2)
         generator = probe_stream(1234, "approximations", 0.7, 0, "labels", step=None)
         if self.problem.batch.targets.is_floating_point():
-            z = torch.randn(self.outputs.shape, dtype=torch.float64, generator=generator)
+            z = torch.randn(
+                self.outputs.shape, dtype=torch.float64, generator=generator
+            )
             return torch.einsum("bpcd,bpc->bd", J, z * (2 / self.terms) ** 0.5)
         p = self.outputs.softmax(-1)
-        labels = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(p.shape[:2])
+        labels = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(
+            p.shape[:2]
+        )
         slope = p - torch.eye(p.shape[-1], dtype=torch.float64)[labels]
         return torch.einsum("bpcd,bpc->bd", J, slope) / self.terms**0.5
 
     def kfac(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return both factors and K-FAC-reduce, from the Gauss-Newton matrix of shifts of the map's outputs."""
-        module = self.problem.network.get_submodule(self.weight.parameter.removesuffix(".weight"))
+        module = self.problem.network.get_submodule(
+            self.weight.parameter.removesuffix(".weight")
+        )
         seen: dict[str, Tensor] = {}
 
         def shifted(shift: Tensor) -> Tensor:
-            handle = module.register_forward_hook(lambda m, given, out: seen.update(x=given[0]) or out + shift)
+            handle = module.register_forward_hook(
+                lambda m, given, out: seen.update(x=given[0]) or out + shift
+            )
             try:
                 return self.body(self.problem.batch.inputs)
             finally:
                 handle.remove()
 
         out = []
-        probe = module.register_forward_hook(lambda m, given, found: out.append(found.shape))
+        probe = module.register_forward_hook(
+            lambda m, given, found: out.append(found.shape)
+        )
         self.body(self.problem.batch.inputs)
         probe.remove()
-        J = torch.autograd.functional.jacobian(shifted, torch.zeros(out[0], dtype=torch.float64))
+        J = torch.autograd.functional.jacobian(
+            shifted, torch.zeros(out[0], dtype=torch.float64)
+        )
         J = J.reshape(self.outputs.numel(), -1)
         targets = self.problem.batch.targets
-        H = hessian(lambda f: self.problem.loss(f, targets))(self.outputs).reshape(len(J), len(J))
+        H = hessian(lambda f: self.problem.loss(f, targets))(self.outputs).reshape(
+            len(J), len(J)
+        )
         batch, size = out[0][0], out[0][-1]
-        whole = (J.T @ H @ J).reshape(batch, -1, size, batch, out[0][1:-1].numel(), size)
+        whole = (J.T @ H @ J).reshape(
+            batch, -1, size, batch, out[0][1:-1].numel(), size
+        )
         x = seen["x"].detach().reshape(batch, -1, self.n)
         uses = x.shape[1]
         left = sum(whole[b, t, :, b, t] for b in range(batch) for t in range(uses))
-        together = sum(whole[b, t, :, b, s] for b in range(batch) for t in range(uses) for s in range(uses))
+        together = sum(
+            whole[b, t, :, b, s]
+            for b in range(batch)
+            for t in range(uses)
+            for s in range(uses)
+        )
         tokens, means = x.reshape(-1, self.n), x.mean(1)
         right = tokens.T @ tokens / len(tokens)
         return left, right, torch.kron(together, means.T @ means / batch)
@@ -219,7 +276,12 @@ class Oracle:
         """Return the root of each head's mean second moment at the places of its entries."""
         square = moment.view(self.m, self.n)
         along = square.T if self.name == Matrix.W_O else square
-        held = torch.cat([piece.mean().sqrt().expand(piece.shape) for piece in along.chunk(self.heads)])
+        held = torch.cat(
+            [
+                piece.mean().sqrt().expand(piece.shape)
+                for piece in along.chunk(self.heads)
+            ]
+        )
         return (held.T if self.name == Matrix.W_O else held).reshape(-1)
 
 
@@ -232,11 +294,14 @@ def power(matrix: Tensor, exponent: float) -> Tensor:
 def numbers(block: Tensor, made: Tensor) -> dict[str, float]:
     """Return the three numbers by their definitions."""
     size, overlap = block.norm(), (block * made).sum()
-    if made.norm() < 1e-12 * size:  # shifts of all keys move no pattern: K-FAC-reduce of W_K is 0
+    # Shifts of all keys move no pattern: K-FAC-reduce of W_K is 0.
+    if made.norm() < 1e-12 * size:
         return {"error": 1.0, "scale_error": 1.0, "angle": 0.0}
     return {
         "error": float((block - made).norm() / size),
-        "scale_error": float((block - overlap / (made * made).sum() * made).norm() / size),
+        "scale_error": float(
+            (block - overlap / (made * made).sum() * made).norm() / size
+        ),
         "angle": float(overlap / size / made.norm()),
     }
 
@@ -249,22 +314,39 @@ def test_every_approximation_is_what_its_definition_says(network: str) -> None:
     names = set()
     for matrix in matrices:
         is_shared = matrix in (Matrix.W_K, Matrix.W_V)
-        oracle = Oracle(problem, matrix, (is_shared and model.n_kv_heads) or model.n_heads)
+        oracle = Oracle(
+            problem, matrix, (is_shared and model.n_kv_heads) or model.n_heads
+        )
         given = oracle.matrices()
         for part in PARTS:
             if (matrix, part, "diagonal_error") not in found:
-                assert float(oracle.block[part].abs().max()) < 1e-14  # a structural zero has no relative error
+                # A structural zero has no relative error.
+                assert float(oracle.block[part].abs().max()) < 1e-14
                 continue
-            for name, made in {**given, **oracle.of_block(oracle.block[part], 3)}.items():
-                if name == A.adam_mini_head and (network == "mlp" or matrix not in HEADED):
+            for name, made in {
+                **given,
+                **oracle.of_block(oracle.block[part], 3),
+            }.items():
+                if name == A.adam_mini_head and (
+                    network == "mlp" or matrix not in HEADED
+                ):
                     continue
                 for number, value in numbers(oracle.block[part], made).items():
-                    measured, error = found.pop((str(matrix), part.value, f"{name}_{number}"))
-                    assert measured == pytest.approx(value, rel=1e-10, abs=1e-10), (matrix, part, name, number)
+                    measured, error = found.pop(
+                        (str(matrix), part.value, f"{name}_{number}")
+                    )
+                    assert measured == pytest.approx(value, rel=1e-10, abs=1e-10), (
+                        matrix,
+                        part,
+                        name,
+                        number,
+                    )
                     assert error == 0.0
                 names.add(name)
     assert found == {}
-    assert names >= {one for one in A if one.facts.needs in (Need.any, Need.matrix, Need.linear)}
+    assert names >= {
+        one for one in A if one.facts.needs in (Need.any, Need.matrix, Need.linear)
+    }
 
 
 @pytest.mark.parametrize("name", ["softmax", "two layers", "post"])
@@ -272,9 +354,15 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None
     """Inputs are those that a plain call of the network gives each map; only outputs that are scored send back."""
     problem = toy_problem(ARCHITECTURES[name])
     (side,), seen = SampleGradients(problem, torch.Generator()).sides, {}
-    maps = {path: one for path, one in problem.network.named_modules() if isinstance(one, nn.Linear)}
+    maps = {
+        path: one
+        for path, one in problem.network.named_modules()
+        if isinstance(one, nn.Linear)
+    }
     for path, one in maps.items():
-        one.register_forward_hook(lambda _, given, out, path=path: seen.update({path: given[0].detach()}))
+        one.register_forward_hook(
+            lambda _, given, out, path=path: seen.update({path: given[0].detach()})
+        )
     problem.network(problem.batch.inputs)
     given, checked = dict(seen), set()
     for weight in problem.layout.weights:
@@ -284,8 +372,12 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None
             assert maps[path] is found.module
             torch.testing.assert_close(signals.inputs, given[path])
             assert signals.counts.all()
-            assert not signals.sent_back[:, :, -1].any()  # no scored output depends on the last position
-            block = dense_oracle(problem, weight.layer, [weight.name])[Part.H_o][weight.name, weight.name]
+            assert not signals.sent_back[
+                :, :, -1
+            ].any()  # no scored output depends on the last position
+            block = dense_oracle(problem, weight.layer, [weight.name])[Part.H_o][
+                weight.name, weight.name
+            ]
             J = (signals.sent_back.mT @ signals.inputs).flatten(0, 1).flatten(1)
             torch.testing.assert_close(J.T @ J, block, rtol=1e-10, atol=1e-12)
             checked.add(path)
@@ -309,16 +401,35 @@ def test_the_same_network_as_one_s_own_has_the_same_approximations() -> None:
     model, names = ARCHITECTURES["heads"], ["W_Q", "W_V", "W_O", "W_U"]
     problem = toy_problem(model)
     found = rows(problem, settings(model, toy_task(model), names))
-    paths = {name: problem.layout.side(name != "W_U", name)[0].parameter for name in names}
+    paths = {
+        name: problem.layout.side(name != "W_U", name)[0].parameter for name in names
+    }
     weights = {name: f"net.{path}" for name, path in paths.items()}
     own = interface.Problem(
-        Called(problem), problem.batch.inputs, problem.batch.targets, loss=problem.loss, weights=weights
+        Called(problem),
+        problem.batch.inputs,
+        problem.batch.targets,
+        loss=problem.loss,
+        weights=weights,
     )
-    table = interface.measure(own, blocks=names, quantities="approximations", parts=["H", "H_o"])
-    known = [row for row in table.itertuples() if not row.quantity.startswith(("sampled", "adam", "shampoo", "soap"))]
-    assert {row.quantity for row in known} >= {"kfac_error", "kfac_reduce_error", "ekfac_error", "kfoc_error"}
+    table = interface.measure(
+        own, blocks=names, quantities="approximations", parts=["H", "H_o"]
+    )
+    known = [
+        row
+        for row in table.itertuples()
+        if not row.quantity.startswith(("sampled", "adam", "shampoo", "soap"))
+    ]
+    assert {row.quantity for row in known} >= {
+        "kfac_error",
+        "kfac_reduce_error",
+        "ekfac_error",
+        "kfoc_error",
+    }
     for row in known:  # without labels of a stream and mini-batches of a training
-        assert row.value == pytest.approx(found[row.row, row.part, row.quantity][0], rel=1e-9, abs=1e-9)
+        assert row.value == pytest.approx(
+            found[row.row, row.part, row.quantity][0], rel=1e-9, abs=1e-9
+        )
 
 
 class Transposed(nn.Module):
@@ -335,11 +446,20 @@ class Transposed(nn.Module):
 def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
     import hessfig.api.interface as interface
 
-    rows = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = torch.randn(
+        4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     problem = interface.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
-    with pytest.raises(UserError, match=r"the first axis of first\.weight.s inputs does not run over samples"):
-        interface.measure(problem, blocks=["first.weight"], quantities="approximations", parts="H_o")
-    table = interface.measure(problem, blocks=["last.weight"], quantities="approximations", parts="H_o")
+    with pytest.raises(
+        UserError,
+        match=r"the first axis of first\.weight.s inputs does not run over samples",
+    ):
+        interface.measure(
+            problem, blocks=["first.weight"], quantities="approximations", parts="H_o"
+        )
+    table = interface.measure(
+        problem, blocks=["last.weight"], quantities="approximations", parts="H_o"
+    )
     assert "ekfac_error" in set(table["quantity"])
 
 
@@ -348,11 +468,16 @@ def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac() -> None:
     model = ModelConfig(kind=Kind.cnn, n_heads=1, d_mlp=2, mlp=MLP.gelu)
     task = replace(PICTURES, batch_size=2)
     found = rows(toy_problem(model, task), settings(model, task, ["W@1", "W_U"]))
-    names = {(weight, name.removesuffix("_error")) for weight, part, name in found if name.endswith("_error")}
+    names = {
+        (weight, name.removesuffix("_error"))
+        for weight, part, name in found
+        if name.endswith("_error")
+    }
     assert {weight for weight, name in names if name == "kfac"} == {"W_U"}
     assert ("W", "shampoo") in names
     with pytest.raises(
-        UserError, match="Linear that the network calls, and no convolution with groups=1, holds W whole"
+        UserError,
+        match="Linear that the network calls, and no convolution with groups=1, holds W whole",
     ):
         rows(toy_problem(model, task), settings(model, task, ["W@1"], A.kfac))
 
@@ -366,7 +491,9 @@ def test_factors_are_those_of_curvlinops(name: Matrix, approximation: str) -> No
     (weight,) = problem.layout.side(1, name)
     parameter = problem.network.get_parameter(weight.parameter).requires_grad_()
     logits = nn.Sequential(Scored(problem), nn.Flatten())
-    kind_of = EKFACLinearOperator if approximation == "eigenvalues" else KFACLinearOperator
+    kind_of = (
+        EKFACLinearOperator if approximation == "eigenvalues" else KFACLinearOperator
+    )
     theirs = kind_of(
         logits,
         nn.CrossEntropyLoss(),
@@ -376,10 +503,16 @@ def test_factors_are_those_of_curvlinops(name: Matrix, approximation: str) -> No
         kfac_approx="reduce" if approximation == "reduce" else "expand",
         check_deterministic=False,
     )
-    chosen = {"expand": A.kfac, "reduce": A.kfac_reduce, "eigenvalues": A.ekfac}[approximation]
-    ours = Material(SampleGradients(problem, stream(0, "labels")), [weight], parameter.shape).approximation(chosen)
+    chosen = {"expand": A.kfac, "reduce": A.kfac_reduce, "eigenvalues": A.ekfac}[
+        approximation
+    ]
+    ours = Material(
+        SampleGradients(problem, stream(0, "labels")), [weight], parameter.shape
+    ).approximation(chosen)
     identity = torch.eye(parameter.numel(), dtype=torch.float64)
-    torch.testing.assert_close(ours.matmat(identity), theirs @ identity, rtol=0, atol=1e-10)
+    torch.testing.assert_close(
+        ours.matmat(identity), theirs @ identity, rtol=0, atol=1e-10
+    )
 
 
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
@@ -389,8 +522,12 @@ def test_the_value_block_is_one_kronecker_product_and_kfac_is_another(
 ) -> None:
     model = replace(ARCHITECTURES["bare"], attention=attention)
     task = toy_task(model, seed=seed, batch_size=batch_size)
-    found = rows(toy_problem(model, task), settings(model, task, ["W_V", "W_Q"], A.kfoc, A.kfac))
-    errors = {key[0]: found[key][0] for key in found if key[1:] == ("H_o", "kfoc_error")}
+    found = rows(
+        toy_problem(model, task), settings(model, task, ["W_V", "W_Q"], A.kfoc, A.kfac)
+    )
+    errors = {
+        key[0]: found[key][0] for key in found if key[1:] == ("H_o", "kfoc_error")
+    }
     assert errors["W_V"] < 1e-12
     assert (errors["W_Q"] > 1e-3) == (attention == Attention.softmax or batch_size > 1)
     assert found["W_V", "H_o", "kfac_scale_error"][0] > 0.05
@@ -401,7 +538,12 @@ def test_the_whole_taken_apart_by_weight_and_by_layer() -> None:
     task = toy_task(model)
     problem = toy_problem(model, task)
     chosen = [A.block_diagonal, A.layer_diagonal]
-    found = rows(problem, settings(model, task, ["all"], *chosen, estimator=EstimatorConfig(Method.dense)))
+    found = rows(
+        problem,
+        settings(
+            model, task, ["all"], *chosen, estimator=EstimatorConfig(Method.dense)
+        ),
+    )
     side = problem.layout.side(0, "all")
     whole = quantity_matrix(problem)
     at, places = 0, {}
@@ -409,15 +551,26 @@ def test_the_whole_taken_apart_by_weight_and_by_layer() -> None:
         places[number] = range(at, at + weight.size)
         at += weight.size
     for name in chosen:
-        keys = [w.layer if w.layer and name == A.layer_diagonal else -1 - number for number, w in enumerate(side)]
+        keys = [
+            w.layer if w.layer and name == A.layer_diagonal else -1 - number
+            for number, w in enumerate(side)
+        ]
         mask = torch.zeros_like(whole)
         for i, first in enumerate(keys):
             for j, second in enumerate(keys):
                 if first == second:
-                    mask[places[i].start : places[i].stop, places[j].start : places[j].stop] = 1
+                    mask[
+                        places[i].start : places[i].stop,
+                        places[j].start : places[j].stop,
+                    ] = 1
         for number, value in numbers(whole, whole * mask).items():
-            assert found["all", "H", f"{name}_{number}"][0] == pytest.approx(value, abs=1e-10)
-    assert found["all", "H", "layer_diagonal_error"][0] < found["all", "H", "block_diagonal_error"][0]
+            assert found["all", "H", f"{name}_{number}"][0] == pytest.approx(
+                value, abs=1e-10
+            )
+    assert (
+        found["all", "H", "layer_diagonal_error"][0]
+        < found["all", "H", "block_diagonal_error"][0]
+    )
 
 
 def quantity_matrix(objective: Objective) -> Tensor:
@@ -425,16 +578,22 @@ def quantity_matrix(objective: Objective) -> Tensor:
     from hessfig.curvature.gradients import LossGradient
 
     slope = LossGradient(objective)
-    order = dict(zip(dict(objective.network.named_parameters()), range(10_000), strict=False))
+    order = dict(
+        zip(dict(objective.network.named_parameters()), range(10_000), strict=False)
+    )
     sizes = [one.numel() for one in objective.network.parameters()]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     index = torch.cat(
         [
-            torch.arange(starts[order[w.parameter]], starts[order[w.parameter]] + w.size)
+            torch.arange(
+                starts[order[w.parameter]], starts[order[w.parameter]] + w.size
+            )
             for w in objective.layout.side(0, "all")
         ]
     )
-    columns = [slope.product(one) for one in torch.eye(int(starts[-1]), dtype=torch.float64)]
+    columns = [
+        slope.product(one) for one in torch.eye(int(starts[-1]), dtype=torch.float64)
+    ]
     return torch.stack(columns)[index][:, index]
 
 
@@ -445,12 +604,20 @@ def test_errors_of_probes_are_calibrated() -> None:
     problem = toy_problem(model, task)
     names = [A.kfac, A.diagonal, A.soap, A.shampoo, A.empirical_fisher]
     exact = rows(problem, settings(model, task, ["W_V"], *names))
-    probed = settings(model, task, ["W_V"], *names, estimator=EstimatorConfig(Method.hutchinson, num_probes=40))
+    probed = settings(
+        model,
+        task,
+        ["W_V"],
+        *names,
+        estimator=EstimatorConfig(Method.hutchinson, num_probes=40),
+    )
     off: dict[str, list[float]] = {}
     for seed in range(40):
         for key, (value, error) in rows(problem, probed, seed=seed).items():
             if not key[2].startswith("sampled"):
-                off.setdefault(key[2], []).append((value - exact[key][0]) / (error or math.nan))
+                off.setdefault(key[2], []).append(
+                    (value - exact[key][0]) / (error or math.nan)
+                )
     for key, deviations in off.items():
         assert abs(np.median(deviations)) < 0.5, key
         assert 0.6 < np.sqrt(np.mean(np.square(deviations))) < 1.7, key
@@ -460,8 +627,17 @@ def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one() -> None:
     model = ARCHITECTURES["bare"]
     task = toy_task(model)
     problem = toy_problem(model, task)
-    config = settings(model, task, ["W_V", "W_Q"], A.kfoc, estimator=EstimatorConfig(Method.hutchinson, num_probes=30))
-    found, exact = rows(problem, config), rows(problem, settings(model, task, ["W_V", "W_Q"], A.kfoc))
+    config = settings(
+        model,
+        task,
+        ["W_V", "W_Q"],
+        A.kfoc,
+        estimator=EstimatorConfig(Method.hutchinson, num_probes=30),
+    )
+    found, exact = (
+        rows(problem, config),
+        rows(problem, settings(model, task, ["W_V", "W_Q"], A.kfoc)),
+    )
     assert found["W_V", "H_o", "kfoc_error"][0] < 1e-6
     for key in (("W_Q", "H_o", "kfoc_error"), ("W_Q", "H", "kfoc_error")):
         value, error = found[key]
@@ -469,21 +645,36 @@ def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one() -> None:
 
 
 def test_a_sum_of_as_many_kronecker_products_as_there_are_is_the_matrix() -> None:
-    matrix = torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = torch.randn(
+        12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     for shape in ((3, 4), (4, 3), (1, 12)):
-        made = best_kronecker_sum(matrix, shape, 16).matmat(torch.eye(12, dtype=torch.float64))
+        made = best_kronecker_sum(matrix, shape, 16).matmat(
+            torch.eye(12, dtype=torch.float64)
+        )
         torch.testing.assert_close(made, matrix, rtol=0, atol=1e-12)
 
 
 def test_adam_is_the_root_of_the_stored_moment(tmp_path: Path) -> None:
     config = training_config(
-        tmp_path, step=[0, 20], quantities=["approximations"], approximation=ApproximationConfig(names=[A.adam])
+        tmp_path,
+        step=[0, 20],
+        quantities=["approximations"],
+        approximation=ApproximationConfig(names=[A.adam]),
     )
     before, after = Sweep([("", config)]).cells[:2]
     assert compute_cell(before).rows == []
-    found = {(row["part"], row["quantity"]): row["value"] for row in compute_cell(after).rows}
-    kept = moments(config, sigma=after.sigma, seed=after.seed, step=20)["exp_avg_sq/layers.0.attn.v.weight"].double()
-    made = ((kept / (1 - config.training.betas[1] ** 20)).sqrt() + config.training.eps).flatten().diag()
+    found = {
+        (row["part"], row["quantity"]): row["value"] for row in compute_cell(after).rows
+    }
+    kept = moments(config, sigma=after.sigma, seed=after.seed, step=20)[
+        "exp_avg_sq/layers.0.attn.v.weight"
+    ].double()
+    made = (
+        ((kept / (1 - config.training.betas[1] ** 20)).sqrt() + config.training.eps)
+        .flatten()
+        .diag()
+    )
     from hessfig.sweep.measure import draw_problem
 
     block = dense_oracle(draw_problem(after), 1, [Matrix.W_V])
@@ -504,7 +695,9 @@ def test_adam_is_the_root_of_the_stored_moment(tmp_path: Path) -> None:
         (["all"], A.kfoc, "of the weight of one matrix"),
     ],
 )
-def test_what_a_block_cannot_have_is_refused_by_name(blocks: list[str], name: Approximation, match: str) -> None:
+def test_what_a_block_cannot_have_is_refused_by_name(
+    blocks: list[str], name: Approximation, match: str
+) -> None:
     model = replace(ARCHITECTURES["pre"], n_layers=1)
     config = settings(model, toy_task(model), blocks, name)
     with pytest.raises(UserError, match=match) as caught:
@@ -514,13 +707,20 @@ def test_what_a_block_cannot_have_is_refused_by_name(blocks: list[str], name: Ap
 
 @pytest.mark.parametrize(
     ("estimator", "match"),
-    [(EstimatorConfig(Method.xtrace), "norms alone"), (EstimatorConfig(Method.hutchinson, num_probes=2), "too few")],
+    [
+        (EstimatorConfig(Method.xtrace), "norms alone"),
+        (EstimatorConfig(Method.hutchinson, num_probes=2), "too few"),
+    ],
 )
-def test_estimators_that_do_not_serve_are_refused(estimator: EstimatorConfig, match: str) -> None:
+def test_estimators_that_do_not_serve_are_refused(
+    estimator: EstimatorConfig, match: str
+) -> None:
     model = ARCHITECTURES["softmax"]
     config = settings(model, toy_task(model), ["W_V"], estimator=estimator)
     with pytest.raises(UserError, match=match):
-        quantity("approximations").check_settings(config, kind(model.kind).layout(config))
+        quantity("approximations").check_settings(
+            config, kind(model.kind).layout(config)
+        )
 
 
 def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement() -> None:
@@ -532,5 +732,8 @@ def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement() -> None:
     table = interface.measure(problem, quantities="approximations", parts="H_o")
     named = {tuple(pair) for pair in table[["row", "quantity"]].itertuples(index=False)}
     assert ("2.weight", "kfac_error") in named and ("0.weight", "kfoc_error") in named
-    assert ("0.weight", "kfac_error") not in named and ("2.bias", "muon_error") not in named
+    assert ("0.weight", "kfac_error") not in named and (
+        "2.bias",
+        "muon_error",
+    ) not in named
     assert table["value"].notna().all()

@@ -39,7 +39,12 @@ NORMS = re.compile(r"quantities:.*\b(frobenius|trace)\b")
 
 def config(d_model: int) -> Config:
     model = ModelConfig(d_model=d_model, n_layers=2, d_mlp=4)
-    return Config(model=model, task=toy_task(model), estimator=EstimatorConfig(num_probes=4), blocks=["W_V"])
+    return Config(
+        model=model,
+        task=toy_task(model),
+        estimator=EstimatorConfig(num_probes=4),
+        blocks=["W_V"],
+    )
 
 
 def first_layer(d_model: int) -> list[dict[str, object]]:
@@ -49,7 +54,9 @@ def first_layer(d_model: int) -> list[dict[str, object]]:
 
 def test_columns_of_few_entries_are_dense_and_longer_ones_probed() -> None:
     small, large = first_layer(16), first_layer(17)
-    assert {(row["estimator"], row["num_probes"], row["error"]) for row in small} == {("dense", 0, 0.0)}
+    assert {(row["estimator"], row["num_probes"], row["error"]) for row in small} == {
+        ("dense", 0, 0.0)
+    }
     assert {(row["estimator"], row["num_probes"]) for row in large} == {("auto", 4)}
     assert all(row["error"] > 0 for row in large)
 
@@ -57,20 +64,29 @@ def test_columns_of_few_entries_are_dense_and_longer_ones_probed() -> None:
 def test_columns_of_few_entries_of_a_large_network_are_probed() -> None:
     network = nn.Sequential(nn.Linear(2, 40), nn.Tanh(), nn.Linear(40, SMALL // 40))
     inputs, targets = torch.ones(2, 2), torch.tensor([0, 1])
-    table = hessfig.measure(hessfig.Problem(network, inputs, targets), blocks=["0.weight"], num_probes=4)
+    table = hessfig.measure(
+        hessfig.Problem(network, inputs, targets), blocks=["0.weight"], num_probes=4
+    )
     assert set(table["estimator"]) == {"auto"} and set(table["num_probes"]) == {4}
 
 
 def test_only_cells_with_columns_of_few_entries_have_another_key() -> None:
     small, large = (Variant("", config(d_model)) for d_model in (16, 17))
     assert norm_settings(small.config, small.layout)["estimator"].pop("dense") == FEW
-    assert norm_settings(large.config, large.layout) == probe_settings(large.config, large.layout)
+    assert norm_settings(large.config, large.layout) == probe_settings(
+        large.config, large.layout
+    )
     last = Variant("", Config(model=ModelConfig(d_model=4), blocks=["W_V"]))
-    assert norm_settings(last.config, last.layout) == probe_settings(last.config, last.layout)
+    assert norm_settings(last.config, last.layout) == probe_settings(
+        last.config, last.layout
+    )
 
 
 def kept_sweeps() -> list[str]:
-    return sorted(set(names("sweep")) - {"network", "gpt2", "trained_spectra", "trained_transformers"})
+    return sorted(
+        set(names("sweep"))
+        - {"network", "gpt2", "trained_spectra", "trained_transformers"}
+    )
 
 
 @pytest.mark.parametrize("sweep", kept_sweeps())
@@ -80,12 +96,21 @@ def test_shipped_sweeps_keep_their_exact_norms_and_pilots(sweep: str) -> None:
         variant = Variant(name, made)
         if "frobenius" in made.quantities and made.estimator.method == Method.auto:
             assert not too_expensive(made, variant.layout) and not variant.left_out
-            assert frobenius_settings(made, variant.layout) == norm_settings(made, variant.layout)
+            assert frobenius_settings(made, variant.layout) == norm_settings(
+                made, variant.layout
+            )
 
 
 def probing_sweeps() -> list[str]:
-    texts = {path.stem: path.read_text("utf-8") for path in (ROOT / "conf" / "sweep").glob("*.yaml")}
-    probed = [name for name, text in texts.items() if "estimator: auto" in text and NORMS.search(text)]
+    texts = {
+        path.stem: path.read_text("utf-8")
+        for path in (ROOT / "conf" / "sweep").glob("*.yaml")
+    }
+    probed = [
+        name
+        for name, text in texts.items()
+        if "estimator: auto" in text and NORMS.search(text)
+    ]
     return sorted(set(probed) - {"network"})  # the user's own
 
 
@@ -105,10 +130,14 @@ class Block:
     like = torch.empty(0, dtype=torch.float64)
 
     def __init__(self) -> None:
-        draws = torch.randn(400, 2, generator=stream(0, "directions"), dtype=torch.float64)
+        draws = torch.randn(
+            400, 2, generator=stream(0, "directions"), dtype=torch.float64
+        )
         self.matrix = torch.linalg.qr(draws)[0] * torch.tensor([1.0, 0.5])
 
-    def split_matmat(self, probes: torch.Tensor, parts: object) -> dict[tuple[str, Part], torch.Tensor]:
+    def split_matmat(
+        self, probes: torch.Tensor, parts: object
+    ) -> dict[tuple[str, Part], torch.Tensor]:
         return {("W", Part.H): self.matrix.T @ probes}
 
 
@@ -127,7 +156,9 @@ def test_stated_intervals_cover_and_students_t_alone_does_not(probes: int) -> No
 
 def test_what_auto_does_is_said_once() -> None:
     assert f"{FEW} entries" in AUTO
-    pages = [ROOT / "docs" / name for name in ("accuracy.md", "table.md", "settings.md")]
+    pages = [
+        ROOT / "docs" / name for name in ("accuracy.md", "table.md", "settings.md")
+    ]
     preset = (ROOT / "conf" / "estimator" / "auto.yaml").read_text("utf-8")
     texts = [
         settings()["estimator.method"].about,

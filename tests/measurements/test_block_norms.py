@@ -48,10 +48,14 @@ def estimates(num_probes: int) -> tuple[Tensor, Tensor, float]:
     generator = stream(11, "frobenius")
     root = torch.randn(12, 12, dtype=torch.float64, generator=generator)
     matrix = root + root.T
-    probes = rademacher(12, REPEATS * num_probes, generator=generator, dtype=torch.float64)
+    probes = rademacher(
+        12, REPEATS * num_probes, generator=generator, dtype=torch.float64
+    )
     samples = (matrix @ probes).square().sum(dim=0).unflatten(0, (REPEATS, num_probes))
     norms = [root_of_mean(sample) for sample in samples]
-    frob, sem = (torch.tensor([getattr(n, name) for n in norms]) for name in ("value", "error"))
+    frob, sem = (
+        torch.tensor([getattr(n, name) for n in norms]) for name in ("value", "error")
+    )
     return frob, sem, matrix.norm().item()
 
 

@@ -12,7 +12,11 @@ import pytest
 
 from hessfig.analysis.manifest import read_run
 from hessfig.config.enums import Data, Method, NamedDirection, State, TrainingData
-from hessfig.config.of_quantities import ApproximationConfig, DirectionsConfig, LandscapeConfig
+from hessfig.config.of_quantities import (
+    ApproximationConfig,
+    DirectionsConfig,
+    LandscapeConfig,
+)
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
 from hessfig.config.training_settings import StateConfig, TrainingConfig
@@ -33,7 +37,9 @@ CONFIG = Config(
     state=StateConfig(State.trained, step=[1]),
     training=TrainingConfig(steps=2, warmup=1, batch_size=3, evaluation_size=4),
     estimator=EstimatorConfig(num_probes=2),
-    landscape=LandscapeConfig(distance=0.1, permutations=3, points=3, draws=2, curvatures=1, dimensions=[1, 2]),
+    landscape=LandscapeConfig(
+        distance=0.1, permutations=3, points=3, draws=2, curvatures=1, dimensions=[1, 2]
+    ),
     blocks=["W_V"],
     grid=GridConfig(values=[1.0]),
     seeds=1,
@@ -41,17 +47,26 @@ CONFIG = Config(
 WHOLE_TOO = {
     "held_out_loss": {"task": TaskConfig(data=Data.text, length=6, batch_size=4)},
     "rounding": {"blocks": ["W_Q", "W_K", "W_V", "W_O"]},
-    "approximations": {"blocks": ["W_V", "all"], "estimator": EstimatorConfig(Method.dense)},
+    "approximations": {
+        "blocks": ["W_V", "all"],
+        "estimator": EstimatorConfig(Method.dense),
+    },
     "influence": {
         "training": replace(CONFIG.training, data=TrainingData.fixed, batch_size=4),
         "approximation": ApproximationConfig(subsets=3),
     },
     "along": {
         "blocks": ["W_V", "all"],
-        "directions": DirectionsConfig(named=list(NamedDirection), rules=list(Optimiser), gradients=2),
+        "directions": DirectionsConfig(
+            named=list(NamedDirection), rules=list(Optimiser), gradients=2
+        ),
     },
 }
-ONLY_DENSE = {"subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"}
+ONLY_DENSE = {
+    "subset_largest_eigenvalue",
+    "subset_smallest_eigenvalue",
+    "subset_condition_number",
+}
 
 
 def twice(objective: Objective, request: Request) -> Measured:
@@ -60,17 +75,37 @@ def twice(objective: Objective, request: Request) -> Measured:
 
 @pytest.mark.parametrize("name", quantities())
 @pytest.mark.long
-def test_a_quantity_gives_the_rows_of_its_row(name: str, one_state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantity_gives_the_rows_of_its_row(
+    name: str, one_state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slices, "_ANGLES", 4)
-    (cell,) = Sweep([("", replace(CONFIG, quantities=[name], output_dir=one_state, **WHOLE_TOO.get(name, {})))]).cells
+    (cell,) = Sweep(
+        [
+            (
+                "",
+                replace(
+                    CONFIG,
+                    quantities=[name],
+                    output_dir=one_state,
+                    **WHOLE_TOO.get(name, {}),
+                ),
+            )
+        ]
+    ).cells
     found = compute_cell(cell)
-    given = {row["quantity"] for row in found.rows} | ({name} if name == "hessian" and found.arrays else set())
-    without_part = {row["quantity"] for row in found.rows if row["row"] and not row["part"]}
+    given = {row["quantity"] for row in found.rows} | (
+        {name} if name == "hessian" and found.arrays else set()
+    )
+    without_part = {
+        row["quantity"] for row in found.rows if row["row"] and not row["part"]
+    }
     facts = row_facts()  # which is what readers of tables know
     assert {row["quantity"] for row in found.rows if row["row"]} <= facts.keys()
     assert not any(facts[row].has_part for row in without_part)
     assert name not in CORE or set(quantity(name).rows) <= facts.keys()
-    assert given == set(quantity(name).rows) - (ONLY_DENSE if name == "hessian_distance" else set())
+    assert given == set(quantity(name).rows) - (
+        ONLY_DENSE if name == "hessian_distance" else set()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -79,14 +114,23 @@ def one_state(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("way", [twice, f"{__name__}:twice"])
-def test_a_quantity_is_a_function_or_the_name_of_one(way: Callable[[Objective, Request], Measured] | str) -> None:
+def test_a_quantity_is_a_function_or_the_name_of_one(
+    way: Callable[[Objective, Request], Measured] | str,
+) -> None:
     (cell,) = Sweep([("", replace(CONFIG, state=StateConfig()))]).cells
     problem = draw_problem(cell)
-    assert Quantity("twice", way).measured(problem, request_of(cell, problem)).rows[0]["value"] == 2.0
+    assert (
+        Quantity("twice", way)
+        .measured(problem, request_of(cell, problem))
+        .rows[0]["value"]
+        == 2.0
+    )
 
 
 def test_the_catalogue_is_read_without_torch() -> None:
-    program = "import sys, hessfig.measurements.catalogue; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys, hessfig.measurements.catalogue; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
@@ -103,14 +147,42 @@ WITH_PART = Quantity("largest_weight", measure)
 """
 
 
-def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quantity_of_weights_makes_a_table_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OF_WEIGHTS)
-    run_sweep(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:QUANTITY"]))]))
+    run_sweep(
+        Sweep(
+            [
+                (
+                    "",
+                    replace(
+                        CONFIG, state=StateConfig(), quantities=["mine.py:QUANTITY"]
+                    ),
+                )
+            ]
+        )
+    )
     table = read_run(tmp_path / "outputs" / "sigma").table
     assert len(table) and set(table["part"]) == {""} and not (table["row"] == "").any()
-    with pytest.raises(UserError, match="gives rows of a block without a part") as refused:
-        compute_cell(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["mine.py:WITH_PART"]))]).cells[0])
+    with pytest.raises(
+        UserError, match="gives rows of a block without a part"
+    ) as refused:
+        compute_cell(
+            Sweep(
+                [
+                    (
+                        "",
+                        replace(
+                            CONFIG,
+                            state=StateConfig(),
+                            quantities=["mine.py:WITH_PART"],
+                        ),
+                    )
+                ]
+            ).cells[0]
+        )
     assert "has_part=False" in str(refused.value)
 
 
@@ -126,17 +198,42 @@ QUANTITY = Quantity("twice", measure, has_part=False)
 """
 
 
-def test_two_rows_for_one_number_fail_where_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_rows_for_one_number_fail_where_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "twice.py").write_text(TWICE)
     with pytest.raises(UserError, match="gives two rows for one number"):
-        compute_cell(Sweep([("", replace(CONFIG, state=StateConfig(), quantities=["twice.py:QUANTITY"]))]).cells[0])
+        compute_cell(
+            Sweep(
+                [
+                    (
+                        "",
+                        replace(
+                            CONFIG,
+                            state=StateConfig(),
+                            quantities=["twice.py:QUANTITY"],
+                        ),
+                    )
+                ]
+            ).cells[0]
+        )
 
 
-@pytest.mark.parametrize("kind", [Kind.transformer, Kind.vit, Kind.python, Kind.huggingface])
-def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(kind: Kind) -> None:
+@pytest.mark.parametrize(
+    "kind", [Kind.transformer, Kind.vit, Kind.python, Kind.huggingface]
+)
+def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(
+    kind: Kind,
+) -> None:
     """K-FAC of 0.4.0 took the inputs of ignored targets too; of built-in networks there are none."""
     config = Config(model=ModelConfig(kind=kind))
-    moved = {name for name, row in CATALOGUE.items() if row.version_of(config) != row.version}
+    moved = {
+        name for name, row in CATALOGUE.items() if row.version_of(config) != row.version
+    }
     is_built_in = kind in (Kind.transformer, Kind.vit)
-    assert moved == (set() if is_built_in else {"approximations", "pruning", "quantisation", "rounding", "influence"})
+    assert moved == (
+        set()
+        if is_built_in
+        else {"approximations", "pruning", "quantisation", "rounding", "influence"}
+    )

@@ -16,15 +16,21 @@ MODEL = ARCHITECTURES["softmax"]
 
 
 def column() -> LinearisedColumn:
-    return LinearisedNetwork(toy_problem(MODEL), MODEL).column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
+    return LinearisedNetwork(toy_problem(MODEL), MODEL).column(
+        1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V]
+    )
 
 
 def test_norms_are_those_of_the_oracle_and_exact() -> None:
     oracle = dense_oracle(toy_problem(MODEL), 1, [Matrix.W_Q, Matrix.W_V])
     norms = dense_norms(column(), list(PARTS))
-    assert set(norms) == {(row, part) for row in (Matrix.W_Q, Matrix.W_V) for part in PARTS}
+    assert set(norms) == {
+        (row, part) for row in (Matrix.W_Q, Matrix.W_V) for part in PARTS
+    }
     for (row, part), norm in norms.items():
-        assert norm.value == pytest.approx(oracle[part][row, Matrix.W_Q].norm().item(), rel=1e-12)
+        assert norm.value == pytest.approx(
+            oracle[part][row, Matrix.W_Q].norm().item(), rel=1e-12
+        )
         assert (norm.error, norm.num_probes) == (0.0, 0)
 
 

@@ -18,10 +18,17 @@ Norms = dict[tuple[Matrix, Part], Estimate]
 MODEL = ARCHITECTURES["softmax"]
 
 
-def norms(settings: EstimatorConfig, model: ModelConfig = MODEL, col: Matrix = Matrix.W_Q, **task: object) -> Norms:
+def norms(
+    settings: EstimatorConfig,
+    model: ModelConfig = MODEL,
+    col: Matrix = Matrix.W_Q,
+    **task: object,
+) -> Norms:
     problem = toy_problem(model, toy_task(model, **task))
     estimator = Estimator(problem, model, settings)
-    found = estimator.column_norms(1, col, [Block(1, col, col)], list(PARTS), generator=stream(1, "probes"))
+    found = estimator.column_norms(
+        1, col, [Block(1, col, col)], list(PARTS), generator=stream(1, "probes")
+    )
     return {(Matrix(block.row), part): norm for (block, part), norm in found.items()}
 
 
@@ -47,7 +54,9 @@ def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col: Matrix) -> 
     """Two scored positions of d_head 4 bound the rank by 8; ten leave-one-out sketches reach it."""
     model = ModelConfig(d_model=8, d_head=4)
     exact = norms(EstimatorConfig(method=Method.dense), model, col, batch_size=1)
-    for key, norm in norms(EstimatorConfig(method=Method.xtrace, num_probes=20), model, col, batch_size=1).items():
+    for key, norm in norms(
+        EstimatorConfig(method=Method.xtrace, num_probes=20), model, col, batch_size=1
+    ).items():
         assert norm.value == pytest.approx(exact[key].value, rel=1e-7)
         assert norm.value == 0.0 or (math.isnan(norm.error) and norm.num_probes == 20)
 
@@ -61,4 +70,6 @@ def test_xtrace_keeps_a_structural_zero_at_zero() -> None:
 def test_the_same_generator_repeats_every_bit(method: Method) -> None:
     settings = EstimatorConfig(method=method, num_probes=6)
     first, second = (norms(settings) for _ in range(2))
-    assert {key: norm.value for key, norm in first.items()} == {key: norm.value for key, norm in second.items()}
+    assert {key: norm.value for key, norm in first.items()} == {
+        key: norm.value for key, norm in second.items()
+    }

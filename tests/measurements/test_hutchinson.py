@@ -43,7 +43,9 @@ class MatrixColumn:
     def shape(self) -> torch.Size:
         return torch.Size(self.weight or (self.dim, 1))
 
-    def split_matmat(self, probes: Tensor, parts: Sequence[Part] = SPLIT) -> dict[tuple[Matrix, Part], Tensor]:
+    def split_matmat(
+        self, probes: Tensor, parts: Sequence[Part] = SPLIT
+    ) -> dict[tuple[Matrix, Part], Tensor]:
         both = {key: block @ probes for key, block in self.blocks.items()}
         return completed(both, parts)
 
@@ -52,7 +54,13 @@ def random_column(dim: int) -> MatrixColumn:
     generator = stream(0, "column", dim)
     rows = {Matrix.W_Q: dim, Matrix.W_V: 3}
     draw = lambda n: torch.randn(n, dim, dtype=torch.float64, generator=generator)  # noqa: E731
-    return MatrixColumn({(row, part): draw(n) for row, n in rows.items() for part in (Part.H_o, Part.H_f)})
+    return MatrixColumn(
+        {
+            (row, part): draw(n)
+            for row, n in rows.items()
+            for part in (Part.H_o, Part.H_f)
+        }
+    )
 
 
 def real_column(name: str, col: Matrix, rows: list[Matrix]) -> LinearisedColumn:
@@ -68,7 +76,9 @@ def test_identity_probes_give_the_norm_exactly() -> None:
     column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     samples = squared_norms(column, PARTS, torch.eye(column.dim, dtype=torch.float64))
     for key, norm in dense_norms(column, PARTS).items():
-        assert samples[key].values.sum().sqrt().item() == pytest.approx(norm.value, rel=1e-13)
+        assert samples[key].values.sum().sqrt().item() == pytest.approx(
+            norm.value, rel=1e-13
+        )
 
 
 def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
@@ -76,24 +86,34 @@ def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
     samples = squared_norms(column, PARTS, signs)
     for key, frob in true_norms(column).items():
-        assert samples[key].values.mean().sqrt().item() == pytest.approx(frob, rel=1e-13)
+        assert samples[key].values.mean().sqrt().item() == pytest.approx(
+            frob, rel=1e-13
+        )
 
 
 def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
     model = ModelConfig(kind=Kind.self_attention, d_model=3)
-    column = LinearisedNetwork(toy_problem(model), model).column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
+    column = LinearisedNetwork(toy_problem(model), model).column(
+        1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V]
+    )
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
     samples = squared_norms(column, PARTS, signs)
     for key, norm in dense_norms(column, PARTS).items():
-        assert samples[key].values.mean().sqrt().item() == pytest.approx(norm.value, rel=1e-12)
+        assert samples[key].values.mean().sqrt().item() == pytest.approx(
+            norm.value, rel=1e-12
+        )
 
 
 def test_the_three_parts_share_their_probes() -> None:
     """||(H_o + H_f) v|| <= ||H_o v|| + ||H_f v|| holds probe by probe only when the probes are shared."""
     column = random_column(40)
-    samples = squared_norms(column, PARTS, rademacher(40, 200, generator=stream(1), dtype=torch.float64))
+    samples = squared_norms(
+        column, PARTS, rademacher(40, 200, generator=stream(1), dtype=torch.float64)
+    )
     for row in (Matrix.W_Q, Matrix.W_V):
-        whole, outer, functional = (samples[row, part].values.sqrt() for part in (Part.H, Part.H_o, Part.H_f))
+        whole, outer, functional = (
+            samples[row, part].values.sqrt() for part in (Part.H, Part.H_o, Part.H_f)
+        )
         assert (whole <= outer + functional + 1e-12).all()
 
 
@@ -107,16 +127,27 @@ def test_the_estimate_is_within_its_own_error() -> None:
 
 def test_the_same_stream_gives_the_same_bits() -> None:
     column = real_column("pre", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
-    first, second = (hutchinson(column, PARTS, 12, generator=stream(5)) for _ in range(2))
+    first, second = (
+        hutchinson(column, PARTS, 12, generator=stream(5)) for _ in range(2)
+    )
     assert first == second
 
 
 def test_more_probes_keep_the_first_ones() -> None:
     """Whole chunks of probes are untouched by how many follow, so their squared norms are too, bit for bit."""
     column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q])
-    few, many = (rademacher(column.dim, k, generator=stream(7), dtype=column.dtype) for k in (10, 25))
-    first = [squared_norms(column, PARTS, chunk) for chunk in chunks(few, column, module.PROBES_AT_ONCE)]
-    second = [squared_norms(column, PARTS, chunk) for chunk in chunks(many, column, module.PROBES_AT_ONCE)]
+    few, many = (
+        rademacher(column.dim, k, generator=stream(7), dtype=column.dtype)
+        for k in (10, 25)
+    )
+    first = [
+        squared_norms(column, PARTS, chunk)
+        for chunk in chunks(few, column, module.PROBES_AT_ONCE)
+    ]
+    second = [
+        squared_norms(column, PARTS, chunk)
+        for chunk in chunks(many, column, module.PROBES_AT_ONCE)
+    ]
     for before, after in zip(first, second, strict=False):
         assert all(torch.equal(before[key].values, after[key].values) for key in before)
 
@@ -132,7 +163,9 @@ def test_chunks_depend_on_the_problem_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     column = real_column("two layers", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
     reference = hutchinson(column, PARTS, 15, generator=stream(5))
     monkeypatch.setattr(module, "PROBES_AT_ONCE", size)
@@ -143,7 +176,9 @@ def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(size: int, monkeypa
 def test_probe_memory_grows_with_the_batch() -> None:
     model = ARCHITECTURES["softmax"]
     small, large = (
-        LinearisedNetwork(toy_problem(model, TaskConfig(digits=1, batch_size=size)), model)
+        LinearisedNetwork(
+            toy_problem(model, TaskConfig(digits=1, batch_size=size)), model
+        )
         .column(1, Matrix.W_Q, [Matrix.W_Q])
         .bytes_per_probe
         for size in (2, 20)
@@ -155,5 +190,7 @@ def test_mean_of_squared_norms_is_what_frobenius_sees() -> None:
     column = random_column(6)
     probes = rademacher(6, 7, generator=stream(9), dtype=torch.float64)
     by_hand = (column.blocks[Matrix.W_Q, Part.H_o] @ probes).square().sum(dim=0)
-    estimate = hutchinson(column, [Part.H_o], 7, generator=stream(9))[Matrix.W_Q, Part.H_o]
+    estimate = hutchinson(column, [Part.H_o], 7, generator=stream(9))[
+        Matrix.W_Q, Part.H_o
+    ]
     assert estimate.value == pytest.approx(root_of_mean(by_hand).value, rel=1e-14)

@@ -24,7 +24,8 @@ from hessfig.terms import Approximation
 from tests.double_backward import hessian, jacobian
 
 A = Approximation
-ELSEWHERE = {A.adam, A.adam_mini_head}  # need a training's moments, or heads of the package: test_approximations.py
+# Need a training's moments, or heads of the package: test_approximations.py.
+ELSEWHERE = {A.adam, A.adam_mini_head}
 CLASSES, WORDS, IGNORED = 3, 7, -100
 Loss = Callable[[Tensor], Tensor]
 
@@ -51,7 +52,9 @@ class Case:
 
     @property
     def problem(self) -> hessfig.Problem:
-        return hessfig.Problem(self.network, self.inputs, self.targets, self.loss, **self.settings)
+        return hessfig.Problem(
+            self.network, self.inputs, self.targets, self.loss, **self.settings
+        )
 
     @property
     def at(self) -> nn.Parameter:
@@ -79,7 +82,9 @@ class Case:
 
     @cached_property
     def gauss_newton(self) -> Tensor:
-        return torch.einsum("iev,iejf,jfw->vw", self.jacobian, self.curvature, self.jacobian)
+        return torch.einsum(
+            "iev,iejf,jfw->vw", self.jacobian, self.curvature, self.jacobian
+        )
 
     @cached_property
     def hessian(self) -> Tensor:
@@ -95,7 +100,10 @@ class Case:
         single = self.shares.view(-1, *self.at.shape)
         whole, size = single.sum(0), Config().training.batch_size
         square = product(whole, whole)
-        return square + (self.counting * sum(product(one, one) for one in single) - square) / size
+        return (
+            square
+            + (self.counting * sum(product(one, one) for one in single) - square) / size
+        )
 
     @cached_property
     def signals(self) -> tuple[Tensor, Tensor, list[int]]:
@@ -103,33 +111,58 @@ class Case:
         count, given, added = len(self.outputs()), list[Tensor](), list[Tensor]()
 
         def add(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-            given.append(inputs[0].detach().clone().reshape(count, -1, inputs[0].shape[-1]))
+            given.append(
+                inputs[0].detach().clone().reshape(count, -1, inputs[0].shape[-1])
+            )
             added.append(torch.zeros_like(output).requires_grad_())
             return output + added[-1]
 
         module = self.network.get_submodule(self.weight.rpartition(".")[0])
         with hooked([module], add):
             outputs = self.outputs()
-        rows = [torch.autograd.grad(one, added, retain_graph=True, materialize_grads=True) for one in outputs.flatten()]
-        derivatives = torch.stack([torch.cat([p.reshape(count, -1, p.shape[-1]) for p in row], dim=1) for row in rows])
-        own = derivatives.view(count, -1, *derivatives.shape[1:])[range(count), :, range(count)]
+        rows = [
+            torch.autograd.grad(one, added, retain_graph=True, materialize_grads=True)
+            for one in outputs.flatten()
+        ]
+        derivatives = torch.stack(
+            [
+                torch.cat([p.reshape(count, -1, p.shape[-1]) for p in row], dim=1)
+                for row in rows
+            ]
+        )
+        own = derivatives.view(count, -1, *derivatives.shape[1:])[
+            range(count), :, range(count)
+        ]
         return torch.cat(given, dim=1), own, [one.shape[1] for one in given]
 
     def factors(self, *, reduce: bool) -> Tensor:
         """Return K-FAC by its definition, from the Hessian in the outputs itself."""
         inputs, own, calls = self.signals
         blocks = self.curvature[range(len(own)), :, range(len(own))]
-        rows = [one[used] for one, used in zip(inputs, self.used(own, blocks, calls), strict=True) if used.any()]
-        rows, own = ([one.mean(0, keepdim=True) for one in rows], own.sum(2, keepdim=True)) if reduce else (rows, own)
+        rows = [
+            one[used]
+            for one, used in zip(inputs, self.used(own, blocks, calls), strict=True)
+            if used.any()
+        ]
+        rows, own = (
+            ([one.mean(0, keepdim=True) for one in rows], own.sum(2, keepdim=True))
+            if reduce
+            else (rows, own)
+        )
         left = torch.einsum("ietm,ief,iftn->mn", own, blocks, own)
         right = sum(one.T @ one for one in rows) / sum(map(len, rows))
         return torch.kron(left.contiguous(), right.contiguous())
 
     def used(self, own: Tensor, blocks: Tensor, calls: list[int]) -> Tensor:
         """Return which uses count (samples, uses), by docs/studies/approximations.md."""
-        by_position = blocks.any(-1).view(len(own), -1, self.outputs().shape[-1]).any(-1)
+        by_position = (
+            blocks.any(-1).view(len(own), -1, self.outputs().shape[-1]).any(-1)
+        )
         of_sample = by_position.any(1, keepdim=True)
-        pieces = [by_position if one == by_position.shape[1] else of_sample.expand(-1, one) for one in calls]
+        pieces = [
+            by_position if one == by_position.shape[1] else of_sample.expand(-1, one)
+            for one in calls
+        ]
         sends = torch.einsum("ief,iftm->itm", blocks.abs(), own.abs()).any(-1)
         return torch.cat(pieces, dim=1) | sends
 
@@ -164,7 +197,11 @@ def sampled(case: Case) -> float:
     drawn = list[Tensor]()
     draw = OutputSide.sampled
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(OutputSide, "sampled", lambda *given: drawn.append(draw(*given)) or drawn[-1])
+        patched.setattr(
+            OutputSide,
+            "sampled",
+            lambda *given: drawn.append(draw(*given)) or drawn[-1],
+        )
         made = case.made(A.sampled_fisher)
     rows = torch.einsum("ie,iew->iw", drawn[0].flatten(1), case.jacobian)
     found, count = expectation(case), len(case.jacobian)
@@ -174,7 +211,11 @@ def sampled(case: Case) -> float:
 
 def expectation(case: Case) -> Tensor:
     """Return E u u^T of every sample, exactly: over all classes of each position, or over the axes of normal draws."""
-    side, found, means = OutputSide(case.problem.objective("float64")), list[Tensor](), list[Tensor]()
+    side, found, means = (
+        OutputSide(case.problem.objective("float64")),
+        list[Tensor](),
+        list[Tensor](),
+    )
     samples, positions, width = side.outputs.shape
 
     def one_class(chances: Tensor, count: int, *, generator: Any, label: int) -> Tensor:
@@ -191,8 +232,12 @@ def expectation(case: Case) -> Tensor:
             patched.setattr(torch, "randn", partial(one_axis, axis=one))
             found.append(side.sampled(torch.Generator()))
     chances = torch.stack(means).view(width, samples, positions)
-    each = torch.einsum("lip,lipc,lipd->ipcd", chances, torch.stack(found), torch.stack(found))
-    whole = torch.zeros(samples, positions, width, positions, width, dtype=torch.float64)
+    each = torch.einsum(
+        "lip,lipc,lipd->ipcd", chances, torch.stack(found), torch.stack(found)
+    )
+    whole = torch.zeros(
+        samples, positions, width, positions, width, dtype=torch.float64
+    )
     whole[:, range(positions), :, range(positions)] = each.transpose(0, 1)
     return whole.view(samples, positions * width, positions * width)
 
@@ -212,7 +257,10 @@ def kron_identity(left: Tensor, case: Case) -> Tensor:
 
 def shampoo(case: Case) -> float:
     made = case.made(A.shampoo)
-    left, right = case.expected(lambda a, b: a @ b.T), case.expected(lambda a, b: a.T @ b)
+    left, right = (
+        case.expected(lambda a, b: a @ b.T),
+        case.expected(lambda a, b: a.T @ b),
+    )
     return off(made @ made, torch.kron(left, right))
 
 
@@ -221,7 +269,10 @@ def empirical(case: Case) -> float:
     (slope,) = torch.autograd.grad(case.plain(case.outputs()), case.at)
     assert case.terms is not None
     adds_up = off(case.shares.sum(0), slope.flatten())
-    return max(adds_up, off(case.made(A.empirical_fisher), case.terms * case.shares.T @ case.shares))
+    return max(
+        adds_up,
+        off(case.made(A.empirical_fisher), case.terms * case.shares.T @ case.shares),
+    )
 
 
 def muon(case: Case) -> float:
@@ -230,12 +281,17 @@ def muon(case: Case) -> float:
 
 
 def adam_mini(case: Case) -> float:
-    return off(case.made(A.adam_mini), case.moment.mean().sqrt() * torch.eye(case.at.numel(), dtype=torch.float64))
+    return off(
+        case.made(A.adam_mini),
+        case.moment.mean().sqrt() * torch.eye(case.at.numel(), dtype=torch.float64),
+    )
 
 
 IDENTITIES: dict[Approximation, Callable[[Case], float]] = {
     A.diagonal: lambda case: off(case.made(A.diagonal), case.hessian.diagonal().diag()),
-    A.adam_expected: lambda case: off(case.made(A.adam_expected), case.moment.sqrt().flatten().diag()),
+    A.adam_expected: lambda case: off(
+        case.made(A.adam_expected), case.moment.sqrt().flatten().diag()
+    ),
     A.adam_mini: adam_mini,
     A.empirical_fisher: empirical,
     A.sampled_fisher: sampled,
@@ -243,7 +299,9 @@ IDENTITIES: dict[Approximation, Callable[[Case], float]] = {
     A.shampoo: shampoo,
     A.soap: lambda case: is_projection(case, A.soap, case.hessian, trace=True),
     A.kfac: lambda case: off(case.made(A.kfac), case.factors(reduce=False)),
-    A.kfac_reduce: lambda case: off(case.made(A.kfac_reduce), case.factors(reduce=True)),
+    A.kfac_reduce: lambda case: off(
+        case.made(A.kfac_reduce), case.factors(reduce=True)
+    ),
     A.ekfac: lambda case: is_projection(case, A.ekfac, case.gauss_newton, trace=True),
     A.kfoc: lambda case: best(case, A.kfoc, 1),
     A.kronecker_sum: lambda case: best(case, A.kronecker_sum, 3),
@@ -253,11 +311,15 @@ IDENTITIES: dict[Approximation, Callable[[Case], float]] = {
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def labels(*shape: int, classes: int = CLASSES, seed: int = 0) -> Tensor:
-    return torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, classes, shape, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def mlp(width: int = CLASSES) -> nn.Module:
@@ -269,7 +331,9 @@ X, Y = draws(5, 3), labels(5, seed=1)
 SOME = torch.tensor([0, IGNORED, 2, 1, IGNORED])
 COST = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
 LONG = draws(4, 3, 3)
-TAGS = torch.tensor([[0, 1, IGNORED], [IGNORED, IGNORED, IGNORED], [2, 2, 1], [IGNORED, 0, IGNORED]])
+TAGS = torch.tensor(
+    [[0, 1, IGNORED], [IGNORED, IGNORED, IGNORED], [2, 2, 1], [IGNORED, 0, IGNORED]]
+)
 
 
 def flat(target: Tensor, **settings: Any) -> Loss:
@@ -277,24 +341,49 @@ def flat(target: Tensor, **settings: Any) -> Loss:
     return lambda out: F.cross_entropy(out.flatten(0, -2), target.flatten(), **settings)
 
 
-def of_mlp(loss: Any, plain: Loss, terms: float | None, *, x: Tensor = X, y: Any = Y, counting: int = 5) -> Case:
+def of_mlp(
+    loss: Any,
+    plain: Loss,
+    terms: float | None,
+    *,
+    x: Tensor = X,
+    y: Any = Y,
+    counting: int = 5,
+) -> Case:
     network = mlp()
-    return Case(network, x, y, loss, lambda: network(x), plain, terms, "0.weight", counting)
+    return Case(
+        network, x, y, loss, lambda: network(x), plain, terms, "0.weight", counting
+    )
 
 
 def smoothed() -> Case:
     settings: dict[str, Any] = {"weight": COST, "label_smoothing": 0.2}
     terms = float(COST[SOME[SOME >= 0]].sum())
-    return of_mlp(nn.CrossEntropyLoss(**settings), flat(SOME, **settings), terms, y=SOME, counting=3)
+    return of_mlp(
+        nn.CrossEntropyLoss(**settings),
+        flat(SOME, **settings),
+        terms,
+        y=SOME,
+        counting=3,
+    )
 
 
 def soft() -> Case:
     chances = draws(5, 3, seed=4).softmax(-1)
-    return of_mlp(nn.CrossEntropyLoss(), lambda out: F.cross_entropy(out, chances), 5.0, y=chances)
+    return of_mlp(
+        nn.CrossEntropyLoss(), lambda out: F.cross_entropy(out, chances), 5.0, y=chances
+    )
 
 
-def numbers(loss: Any, plain: Callable[[Tensor, Tensor], Tensor], terms: float | None, target: Tensor) -> Case:
-    return of_mlp(loss, lambda out: plain(out, target), terms, x=LONG, y=target, counting=4)
+def numbers(
+    loss: Any,
+    plain: Callable[[Tensor, Tensor], Tensor],
+    terms: float | None,
+    target: Tensor,
+) -> Case:
+    return of_mlp(
+        loss, lambda out: plain(out, target), terms, x=LONG, y=target, counting=4
+    )
 
 
 def squares_of_classes(out: Tensor, target: Tensor) -> Tensor:
@@ -305,7 +394,10 @@ def masked(out: Tensor, target: Tensor) -> Tensor:
     """A padding of the user's own: the mean over positions that count."""
     kept = target != IGNORED
     return (
-        F.cross_entropy(out.flatten(0, 1), target.clamp(min=0).flatten(), reduction="none") * kept.flatten()
+        F.cross_entropy(
+            out.flatten(0, 1), target.clamp(min=0).flatten(), reduction="none"
+        )
+        * kept.flatten()
     ).sum() / (kept.sum())
 
 
@@ -315,7 +407,11 @@ class Positioned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, 3), nn.Embedding(4, 3)
-        self.query, self.value, self.out = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, CLASSES)
+        self.query, self.value, self.out = (
+            nn.Linear(3, 3),
+            nn.Linear(3, 3),
+            nn.Linear(3, CLASSES),
+        )
 
     def forward(self, mask: Tensor, position_ids: Tensor, input_ids: Tensor) -> Tensor:
         x = self.words(input_ids) + self.places(position_ids)
@@ -327,14 +423,32 @@ def positioned(samples: int, *, by_sample: bool = False) -> Case:
     """Length 4: with four samples, positions and mask could be cut by sample."""
     torch.manual_seed(3)
     network, ids = Positioned().double(), labels(samples, 4, classes=WORDS)
-    mask, places, target = torch.ones(4, 4).tril().bool(), torch.arange(4), labels(samples, 4, seed=2)
+    mask, places, target = (
+        torch.ones(4, 4).tril().bool(),
+        torch.arange(4),
+        labels(samples, 4, seed=2),
+    )
     if by_sample:  # an encoder's mask, one of padding by sample
-        mask = (torch.arange(4) < torch.tensor([4, 2, 3, 4])[:, None])[:, None].expand(4, 4, 4).contiguous()
+        mask = (
+            (torch.arange(4) < torch.tensor([4, 2, 3, 4])[:, None])[:, None]
+            .expand(4, 4, 4)
+            .contiguous()
+        )
         target = target.masked_fill(~mask[:, 0], IGNORED)
     batch = {"mask": mask, "position_ids": places, "input_ids": ids}
     terms = float((target != IGNORED).sum())
     run = partial(network, **batch)
-    return Case(network, batch, target, "cross_entropy", run, flat(target), terms, "query.weight", samples)
+    return Case(
+        network,
+        batch,
+        target,
+        "cross_entropy",
+        run,
+        flat(target),
+        terms,
+        "query.weight",
+        samples,
+    )
 
 
 class Repeated(nn.Module):
@@ -342,7 +456,11 @@ class Repeated(nn.Module):
 
     def __init__(self, *, beside: bool) -> None:
         super().__init__()
-        self.twice, self.out, self.beside = nn.Linear(3, 3), nn.Linear(3, CLASSES), beside
+        self.twice, self.out, self.beside = (
+            nn.Linear(3, 3),
+            nn.Linear(3, CLASSES),
+            beside,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.twice(x).tanh_()
@@ -355,7 +473,11 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer, self.out = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, CLASSES)
+        self.inner, self.outer, self.out = (
+            nn.Linear(3, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         state, found = x.new_zeros(len(x), 4), []
@@ -382,7 +504,17 @@ def of_network(network: nn.Module, weight: str, x: Tensor, y: Tensor) -> Case:
         nn.init.normal_(parameter, std=0.7)
     kept = y != IGNORED
     counting = int(kept.flatten(1).any(1).sum()) if y.ndim > 1 else int(kept.sum())
-    return Case(network, x, y, "cross_entropy", lambda: network(x), flat(y), float(kept.sum()), weight, counting)
+    return Case(
+        network,
+        x,
+        y,
+        "cross_entropy",
+        lambda: network(x),
+        flat(y),
+        float(kept.sum()),
+        weight,
+        counting,
+    )
 
 
 class Encoder(nn.Module):
@@ -406,7 +538,17 @@ def encoder() -> Case:
     batch = {"x": x, "allowed": torch.ones(4, 4).triu(1).bool(), "padding": padding}
     run = partial(network, **batch)
     terms = float((~padding).sum())
-    return Case(network, batch, target, "cross_entropy", run, flat(target), terms, "layer.linear1.weight", 4)
+    return Case(
+        network,
+        batch,
+        target,
+        "cross_entropy",
+        run,
+        flat(target),
+        terms,
+        "layer.linear1.weight",
+        4,
+    )
 
 
 def cell() -> Case:
@@ -420,30 +562,53 @@ def language(kind: str) -> Case:
     """Next tokens of padded sequences by a model's own loss: the last position of every sequence is ignored."""
     torch.manual_seed(2)
     if kind == "gpt":
-        config = transformers.GPT2Config(vocab_size=WORDS, n_positions=8, n_embd=4, n_layer=1, n_head=2, n_inner=3)
+        config = transformers.GPT2Config(
+            vocab_size=WORDS, n_positions=8, n_embd=4, n_layer=1, n_head=2, n_inner=3
+        )
         network, weight = transformers.GPT2LMHeadModel(config), "lm_head.weight"
-        network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())  # untied
+        # Untied.
+        network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())
         network.transformer.wte.weight.data.normal_()
     else:
         config = transformers.LlamaConfig(
-            vocab_size=WORDS, hidden_size=4, intermediate_size=3, num_hidden_layers=1, num_attention_heads=2
+            vocab_size=WORDS,
+            hidden_size=4,
+            intermediate_size=3,
+            num_hidden_layers=1,
+            num_attention_heads=2,
         )
-        network, weight = transformers.LlamaForCausalLM(config), "model.layers.0.mlp.up_proj.weight"
+        network, weight = (
+            transformers.LlamaForCausalLM(config),
+            "model.layers.0.mlp.up_proj.weight",
+        )
         for parameter in network.parameters():
             nn.init.normal_(parameter, std=0.6)
     network = network.double().eval()
-    ids, mask = labels(3, 4, classes=WORDS), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
+    ids, mask = (
+        labels(3, 4, classes=WORDS),
+        torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]),
+    )
+    batch = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids.masked_fill(mask == 0, IGNORED),
+    }
     following = F.pad(batch["labels"][:, 1:], (0, 1), value=IGNORED)
     run = lambda: network(input_ids=ids, attention_mask=mask, use_cache=False).logits  # noqa: E731
     rounding = 1e-9 if kind == "gpt" else 3e-6
-    return Case(network, batch, None, None, run, flat(following), 6.0, weight, 3, rounding)
+    return Case(
+        network, batch, None, None, run, flat(following), 6.0, weight, 3, rounding
+    )
 
 
-PADDED = labels(4, 3).masked_fill(torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]).bool(), IGNORED)
+PADDED = labels(4, 3).masked_fill(
+    torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]).bool(), IGNORED
+)
 CASES: dict[str, Callable[[], Case]] = {
     "classes": lambda: of_mlp("cross_entropy", flat(Y), 5.0),
-    "one sample": lambda: of_mlp("cross_entropy", flat(Y[:1]), 1.0, x=X[:1], y=Y[:1], counting=1),
+    "one sample": lambda: of_mlp(
+        "cross_entropy", flat(Y[:1]), 1.0, x=X[:1], y=Y[:1], counting=1
+    ),
     "ignored": lambda: of_mlp("cross_entropy", flat(SOME), 3.0, y=SOME, counting=3),
     "another ignored": lambda: of_mlp(
         nn.CrossEntropyLoss(ignore_index=1),
@@ -451,34 +616,70 @@ CASES: dict[str, Callable[[], Case]] = {
         float((Y != 1).sum()),
         counting=int((Y != 1).sum()),
     ),
-    "class weights": lambda: of_mlp(nn.CrossEntropyLoss(weight=COST), flat(Y, weight=COST), float(COST[Y].sum())),
+    "class weights": lambda: of_mlp(
+        nn.CrossEntropyLoss(weight=COST), flat(Y, weight=COST), float(COST[Y].sum())
+    ),
     "weighted, ignored, smoothed": smoothed,
     "summed": lambda: of_mlp(
-        nn.CrossEntropyLoss(reduction="sum"), flat(SOME, reduction="sum"), 1.0, y=SOME, counting=3
+        nn.CrossEntropyLoss(reduction="sum"),
+        flat(SOME, reduction="sum"),
+        1.0,
+        y=SOME,
+        counting=3,
     ),
     "soft labels": soft,
     "positions": lambda: of_mlp(
-        "cross_entropy", flat(PADDED.clamp(min=0)), 12.0, x=LONG, y=PADDED.clamp(min=0), counting=4
+        "cross_entropy",
+        flat(PADDED.clamp(min=0)),
+        12.0,
+        x=LONG,
+        y=PADDED.clamp(min=0),
+        counting=4,
     ),
-    "positions ignored": lambda: of_mlp("cross_entropy", flat(TAGS), 6.0, x=LONG, y=TAGS, counting=3),
+    "positions ignored": lambda: of_mlp(
+        "cross_entropy", flat(TAGS), 6.0, x=LONG, y=TAGS, counting=3
+    ),
     "positions by a function": lambda: of_mlp(
-        lambda out, target: flat(target)(out), flat(PADDED), 9.0, x=LONG, y=PADDED, counting=4
+        lambda out, target: flat(target)(out),
+        flat(PADDED),
+        9.0,
+        x=LONG,
+        y=PADDED,
+        counting=4,
     ),
     "targets flattened": lambda: of_mlp(
-        lambda out, target: flat(target)(out), flat(PADDED), 9.0, x=LONG, y=PADDED.flatten(), counting=4
+        lambda out, target: flat(target)(out),
+        flat(PADDED),
+        9.0,
+        x=LONG,
+        y=PADDED.flatten(),
+        counting=4,
     ),
-    "a mask of one's own": lambda: of_mlp(masked, partial(masked, target=TAGS), 6.0, x=LONG, y=TAGS, counting=3),
+    "a mask of one's own": lambda: of_mlp(
+        masked, partial(masked, target=TAGS), 6.0, x=LONG, y=TAGS, counting=3
+    ),
     "squares": lambda: numbers("mse", F.mse_loss, 36.0, draws(4, 3, 3, seed=5)),
-    "sums of squares": lambda: numbers("mse_sum", partial(F.mse_loss, reduction="sum"), 1.0, draws(4, 3, 3, seed=5)),
-    "yes or no": lambda: numbers(
-        nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits, 36.0, draws(4, 3, 3, seed=5).sigmoid()
+    "sums of squares": lambda: numbers(
+        "mse_sum", partial(F.mse_loss, reduction="sum"), 1.0, draws(4, 3, 3, seed=5)
     ),
-    "squares of classes": lambda: of_mlp(squares_of_classes, partial(squares_of_classes, target=Y), None),
+    "yes or no": lambda: numbers(
+        nn.BCEWithLogitsLoss(),
+        F.binary_cross_entropy_with_logits,
+        36.0,
+        draws(4, 3, 3, seed=5).sigmoid(),
+    ),
+    "squares of classes": lambda: of_mlp(
+        squares_of_classes, partial(squares_of_classes, target=Y), None
+    ),
     "mask and positions": lambda: positioned(3),
     "as many samples as positions": lambda: positioned(4),
     "a mask by sample": lambda: positioned(4, by_sample=True),
-    "twice in sequence": lambda: of_network(Repeated(beside=False), "twice.weight", X, Y),
-    "twice, beside and in sequence": lambda: of_network(Repeated(beside=True), "twice.weight", LONG, TAGS),
+    "twice in sequence": lambda: of_network(
+        Repeated(beside=False), "twice.weight", X, Y
+    ),
+    "twice, beside and in sequence": lambda: of_network(
+        Repeated(beside=True), "twice.weight", LONG, TAGS
+    ),
     "recurrent": lambda: of_network(Recurrent(), "outer.weight", LONG, PADDED),
     "recurrent inputs": lambda: of_network(Recurrent(), "inner.weight", LONG, TAGS),
     "a state of another axis": cell,
@@ -490,7 +691,9 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def deviation(case: Case, name: Approximation) -> float:
     with warnings.catch_warnings(), sdpa_kernel([SDPBackend.MATH]):
-        warnings.filterwarnings("ignore", ".*plain double backward is used", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", ".*plain double backward is used", RuntimeWarning
+        )
         return IDENTITIES[name](case)
 
 
@@ -499,15 +702,26 @@ def test_every_approximation_has_an_identity() -> None:
 
 
 # The longest ones; mistakes in samples and masks are noticed by the others too.
-SLOW = ("causal, padded", "causal, float32 inside", "an encoder's two masks", "mask and positions")
+SLOW = (
+    "causal, padded",
+    "causal, float32 inside",
+    "an encoder's two masks",
+    "mask and positions",
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in CASES]
+)
 def test_identities_hold(name: str) -> None:
     case = CASES[name]()
-    names = [one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None]
+    names = [
+        one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None
+    ]
     found = {str(one): deviation(case, one) for one in names}
-    assert {one: value for one, value in found.items() if not value < case.rounding} == {}
+    assert {
+        one: value for one, value in found.items() if not value < case.rounding
+    } == {}
     if case.terms is None:
         with pytest.raises(UserError, match="number of terms is not known"):
             case.made(A.empirical_fisher)

@@ -34,7 +34,15 @@ ROUTES = {
 }
 MODEL = ModelConfig(kind=Kind.self_attention, d_model=4)
 QUANTITIES = (
-    *("frobenius", "trace", "largest_eigenvalue", "spectrum", "density", "zero_share", "jacobian_norm"),
+    *(
+        "frobenius",
+        "trace",
+        "largest_eigenvalue",
+        "spectrum",
+        "density",
+        "zero_share",
+        "jacobian_norm",
+    ),
     *("loss", "gradient_norm", "score_spread", "moment_2"),
 )
 
@@ -72,9 +80,17 @@ PLACES: dict[str, Callable[[Objective], Objective]] = {
 }
 
 
-def measured(route: str, quantity: str, place: str, model: ModelConfig = MODEL) -> Measured:
+def measured(
+    route: str, quantity: str, place: str, model: ModelConfig = MODEL
+) -> Measured:
     task = toy_task(model)
-    config = Config(model=model, task=task, estimator=ROUTES[route], blocks="each", quantities=[quantity])
+    config = Config(
+        model=model,
+        task=task,
+        estimator=ROUTES[route],
+        blocks="each",
+        quantities=[quantity],
+    )
     cell = Cell(Variant("", config), 0.5, 3, quantity)
     problem = PLACES[place](draw_problem(cell))
     return cell.variant.quantity(quantity).measured(problem, request_of(cell, problem))
@@ -95,7 +111,9 @@ def test_no_norm_is_finite_by_any_route(route: str, place: str) -> None:
 @pytest.mark.parametrize("place", ["weight", "loss"])
 @pytest.mark.parametrize("quantity", QUANTITIES)
 def test_no_quantity_is_finite(quantity: str, place: str) -> None:
-    assert_lost(measured("dense" if quantity == "zero_share" else "auto", quantity, place))
+    assert_lost(
+        measured("dense" if quantity == "zero_share" else "auto", quantity, place)
+    )
 
 
 def test_structural_zeros_are_no_zeros_where_weights_are_not_finite() -> None:
@@ -107,10 +125,20 @@ def test_double_backward_of_an_own_network() -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 2)).double()
     with torch.no_grad():
         network[0].weight[0, 0] = math.nan
-    inputs, targets = torch.ones(5, 3, dtype=torch.float64), torch.tensor([0, 1, 0, 1, 1])
+    inputs, targets = (
+        torch.ones(5, 3, dtype=torch.float64),
+        torch.tensor([0, 1, 0, 1, 1]),
+    )
     with pytest.warns(RuntimeWarning, match="numbers are not finite"):
-        table = hessfig.measure(hessfig.Problem(network, inputs, targets), quantities=["frobenius", "approximations"])
-    assert len(table) > 12 and set(table["status"]) == {"nonfinite"} and table["value"].isna().all()
+        table = hessfig.measure(
+            hessfig.Problem(network, inputs, targets),
+            quantities=["frobenius", "approximations"],
+        )
+    assert (
+        len(table) > 12
+        and set(table["status"]) == {"nonfinite"}
+        and table["value"].isna().all()
+    )
 
 
 class Masked(nn.Module):
@@ -119,7 +147,9 @@ class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.query, self.key, self.value, self.last = (nn.Linear(3, width) for width in (3, 3, 3, 2))
+        self.query, self.key, self.value, self.last = (
+            nn.Linear(3, width) for width in (3, 3, 3, 2)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         seen = torch.ones(4, 4, dtype=torch.bool).tril(-1)
@@ -129,17 +159,26 @@ class Masked(nn.Module):
 
 def test_wholly_masked_rows_are_said_with_the_products_that_are_finite() -> None:
     inputs = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
-    problem = hessfig.Problem(Masked().double(), inputs, torch.zeros(2, 4, dtype=torch.long))
+    problem = hessfig.Problem(
+        Masked().double(), inputs, torch.zeros(2, 4, dtype=torch.long)
+    )
     with pytest.warns(RuntimeWarning, match="wholly masked.*products='differences'"):
         hessfig.measure(problem, blocks=["all"], parts="H")
-    table = hessfig.measure(problem, blocks=["value.weight"], parts="H", products="differences")
+    table = hessfig.measure(
+        problem, blocks=["value.weight"], parts="H", products="differences"
+    )
     assert table["value"].gt(0).all() and set(table["status"]) == {"ok"}
 
 
 def test_what_no_loss_enters_stands() -> None:
     counted = measured("auto", "num_parameters", "weight").rows
-    assert {row["status"] for row in counted} == {"ok"} and all(row["value"] > 0 for row in counted)
-    norms = {row["col"]: row["status"] for row in measured("auto", "weight_norm", "weight").rows}
+    assert {row["status"] for row in counted} == {"ok"} and all(
+        row["value"] > 0 for row in counted
+    )
+    norms = {
+        row["col"]: row["status"]
+        for row in measured("auto", "weight_norm", "weight").rows
+    }
     assert set(norms.values()) == {"ok", "nonfinite"}
 
 
@@ -149,7 +188,14 @@ def test_a_quantity_without_rows_there_says_why() -> None:
 
     cell = Cell(Variant("", Config(model=MODEL, task=toy_task(MODEL))), 0.5, 3)
     problem, own = with_weight(draw_problem(cell)), Quantity("own", fails)
-    with pytest.raises(UserError, match="own has no value here: the weights, the outputs or the loss are not finite"):
+    with pytest.raises(
+        UserError,
+        match="own has no value here: the weights, the outputs or the loss are not finite",
+    ):
         own.measured(problem, request_of(cell, problem))
-    known = replace(own, measure=lambda *_: Measured([row_of(quantity="own", value=1.0, status="ok")]), of_loss=False)
+    known = replace(
+        own,
+        measure=lambda *_: Measured([row_of(quantity="own", value=1.0, status="ok")]),
+        of_loss=False,
+    )
     assert known.measured(problem, request_of(cell, problem)).rows[0]["value"] == 1.0

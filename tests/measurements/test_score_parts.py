@@ -10,7 +10,12 @@ import pytest
 import hessfig
 from hessfig.config.enums import Data, Kind, Method, Norm
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import (
+    EstimatorConfig,
+    ModelConfig,
+    SpectrumConfig,
+    TaskConfig,
+)
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import compute_cell
@@ -48,25 +53,38 @@ def values(found: Measured, quantity: str) -> dict[tuple[int, str], list[float]]
 def eigenvalues(found: Measured) -> dict[tuple[int, str], np.ndarray]:
     """Return the stored spectra, in the order of the rows."""
     places = dict.fromkeys((row["layer"], row["part"]) for row in found.rows)
-    return {place: found.arrays[f"eigenvalues_{number}"] for number, place in enumerate(places)}
+    return {
+        place: found.arrays[f"eigenvalues_{number}"]
+        for number, place in enumerate(places)
+    }
 
 
 @pytest.mark.long
 def test_every_quantity_agrees_with_the_eigenvalues() -> None:
     spectra = eigenvalues(compute_cell(cell("spectrum")))
     assert {part for _, part in spectra} == {"H_oT", "H_fT", "H"}
-    norms, traces = (values(compute_cell(cell(name)), name) for name in ("frobenius", "trace"))
+    norms, traces = (
+        values(compute_cell(cell(name)), name) for name in ("frobenius", "trace")
+    )
     largest, smallest = (
-        values(compute_cell(cell(name)), name) for name in ("largest_eigenvalue", "smallest_eigenvalue")
+        values(compute_cell(cell(name)), name)
+        for name in ("largest_eigenvalue", "smallest_eigenvalue")
     )
     second = values(compute_cell(cell("density")), "density_second_moment")
     for place, found in spectra.items():
         scale = np.abs(found).max()
-        assert norms[place][0] == pytest.approx(np.sqrt(np.square(found).sum()), rel=1e-11)
-        assert traces[place][0] == pytest.approx(found.sum(), abs=1e-11 * scale * len(found))
+        assert norms[place][0] == pytest.approx(
+            np.sqrt(np.square(found).sum()), rel=1e-11
+        )
+        assert traces[place][0] == pytest.approx(
+            found.sum(), abs=1e-11 * scale * len(found)
+        )
         assert largest[place][0] == pytest.approx(found[-1], abs=1e-6 * scale)
         assert smallest[place][0] == pytest.approx(found[0], abs=1e-6 * scale)
-        assert abs(second[place][0] - np.square(found).mean()) <= 4 * second[place][1] + 1e-12 * scale**2
+        assert (
+            abs(second[place][0] - np.square(found).mean())
+            <= 4 * second[place][1] + 1e-12 * scale**2
+        )
 
 
 def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace() -> None:
@@ -79,8 +97,16 @@ def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace() -> None:
 
 def test_single_weights_are_structural_zeros() -> None:
     rows = compute_cell(cell("frobenius", blocks=["W_Q", "W_K", ["W_Q", "W_K"]])).rows
-    status = {(row["row"], row["col"], row["part"]): row["status"] for row in rows if row["layer"] == 1}
-    assert status["W_Q", "W_Q", "H_fT"] == status["W_K", "W_K", "H_fT"] == "structural_zero"
+    status = {
+        (row["row"], row["col"], row["part"]): row["status"]
+        for row in rows
+        if row["layer"] == 1
+    }
+    assert (
+        status["W_Q", "W_Q", "H_fT"]
+        == status["W_K", "W_K", "H_fT"]
+        == "structural_zero"
+    )
     assert status["W_Q", "W_K", "H_fT"] == status["W_Q", "W_Q", "H_oT"] == "ok"
 
 
@@ -94,8 +120,14 @@ def test_the_outer_part_of_one_weight_is_its_hessian(method: Method) -> None:
 
 
 def test_distances_of_subsets() -> None:
-    rows = compute_cell(cell("hessian_distance", task=toy_task(MODEL, batch_size=8))).rows
-    last = [row for row in rows if row["quantity"] == "hessian_distance" and row["index"] == 8]
+    rows = compute_cell(
+        cell("hessian_distance", task=toy_task(MODEL, batch_size=8))
+    ).rows
+    last = [
+        row
+        for row in rows
+        if row["quantity"] == "hessian_distance" and row["index"] == 8
+    ]
     assert {row["part"] for row in last} == {"H_oT", "H_fT", "H"}
     assert all(row["value"] == pytest.approx(0, abs=1e-12) for row in last)
 
@@ -109,17 +141,34 @@ def test_keys_of_the_other_parts_stay() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"blocks": ["W_V"]}, r"block \(W_V, W_V\) of layer 1 has none.*blocks=\[query_key\]"),
+        (
+            {"blocks": ["W_V"]},
+            r"block \(W_V, W_V\) of layer 1 has none.*blocks=\[query_key\]",
+        ),
         ({"blocks": ["attention"]}, "attention"),
         ({"blocks": [["query_key", "W_Q"]]}, "pairs, inside a layer"),
         ({"blocks": [["W_Q@1", "W_K@2"]]}, "inside a layer"),
-        ({"model": ModelConfig(kind=Kind.mlp, d_model=4), "blocks": ["W_in"]}, "kind=mlp.*transformer.*self_attention"),
-        ({"blocks": ["W_Q"], "estimator": EstimatorConfig(Method.xtrace, num_probes=4)}, "estimator=xtrace"),
+        (
+            {"model": ModelConfig(kind=Kind.mlp, d_model=4), "blocks": ["W_in"]},
+            "kind=mlp.*transformer.*self_attention",
+        ),
+        (
+            {
+                "blocks": ["W_Q"],
+                "estimator": EstimatorConfig(Method.xtrace, num_probes=4),
+            },
+            "estimator=xtrace",
+        ),
         ({"estimator": EstimatorConfig(Method.exact)}, "H_fT alone has an exact norm"),
-        ({"estimator": EstimatorConfig(Method.auto, products="curvlinops")}, "products=curvlinops"),
+        (
+            {"estimator": EstimatorConfig(Method.auto, products="curvlinops")},
+            "products=curvlinops",
+        ),
     ],
 )
-def test_what_has_no_such_parts_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_what_has_no_such_parts_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
     with pytest.raises(UserError, match=f"(?s){words}"):
         cell("frobenius", **settings)
 

@@ -23,7 +23,12 @@ from hessfig.errors import UserError
 from hessfig.measurements import training_dynamics
 from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.quantity import At
-from hessfig.measurements.stability import along_gradient, crossing, next_update, preconditioner
+from hessfig.measurements.stability import (
+    along_gradient,
+    crossing,
+    next_update,
+    preconditioner,
+)
 from hessfig.models.protocol import kind
 from hessfig.states.stored_states import moments
 from hessfig.sweep.measure import compute_cell, draw_problem
@@ -40,12 +45,18 @@ DOUBLE = {"dtype": DType.float64}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A training of thirty updates in float64, so that plain torch meets the same numbers."""
-    found = training_config(tmp_path_factory.mktemp("states"), step=[0, STEP], blocks=["W_V", ["W_Q", "W_V"], "mlp"])
+    found = training_config(
+        tmp_path_factory.mktemp("states"),
+        step=[0, STEP],
+        blocks=["W_V", ["W_Q", "W_V"], "mlp"],
+    )
     return replace(found, training=replace(found.training, dtype=DType.float64))
 
 
 def cell(config: Config, quantity: str, step: int = STEP) -> Cell:
-    return Cell(Variant("", replace(config, quantities=[quantity])), 0.3, 1, quantity, {}, step)
+    return Cell(
+        Variant("", replace(config, quantities=[quantity])), 0.3, 1, quantity, {}, step
+    )
 
 
 def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]]:
@@ -54,13 +65,20 @@ def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]
 
 def dense(objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
-    held = {name: p.detach().clone() for name, p in objective.network.named_parameters()}
+    held = {
+        name: p.detach().clone() for name, p in objective.network.named_parameters()
+    }
     sizes = [p.numel() for p in held.values()]
 
     def value(flat: Tensor) -> Tensor:
         pieces = flat.split(sizes)
-        at = {name: piece.view_as(held[name]) for name, piece in zip(held, pieces, strict=True)}
-        logits = torch.func.functional_call(objective.network, at, (objective.batch.inputs,))
+        at = {
+            name: piece.view_as(held[name])
+            for name, piece in zip(held, pieces, strict=True)
+        }
+        logits = torch.func.functional_call(
+            objective.network, at, (objective.batch.inputs,)
+        )
         scored = logits[:, objective.batch.scored]
         return F.cross_entropy(scored.flatten(0, -2), objective.batch.targets.flatten())
 
@@ -69,29 +87,46 @@ def dense(objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return gradient, torch.autograd.functional.hessian(value, flat), held
 
 
-def test_loss_gradient_and_products_are_those_of_dense_differentiation(config: Config) -> None:
+def test_loss_gradient_and_products_are_those_of_dense_differentiation(
+    config: Config,
+) -> None:
     problem = draw_problem(cell(config, "loss"))
     gradient, hessian, _ = dense(problem)
     slope = LossGradient(problem)
     torch.testing.assert_close(slope.flat, gradient, rtol=1e-10, atol=1e-14)
-    vector = torch.randn(len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11)
+    vector = torch.randn(
+        len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
+    torch.testing.assert_close(
+        slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11
+    )
     (row,) = rows(config, "loss")
     assert row["value"] == pytest.approx(slope.loss, rel=1e-14)
     assert (row["error"], row["layer"], row["row"], row["status"]) == (0.0, 0, "", "ok")
 
 
-def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(config: Config) -> None:
+def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(
+    config: Config,
+) -> None:
     problem = draw_problem(cell(config, "loss"))
     gradient, _, held = dense(problem)
-    by_name = dict(zip(held, gradient.split([p.numel() for p in held.values()]), strict=True))
+    by_name = dict(
+        zip(held, gradient.split([p.numel() for p in held.values()]), strict=True)
+    )
     mlp = [name for name in held if ".mlp." in name]
     for quantity, tensors in (("gradient_norm", by_name), ("weight_norm", held)):
-        found = {(row["layer"], row["row"], row["col"]): row["value"] for row in rows(config, quantity)}
+        found = {
+            (row["layer"], row["row"], row["col"]): row["value"]
+            for row in rows(config, quantity)
+        }
         expected = {
-            (0, "", ""): math.sqrt(sum(float(t.square().sum()) for t in tensors.values())),
+            (0, "", ""): math.sqrt(
+                sum(float(t.square().sum()) for t in tensors.values())
+            ),
             (1, "W_V", "W_V"): float(tensors["layers.0.attn.v.weight"].norm()),
-            (1, "mlp", "mlp"): math.sqrt(sum(float(tensors[name].square().sum()) for name in mlp)),
+            (1, "mlp", "mlp"): math.sqrt(
+                sum(float(tensors[name].square().sum()) for name in mlp)
+            ),
         }
         assert found == pytest.approx(expected, rel=1e-9)
 
@@ -102,7 +137,10 @@ def test_the_residual_stream_has_a_length_after_every_layer(config: Config) -> N
     tokens, network = problem.batch.inputs, problem.network
     embedded = network.tok_embed.weight[tokens] + network.pos.weight[: tokens.shape[1]]
     assert found == pytest.approx(
-        {0: float(embedded.norm(dim=-1).mean()), 1: float(network.layers[0](embedded).norm(dim=-1).mean())}
+        {
+            0: float(embedded.norm(dim=-1).mean()),
+            1: float(network.layers[0](embedded).norm(dim=-1).mean()),
+        }
     )
 
 
@@ -115,7 +153,9 @@ def test_accuracy_counts_whole_answers_and_digits(config: Config) -> None:
     assert found[3]["error"] == pytest.approx(math.sqrt(share * (1 - share) / 20))
 
 
-def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_knows_the_answers_has_no_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Knows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -123,7 +163,9 @@ def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch: pytest.Monk
 
         def forward(self, tokens: Tensor) -> Tensor:
             following = tokens.roll(-1, dims=1)[:, 7:11].clone()
-            following[:, -1] = (following[:, -1] + (tokens[:, 0] < 5).long()) % 10  # wrong for half of the sums
+            following[:, -1] = (
+                following[:, -1] + (tokens[:, 0] < 5).long()
+            ) % 10  # wrong for half of the sums
             return F.one_hot(following, 12).float()
 
     from hessfig.states.training.loop import right_in
@@ -139,21 +181,32 @@ def test_five_digits_have_cascades(tmp_path: Path) -> None:
     config = training_config(tmp_path, step=0, task=TaskConfig(digits=3, batch_size=2))
     names = [(row["quantity"], row["index"]) for row in rows(config, "accuracy", 0)]
     indices = [None, 1, 2, 3, 4]
-    assert names == [(name, index) for name in ("accuracy", "cascade_accuracy") for index in indices]
+    assert names == [
+        (name, index) for name in ("accuracy", "cascade_accuracy") for index in indices
+    ]
 
 
-def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(config: Config) -> None:
+def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(
+    config: Config,
+) -> None:
     problem = draw_problem(cell(config, "loss"))
     gradient, hessian, _ = dense(problem)
     expected = float(gradient @ hessian @ gradient / gradient.square().sum())
     assert along_gradient(problem) == pytest.approx(expected, rel=1e-8)
 
 
-def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(config: Config) -> None:
+def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(
+    config: Config,
+) -> None:
     (row,) = rows(config, "batch_sharpness")
     assert row["num_probes"] == config.estimator.num_probes == 20
     assert row["error"] > 0 and row["value"] != 0
-    full = replace(config, training=replace(config.training, optimiser=Optimiser.gd, data=TrainingData.fixed))
+    full = replace(
+        config,
+        training=replace(
+            config.training, optimiser=Optimiser.gd, data=TrainingData.fixed
+        ),
+    )
     (whole,) = rows(full, "batch_sharpness")
     problem = draw_problem(cell(full, "loss"))
     assert (whole["value"], whole["error"], whole["num_probes"]) == (
@@ -181,18 +234,30 @@ def quadratic(at: list[float], curvatures: list[float]) -> Objective:
         network.weight.copy_(torch.tensor([at]))
     inputs = torch.diag(torch.tensor(curvatures, dtype=torch.float64).div(2).sqrt())
     batch = Batch(inputs, torch.zeros(len(at), 1, dtype=torch.float64), slice(None))
-    layout = every_parameter((name, p.numel()) for name, p in network.named_parameters())
+    layout = every_parameter(
+        (name, p.numel()) for name, p in network.named_parameters()
+    )
     return Objective(network, batch, LOSSES["mse_sum"](), layout)
 
 
-def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(config: Config) -> None:
+def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(
+    config: Config,
+) -> None:
     from hessfig.measurements.stability import crossing_step
 
     problem = quadratic([1.0, 2.0, -1.0], [1.0, 3.0, 8.0])
-    at = At(replace(config, training=replace(config.training, optimiser=Optimiser.gd)), 0.3, 1, STEP)
+    at = At(
+        replace(config, training=replace(config.training, optimiser=Optimiser.gd)),
+        0.3,
+        1,
+        STEP,
+    )
     before = float(loss_of(problem))
     found = crossing_step(problem, at)
-    g, h = LossGradient(problem).flat, torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64)
+    g, h = (
+        LossGradient(problem).flat,
+        torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64),
+    )
     expected = 2 * float(g @ g) / float(g @ (h * g))
     assert abs(found.value - expected) <= found.error <= expected / 64
     assert float(loss_of(problem)) == before  # the weights are put back
@@ -201,15 +266,26 @@ def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gr
 def test_critical_sharpness_is_two_over_the_step(config: Config) -> None:
     step, sharpness = rows(config, "critical_step")
     assert sharpness["value"] == pytest.approx(2 / step["value"])
-    assert sharpness["error"] / sharpness["value"] == pytest.approx(step["error"] / step["value"])
+    assert sharpness["error"] / sharpness["value"] == pytest.approx(
+        step["error"] / step["value"]
+    )
     assert {step["status"], sharpness["status"]} == {"ok"}
 
 
 @pytest.mark.parametrize("step", [0, STEP])
-@pytest.mark.parametrize("optimiser", [Optimiser.adamw, Optimiser.adam, Optimiser.sgd, Optimiser.gd])
-def test_the_next_update_is_torchs_own(config: Config, optimiser: Optimiser, step: int) -> None:
+@pytest.mark.parametrize(
+    "optimiser", [Optimiser.adamw, Optimiser.adam, Optimiser.sgd, Optimiser.gd]
+)
+def test_the_next_update_is_torchs_own(
+    config: Config, optimiser: Optimiser, step: int
+) -> None:
     data = TrainingData.fixed if optimiser == Optimiser.gd else TrainingData.fresh
-    changes = {"optimiser": optimiser, "data": data, "weight_decay": 0.0, "momentum": 0.7}
+    changes = {
+        "optimiser": optimiser,
+        "data": data,
+        "weight_decay": 0.0,
+        "momentum": 0.7,
+    }
     chosen = replace(config, training=replace(config.training, **changes))
     problem = draw_problem(cell(chosen, "loss", step))
     gradient = LossGradient(problem).gradient
@@ -228,10 +304,14 @@ def test_the_next_update_is_torchs_own(config: Config, optimiser: Optimiser, ste
         rule.state[leaf] = {**kept, "step": torch.tensor(float(step))}
     before = leaf.detach().clone()
     rule.step()
-    torch.testing.assert_close(before - update["head.weight"], leaf.detach(), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        before - update["head.weight"], leaf.detach(), rtol=1e-9, atol=1e-11
+    )
 
 
-def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config: Config) -> None:
+def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(
+    config: Config,
+) -> None:
     problem = draw_problem(cell(config, "loss"))
     _, hessian, held = dense(problem)
     kept = moments(config, sigma=0.3, seed=1, step=STEP)
@@ -240,23 +320,38 @@ def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config: Confi
     expected = torch.linalg.eigvals(hessian / diagonal[:, None]).real.max()
     (row,) = rows(config, "preconditioned_eigenvalue")
     assert row["value"] == pytest.approx(float(expected), rel=1e-6)
-    assert (row["part"], row["row"], row["col"], row["status"]) == ("H", "all", "all", "ok")
+    assert (row["part"], row["row"], row["col"], row["status"]) == (
+        "H",
+        "all",
+        "all",
+        "ok",
+    )
     assert 0 < row["error"] <= 1e-5 * row["value"]
     found = preconditioner(At(config, 0.3, 1, STEP), held)
-    torch.testing.assert_close(torch.cat([found[name].flatten() for name in held]), diagonal)
+    torch.testing.assert_close(
+        torch.cat([found[name].flatten() for name in held]), diagonal
+    )
 
 
 def test_adaptive_sharpness_is_that_of_the_dense_matrix(config: Config) -> None:
     _, hessian, held = dense(draw_problem(cell(config, "loss")))
     size = torch.cat([one.detach().flatten() for one in held.values()]).abs()
     (row,) = rows(config, "adaptive_sharpness")
-    assert row["value"] == pytest.approx(float(torch.linalg.eigvalsh(hessian * size * size[:, None]).max()), rel=1e-6)
-    assert (row["part"], row["row"], row["status"]) == ("H", "all", "ok") and 0 < row["error"] <= 1e-5 * row["value"]
+    assert row["value"] == pytest.approx(
+        float(torch.linalg.eigvalsh(hessian * size * size[:, None]).max()), rel=1e-6
+    )
+    assert (row["part"], row["row"], row["status"]) == ("H", "all", "ok") and 0 < row[
+        "error"
+    ] <= 1e-5 * row["value"]
 
 
-def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is() -> None:
+def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is() -> (
+    None
+):
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)).double()
+    network = nn.Sequential(
+        nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)
+    ).double()
     batch = torch.randn(16, 4, dtype=torch.float64), torch.randint(3, (16,))
     found = []
     for factor in (1.0, 5.0):
@@ -267,7 +362,9 @@ def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is(
         problem = hessfig.Problem(network, *batch, "cross_entropy")
         table = hessfig.measure(problem, blocks=["all"], parts=["H"], quantities=asked)
         found.append(table.set_index("quantity")["value"])
-    assert found[1]["adaptive_sharpness"] == pytest.approx(found[0]["adaptive_sharpness"], rel=1e-6)
+    assert found[1]["adaptive_sharpness"] == pytest.approx(
+        found[0]["adaptive_sharpness"], rel=1e-6
+    )
     assert found[1]["largest_eigenvalue"] > 2 * found[0]["largest_eigenvalue"]
 
 
@@ -280,7 +377,10 @@ REFUSED = {
     "batch_sharpness": ({"task": "gaussian"}, "no examples besides its batch"),
     "critical_step": ({"state": "loaded"}, "comes without the moments of adamw"),
     "residual_norm": ({"model": "python"}, "does not show what is between its layers"),
-    "preconditioned_eigenvalue": ({"state": "initialised"}, "that of a training with adam or adamw"),
+    "preconditioned_eigenvalue": (
+        {"state": "initialised"},
+        "that of a training with adam or adamw",
+    ),
 }
 
 
@@ -306,19 +406,34 @@ def test_post_norm_and_no_norm_have_them_too(tmp_path: Path) -> None:
     for norm in (Norm.none, Norm.post):
         config = training_config(tmp_path, step=2)
         config.model.norm = norm
-        for quantity in ("loss", "gradient_norm", "residual_norm", "critical_step", "batch_sharpness"):
-            assert {row["status"] for row in rows(config, quantity, 2)} == {"ok"}, (norm, quantity)
+        for quantity in (
+            "loss",
+            "gradient_norm",
+            "residual_norm",
+            "critical_step",
+            "batch_sharpness",
+        ):
+            assert {row["status"] for row in rows(config, quantity, 2)} == {"ok"}, (
+                norm,
+                quantity,
+            )
 
 
-def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config: Config) -> None:
+def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(
+    config: Config,
+) -> None:
     problem = draw_problem(cell(config, "loss"))
     batch, slopes = problem.batch, []
     for i in range(len(batch.inputs)):
         single = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], batch.scored)
         slopes.append(LossGradient(replace(problem, batch=single)).flat)
     covariance = torch.stack(slopes).T.cov()
-    found = {row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")}
-    assert found["gradient_covariance"] == pytest.approx(float(covariance.trace()), rel=1e-8)
+    found = {
+        row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")
+    }
+    assert found["gradient_covariance"] == pytest.approx(
+        float(covariance.trace()), rel=1e-8
+    )
     largest = float(torch.linalg.eigvalsh(covariance)[-1])
     assert found["gradient_covariance_eigenvalue"] == pytest.approx(largest, rel=1e-8)
 
@@ -331,10 +446,15 @@ def test_the_noise_scale_is_that_of_every_examples_gradient(config: Config) -> N
         parameters = [one.requires_grad_() for one in problem.network.parameters()]
         logits = problem.network(batch.inputs[i : i + 1])[:, batch.scored]
         value = F.cross_entropy(logits.flatten(0, 1), batch.targets[i])
-        pieces = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        pieces = torch.autograd.grad(
+            value, parameters, allow_unused=True, materialize_grads=True
+        )
         slopes.append(torch.cat([piece.flatten() for piece in pieces]))
     gradients = torch.stack(slopes)
-    trace, mean = float(gradients.var(dim=0).sum()), float(gradients.mean(dim=0).square().sum())
+    trace, mean = (
+        float(gradients.var(dim=0).sum()),
+        float(gradients.mean(dim=0).square().sum()),
+    )
     signal = mean - trace / len(gradients)
     (found,) = rows(config, "noise_scale")
     assert signal > 0 and found["value"] == pytest.approx(trace / signal, rel=1e-8)
@@ -351,7 +471,9 @@ def test_parameters_are_counted_by_block_and_in_all(config: Config) -> None:
     found = {row["row"]: row["value"] for row in rows(config, "num_parameters")}
     assert found[""] == sum(one.numel() for one in network.parameters())
     assert found["W_V"] == network.layers[0].attn.v.weight.numel()
-    assert found["mlp"] == sum(one.numel() for one in network.layers[0].mlp.parameters())
+    assert found["mlp"] == sum(
+        one.numel() for one in network.layers[0].mlp.parameters()
+    )
 
 
 def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
@@ -360,40 +482,85 @@ def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
     layer = network.layers[0]
     seen = layer.ln1(network.hidden(tokens, 0))
     length, heads = tokens.shape[1], 2
-    query, key = ((p(seen).unflatten(-1, (heads, -1)).transpose(1, 2)) for p in (layer.attn.q, layer.attn.k))
+    query, key = (
+        (p(seen).unflatten(-1, (heads, -1)).transpose(1, 2))
+        for p in (layer.attn.q, layer.attn.k)
+    )
     scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
     allowed = torch.ones(length, length).tril().bool()
     pattern = scores.masked_fill(~allowed, -math.inf).softmax(dim=-1)
-    found = {(row["quantity"], row["layer"]): row["value"] for row in rows(config, "score_spread")}
-    assert found["score_spread", 1] == pytest.approx(float(scores[..., allowed].std()), rel=1e-10)
+    found = {
+        (row["quantity"], row["layer"]): row["value"]
+        for row in rows(config, "score_spread")
+    }
+    assert found["score_spread", 1] == pytest.approx(
+        float(scores[..., allowed].std()), rel=1e-10
+    )
     assert found["pattern_spread", 1] == pytest.approx(float(pattern.std()), rel=1e-10)
 
 
-@pytest.mark.parametrize(("optimiser", "factor"), [("adamw", 38.0), ("adam", 38.0), ("sgd", 3.0), ("gd", 2.0)])
-def test_the_threshold_is_of_the_next_update(config: Config, optimiser: str, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("optimiser", "factor"),
+    [("adamw", 38.0), ("adam", 38.0), ("sgd", 3.0), ("gd", 2.0)],
+)
+def test_the_threshold_is_of_the_next_update(
+    config: Config, optimiser: str, factor: float
+) -> None:
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
-    chosen = replace(config.training, optimiser=Optimiser(optimiser), momentum=0.5, warmup=40, data=data)
+    chosen = replace(
+        config.training,
+        optimiser=Optimiser(optimiser),
+        momentum=0.5,
+        warmup=40,
+        data=data,
+    )
     changed = replace(config, training=replace(chosen, steps=60, learning_rate=0.4))
-    found = {row["quantity"]: row["value"] for row in rows(changed, "stability_threshold", step=9)}
+    found = {
+        row["quantity"]: row["value"]
+        for row in rows(changed, "stability_threshold", step=9)
+    }
     assert found["learning_rate"] == pytest.approx(0.1)
     assert found["stability_threshold"] == pytest.approx(factor / 0.1)
 
 
 @pytest.mark.parametrize("optimiser", ["gd", "newton", "sgd"])
-def test_the_predicted_decrease_is_that_of_the_next_update(config: Config, optimiser: str) -> None:
+def test_the_predicted_decrease_is_that_of_the_next_update(
+    config: Config, optimiser: str
+) -> None:
     """The states after one more update, and the dense Hessian along their difference."""
-    chosen = replace(config.training, optimiser=Optimiser(optimiser), momentum=0.5, dtype=DType.float64, refresh=4)
-    chosen = replace(chosen, data=TrainingData.fixed, batch_size=config.task.batch_size, learning_rate=0.02)
+    chosen = replace(
+        config.training,
+        optimiser=Optimiser(optimiser),
+        momentum=0.5,
+        dtype=DType.float64,
+        refresh=4,
+    )
+    chosen = replace(
+        chosen,
+        data=TrainingData.fixed,
+        batch_size=config.task.batch_size,
+        learning_rate=0.02,
+    )
     changed = replace(config, dtype=DType.float64, training=chosen)
-    found = {row["quantity"]: row["value"] for row in rows(changed, "predicted_decrease", step=6)}
+    found = {
+        row["quantity"]: row["value"]
+        for row in rows(changed, "predicted_decrease", step=6)
+    }
     before, after = (draw_problem(cell(changed, "loss", step)) for step in (6, 7))
-    assert found["true_decrease"] == pytest.approx(float(loss_of(before) - loss_of(after)), rel=1e-8)
+    assert found["true_decrease"] == pytest.approx(
+        float(loss_of(before) - loss_of(after)), rel=1e-8
+    )
     gradient, hessian, _ = dense(before)
-    ends = [torch.cat([p.detach().flatten() for p in one.network.parameters()]) for one in (after, before)]
+    ends = [
+        torch.cat([p.detach().flatten() for p in one.network.parameters()])
+        for one in (after, before)
+    ]
     update = ends[0] - ends[1]
     predicted = -float(gradient @ update + update @ hessian @ update / 2)
     assert found["predicted_decrease"] == pytest.approx(predicted, rel=1e-8)
-    assert found["decrease_ratio"] == pytest.approx(found["true_decrease"] / found["predicted_decrease"])
+    assert found["decrease_ratio"] == pytest.approx(
+        found["true_decrease"] / found["predicted_decrease"]
+    )
 
 
 def test_formulas_of_other_rules_are_refused(config: Config) -> None:
@@ -401,23 +568,35 @@ def test_formulas_of_other_rules_are_refused(config: Config) -> None:
         changed = replace(config, training=replace(config.training, **settings))
         for quantity in ("critical_step", "stability_threshold"):
             with pytest.raises(UserError, match="there is no formula for this rule"):
-                CATALOGUE[quantity].check_settings(changed, kind(changed.model.kind).layout(changed))
-    initial = replace(config, state=replace(config.state, kind=State.initialised, step=None))
+                CATALOGUE[quantity].check_settings(
+                    changed, kind(changed.model.kind).layout(changed)
+                )
+    initial = replace(
+        config, state=replace(config.state, kind=State.initialised, step=None)
+    )
     with pytest.raises(UserError, match="the next update is that of a training"):
-        CATALOGUE["predicted_decrease"].check_settings(initial, kind(initial.model.kind).layout(initial))
+        CATALOGUE["predicted_decrease"].check_settings(
+            initial, kind(initial.model.kind).layout(initial)
+        )
 
 
 def test_a_constant_schedule_has_no_last_update(config: Config) -> None:
     """Its length is in no key, so no number may depend on it: here the warm-up goes on beyond it."""
     chosen = replace(config.training, schedule=Schedule.constant, warmup=100)
-    lengths = [replace(config, training=replace(chosen, steps=steps)) for steps in (50, 60)]
+    lengths = [
+        replace(config, training=replace(chosen, steps=steps)) for steps in (50, 60)
+    ]
     found = [rows(changed, "stability_threshold", step=50) for changed in lengths]
-    rates = [{row["quantity"]: row["value"] for row in one}["learning_rate"] for one in found]
+    rates = [
+        {row["quantity"]: row["value"] for row in one}["learning_rate"] for one in found
+    ]
     assert rates[0] == rates[1] == pytest.approx(chosen.learning_rate * 51 / 100)
 
 
 def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config: Config) -> None:
-    changed = replace(config, training=replace(config.training, curvature=Curvature.whole, refresh=8))
+    changed = replace(
+        config, training=replace(config.training, curvature=Curvature.whole, refresh=8)
+    )
     found = {row["quantity"]: row["value"] for row in rows(changed, "training_cost")}
     assert (found["looks"], found["hessian_products"]) == (3, 36)
     total = STEP * found["update_seconds"] + 3 * found["look_seconds"]
@@ -430,7 +609,11 @@ def test_a_cost_is_that_of_the_state_however_far_its_updates_lead(
 ) -> None:
     monkeypatch.setattr(training_dynamics, "_LONG", math.inf)
     far = replace(
-        config.training, curvature=curvature, optimiser=Optimiser.sgd, learning_rate=1e30, dtype=DType.float32
+        config.training,
+        curvature=curvature,
+        optimiser=Optimiser.sgd,
+        learning_rate=1e30,
+        dtype=DType.float32,
     )
     found = rows(replace(config, training=far), "training_cost", step=0)
     assert all(row["status"] == "ok" for row in found)

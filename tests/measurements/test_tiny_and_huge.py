@@ -23,8 +23,15 @@ def problem(scale: float, batches: int = 1) -> hessfig.Problem:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
-    x, y = (x, y) if batches == 1 else ([*x.split(6 // batches)], [*y.split(6 // batches)])
-    return hessfig.Problem(network, x, y, lambda outputs, targets: scale * (outputs - targets).square().mean())
+    x, y = (
+        (x, y) if batches == 1 else ([*x.split(6 // batches)], [*y.split(6 // batches)])
+    )
+    return hessfig.Problem(
+        network,
+        x,
+        y,
+        lambda outputs, targets: scale * (outputs - targets).square().mean(),
+    )
 
 
 def measured(scale: float, batches: int = 1, **asked: object) -> pd.DataFrame:
@@ -33,29 +40,51 @@ def measured(scale: float, batches: int = 1, **asked: object) -> pd.DataFrame:
     return table.set_index(KEYS)[["value", "error", "status"]]
 
 
-def compare(scale: float, found: pd.DataFrame, truth: pd.DataFrame, *, rel: float = 1e-10) -> None:
-    assert found.index.equals(truth.index) and (found["status"] == truth["status"]).all()
+def compare(
+    scale: float, found: pd.DataFrame, truth: pd.DataFrame, *, rel: float = 1e-10
+) -> None:
+    assert (
+        found.index.equals(truth.index) and (found["status"] == truth["status"]).all()
+    )
     for column in ("value", "error"):
         there = found[column].astype(float) / scale
-        assert there.tolist() == pytest.approx(truth[column].astype(float).tolist(), rel=rel, abs=1e-16, nan_ok=True)
+        assert there.tolist() == pytest.approx(
+            truth[column].astype(float).tolist(), rel=rel, abs=1e-16, nan_ok=True
+        )
 
 
 ESTIMATORS = ("dense", "hutchinson", "aligned", "auto")
-SCALED = ["frobenius", "trace", "largest_eigenvalue", "smallest_eigenvalue", "gradient_norm"]
+SCALED = [
+    "frobenius",
+    "trace",
+    "largest_eigenvalue",
+    "smallest_eigenvalue",
+    "gradient_norm",
+]
 
 
 @pytest.mark.parametrize("scale", FAR)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_norms_traces_and_eigenvalues_scale(estimator: str, scale: float) -> None:
     quantities = [name for name in SCALED if name != "trace" or estimator != "aligned"]
-    asked = {"estimator": estimator, "num_probes": 6, "parts": ["H", "H_o", "H_f"], "quantities": quantities}
+    asked = {
+        "estimator": estimator,
+        "num_probes": 6,
+        "parts": ["H", "H_o", "H_f"],
+        "quantities": quantities,
+    }
     compare(scale, measured(scale, **asked), measured(1.0, **asked))
 
 
 @pytest.mark.parametrize("scale", FAR)
 def test_xtrace_scales(scale: float) -> None:
     for parts in ("H", "H_o"):
-        asked = {"estimator": "xtrace", "num_probes": 4, "parts": parts, "quantities": ["frobenius", "trace"]}
+        asked = {
+            "estimator": "xtrace",
+            "num_probes": 4,
+            "parts": parts,
+            "quantities": ["frobenius", "trace"],
+        }
         asked |= {"blocks": ["0.weight"]}
         compare(scale, measured(scale, **asked), measured(1.0, **asked))
 
@@ -63,8 +92,19 @@ def test_xtrace_scales(scale: float) -> None:
 @pytest.mark.parametrize("scale", NARROW)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_float32_scales(estimator: str, scale: float) -> None:
-    asked = {"estimator": estimator, "num_probes": 6, "parts": ["H", "H_o"], "dtype": "float32"}
-    asked |= {"quantities": ["frobenius", "largest_eigenvalue", *["trace"] * (estimator != "aligned")]}
+    asked = {
+        "estimator": estimator,
+        "num_probes": 6,
+        "parts": ["H", "H_o"],
+        "dtype": "float32",
+    }
+    asked |= {
+        "quantities": [
+            "frobenius",
+            "largest_eigenvalue",
+            *["trace"] * (estimator != "aligned"),
+        ]
+    }
     compare(scale, measured(scale, **asked), measured(1.0, **asked), rel=1e-4)
 
 
@@ -78,7 +118,11 @@ def test_all_parts_are_there_whatever_the_size(scale: float) -> None:
 
 @pytest.mark.parametrize("scale", FAR)
 def test_densities_and_spectra_scale(scale: float) -> None:
-    asked = {"quantities": ["density", "spectrum"], "parts": "H", "spectrum": {"steps": 8, "num_probes": 3}}
+    asked = {
+        "quantities": ["density", "spectrum"],
+        "parts": "H",
+        "spectrum": {"steps": 8, "num_probes": 3},
+    }
     found, truth = measured(scale, **asked), measured(1.0, **asked)
     names = found.index.get_level_values("quantity")
     linear = names.str.contains("eigenvalue|density_mean|density_quantile")
@@ -89,10 +133,16 @@ def test_densities_and_spectra_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("scale", FAR)
 def test_curvatures_along_directions_scale(scale: float) -> None:
-    asked = {"quantities": ["along"], "parts": "H", "directions": {"named": ["gradient", "sign", "random"]}}
+    asked = {
+        "quantities": ["along"],
+        "parts": "H",
+        "directions": {"named": ["gradient", "sign", "random"]},
+    }
     found, truth = measured(scale, **asked), measured(1.0, **asked)
     names = found.index.get_level_values("quantity")
-    linear = names.str.endswith(("_curvature", "_product", "_slope")) | (names == "gradient_direction_length")
+    linear = names.str.endswith(("_curvature", "_product", "_slope")) | (
+        names == "gradient_direction_length"
+    )
     compare(scale, found[linear], truth[linear])
     compare(1.0, found[~linear], truth[~linear])
 
@@ -110,7 +160,9 @@ def test_lengths_of_any_size(dtype: torch.dtype) -> None:
     ):
         assert norm(unit * x) == 5.0 * unit
         assert deviation(unit * x) == pytest.approx(float(x.std()) * unit, rel=1e-6)
-        assert norm_of_all([unit * x, unit * x.double()], math.nan) == pytest.approx(50**0.5 * unit, rel=1e-6)
+        assert norm_of_all([unit * x, unit * x.double()], math.nan) == pytest.approx(
+            50**0.5 * unit, rel=1e-6
+        )
     assert norm(0 * x) == 0.0 and math.isnan(norm(x / 0))
     assert norm(torch.tensor([math.inf, 1.0], dtype=dtype)) == math.inf
     assert unit_of(x) == 1.0 and unit_of(0 * x) == 1.0
@@ -118,5 +170,7 @@ def test_lengths_of_any_size(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e100])
 def test_ordinary_lengths_keep_their_bits(size: float) -> None:
-    x = size * torch.randn(1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = size * torch.randn(
+        1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     assert norm(x) == float(x.norm()) and deviation(x) == float(x.std())

@@ -20,7 +20,12 @@ Rows = dict[tuple[int, str, str], dict[str, object]]
 
 
 def config(model: ModelConfig, **settings: object) -> Config:
-    chosen = {"model": model, "task": toy_task(model), "blocks": "each", "quantities": ["trace"]}
+    chosen = {
+        "model": model,
+        "task": toy_task(model),
+        "blocks": "each",
+        "quantities": ["trace"],
+    }
     return Config(**{**chosen, **settings})  # type: ignore[arg-type]
 
 
@@ -31,23 +36,36 @@ def traces(found: Config) -> Rows:
 
 def dense_traces(found: Config) -> dict[tuple[int, str, str], float]:
     cell = Cell(Variant("", found), 0.7, 1234, "trace")
-    engines, values = Engines(draw_problem(cell), found.model, found.estimator.products), {}
+    engines, values = (
+        Engines(draw_problem(cell), found.model, found.estimator.products),
+        {},
+    )
     for block in cell.variant.blocks:
         pieces = dense_blocks(engines.column(block.layer, block.col, [block]))
-        outer, functional = (float(pieces[block, part].trace()) for part in (Part.H_o, Part.H_f))
-        for part, value in ((Part.H_o, outer), (Part.H_f, functional), (Part.H, outer + functional)):
+        outer, functional = (
+            float(pieces[block, part].trace()) for part in (Part.H_o, Part.H_f)
+        )
+        for part, value in (
+            (Part.H_o, outer),
+            (Part.H_f, functional),
+            (Part.H, outer + functional),
+        ):
             values[block.layer, block.col, part.value] = value
     return values
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_exact_and_dense_traces_are_those_of_dense_blocks(name: str) -> None:
-    settings = config(ARCHITECTURES[name], estimator=EstimatorConfig(Method.auto, num_probes=400))
+    settings = config(
+        ARCHITECTURES[name], estimator=EstimatorConfig(Method.auto, num_probes=400)
+    )
     found, truth = traces(settings), dense_traces(settings)
     assert set(found) == set(truth)
     for key, row in found.items():
         scale = abs(truth[key[0], key[1], "H_o"]) + abs(truth[key[0], key[1], "H_f"])
-        assert row["value"] == pytest.approx(truth[key], rel=1e-11, abs=1e-12 * scale), key
+        assert row["value"] == pytest.approx(
+            truth[key], rel=1e-11, abs=1e-12 * scale
+        ), key
         assert row["error"] == 0.0 and row["num_probes"] == 0
         assert row["status"] == ("structural_zero" if row["value"] == 0.0 else "ok")
 
@@ -56,13 +74,26 @@ def test_the_last_layer_is_exact_whatever_its_size() -> None:
     made = {}
     for d_model in (16, 17):  # 256 entries, and more
         model = ModelConfig(d_model=d_model, n_layers=2)
-        found = traces(config(model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto, num_probes=8)))
-        made[d_model] = {layer: row["estimator"] for (layer, _, part), row in found.items() if part == "H"}
+        found = traces(
+            config(
+                model,
+                blocks=["W_V"],
+                estimator=EstimatorConfig(Method.auto, num_probes=8),
+            )
+        )
+        made[d_model] = {
+            layer: row["estimator"]
+            for (layer, _, part), row in found.items()
+            if part == "H"
+        }
     assert made == {16: {1: "dense", 2: "exact"}, 17: {1: "hutchinson", 2: "exact"}}
 
 
 def test_sampled_traces_cover_the_truth_within_their_error() -> None:
-    settings = config(ARCHITECTURES["two layers"], estimator=EstimatorConfig(Method.hutchinson, num_probes=300))
+    settings = config(
+        ARCHITECTURES["two layers"],
+        estimator=EstimatorConfig(Method.hutchinson, num_probes=300),
+    )
     truth = dense_traces(settings)
     for key, row in traces(settings).items():
         assert abs(row["value"] - truth[key]) <= 4 * row["error"], key
@@ -81,7 +112,10 @@ def test_float32_says_so() -> None:
     ("settings", "message"),
     [
         ({"blocks": [["W_Q", "W_V"]]}, "cannot be had for any of these blocks"),
-        ({"estimator": EstimatorConfig(Method.aligned)}, "this estimator gives no trace"),
+        (
+            {"estimator": EstimatorConfig(Method.aligned)},
+            "this estimator gives no trace",
+        ),
         (
             {
                 "model": ModelConfig(d_model=4, n_layers=2),
@@ -92,17 +126,29 @@ def test_float32_says_so() -> None:
         ),
     ],
 )
-def test_what_has_no_trace_is_refused(settings: dict[str, object], message: str) -> None:
+def test_what_has_no_trace_is_refused(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Variant("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]
 
 
 def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace() -> None:
-    settings = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]], quantities=["frobenius", "trace"])
+    settings = config(
+        ModelConfig(d_model=4),
+        blocks=["W_V", ["W_Q", "W_V"]],
+        quantities=["frobenius", "trace"],
+    )
     Variant("", settings).check()
-    found = {name: compute_cell(Cell(Variant("", settings), 0.7, 1, name)).rows for name in settings.quantities}
+    found = {
+        name: compute_cell(Cell(Variant("", settings), 0.7, 1, name)).rows
+        for name in settings.quantities
+    }
     assert {(row["row"], row["col"]) for row in found["trace"]} == {("W_V", "W_V")}
-    assert {(row["row"], row["col"]) for row in found["frobenius"]} == {("W_V", "W_V"), ("W_Q", "W_V")}
+    assert {(row["row"], row["col"]) for row in found["frobenius"]} == {
+        ("W_V", "W_V"),
+        ("W_Q", "W_V"),
+    }
     alone = config(ModelConfig(d_model=4), blocks=["W_V", ["W_Q", "W_V"]])
     with pytest.raises(UserError, match="trace cannot be had for a block"):
         Variant("", alone).check()

@@ -24,7 +24,9 @@ def attention(**settings: object) -> SelfAttention:
 
 
 def rows() -> Tensor:
-    return torch.randn(2, LENGTH, WIDTH, dtype=torch.float64, generator=stream(0, "rows"))
+    return torch.randn(
+        2, LENGTH, WIDTH, dtype=torch.float64, generator=stream(0, "rows")
+    )
 
 
 def by_hand(layer: SelfAttention, *, linear: bool, temperature: float = 1.0) -> Tensor:
@@ -32,7 +34,11 @@ def by_hand(layer: SelfAttention, *, linear: bool, temperature: float = 1.0) -> 
     q, k, v = (x @ weight.weight.T for weight in (layer.q, layer.k, layer.v))
     scores = q @ k.transpose(1, 2) / (math.sqrt(WIDTH) * temperature)
     causal = torch.ones(LENGTH, LENGTH).tril().bool()
-    pattern = scores * causal if linear else scores.masked_fill(~causal, -math.inf).softmax(-1)
+    pattern = (
+        scores * causal
+        if linear
+        else scores.masked_fill(~causal, -math.inf).softmax(-1)
+    )
     return pattern @ v @ layer.o.weight.T
 
 

@@ -20,14 +20,24 @@ def outputs(objective: Objective) -> torch.Tensor:
 def test_the_linear_mlp_is_a_product_of_matrices(depth: int) -> None:
     problem = toy_problem(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=2))
     network, batch = problem.network, problem.batch
-    expected = network.tok_embed.weight[batch.inputs] @ network.layers[0].weight.T @ network.layers[1].weight.T
-    found = network.from_hidden(network.hidden(batch.inputs, depth), depth, batch.scored)
+    expected = (
+        network.tok_embed.weight[batch.inputs]
+        @ network.layers[0].weight.T
+        @ network.layers[1].weight.T
+    )
+    found = network.from_hidden(
+        network.hidden(batch.inputs, depth), depth, batch.scored
+    )
     torch.testing.assert_close(found, expected[:, batch.scored])
 
 
 @pytest.mark.parametrize("kind", [Attention.softmax, Attention.linear])
 def test_bare_attention_is_equation_one(kind: Attention) -> None:
-    problem = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, attention=kind, temperature=1.3))
+    problem = toy_problem(
+        ModelConfig(
+            kind=Kind.self_attention, d_model=4, attention=kind, temperature=1.3
+        )
+    )
     x, network = 0.7 * problem.batch.inputs, problem.network
     q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
     scores = q @ k.transpose(1, 2) / (2 * 1.3)
@@ -38,7 +48,9 @@ def test_bare_attention_is_equation_one(kind: Attention) -> None:
 def test_a_single_matrix_takes_the_place_of_two() -> None:
     model = ModelConfig(kind=Kind.self_attention, d_model=4)
     pair = toy_problem(model)
-    single = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, query_key=QueryKey.single))
+    single = toy_problem(
+        ModelConfig(kind=Kind.self_attention, d_model=4, query_key=QueryKey.single)
+    )
     single.network.v.weight.copy_(pair.network.v.weight)
     single.network.q.weight.copy_(pair.network.k.weight.T @ pair.network.q.weight)
     torch.testing.assert_close(outputs(single), outputs(pair))
@@ -48,5 +60,8 @@ def test_heads_work_on_their_own_columns() -> None:
     problem = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2))
     x, network = 0.7 * problem.batch.inputs, problem.network
     q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
-    heads = [(q[..., s] @ k[..., s].transpose(1, 2) / 2**0.5).softmax(-1) @ v[..., s] for s in (slice(2), slice(2, 4))]
+    heads = [
+        (q[..., s] @ k[..., s].transpose(1, 2) / 2**0.5).softmax(-1) @ v[..., s]
+        for s in (slice(2), slice(2, 4))
+    ]
     torch.testing.assert_close(outputs(problem), torch.cat(heads, dim=-1))

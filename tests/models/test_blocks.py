@@ -18,11 +18,16 @@ MODEL = ModelConfig()
 
 def weight_pairs(blocks: object, model: ModelConfig) -> list[tuple[str, str]]:
     """Return (row, col) of every block of a one-layer model."""
-    return [(block.row, block.col) for block in blocks_of(blocks, layout_of(model), model)]
+    return [
+        (block.row, block.col) for block in blocks_of(blocks, layout_of(model), model)
+    ]
 
 
 def test_names_are_diagonal_blocks_and_lists_are_pairs() -> None:
-    assert weight_pairs(["W_V", ["W_Q", "W_K"]], MODEL) == [("W_V", "W_V"), ("W_Q", "W_K")]
+    assert weight_pairs(["W_V", ["W_Q", "W_K"]], MODEL) == [
+        ("W_V", "W_V"),
+        ("W_Q", "W_K"),
+    ]
     assert weight_pairs("W_V", MODEL) == [("W_V", "W_V")]
 
 
@@ -40,12 +45,17 @@ def test_all_is_every_unordered_pair_once() -> None:
     [
         (MODEL, "W_E W_pos W_Q W_K W_V W_O W_in W_out W_U"),
         (ModelConfig(mlp=MLP.none), "W_E W_pos W_Q W_K W_V W_O W_U"),
-        (ModelConfig(query_key=QueryKey.single), "W_E W_pos W_QK W_V W_O W_in W_out W_U"),
+        (
+            ModelConfig(query_key=QueryKey.single),
+            "W_E W_pos W_QK W_V W_O W_in W_out W_U",
+        ),
         (ModelConfig(kind=Kind.self_attention), "W_Q W_K W_V"),
         (ModelConfig(kind=Kind.linear_mlp), "W"),
     ],
 )
-def test_each_architecture_has_its_own_weights(model: ModelConfig, expected: str) -> None:
+def test_each_architecture_has_its_own_weights(
+    model: ModelConfig, expected: str
+) -> None:
     assert matrices_of(model) == [Matrix(name) for name in expected.split()]
 
 
@@ -76,13 +86,48 @@ def test_a_misspelt_weight_gets_a_suggestion() -> None:
 @pytest.mark.parametrize(
     ("model", "blocks", "message", "remedy"),
     [
-        (MODEL, [["W_Q", "W_QK"]], r"\(model.query_key=separate\): \[W_Q, W_QK\] is not a pair", "query_key=single"),
-        (MODEL, [["W_V", "W"]], r"\(model.kind=transformer\): \[W_V, W\] is not a pair", "model=linear_mlp"),
-        (ModelConfig(query_key=QueryKey.single), ["W_K"], r"no weight W_K \(model.query_key=single\)$", "=separate"),
-        (ModelConfig(mlp=MLP.none), ["W_in"], r"no weight W_in \(model.mlp=none\)$", "model.mlp=relu"),
-        (ModelConfig(kind=Kind.linear_mlp), ["W_V"], r"no weight W_V \(model.kind=linear_mlp\)$", "model=gpt2"),
-        (ModelConfig(kind=Kind.self_attention), ["W_O"], r"no weight W_O \(model.kind=self_att", "model=gpt2"),
-        (ModelConfig(kind=Kind.self_attention), ["W_QK"], r"\(model.query_key=separate\)$", "query_key=single"),
+        (
+            MODEL,
+            [["W_Q", "W_QK"]],
+            r"\(model.query_key=separate\): \[W_Q, W_QK\] is not a pair",
+            "query_key=single",
+        ),
+        (
+            MODEL,
+            [["W_V", "W"]],
+            r"\(model.kind=transformer\): \[W_V, W\] is not a pair",
+            "model=linear_mlp",
+        ),
+        (
+            ModelConfig(query_key=QueryKey.single),
+            ["W_K"],
+            r"no weight W_K \(model.query_key=single\)$",
+            "=separate",
+        ),
+        (
+            ModelConfig(mlp=MLP.none),
+            ["W_in"],
+            r"no weight W_in \(model.mlp=none\)$",
+            "model.mlp=relu",
+        ),
+        (
+            ModelConfig(kind=Kind.linear_mlp),
+            ["W_V"],
+            r"no weight W_V \(model.kind=linear_mlp\)$",
+            "model=gpt2",
+        ),
+        (
+            ModelConfig(kind=Kind.self_attention),
+            ["W_O"],
+            r"no weight W_O \(model.kind=self_att",
+            "model=gpt2",
+        ),
+        (
+            ModelConfig(kind=Kind.self_attention),
+            ["W_QK"],
+            r"\(model.query_key=separate\)$",
+            "query_key=single",
+        ),
     ],
 )
 def test_the_setting_that_leaves_a_weight_out_is_named(
@@ -96,7 +141,9 @@ def test_the_setting_that_leaves_a_weight_out_is_named(
 
 def test_groups_are_one_side_of_a_block() -> None:
     layout = layout_of(MODEL)
-    assert weight_pairs(["attention", ["mlp", "attention"], "layer", "embeddings"], MODEL) == [
+    assert weight_pairs(
+        ["attention", ["mlp", "attention"], "layer", "embeddings"], MODEL
+    ) == [
         ("embeddings", "embeddings"),
         ("attention", "attention"),
         ("mlp", "attention"),
@@ -113,7 +160,9 @@ def test_a_group_the_network_has_not_is_refused() -> None:
 
 
 def test_each_and_all_mean_every_weight_and_every_pair() -> None:
-    assert set(weight_pairs("each", MODEL)) == {(name, name) for name in matrices_of(MODEL)}
+    assert set(weight_pairs("each", MODEL)) == {
+        (name, name) for name in matrices_of(MODEL)
+    }
     assert weight_pairs(["all"], MODEL) == [("all", "all")]
 
 
@@ -126,7 +175,11 @@ def test_pinned_names_reach_across_layers() -> None:
     assert found(["W_V@2"]) == [Block(2, "W_V", "W_V")]
     assert found([["W_V@1", "W_Q@2"]]) == [Block(2, "W_V", "W_Q", row_layer=1)]
     assert found([["W_V@2", "W_V@1"]]) == [Block(1, "W_V", "W_V", row_layer=2)]
-    assert [(b.row_layer, b.layer) for b in found([["W_V@*", "W_V@*"]])] == [(1, 1), (1, 2), (2, 2)]
+    assert [(b.row_layer, b.layer) for b in found([["W_V@*", "W_V@*"]])] == [
+        (1, 1),
+        (1, 2),
+        (2, 2),
+    ]
     assert found(["W_V@*"]) == found(["W_V"])
     assert found([["W_E", "W_V@2"]]) == [Block(2, "W_E", "W_V")]
 

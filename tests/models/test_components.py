@@ -36,9 +36,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "entmax15": {"attention": "entmax15", "sink": "scores", "sink_beta": 0.2},
     "kernel": {"attention": "kernel", "scores": "qk_norm"},
     "differential": {"attention": "differential", "n_kv_heads": 1},
-    "differential bare": {"attention": "differential", "differential_norm": False, "differential_lambda": 0.3},
+    "differential bare": {
+        "attention": "differential",
+        "differential_norm": False,
+        "differential_lambda": 0.3,
+    },
     "centred": {"centring": 0.9, "sink": "scores", "sink_beta": 0.2},
-    "centred whole": {"centring": 1.0, "scores": "softcap", "softcap": 0.8, "window": 2},
+    "centred whole": {
+        "centring": 1.0,
+        "scores": "softcap",
+        "softcap": 0.8,
+        "window": 2,
+    },
     "off by one": {"attention": "off_by_one", "mlp": "linear"},
     "qk norm": {"scores": "qk_norm"},
     "cosine": {"scores": "cosine", "temperature": 0.7},
@@ -58,8 +67,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tied": True},
     "window": {"window": 2, "residual_scale": 2**-0.5},
     "much": {
-        **{"attention": "differential", "scores": "cosine", "positions": "rope", "n_kv_heads": 1, "gate": "output"},
-        **{"mlp": "swiglu", "norm": "pre", "norm_kind": "rms", "window": 3, "d_head": 4, "n_layers": 1},
+        **{
+            "attention": "differential",
+            "scores": "cosine",
+            "positions": "rope",
+            "n_kv_heads": 1,
+            "gate": "output",
+        },
+        **{
+            "mlp": "swiglu",
+            "norm": "pre",
+            "norm_kind": "rms",
+            "window": 3,
+            "d_head": 4,
+            "n_layers": 1,
+        },
     },
 }
 BARE = (
@@ -83,7 +105,8 @@ def chosen(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with the members of their choices in place of words."""
     default = ModelConfig()
     return {
-        key: type(getattr(default, key))(value) if isinstance(value, str) else value for key, value in settings.items()
+        key: type(getattr(default, key))(value) if isinstance(value, str) else value
+        for key, value in settings.items()
     }
 
 
@@ -95,23 +118,41 @@ def model_of(name: str) -> ModelConfig:
 
 def bare(name: str) -> ModelConfig:
     """Return a single attention with the components of a variant that it can have."""
-    settings = {key: value for key, value in VARIANTS[name].items() if key not in ("residual_scale", "mlp")}
-    return ModelConfig(kind=Kind.self_attention, **{"d_model": 8, "n_heads": 2, **chosen(settings)})
+    settings = {
+        key: value
+        for key, value in VARIANTS[name].items()
+        if key not in ("residual_scale", "mlp")
+    }
+    return ModelConfig(
+        kind=Kind.self_attention, **{"d_model": 8, "n_heads": 2, **chosen(settings)}
+    )
 
 
-CASES = {**{name: model_of(name) for name in VARIANTS}, **{f"{name} alone": bare(name) for name in BARE}}
+CASES = {
+    **{name: model_of(name) for name in VARIANTS},
+    **{f"{name} alone": bare(name) for name in BARE},
+}
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest) -> tuple[str, ModelConfig, Objective, dict[Part, Tensor]]:
+def case(
+    request: pytest.FixtureRequest,
+) -> tuple[str, ModelConfig, Objective, dict[Part, Tensor]]:
     """Return a network whose biases and gains are drawn too, and its dense Hessians."""
     model = CASES[request.param]
     problem = toy_problem(
-        model, toy_task(model, batch_size=2, **{} if model.kind == Kind.self_attention else {"base": 2})
+        model,
+        toy_task(
+            model,
+            batch_size=2,
+            **{} if model.kind == Kind.self_attention else {"base": 2},
+        ),
     )
     for name, parameter in problem.network.named_parameters():
         if parameter.ndim == 1:
-            parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=stream(1, "gain", name))
+            parameter += 0.3 * torch.randn(
+                parameter.shape, dtype=torch.float64, generator=stream(1, "gain", name)
+            )
     return request.param, model, problem, whole_oracle(problem)
 
 
@@ -122,25 +163,46 @@ def close(found: Tensor, dense: Tensor, scale: float) -> None:
 def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f() -> None:
     """Of H_f too: it is no outer product of the outputs; of a group where a row and the column share a weight."""
     model, decay = ModelConfig(d_model=4, d_mlp=5), 0.3
-    problem = toy_problem(model, toy_task(model, batch_size=2, base=2, weight_decay=decay))
+    problem = toy_problem(
+        model, toy_task(model, batch_size=2, base=2, weight_decay=decay)
+    )
     dense = whole_oracle(problem)
-    blocks = [Block(1, row, "attention") for row in ("attention", "W_V", "W_in", "layer")]
-    found = dense_blocks(Engines(problem, model, Products.linearised).column(1, "attention", blocks))
+    blocks = [
+        Block(1, row, "attention") for row in ("attention", "W_V", "W_in", "layer")
+    ]
+    found = dense_blocks(
+        Engines(problem, model, Products.linearised).column(1, "attention", blocks)
+    )
     cols = places(problem, 1, "attention")
     for block in blocks:
         rows = places(problem, 1, block.row)
         same = (rows[:, None] == cols).to(torch.float64)
         close(found[block, Part.H_o], dense[Part.H_o][rows][:, cols], 1.0)
-        close(found[block, Part.H_f], dense[Part.H_f][rows][:, cols] + decay * same, 1.0)
+        close(
+            found[block, Part.H_f], dense[Part.H_f][rows][:, cols] + decay * same, 1.0
+        )
     task = toy_task(model, batch_size=2, base=2, weight_decay=decay)
-    config = Config(model=model, task=task, blocks=["W_U"], parts=[Part.H_f], estimator=EstimatorConfig(Method.dense))
+    config = Config(
+        model=model,
+        task=task,
+        blocks=["W_U"],
+        parts=[Part.H_f],
+        estimator=EstimatorConfig(Method.dense),
+    )
     (row,) = compute_cell(Cell(Variant("", config), 0.3, 1, "frobenius")).rows
-    assert row["status"] == "ok" and row["value"] == pytest.approx(decay * problem.layout.size(0, "W_U") ** 0.5)
-    with pytest.raises(UserError, match=r"task\.weight_decay: loss is measured without it"):
+    assert row["status"] == "ok" and row["value"] == pytest.approx(
+        decay * problem.layout.size(0, "W_U") ** 0.5
+    )
+    with pytest.raises(
+        UserError, match=r"task\.weight_decay: loss is measured without it"
+    ):
         Variant("", replace(config, quantities=["loss"])).check()
 
 
-@pytest.mark.parametrize("products", [Products.linearised, pytest.param(Products.curvlinops, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "products",
+    [Products.linearised, pytest.param(Products.curvlinops, marks=pytest.mark.long)],
+)
 def test_every_route_gives_the_dense_hessian(
     case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]], products: Products
 ) -> None:
@@ -151,7 +213,11 @@ def test_every_route_gives_the_dense_hessian(
     found = dense_blocks(column)
     for part in SPLIT:
         close(found[ALL, part], dense[part], float(dense[part].abs().max()))
-    close(found[ALL, Part.H_o] + found[ALL, Part.H_f], dense[Part.H], float(dense[Part.H].abs().max()))
+    close(
+        found[ALL, Part.H_o] + found[ALL, Part.H_f],
+        dense[Part.H],
+        float(dense[Part.H].abs().max()),
+    )
 
 
 @pytest.mark.long
@@ -159,7 +225,10 @@ def test_columns_of_single_weights_are_the_dense_ones_and_vanish_where_that_is_p
     case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]],
 ) -> None:
     _, model, problem, dense = case
-    engines, vanish = Engines(problem, model, Products.linearised), kind(model.kind).is_structural_zero
+    engines, vanish = (
+        Engines(problem, model, Products.linearised),
+        kind(model.kind).is_structural_zero,
+    )
     scale = float(dense[Part.H].abs().max())
     for col in (weight for weight in problem.layout.weights if weight.is_main):
         block = Block(col.layer, col.name, col.name)
@@ -167,5 +236,7 @@ def test_columns_of_single_weights_are_the_dense_ones_and_vanish_where_that_is_p
         here = places(problem, col.layer, col.name)
         for part in SPLIT:
             close(found[block, part], dense[part][here][:, here], scale)
-        assert vanish(model, block, Part.H_f) == (float(found[block, Part.H_f].abs().max()) == 0.0), block
+        assert vanish(model, block, Part.H_f) == (
+            float(found[block, Part.H_f].abs().max()) == 0.0
+        ), block
         assert not vanish(model, block, Part.H_o)

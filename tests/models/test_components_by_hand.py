@@ -29,13 +29,17 @@ def draw(*shape: int, name: str = "rows") -> Tensor:
 
 
 def bare(**settings: Any) -> BareAttention:
-    model = ModelConfig(kind=Kind.self_attention, d_model=WIDTH, n_heads=HEADS, **chosen(settings))
+    model = ModelConfig(
+        kind=Kind.self_attention, d_model=WIDTH, n_heads=HEADS, **chosen(settings)
+    )
     network = toy_problem(model).network
     assert isinstance(network, BareAttention)
     return network
 
 
-def by_hand(network: BareAttention, x: Tensor, pattern: Any, *, sets: int = 1, query: Any = None) -> Tensor:
+def by_hand(
+    network: BareAttention, x: Tensor, pattern: Any, *, sets: int = 1, query: Any = None
+) -> Tensor:
     """Return the values mixed by `pattern` (a function of scores), head by head; `query` changes queries and keys."""
     d, rows = WIDTH // HEADS // sets, []
     for head in range(HEADS):
@@ -71,10 +75,22 @@ BY_HAND: dict[str, tuple[dict[str, Any], Any, Any]] = {
     ),
     "off by one": ({"attention": "off_by_one"}, off_by_one, None),
     "centred": ({"centring": 0.9}, lambda s: s.softmax(-1) - 0.9 / LENGTH, None),
-    "softcap": ({"scores": "softcap", "softcap": 0.5}, lambda s: (0.5 * (s / 0.5).tanh()).softmax(-1), None),
+    "softcap": (
+        {"scores": "softcap", "softcap": 0.5},
+        lambda s: (0.5 * (s / 0.5).tanh()).softmax(-1),
+        None,
+    ),
     "qk norm": ({"scores": "qk_norm"}, lambda s: s.softmax(-1), rms),
-    "cosine": ({"scores": "cosine"}, lambda s: s.softmax(-1), lambda q: 2 * q / q.norm(dim=-1, keepdim=True)),
-    "kernel": ({"attention": "kernel"}, lambda s: 2 * s / (2 * s).sum(-1, keepdim=True), lambda q: 1 + q),
+    "cosine": (
+        {"scores": "cosine"},
+        lambda s: s.softmax(-1),
+        lambda q: 2 * q / q.norm(dim=-1, keepdim=True),
+    ),
+    "kernel": (
+        {"attention": "kernel"},
+        lambda s: 2 * s / (2 * s).sum(-1, keepdim=True),
+        lambda q: 1 + q,
+    ),
 }
 
 
@@ -82,13 +98,20 @@ BY_HAND: dict[str, tuple[dict[str, Any], Any, Any]] = {
 def test_attention_by_hand(name: str) -> None:
     settings, pattern, query = BY_HAND[name]
     network, x = bare(**settings), draw(2, LENGTH, WIDTH)
-    torch.testing.assert_close(outputs(network, x), by_hand(network, x, pattern, query=query))
+    torch.testing.assert_close(
+        outputs(network, x), by_hand(network, x, pattern, query=query)
+    )
 
 
 @pytest.mark.parametrize("normed", [True, False])
 def test_differential_attention_by_hand(normed: bool) -> None:
-    network, x = bare(attention="differential", differential_norm=normed), draw(2, LENGTH, WIDTH)
-    found = by_hand(network, x, lambda s, t: s.softmax(-1) - 0.8 * t.softmax(-1), sets=2)
+    network, x = (
+        bare(attention="differential", differential_norm=normed),
+        draw(2, LENGTH, WIDTH),
+    )
+    found = by_hand(
+        network, x, lambda s, t: s.softmax(-1) - 0.8 * t.softmax(-1), sets=2
+    )
     if normed:
         found = 0.2 * rms(found.unflatten(-1, (HEADS, -1))).flatten(-2)
     torch.testing.assert_close(outputs(network, x), found)
@@ -101,7 +124,9 @@ def test_sparse_patterns_solve_their_problem(name: str, power: int) -> None:
     low, high = scores.amin(-1, keepdim=True) - 2, scores.amax(-1, keepdim=True)
     for _ in range(100):
         tau = (low + high) / 2
-        is_low = (scores / power - tau).clamp(min=0).pow(power).sum(-1, keepdim=True) > 1
+        is_low = (scores / power - tau).clamp(min=0).pow(power).sum(
+            -1, keepdim=True
+        ) > 1
         low, high = torch.where(is_low, tau, low), torch.where(is_low, high, tau)
     expected = (scores / power - low).clamp(min=0).pow(power)
     found = getattr(of, name)(scores, torch.zeros(5, 7, dtype=torch.bool))
@@ -118,35 +143,59 @@ def test_shared_keys_are_those_of_repeated_weights() -> None:
 
 
 def test_gate_window_and_slopes_by_hand() -> None:
-    x, apart = draw(2, LENGTH, WIDTH), (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs()
+    x, apart = (
+        draw(2, LENGTH, WIDTH),
+        (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs(),
+    )
     network = bare(gate="output", window=2)
-    found = by_hand(network, x, lambda s: s.masked_fill(apart >= 2, -math.inf).softmax(-1))
-    torch.testing.assert_close(outputs(network, x), found * torch.sigmoid(x @ network.g.weight.T))  # type: ignore[union-attr]
+    found = by_hand(
+        network, x, lambda s: s.masked_fill(apart >= 2, -math.inf).softmax(-1)
+    )
+    torch.testing.assert_close(
+        outputs(network, x), found * torch.sigmoid(x @ network.g.weight.T)
+    )  # type: ignore[union-attr]
     network, slopes = bare(positions="alibi"), iter([2**-4, 2**-8])
     torch.testing.assert_close(
-        outputs(network, x), by_hand(network, x, lambda s: (s - next(slopes) * apart).softmax(-1))
+        outputs(network, x),
+        by_hand(network, x, lambda s: (s - next(slopes) * apart).softmax(-1)),
     )
 
 
 def test_rotations_tell_distances_alone() -> None:
-    q, k, positions = draw(1, WIDTH, name="q"), draw(1, WIDTH, name="k"), torch.tensor([0, 3, 5, 8])
+    q, k, positions = (
+        draw(1, WIDTH, name="q"),
+        draw(1, WIDTH, name="k"),
+        torch.tensor([0, 3, 5, 8]),
+    )
     turned = [of.rotated(one.expand(4, WIDTH), positions) for one in (q, k)]
     scores = turned[0] @ turned[1].T
     torch.testing.assert_close(scores[0, 1], scores[2, 3])
     torch.testing.assert_close(scores[0, 0], (q @ k.T)[0, 0])
     assert not torch.isclose(scores[0, 1], scores[0, 0])
-    torch.testing.assert_close(of.rotated(turned[0], positions, back=True), q.expand(4, WIDTH))
-    first = torch.polar(torch.ones(4, dtype=torch.float64), positions.double()) * torch.complex(q[0, 0], q[0, 1])
+    torch.testing.assert_close(
+        of.rotated(turned[0], positions, back=True), q.expand(4, WIDTH)
+    )
+    first = torch.polar(
+        torch.ones(4, dtype=torch.float64), positions.double()
+    ) * torch.complex(q[0, 0], q[0, 1])
     torch.testing.assert_close(turned[0][:, 0], first.real)
 
 
 def test_weights_of_a_gated_sandwich_by_hand() -> None:
-    settings = {"mlp": "swiglu", "norm": "sandwich", "norm_kind": "rms", "residual_scale": 0.5, "positions": "none"}
+    settings = {
+        "mlp": "swiglu",
+        "norm": "sandwich",
+        "norm_kind": "rms",
+        "residual_scale": 0.5,
+        "positions": "none",
+    }
     model = ModelConfig(d_model=4, d_mlp=5, **chosen({**settings, "tied": True}))
     network = toy_problem(model).network
     layer, x = network.layers[0], draw(1, LENGTH, 4)  # type: ignore[index]
     middle = x + 0.5 * rms(layer.attn(rms(x)))
-    inner = torch.nn.functional.silu(layer.mlp.gate(rms(middle))) * layer.mlp.fc_in(rms(middle))
+    inner = torch.nn.functional.silu(layer.mlp.gate(rms(middle))) * layer.mlp.fc_in(
+        rms(middle)
+    )
     torch.testing.assert_close(layer(x), middle + 0.5 * rms(layer.mlp.fc_out(inner)))
     tokens = torch.arange(LENGTH)[None]
     hidden = network.hidden(tokens, 0)  # type: ignore[operator]
@@ -157,54 +206,114 @@ def test_weights_of_a_gated_sandwich_by_hand() -> None:
 
 @pytest.mark.parametrize("norm_kind", ["layer", "rms"])
 def test_norm_eps_stands_in_every_norm(norm_kind: str) -> None:
-    settings = {"norm": "sandwich", "norm_kind": norm_kind, "norm_eps": 0.3, "scores": "qk_norm"}
+    settings = {
+        "norm": "sandwich",
+        "norm_kind": norm_kind,
+        "norm_eps": 0.3,
+        "scores": "qk_norm",
+    }
     network = toy_problem(ModelConfig(d_model=4, **chosen(settings))).network
     layer = network.layers[0]  # type: ignore[index]
     norms = (layer.ln1, layer.ln1_post, layer.ln2, layer.ln2_post, network.ln_out)  # type: ignore[union-attr]
     for norm in (*norms, layer.attn.q_norm, layer.attn.k_norm):
         x = draw(2, norm.weight.numel())
-        centred = x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
-        torch.testing.assert_close(norm(x), centred / (centred.square().mean(-1, keepdim=True) + 0.3).sqrt())
+        centred = (
+            x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
+        )
+        torch.testing.assert_close(
+            norm(x), centred / (centred.square().mean(-1, keepdim=True) + 0.3).sqrt()
+        )
     assert isinstance(layer.ln1, torch.nn.LayerNorm) == (norm_kind == "layer")
 
 
-def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every_row() -> None:
+def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every_row() -> (
+    None
+):
     """Causal rows allow different numbers of keys; equal values show the sum of a row's weights."""
     network = toy_problem(ModelConfig(d_model=4, centring=0.75)).network
     attention = network.layers[0].attn  # type: ignore[index, union-attr]
-    pattern = attention.pattern(draw(1, 1, LENGTH, LENGTH), slice(None), attention.causal_mask[:LENGTH, :LENGTH])
-    torch.testing.assert_close(pattern.sum(-1), torch.full((1, 1, LENGTH), 0.25, dtype=torch.float64))
+    pattern = attention.pattern(
+        draw(1, 1, LENGTH, LENGTH), slice(None), attention.causal_mask[:LENGTH, :LENGTH]
+    )
+    torch.testing.assert_close(
+        pattern.sum(-1), torch.full((1, 1, LENGTH), 0.25, dtype=torch.float64)
+    )
     assert bool((pattern.triu(1) == 0).all())
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "model.scores: it needs queries and keys": {"query_key": "single", "scores": "qk_norm"},
-    "model.positions: it needs queries and keys": {"query_key": "single", "positions": "rope"},
-    "model.attention: it needs queries and keys": {"query_key": "single", "attention": "differential"},
-    "model.scores: kernel attention has features": {"attention": "kernel", "scores": "softcap"},
-    "model.positions: kernel attention has features": {"attention": "kernel", "positions": "alibi"},
-    "model.sink: kernel attention has features": {"attention": "kernel", "sink": "scores", "sink_beta": 1.0},
-    "model.temperature is read with model.attention=softmax": {"attention": "kernel", "temperature": 2.0},
-    "model.positions: linear attention has no softmax": {"attention": "linear", "positions": "alibi"},
+    "model.scores: it needs queries and keys": {
+        "query_key": "single",
+        "scores": "qk_norm",
+    },
+    "model.positions: it needs queries and keys": {
+        "query_key": "single",
+        "positions": "rope",
+    },
+    "model.attention: it needs queries and keys": {
+        "query_key": "single",
+        "attention": "differential",
+    },
+    "model.scores: kernel attention has features": {
+        "attention": "kernel",
+        "scores": "softcap",
+    },
+    "model.positions: kernel attention has features": {
+        "attention": "kernel",
+        "positions": "alibi",
+    },
+    "model.sink: kernel attention has features": {
+        "attention": "kernel",
+        "sink": "scores",
+        "sink_beta": 1.0,
+    },
+    "model.temperature is read with model.attention=softmax": {
+        "attention": "kernel",
+        "temperature": 2.0,
+    },
+    "model.positions: linear attention has no softmax": {
+        "attention": "linear",
+        "positions": "alibi",
+    },
     "model.n_kv_heads: the single matrix": {"query_key": "single", "n_kv_heads": 1},
     "model.n_kv_heads does not divide model.n_heads": {"n_heads": 4, "n_kv_heads": 3},
     "rotary positions turn pairs": {"d_head": 3, "positions": "rope"},
-    "differential attention halves every head": {"d_head": 3, "attention": "differential"},
-    "model.attention_bias is read with model.attention=sigmoid": {"attention_bias": "log_length"},
+    "differential attention halves every head": {
+        "d_head": 3,
+        "attention": "differential",
+    },
+    "model.attention_bias is read with model.attention=sigmoid": {
+        "attention_bias": "log_length"
+    },
     "model.differential_lambda is read with": {"differential_lambda": 0.5},
     "model.differential_norm is read with": {"differential_norm": False},
     "model.softcap is read with model.scores=softcap": {"softcap": 30.0},
-    "model.centring is read with model.attention=softmax": {"attention": "linear", "centring": 0.5},
+    "model.centring is read with model.attention=softmax": {
+        "attention": "linear",
+        "centring": 0.5,
+    },
     "model.norm_kind is read with model.norm=pre": {"norm_kind": "rms"},
     "model.norm_eps is read with model.norm=pre": {
         "norm_eps": 1e-6,
         "attention": "differential",
         "differential_norm": False,
     },
-    "model.mlp: kind=vit reads it with model.mlp=relu": {"kind": "vit", "mlp": "swiglu"},
-    "model.attention: kind=mlp does not read it": {"kind": "mlp", "attention": "sigmoid"},
-    "model.tied: kind=self_attention does not read it": {"kind": "self_attention", "tied": True},
-    "model.positions: kind=self_attention has none": {"kind": "self_attention", "positions": "none"},
+    "model.mlp: kind=vit reads it with model.mlp=relu": {
+        "kind": "vit",
+        "mlp": "swiglu",
+    },
+    "model.attention: kind=mlp does not read it": {
+        "kind": "mlp",
+        "attention": "sigmoid",
+    },
+    "model.tied: kind=self_attention does not read it": {
+        "kind": "self_attention",
+        "tied": True,
+    },
+    "model.positions: kind=self_attention has none": {
+        "kind": "self_attention",
+        "positions": "none",
+    },
 }
 
 
@@ -214,24 +323,44 @@ def test_components_that_exclude_each_other_are_refused(message: str) -> None:
     kind = Kind(settings.pop("kind", "transformer"))
     model = ModelConfig(kind=kind, **{"d_model": 8, **chosen(settings)})
     with pytest.raises(UserError, match=message):
-        check_config(Config(model=model, task=toy_task(model, **{"data": Data.digits} if kind == Kind.vit else {})))
+        check_config(
+            Config(
+                model=model,
+                task=toy_task(
+                    model, **{"data": Data.digits} if kind == Kind.vit else {}
+                ),
+            )
+        )
 
 
 @pytest.mark.parametrize(
     ("task", "method", "message"),
     [
         ({"label_smoothing": 0.1, "loss": "mse"}, "auto", "task.label_smoothing"),
-        ({"weight_decay": 0.1}, "auto", "task.weight_decay is read with estimator.method=hutchinson"),
+        (
+            {"weight_decay": 0.1},
+            "auto",
+            "task.weight_decay is read with estimator.method=hutchinson",
+        ),
     ],
 )
 def test_changes_of_the_loss_are_refused_where_nobody_knows_them(
     task: dict[str, Any], method: str, message: str
 ) -> None:
-    settings = {key: type(getattr(TaskConfig(), key))(value) for key, value in task.items()}
+    settings = {
+        key: type(getattr(TaskConfig(), key))(value) for key, value in task.items()
+    }
     with pytest.raises(UserError, match=message):
-        check_config(Config(task=TaskConfig(**settings), estimator=EstimatorConfig(Method(method))))
+        check_config(
+            Config(
+                task=TaskConfig(**settings), estimator=EstimatorConfig(Method(method))
+            )
+        )
 
 
 def test_keys_of_networks_without_components_stand() -> None:
-    assert "scores" not in in_key(Config())["model"] and "weight_decay" not in in_key(Config())["task"]
+    assert (
+        "scores" not in in_key(Config())["model"]
+        and "weight_decay" not in in_key(Config())["task"]
+    )
     assert in_key(Config(model=ModelConfig(tied=True)))["model"]["tied"] is True

@@ -8,14 +8,28 @@ import pytest
 import torch
 from torch import nn
 
-from hessfig.config.enums import MLP, DType, Initialisation, Kind, Norm, ScaledWeight, SigmaScales
+from hessfig.config.enums import (
+    MLP,
+    DType,
+    Initialisation,
+    Kind,
+    Norm,
+    ScaledWeight,
+    SigmaScales,
+)
 from hessfig.config.science import ModelConfig
 from tests.toys import build_model
 
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
 
 
-def built(model: ModelConfig, *, sigma: float = 0.3, seed: int = 1234, dtype: DType = DType.float64) -> nn.Module:
+def built(
+    model: ModelConfig,
+    *,
+    sigma: float = 0.3,
+    seed: int = 1234,
+    dtype: DType = DType.float64,
+) -> nn.Module:
     return build_model(model, sigma=sigma, seed=seed, length=9, dtype=dtype)
 
 
@@ -30,12 +44,16 @@ def test_weights_biases_and_layer_norms_at_the_papers_scales() -> None:
             assert abs(weight.std() / scale - 1) < 4 / math.sqrt(2 * weight.numel())
             assert abs(weight.mean()) < 4 * scale / math.sqrt(weight.numel())
         else:
-            assert (weight == (1.0 if "ln" in name and name.endswith("weight") else 0.0)).all(), name
+            assert (
+                weight == (1.0 if "ln" in name and name.endswith("weight") else 0.0)
+            ).all(), name
 
 
 def test_the_output_projections_are_not_rescaled_with_depth() -> None:
     weights = parameters(ModelConfig(d_model=64, n_layers=4))
-    assert weights["layers.3.attn.o.weight"].std().item() == pytest.approx(0.1, rel=0.05)
+    assert weights["layers.3.attn.o.weight"].std().item() == pytest.approx(
+        0.1, rel=0.05
+    )
 
 
 def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias() -> None:
@@ -48,15 +66,21 @@ def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias() -> None:
 
 
 def test_sigma_redraws_the_embeddings_and_nothing_else() -> None:
-    one, other = (parameters(ModelConfig(d_model=8), sigma=sigma) for sigma in (0.3, 0.6))
+    one, other = (
+        parameters(ModelConfig(d_model=8), sigma=sigma) for sigma in (0.3, 0.6)
+    )
     for name, weight in one.items():
         if name in EMBEDDINGS:
-            assert not torch.equal(2 * weight, other[name]), "embeddings are redrawn, not rescaled"
+            assert not torch.equal(2 * weight, other[name]), (
+                "embeddings are redrawn, not rescaled"
+            )
         else:
             assert torch.equal(weight, other[name])
 
 
-def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone() -> None:
+def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone() -> (
+    None
+):
     model = ModelConfig(d_model=64, sigma_scales=SigmaScales.tokens)
     small, large = (parameters(model, sigma=sigma) for sigma in (0.01, 10.0))
     assert torch.equal(small["pos.weight"], large["pos.weight"])
@@ -66,7 +90,9 @@ def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone(
 
 def test_the_seed_redraws_every_matrix() -> None:
     one, other = (parameters(ModelConfig(d_model=8), seed=seed) for seed in (1, 2))
-    assert all(not torch.equal(w, other[name]) for name, w in one.items() if w.ndim == 2)
+    assert all(
+        not torch.equal(w, other[name]) for name, w in one.items() if w.ndim == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,21 +107,37 @@ def test_the_seed_redraws_every_matrix() -> None:
 )
 def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger: ModelConfig) -> None:
     plain, changed = parameters(ModelConfig(d_model=8)), parameters(larger)
-    kept = {name for name in plain.keys() & changed.keys() if plain[name].shape == changed[name].shape}
-    assert {"tok_embed.weight", "pos.weight", "head.weight", "layers.0.attn.q.weight"} <= kept
+    kept = {
+        name
+        for name in plain.keys() & changed.keys()
+        if plain[name].shape == changed[name].shape
+    }
+    assert {
+        "tok_embed.weight",
+        "pos.weight",
+        "head.weight",
+        "layers.0.attn.q.weight",
+    } <= kept
     assert all(torch.equal(plain[name], changed[name]) for name in kept)
 
 
 def test_float32_weights_are_the_float64_ones_rounded() -> None:
-    double, single = (parameters(ModelConfig(d_model=8), dtype=dtype) for dtype in DType)
-    assert all(torch.equal(weight.float(), single[name]) for name, weight in double.items())
+    double, single = (
+        parameters(ModelConfig(d_model=8), dtype=dtype) for dtype in DType
+    )
+    assert all(
+        torch.equal(weight.float(), single[name]) for name, weight in double.items()
+    )
 
 
 def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -> None:
     first = parameters(ModelConfig(d_model=8))
     torch.manual_seed(99)
     second = parameters(ModelConfig(d_model=8))
-    assert all(torch.equal(weight, second[name]) and not weight.requires_grad for name, weight in first.items())
+    assert all(
+        torch.equal(weight, second[name]) and not weight.requires_grad
+        for name, weight in first.items()
+    )
 
 
 def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller() -> None:
@@ -108,11 +150,17 @@ def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller() -> 
         else:
             residual = name.endswith(("attn.o.weight", "mlp.fc_out.weight"))
             ratio = 0.02 / (0.8 / 32**0.5) / (6**0.5 if residual else 1.0)
-            assert torch.allclose(weight, ratio * paper[name], rtol=1e-14), "the same draws at another scale"
+            assert torch.allclose(weight, ratio * paper[name], rtol=1e-14), (
+                "the same draws at another scale"
+            )
 
 
-def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_tokens() -> None:
-    model = ModelConfig(d_model=64, initialisation=Initialisation.gpt2, sigma_scales=SigmaScales.tokens)
+def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_tokens() -> (
+    None
+):
+    model = ModelConfig(
+        d_model=64, initialisation=Initialisation.gpt2, sigma_scales=SigmaScales.tokens
+    )
     found = parameters(model, sigma=3.0)
     assert found["pos.weight"].std().item() == pytest.approx(0.02, rel=0.1)
     assert found["tok_embed.weight"].std().item() == pytest.approx(3.0, rel=0.1)
@@ -127,9 +175,15 @@ def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_t
         (ScaledWeight.query_key, ("attn.q.weight", "attn.k.weight")),
     ],
 )
-def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(scaled: ScaledWeight, paths: tuple[str, ...]) -> None:
+def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(
+    scaled: ScaledWeight, paths: tuple[str, ...]
+) -> None:
     plain = parameters(ModelConfig(d_model=8, n_layers=2))
-    found = parameters(ModelConfig(d_model=8, n_layers=2, scaled_weight=scaled, weight_scale=0.25))
+    found = parameters(
+        ModelConfig(d_model=8, n_layers=2, scaled_weight=scaled, weight_scale=0.25)
+    )
     assert sum(name.endswith(paths) for name in plain) == 2 * len(paths)
     for name, weight in plain.items():
-        assert torch.equal(found[name], 0.25 * weight if name.endswith(paths) else weight)
+        assert torch.equal(
+            found[name], 0.25 * weight if name.endswith(paths) else weight
+        )

@@ -23,7 +23,14 @@ from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.stored.loaded_model import drawn
 from hessfig.terms import PARTS, Block, Part
-from tests.models.tiny_models import ENCODERS, config_of, dense_masked, model_of, places, save
+from tests.models.tiny_models import (
+    ENCODERS,
+    config_of,
+    dense_masked,
+    model_of,
+    places,
+    save,
+)
 
 KIND = kind("huggingface")
 PADDING = 1
@@ -41,18 +48,29 @@ def saved(name: str, home: Path) -> Config:
     """Return the settings that measure a saved encoder on padded rows, half of whose words are masked."""
     np.save(home / "rows.npy", np.array(ROWS))
     task = {"data": Data.masked_tokens, "masked_share": 0.5}
-    return config_of(save(name, home / name.replace(" ", "_")), home / "rows.npy", task=task)
+    return config_of(
+        save(name, home / name.replace(" ", "_")), home / "rows.npy", task=task
+    )
 
 
 def problem_of(config: Config, at_once: int = 4) -> Objective:
-    return drawn(config, 0, STORED.sizes(config), KIND.layout(config), STORED.ids(config), at_once)
+    return drawn(
+        config,
+        0,
+        STORED.sizes(config),
+        KIND.layout(config),
+        STORED.ids(config),
+        at_once,
+    )
 
 
 @cache
 def truth(name: str, home: Path) -> tuple[Objective, dict[Part, Tensor]]:
     problem = problem_of(saved(name, home))
     batch = problem.batch
-    return problem, dense_masked(model_of(problem.network), batch.inputs, batch.targets, PADDING)
+    return problem, dense_masked(
+        model_of(problem.network), batch.inputs, batch.targets, PADDING
+    )
 
 
 def off(
@@ -66,7 +84,9 @@ def off(
 
     Of all parts at once, and of each part asked for on its own where they are wanted `singly`.
     """
-    column = Engines(objective, ModelConfig(kind="huggingface"), products).column(block.layer, block.col, [block])
+    column = Engines(objective, ModelConfig(kind="huggingface"), products).column(
+        block.layer, block.col, [block]
+    )
     generator = torch.Generator().manual_seed(0)
     probes = torch.randn(column.dim, 4, dtype=torch.float64, generator=generator)
     rows, cols = (
@@ -74,13 +94,20 @@ def off(
         for at in ((block.row_layer, block.row), (block.layer, block.col))
     )
     errors = [
-        (column.split_matmat(probes, [part])[block, part] - parts[part][rows][:, cols] @ probes)
+        (
+            column.split_matmat(probes, [part])[block, part]
+            - parts[part][rows][:, cols] @ probes
+        )
         for part in PARTS
         if singly
     ]
     together = column.split_matmat(probes, list(PARTS))
-    errors += [together[block, part] - parts[part][rows][:, cols] @ probes for part in PARTS]
-    return max(float(error.abs().max()) for error in errors) / float(parts[Part.H].abs().max())
+    errors += [
+        together[block, part] - parts[part][rows][:, cols] @ probes for part in PARTS
+    ]
+    return max(float(error.abs().max()) for error in errors) / float(
+        parts[Part.H].abs().max()
+    )
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -90,8 +117,13 @@ def test_every_weight_is_dense_double_backward(name: str, home: Path) -> None:
     whole = Block(0, "all", "all")
     assert off(problem, parts, whole) < 1e-10
     top = problem.layout.num_layers
-    for layer, col in sorted({(weight.layer, weight.name) for weight in problem.layout.weights}):
-        assert off(problem, parts, Block(layer, col, col), singly=False) < 1e-10, (layer, col)
+    for layer, col in sorted(
+        {(weight.layer, weight.name) for weight in problem.layout.weights}
+    ):
+        assert off(problem, parts, Block(layer, col, col), singly=False) < 1e-10, (
+            layer,
+            col,
+        )
     embedding = problem.layout.names[0]
     for block in [
         Block(0, "b_U", embedding),
@@ -109,10 +141,15 @@ def test_every_weight_is_dense_double_backward(name: str, home: Path) -> None:
 def test_a_tied_embedding_counts_in_both_roles(home: Path) -> None:
     problem, parts = truth("bert", home)
     assert problem.layout.names[0] == "W_E+W_U"
-    untied = {name for name, _ in truth("bert untied", home)[0].network.named_parameters()}
-    assert {name for name, _ in problem.network.named_parameters()} == untied - {"cls.predictions.decoder.weight"}
+    untied = {
+        name for name, _ in truth("bert untied", home)[0].network.named_parameters()
+    }
+    assert {name for name, _ in problem.network.named_parameters()} == untied - {
+        "cls.predictions.decoder.weight"
+    }
     rows = places(model_of(problem.network), problem.layout.side(0, "W_E+W_U"))
-    assert float(parts[Part.H_f][rows][:, rows].abs().max()) > 1e-3  # mixed terms: none in W_U alone
+    # Mixed terms: none in W_U alone.
+    assert float(parts[Part.H_f][rows][:, rows].abs().max()) > 1e-3
 
 
 def test_a_layer_of_several_passes_is_one_weight(home: Path) -> None:
@@ -123,10 +160,14 @@ def test_a_layer_of_several_passes_is_one_weight(home: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("name", ["albert", "roberta"])
-def test_micro_batches_weigh_the_tokens_that_they_mask(name: str, at_once: int, home: Path) -> None:
+def test_micro_batches_weigh_the_tokens_that_they_mask(
+    name: str, at_once: int, home: Path
+) -> None:
     problem, parts = truth(name, home)
     split = problem_of(saved(name, home), at_once)
-    assert [batch.size for batch in split.batches] == ([2, 2, 1, 2] if at_once == 1 else [5, 2])
+    assert [batch.size for batch in split.batches] == (
+        [2, 2, 1, 2] if at_once == 1 else [5, 2]
+    )
     assert float(loss_of(split)) == pytest.approx(float(loss_of(problem)), rel=1e-12)
     for col in ("W_E+W_U", "b_U", "W_Q"):
         layer = split.layout.layers_of(col)[0]
@@ -135,7 +176,9 @@ def test_micro_batches_weigh_the_tokens_that_they_mask(name: str, at_once: int, 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 @pytest.mark.parametrize("at_once", [4, 3])
-def test_curvlinops_and_double_backward_give_the_same_blocks(at_once: int, home: Path) -> None:
+def test_curvlinops_and_double_backward_give_the_same_blocks(
+    at_once: int, home: Path
+) -> None:
     _, parts = truth("bert", home)
     split = problem_of(saved("bert", home), at_once)
     for block in (Block(1, "W_Q", "W_Q"), Block(0, "W_E+W_U", "b_U")):
@@ -143,13 +186,20 @@ def test_curvlinops_and_double_backward_give_the_same_blocks(at_once: int, home:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_padding_changes_nothing_and_the_loss_is_the_models_own(name: str, home: Path, tmp_path: Path) -> None:
+def test_padding_changes_nothing_and_the_loss_is_the_models_own(
+    name: str, home: Path, tmp_path: Path
+) -> None:
     problem, _ = truth(name, home)
     batch, model = problem.batch, model_of(problem.network)
     attended = (batch.inputs != PADDING).long()
-    own = model(input_ids=batch.inputs, attention_mask=attended, labels=batch.targets).loss
+    own = model(
+        input_ids=batch.inputs, attention_mask=attended, labels=batch.targets
+    ).loss
     assert float(loss_of(problem)) == pytest.approx(float(own), rel=1e-12)
-    logits, alone = problem.network(batch.inputs[1:2]), problem.network(batch.inputs[1:2, :3])
+    logits, alone = (
+        problem.network(batch.inputs[1:2]),
+        problem.network(batch.inputs[1:2, :3]),
+    )
     torch.testing.assert_close(logits[:, :3], alone, rtol=1e-12, atol=1e-12)
 
 
@@ -161,16 +211,22 @@ def test_masks_are_of_the_stated_share_and_of_a_stream_of_their_own(home: Path) 
     assert set(batch.inputs[is_masked].tolist()) == {4}
     restored = torch.where(is_masked, batch.targets, batch.inputs)
     assert restored.tolist() == ROWS
-    fewer = problem_of(replace(config, task=replace(config.task, batch_size=2)), 2).batch
+    fewer = problem_of(
+        replace(config, task=replace(config.task, batch_size=2)), 2
+    ).batch
     assert torch.equal(fewer.inputs, batch.inputs[:2])
     other = problem_of(replace(config, task=replace(config.task, seed=1))).batch
     assert not torch.equal(other.inputs, batch.inputs)
 
 
-def test_mixed_masks_keep_some_words_and_change_others(home: Path, tmp_path: Path) -> None:
+def test_mixed_masks_keep_some_words_and_change_others(
+    home: Path, tmp_path: Path
+) -> None:
     np.save(tmp_path / "long.npy", np.tile([0, 2, 3, 2], (600, 1)))
     config = saved("bert", home)
-    task = replace(config.task, path=str(tmp_path / "long.npy"), batch_size=600, masked_as="mixed")
+    task = replace(
+        config.task, path=str(tmp_path / "long.npy"), batch_size=600, masked_as="mixed"
+    )
     batch = problem_of(replace(config, task=task), 600).batch
     chosen = batch.targets != IGNORED
     was, now = batch.targets[chosen], batch.inputs[chosen]
@@ -195,8 +251,25 @@ def names(found: Any) -> list[str]:
 def test_names_of_an_encoder(home: Path) -> None:
     layout = truth("albert", home)[0].layout
     assert layout.names == [
-        *["W_E+W_U", "W_pos", "W_type", "W_map", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_head"]
+        *[
+            "W_E+W_U",
+            "W_pos",
+            "W_type",
+            "W_map",
+            "W_Q",
+            "W_K",
+            "W_V",
+            "W_O",
+            "W_in",
+            "W_out",
+            "W_head",
+        ]
     ]
-    assert names(layout.members(0, "norms")) == ["ln_embed_gain", "ln_embed_shift", "ln_out_gain", "ln_out_shift"]
+    assert names(layout.members(0, "norms")) == [
+        "ln_embed_gain",
+        "ln_embed_shift",
+        "ln_out_gain",
+        "ln_out_shift",
+    ]
     assert names(layout.members(0, "embeddings")) == ["W_E+W_U", "W_pos", "W_type"]
     assert "W_U" in truth("bert untied", home)[0].layout.names

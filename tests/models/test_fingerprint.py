@@ -17,10 +17,17 @@ from hessfig.models.protocol import ONCE
 
 
 class Net(nn.Module):
-    def __init__(self, tail: Callable[[Net, Tensor, Tensor], Tensor], eps: float = 1e-5) -> None:
+    def __init__(
+        self, tail: Callable[[Net, Tensor, Tensor], Tensor], eps: float = 1e-5
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.norm, self.b, self.tail = nn.Linear(3, 4), nn.LayerNorm(4, eps=eps), nn.Linear(4, 2), tail
+        self.a, self.norm, self.b, self.tail = (
+            nn.Linear(3, 4),
+            nn.LayerNorm(4, eps=eps),
+            nn.Linear(4, 2),
+            tail,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.norm(self.a(x)))
@@ -31,7 +38,14 @@ def plain(network: Net, hidden: Tensor, found: Tensor) -> Tensor:
     return found
 
 
-def found(tail: Any = plain, *, dtype: str = "float64", key: str = "key", order: int = 2, **more: float) -> Fingerprint:
+def found(
+    tail: Any = plain,
+    *,
+    dtype: str = "float64",
+    key: str = "key",
+    order: int = 2,
+    **more: float,
+) -> Fingerprint:
     torch.manual_seed(1)
     x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
     drawn = hessfig.Problem(Net(tail, **more), x, y).objective(dtype)
@@ -41,7 +55,9 @@ def found(tail: Any = plain, *, dtype: str = "float64", key: str = "key", order:
 OTHERS: dict[str, Any] = {
     "a stop-gradient": lambda network, hidden, out: out / 2 + out.detach() / 2,
     "a penalty that is zero": lambda network, hidden, out: (
-        out + torch.eye(2)[0].to(out) * (network.a.weight - network.a.weight.detach()).square().sum()
+        out
+        + torch.eye(2)[0].to(out)
+        * (network.a.weight - network.a.weight.detach()).square().sum()
     ),
     "a penalty of third order": lambda network, hidden, out: (
         out + torch.eye(2)[0].to(out) * (network.a.weight - AT.to(out)).pow(3).sum()
@@ -97,11 +113,19 @@ class Once(torch.autograd.Function):
     [
         (Noise, 1, "two calls with the same weights differ"),
         (Noise, 2, "two calls with the same weights differ"),
-        (Once, 2, "a product with its Hessian cannot be computed .*differentiable once"),
+        (
+            Once,
+            2,
+            "a product with its Hessian cannot be computed .*differentiable once",
+        ),
     ],
 )
-def test_where_there_is_none_nothing_has_the_same(function: Any, order: int, why: str) -> None:
-    one, other = (found(lambda n, h, out: function.apply(out), order=order) for _ in range(2))
+def test_where_there_is_none_nothing_has_the_same(
+    function: Any, order: int, why: str
+) -> None:
+    one, other = (
+        found(lambda n, h, out: function.apply(out), order=order) for _ in range(2)
+    )
     assert one.digest != other.digest and one.digest.startswith(ONCE)
     assert re.search(why, one.why)
 
@@ -109,16 +133,25 @@ def test_where_there_is_none_nothing_has_the_same(function: Any, order: int, why
 def test_an_order_takes_no_more_derivatives() -> None:
     lower = found(lambda n, h, out: Once.apply(out), order=1)
     assert not lower.why and lower == found(lambda n, h, out: Once.apply(out), order=1)
-    assert found(order=0).digest != found(OTHERS["a switch beside the weights"], order=0).digest
+    assert (
+        found(order=0).digest
+        != found(OTHERS["a switch beside the weights"], order=0).digest
+    )
 
 
 def test_several_batches_and_generators() -> None:
     """The sum over batches, and the generators of torch as they were."""
     x, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
-    drawn = hessfig.Problem(Net(plain), [x[:4], x[4:]], [y[:4], y[4:]]).objective("float64")
+    drawn = hessfig.Problem(Net(plain), [x[:4], x[4:]], [y[:4], y[4:]]).objective(
+        "float64"
+    )
     before = torch.get_rng_state()
     one = fingerprint((drawn), "key")
     assert torch.equal(before, torch.get_rng_state()) and not one.why
-    turned = hessfig.Problem(Net(plain), [x[4:], x[:4]], [y[4:], y[:4]]).objective("float64")
-    assert fingerprint((turned), "key").digest != "" and one == fingerprint((drawn), "key")
+    turned = hessfig.Problem(Net(plain), [x[4:], x[:4]], [y[4:], y[:4]]).objective(
+        "float64"
+    )
+    assert fingerprint((turned), "key").digest != "" and one == fingerprint(
+        (drawn), "key"
+    )
     assert all(p.grad is None for p in drawn.network.parameters())

@@ -27,8 +27,17 @@ class Holder:
     words, gains = {"a", "b", "c"}, frozenset({1.5, 2.5})
 
     def __init__(self, value: Any = 0) -> None:
-        self.value, self.me, self.kind, self.lock = value, self, torch.float32, threading.Lock()
-        self.array, self.log, self.generator = numpy.arange(3.0), logging.getLogger("any"), torch.Generator()
+        self.value, self.me, self.kind, self.lock = (
+            value,
+            self,
+            torch.float32,
+            threading.Lock(),
+        )
+        self.array, self.log, self.generator = (
+            numpy.arange(3.0),
+            logging.getLogger("any"),
+            torch.Generator(),
+        )
 
     def __call__(self, x: Any) -> Any:
         return x * GAIN * self.value
@@ -79,7 +88,10 @@ def test_weights_modes_and_graphs_do_not_count() -> None:
     assert changed == {"buffer 1.running_mean"}
 
 
-@pytest.mark.parametrize("make", [lambda held: [held], lambda held: {"held": held}, lambda held: Holder(held)])
+@pytest.mark.parametrize(
+    "make",
+    [lambda held: [held], lambda held: {"held": held}, lambda held: Holder(held)],
+)
 def test_depth_has_an_end(make: Callable[[Any], Any]) -> None:
     held: Any = 0
     for _ in range(5000):
@@ -112,8 +124,13 @@ def found() -> list[str]:
     """Return the identities of things made here, and of a model of transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_embd=4, n_layer=1, n_head=2, vocab_size=5, n_positions=4))
-    return [identity(*made(1.0)[:-3], Holder, made), identity(model, without=model.parameters())]
+    model = GPT2LMHeadModel(
+        GPT2Config(n_embd=4, n_layer=1, n_head=2, vocab_size=5, n_positions=4)
+    )
+    return [
+        identity(*made(1.0)[:-3], Holder, made),
+        identity(model, without=model.parameters()),
+    ]
 
 
 @pytest.mark.long
@@ -121,7 +138,11 @@ def test_every_process_finds_the_same() -> None:
     """Whatever the seed of Python's hashes is, by which sets are ordered: in another process as in this one."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.models import test_identity as t; print(*t.found())"],
+        [
+            sys.executable,
+            "-c",
+            "from tests.models import test_identity as t; print(*t.found())",
+        ],
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONHASHSEED": seed},
         check=True,

@@ -26,7 +26,12 @@ from tests.config.composing import configs
 
 WORDS, LENGTH = 5, 4
 _HF = {
-    **{"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 4, "intermediate_size": 6},
+    **{
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "hidden_size": 4,
+        "intermediate_size": 6,
+    },
     **{"vocab_size": WORDS, "max_position_embeddings": LENGTH},
 }
 _IDS = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
@@ -36,13 +41,27 @@ def native(**further: Any) -> Any:
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import boot
 
-    sizes = {"n_layers": 1, "n_heads": 2, "d_model": 4, "d_head": 2, "d_mlp": 6, "n_ctx": LENGTH, "d_vocab": WORDS}
-    return boot(TransformerBridgeConfig(**sizes, act_fn="gelu", normalization_type="LN", **further))
+    sizes = {
+        "n_layers": 1,
+        "n_heads": 2,
+        "d_model": 4,
+        "d_head": 2,
+        "d_mlp": 6,
+        "n_ctx": LENGTH,
+        "d_vocab": WORDS,
+    }
+    return boot(
+        TransformerBridgeConfig(
+            **sizes, act_fn="gelu", normalization_type="LN", **further
+        )
+    )
 
 
 def around(name: str, **sizes: Any) -> Any:
     import transformers
-    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+    from transformer_lens.model_bridge.sources._bridge_builder import (
+        build_bridge_from_module,
+    )
 
     made = getattr(transformers, name)
     config = made.config_class(**sizes, attn_implementation="eager")
@@ -51,7 +70,14 @@ def around(name: str, **sizes: Any) -> Any:
 
 BRIDGES = {
     "native": native,
-    "gpt2": lambda: around("GPT2LMHeadModel", n_layer=1, n_head=2, n_embd=4, vocab_size=WORDS, n_positions=LENGTH),
+    "gpt2": lambda: around(
+        "GPT2LMHeadModel",
+        n_layer=1,
+        n_head=2,
+        n_embd=4,
+        vocab_size=WORDS,
+        n_positions=LENGTH,
+    ),
     "neox": lambda: around("GPTNeoXForCausalLM", **_HF, **_IDS),
 }
 
@@ -67,7 +93,9 @@ def bridge(name: str) -> Any:
 
 
 def tokens() -> Tensor:
-    return torch.randint(0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def view(weight: Weight, tensor: Tensor) -> Tensor:
@@ -81,17 +109,26 @@ class Whole(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.network = wrapped(bridge(name)).double()
-        self.held = {path: p.detach().requires_grad_() for path, p in self.network.named_parameters()}
+        self.held = {
+            path: p.detach().requires_grad_()
+            for path, p in self.network.named_parameters()
+        }
 
     def loss(self) -> Tensor:
         found = functional_call(self.network, self.held, (tokens(),))
         logits = getattr(found, "logits", found)
-        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten())
+        return nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
+        )
 
     def block(self, row: Weight, col: Weight) -> Tensor:
-        slope = torch.autograd.grad(self.loss(), self.held[row.parameter], create_graph=True)[0]
+        slope = torch.autograd.grad(
+            self.loss(), self.held[row.parameter], create_graph=True
+        )[0]
         rows = [
-            torch.autograd.grad(one, self.held[col.parameter], retain_graph=True, materialize_grads=True)[0]
+            torch.autograd.grad(
+                one, self.held[col.parameter], retain_graph=True, materialize_grads=True
+            )[0]
             for one in view(row, slope).flatten()
         ]
         return torch.stack([view(col, one).flatten() for one in rows])
@@ -99,15 +136,25 @@ class Whole(nn.Module):
 
 @pytest.mark.parametrize("name", BRIDGES)
 def test_every_named_block_is_that_of_double_backward(name: str) -> None:
-    objective, whole = hessfig.Problem(bridge(name), tokens()).objective("float64"), Whole(name)
+    objective, whole = (
+        hessfig.Problem(bridge(name), tokens()).objective("float64"),
+        Whole(name),
+    )
     layout = objective.layout
     matrices = {"W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"}
-    assert matrices | {"W_E", "W_U"} <= {one for name in layout.names for one in (name, *name.split("+"))}
+    assert matrices | {"W_E", "W_U"} <= {
+        one for name in layout.names for one in (name, *name.split("+"))
+    }
     engines = Engines(objective, ModelConfig(), Products.linearised)
     for weight in layout.weights:
-        block, truth = Block(weight.layer, weight.name, weight.name), whole.block(weight, weight)
+        block, truth = (
+            Block(weight.layer, weight.name, weight.name),
+            whole.block(weight, weight),
+        )
         column = engines.column(weight.layer, weight.name, [block])
-        found = column.split_matmat(torch.eye(weight.size, dtype=torch.float64), [Part.H])[block, Part.H]
+        found = column.split_matmat(
+            torch.eye(weight.size, dtype=torch.float64), [Part.H]
+        )[block, Part.H]
         torch.testing.assert_close(found, truth, rtol=0, atol=1e-10)
     assert len(layout.weights) > 25
 
@@ -125,27 +172,42 @@ def test_pairs_and_heads_by_their_short_name(name: str) -> None:
 def test_the_fused_map_that_a_bridge_has_split_is_no_weight() -> None:
     layout = find_weights(bridge("gpt2"))
     assert not [weight for weight in layout.parameters if ".qkv." in weight.parameter]
-    assert [".qkv." in path for path, _ in bridge("gpt2").named_parameters()].count(True) == 2
+    assert [".qkv." in path for path, _ in bridge("gpt2").named_parameters()].count(
+        True
+    ) == 2
 
 
 def test_the_bridge_stays_as_it_was() -> None:
     held = bridge("gpt2")
     before = {name: (one.dtype, one.clone()) for name, one in held.named_parameters()}
     hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
-    assert all(one.dtype == before[name][0] and one.equal(before[name][1]) for name, one in held.named_parameters())
+    assert all(
+        one.dtype == before[name][0] and one.equal(before[name][1])
+        for name, one in held.named_parameters()
+    )
 
 
 def test_targets_of_ones_own_and_several_batches_count() -> None:
     held, every = bridge("native"), tokens()
     targets = every.roll(1, 1)
-    whole = hessfig.measure(hessfig.Problem(held, every, targets), blocks=["W_V"], estimator="dense")
+    whole = hessfig.measure(
+        hessfig.Problem(held, every, targets), blocks=["W_V"], estimator="dense"
+    )
     parts = hessfig.measure(
-        hessfig.Problem(held, [*every.split(1)], [*targets.split(1)]), blocks=["W_V"], estimator="dense"
+        hessfig.Problem(held, [*every.split(1)], [*targets.split(1)]),
+        blocks=["W_V"],
+        estimator="dense",
     )
     assert whole["value"].tolist() == pytest.approx(parts["value"].tolist(), rel=1e-10)
-    alone = hessfig.measure(hessfig.Problem(held, [*every.split(1)]), blocks=["W_V"], estimator="dense")
-    shifted = hessfig.measure(hessfig.Problem(held, every), blocks=["W_V"], estimator="dense")
-    assert alone["value"].tolist() == pytest.approx(shifted["value"].tolist(), rel=1e-10)
+    alone = hessfig.measure(
+        hessfig.Problem(held, [*every.split(1)]), blocks=["W_V"], estimator="dense"
+    )
+    shifted = hessfig.measure(
+        hessfig.Problem(held, every), blocks=["W_V"], estimator="dense"
+    )
+    assert alone["value"].tolist() == pytest.approx(
+        shifted["value"].tolist(), rel=1e-10
+    )
 
 
 def test_an_encoder_needs_targets() -> None:
@@ -153,21 +215,34 @@ def test_an_encoder_needs_targets() -> None:
     with pytest.raises(UserError, match="attend to later tokens"):
         hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
     targets = torch.where(torch.arange(LENGTH) == 1, tokens(), -100)
-    assert hessfig.measure(hessfig.Problem(held, tokens(), targets), blocks=["W_V@1"])["value"].iloc[0] > 0
+    assert (
+        hessfig.measure(hessfig.Problem(held, tokens(), targets), blocks=["W_V@1"])[
+            "value"
+        ].iloc[0]
+        > 0
+    )
 
 
 def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores and mixing weights of a layer from its residual stream, by elementary operations."""
-    layout, held = find_weights(bridge(name)), dict(wrapped(bridge(name)).named_parameters())
+    layout, held = (
+        find_weights(bridge(name)),
+        dict(wrapped(bridge(name)).named_parameters()),
+    )
 
     def one(what: str) -> Tensor:
         (weight,) = layout.members(layer, what)
         return view(weight, held[weight.parameter])
 
     norm = "ln_1" if name == "gpt2" else "ln1"
-    normed = (stream - stream.mean(-1, keepdim=True)) / (stream.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    normed = (stream - stream.mean(-1, keepdim=True)) / (
+        stream.var(-1, unbiased=False, keepdim=True) + 1e-5
+    ).sqrt()
     normed = normed * one(f"{norm}_gain") + one(f"{norm}_shift")
-    q, k = ((normed @ one(f"W_{x}").T + one(f"b_{x}")).unflatten(-1, (2, 2)).transpose(1, 2) for x in "QK")
+    q, k = (
+        (normed @ one(f"W_{x}").T + one(f"b_{x}")).unflatten(-1, (2, 2)).transpose(1, 2)
+        for x in "QK"
+    )
     scores = q @ k.transpose(-1, -2) / 2**0.5
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     return scores * seen, scores.masked_fill(~seen, float("-inf")).softmax(-1)
@@ -176,14 +251,28 @@ def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("name", ["native", "gpt2"])
 def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
     problem = hessfig.Problem(bridge(name), [*tokens().split(1)])
-    patterns, scores = hessfig.lens.attention_patterns(problem), hessfig.lens.attention_scores(problem)
+    patterns, scores = (
+        hessfig.lens.attention_patterns(problem),
+        hessfig.lens.attention_scores(problem),
+    )
     norms = hessfig.lens.residual_norms(problem)
     # One sequence at a time, as the problem has them: both at once are rounded differently on some processors.
-    outputs = [bridge(name).run_with_cache(one)[1]["blocks.0.hook_out"] for one in tokens().split(1)]
+    outputs = [
+        bridge(name).run_with_cache(one)[1]["blocks.0.hook_out"]
+        for one in tokens().split(1)
+    ]
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    assert patterns.shape == scores.shape == (1, 2, 2, LENGTH, LENGTH) and norms.shape == (2, 2, LENGTH)
+    assert patterns.shape == scores.shape == (
+        1,
+        2,
+        2,
+        LENGTH,
+        LENGTH,
+    ) and norms.shape == (2, 2, LENGTH)
     held = dict(wrapped(bridge(name)).named_parameters())
-    word, place = (held[one.parameter] for one in find_weights(bridge(name)).weights[:2])
+    word, place = (
+        held[one.parameter] for one in find_weights(bridge(name)).weights[:2]
+    )
     stream = word[tokens()] + place[:LENGTH]
     by_hand, mixed = pattern_by_hand(name, 1, stream)
     torch.testing.assert_close(patterns[0], mixed, rtol=1e-4, atol=1e-6)
@@ -199,31 +288,56 @@ def test_allowed_scores_whose_softmax_underflows_are_not_masked(name: str) -> No
     held.load_state_dict(bridge(name).state_dict())
     with torch.no_grad():
         for path, parameter in held.named_parameters():
-            parameter *= 300 if re.search(r"\.q(\._original_component)?\.(weight|bias)$", path) else 1
+            parameter *= (
+                300
+                if re.search(r"\.q(\._original_component)?\.(weight|bias)$", path)
+                else 1
+            )
     problem = hessfig.Problem(held, tokens())
-    patterns, scores = hessfig.lens.attention_patterns(problem), hessfig.lens.attention_scores(problem)
+    patterns, scores = (
+        hessfig.lens.attention_patterns(problem),
+        hessfig.lens.attention_scores(problem),
+    )
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand_as(patterns)
     assert (patterns[seen] == 0).any()
     torch.testing.assert_close(scores > -1e30, seen)
 
 
-def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused() -> None:
+def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused() -> (
+    None
+):
     held = native(positional_embedding_type="rotary", rotary_dim=2).eval()
     with torch.no_grad():
         for parameter in held.parameters():
-            parameter += 0.5 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            parameter += 0.5 * torch.randn(
+                parameter.shape, generator=torch.Generator().manual_seed(0)
+            )
     with pytest.raises(UserError, match="not the softmax of q k"):
         hessfig.lens.attention_scores(hessfig.Problem(held, tokens()))
 
 
 def test_lens_asks_for_a_bridge() -> None:
     with pytest.raises(UserError, match="not a bridge"):
-        hessfig.lens.attention_patterns(hessfig.Problem(nn.Linear(2, 2), torch.zeros(1, 2), torch.zeros(1, 2)))
+        hessfig.lens.attention_patterns(
+            hessfig.Problem(nn.Linear(2, 2), torch.zeros(1, 2), torch.zeros(1, 2))
+        )
 
 
 def named(*overrides: str) -> Config:
-    sizes = ("model.n_layers=1", "model.n_heads=2", "model.d_model=8", "model.vocabulary=11")
-    data = ("task=tokens", "task.length=6", "task.batch_size=2", "sweep.name=mine", "seeds=2", "blocks=[W_V]")
+    sizes = (
+        "model.n_layers=1",
+        "model.n_heads=2",
+        "model.d_model=8",
+        "model.vocabulary=11",
+    )
+    data = (
+        "task=tokens",
+        "task.length=6",
+        "task.batch_size=2",
+        "sweep.name=mine",
+        "seeds=2",
+        "blocks=[W_V]",
+    )
     ((_, config),) = configs("model=transformer_lens", *sizes, *data, *overrides)
     return config
 
@@ -234,21 +348,36 @@ def test_an_architecture_of_the_registry_by_name(name: str) -> None:
     config = named(f"model.name={name}")
     shipped = kind("transformer_lens")
     shipped.check(config)
-    assert {"W_Q", "W_V.head2", "W_out"} <= {weight.name for weight in shipped.layout(config).weights}
+    assert {"W_Q", "W_V.head2", "W_out"} <= {
+        weight.name for weight in shipped.layout(config).weights
+    }
     assert shipped.axes(config) == {"seed"} and shipped.draw is not None
     one, again, other = (shipped.draw(config, None, seed) for seed in (0, 0, 1))
     (path,) = [weight.parameter for weight in one.layout.members(1, "W_V")]
     held = [drawn.network.get_parameter(path) for drawn in (one, again, other)]
-    assert held[0].equal(held[1]) and not held[0].equal(held[2]) and held[0].dtype == torch.float64
+    assert (
+        held[0].equal(held[1])
+        and not held[0].equal(held[2])
+        and held[0].dtype == torch.float64
+    )
 
 
 @pytest.mark.parametrize("asked", ["gemma2", "qwen3", "mixtral"])
-def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked: str) -> None:
+def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(
+    asked: str,
+) -> None:
     """The class of gemma2 is the remedy's example; the class of any other is the one that transformers names."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES,
+    )
 
     with pytest.raises(UserError, match="not known here") as caught:
-        configs("model=huggingface", f"model.architecture={asked}", "task=tokens", "sweep.name=mine")
+        configs(
+            "model=huggingface",
+            f"model.architecture={asked}",
+            "task=tokens",
+            "sweep.name=mine",
+        )
     assert "model=transformer_lens model.name=CLASS" in caught.value.remedy
     assert f"({CLASSES['gemma2']} for gemma2)" in caught.value.remedy
     kind("transformer_lens").check(named(f"model.name={CLASSES[asked]}"))
@@ -256,7 +385,9 @@ def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked: st
 
 def test_sizes_that_do_not_fit_when_the_network_runs_are_refused() -> None:
     shipped, gpt_j = kind("transformer_lens"), "model.name=GPTJForCausalLM"
-    with pytest.raises(UserError, match=r"does not run[\s\S]*size of tensor[\s\S]*rotary_dim=4"):
+    with pytest.raises(
+        UserError, match=r"does not run[\s\S]*size of tensor[\s\S]*rotary_dim=4"
+    ):
         shipped.check(named(gpt_j))
     shipped.check(named(gpt_j, "model.options={rotary_dim: 4}"))
 

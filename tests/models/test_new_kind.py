@@ -62,14 +62,26 @@ KIND = NetworkKind(
     check_model=check_model,
 )
 '''
-TOY = ("sweep=sigma", "model.kind=bag", "model.d_model=4", "task.digits=1", "task.batch_size=3", "workers=1", "seeds=2")
+TOY = (
+    "sweep=sigma",
+    "model.kind=bag",
+    "model.d_model=4",
+    "task.digits=1",
+    "task.batch_size=3",
+    "workers=1",
+    "seeds=2",
+)
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a copy of the package and one file more."""
     folder = tmp_path_factory.mktemp("copy")
-    shutil.copytree(ROOT / "hessfig", folder / "hessfig", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "hessfig",
+        folder / "hessfig",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     for data in ("conf", "data"):
         shutil.copytree(ROOT / data, folder / "hessfig" / data)
     (folder / "hessfig" / "models" / "kinds" / "bag.py").write_text(KIND)
@@ -104,7 +116,9 @@ for words in json.loads(sys.argv[1]):
 @pytest.fixture(scope="module")
 def answers(package: Path) -> list[tuple[int, str, str]]:
     """Return code and words of a run that is measured, then of those that are refused, by the copy of the package."""
-    refused = [["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED]
+    refused = [
+        ["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED
+    ]
     done = subprocess.run(
         [sys.executable, "-c", EACH, json.dumps([["run", *TOY, *MEASURED], *refused])],
         cwd=package,
@@ -118,17 +132,23 @@ def answers(package: Path) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.long
-def test_one_file_is_a_kind_of_network_that_is_measured(package: Path, answers: list[tuple[int, str, str]]) -> None:
+def test_one_file_is_a_kind_of_network_that_is_measured(
+    package: Path, answers: list[tuple[int, str, str]]
+) -> None:
     code, out, err = answers[0]
     assert code == 0 and "2 cells measured, 0 reused, 0 failed" in out, out + err
     with (package / "outputs" / "sigma" / "table.csv").open() as handle:
         rows = list(csv.DictReader(handle))
-    assert {row["row"] for row in rows} == {"W_E", "W_U"} and all(float(row["value"]) >= 0 for row in rows)
+    assert {row["row"] for row in rows} == {"W_E", "W_U"} and all(
+        float(row["value"]) >= 0 for row in rows
+    )
     assert max(float(row["value"]) for row in rows) > 0
 
 
 @pytest.mark.long
-def test_its_settings_are_refused_by_what_is_true_of_it(package: Path, answers: list[tuple[int, str, str]]) -> None:
+def test_its_settings_are_refused_by_what_is_true_of_it(
+    package: Path, answers: list[tuple[int, str, str]]
+) -> None:
     for said, (code, _, answer) in zip(REFUSED.values(), answers[1:], strict=True):
         assert code == 2 and said in answer, answer
     assert not (package / "outputs" / "refused").exists()

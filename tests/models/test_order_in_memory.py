@@ -18,16 +18,24 @@ from hessfig.models.weight_files import read_weights
 from hessfig.rng import is_row_major, lay_out, row_major
 
 OTHER: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda one: one.mT.contiguous().mT if one.ndim > 1 else one.repeat_interleave(2)[::2],
+    "transposed": lambda one: (
+        one.mT.contiguous().mT if one.ndim > 1 else one.repeat_interleave(2)[::2]
+    ),
     "strided": lambda one: one.repeat_interleave(3, dim=-1)[..., ::3],
-    "reversed axes": lambda one: one.permute(*range(one.ndim)[::-1]).contiguous().permute(*range(one.ndim)[::-1]),
+    "reversed axes": lambda one: (
+        one.permute(*range(one.ndim)[::-1]).contiguous().permute(*range(one.ndim)[::-1])
+    ),
     "by NumPy": lambda one: torch.from_numpy(np.asfortranarray(one.numpy())),
-    "channels last": lambda one: one.to(memory_format=torch.channels_last) if one.ndim == 4 else one,
+    "channels last": lambda one: (
+        one.to(memory_format=torch.channels_last) if one.ndim == 4 else one
+    ),
 }
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def maps() -> nn.Module:
@@ -35,7 +43,13 @@ def maps() -> nn.Module:
 
 
 def pictures(channels: int) -> nn.Module:
-    maps = nn.Conv2d(channels, 4, 3), nn.Tanh(), nn.Conv2d(4, 2, 3), nn.Flatten(), nn.Linear(8, 3)
+    maps = (
+        nn.Conv2d(channels, 4, 3),
+        nn.Tanh(),
+        nn.Conv2d(4, 2, 3),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
     return nn.Sequential(*maps)
 
 
@@ -56,7 +70,11 @@ def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def numbers(*problem: Any, **settings: Any) -> bytes:
-    table = hessfig.measure(hessfig.Problem(*problem, **settings), quantities=["frobenius", "trace"], num_probes=4)
+    table = hessfig.measure(
+        hessfig.Problem(*problem, **settings),
+        quantities=["frobenius", "trace"],
+        num_probes=4,
+    )
     return table[["value", "error"]].to_numpy().tobytes()
 
 
@@ -71,8 +89,12 @@ def test_the_order_of_weights_and_batches_moves_no_bit(name: str) -> None:
             one.data = reordered(one.data) if one.ndim else one.data
         before = [one.stride() for one in other.parameters()]
         assert numbers(other, reordered(inputs), reordered(targets)) == expected, word
-        assert numbers(other, {"input": reordered(inputs)}, reordered(targets)) == expected, f"{word}, a dictionary"
-        assert [one.stride() for one in other.parameters()] == before, "a user's own weights stay as they are"
+        assert (
+            numbers(other, {"input": reordered(inputs)}, reordered(targets)) == expected
+        ), f"{word}, a dictionary"
+        assert [one.stride() for one in other.parameters()] == before, (
+            "a user's own weights stay as they are"
+        )
 
 
 def test_expanded_batches_and_weights() -> None:
@@ -99,7 +121,10 @@ def test_weights_of_a_loss() -> None:
 @pytest.mark.parametrize("word", OTHER)
 def test_a_batch_is_by_rows(word: str) -> None:
     batch = Batch(OTHER[word](drawn(4, 1, 3, 3)), OTHER[word](drawn(4, 5)), slice(None))
-    assert all(one.stride() == torch.empty(one.shape).stride() for one in (batch.inputs, batch.targets))
+    assert all(
+        one.stride() == torch.empty(one.shape).stride()
+        for one in (batch.inputs, batch.targets)
+    )
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (4, 1, 3, 3), (2, 3, 4)])

@@ -40,9 +40,13 @@ bare = st.builds(
 )
 
 
-def functional_product(network: LinearisedNetwork, layer: int, matrix: Matrix) -> torch.Tensor:
+def functional_product(
+    network: LinearisedNetwork, layer: int, matrix: Matrix
+) -> torch.Tensor:
     column = network.column(layer, matrix, [matrix])
-    probes = rademacher(column.dim, 2, generator=stream(0, "probes"), dtype=column.dtype)
+    probes = rademacher(
+        column.dim, 2, generator=stream(0, "probes"), dtype=column.dtype
+    )
     return column.split_matmat(probes)[matrix, Part.H_f]
 
 
@@ -56,15 +60,22 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> 
         for matrix in matrices_of(model):
             block = Block(layer if matrix.has_layer else 0, matrix, matrix)
             vanishes = not functional_product(network, layer, matrix).any()
-            assert is_structural_zero(model, block, Part.H_f) == vanishes, f"{block} of {model}"
+            assert is_structural_zero(model, block, Part.H_f) == vanishes, (
+                f"{block} of {model}"
+            )
 
 
 @pytest.mark.parametrize(
-    ("name", "matrix"), [("softmax", "W_V"), ("softmax", "W_out"), ("linear", "W_Q"), ("linear mlp", "W")]
+    ("name", "matrix"),
+    [("softmax", "W_V"), ("softmax", "W_out"), ("linear", "W_Q"), ("linear mlp", "W")],
 )
 def test_curvlinops_sees_the_same_exact_zeros(name: str, matrix: str) -> None:
-    operator = ColumnOperator(toy_problem(ARCHITECTURES[name]), 1, Matrix(matrix), [Matrix(matrix)])
-    probes = rademacher(operator.dim, 3, generator=stream(0, "probes"), dtype=operator.dtype)
+    operator = ColumnOperator(
+        toy_problem(ARCHITECTURES[name]), 1, Matrix(matrix), [Matrix(matrix)]
+    )
+    probes = rademacher(
+        operator.dim, 3, generator=stream(0, "probes"), dtype=operator.dtype
+    )
     assert not operator.split_matmat(probes)[Matrix(matrix), Part.H_f].any()
 
 

@@ -14,19 +14,27 @@ from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(name: str) -> None:
+def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(
+    name: str,
+) -> None:
     model, problem = ARCHITECTURES[name], toy_problem(ARCHITECTURES[name])
     for layer in range(1, model.n_layers + 1):
         for matrix in matrices_of(model):
             if matrix != Matrix.W:
-                assert problem.weight(layer, matrix).numel() == weight_size(matrix, model, toy_task(model))
+                assert problem.weight(layer, matrix).numel() == weight_size(
+                    matrix, model, toy_task(model)
+                )
 
 
 def test_layers_count_from_one_and_shared_weights_have_none() -> None:
     problem = toy_problem(ARCHITECTURES["two layers"])
     network = problem.network
     assert problem.weight(2, Matrix.W_V) is network.layers[1].attn.v.weight
-    assert problem.weight(0, Matrix.W_U) is problem.weight(2, Matrix.W_U) is network.head.weight
+    assert (
+        problem.weight(0, Matrix.W_U)
+        is problem.weight(2, Matrix.W_U)
+        is network.head.weight
+    )
 
 
 def test_different_names_are_different_tensors() -> None:
@@ -43,7 +51,10 @@ def test_a_layer_the_model_has_not_is_an_error() -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_layout_names_every_parameter_of_the_network_once(name: str) -> None:
     problem = toy_problem(ARCHITECTURES[name])
-    held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
+    held = {
+        path: parameter.numel()
+        for path, parameter in problem.network.named_parameters()
+    }
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert len(problem.layout.weights) == len(held)
 

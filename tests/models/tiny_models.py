@@ -29,12 +29,27 @@ _LLAMA = {
 }
 _GPT2 = {"n_embd": 4, "n_layer": 2, "n_head": 2, "n_inner": 6, "n_positions": CONTEXT}
 _BERT: dict[str, Any] = {
-    **{"hidden_size": 4, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 6},
+    **{
+        "hidden_size": 4,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 6,
+    },
     **{"max_position_embeddings": CONTEXT, "type_vocab_size": 2, "pad_token_id": 1},
 }
 ENCODERS: dict[str, dict[str, Any]] = {
-    "albert": {**_BERT, "embedding_size": 3, "num_hidden_layers": 3, "hidden_act": "gelu"},
-    "albert groups": {**_BERT, "embedding_size": 3, "num_hidden_layers": 3, "num_hidden_groups": 2},
+    "albert": {
+        **_BERT,
+        "embedding_size": 3,
+        "num_hidden_layers": 3,
+        "hidden_act": "gelu",
+    },
+    "albert groups": {
+        **_BERT,
+        "embedding_size": 3,
+        "num_hidden_layers": 3,
+        "num_hidden_groups": 2,
+    },
     "bert": _BERT,
     "bert untied": {**_BERT, "tie_word_embeddings": False},
     "roberta": {**_BERT, "max_position_embeddings": CONTEXT + 2},
@@ -68,14 +83,18 @@ def save(name: str, folder: Path) -> Path:
         model = maker.from_config(made, dtype=torch.float64)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
-        parameter.data += 0.4 * torch.randn(parameter.shape, dtype=torch.float64, generator=generator)
+        parameter.data += 0.4 * torch.randn(
+            parameter.shape, dtype=torch.float64, generator=generator
+        )
     model.save_pretrained(folder)
     return folder
 
 
 def save_ids(path: Path) -> Path:
     """Write SEQUENCES rows of CONTEXT ids."""
-    np.save(path, np.random.default_rng(0).integers(VOCABULARY, size=(SEQUENCES, CONTEXT)))
+    np.save(
+        path, np.random.default_rng(0).integers(VOCABULARY, size=(SEQUENCES, CONTEXT))
+    )
     return path
 
 
@@ -87,37 +106,63 @@ def save_tokenizer(folder: Path, words: str) -> None:
     vocabulary = {word: place for place, word in enumerate([*words, "?"])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?").save_pretrained(
+        folder
+    )
 
 
 def config_of(folder: Path, ids: Path, **settings: Any) -> Config:
     """Return what `model=huggingface model.path=FOLDER task=tokens task.path=IDS` means."""
     model = {"kind": "huggingface", "path": str(folder), **settings.pop("model", {})}
-    task = {"data": Data.tokens, "scored": Scored.all, "path": str(ids), "batch_size": SEQUENCES}
+    task = {
+        "data": Data.tokens,
+        "scored": Scored.all,
+        "path": str(ids),
+        "batch_size": SEQUENCES,
+    }
     task |= settings.pop("task", {})
-    return Config(model=ModelConfig(**model), task=TaskConfig(**task), **{"blocks": "each", "seeds": 1, **settings})
+    return Config(
+        model=ModelConfig(**model),
+        task=TaskConfig(**task),
+        **{"blocks": "each", "seeds": 1, **settings},
+    )
 
 
-def dense(model: torch.nn.Module, tokens: Tensor, only: str = "", rounding: float = 1e-11) -> dict[Part, Tensor]:
+def dense(
+    model: torch.nn.Module, tokens: Tensor, only: str = "", rounding: float = 1e-11
+) -> dict[Part, Tensor]:
     """Return H, H_f and H_o of the mean cross-entropy of every next token, in the order of named_parameters.
 
     `only` the parameters with this text in their names. `rounding`: what two ways of computing it may differ by.
     """
     words = {"input_ids": tokens, "use_cache": False}
-    return _dense(model, words, slice(None, -1), tokens[:, 1:].flatten(), only, rounding)
+    return _dense(
+        model, words, slice(None, -1), tokens[:, 1:].flatten(), only, rounding
+    )
 
 
-def dense_masked(model: torch.nn.Module, tokens: Tensor, targets: Tensor, padding: int) -> dict[Part, Tensor]:
+def dense_masked(
+    model: torch.nn.Module, tokens: Tensor, targets: Tensor, padding: int
+) -> dict[Part, Tensor]:
     """Return H, H_f and H_o of the mean cross-entropy of masked tokens (targets other than -100), as `dense` does."""
     words = {"input_ids": tokens, "attention_mask": (tokens != padding).long()}
     return _dense(model, words, slice(None), targets.flatten(), "", 1e-11)
 
 
 def _dense(
-    model: torch.nn.Module, words: dict[str, Any], scored: slice, targets: Tensor, only: str, rounding: float
+    model: torch.nn.Module,
+    words: dict[str, Any],
+    scored: slice,
+    targets: Tensor,
+    only: str,
+    rounding: float,
 ) -> dict[Part, Tensor]:
     """Return H and H_f by double backward; H_o = J^T B J from the logits' Jacobian, on its own."""
-    at = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters() if only in name}
+    at = {
+        name: p.detach().clone().requires_grad_()
+        for name, p in model.named_parameters()
+        if only in name
+    }
 
     def logits() -> Tensor:
         return functional_call(model, at, (), words).logits[:, scored].flatten(0, 1)
@@ -127,7 +172,9 @@ def _dense(
 
     outputs = logits().detach()
     slope = torch.autograd.functional.jacobian(loss, outputs)
-    curved = torch.autograd.functional.hessian(loss, outputs).reshape(outputs.numel(), -1)
+    curved = torch.autograd.functional.hessian(loss, outputs).reshape(
+        outputs.numel(), -1
+    )
     slopes = jacobian(logits, [*at.values()], rounding)
     return {
         Part.H: hessian(lambda: loss(logits()), [*at.values()], rounding),
@@ -142,7 +189,9 @@ def model_of(network: torch.nn.Module) -> Any:
     return model
 
 
-def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "") -> Tensor:
+def places(
+    model: torch.nn.Module, weights: tuple[Weight, ...], only: str = ""
+) -> Tensor:
     """Return where the entries of some weights stand among the parameters of `dense`."""
     start, found = 0, {}
     for name, parameter in model.named_parameters():
@@ -150,4 +199,6 @@ def places(model: torch.nn.Module, weights: tuple[Weight, ...], only: str = "") 
             continue
         whole = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
         found[name], start = whole, start + parameter.numel()
-    return torch.cat([view_of(found[weight.parameter], weight).flatten() for weight in weights])
+    return torch.cat(
+        [view_of(found[weight.parameter], weight).flatten() for weight in weights]
+    )

@@ -7,41 +7,88 @@ from dataclasses import replace
 import pytest
 
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import Prediction, edge, growth_rate, lower_edge, regime_between, regimes
+from hessfig.predictions.growth_rates import (
+    Prediction,
+    edge,
+    growth_rate,
+    lower_edge,
+    regime_between,
+    regimes,
+)
 from hessfig.predictions.network_series import Regime
-from hessfig.terms import MLP, PARTS, Attention, Block, Kind, Matrix, Norm, Part, QueryKey, Scores
+from hessfig.terms import (
+    MLP,
+    PARTS,
+    Attention,
+    Block,
+    Kind,
+    Matrix,
+    Norm,
+    Part,
+    QueryKey,
+    Scores,
+)
 
-BARE = Architecture(Kind.self_attention, attention_skip=False, mlp=MLP.none, square_loss=True)
-CHAIN = Architecture(attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True)
+BARE = Architecture(
+    Kind.self_attention, attention_skip=False, mlp=MLP.none, square_loss=True
+)
+CHAIN = Architecture(
+    attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True
+)
 Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
 
 
-def rates(architecture: Architecture, row: Matrix, col: Matrix, layer: int = 1) -> tuple[object, ...]:
+def rates(
+    architecture: Architecture, row: Matrix, col: Matrix, layer: int = 1
+) -> tuple[object, ...]:
     """Return the exponents of H_o, H_f, H; 0 stands for a structural zero, None for no prediction."""
     found = [growth_rate(Block(layer, row, col), part, architecture) for part in PARTS]
-    return tuple(0 if rate.prediction == Prediction.structural_zero else rate.exponent for rate in found)
+    return tuple(
+        0 if rate.prediction == Prediction.structural_zero else rate.exponent
+        for rate in found
+    )
 
 
 @pytest.mark.parametrize(
     ("row", "col", "expected"),
-    [(V, V, (2, 0, 2)), (Q, V, (4, 3, 3)), (K, V, (4, 3, 3)), (Q, Q, (6, 5, 5)), (K, K, (6, 5, 5)), (Q, K, (6, 3, 3))],
+    [
+        (V, V, (2, 0, 2)),
+        (Q, V, (4, 3, 3)),
+        (K, V, (4, 3, 3)),
+        (Q, Q, (6, 5, 5)),
+        (K, K, (6, 5, 5)),
+        (Q, K, (6, 3, 3)),
+    ],
 )
 def test_equation_5(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
     assert rates(BARE, row, col) == expected
     assert rates(BARE, col, row) == expected
 
 
-@pytest.mark.parametrize(("row", "col", "functional"), [(Q, V, 4), (Q, Q, 6), (Q, K, 4), (V, V, 0)])
-def test_equation_5_with_zero_targets(row: Matrix, col: Matrix, functional: int) -> None:
+@pytest.mark.parametrize(
+    ("row", "col", "functional"), [(Q, V, 4), (Q, Q, 6), (Q, K, 4), (V, V, 0)]
+)
+def test_equation_5_with_zero_targets(
+    row: Matrix, col: Matrix, functional: int
+) -> None:
     zero = Architecture(**{**vars(BARE), "zero_targets": True})
     assert rates(zero, row, col)[1] == functional
 
 
 @pytest.mark.parametrize(
     ("row", "col", "expected"),
-    [(V, V, (6, 0, 6)), (Q, Q, (6, 0, 6)), (K, K, (6, 0, 6)), (Q, V, (6, 3, 3)), (K, V, (6, 3, 3)), (Q, K, (6, 3, 3))],
+    [
+        (V, V, (6, 0, 6)),
+        (Q, Q, (6, 0, 6)),
+        (K, K, (6, 0, 6)),
+        (Q, V, (6, 3, 3)),
+        (K, V, (6, 3, 3)),
+        (Q, K, (6, 3, 3)),
+    ],
 )
-def test_linear_attention_remark_4_1(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
+def test_linear_attention_remark_4_1(
+    row: Matrix, col: Matrix, expected: tuple[int, int, int]
+) -> None:
     linear = Architecture(**{**vars(BARE), "attention": Attention.linear})
     assert rates(linear, row, col) == expected
 
@@ -65,7 +112,11 @@ def test_chains_of_linear_attention(depth: int) -> None:
     for matrix in (Q, V):
         assert rates(chain, matrix, matrix, depth) == (2 * 3**depth, 0, 2 * 3**depth)
         for layer in range(1, depth):
-            assert rates(chain, matrix, matrix, layer) == (2 * 3**depth, 3**depth, 3**depth)
+            assert rates(chain, matrix, matrix, layer) == (
+                2 * 3**depth,
+                3**depth,
+                3**depth,
+            )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -91,17 +142,29 @@ def test_what_follows_attention_decides_on_the_structural_zero() -> None:
         (Norm.post, Regime.large_sigma, {Q: (None, None, None), V: (None, None, None)}),
     ],
 )
-def test_norms_have_laws_of_their_own(norm: Norm, regime: Regime, expected: dict[Matrix, tuple]) -> None:
+def test_norms_have_laws_of_their_own(
+    norm: Norm, regime: Regime, expected: dict[Matrix, tuple]
+) -> None:
     normalised = Architecture(norm=norm)
     for matrix, found in expected.items():
-        rated = [growth_rate(Block(1, matrix, matrix), part, normalised, regime) for part in PARTS]
+        rated = [
+            growth_rate(Block(1, matrix, matrix), part, normalised, regime)
+            for part in PARTS
+        ]
         assert tuple(rate.exponent for rate in rated) == found
-    assert growth_rate(Block(0, Matrix.W_U, Matrix.W_U), Part.H_f, normalised, regime).prediction == "structural zero"
+    assert (
+        growth_rate(
+            Block(0, Matrix.W_U, Matrix.W_U), Part.H_f, normalised, regime
+        ).prediction
+        == "structural zero"
+    )
 
 
 def test_softmax_saturates_where_sigma_grows() -> None:
     rate = growth_rate(Block(1, Q, Q), Part.H, BARE, Regime.large_sigma)
-    assert rate.prediction == Prediction.unknown and "softmax saturates" in rate.reference
+    assert (
+        rate.prediction == Prediction.unknown and "softmax saturates" in rate.reference
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,20 +174,39 @@ def test_softmax_saturates_where_sigma_grows() -> None:
         ({"attention": Attention.sparsemax}, (6, 0, 6)),
         ({"attention": Attention.kernel}, (6, 4, 4)),
         ({"scores": Scores.cosine}, (2, 1, 1)),
-        ({"attention": Attention.differential, "differential_norm": False, "differential_lambda": 1.0}, (6, 5, 5)),
+        (
+            {
+                "attention": Attention.differential,
+                "differential_norm": False,
+                "differential_lambda": 1.0,
+            },
+            (6, 5, 5),
+        ),
         ({"centring": 0.9}, (6, 5, 5)),
         ({"centring": 1.0}, (6, 5, 5)),
         ({"most_keys": 1}, (0, 0, 0)),
-        ({"most_keys": 2}, (6, 7, 6)),  # two weights are an odd function of the difference of their scores
+        (
+            {"most_keys": 2},
+            (6, 7, 6),
+        ),  # two weights are an odd function of the difference of their scores
         ({"most_keys": 2, "attention": Attention.entmax15}, (6, 7, 6)),
         ({"most_keys": 1, "attention": Attention.off_by_one}, (6, 7, 6)),
         ({"most_keys": 3}, (6, 5, 5)),
         ({"most_keys": 2, "centring": 1.0}, (6, 7, 6)),
-        ({"most_keys": 2, "attention": Attention.differential, "differential_norm": False}, (6, 7, 6)),
+        (
+            {
+                "most_keys": 2,
+                "attention": Attention.differential,
+                "differential_norm": False,
+            },
+            (6, 7, 6),
+        ),
         ({"weight_decay": 0.1}, (6, 0.0, 0.0)),
     ],
 )
-def test_components_change_the_query_block(change: dict[str, object], expected: tuple[float, ...]) -> None:
+def test_components_change_the_query_block(
+    change: dict[str, object], expected: tuple[float, ...]
+) -> None:
     assert rates(replace(BARE, **change), Q, Q) == expected
 
 
@@ -151,14 +233,19 @@ def test_powers_of_weights_as_theorem_3_1_has_them() -> None:
     powers = {Q: {Q: 0, K: 2, V: 2}, K: {Q: 2, K: 0, V: 2}, V: {Q: 0, K: 0, V: 0}}
     for row, found in powers.items():
         for axis, power in found.items():
-            assert growth_rate(Block(1, row, row), Part.H_o, BARE, axis=axis).exponent == power
+            assert (
+                growth_rate(Block(1, row, row), Part.H_o, BARE, axis=axis).exponent
+                == power
+            )
 
 
 def test_a_rate_names_the_monomials_that_rule() -> None:
     assert growth_rate(Block(1, Q, V), Part.H_o, BARE).reason == (
         "df/dW_Q ~ sigma^3 (W_K W_V [W_Q] x^3) times df/dW_V ~ sigma^1 ([W_V] x)"
     )
-    assert "no W_gate" in growth_rate(Block(1, Matrix.W_gate, V), Part.H, BARE).reference
+    assert (
+        "no W_gate" in growth_rate(Block(1, Matrix.W_gate, V), Part.H, BARE).reference
+    )
 
 
 def test_regimes_and_their_edge() -> None:
@@ -179,7 +266,9 @@ def test_regimes_and_their_edge() -> None:
         (Architecture(attention=Attention.differential), 0.5),
     ],
 )
-def test_norms_that_follow_one_another_are_linear_below_a_lower_edge(architecture: Architecture, power: float) -> None:
+def test_norms_that_follow_one_another_are_linear_below_a_lower_edge(
+    architecture: Architecture, power: float
+) -> None:
     low = 1e-5**power
     assert lower_edge(architecture) == pytest.approx(low)
     assert regime_between(architecture, low / 100, 0.99 * low) == Regime.small_sigma
@@ -201,24 +290,41 @@ def test_regimes_and_references() -> None:
 
 
 def test_built_from_a_manifest() -> None:
-    model = {"kind": "self_attention", "n_layers": 1, "attention": "linear", "attention_skip": False}
+    model = {
+        "kind": "self_attention",
+        "n_layers": 1,
+        "attention": "linear",
+        "attention_skip": False,
+    }
     model |= {"norm": "none", "mlp": "none", "query_key": "separate"}
     built = Architecture.from_config({"model": model, "task": {"loss": "mse"}})
     assert built == Architecture(**{**vars(BARE), "attention": Attention.linear})
 
 
-FULL = {"kind": "transformer", "n_layers": 2, "attention": "softmax", "attention_skip": True, "norm": "none"}
+FULL = {
+    "kind": "transformer",
+    "n_layers": 2,
+    "attention": "softmax",
+    "attention_skip": True,
+    "norm": "none",
+}
 FULL |= {"mlp": "relu", "query_key": "separate"}
 
 
 def built(state: dict[str, str] | None = None, **model: object) -> Architecture:
     """Return the architecture of a manifest's settings; `state` was not in the first manifests."""
     settings = {"model": {**FULL, **model}, "task": {"loss": "cross_entropy"}}
-    return Architecture.from_config(settings if state is None else {**settings, "state": state})
+    return Architecture.from_config(
+        settings if state is None else {**settings, "state": state}
+    )
 
 
 def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
-    assert built() == Architecture(num_layers=2) == built({"kind": "initialised"}, sigma_scales="both")
+    assert (
+        built()
+        == Architecture(num_layers=2)
+        == built({"kind": "initialised"}, sigma_scales="both")
+    )
 
 
 @pytest.mark.parametrize(
@@ -231,7 +337,9 @@ def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
         (built(sigma_scales="tokens"), "model.sigma_scales=tokens"),
     ],
 )
-def test_no_power_is_predicted_where_nobody_counted_or_none_rules(architecture: Architecture, reason: str) -> None:
+def test_no_power_is_predicted_where_nobody_counted_or_none_rules(
+    architecture: Architecture, reason: str
+) -> None:
     for part in PARTS:
         rate = growth_rate(Block(1, Q, Q), part, architecture)
         assert (rate.prediction, rate.exponent) == (Prediction.unknown, None)

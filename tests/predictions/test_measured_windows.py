@@ -8,7 +8,13 @@ import pytest
 
 import hessfig
 
-SMALL = ("model.d_model=6", "model.n_heads=1", "task.digits=1", "task.batch_size=3", "estimator=dense")
+SMALL = (
+    "model.d_model=6",
+    "model.n_heads=1",
+    "task.digits=1",
+    "task.batch_size=3",
+    "estimator=dense",
+)
 BARE = ("model=self_attention", "task=gaussian")
 LAYER = ("model.mlp=none",)
 NETWORKS = {
@@ -16,7 +22,11 @@ NETWORKS = {
     "one layer": LAYER,
     "one layer, W_QK": (*LAYER, "model.query_key=single"),
     "two layers": (*LAYER, "model.n_layers=2"),
-    "differential": (*LAYER, "model.attention=differential", "model.differential_norm=false"),
+    "differential": (
+        *LAYER,
+        "model.attention=differential",
+        "model.differential_norm=false",
+    ),
     "entmax": (*LAYER, "model.attention=entmax15"),
     "off by one": (*LAYER, "model.attention=off_by_one"),
     "kernel": (*LAYER, "model.attention=kernel"),
@@ -35,7 +45,9 @@ def test_exponents_by_window_and_centring(network: str, tmp_path: Path) -> None:
     words = NETWORKS[network]
     centred = not any(word.startswith("model.attention") for word in words)
     variants = f"[{WINDOWS},{CENTRED}]" if centred else f"[{WINDOWS}]"
-    queries, others = ("W_QK", "") if "W_QK" in network else ("W_Q", ",W_K,[W_Q,W_K],[W_K,W_V]")
+    queries, others = (
+        ("W_QK", "") if "W_QK" in network else ("W_Q", ",W_K,[W_Q,W_K],[W_K,W_V]")
+    )
     run = hessfig.run(
         "sigma",
         "sweep.name=windows",
@@ -54,6 +66,8 @@ def test_exponents_by_window_and_centring(network: str, tmp_path: Path) -> None:
     slopes = run.slopes()
     counted = slopes[slopes["prediction"] == "exponent"]
     off = counted[~((counted["slope"] - counted["predicted"]).abs() < 0.45)]
-    assert len(counted) > 30 and off.empty, off[["variant", "layer", "row", "col", "part", "slope", "predicted"]]
+    assert len(counted) > 30 and off.empty, off[
+        ["variant", "layer", "row", "col", "part", "slope", "predicted"]
+    ]
     zero = slopes[slopes["prediction"] == "structural zero"]
     assert zero["is_zero"].all()

@@ -32,7 +32,9 @@ def test_a_sweep_has_figure_slopes_verdicts_and_links(cli: Cli, tmp_path: Path) 
     assert "agrees: 5, structural zero: 1" in text
     links = re.findall(r'href="([^#"]+)"', text)
     assert links and all((tmp_path / "outputs" / link).is_file() for link in links)
-    assert "<script" not in text and not re.search(r'(?:src|href)="(?:https?:)?//', text)
+    assert "<script" not in text and not re.search(
+        r'(?:src|href)="(?:https?:)?//', text
+    )
 
 
 def test_the_page_prints_what_slopes_csv_holds(cli: Cli, tmp_path: Path) -> None:
@@ -42,7 +44,9 @@ def test_the_page_prints_what_slopes_csv_holds(cli: Cli, tmp_path: Path) -> None
     assert "undecided" in (tmp_path / "outputs/sigma/slopes.csv").read_text()
 
 
-def test_a_damaged_sweep_is_named_and_the_others_are_shown(cli: Cli, tmp_path: Path) -> None:
+def test_a_damaged_sweep_is_named_and_the_others_are_shown(
+    cli: Cli, tmp_path: Path
+) -> None:
     write(tmp_path / "outputs")
     broken = write(tmp_path / "outputs", "mine")
     (broken / "table.csv").write_text("x,y\n")
@@ -67,8 +71,12 @@ def test_a_page_of_the_users_own_is_not_replaced(cli: Cli, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("place", ["name", "about", "state", "command"])
 def test_words_from_files_are_text_not_markup(place: str) -> None:
-    words = {"name": "n", "about": "", "state": "", "command": ""} | {place: "<script>alert(1)</script>"}
+    words = {"name": "n", "about": "", "state": "", "command": ""} | {
+        place: "<script>alert(1)</script>"
+    }
     problem = UserError("<b>what</b>", got="<i>", allowed="", remedy="")
-    section = SweepSection(**words, pictures=[Picture(b"", "<u>", "")], problems=[problem])
+    section = SweepSection(
+        **words, pictures=[Picture(b"", "<u>", "")], problems=[problem]
+    )
     text = page([section], "0")
     assert not re.search(r"<script|<b>|<i>|<u>", text)

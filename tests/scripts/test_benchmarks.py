@@ -13,7 +13,17 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts/benchmarks"
 COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
-ENVIRONMENT = {"date", "platform", "cpu", "cores", "threads", "load_average", "python", "hessfig", "torch"}
+ENVIRONMENT = {
+    "date",
+    "platform",
+    "cpu",
+    "cores",
+    "threads",
+    "load_average",
+    "python",
+    "hessfig",
+    "torch",
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +42,10 @@ def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
     assert {f"{script}.json"} == {p.name for p in folder.iterdir()}
     report = json.loads(output.read_text())
     assert report["quick"] and "not the paper's" in report["sizes"]
-    assert set(report["environment"]) >= ENVIRONMENT and report["environment"]["threads"] == 1
+    assert (
+        set(report["environment"]) >= ENVIRONMENT
+        and report["environment"]["threads"] == 1
+    )
     return report
 
 
@@ -43,17 +56,27 @@ def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> N
     axes = ["d_model", "n_layers", "sequence_length", "batch_size", "num_probes"]
     assert list(dict.fromkeys(point["axis"] for point in report["points"])) == axes
     assert all(point[cost] for point in report["points"] for cost in COSTS)
-    assert all(point["layers"] == [point["x"]] for point in report["points"] if _is_top(point))
+    assert all(
+        point["layers"] == [point["x"]] for point in report["points"] if _is_top(point)
+    )
     fitted = {(fit["axis"], fit["engine"]) for fit in report["fits"]}
     assert fitted >= {(axis, "hutchinson") for axis in axes} | {("d_model", "exact")}
     assert all(fit["standard_error"] >= 0 for fit in report["fits"])
-    skipped = {(row["axis"], row["x"], row["layer"]): row["reason"] for row in report["skipped"]}
-    assert "W_V: H_o (expensive" in skipped["n_layers", 3, 1] and "no probes" in skipped["num_probes", 8, 1]
+    skipped = {
+        (row["axis"], row["x"], row["layer"]): row["reason"]
+        for row in report["skipped"]
+    }
+    assert (
+        "W_V: H_o (expensive" in skipped["n_layers", 3, 1]
+        and "no probes" in skipped["num_probes", 8, 1]
+    )
 
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path: Path) -> None:
+def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(
+    tmp_path: Path,
+) -> None:
     engines = report_of("norms", tmp_path)["engines"]
     assert all(set(row) >= COSTS and row["numbers"] == 5 for row in engines.values())
     for row in (engines["published, float32"], engines["hutchinson, float64"]):
@@ -65,16 +88,22 @@ def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path: Path) -> None:
+def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(
+    tmp_path: Path,
+) -> None:
     report = report_of("norms", tmp_path, "--n-layers=3", "--d-model=20")
     engines, auto = report["engines"], report["engines"]["auto, float64"]
     assert "exact, float64" not in engines and auto["rms_deviation"] is None
     assert 0 < auto["sampled_numbers"] < auto["numbers"] == 17
     assert auto["cost_at_equal_error"] < auto["cost_at_equal_error_sampled"]
-    assert len(report["product_gflops"]) == 4 and all(rate > 0 for rate in report["product_gflops"].values())
+    assert len(report["product_gflops"]) == 4 and all(
+        rate > 0 for rate in report["product_gflops"].values()
+    )
 
 
-def test_bad_sizes_are_told_and_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_sizes_are_told_and_nothing_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit:
         report_of("norms", tmp_path, "--d-model=0")
     assert exit.value.code == 2 and "model.d_model" in capsys.readouterr().err
@@ -85,7 +114,9 @@ def test_a_power_law_is_found_with_its_error() -> None:
     from scaling import fit_power_law
 
     xs, noise = [8, 16, 32, 64], [0.02, -0.02, -0.02, 0.02]
-    law = fit_power_law(xs, [3e-4 * x**1.7 * math.exp(e) for x, e in zip(xs, noise, strict=True)])
+    law = fit_power_law(
+        xs, [3e-4 * x**1.7 * math.exp(e) for x, e in zip(xs, noise, strict=True)]
+    )
     assert law.exponent == pytest.approx(1.7) and law.coefficient == pytest.approx(3e-4)
     spread = math.log(2) ** 2 * (1.5**2 + 0.5**2) * 2
     assert law.standard_error == pytest.approx(math.sqrt(4 * 0.02**2 / 2 / spread))
@@ -96,7 +127,9 @@ def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of() -> None:
     from scaling import fit_power_law
 
     assert fit_power_law([2, 4], [1, 8]).standard_error is None
-    assert fit_power_law([1, 2, 4], [5, 20, 80]).standard_error == pytest.approx(0, abs=1e-12)
+    assert fit_power_law([1, 2, 4], [5, 20, 80]).standard_error == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 @pytest.mark.parametrize(("count", "kept"), [(2, 2), (3, 3), (4, 3), (5, 3), (7, 4)])
@@ -144,7 +177,9 @@ def test_products_of_real_models_are_measured_beside_others(tmp_path: Path) -> N
     assert set(report["environment"]) >= ENVIRONMENT
 
 
-def test_rows_of_real_models_are_kept_when_others_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_real_models_are_kept_when_others_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row that fails, one that is not done in time and one for which no time is left say so."""
     import real
 
@@ -153,14 +188,33 @@ def test_rows_of_real_models_are_kept_when_others_fail(tmp_path: Path, monkeypat
         "slow": real.Row("product", 1.2, {"contender": "hessfig"}),
     }
     monkeypatch.setattr(real, "rows_of", lambda device: rows)
-    ends = {"fails": "import sys; sys.exit('out of memory')", "slow": "import time; time.sleep(60)"}
-    monkeypatch.setattr(real, "_command", lambda options, name: [sys.executable, "-c", ends[name]])
+    ends = {
+        "fails": "import sys; sys.exit('out of memory')",
+        "slow": "import time; time.sleep(60)",
+    }
+    monkeypatch.setattr(
+        real, "_command", lambda options, name: [sys.executable, "-c", ends[name]]
+    )
     output = tmp_path / "real.json"
-    real.main(["--quick", "--seconds=60", f"--output={output}", "--rows", "fails", "slow", "fail?"])
-    found = {row["row"]: row["failed"] for row in json.loads(output.read_text())["rows"]}
+    real.main(
+        [
+            "--quick",
+            "--seconds=60",
+            f"--output={output}",
+            "--rows",
+            "fails",
+            "slow",
+            "fail?",
+        ]
+    )
+    found = {
+        row["row"]: row["failed"] for row in json.loads(output.read_text())["rows"]
+    }
     assert found == {"fails": "out of memory", "slow": "not done after 1 s"}
     real.main(["--quick", "--seconds=0", f"--output={output}"])
-    assert {row["failed"] for row in json.loads(output.read_text())["rows"]} == {"no time was left"}
+    assert {row["failed"] for row in json.loads(output.read_text())["rows"]} == {
+        "no time was left"
+    }
     with pytest.raises(SystemExit, match="no row matches"):
         real.main(["--quick", "--rows", "other"])
 
@@ -175,5 +229,8 @@ def test_rows_of_memory_and_spectra_of_real_models(tmp_path: Path) -> None:
     names = ["H, one late weight", "memory, 4 batches", "largest eigenvalue", "norms"]
     real.main(["--quick", f"--output={output}", "--rows", *names])
     rows = {row["row"]: row for row in json.loads(output.read_text())["rows"]}
-    assert rows["memory, 4 batches"]["taken_gib"] >= 0 and rows["H, one late weight"]["gradients"] > 0
+    assert (
+        rows["memory, 4 batches"]["taken_gib"] >= 0
+        and rows["H, one late weight"]["gradients"] > 0
+    )
     assert rows["largest eigenvalue"]["residual"] <= 1e-3 and rows["norms"]["ok"] == 36

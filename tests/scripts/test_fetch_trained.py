@@ -38,7 +38,12 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     words = [*SPECIAL.values(), *LETTERS]
     settings = BertConfig(
-        **{"vocab_size": len(words), "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{
+            "vocab_size": len(words),
+            "hidden_size": 4,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
         **{"intermediate_size": 6, "pad_token_id": 1, "architectures": ["AntiBERTy"]},
     )
     trained = TRAINED["bert"]
@@ -46,13 +51,17 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         state = BertForMaskedLM(settings).state_dict()
-    state |= {"bert.pooler.dense.weight": torch.ones(4, 4), "cls.species.bias": torch.zeros(6)}
+    state |= {
+        "bert.pooler.dense.weight": torch.ones(4, 4),
+        "cls.species.bias": torch.zeros(6),
+    }
     torch.save(state, tmp_path / "pytorch_model.bin")
     path = tmp_path / "wheels" / trained.wheel
     with zipfile.ZipFile(path, "w") as made:
         made.write(tmp_path / "pytorch_model.bin", f"{trained.model}/pytorch_model.bin")
         made.writestr(
-            f"{trained.model}/config.json", json.dumps({**settings.to_dict(), "architectures": ["AntiBERTy"]})
+            f"{trained.model}/config.json",
+            json.dumps({**settings.to_dict(), "architectures": ["AntiBERTy"]}),
         )
         made.writestr(trained.vocabulary, "".join(f"{word}\n" for word in words))
         made.writestr(trained.licence, "MIT")
@@ -63,7 +72,13 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def config_of(place: Path, **task: Any) -> Config:
     wanted = {"data": Data.masked_tokens, "scored": Scored.all, "batch_size": 3, **task}
-    return completed(Config(model=ModelConfig("huggingface", path=str(place)), task=TaskConfig(**wanted), seeds=1))
+    return completed(
+        Config(
+            model=ModelConfig("huggingface", path=str(place)),
+            task=TaskConfig(**wanted),
+            seeds=1,
+        )
+    )
 
 
 def test_a_wheel_becomes_a_folder_that_is_read(wheels: Path, tmp_path: Path) -> None:
@@ -78,14 +93,23 @@ def test_a_wheel_becomes_a_folder_that_is_read(wheels: Path, tmp_path: Path) -> 
     found = point.drawn(config, sigma=None, seed=0)
     special = {1, 0, 2, 3, 4}
     assert not special & set(found.batch.targets.flatten().tolist())
-    assert "left out of the folder's weights: bert.pooler.dense.weight, cls.species.bias" in KIND.about(config)
-    assert (place / "sequences.txt").read_text().count("\n") == Path("data/antibodies.csv").read_text().count("\n") - 1
+    assert (
+        "left out of the folder's weights: bert.pooler.dense.weight, cls.species.bias"
+        in KIND.about(config)
+    )
+    assert (place / "sequences.txt").read_text().count("\n") == Path(
+        "data/antibodies.csv"
+    ).read_text().count("\n") - 1
 
 
-def test_another_wheel_or_none_is_refused_and_nothing_is_left(wheels: Path, tmp_path: Path) -> None:
+def test_another_wheel_or_none_is_refused_and_nothing_is_left(
+    wheels: Path, tmp_path: Path
+) -> None:
     path = wheels / TRAINED["bert"].wheel
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match="another file than the one that this script knows"):
+    with pytest.raises(
+        UserError, match="another file than the one that this script knows"
+    ):
         fetch("bert", tmp_path / "trained", wheels)
     path.unlink()
     with pytest.raises(UserError, match="there is no such wheel"):
@@ -101,7 +125,10 @@ def damage(place: Path, **said: Any) -> None:
 def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -> None:
     place = fetch("bert", tmp_path / "trained", wheels)
     cases: list[tuple[Config, str]] = [
-        (config_of(place, masked_share=0.15, data=Data.tokens), "encoder sees every token[\\s\\S]*task=masked_tokens"),
+        (
+            config_of(place, masked_share=0.15, data=Data.tokens),
+            "encoder sees every token[\\s\\S]*task=masked_tokens",
+        ),
         (config_of(place, mask_id=25), "the mask is not a word[\\s\\S]*0 to 24"),
         (config_of(place, batch_size=99), "holds too little"),
         (config_of(place, path=str(tmp_path / "none.txt")), "there is no such file"),
@@ -111,12 +138,18 @@ def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -
         with pytest.raises(UserError, match=message):
             KIND.check(config)
     np.save(tmp_path / "ids.npy", np.full((3, 4), 25))
-    with pytest.raises(UserError, match="not words of the network's vocabulary\n  got:     25\n  allowed: 0 to 24"):
+    with pytest.raises(
+        UserError,
+        match="not words of the network's vocabulary\n  got:     25\n  allowed: 0 to 24",
+    ):
         KIND.check(config_of(place, path=str(tmp_path / "ids.npy")))
     np.save(tmp_path / "ids.npy", np.full((3, 4), 1))
     with pytest.raises(UserError, match="no word that could be masked"):
         KIND.check(config_of(place, path=str(tmp_path / "ids.npy")))
-    with pytest.raises(UserError, match=r"no such folder[\s\S]*scripts/fetch_trained\.py outputs/trained"):
+    with pytest.raises(
+        UserError,
+        match=r"no such folder[\s\S]*scripts/fetch_trained\.py outputs/trained",
+    ):
         config_of(tmp_path / "nowhere")
 
 
@@ -124,23 +157,42 @@ def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -
     ("change", "message"),
     [
         (lambda place: damage(place, model_type="t5"), "not known here\n  got:     t5"),
-        (lambda place: damage(place, model_type="albert"), "more than its config.json|not those of its config.json"),
+        (
+            lambda place: damage(place, model_type="albert"),
+            "more than its config.json|not those of its config.json",
+        ),
         (lambda place: damage(place, pad_token_id=99), "pad_token_id\n  got:     99"),
-        (lambda place: damage(place, num_hidden_layers=2), "missing: bert.encoder.layer.1"),
-        (lambda place: (place / "pytorch_model.bin").unlink(), "the folder has no weights"),
-        (lambda place: (place / "sequences.txt").unlink(), "task.path: there is no such file"),
-        (lambda place: (place / "tokenizer.json").write_text("{"), "needs the tokenizer"),
+        (
+            lambda place: damage(place, num_hidden_layers=2),
+            "missing: bert.encoder.layer.1",
+        ),
+        (
+            lambda place: (place / "pytorch_model.bin").unlink(),
+            "the folder has no weights",
+        ),
+        (
+            lambda place: (place / "sequences.txt").unlink(),
+            "task.path: there is no such file",
+        ),
+        (
+            lambda place: (place / "tokenizer.json").write_text("{"),
+            "needs the tokenizer",
+        ),
         (lambda place: cut(place / "pytorch_model.bin"), "cannot be read as weights"),
     ],
 )
-def test_damaged_folders_are_named(change: Any, message: str, wheels: Path, tmp_path: Path) -> None:
+def test_damaged_folders_are_named(
+    change: Any, message: str, wheels: Path, tmp_path: Path
+) -> None:
     place = fetch("bert", tmp_path / "trained", wheels)
     change(place)
     with pytest.raises(UserError, match=message):
         KIND.check(config_of(place))
 
 
-def test_layers_beyond_those_of_the_config_are_no_further_heads(wheels: Path, tmp_path: Path) -> None:
+def test_layers_beyond_those_of_the_config_are_no_further_heads(
+    wheels: Path, tmp_path: Path
+) -> None:
     place = fetch("bert", tmp_path / "trained", wheels)
     held = torch.load(place / "pytorch_model.bin", weights_only=True)
     held["bert.encoder.layer.1.output.dense.bias"] = torch.zeros(4)
@@ -162,16 +214,34 @@ def test_every_shipped_sequence_is_made_of_words(name: str) -> None:
     vocabulary = (place / "vocab.txt").read_text().splitlines()
     rows = STORED.ids(config)
     assert "[UNK]" not in {vocabulary[word] for word in rows.flatten()}
-    written = ["".join(vocabulary[word] for word in row if not vocabulary[word].startswith("[PAD")) for row in rows]
-    assert written == [f"[CLS]{line}[SEP]" for line in (place / "sequences.txt").read_text().splitlines()[:6]]
+    written = [
+        "".join(
+            vocabulary[word] for word in row if not vocabulary[word].startswith("[PAD")
+        )
+        for row in rows
+    ]
+    assert written == [
+        f"[CLS]{line}[SEP]"
+        for line in (place / "sequences.txt").read_text().splitlines()[:6]
+    ]
 
 
 def test_the_trained_albert_predicts_what_random_weights_cannot() -> None:
     if not (FETCHED / "albert").is_dir():
-        pytest.skip(f"{FETCHED}/albert is not there: python scripts/fetch_trained.py {FETCHED}")
+        pytest.skip(
+            f"{FETCHED}/albert is not there: python scripts/fetch_trained.py {FETCHED}"
+        )
     config = config_of(FETCHED / "albert", batch_size=9)
     trained, random = (
-        float(loss_of(point.drawn(replace(config, model=replace(config.model, random=one)), sigma=None, seed=0)))
+        float(
+            loss_of(
+                point.drawn(
+                    replace(config, model=replace(config.model, random=one)),
+                    sigma=None,
+                    seed=0,
+                )
+            )
+        )
         for one in (False, True)
     )
     assert trained < 1 < random

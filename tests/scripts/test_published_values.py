@@ -26,10 +26,15 @@ CE = "norm=none_num_layers={}_scale=log_residual_scaling=1.0_linear_attention=Fa
 CHAIN = "norm=none_num_layers={}_scale=log_short_residual_scaling=0.0_linear_attention=True_loss=mse_frob_{}.pickle"
 
 
-def result(num_layers: int, exponent: float = 2.0, *, scale: str = "log", repeats: int = 3) -> dict[int, Any]:
+def result(
+    num_layers: int, exponent: float = 2.0, *, scale: str = "log", repeats: int = 3
+) -> dict[int, Any]:
     """Return dict[layer][repeat] -> list of float32 along the grid, as published."""
     values = [np.float32(3 * s**exponent) for s in GRIDS[scale]]
-    return {layer: {repeat: list(values) for repeat in range(repeats)} for layer in range(num_layers)}
+    return {
+        layer: {repeat: list(values) for repeat in range(repeats)}
+        for layer in range(num_layers)
+    }
 
 
 def write(path: Path, content: Any, protocol: int = 4) -> Path:
@@ -39,10 +44,22 @@ def write(path: Path, content: Any, protocol: int = 4) -> Path:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_numbers_and_containers_are_read(tmp_path: Path, protocol: int) -> None:
-    content = {0: OrderedDict({0: [np.float32(1.5), np.float64(2.5), 3, 4.5], 1: (np.int64(-7), np.float32("inf"))})}
+    content = {
+        0: OrderedDict(
+            {
+                0: [np.float32(1.5), np.float64(2.5), 3, 4.5],
+                1: (np.int64(-7), np.float32("inf")),
+            }
+        )
+    }
     found = load(write(tmp_path / "x.pickle", content, protocol))
     assert found == content
-    assert [type(number) for number in found[0][0]] == [np.float32, np.float64, int, float]
+    assert [type(number) for number in found[0][0]] == [
+        np.float32,
+        np.float64,
+        int,
+        float,
+    ]
 
 
 def test_numbers_of_the_other_byte_order_are_read(tmp_path: Path) -> None:
@@ -68,7 +85,10 @@ def test_a_command_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("thing", [Path("x"), Fraction(1, 2), np.random.default_rng, eval, type(None), getattr])
+@pytest.mark.parametrize(
+    "thing",
+    [Path("x"), Fraction(1, 2), np.random.default_rng, eval, type(None), getattr],
+)
 def test_everything_else_is_refused_by_name(tmp_path: Path, thing: Any) -> None:
     with pytest.raises(UserError, match="refused to load"):
         load(write(tmp_path / "x.pickle", [thing]))
@@ -76,13 +96,19 @@ def test_everything_else_is_refused_by_name(tmp_path: Path, thing: Any) -> None:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_arrays_of_numbers_are_read(tmp_path: Path, protocol: int) -> None:
-    assert load(write(tmp_path / "x.pickle", {0: np.array([1.0, 2.5], "f4")}, protocol)) == {0: [1.0, 2.5]}
+    assert load(
+        write(tmp_path / "x.pickle", {0: np.array([1.0, 2.5], "f4")}, protocol)
+    ) == {0: [1.0, 2.5]}
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
-@pytest.mark.parametrize("array", [np.array([1.0], dtype=object), np.ones((2, 2)), np.ones(10**4)])
+@pytest.mark.parametrize(
+    "array", [np.array([1.0], dtype=object), np.ones((2, 2)), np.ones(10**4)]
+)
 def test_other_arrays_are_refused(tmp_path: Path, array: Any, protocol: int) -> None:
-    with pytest.raises(UserError, match=r"refused to load (a numpy\.ndarray|numpy\.dtype\('O8'\))"):
+    with pytest.raises(
+        UserError, match=r"refused to load (a numpy\.ndarray|numpy\.dtype\('O8'\))"
+    ):
         load(write(tmp_path / "x.pickle", array, protocol))
 
 
@@ -112,13 +138,14 @@ def test_names_of_the_softmax_files(tmp_path: Path) -> None:
     write(tmp_path / CE.format(2, "v_func"), result(2, 3))
     write(tmp_path / "another.pickle", result(3, 5))
     frame = read(tmp_path, "depth")
-    assert set(zip(frame["num_layers"], frame["block"], frame["part"], strict=True)) == {
-        (2, "W_Q", "H_o"),
-        (2, "W_V", "H_f"),
-    }
+    assert set(
+        zip(frame["num_layers"], frame["block"], frame["part"], strict=True)
+    ) == {(2, "W_Q", "H_o"), (2, "W_V", "H_f")}
     assert sorted(frame["layer"].unique()) == [1, 2]
     assert len(frame) == 2 * 2 * 3 * 20
-    one = frame[(frame["block"] == "W_Q") & (frame["layer"] == 1) & (frame["repeat"] == 0)]
+    one = frame[
+        (frame["block"] == "W_Q") & (frame["layer"] == 1) & (frame["repeat"] == 0)
+    ]
     np.testing.assert_allclose(one["value"], 3 * one["sigma"] ** 6, rtol=1e-6)
     assert not (tmp_path / "published" / "sigma.csv").exists()
 
@@ -127,8 +154,14 @@ def test_grids_and_other_networks(tmp_path: Path) -> None:
     write(tmp_path / CHAIN.format(1, "v"), result(1, 6, scale="log_short"))
     write(tmp_path / "mlp_num_layers=3_frob_mlp.pickle", result(3))
     chain, mlp = read(tmp_path, "softmax"), read(tmp_path, "mlp")
-    assert chain["sigma"].min() == pytest.approx(0.1) and chain["sigma"].max() == pytest.approx(1.0)
-    assert set(mlp["block"]) == {"W"} and set(mlp["part"]) == {"H"} and set(mlp["layer"]) == {1, 2, 3}
+    assert chain["sigma"].min() == pytest.approx(0.1) and chain[
+        "sigma"
+    ].max() == pytest.approx(1.0)
+    assert (
+        set(mlp["block"]) == {"W"}
+        and set(mlp["part"]) == {"H"}
+        and set(mlp["layer"]) == {1, 2, 3}
+    )
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
@@ -137,18 +170,29 @@ def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep: str) -> None:
     network = Architecture.from_config(as_plain(job.variants[0][1]))
     stem, depths = SWEEPS[sweep].stem, job.config.sweep.vary.get("model.n_layers", [1])
     assert list(SWEEPS[sweep].depths) == list(depths)
-    np.testing.assert_allclose(GRIDS[SWEEPS[sweep].grid], list(sigma_values(job.config.grid)), rtol=1e-6)
+    np.testing.assert_allclose(
+        GRIDS[SWEEPS[sweep].grid], list(sigma_values(job.config.grid)), rtol=1e-6
+    )
     assert stem.startswith("mlp") == (network.kind == Kind.linear_mlp)
     if not stem.startswith("mlp"):
-        assert f"norm={network.norm}_" in stem and f"_residual_scaling={float(network.attention_skip)}_" in stem
+        assert (
+            f"norm={network.norm}_" in stem
+            and f"_residual_scaling={float(network.attention_skip)}_" in stem
+        )
         assert f"_linear_attention={network.attention == Attention.linear}_" in stem
         assert stem.endswith("mse" if network.square_loss else "ce")
 
 
-def test_a_folder_without_matching_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_matching_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(tmp_path), str(tmp_path / "published")]) == 2
     said = capsys.readouterr().err
-    assert "no published file is here" in said and CE.format(1, "v_outer") in said and "Traceback" not in said
+    assert (
+        "no published file is here" in said
+        and CE.format(1, "v_outer") in said
+        and "Traceback" not in said
+    )
     assert not (tmp_path / "published").exists()
 
 
@@ -182,9 +226,13 @@ def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
         3.0,
     ],
 )
-def test_another_shape_is_refused_and_nothing_is_written(tmp_path: Path, content: Any) -> None:
+def test_another_shape_is_refused_and_nothing_is_written(
+    tmp_path: Path, content: Any
+) -> None:
     write(tmp_path / CE.format(1, "q"), content)
-    with pytest.raises(UserError, match=r"is not shaped as a result file|refused to load"):
+    with pytest.raises(
+        UserError, match=r"is not shaped as a result file|refused to load"
+    ):
         read(tmp_path, "sigma")
     assert not (tmp_path / "published").exists()
 
@@ -192,10 +240,23 @@ def test_another_shape_is_refused_and_nothing_is_written(tmp_path: Path, content
 def test_what_the_script_writes_is_compared(tmp_path: Path) -> None:
     sigma = GRIDS["log"].tolist()
     settings = as_plain(compose(["sweep=depth"]).variants[0][1])
-    options = {"networks": [("", 1), ("", 2)], "sigma": sigma, "blocks": [("W_Q", "W_Q")], "parts": ["H_o"]}
-    folder = write_sweep(make_table(sweep="depth", **options), tmp_path / "outputs", settings=settings)
+    options = {
+        "networks": [("", 1), ("", 2)],
+        "sigma": sigma,
+        "blocks": [("W_Q", "W_Q")],
+        "parts": ["H_o"],
+    }
+    folder = write_sweep(
+        make_table(sweep="depth", **options), tmp_path / "outputs", settings=settings
+    )
     for depth in (1, 2):
         write(tmp_path / CE.format(depth, "q_outer"), result(depth, 6))
     write_values(tmp_path, tmp_path / "published")
-    found = compared(numbers_at(folder), numbers_at(tmp_path / "published" / "depth.csv"))
-    assert set(found.pairs["num_layers"]) == {1, 2} and set(found.pairs["seed"]) == {1234, 1235, 1236}
+    found = compared(
+        numbers_at(folder), numbers_at(tmp_path / "published" / "depth.csv")
+    )
+    assert set(found.pairs["num_layers"]) == {1, 2} and set(found.pairs["seed"]) == {
+        1234,
+        1235,
+        1236,
+    }

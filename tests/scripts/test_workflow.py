@@ -12,27 +12,43 @@ import yaml
 from scripts import run_workflow
 from tests.pages import ROOT, check_command, targets
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())[
+    "project"
+]
 LINES = [line for _, _, text in run_workflow.steps([]) for line in text.splitlines()]
 
 
 def minors(words: list[str]) -> list[str]:
-    return [word.rpartition(" :: ")[2] for word in words if word.rpartition(" :: ")[2].startswith("3.")]
+    return [
+        word.rpartition(" :: ")[2]
+        for word in words
+        if word.rpartition(" :: ")[2].startswith("3.")
+    ]
 
 
 def test_every_interpreter_of_the_metadata_is_tested() -> None:
     tested = run_workflow.workflow()["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert tested == minors(PROJECT["classifiers"])
-    assert PROJECT["requires-python"] == f">={tested[0]},<3.{int(tested[-1].partition('.')[2]) + 1}"
+    assert (
+        PROJECT["requires-python"]
+        == f">={tested[0]},<3.{int(tested[-1].partition('.')[2]) + 1}"
+    )
 
 
 def test_the_jobs_are_those_that_a_release_needs() -> None:
     assert set(run_workflow.workflow()["jobs"]) == {"tests", "slopes", "docs", "wheel"}
-    assert {"make check", "make figure-3a", "make test", "python scripts/check_wheel.py"} <= set(LINES)
+    assert {
+        "make check",
+        "make figure-3a",
+        "make test",
+        "python scripts/check_wheel.py",
+    } <= set(LINES)
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_step_is_a_command_that_there_is(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_a_command_that_there_is(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     program, *words = line.removeprefix(".venv/bin/").split()
     if program == "make":
@@ -45,9 +61,21 @@ def test_a_step_is_a_command_that_there_is(line: str, tmp_path: Path, monkeypatc
         check_command(line.removeprefix(".venv/bin/"))
 
 
-def test_its_steps_are_run_here_until_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = {"one": {"steps": [{"uses": "x"}, {"name": "a", "run": "echo made > a"}, {"run": "false\ntouch b"}]}}
-    (tmp_path / "ci.yml").write_text(yaml.safe_dump({"jobs": jobs, "env": {"OMP_NUM_THREADS": "1"}}))
+def test_its_steps_are_run_here_until_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = {
+        "one": {
+            "steps": [
+                {"uses": "x"},
+                {"name": "a", "run": "echo made > a"},
+                {"run": "false\ntouch b"},
+            ]
+        }
+    }
+    (tmp_path / "ci.yml").write_text(
+        yaml.safe_dump({"jobs": jobs, "env": {"OMP_NUM_THREADS": "1"}})
+    )
     monkeypatch.setattr(run_workflow, "WORKFLOW", tmp_path / "ci.yml")
     monkeypatch.setattr(run_workflow, "ROOT", tmp_path)
     with pytest.raises(SystemExit) as exit:

@@ -16,12 +16,19 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(
-        shutil.which("sbatch") is None, reason="no Slurm on this machine: the command sbatch is not found"
+        shutil.which("sbatch") is None,
+        reason="no Slurm on this machine: the command sbatch is not found",
     ),
 ]
 CELLS, TASKS = 200, 4
 SWEEP = [
-    *("sweep=sigma", "estimator=hutchinson", "estimator.num_probes=40", "seeds=10", "grid.points=20"),
+    *(
+        "sweep=sigma",
+        "estimator=hutchinson",
+        "estimator.num_probes=40",
+        "seeds=10",
+        "grid.points=20",
+    ),
     *("model.d_model=32", "task.digits=3", "task.batch_size=32"),
 ]
 SLURM = ["launcher=slurm", f"launcher.tasks={TASKS}", "launcher.time=10"]
@@ -50,7 +57,9 @@ def job_of(stderr: str) -> str:
     return found.group(1)
 
 
-def test_a_job_array_makes_the_local_table(local: list[dict[str, str]], tmp_path: Path) -> None:
+def test_a_job_array_makes_the_local_table(
+    local: list[dict[str, str]], tmp_path: Path
+) -> None:
     done = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
     print(done.stderr, done.stdout)
     assert done.returncode == 0, done.stderr
@@ -58,15 +67,26 @@ def test_a_job_array_makes_the_local_table(local: list[dict[str, str]], tmp_path
     assert measured_by_tasks(tmp_path, job_of(done.stderr)) == [CELLS // TASKS] * TASKS
 
 
-def test_a_task_cancelled_half_way_loses_nothing(local: list[dict[str, str]], tmp_path: Path) -> None:
+def test_a_task_cancelled_half_way_loses_nothing(
+    local: list[dict[str, str]], tmp_path: Path
+) -> None:
     command = [COMMAND, "run", *SWEEP, *SLURM]
-    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     _wait_for(tmp_path, CELLS // 4)
-    job = next((tmp_path / "outputs/sigma/slurm").glob("*_log.out")).name.partition("_")[0]
-    subprocess.run(["scancel", "--signal=KILL", f"{job}_1"], check=True)  # submitit lets SIGTERM pass for 30 seconds
+    job = next((tmp_path / "outputs/sigma/slurm").glob("*_log.out")).name.partition(
+        "_"
+    )[0]
+    # Submitit lets SIGTERM pass for 30 seconds.
+    subprocess.run(["scancel", "--signal=KILL", f"{job}_1"], check=True)
     out, err = first.communicate(timeout=600)
     print(err, out)
-    assert first.returncode == 1 and "every task has ended without it" in err and "cells are not in the table" in out
+    assert (
+        first.returncode == 1
+        and "every task has ended without it" in err
+        and "cells are not in the table" in out
+    )
     kept = {path: _identity(path) for path in cell_files(tmp_path)}
     assert 0 < CELLS - len(kept) < CELLS // TASKS
     again = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
@@ -93,9 +113,13 @@ def test_a_job_that_nobody_waits_for_is_collected_later(tmp_path: Path) -> None:
 
 
 def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path) -> None:
-    refused = hessfig("run", *SWEEP, *SLURM, "launcher.partition=nosuch", folder=tmp_path)
+    refused = hessfig(
+        "run", *SWEEP, *SLURM, "launcher.partition=nosuch", folder=tmp_path
+    )
     assert refused.returncode == 2
-    assert "got:     sbatch: error: invalid partition specified: nosuch" in refused.stderr
+    assert (
+        "got:     sbatch: error: invalid partition specified: nosuch" in refused.stderr
+    )
 
 
 def test_a_folder_with_a_blank_in_its_name_serves(tmp_path: Path) -> None:
@@ -109,9 +133,13 @@ def test_a_task_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) ->
     """Slurm sends the signal of the time limit; submitit's `checkpoint` queues the share again, minutes later."""
     slow = [*SWEEP, "estimator.num_probes=400", "seeds=3"]
     command = [COMMAND, "run", *slow, *SLURM, "launcher.tasks=2"]
-    run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     _wait_for(tmp_path, 10)
-    job = next((tmp_path / "outputs/sigma/slurm").glob("*_log.out")).name.partition("_")[0]
+    job = next((tmp_path / "outputs/sigma/slurm").glob("*_log.out")).name.partition(
+        "_"
+    )[0]
     subprocess.run(["scancel", "--signal=USR2", f"{job}_1"], check=True)
     out, err = run.communicate(timeout=600)
     print(err, out)
@@ -121,9 +149,15 @@ def test_a_task_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) ->
     assert len(rows(tmp_path / TABLE)) == 60 * 6
 
 
-def test_a_task_of_an_array_measures_the_share_that_slurm_names(local: list[dict[str, str]], tmp_path: Path) -> None:
+def test_a_task_of_an_array_measures_the_share_that_slurm_names(
+    local: list[dict[str, str]], tmp_path: Path
+) -> None:
     command = f"{COMMAND} run {' '.join(SWEEP)} shard=auto workers=1"
-    subprocess.run(["sbatch", "--wait", "--array=2-8:2", f"--wrap={command}"], cwd=tmp_path, check=True)
+    subprocess.run(
+        ["sbatch", "--wait", "--array=2-8:2", f"--wrap={command}"],
+        cwd=tmp_path,
+        check=True,
+    )
     collected = hessfig("run", *SWEEP, folder=tmp_path)
     assert f"0 cells measured, {CELLS} reused, 0 failed" in collected.stdout
     assert rows(tmp_path / TABLE) == local
@@ -142,6 +176,8 @@ def _wait_for(folder: Path, cells: int) -> None:
 def _wait_for_the_end(job: str) -> None:
     command = ["squeue", "--noheader", f"--jobs={job}"]
     deadline = time.monotonic() + 300
-    while subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip():
+    while subprocess.run(
+        command, capture_output=True, text=True, check=False
+    ).stdout.strip():
         assert time.monotonic() < deadline
         time.sleep(0.5)

@@ -19,9 +19,12 @@ from hessfig.states.training.step_rules import EIGENBASES, StepRule
 from hessfig.terms import Optimiser
 from tests.toys import training_config
 
-SIZES = range(2, 18)  # in which of them another order makes other bits depends on the processor
+# In which of them another order makes other bits depends on the processor.
+SIZES = range(2, 18)
 CLASSES, SAMPLES = 3, 7
-UPDATES = dict.fromkeys(Optimiser, 3) | {Optimiser.soap: Optimiser.soap.facts.options["precondition_frequency"] + 3}
+UPDATES = dict.fromkeys(Optimiser, 3) | {
+    Optimiser.soap: Optimiser.soap.facts.options["precondition_frequency"] + 3
+}
 
 
 class Branches(nn.Module):
@@ -29,11 +32,18 @@ class Branches(nn.Module):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        maps = ((nn.Linear(n, n), nn.Tanh(), nn.Linear(n, CLASSES, bias=False)) for n in sizes)
-        self.branches = nn.ModuleDict({str(n): nn.Sequential(*each) for n, each in zip(sizes, maps, strict=True)})
+        maps = (
+            (nn.Linear(n, n), nn.Tanh(), nn.Linear(n, CLASSES, bias=False))
+            for n in sizes
+        )
+        self.branches = nn.ModuleDict(
+            {str(n): nn.Sequential(*each) for n, each in zip(sizes, maps, strict=True)}
+        )
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return torch.stack([branch(inputs[:, : int(n)]) for n, branch in self.branches.items()]).sum(dim=0)
+        return torch.stack(
+            [branch(inputs[:, : int(n)]) for n, branch in self.branches.items()]
+        ).sum(dim=0)
 
 
 class Training:
@@ -43,12 +53,28 @@ class Training:
         real, drawn = getattr(torch, dtype), stream(0, "order")
         self.network = Branches(sizes).to(real)
         for parameter in self.network.parameters():
-            parameter.data.copy_(torch.randn(parameter.shape, generator=drawn, dtype=torch.float64))
-        inputs = torch.randn(SAMPLES, max(sizes), generator=drawn, dtype=torch.float64).to(real)
-        batch = Batch(inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=drawn), slice(None))
+            parameter.data.copy_(
+                torch.randn(parameter.shape, generator=drawn, dtype=torch.float64)
+            )
+        inputs = torch.randn(
+            SAMPLES, max(sizes), generator=drawn, dtype=torch.float64
+        ).to(real)
+        batch = Batch(
+            inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=drawn), slice(None)
+        )
         self.loss = BatchLoss(self.network, CrossEntropy(), batch)
-        settings = {"learning_rate": 0.05, "momentum": 0.5, "damping": 1.0, "refresh": 2}
-        self.rule, self.step = StepRule(self.network, training_config("", optimiser=kind, **settings).training), 0
+        settings = {
+            "learning_rate": 0.05,
+            "momentum": 0.5,
+            "damping": 1.0,
+            "refresh": 2,
+        }
+        self.rule, self.step = (
+            StepRule(
+                self.network, training_config("", optimiser=kind, **settings).training
+            ),
+            0,
+        )
 
     def update(self) -> None:
         self.step += 1
@@ -58,7 +84,10 @@ class Training:
         self.rule.update(self.step)
 
     def kept(self) -> dict[str, Tensor]:
-        weights = {f"weight/{name}": one.detach() for name, one in self.network.named_parameters()}
+        weights = {
+            f"weight/{name}": one.detach()
+            for name, one in self.network.named_parameters()
+        }
         return weights | self.rule.moments()
 
     def go_on_from(self, path: Path) -> None:
@@ -80,8 +109,11 @@ def assert_one_order(kept: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [DType.float64, DType.float32])
 @pytest.mark.parametrize("kind", Optimiser)
 @pytest.mark.long
-def test_a_training_stopped_at_every_update(tmp_path: Path, kind: Optimiser, dtype: DType) -> None:
-    for sizes in [[size] for size in SIZES] if kind.facts.divides else [SIZES]:  # whole matrices of all would be large
+def test_a_training_stopped_at_every_update(
+    tmp_path: Path, kind: Optimiser, dtype: DType
+) -> None:
+    # Whole matrices of all would be large.
+    for sizes in [[size] for size in SIZES] if kind.facts.divides else [SIZES]:
         whole, stopped = Training(kind, sizes, dtype), Training(kind, sizes, dtype)
         for step in range(1, UPDATES[kind] + 1):
             whole.update()
@@ -94,7 +126,11 @@ def test_a_training_stopped_at_every_update(tmp_path: Path, kind: Optimiser, dty
             assert_same(stopped.kept(), whole.kept(), f"after update {step}")
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:
+def assert_same(
+    found: dict[str, Tensor], expected: dict[str, Tensor], where: str
+) -> None:
     assert set(found) == set(expected)
     for key, tensor in expected.items():
-        assert found[key].stride() == tensor.stride() and torch.equal(found[key], tensor), f"{key}: {where}"
+        assert found[key].stride() == tensor.stride() and torch.equal(
+            found[key], tensor
+        ), f"{key}: {where}"

@@ -29,7 +29,8 @@ def measured_sums() -> Tensor:
     seed = int.from_bytes(hashlib.sha256(words).digest()[:8], "big") >> 1
     generator = torch.Generator().manual_seed(seed)
     x, y = (torch.randint(0, 10, (SUMS, DIGITS), generator=generator) for _ in range(2))
-    assert int(torch.randint(0, 5, (), generator=generator)) != 0  # this batch is not an enriched one
+    # This batch is not an enriched one.
+    assert int(torch.randint(0, 5, (), generator=generator)) != 0
     total = (x * torch.tensor([10, 1])).sum(1) + (y * torch.tensor([10, 1])).sum(1)
     answer = torch.stack([total // 100, total // 10 % 10, total % 10], dim=1)
     signs = torch.tensor([[10], [11]]).expand(2, SUMS)[..., None]
@@ -50,24 +51,42 @@ def loss(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
     length, answer = tokens.shape[1], slice(2 * DIGITS + 1, 3 * DIGITS + 2)
     h = w["tok_embed.weight"][tokens] + w["pos.weight"][:length]
     x = norm(h, "layers.0.ln1")
-    q, k, v = (linear(x, f"layers.0.attn.{one}").reshape(SUMS, length, HEADS, -1).transpose(1, 2) for one in "qkv")
+    q, k, v = (
+        linear(x, f"layers.0.attn.{one}")
+        .reshape(SUMS, length, HEADS, -1)
+        .transpose(1, 2)
+        for one in "qkv"
+    )
     scores = q @ k.transpose(2, 3) / q.shape[-1] ** 0.5
     later = torch.ones(length, length).triu(1).bool()
     mixed = scores.masked_fill(later, float("-inf")).softmax(-1) @ v
     h = h + linear(mixed.transpose(1, 2).reshape(SUMS, length, -1), "layers.0.attn.o")
-    h = h + linear(linear(norm(h, "layers.0.ln2"), "layers.0.mlp.fc_in").relu(), "layers.0.mlp.fc_out")
+    h = h + linear(
+        linear(norm(h, "layers.0.ln2"), "layers.0.mlp.fc_in").relu(),
+        "layers.0.mlp.fc_out",
+    )
     logits = linear(norm(h, "ln_out"), "head")[:, answer]
     right = tokens[:, answer.start + 1 : answer.stop + 1]
     return -logits.log_softmax(-1).gather(-1, right[..., None]).mean()
 
 
-PATHS = {"W_V": "layers.0.attn.v.weight", "W_Q": "layers.0.attn.q.weight", "W_in": "layers.0.mlp.fc_in.weight"}
+PATHS = {
+    "W_V": "layers.0.attn.v.weight",
+    "W_Q": "layers.0.attn.q.weight",
+    "W_in": "layers.0.mlp.fc_in.weight",
+}
 
 
-def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tmp_path: Path) -> None:
+def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(
+    tmp_path: Path,
+) -> None:
     asked = ["frobenius", "largest_eigenvalue", "loss"]
-    config = training_config(tmp_path, step=STEP, blocks=list(PATHS), quantities=asked, dtype=DType.float64)
-    config = replace(config, task=TaskConfig(digits=DIGITS, batch_size=SUMS, seed=TASK_SEED))
+    config = training_config(
+        tmp_path, step=STEP, blocks=list(PATHS), quantities=asked, dtype=DType.float64
+    )
+    config = replace(
+        config, task=TaskConfig(digits=DIGITS, batch_size=SUMS, seed=TASK_SEED)
+    )
     config = replace(config, model=replace(config.model, norm=Norm.pre))
     found = {
         (row["quantity"], row["col"]): row["value"]
@@ -86,6 +105,8 @@ def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tm
 
         hessian = torch.autograd.functional.hessian(of, weights[path])
         matrix = hessian.reshape(weights[path].numel(), -1)
-        assert found["frobenius", weight] == pytest.approx(float(matrix.norm()), rel=1e-8)
+        assert found["frobenius", weight] == pytest.approx(
+            float(matrix.norm()), rel=1e-8
+        )
         largest = float(torch.linalg.eigvalsh(matrix)[-1])
         assert found["largest_eigenvalue", weight] == pytest.approx(largest, rel=1e-8)

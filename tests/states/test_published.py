@@ -27,17 +27,23 @@ def config_of(*words: str) -> Config:
 
 def network_of(config: Config, place: int = 0, seed: int = 1234) -> dict[str, Tensor]:
     objective = initialised(config, sigma=sigma_values(config.grid)[place], seed=seed)
-    return {name: value.detach() for name, value in objective.network.named_parameters()}
+    return {
+        name: value.detach() for name, value in objective.network.named_parameters()
+    }
 
 
 def starts(matrix: Tensor, *numbers: float) -> bool:
     """Whether a matrix, row by row, starts with these numbers, in all the seven digits that they were noted with."""
-    return [f"{number:.7g}" for number in matrix.flatten()[: len(numbers)].tolist()] == [f"{n:.7g}" for n in numbers]
+    return [
+        f"{number:.7g}" for number in matrix.flatten()[: len(numbers)].tolist()
+    ] == [f"{n:.7g}" for n in numbers]
 
 
 def test_the_batch_is_the_published_one() -> None:
     config = config_of("sweep=sigma")
-    tokens = initialised(config, sigma=sigma_values(config.grid)[0], seed=1234).batch.inputs
+    tokens = initialised(
+        config, sigma=sigma_values(config.grid)[0], seed=1234
+    ).batch.inputs
     assert tokens[:2].tolist() == [
         [5, 1, 6, 5, 6, 10, 7, 3, 8, 9, 1, 11, 1, 2, 5, 5, 4, 7],
         [4, 2, 5, 5, 9, 10, 3, 4, 4, 8, 1, 11, 0, 7, 7, 0, 4, 0],
@@ -48,21 +54,41 @@ def test_the_batch_is_the_published_one() -> None:
 
 def test_weights_are_the_published_ones_in_every_layer() -> None:
     weights = network_of(config_of("sweep=depth", "model.n_layers=5"))
-    assert starts(weights["layers.0.attn.q.weight"].T, -0.03721144, -0.156439, 0.07406554)
-    assert starts(weights["layers.0.attn.o.weight"].T, 0.08232989, -0.1388494, 0.02109908)
-    assert starts(weights["layers.0.attn.k.weight"].T, -0.005336995, 0.04270468, -0.05137595)
-    assert starts(weights["layers.0.attn.v.weight"].T, 0.02484076, 0.05229771, -0.1460855)
-    assert starts(weights["layers.0.mlp.fc_in.weight"].T, 0.07879857, 0.04532942, -0.0260677)
-    assert starts(weights["layers.0.mlp.fc_out.weight"].T, 0.01121352, 0.08001643, 0.04090359)
-    assert starts(weights["layers.1.attn.q.weight"].T, 0.08826485, -0.0265633, -0.03940951)
-    assert starts(weights["layers.4.attn.q.weight"].T, 0.0826375, -0.07565619, -0.1155703)
+    assert starts(
+        weights["layers.0.attn.q.weight"].T, -0.03721144, -0.156439, 0.07406554
+    )
+    assert starts(
+        weights["layers.0.attn.o.weight"].T, 0.08232989, -0.1388494, 0.02109908
+    )
+    assert starts(
+        weights["layers.0.attn.k.weight"].T, -0.005336995, 0.04270468, -0.05137595
+    )
+    assert starts(
+        weights["layers.0.attn.v.weight"].T, 0.02484076, 0.05229771, -0.1460855
+    )
+    assert starts(
+        weights["layers.0.mlp.fc_in.weight"].T, 0.07879857, 0.04532942, -0.0260677
+    )
+    assert starts(
+        weights["layers.0.mlp.fc_out.weight"].T, 0.01121352, 0.08001643, 0.04090359
+    )
+    assert starts(
+        weights["layers.1.attn.q.weight"].T, 0.08826485, -0.0265633, -0.03940951
+    )
+    assert starts(
+        weights["layers.4.attn.q.weight"].T, 0.0826375, -0.07565619, -0.1155703
+    )
     assert starts(weights["head.weight"].T, -0.0400224, 0.1065278, 0.1125724)
-    assert not any(bool(value.any()) for name, value in weights.items() if name.endswith("bias"))
+    assert not any(
+        bool(value.any()) for name, value in weights.items() if name.endswith("bias")
+    )
 
 
 def test_without_an_mlp_its_weights_are_not_drawn() -> None:
     weights = network_of(config_of("sweep=softmax", "model.n_layers=2"))
-    assert starts(weights["layers.1.attn.q.weight"].T, 0.07879857, 0.04532942, -0.0260677)
+    assert starts(
+        weights["layers.1.attn.q.weight"].T, 0.07879857, 0.04532942, -0.0260677
+    )
     assert starts(weights["head.weight"].T, 0.01121352, 0.08001643, 0.04090359)
 
 
@@ -70,14 +96,24 @@ def test_embeddings_advance_with_sigma_and_not_with_depth() -> None:
     for words in (["sweep=sigma"], ["sweep=depth", "model.n_layers=3"]):
         first, later = (network_of(config_of(*words), place) for place in (0, 7))
         np.testing.assert_allclose(
-            first["tok_embed.weight"][0, :4], [-0.016164904, 0.0056845522, -0.005102247, -0.0091133937], rtol=1e-7
+            first["tok_embed.weight"][0, :4],
+            [-0.016164904, 0.0056845522, -0.005102247, -0.0091133937],
+            rtol=1e-7,
         )
         np.testing.assert_allclose(
-            later["tok_embed.weight"][0, :4], [0.12477093, -0.19747476, -0.1881924, 0.096146405], rtol=1e-7
+            later["tok_embed.weight"][0, :4],
+            [0.12477093, -0.19747476, -0.1881924, 0.096146405],
+            rtol=1e-7,
         )
-        np.testing.assert_allclose(later["pos.weight"][0, :2] / 0.12742749857, [0.22303131, 0.1486344], rtol=2e-7)
+        np.testing.assert_allclose(
+            later["pos.weight"][0, :2] / 0.12742749857,
+            [0.22303131, 0.1486344],
+            rtol=2e-7,
+        )
     last = network_of(config_of("sweep=sigma"), 19, seed=1253)
-    np.testing.assert_allclose(last["tok_embed.weight"][0, :3], [-2.83913, -7.91608, 3.63358], rtol=1e-5)
+    np.testing.assert_allclose(
+        last["tok_embed.weight"][0, :3], [-2.83913, -7.91608, 3.63358], rtol=1e-5
+    )
 
 
 def test_linear_mlps_continue_one_stream() -> None:
@@ -90,17 +126,24 @@ def test_linear_mlps_continue_one_stream() -> None:
         (later, [0.1284562, -0.1853121, -0.1711664]),
         (deeper, [0.01660195, 0.008610602, -0.006190733]),
     ):
-        np.testing.assert_allclose(network["tok_embed.weight"][0, :3], numbers, rtol=5e-7)
+        np.testing.assert_allclose(
+            network["tok_embed.weight"][0, :3], numbers, rtol=5e-7
+        )
 
 
 def test_numbers_of_numpy_are_the_same_from_any_position() -> None:
     whole = np.random.RandomState(77).random_sample(1000)
     for first, count in ((0, 10), (500, 20), (100, 50), (520, 5), (300, 700)):
-        assert np.array_equal(published.numpy_numbers(77, first, count), whole[first : first + count])
+        assert np.array_equal(
+            published.numpy_numbers(77, first, count), whole[first : first + count]
+        )
 
 
 def test_every_part_has_signs_of_its_own_in_the_published_order() -> None:
-    config, shape = config_of("sweep=depth", "model.n_layers=2", "grid.points=2"), torch.Size([128, 128])
+    config, shape = (
+        config_of("sweep=depth", "model.n_layers=2", "grid.points=2"),
+        torch.Size([128, 128]),
+    )
     whole = np.random.RandomState(1234).random_sample(2 * 2 * 6 * 20 * 16384)
     expected = np.where(whole > 0.5, 1.0, -1.0).reshape(2, 2, 2, 3, 20, 128, 128)
     for place, layer, col, part in ((0, 1, 0, 0), (1, 2, 1, 2), (1, 1, 0, 1)):
@@ -113,13 +156,22 @@ def test_every_part_has_signs_of_its_own_in_the_published_order() -> None:
             col=("W_Q", "W_V")[col],
             part=(Part.H, Part.H_o, Part.H_f)[part],
         )
-        vectors = drawn.T.reshape(20, 128, 128).transpose(1, 2).numpy()  # as (inputs, outputs)
+        # As (inputs, outputs).
+        vectors = drawn.T.reshape(20, 128, 128).transpose(1, 2).numpy()
         assert np.array_equal(vectors, expected[place, layer - 1, col, part])
 
 
 def test_linear_mlps_start_where_numpy_was_left() -> None:
     config = config_of("sweep=mlp", "model.n_layers=1")
-    drawn = published.signs(config, torch.Size([12, 128]), sigma=0.01, seed=1234, layer=1, col="W", part=Part.H)
+    drawn = published.signs(
+        config,
+        torch.Size([12, 128]),
+        sigma=0.01,
+        seed=1234,
+        layer=1,
+        col="W",
+        part=Part.H,
+    )
     assert drawn[:10, 0].tolist() == [1, -1, -1, -1, 1, 1, -1, 1, -1, 1]
 
 
@@ -128,63 +180,115 @@ def test_the_stream_of_linear_mlps_has_no_gap() -> None:
     expected = 0
     for depth in range(1, 6):
         config = config_of("sweep=mlp", f"model.n_layers={depth}")
-        for seed, place, layer in product(range(1234, 1254), range(20), range(1, depth + 1)):
+        for seed, place, layer in product(
+            range(1234, 1254), range(20), range(1, depth + 1)
+        ):
             assert published._entries_before(config, place, seed, layer) == expected
             expected += 128 * (12 if layer == depth else 128)
 
 
 @pytest.mark.long
-def test_cuda_draws_of_linear_mlps_start_where_they_should(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_draws_of_linear_mlps_start_where_they_should(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = list[int]()
     monkeypatch.setattr(
-        published, "cuda_normal", lambda count, *, seed, offset: asked.append(offset // 4) or np.zeros(count, "f4")
+        published,
+        "cuda_normal",
+        lambda count, *, seed, offset: (
+            asked.append(offset // 4) or np.zeros(count, "f4")
+        ),
     )
     for depth in range(1, 6):
         network_of(config_of("sweep=mlp", f"model.n_layers={depth}"))
     network_of(config_of("sweep=mlp", "model.n_layers=5"), place=19, seed=1253)
     firsts = [0, 440, 900, 1380, 1880]
-    assert asked == [*(first + depth + 1 for depth, first in enumerate(firsts, start=1)), 2399]
+    assert asked == [
+        *(first + depth + 1 for depth, first in enumerate(firsts, start=1)),
+        2399,
+    ]
 
 
 def cell_of(folder: Path, *words: str, place: int) -> dict[tuple[int, str, str], float]:
     """Return the norms of repeat 0 at one sigma by layer, block and part."""
-    job = checked_job([*FULL, *words, "sweep.vary={}", "seeds=1", f"output_dir={folder}"])
+    job = checked_job(
+        [*FULL, *words, "sweep.vary={}", "seeds=1", f"output_dir={folder}"]
+    )
     cell = Sweep(job.variants).cells[place]
-    return {(row["layer"], row["row"], row["part"]): row["value"] for row in compute_cell(cell).rows}
+    return {
+        (row["layer"], row["row"], row["part"]): row["value"]
+        for row in compute_cell(cell).rows
+    }
 
 
 # Norms of repeat 0 by a code that shares nothing with hessfig: settings, place of sigma, {block: H, H_o, H_f}.
 KNOWN = [
     (("sweep=sigma",), 0, {(1, "W_Q"): (7.0252718e-10, 3.0263346e-12, 7.2755941e-10)}),
     (("sweep=sigma",), 7, {(1, "W_V"): (0.049458952, 0.047737300, 0.0)}),
-    (("sweep=layernorm",), 7, {(1, "W_Q"): (2.7999766, 2.2675170, 3.4285875), (1, "W_V"): (6.4354545, 7.8864387)}),
-    (("sweep=linear_axis_short",), 7, {(1, "W_Q"): (0.10974855, 0.023298413, 0.11687629)}),
+    (
+        ("sweep=layernorm",),
+        7,
+        {
+            (1, "W_Q"): (2.7999766, 2.2675170, 3.4285875),
+            (1, "W_V"): (6.4354545, 7.8864387),
+        },
+    ),
+    (
+        ("sweep=linear_axis_short",),
+        7,
+        {(1, "W_Q"): (0.10974855, 0.023298413, 0.11687629)},
+    ),
     (("sweep=linear_axis",), 0, {(1, "W_V"): (0.043443674, 0.041104156, 0.0)}),
-    (("sweep=depth", "model.n_layers=2"), 7, {(1, "W_V"): (0.13165215, 0.12210663, 6.6162938e-3)}),
-    (("sweep=softmax", "model.n_layers=2"), 7, {(1, "W_Q"): (8.2110584, 0.096065459, 8.4542474)}),
+    (
+        ("sweep=depth", "model.n_layers=2"),
+        7,
+        {(1, "W_V"): (0.13165215, 0.12210663, 6.6162938e-3)},
+    ),
+    (
+        ("sweep=softmax", "model.n_layers=2"),
+        7,
+        {(1, "W_Q"): (8.2110584, 0.096065459, 8.4542474)},
+    ),
     (("sweep=mlp", "model.n_layers=1"), 7, {(1, "W"): (2029.2100,)}),
-    (("sweep=mlp", "model.n_layers=2"), 0, {(1, "W"): (4.1506694,), (2, "W"): (3.8288175,)}),
+    (
+        ("sweep=mlp", "model.n_layers=2"),
+        0,
+        {(1, "W"): (4.1506694,), (2, "W"): (3.8288175,)},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("words", "place", "blocks"), KNOWN)
 @pytest.mark.long
 def test_norms_are_the_known_ones(
-    words: tuple[str, ...], place: int, blocks: dict[tuple[int, str], tuple[float, ...]], tmp_path: Path
+    words: tuple[str, ...],
+    place: int,
+    blocks: dict[tuple[int, str], tuple[float, ...]],
+    tmp_path: Path,
 ) -> None:
     norms = cell_of(tmp_path, *words, place=place)
     for at, values in blocks.items():
-        measured = [norms[*at, part] for part, _ in zip(("H", "H_o", "H_f"), values, strict=False)]
+        measured = [
+            norms[*at, part]
+            for part, _ in zip(("H", "H_o", "H_f"), values, strict=False)
+        ]
         np.testing.assert_allclose(measured, values, rtol=1e-6)
 
 
 @pytest.mark.long
-def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(tmp_path: Path) -> None:
+def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(
+    tmp_path: Path,
+) -> None:
     """The products agree to rounding, whichever engine multiplies; the published order is known to all of them."""
     words = ("sweep=sigma", "model.d_model=8", "task.batch_size=4")
-    sides = [cell_of(tmp_path, *words, f"estimator.products={by}", place=3) for by in ("linearised", "curvlinops")]
+    sides = [
+        cell_of(tmp_path, *words, f"estimator.products={by}", place=3)
+        for by in ("linearised", "curvlinops")
+    ]
     assert sides[0].keys() == sides[1].keys()
-    np.testing.assert_allclose([*sides[0].values()], [*sides[1].values()], rtol=1e-9, atol=1e-18)
+    np.testing.assert_allclose(
+        [*sides[0].values()], [*sides[1].values()], rtol=1e-9, atol=1e-18
+    )
 
 
 @pytest.mark.long
@@ -193,7 +297,12 @@ def test_keys_change_with_the_grid_and_with_the_draws(tmp_path: Path) -> None:
         job = checked_job(["sweep=sigma", "seeds=1", f"output_dir={tmp_path}", *words])
         return Sweep(job.variants).cells[0].key
 
-    variants = ([], ["estimator=hutchinson"], ["state=published"], ["state=published", "estimator=published"])
+    variants = (
+        [],
+        ["estimator=hutchinson"],
+        ["state=published"],
+        ["state=published", "estimator=published"],
+    )
     keys = [key(*words) for words in (*variants, [*variants[3], "grid.points=19"])]
     assert len({*keys}) == len(keys)
     assert key("estimator=hutchinson", "grid.points=19") == keys[1]
@@ -205,8 +314,14 @@ def test_keys_change_with_the_grid_and_with_the_draws(tmp_path: Path) -> None:
         (["sweep=sigma", *FULL, "blocks=[W_K]"], "draws no probes for this"),
         (["sweep=sigma", *FULL, "quantities=[trace]"], "draws no probes for this"),
         (["sweep=sigma", "estimator=published"], "draws no probes for this"),
-        (["sweep=sigma", "state=published", "model.n_heads=2"], "does not draw this network"),
-        (["sweep=sigma", "state=published", "model.mlp=swiglu"], "does not draw this network"),
+        (
+            ["sweep=sigma", "state=published", "model.n_heads=2"],
+            "does not draw this network",
+        ),
+        (
+            ["sweep=sigma", "state=published", "model.mlp=swiglu"],
+            "does not draw this network",
+        ),
         (["sweep=mlp", "state=published", "first_seed=2000"], "one stream"),
         (["sweep=mlp", "state=published", "grid.points=5"], "one stream"),
         (["sweep=training", "state.draw=published"], r"state\.draw is read with"),

@@ -28,15 +28,23 @@ from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES, toy_task
 
 MODEL = ARCHITECTURES["pre"]
-CONFIG = Config(model=MODEL, task=toy_task(MODEL), estimator=EstimatorConfig(Method.dense), seeds=1)
+CONFIG = Config(
+    model=MODEL, task=toy_task(MODEL), estimator=EstimatorConfig(Method.dense), seeds=1
+)
 Save = Callable[[dict[str, Tensor], Path], None]
 
 
-def saved(folder: Path, *, suffix: str = ".safetensors", **changed: Tensor | None) -> Path:
+def saved(
+    folder: Path, *, suffix: str = ".safetensors", **changed: Tensor | None
+) -> Path:
     """Save the network of seed 7 at sigma 0.3, some of its tensors changed or (None) left out."""
     network = build_network(CONFIG, sigma=0.3, seed=7)
     tensors: dict[str, Any] = {**dict(network.named_parameters()), **changed}
-    tensors = {name: tensor.detach().clone() for name, tensor in tensors.items() if tensor is not None}
+    tensors = {
+        name: tensor.detach().clone()
+        for name, tensor in tensors.items()
+        if tensor is not None
+    }
     path = folder / f"weights{suffix}"
     save: Save = save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
@@ -48,11 +56,16 @@ def loaded(path: Path) -> Config:
 
 
 def values(config: Config, sigma: float | None, seed: int) -> list[float]:
-    return [row["value"] for row in compute_cell(Cell(Variant("", config), sigma, seed)).rows]
+    return [
+        row["value"]
+        for row in compute_cell(Cell(Variant("", config), sigma, seed)).rows
+    ]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_loaded_network_has_the_norms_of_the_one_that_was_saved(tmp_path: Path, suffix: str) -> None:
+def test_a_loaded_network_has_the_norms_of_the_one_that_was_saved(
+    tmp_path: Path, suffix: str
+) -> None:
     config = loaded(saved(tmp_path, suffix=suffix))
     assert values(config, None, 1234) == values(CONFIG, 0.3, 7)
     assert Variant("", config).sigmas() == [None]
@@ -63,8 +76,12 @@ def test_the_key_is_the_files_content_not_its_name(tmp_path: Path) -> None:
     other = tmp_path / "renamed.safetensors"
     other.write_bytes(first.read_bytes())
     (tmp_path / "changed").mkdir()
-    changed = saved(tmp_path / "changed", **{"head.bias": torch.ones(12, dtype=torch.float64)})
-    keys = [Cell(Variant("", loaded(path)), None, 1).key for path in (first, other, changed)]
+    changed = saved(
+        tmp_path / "changed", **{"head.bias": torch.ones(12, dtype=torch.float64)}
+    )
+    keys = [
+        Cell(Variant("", loaded(path)), None, 1).key for path in (first, other, changed)
+    ]
     assert keys[0] == keys[1] != keys[2]
 
 
@@ -72,22 +89,36 @@ WIDE = torch.zeros(5, 5, dtype=torch.float64)
 MISFITS: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "missing": ({"head.weight": None}, "missing: head.weight; surplus: none"),
     "surplus": ({"extra": WIDE}, "missing: none; surplus: extra"),
-    "renamed": ({"head.weight": None, "hed.weight": WIDE}, "for 'head.weight': did you mean 'hed.weight'?"),
-    "of another shape": ({"head.weight": WIDE}, r"head.weight in (.|\n)*another shape(.|\n)*\(5, 5\)"),
+    "renamed": (
+        {"head.weight": None, "hed.weight": WIDE},
+        "for 'head.weight': did you mean 'hed.weight'?",
+    ),
+    "of another shape": (
+        {"head.weight": WIDE},
+        r"head.weight in (.|\n)*another shape(.|\n)*\(5, 5\)",
+    ),
     "not finite": ({"head.bias": torch.full((12,), torch.nan)}, "12 of 12 not finite"),
-    "of whole numbers": ({"head.bias": torch.ones(12, dtype=torch.int64)}, "not of a floating-point type"),
+    "of whole numbers": (
+        {"head.bias": torch.ones(12, dtype=torch.int64)},
+        "not of a floating-point type",
+    ),
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_named_and_nothing_is_copied(tmp_path: Path, misfit: str) -> None:
+def test_what_does_not_fit_is_named_and_nothing_is_copied(
+    tmp_path: Path, misfit: str
+) -> None:
     changed, message = MISFITS[misfit]
     network = build_network(CONFIG, sigma=1.0, seed=1)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     with pytest.raises(UserError, match=message) as caught:
         load_weights(network, saved(tmp_path, **changed))
     assert caught.value.got and caught.value.allowed and caught.value.remedy
-    assert all(torch.equal(before[name], tensor) for name, tensor in network.state_dict().items())
+    assert all(
+        torch.equal(before[name], tensor)
+        for name, tensor in network.state_dict().items()
+    )
 
 
 class Evil:
@@ -107,23 +138,31 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_weights_are_refused(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_weights_are_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / name).write_bytes(FILES[name])
-    with pytest.raises(UserError, match=r"state\.path: .* cannot be read as weights") as caught:
+    with pytest.raises(
+        UserError, match=r"state\.path: .* cannot be read as weights"
+    ) as caught:
         drawn(loaded(tmp_path / name), sigma=None, seed=1)
     assert caught.value.remedy
     assert "executed" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_refused_when_a_run_is_planned(tmp_path: Path, misfit: str) -> None:
+def test_what_does_not_fit_is_refused_when_a_run_is_planned(
+    tmp_path: Path, misfit: str
+) -> None:
     changed, message = MISFITS[misfit]
     with pytest.raises(UserError, match=message):
         Sweep([("", loaded(saved(tmp_path, **changed)))])
 
 
 @pytest.mark.parametrize("path", [None, "nowhere.safetensors"])
-def test_a_path_that_names_no_file_is_refused_before_anything_runs(path: str | None) -> None:
+def test_a_path_that_names_no_file_is_refused_before_anything_runs(
+    path: str | None,
+) -> None:
     config = replace(CONFIG, state=StateConfig(State.loaded, path))
     with pytest.raises(UserError, match=r"state\.path") as caught:
         Variant("", config).check()
@@ -134,4 +173,6 @@ def test_norms_are_loaded_too(tmp_path: Path) -> None:
     gain = torch.full((4,), 1.5, dtype=torch.float64)
     path = saved(tmp_path, **{"layers.0.ln1.weight": gain})
     assert MODEL.norm == Norm.pre
-    assert torch.equal(drawn(loaded(path), sigma=None, seed=1).network.layers[0].ln1.weight, gain)
+    assert torch.equal(
+        drawn(loaded(path), sigma=None, seed=1).network.layers[0].ln1.weight, gain
+    )

@@ -88,9 +88,15 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 EVERY, FIRST, SECOND = list(DAMAGES), list(DAMAGES)[:4], list(DAMAGES)[4:]
 
 
-@pytest.mark.parametrize(("ending", "damages"), [("json", EVERY), ("npz", FIRST), ("npz", SECOND)])
+@pytest.mark.parametrize(
+    ("ending", "damages"), [("json", EVERY), ("npz", FIRST), ("npz", SECOND)]
+)
 def test_damaged_files_are_named_and_their_cells_measured_again(
-    copied: Path, reference: Path, ending: str, damages: list[str], capfd: pytest.CaptureFixture[str]
+    copied: Path,
+    reference: Path,
+    ending: str,
+    damages: list[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     paths = found(copied, ending)[: len(damages)]
     for path, damage in zip(paths, damages, strict=True):
@@ -105,12 +111,16 @@ def test_damaged_files_are_named_and_their_cells_measured_again(
 
 
 @pytest.mark.parametrize("text", ['"abc"', "[3]", '[{"nonsense": 1}]', "null"])
-def test_rows_that_are_none_are_found_out_whatever_their_checksum(copied: Path, text: str) -> None:
+def test_rows_that_are_none_are_found_out_whatever_their_checksum(
+    copied: Path, text: str
+) -> None:
     from hessfig.sweep.store import _checksum
 
     path = found(copied, "json")[0]
     payload = {"science": {}, "rows": json.loads(text), "arrays": None}
-    path.write_text(json.dumps({"key": path.stem, "checksum": _checksum(payload), **payload}))
+    path.write_text(
+        json.dumps({"key": path.stem, "checksum": _checksum(payload), **payload})
+    )
     with pytest.raises(CorruptCell, match="does not match its content"):
         CellStore(copied / "sigma/cells").read(path.stem)
 
@@ -120,9 +130,13 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
 ) -> None:
     """One is removed, one damaged, and one loses its arrays, after they were measured and before the table is made."""
     measure, arrays = runner.measure_cells, found(copied, "npz")
-    norms = [path for path in found(copied, "json") if path.with_suffix(".npz") not in arrays]
+    norms = [
+        path for path in found(copied, "json") if path.with_suffix(".npz") not in arrays
+    ]
 
-    def then_damage(sweep: Sweep, name: str, cells: list[object], launch: object) -> object:
+    def then_damage(
+        sweep: Sweep, name: str, cells: list[object], launch: object
+    ) -> object:
         reporter = measure(sweep, name, cells, launch)  # type: ignore[arg-type]
         if cells:
             norms[0].unlink()
@@ -133,7 +147,10 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     monkeypatch.setattr(runner, "measure_cells", then_damage)
     summary = run(copied)
     assert (summary.failed, summary.missing, summary.is_complete) == (0, 3, False)
-    assert any("3 of 8 cells are not in the table (n_layers=3, sigma=" in note for note in summary.notes)
+    assert any(
+        "3 of 8 cells are not in the table (n_layers=3, sigma=" in note
+        for note in summary.notes
+    )
     assert "3 cells are missing" in summarise(summary)
     manifest = json.loads((copied / "sigma/manifest.json").read_text())
     assert (manifest["missing_cells"], len(manifest["arrays"])) == (3, 3)
@@ -141,7 +158,9 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     assert (again := run(copied)).is_complete and again.measured == 3
 
 
-def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_table_is_exit_code_1(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Asked:
         first = config = toy_config(copied, quantities=BOTH)
         variants = [("", first)]  # noqa: RUF012
@@ -152,13 +171,21 @@ def test_a_short_table_is_exit_code_1(copied: Path, monkeypatch: pytest.MonkeyPa
     write = CellStore.finished
     lost = found(copied, "json")[0].stem
     monkeypatch.setattr(Sweep, "unfinished", lambda self, cells: [])
-    monkeypatch.setattr(CellStore, "finished", lambda self, key: None if key == lost else write(self, key))
+    monkeypatch.setattr(
+        CellStore,
+        "finished",
+        lambda self, key: None if key == lost else write(self, key),
+    )
     assert run_verb(Asked()) == 1  # type: ignore[arg-type]
 
 
 def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied: Path) -> None:
     cell = found(copied, "json")[0]
-    names = (f".hessfig.{cell.name}.a1b2c3d4", f".hessfig.{cell.name}.e5f6a7b8", f".{cell.name}.a1b2c3d4")
+    names = (
+        f".hessfig.{cell.name}.a1b2c3d4",
+        f".hessfig.{cell.name}.e5f6a7b8",
+        f".{cell.name}.a1b2c3d4",
+    )
     old, new, own = (cell.with_name(name) for name in names)
     for path in (old, new, own, copied / "sigma/.hessfig.table.csv.abcd_f12"):
         path.write_text("half")
@@ -187,7 +214,9 @@ def test_files_that_belong_together_are_on_disk_before_the_first_appears(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_if_the_second_cannot_be_written_the_first_does_not_appear(tmp_path: Path) -> None:
+def test_if_the_second_cannot_be_written_the_first_does_not_appear(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         write_together({tmp_path / "a": "A", tmp_path / "file/b": "B"})
@@ -196,7 +225,9 @@ def test_if_the_second_cannot_be_written_the_first_does_not_appear(tmp_path: Pat
 
 def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied: Path) -> None:
     folder = copied / "sigma"
-    table, manifest = ((folder / name).read_text() for name in ("table.csv", "manifest.json"))
+    table, manifest = (
+        (folder / name).read_text() for name in ("table.csv", "manifest.json")
+    )
     shorter = "\n".join(table.splitlines()[:-1]) + "\n"
     (folder / "table.csv").write_text(shorter)
     threading.Timer(0.1, (folder / "table.csv").write_text, [table]).start()
@@ -207,7 +238,9 @@ def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied: Path) 
     assert (folder / "manifest.json").read_text() == manifest
 
 
-def test_ages_are_told_by_the_clock_of_the_folder(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ages_are_told_by_the_clock_of_the_folder(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a shared folder, files of other machines are dated by its server: a machine two hours ahead removes none."""
     path = found(copied, "json")[0]
     fresh = path.with_name(f".hessfig.{path.name}.abcdefgh")

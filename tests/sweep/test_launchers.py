@@ -25,8 +25,14 @@ from tests.toys import toy_config
 
 def with_pilots(folder: Path) -> Config:
     """Return a sweep of two layers, whose lower one is probed as often as pilots say."""
-    model = ModelConfig(d_model=17, d_mlp=6, n_layers=2)  # columns of more than 256 entries
-    return toy_config(folder, model=model, blocks=["W_V"], estimator=EstimatorConfig(Method.auto, rules=1))
+    # Columns of more than 256 entries.
+    model = ModelConfig(d_model=17, d_mlp=6, n_layers=2)
+    return toy_config(
+        folder,
+        model=model,
+        blocks=["W_V"],
+        estimator=EstimatorConfig(Method.auto, rules=1),
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
@@ -49,7 +55,10 @@ def test_a_periodic_plan_gives_every_share_of_everything(period: int) -> None:
 
 def test_what_belongs_together_is_dealt_as_one() -> None:
     items = [(network, step) for network in range(6) for step in range(5)]
-    shares = [Shard(index, 4).of(items, together=lambda item: item[0]) for index in range(1, 5)]
+    shares = [
+        Shard(index, 4).of(items, together=lambda item: item[0])
+        for index in range(1, 5)
+    ]
     assert sorted(item for share in shares for item in share) == items
     networks = [{network for network, _ in share} for share in shares]
     assert sum(map(len, networks)) == 6
@@ -59,12 +68,15 @@ def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
     cells = Sweep([("", toy_config(tmp_path))]).cells
     trained = [replace(cell, step=step) for cell in cells for step in (0, 1, 2)]
     for index in (1, 2, 3):
-        dealt = Counter((cell.sigma, cell.seed) for cell in Shard(index, 3).cells(trained))
+        dealt = Counter(
+            (cell.sigma, cell.seed) for cell in Shard(index, 3).cells(trained)
+        )
         assert set(dealt.values()) <= {3}
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [([], "Workers"), (["shard=1/2"], "Workers"), (["launcher=slurm"], "Slurm")]
+    ("words", "name"),
+    [([], "Workers"), (["shard=1/2"], "Workers"), (["launcher=slurm"], "Slurm")],
 )
 def test_the_settings_choose_the_launcher(words: list[str], name: str) -> None:
     assert type(launcher_of(compose([*words, "dry_run=true"]))).__name__ == name
@@ -76,7 +88,9 @@ def test_in_company_everybody_begins_elsewhere() -> None:
     assert sorted(Shard(3, 4).turned(items)) == items
 
 
-@pytest.mark.parametrize("text", ["9/8", "0/8", "x", "1", "1/0", "-1/2", "1/2/3", "1/1000000"])
+@pytest.mark.parametrize(
+    "text", ["9/8", "0/8", "x", "1", "1/0", "-1/2", "1/2/3", "1/1000000"]
+)
 def test_what_is_no_share_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="no such share"):
         parse_shard(text)
@@ -92,11 +106,20 @@ def whole(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
 
 
 @pytest.mark.long
-def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp_path: Path) -> None:
+def test_shares_on_one_folder_at_once_make_the_table_of_one_run(
+    whole: Path, tmp_path: Path
+) -> None:
     variants = [("", with_pilots(tmp_path))]
     with ThreadPoolExecutor(2) as executor:
-        done = list(executor.map(lambda index: run_shard(Sweep(variants), Shard(index, 2)), (1, 2)))
-    assert [(share.measured, share.is_complete) for share in done] == [(2, True), (2, True)]
+        done = list(
+            executor.map(
+                lambda index: run_shard(Sweep(variants), Shard(index, 2)), (1, 2)
+            )
+        )
+    assert [(share.measured, share.is_complete) for share in done] == [
+        (2, True),
+        (2, True),
+    ]
     assert not (tmp_path / "sigma/table.csv").exists()
     collected = run_sweep(Sweep(variants))
     assert (collected.measured, collected.reused) == (0, 4)
@@ -104,7 +127,9 @@ def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole: Path, tmp
 
 
 @pytest.mark.long
-def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path) -> None:
+def test_shares_of_other_folders_are_copied_together(
+    whole: Path, tmp_path: Path
+) -> None:
     for index in (1, 2, 3):
         run_shard(Sweep([("", with_pilots(tmp_path / str(index)))]), Shard(index, 3))
         shutil.copytree(tmp_path / str(index), tmp_path / "all", dirs_exist_ok=True)
@@ -113,12 +138,22 @@ def test_shares_of_other_folders_are_copied_together(whole: Path, tmp_path: Path
     assert rows(collected.table) == rows(whole)
 
 
-def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_whose_pilots_fail_measures_no_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under another number of probes its cells would be no part of the sweep that others measure."""
     from hessfig.sweep import launchers, pool
 
-    failing = lambda cells, store: (pool.CellOutcome(cell, "failed", "why") for cell in cells)  # noqa: E731
+    failing = lambda cells, store: (  # noqa: E731
+        pool.CellOutcome(cell, "failed", "why") for cell in cells
+    )
     monkeypatch.setattr(launchers, "on_this_machine", failing)
     done = run_shard(Sweep([("", with_pilots(tmp_path))]), Shard(1, 2))
-    assert done.missing > 0 and not done.is_complete and (done.measured, done.failed) == (0, 0)
-    assert {path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")} == {"why"}
+    assert (
+        done.missing > 0
+        and not done.is_complete
+        and (done.measured, done.failed) == (0, 0)
+    )
+    assert {
+        path.read_text() for path in (tmp_path / "sigma/failures").glob("*.txt")
+    } == {"why"}

@@ -34,7 +34,12 @@ def numbers(rows: Rows) -> dict[tuple[int, str, str, str], tuple[object, object]
 
 def test_a_row_for_every_block_and_part() -> None:
     rows = measured(model=ARCHITECTURES["two layers"])
-    assert set(rows) == {(la, w, w, p) for la in (1, 2) for w in ("W_V", "W_Q") for p in ("H_o", "H_f", "H")}
+    assert set(rows) == {
+        (la, w, w, p)
+        for la in (1, 2)
+        for w in ("W_V", "W_Q")
+        for p in ("H_o", "H_f", "H")
+    }
     assert {row["num_layers"] for row in rows.values()} == {2}
 
 
@@ -51,7 +56,9 @@ def test_without_a_functional_part_the_full_hessian_is_the_outer_one() -> None:
 
 
 def test_a_broken_promise_of_zero_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    promising = NetworkKind(layout=lambda config: Layout(()), is_structural_zero=lambda *_: True)
+    promising = NetworkKind(
+        layout=lambda config: Layout(()), is_structural_zero=lambda *_: True
+    )
     monkeypatch.setattr(module, "kind", lambda name: promising)
     with pytest.raises(ArithmeticError, match="must vanish by the network's structure"):
         measured()
@@ -59,16 +66,26 @@ def test_a_broken_promise_of_zero_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 
 def test_steps_are_short_enough_for_a_promised_zero_between_kinks() -> None:
     """A step across kinks of ReLU finds jumps that no second derivative at the weights has."""
-    settings = {"model": ModelConfig(d_model=8), "task": TaskConfig(digits=1, batch_size=4), "sigma": 1.0}
+    settings = {
+        "model": ModelConfig(d_model=8),
+        "task": TaskConfig(digits=1, batch_size=4),
+        "sigma": 1.0,
+    }
     by_differences = EstimatorConfig(Method.hutchinson, Products.differences)
     for dtype in DType:
-        found = measured(estimator=by_differences, dtype=dtype, **settings)[1, "W_V", "W_V", "H_f"]
+        found = measured(estimator=by_differences, dtype=dtype, **settings)[
+            1, "W_V", "W_V", "H_f"
+        ]
         assert (found["status"], found["value"]) == ("structural_zero", 0.0)
 
 
-def test_a_promised_zero_that_rough_products_break_did_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promised_zero_that_rough_products_break_did_not_converge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("hessfig.measurements.block_norms.ROUGHEST", 0.0)
-    promising = NetworkKind(layout=lambda config: Layout(()), is_structural_zero=lambda *_: True)
+    promising = NetworkKind(
+        layout=lambda config: Layout(()), is_structural_zero=lambda *_: True
+    )
     monkeypatch.setattr(module, "kind", lambda name: promising)
     rows = measured(estimator=EstimatorConfig(Method.hutchinson, Products.differences))
     broken = rows[1, "W_V", "W_V", "H_o"]
@@ -82,7 +99,10 @@ def test_overflow_is_a_row_with_a_status() -> None:
     rows = measured(model=chain, task=loss, dtype=DType.float32, sigma=1000.0)
     status = {row["status"] for row in rows.values()}
     assert "nonfinite" in status
-    assert all(math.isfinite(row["value"]) == (row["status"] != "nonfinite") for row in rows.values())
+    assert all(
+        math.isfinite(row["value"]) == (row["status"] != "nonfinite")
+        for row in rows.values()
+    )
 
 
 def test_the_same_cell_gives_the_same_bits() -> None:
@@ -91,20 +111,32 @@ def test_the_same_cell_gives_the_same_bits() -> None:
 
 def test_a_layer_more_does_not_change_the_probes_or_weights_of_another() -> None:
     """Same weights and embeddings below, so layer 1's problem differs only by what lies above it."""
-    cells = [Cell(Variant("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)), 0.3, 7) for n in (1, 2)]
+    cells = [
+        Cell(
+            Variant("", Config(model=ModelConfig(d_model=4, n_layers=n), task=TASK)),
+            0.3,
+            7,
+        )
+        for n in (1, 2)
+    ]
     one, two = (draw_problem(cell).network for cell in cells)
     for name, parameter in one.named_parameters():
         assert (parameter == two.get_parameter(name)).all(), name
 
 
 def test_blocks_are_measured_alike_whatever_is_measured_beside_them() -> None:
-    alone, together = (numbers(measured(blocks=names)) for names in (["W_Q"], ["W_V", ["W_K", "W_Q"], "W_Q"]))
+    alone, together = (
+        numbers(measured(blocks=names))
+        for names in (["W_Q"], ["W_V", ["W_K", "W_Q"], "W_Q"])
+    )
     assert all(together[key] == value for key, value in alone.items())
 
 
 def test_hutchinson_agrees_with_dense_within_its_error() -> None:
     exact = measured(estimator=EstimatorConfig(method=Method.dense))
-    for key, row in measured(estimator=EstimatorConfig(Method.hutchinson, num_probes=200)).items():
+    for key, row in measured(
+        estimator=EstimatorConfig(Method.hutchinson, num_probes=200)
+    ).items():
         assert abs(row["value"] - exact[key]["value"]) <= 4 * row["error"]
         assert (exact[key]["error"], exact[key]["num_probes"]) == (0.0, 0)
 
@@ -118,6 +150,8 @@ def test_float32_is_close_to_float64() -> None:
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
 def test_the_whole_hessian_is_plain_arrays(attention: Attention) -> None:
     model = ModelConfig(d_model=4, d_mlp=6, attention=attention)
-    arrays = compute_cell(Cell(Variant("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")).arrays
+    arrays = compute_cell(
+        Cell(Variant("", Config(model=model, task=TASK)), 0.3, 1234, "hessian")
+    ).arrays
     assert arrays["hessian"].dtype == numpy.float32
     assert arrays["hessian"].shape == (sum(arrays["sizes"]),) * 2

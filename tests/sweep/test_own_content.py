@@ -55,8 +55,24 @@ def make(seed=0):
     return network, torch.randn(6, 4), torch.randint(0, 2, (6,)), "cross_entropy"
 """
 RULES = ["clamp", "above", "where", "dead", "norm"]
-FAR = ("slices", "descent", "critical_points", "pruning", "quantisation", "rounding", "landscape_integrals")
-NEAR = ("frobenius", "trace", "largest_eigenvalue", "loss", "gradient_norm", "along", "norm_sharpness")
+FAR = (
+    "slices",
+    "descent",
+    "critical_points",
+    "pruning",
+    "quantisation",
+    "rounding",
+    "landscape_integrals",
+)
+NEAR = (
+    "frobenius",
+    "trace",
+    "largest_eigenvalue",
+    "loss",
+    "gradient_norm",
+    "along",
+    "norm_sharpness",
+)
 OWN = """
 from hessfig.measurements.quantity import Measured, Quantity, state_row
 
@@ -78,7 +94,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def _cells(monkeypatch: pytest.MonkeyPatch, rule: str, quantities: tuple[str, ...]) -> dict[str, Cell]:
+def _cells(
+    monkeypatch: pytest.MonkeyPatch, rule: str, quantities: tuple[str, ...]
+) -> dict[str, Cell]:
     monkeypatch.setenv("HESSFIG_TEST_RULE", rule)
     config = Config(
         task=TaskConfig(data=Data.python),
@@ -93,30 +111,45 @@ def _cells(monkeypatch: pytest.MonkeyPatch, rule: str, quantities: tuple[str, ..
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_walks_is_measured_again_and_nothing_else(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+def test_what_walks_is_measured_again_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
     quantities = (*NEAR, *FAR, "landscape_difference", "mine.py:QUANTITY")
-    first, again, other = (_cells(monkeypatch, f"{rule} {radius}", quantities) for radius in (1.0, 1.0, 1.5))
-    assert {name: cell.key for name, cell in first.items()} == {name: cell.key for name, cell in again.items()}
+    first, again, other = (
+        _cells(monkeypatch, f"{rule} {radius}", quantities)
+        for radius in (1.0, 1.0, 1.5)
+    )
+    assert {name: cell.key for name, cell in first.items()} == {
+        name: cell.key for name, cell in again.items()
+    }
     changed = {name for name in quantities if first[name].key != other[name].key}
     assert changed == {*FAR, "mine.py:QUANTITY"}
 
 
-def test_without_quantities_that_walk_no_key_depends_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_quantities_that_walk_no_key_depends_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What 0.3.0 has measured at the weights is reused."""
     alone = _cells(monkeypatch, "clamp 1.0", ("loss",))["loss"]
     assert alone.key == _cells(monkeypatch, "clamp 1.0", ("loss", "slices"))["loss"].key
     drawn = draw_problem(alone)
     shown = content_of(drawn)
-    expected = hashlib.sha256(f"{shown} {fingerprint(drawn, shown).digest}".encode()).hexdigest()
+    expected = hashlib.sha256(
+        f"{shown} {fingerprint(drawn, shown).digest}".encode()
+    ).hexdigest()
     assert alone.variant.networks() == {f"seed={alone.seed}": expected}
     assert alone.science["content"] == expected
 
 
-def test_a_worker_refuses_a_network_that_is_another_far_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_refuses_a_network_that_is_another_far_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cells = _cells(monkeypatch, "clamp 1.0", ("loss", "slices"))
     monkeypatch.setenv("HESSFIG_TEST_RULE", "clamp 1.5")
     draw_problem(cells["loss"])
-    with pytest.raises(UserError, match="returned something else than when this run was planned"):
+    with pytest.raises(
+        UserError, match="returned something else than when this run was planned"
+    ):
         draw_problem(cells["slices"])
 
 
@@ -129,7 +162,13 @@ def test_a_distance_of_landscape_difference_is_one() -> None:
 
 def test_every_quantity_that_takes_the_loss_elsewhere_says_so() -> None:
     walkers = {name for name, row in CATALOGUE.items() if row.walks(Config())}
-    assert {*FAR, "critical_step", "predicted_decrease", "influence", "landscape_subspace"} == walkers
+    assert {
+        *FAR,
+        "critical_step",
+        "predicted_decrease",
+        "influence",
+        "landscape_subspace",
+    } == walkers
 
 
 # What a network of the user's own has, at or beside its weights.
@@ -160,8 +199,12 @@ AT_WEIGHTS = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", [*AT_WEIGHTS, "slices", "descent", "pruning", "quantisation"])
-def test_the_record_is_right_on_what_walks(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", [*AT_WEIGHTS, "slices", "descent", "pruning", "quantisation"]
+)
+def test_the_record_is_right_on_what_walks(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A limit just beyond the largest weight, and what happens at zero, move the numbers of what walks alone."""
     monkeypatch.syspath_prepend(str(folder))
     make = importlib.import_module("limited").make
@@ -170,7 +213,9 @@ def test_the_record_is_right_on_what_walks(name: str, folder: Path, monkeypatch:
         monkeypatch.setenv("HESSFIG_TEST_RULE", rule)
         network, x, y, _ = make()
         problem = hessfig.Problem(network, x, y)
-        return hessfig.measure(problem, blocks=["all"], quantities=[name], seed=0)[["value", "error"]]
+        return hessfig.measure(problem, blocks=["all"], quantities=[name], seed=0)[
+            ["value", "error"]
+        ]
 
     plain = numbers("clamp 1000")
     moved = not all(plain.equals(numbers(rule)) for rule in ("clamp 0.51", "dead 1.5"))
@@ -186,7 +231,9 @@ class Beyond(nn.Module):
         self.inner = nn.Linear(3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x) * (1 + float(self.inner.weight.detach().norm()) // _limit())
+        return self.inner(x) * (
+            1 + float(self.inner.weight.detach().norm()) // _limit()
+        )
 
 
 def _limit() -> float:
@@ -194,21 +241,39 @@ def _limit() -> float:
 
 
 @pytest.mark.long
-def test_a_monitor_measures_again_what_walks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_monitor_measures_again_what_walks(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     batch = (torch.eye(3), torch.tensor([0, 1, 1]))
-    options = {"every": 1, "max_fraction": None, "blocks": ["all"], "parts": "H", "quantities": ["loss", "slices"]}
+    options = {
+        "every": 1,
+        "max_fraction": None,
+        "blocks": ["all"],
+        "parts": "H",
+        "quantities": ["loss", "slices"],
+    }
 
     def measured(limit: float) -> list[str]:
         monkeypatch.setenv("HESSFIG_TEST_LIMIT", str(limit))
-        monitor = hessfig.Monitor(Beyond(), "cross_entropy", batch, folder=folder / "watched", **options)  # type: ignore[arg-type]
+        monitor = hessfig.Monitor(
+            Beyond(), "cross_entropy", batch, folder=folder / "watched", **options
+        )  # type: ignore[arg-type]
         seen: list[str] = []
         took = monitor._quantity
-        monkeypatch.setattr(monitor, "_quantity", lambda name, step: (seen.append(name), took(name, step))[1])
+        monkeypatch.setattr(
+            monitor,
+            "_quantity",
+            lambda name, step: (seen.append(name), took(name, step))[1],
+        )
         monitor(0)
         monitor.close()
         return seen
 
-    assert [measured(4.0), measured(4.0), measured(6.0)] == [["loss", "slices"], [], ["slices"]]
+    assert [measured(4.0), measured(4.0), measured(6.0)] == [
+        ["loss", "slices"],
+        [],
+        ["slices"],
+    ]
 
 
 def test_trusted_sources_need_no_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,13 @@ import pytest
 
 from hessfig.config.enums import DType, Method, Products, State
 from hessfig.config.schema import Config, FigureConfig, SweepConfig
-from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, SpectrumConfig, TaskConfig
+from hessfig.config.science import (
+    EstimatorConfig,
+    GridConfig,
+    ModelConfig,
+    SpectrumConfig,
+    TaskConfig,
+)
 from hessfig.config.training_settings import StateConfig
 from hessfig.measurements.quantity import columns
 from hessfig.record import digest
@@ -67,8 +73,12 @@ CHANGES_THE_NUMBER = [
 ]
 
 
-@pytest.mark.parametrize("settings", CHANGES_NOTHING, ids=lambda settings: next(iter(settings)))
-def test_the_key_ignores_what_does_not_change_the_number(settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "settings", CHANGES_NOTHING, ids=lambda settings: next(iter(settings))
+)
+def test_the_key_ignores_what_does_not_change_the_number(
+    settings: dict[str, object],
+) -> None:
     assert key(**settings) == key()
 
 
@@ -78,14 +88,22 @@ def test_the_key_sees_what_changes_the_number(settings: dict[str, object]) -> No
 
 
 def test_probes_do_not_matter_to_an_exact_method() -> None:
-    one, other = (key(estimator=EstimatorConfig(method=Method.dense, num_probes=k)) for k in (9, 20))
+    one, other = (
+        key(estimator=EstimatorConfig(method=Method.dense, num_probes=k))
+        for k in (9, 20)
+    )
     assert one == other
 
 
 def test_a_single_start_of_an_eigenvalue_has_a_key_of_its_own() -> None:
     """Two starts, the default, are in no key: cells of versions without the setting are reused."""
     cells = {
-        starts: Cell(Variant("", Config(spectrum=SpectrumConfig(starts=starts))), 0.1, 1234, "largest_eigenvalue")
+        starts: Cell(
+            Variant("", Config(spectrum=SpectrumConfig(starts=starts))),
+            0.1,
+            1234,
+            "largest_eigenvalue",
+        )
         for starts in (1, 2)
     }
     assert cells[1].key != cells[2].key
@@ -93,30 +111,51 @@ def test_a_single_start_of_an_eigenvalue_has_a_key_of_its_own() -> None:
 
 
 def test_whose_products_matters_to_the_dense_method_too() -> None:
-    keys = {key(estimator=EstimatorConfig(method=Method.dense, products=p)) for p in Products}
+    keys = {
+        key(estimator=EstimatorConfig(method=Method.dense, products=p))
+        for p in Products
+    }
     assert len(keys) == len(Products)
 
 
 def test_sigma_and_seed_are_part_of_the_key() -> None:
     cell = Cell(Variant("", Config()), 0.1, 1234)
-    assert len({cell.key, replace(cell, sigma=0.2).key, replace(cell, seed=1235).key}) == 3
+    assert (
+        len({cell.key, replace(cell, sigma=0.2).key, replace(cell, seed=1235).key}) == 3
+    )
 
 
 def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
-    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+    assert (
+        digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
+    )
 
 
 def test_columns_share_their_products() -> None:
     config = Config(blocks=["W_V", ["W_Q", "W_V"], "W_Q"])
-    found = [(layer, col, [b.row for b in members]) for layer, col, members in columns(Variant("", config).blocks)]
+    found = [
+        (layer, col, [b.row for b in members])
+        for layer, col, members in columns(Variant("", config).blocks)
+    ]
     assert found == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
 
 
 def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
-    config = Config(model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]])
+    config = Config(
+        model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]]
+    )
     found = [(b.layer, b.row, b.col) for b in Variant("", config).blocks]
-    assert found == [(0, "W_E", "W_E"), (1, "W_V", "W_V"), (1, "W_E", "W_V"), (2, "W_V", "W_V"), (2, "W_E", "W_V")]
+    assert found == [
+        (0, "W_E", "W_E"),
+        (1, "W_V", "W_V"),
+        (1, "W_E", "W_V"),
+        (2, "W_V", "W_V"),
+        (2, "W_E", "W_V"),
+    ]
 
 
 def test_a_cell_says_where_it_is() -> None:
-    assert str(Cell(Variant("model.norm=pre", Config()), 0.1, 7)) == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
+    assert (
+        str(Cell(Variant("model.norm=pre", Config()), 0.1, 7))
+        == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
+    )

@@ -26,9 +26,15 @@ def test_a_piped_run_tells_how_it_goes(capsys: pytest.CaptureFixture[str]) -> No
             reporter.show(outcome("failed", f"ValueError: 0.{number}5 is no number"))
     first, *lines = capsys.readouterr().err.splitlines()
     assert first == "toy: starting workers; 6 of 10 cells to measure"
-    assert any("7 of 10 cells, 4 reused, 0 failed" in line and line.endswith("left") for line in lines)
+    assert any(
+        "7 of 10 cells, 4 reused, 0 failed" in line and line.endswith("left")
+        for line in lines
+    )
     assert sum("failed: namespace()" in line for line in lines) == 1
-    assert "failed: 2 more cells of toy the same way: ValueError: 0.05 is no number" in lines
+    assert (
+        "failed: 2 more cells of toy the same way: ValueError: 0.05 is no number"
+        in lines
+    )
     assert lines[-1].startswith("toy: done: 10 of 10 cells, 4 reused, 3 failed")
 
 
@@ -51,7 +57,9 @@ def test_the_time_left_does_not_count_trainings_before_the_cells(
             reporter.show(outcome("measured"))
         time.sleep(0.1)
     lines = capsys.readouterr().err.splitlines()
-    assert "toy: 2 of 12 cells, 0 reused, 0 failed, 0.20 cells/s, about 50 s left" in lines
+    assert (
+        "toy: 2 of 12 cells, 0 reused, 0 failed, 0.20 cells/s, about 50 s left" in lines
+    )
 
 
 def test_the_time_left_is_that_of_measured_cells_where_trainings_failed_before(
@@ -65,10 +73,15 @@ def test_the_time_left_is_that_of_measured_cells_where_trainings_failed_before(
         reporter.show(outcome("measured"))
         time.sleep(0.1)
     lines = capsys.readouterr().err.splitlines()
-    assert "toy: 51 of 100 cells, 0 reused, 50 failed, 0.10 cells/s, about 8 min left" in lines
+    assert (
+        "toy: 51 of 100 cells, 0 reused, 50 failed, 0.10 cells/s, about 8 min left"
+        in lines
+    )
 
 
-def test_nothing_is_said_where_nothing_is_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_said_where_nothing_is_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with Reporter("toy", 4, 4, every=0.01):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
@@ -81,7 +94,9 @@ class Shown:
         self.states: list[dict[str, str]] = []
         shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="one"))
         monkeypatch.setitem(sys.modules, "IPython", shell)
-        monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=self.display))
+        monkeypatch.setitem(
+            sys.modules, "IPython.display", SimpleNamespace(display=self.display)
+        )
 
     def display(self, form: dict[str, str], *, raw: bool, display_id: bool) -> Shown:
         assert raw and display_id
@@ -93,15 +108,25 @@ class Shown:
         self.states.append(form)
 
 
-def test_a_notebook_has_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_has_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is redrawn in its place, at most a few times a second, and ends with what was done."""
     shown = Shown(monkeypatch)
     with Reporter("toy<1>", 100, 4) as reporter:
         for number in range(96):
-            reporter.show(outcome("failed" if number == 90 else "measured", "ValueError: no number" * (number == 90)))
+            reporter.show(
+                outcome(
+                    "failed" if number == 90 else "measured",
+                    "ValueError: no number" * (number == 90),
+                )
+            )
     first, *_, last = shown.states
     assert first["text/plain"] == "toy<1>: 4 of 100 cells, starting workers"
-    assert '<progress max="100" value="100"></progress> toy&lt;1&gt;: 100 of 100 cells, 4 reused' in last["text/html"]
+    assert (
+        '<progress max="100" value="100"></progress> toy&lt;1&gt;: 100 of 100 cells, 4 reused'
+        in last["text/html"]
+    )
     assert "1 failed" in last["text/plain"] and "left" not in last["text/plain"]
     assert len(shown.states) < 10
     assert capsys.readouterr().err.count("\n") == 1  # the failure
@@ -112,7 +137,9 @@ def test_a_notebooks_bar_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     with Reporter("toy", 3, 0) as reporter:
         time.sleep(0.25)
         reporter.show(outcome("measured"))
-    assert "1 of 3 cells" in shown.states[-1]["text/plain"] and shown.states[-1]["text/plain"].endswith(" s left")
+    assert "1 of 3 cells" in shown.states[-1]["text/plain"] and shown.states[-1][
+        "text/plain"
+    ].endswith(" s left")
 
 
 def test_a_notebook_shows_no_bar_of_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:

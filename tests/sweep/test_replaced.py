@@ -80,7 +80,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def own(factory: str = "net.py:make", **settings: object) -> Config:
     model = ModelConfig(kind=Kind.python, factory=factory)
     task, estimator = TaskConfig(data=Data.python), EstimatorConfig(Method.dense)
-    chosen = {"model": model, "task": task, "estimator": estimator, "blocks": ["weight"], "seeds": 1}
+    chosen = {
+        "model": model,
+        "task": task,
+        "estimator": estimator,
+        "blocks": ["weight"],
+        "seeds": 1,
+    }
     return toy_config("outputs", **{**chosen, **settings})
 
 
@@ -98,12 +104,21 @@ def loaded(folder: Path) -> Config:
 def pictures(folder: Path) -> Config:
     model = ModelConfig(kind=Kind.vit, d_model=4, d_mlp=6, patch=4)
     task = TaskConfig(data=Data.digits, batch_size=4, path=str(folder / "pictures.npz"))
-    return Config(model=model, task=task, estimator=EstimatorConfig(Method.dense), blocks=["W_V"], seeds=1)
+    return Config(
+        model=model,
+        task=task,
+        estimator=EstimatorConfig(Method.dense),
+        blocks=["W_V"],
+        seeds=1,
+    )
 
 
 def write_state(folder: Path, seed: int) -> None:
     network = build_network(loaded(folder), sigma=0.3, seed=seed)
-    save_file({name: p.detach().clone() for name, p in network.named_parameters()}, folder / "state.safetensors")
+    save_file(
+        {name: p.detach().clone() for name, p in network.named_parameters()},
+        folder / "state.safetensors",
+    )
 
 
 def write_pictures(folder: Path, seed: int) -> None:
@@ -133,9 +148,21 @@ def values(cell: Cell) -> list[float]:
 
 Write = Callable[[Path, int], None]
 FILES: dict[str, tuple[Callable[[Path], Config], Write, str]] = {
-    "state.path": (loaded, write_state, "state.path: the content of .*state.safetensors is not the one that"),
-    "task.path": (pictures, write_pictures, "task.path: the content of .*pictures.npz is not the one that"),
-    "what a factory reads": (lambda folder: own(), write_weights, "returned something else than when this run"),
+    "state.path": (
+        loaded,
+        write_state,
+        "state.path: the content of .*state.safetensors is not the one that",
+    ),
+    "task.path": (
+        pictures,
+        write_pictures,
+        "task.path: the content of .*pictures.npz is not the one that",
+    ),
+    "what a factory reads": (
+        lambda folder: own(),
+        write_weights,
+        "returned something else than when this run",
+    ),
     "a quantity's file": (
         lambda folder: own(quantities=["one.py:QUANTITY"]),
         write_quantity,
@@ -159,7 +186,9 @@ def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_ce
     again = first_cell(config_of(folder))
     assert again.key != planned.key and values(again) != before
     write(folder, 1)
-    assert first_cell(config_of(folder)).key == planned.key and values(planned) == before
+    assert (
+        first_cell(config_of(folder)).key == planned.key and values(planned) == before
+    )
 
 
 def test_a_constant_that_no_state_holds_makes_other_cells(folder: Path) -> None:
@@ -174,7 +203,9 @@ def test_a_constant_that_no_state_holds_makes_other_cells(folder: Path) -> None:
 
 
 def test_the_code_beside_a_factory_counts(folder: Path) -> None:
-    (folder / "net.py").write_text(FACTORY.replace("import json", "import json, helper_of_net"))
+    (folder / "net.py").write_text(
+        FACTORY.replace("import json", "import json, helper_of_net")
+    )
     (folder / "helper_of_net.py").write_text("import other_of_net\n")
     (folder / "other_of_net.py").write_text("")
     first = first_cell(own())
@@ -186,12 +217,16 @@ def test_the_code_beside_a_factory_counts(folder: Path) -> None:
 
 
 def test_a_factory_that_draws_anew_at_every_call_fails_its_cells(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"returned something else(.|\n)*torch.manual_seed\(seed\)"):
+    with pytest.raises(
+        UserError, match=r"returned something else(.|\n)*torch.manual_seed\(seed\)"
+    ):
         compute_cell(first_cell(own("net.py:unseeded")))
 
 
 def test_a_factory_that_exits_is_an_error(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"net.py:leaves fails(.|\n)*SystemExit: 0 \(leaves, net.py:"):
+    with pytest.raises(
+        UserError, match=r"net.py:leaves fails(.|\n)*SystemExit: 0 \(leaves, net.py:"
+    ):
         Sweep([("", own("net.py:leaves"))])
 
 
@@ -203,25 +238,34 @@ def test_an_import_that_exits_is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize("group", ["state", "task", "model"])
 def test_a_hash_in_the_settings_pins_a_file(folder: Path, group: str) -> None:
-    config = {"state": loaded, "task": pictures, "model": lambda folder: own()}[group](folder)
+    config = {"state": loaded, "task": pictures, "model": lambda folder: own()}[group](
+        folder
+    )
     write_state(folder, 1)
     write_pictures(folder, 1)
     pinned = Sweep([("", config)]).variants[0].config
     found = getattr(pinned, group).sha256
     assert len(found) == 64 and Sweep([("", pinned)]).variants[0].config == pinned
     other = replace(config, **{group: replace(getattr(config, group), sha256="0" * 64)})
-    with pytest.raises(UserError, match=rf"is not the one that was planned(.|\n)*{group}.sha256={'0' * 64}"):
+    with pytest.raises(
+        UserError,
+        match=rf"is not the one that was planned(.|\n)*{group}.sha256={'0' * 64}",
+    ):
         Sweep([("", other)])
 
 
-def test_a_file_that_cannot_be_read_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_read_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_state(folder, 1)
 
     def forbidden(path: Path) -> str:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(point, "fingerprint", forbidden)
-    with pytest.raises(UserError, match=r"state.path: .* cannot be read(.|\n)*Permission denied"):
+    with pytest.raises(
+        UserError, match=r"state.path: .* cannot be read(.|\n)*Permission denied"
+    ):
         Sweep([("", loaded(folder))])
 
 
@@ -229,7 +273,9 @@ def test_pins_alone_make_no_other_table(folder: Path) -> None:
     write_state(folder, 1)
     variants = Sweep([("", loaded(folder))]).variants
     bare = [Variant("", loaded(folder))]
-    assert variants[0].config.state.sha256 and config_hash(variants) == config_hash(bare)
+    assert variants[0].config.state.sha256 and config_hash(variants) == config_hash(
+        bare
+    )
 
 
 def test_a_hash_of_no_file_is_refused() -> None:
@@ -244,7 +290,9 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -
         found = run_sweep(Sweep([("", config)]))
         return found.measured, found.reused, found.failed
 
-    def replaced(cells: list[Cell], store: CellStore) -> Generator[CellOutcome, None, None]:
+    def replaced(
+        cells: list[Cell], store: CellStore
+    ) -> Generator[CellOutcome, None, None]:
         write_weights(folder, 3)
         yield from on_this_machine(cells, store)
 
@@ -253,8 +301,12 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -
     write_weights(folder, 2)
     found = run_sweep(Sweep([("", config)]), replaced)
     assert (found.measured, found.failed) == (0, 2)
-    causes = [path.read_text() for path in (folder / "outputs/sigma/failures").glob("*.txt")]
-    assert len(causes) == 2 and all("returned something else than when" in cause for cause in causes)
+    causes = [
+        path.read_text() for path in (folder / "outputs/sigma/failures").glob("*.txt")
+    ]
+    assert len(causes) == 2 and all(
+        "returned something else than when" in cause for cause in causes
+    )
     assert counts(config) == (2, 0, 0)
     # Its code is as it was, so it is not called: 3 is what it returned when it was last measured.
     write_weights(folder, 4)
@@ -312,7 +364,9 @@ def turned(**settings: object) -> Config:
 
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.float64])
-@pytest.mark.parametrize("changes", [{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], ids=str
+)
 def test_what_moves_derivatives_or_last_digits_makes_other_cells(
     folder: Path, changes: dict[str, float], dtype: DType
 ) -> None:
@@ -325,16 +379,25 @@ def test_what_moves_derivatives_or_last_digits_makes_other_cells(
     with (
         nullcontext()
         if "eps" in changes
-        else pytest.raises(UserError, match="second derivative does not match differences")
+        else pytest.raises(
+            UserError, match="second derivative does not match differences"
+        )
     ):
         assert values(other)
-    with pytest.raises(UserError, match="returned something else than when this run was planned"):
+    with pytest.raises(
+        UserError, match="returned something else than when this run was planned"
+    ):
         compute_cell(first)
 
 
-def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(folder: Path) -> None:
+def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(
+    folder: Path,
+) -> None:
     write_settings(folder, noise=1)
-    with pytest.warns(RuntimeWarning, match=r"turned.py:make are measured again by every run: two calls"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"turned.py:make are measured again by every run: two calls",
+    ):
         first = first_cell(turned())
     assert len(values(first)) == 1
     with pytest.warns(RuntimeWarning, match="measured again by every run"):
@@ -349,4 +412,7 @@ def test_the_manifest_says_what_the_witness_measured(folder: Path) -> None:
     manifest = json.loads((folder / "outputs/sigma/manifest.json").read_text())
     (described,) = manifest["variants"]
     assert str(folder) not in json.dumps(manifest["variants"])
-    assert described["witness"]["measured"] and max(described["witness"]["off"].values()) < 1e-4
+    assert (
+        described["witness"]["measured"]
+        and max(described["witness"]["off"].values()) < 1e-4
+    )

@@ -72,7 +72,9 @@ def test_the_table_is_tidy_and_complete(reference: Path) -> None:
     found = table(reference)
     assert len(found) == CELLS * 3 * 3
     assert {row["num_probes"] for row in found} == {"20"}
-    assert {row["status"] for row in found if row["part"] == "H_f"} == {"structural_zero"}
+    assert {row["status"] for row in found if row["part"] == "H_f"} == {
+        "structural_zero"
+    }
     assert {row["sigma"] for row in found} == {"0.01", "10.0"}
 
 
@@ -82,7 +84,16 @@ def test_the_manifest_says_what_was_run_and_names_nobody(reference: Path) -> Non
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
     assert manifest["config"]["model"]["d_model"] == 4
     assert manifest["versions"]["torch"]
-    for key in ("hessfig", "git_commit", "python", "platform", "threads_per_worker", "start", "end", "device"):
+    for key in (
+        "hessfig",
+        "git_commit",
+        "python",
+        "platform",
+        "threads_per_worker",
+        "start",
+        "end",
+        "device",
+    ):
         assert key in manifest
     for private in (os.uname().nodename, str(reference), str(Path.home())):
         assert private not in text
@@ -95,10 +106,14 @@ def test_a_second_run_measures_nothing(copied: Path) -> None:
     assert (copied / "sigma/table.csv").read_bytes() == before
 
 
-def test_what_another_version_wrote_is_read_and_reused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_another_version_wrote_is_read_and_reused(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hessfig, "__version__", "0.1.0")
     run(copied)
-    assert json.loads((copied / "sigma/manifest.json").read_text())["hessfig"] == "0.1.0"
+    assert (
+        json.loads((copied / "sigma/manifest.json").read_text())["hessfig"] == "0.1.0"
+    )
     monkeypatch.undo()
     before = (copied / "sigma/table.csv").read_bytes()
     assert len(read_run(copied / "sigma").table) == CELLS * 3 * 3
@@ -107,10 +122,16 @@ def test_what_another_version_wrote_is_read_and_reused(copied: Path, monkeypatch
     assert (copied / "sigma/table.csv").read_bytes() == before
 
 
-def test_a_larger_run_measures_what_is_new_and_keeps_the_rest(copied: Path, reference: Path) -> None:
+def test_a_larger_run_measures_what_is_new_and_keeps_the_rest(
+    copied: Path, reference: Path
+) -> None:
     summary = run(copied, seeds=3, grid=GridConfig(points=3))
     assert (summary.measured, summary.reused) == (9 - CELLS, CELLS)
-    kept = [row for row in table(copied) if row["sigma"] != "0.316227766017" and row["seed"] != "1236"]
+    kept = [
+        row
+        for row in table(copied)
+        if row["sigma"] != "0.316227766017" and row["seed"] != "1236"
+    ]
     assert kept == table(reference)
 
 
@@ -143,7 +164,9 @@ def test_a_damaged_cell_never_reaches_the_table(copied: Path) -> None:
     """`status` and a plan that shares the cell only read: they count it as not measured."""
     path = cell_files(copied)[0]
     path.write_text(path.read_text()[:-20])
-    assert f"{CELLS - 1} done, 1 to do" in describe_plan(Sweep([("", toy_config(copied))]))
+    assert f"{CELLS - 1} done, 1 to do" in describe_plan(
+        Sweep([("", toy_config(copied))])
+    )
 
 
 def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) -> None:
@@ -153,13 +176,21 @@ def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) 
     assert table(copied) == table(reference)
 
 
-def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
-    summary = run_sweep(Sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)]))
+def test_a_failing_cell_is_reported_and_the_others_are_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    impossible = toy_config(
+        tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"]
+    )
+    summary = run_sweep(
+        Sweep([("sound", toy_config(tmp_path)), ("impossible", impossible)])
+    )
     assert (summary.measured, summary.failed) == (CELLS, CELLS)
     errors = capfd.readouterr().err
     assert errors.count("failed: impossible, n_layers=1, sigma=") == 1
-    assert f"failed: {CELLS - 1} more cells of sigma the same way: RuntimeError" in errors
+    assert (
+        f"failed: {CELLS - 1} more cells of sigma the same way: RuntimeError" in errors
+    )
     assert summary.missing == CELLS and not summary.is_complete
     assert {row["variant"] for row in table(tmp_path)} == {"sound"}
 
@@ -178,13 +209,18 @@ def slow_config(folder: Path) -> Config:
 
 
 @pytest.mark.long
-def test_a_killed_worker_fails_its_cell_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_worker_fails_its_cell_only(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     killer = threading.Thread(target=_kill_a_worker, args=(tmp_path,))
     killer.start()
     summary = run_sweep(Sweep([("", slow_config(tmp_path))]))
     killer.join()
     assert (summary.measured, summary.failed) == (2, 1)
-    assert "its worker process died (SIGKILL, perhaps out of memory)" in capfd.readouterr().err
+    assert (
+        "its worker process died (SIGKILL, perhaps out of memory)"
+        in capfd.readouterr().err
+    )
     assert len({row["sigma"] for row in table(tmp_path)}) == 2
     again = run_sweep(Sweep([("", slow_config(tmp_path))]))
     assert (again.measured, again.reused, again.failed) == (1, 2, 0)
@@ -213,10 +249,14 @@ def tiny_disk(tmp_path: Path) -> Path:
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
-        pytest.skip("this user may not mount a file system: the disk cannot be filled for real")
+        pytest.skip(
+            "this user may not mount a file system: the disk cannot be filled for real"
+        )
     yield folder
     subprocess.run(["umount", "-l", folder], check=False)
 
@@ -233,14 +273,18 @@ def test_a_full_disk_stops_the_run_and_keeps_what_fits(tiny_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])
-def test_a_file_in_the_way_is_found_before_anything_runs(tmp_path: Path, where: str) -> None:
+def test_a_file_in_the_way_is_found_before_anything_runs(
+    tmp_path: Path, where: str
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="a file is in the way"):
         run(tmp_path / where)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_found_before_anything_runs(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_found_before_anything_runs(
+    tmp_path: Path,
+) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="permission denied"):
         run(tmp_path)
@@ -256,7 +300,9 @@ def test_workers_are_never_more_than_cells() -> None:
 
 def test_the_preview_counts_and_estimates(copied: Path) -> None:
     lines = describe_plan(Sweep([("", toy_config(copied, seeds=3))])).splitlines()
-    assert any("6 (seeds x sigmas x variants): 4 done, 2 to do" in line for line in lines)
+    assert any(
+        "6 (seeds x sigmas x variants): 4 done, 2 to do" in line for line in lines
+    )
     assert any("from the cells done" in line for line in lines)
     fresh = describe_plan(Sweep([("", toy_config(copied / "fresh"))]))
     assert "time: not known before a cell is done" in fresh
@@ -289,13 +335,22 @@ def test_the_preview_says_what_the_smallest_and_the_largest_network_take(
         (["W_E"], "; W_E; "),
     ],
 )
-def test_the_preview_names_layers_as_they_are(tmp_path: Path, blocks: list[Any], said: str) -> None:
-    assert said in describe_plan(Sweep([("", toy_config(tmp_path, blocks=blocks))])).splitlines()[1]
+def test_the_preview_names_layers_as_they_are(
+    tmp_path: Path, blocks: list[Any], said: str
+) -> None:
+    assert (
+        said
+        in describe_plan(
+            Sweep([("", toy_config(tmp_path, blocks=blocks))])
+        ).splitlines()[1]
+    )
 
 
 def test_the_preview_counts_one_as_one(tmp_path: Path) -> None:
     config = toy_config(tmp_path, workers=1)
-    said = describe_plan(Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))]))
+    said = describe_plan(
+        Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))])
+    )
     assert "n_layers=3: sigma 0.5; " in said and said.count("with 1 worker\n") == 1
 
 
@@ -303,33 +358,53 @@ def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
     (tmp_path / "table.csv").touch()
     line = summarise(Summary(3, 2, 1, 12.3, 2**30, tmp_path / "table.csv"))
     counts = "3 cells measured, 2 reused, 1 failed"
-    assert line == f"{counts} in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"
+    assert (
+        line
+        == f"{counts} in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"
+    )
 
 
 def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path: Path) -> None:
-    impossible = toy_config(tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
+    impossible = toy_config(
+        tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"]
+    )
     summary = run_sweep(Sweep([("", impossible)]))
     assert (summary.failed, summary.missing) == (CELLS, CELLS)
-    assert not summary.table.exists() and "no table: no cell is finished" in summarise(summary)
+    assert not summary.table.exists() and "no table: no cell is finished" in summarise(
+        summary
+    )
 
 
 def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -> None:
     before = (copied / "sigma/table.csv").read_bytes()
-    impossible = toy_config(copied, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"])
+    impossible = toy_config(
+        copied, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"]
+    )
     summary = run_sweep(Sweep([("", impossible)]))
     assert (copied / "sigma/table.csv").read_bytes() == before
     assert any("is left as it was" in note for note in summary.notes)
 
 
 def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
-    publish({copied / "sigma" / name: "derived" for name in ("slopes.csv", "levels.csv", "trends.csv")}, "fit")
+    publish(
+        {
+            copied / "sigma" / name: "derived"
+            for name in ("slopes.csv", "levels.csv", "trends.csv")
+        },
+        "fit",
+    )
     (copied / "sigma/levels.csv").write_text("mine")
     assert run(copied).notes == []
     assert (copied / "sigma/slopes.csv").exists()
     note, kept = run(copied, seeds=3).notes
-    assert "made with other settings and is replaced" in note and "levels.csv is not as hessfig left it" in kept
+    assert (
+        "made with other settings and is replaced" in note
+        and "levels.csv is not as hessfig left it" in kept
+    )
     assert (copied / "sigma/levels.csv").read_text() == "mine"
-    assert not list((copied / "sigma").glob("slopes.csv")) and not list((copied / "sigma").glob("trends.csv"))
+    assert not list((copied / "sigma").glob("slopes.csv")) and not list(
+        (copied / "sigma").glob("trends.csv")
+    )
 
 
 def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:
@@ -342,7 +417,13 @@ def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:
 
 def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
     model = ModelConfig(d_model=4, d_mlp=6)
-    config = toy_config(tmp_path, model=model, quantities=["frobenius", "hessian"], blocks=["W_V"], seeds=1)
+    config = toy_config(
+        tmp_path,
+        model=model,
+        quantities=["frobenius", "hessian"],
+        blocks=["W_V"],
+        seeds=1,
+    )
     run_sweep(Sweep([("", config)]))
     listed = json.loads((tmp_path / "sigma/manifest.json").read_text())["arrays"]
     assert [(one["sigma"], one["seed"], one["quantity"]) for one in listed] == [
@@ -357,14 +438,20 @@ def test_status_says_why_cells_failed(tmp_path: Path) -> None:
     cells, folder = Sweep(variants).cells, tmp_path / "sigma/failures"
     folder.mkdir(parents=True)
     for number, cell in enumerate(cells[:3]):
-        (folder / f"{cell.key}.txt").write_text(f"ValueError: {number}.5 is\n  no number")
+        (folder / f"{cell.key}.txt").write_text(
+            f"ValueError: {number}.5 is\n  no number"
+        )
     (folder / f"{cells[3].key}.txt").write_bytes(b"its worker died\xff" + b"x" * 10**6)
     (folder / "of-another-plan.txt").write_text("nothing")
     said = describe_plan(Sweep(variants))
     assert "failed when last tried: 4 of these cells" in said
     assert f"  3 cells, such as {cells[0]}: ValueError: 0.5 is\n      no number" in said
-    assert f"  1 cells, such as {cells[3]}: its worker died" in said and len(said) < 3000
+    assert (
+        f"  1 cells, such as {cells[3]}: its worker died" in said and len(said) < 3000
+    )
     for number, cell in enumerate(cells):
         (folder / f"{cell.key}.txt").write_text(f"cause {'abcdefgh'[number] * 3}")
-    assert "failed" not in describe_plan(Sweep([("", toy_config(tmp_path, first_seed=50))]))
+    assert "failed" not in describe_plan(
+        Sweep([("", toy_config(tmp_path, first_seed=50))])
+    )
     assert len(reasons(Failures(folder), cells)) == len(cells)

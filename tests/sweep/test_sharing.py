@@ -45,9 +45,22 @@ def test_a_run_that_meets_another_goes_on_elsewhere(
     cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a meeting, cells come in the order of the plan, so that an early stop leaves whole curves."""
-    monkeypatch.setattr(pools.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda size: size // 2))
+    monkeypatch.setattr(
+        pools.random,
+        "SystemRandom",
+        lambda: SimpleNamespace(randrange=lambda size: size // 2),
+    )
     assert _order(cells, CellStore(tmp_path), "measured") == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert _order(cells, CellStore(tmp_path), "raced", "measured") == [0, 4, 5, 6, 7, 1, 2, 3]
+    assert _order(cells, CellStore(tmp_path), "raced", "measured") == [
+        0,
+        4,
+        5,
+        6,
+        7,
+        1,
+        2,
+        3,
+    ]
 
 
 def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:
@@ -69,8 +82,12 @@ def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:
     return given
 
 
-@pytest.mark.parametrize("error", [EOFError(), BlockingIOError(11, "Resource temporarily unavailable")])
-def test_processes_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [EOFError(), BlockingIOError(11, "Resource temporarily unavailable")]
+)
+def test_processes_that_cannot_be_had_are_named(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """A server of processes that is killed while it starts ends the pipe; a full process table refuses."""
     tried = []
 
@@ -86,7 +103,9 @@ def test_processes_that_cannot_be_had_are_named(monkeypatch: pytest.MonkeyPatch,
     assert "finished cells are kept" in caught.value.remedy
 
 
-def test_the_environment_of_a_server_is_not_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_of_a_server_is_not_the_callers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     import os
 
     seen = dict[str, str]()
@@ -96,5 +115,7 @@ def test_the_environment_of_a_server_is_not_the_callers(monkeypatch: pytest.Monk
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     before = dict(os.environ)
     pools.warm()
-    assert seen["PYTHONSAFEPATH"] == seen["OMP_NUM_THREADS"] == "1" and seen["PYTHONPATH"].endswith("mine")
+    assert seen["PYTHONSAFEPATH"] == seen["OMP_NUM_THREADS"] == "1" and seen[
+        "PYTHONPATH"
+    ].endswith("mine")
     assert dict(os.environ) == before

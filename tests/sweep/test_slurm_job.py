@@ -49,7 +49,10 @@ class Cluster:
             if text not in self.lost:
                 run_shard(Sweep(self.variants), Shard(*map(int, text.split("/"))))
         folder = self.array().folder
-        return [submitit.SlurmJob(folder, f"{len(self.jobs)}_{place}") for place in range(len(shares))]
+        return [
+            submitit.SlurmJob(folder, f"{len(self.jobs)}_{place}")
+            for place in range(len(shares))
+        ]
 
     def array(self) -> JobArray:
         return JobArray(Sweep(self.variants), compose([]))
@@ -77,7 +80,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return installed(Cluster(configured(tmp_path)), monkeypatch)
 
 
-def test_a_job_array_makes_the_table_of_a_local_run(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_job_array_makes_the_table_of_a_local_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     summary = cluster.run()
     assert (summary.measured, summary.failed, summary.is_complete) == (CELLS, 0, True)
     local = run_sweep(Sweep([("", toy_config(tmp_path / "local"))]))
@@ -86,22 +91,31 @@ def test_a_job_array_makes_the_table_of_a_local_run(cluster: Cluster, tmp_path: 
     assert (again.measured, again.reused, len(cluster.jobs)) == (0, CELLS, 1)
 
 
-def test_what_a_task_left_is_measured_by_the_next_command(cluster: Cluster, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_task_left_is_measured_by_the_next_command(
+    cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
     cluster.lost = {"2/2"}
     summary = cluster.run()
     assert (summary.measured, summary.failed, len(cluster.jobs)) == (2, 2, 1)
-    assert "every task has ended without it: run the same command again; logs: " in capfd.readouterr().err
+    assert (
+        "every task has ended without it: run the same command again; logs: "
+        in capfd.readouterr().err
+    )
     cluster.lost = set()
     again = cluster.run()
     assert (again.measured, again.reused, again.is_complete) == (2, 2, True)
-    assert cluster.jobs == [["1/2", "2/2"], ["2/2"]], "only the share with cells to measure"
+    assert cluster.jobs == [["1/2", "2/2"], ["2/2"]], (
+        "only the share with cells to measure"
+    )
 
 
 def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model = ModelConfig(kind=Kind.self_attention)
-    cluster = installed(Cluster(configured(tmp_path, model=model, blocks=["W_V"])), monkeypatch)
+    cluster = installed(
+        Cluster(configured(tmp_path, model=model, blocks=["W_V"])), monkeypatch
+    )
     capfd.readouterr()
     assert cluster.run().failed == CELLS
     words = capfd.readouterr().err
@@ -126,24 +140,42 @@ def test_a_job_at_work_is_waited_for_and_not_submitted_twice(
     assert f"slurm job {cluster.array().name} is at work" in capfd.readouterr().err
 
 
-def test_another_sweep_of_the_same_name_has_a_job_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_another_sweep_of_the_same_name_has_a_job_of_its_own(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     other = JobArray(Sweep([("", configured(tmp_path, seeds=3))]), compose([]))
-    assert other.name != cluster.array().name == Cluster(configured(tmp_path)).array().name
+    assert (
+        other.name != cluster.array().name == Cluster(configured(tmp_path)).array().name
+    )
 
 
-ANSWERS = {"at work": (0, "1_[0-1] main hessfig-sigma\n", True), "over": (0, "", False), "no answer": (1, "", True)}
+ANSWERS = {
+    "at work": (0, "1_[0-1] main hessfig-sigma\n", True),
+    "over": (0, "", False),
+    "no answer": (1, "", True),
+}
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_what_squeue_says(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_squeue_says(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, expected = ANSWERS[case]
-    monkeypatch.setattr(slurm.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, out, ""))
+    monkeypatch.setattr(
+        slurm.subprocess,
+        "run",
+        lambda *_, **__: subprocess.CompletedProcess([], code, out, ""),
+    )
     assert Cluster(configured(tmp_path)).array().is_alive() is expected
 
 
-def test_a_refusal_is_in_slurms_words(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_is_in_slurms_words(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: object) -> list[Any]:
-        raise submitit.core.utils.FailedJobError("sbatch: error: invalid partition specified: nosuch")
+        raise submitit.core.utils.FailedJobError(
+            "sbatch: error: invalid partition specified: nosuch"
+        )
 
     monkeypatch.setattr(cluster, "submitted", refuse)
     with pytest.raises(UserError, match="Slurm does not take the job") as caught:
@@ -160,21 +192,54 @@ def test_a_share_that_is_queued_again_is_the_same(tmp_path: Path) -> None:
 def sbatch(folder: Path, **settings: Any) -> list[str]:
     launcher = LauncherConfig(kind=Launcher.slurm, **settings)
     array = JobArray(Sweep([("", configured(folder, launcher=launcher))]), compose([]))
-    return _make_sbatch_string(command="command", folder=array.folder, map_count=4, **array.options()).splitlines()
+    return _make_sbatch_string(
+        command="command", folder=array.folder, map_count=4, **array.options()
+    ).splitlines()
 
 
-def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(tmp_path: Path) -> None:
-    chosen = {"time": "1:30:00", "memory": "16GB", "partition": "main", "account": "mine", "gpus": 2}
-    lines = sbatch(tmp_path, cpus_per_task=3, options=["--qos=a b", "--exclusive"], **chosen)
+def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(
+    tmp_path: Path,
+) -> None:
+    chosen = {
+        "time": "1:30:00",
+        "memory": "16GB",
+        "partition": "main",
+        "account": "mine",
+        "gpus": 2,
+    }
+    lines = sbatch(
+        tmp_path, cpus_per_task=3, options=["--qos=a b", "--exclusive"], **chosen
+    )
     expected = {
-        *("--array=0-3%4", "--cpus-per-task=3", "--time=90", "--mem=16G", "--partition=main", "--account=mine"),
-        *("--gpus-per-task=2", "--qos='a b'", "--exclusive", "--requeue", "--open-mode=append"),
+        *(
+            "--array=0-3%4",
+            "--cpus-per-task=3",
+            "--time=90",
+            "--mem=16G",
+            "--partition=main",
+            "--account=mine",
+        ),
+        *(
+            "--gpus-per-task=2",
+            "--qos='a b'",
+            "--exclusive",
+            "--requeue",
+            "--open-mode=append",
+        ),
     }
     assert expected <= {line.removeprefix("#SBATCH ") for line in lines}
-    assert [line for line in lines if line.startswith("srun ") and "--cpus-per-task=3" in line]
+    assert [
+        line
+        for line in lines
+        if line.startswith("srun ") and "--cpus-per-task=3" in line
+    ]
     plain = "\n".join(sbatch(tmp_path))
     assert "--time=240\n" in plain
-    assert not [name for name in ("--mem", "--partition", "--account", "--gpus") if name in plain]
+    assert not [
+        name
+        for name in ("--mem", "--partition", "--account", "--gpus")
+        if name in plain
+    ]
 
 
 def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path: Path) -> None:
@@ -191,11 +256,42 @@ def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        *(("90", 90), ("1", 1), ("9999999", 9_999_999), ("1:30:00", 90), ("01:30:00", 90), ("100:00:00", 6000)),
-        *(("0:00:01", 1), ("0:00:59", 1), ("0:01:00", 1), ("0:01:01", 2), ("0:30:00", 30)),
-        *(("2-00:00:00", 2880), ("1-02:03:04", 1564), ("0-00:00:01", 1), ("1-06:00:00", 1800)),
+        *(
+            ("90", 90),
+            ("1", 1),
+            ("9999999", 9_999_999),
+            ("1:30:00", 90),
+            ("01:30:00", 90),
+            ("100:00:00", 6000),
+        ),
+        *(
+            ("0:00:01", 1),
+            ("0:00:59", 1),
+            ("0:01:00", 1),
+            ("0:01:01", 2),
+            ("0:30:00", 30),
+        ),
+        *(
+            ("2-00:00:00", 2880),
+            ("1-02:03:04", 1564),
+            ("0-00:00:01", 1),
+            ("1-06:00:00", 1800),
+        ),
         # Forms of Slurm's that are refused here, and its word for no limit at all.
-        *((text, None) for text in ("1-06:00", "1-06", "30:00", "2:30", "0", "00", "0:00:00", "0-00:00:00", "1:60:00")),
+        *(
+            (text, None)
+            for text in (
+                "1-06:00",
+                "1-06",
+                "30:00",
+                "2:30",
+                "0",
+                "00",
+                "0:00:00",
+                "0-00:00:00",
+                "1:60:00",
+            )
+        ),
     ],
 )
 def test_minutes_are_those_of_slurm(text: str, expected: int | None) -> None:
@@ -208,19 +304,33 @@ def test_minutes_are_those_of_slurm(text: str, expected: int | None) -> None:
         assert minutes(text) == expected
 
 
-TOY = ["model=linear_mlp", "task.digits=1", "task.batch_size=2", "blocks=[W]", "seeds=1", "grid.points=2"]
+TOY = [
+    "model=linear_mlp",
+    "task.digits=1",
+    "task.batch_size=2",
+    "blocks=[W]",
+    "seeds=1",
+    "grid.points=2",
+]
 
 
-def test_without_submitit_nothing_is_written(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_submitit_nothing_is_written(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "hessfig.sweep.slurm")
     monkeypatch.setitem(sys.modules, "submitit", None)
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
-    assert "launcher=slurm needs submitit" in answer.err and "pip install '.[slurm]'" in answer.err
+    assert (
+        "launcher=slurm needs submitit" in answer.err
+        and "pip install '.[slurm]'" in answer.err
+    )
     assert not list(Path().rglob("*.json"))
 
 
-def test_without_slurm_the_message_says_so(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_slurm_the_message_says_so(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "")
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
@@ -231,7 +341,10 @@ def test_without_slurm_the_message_says_so(cli: Cli, monkeypatch: pytest.MonkeyP
 def test_dry_run_shows_the_options_and_writes_nothing(cli: Cli) -> None:
     answer = cli("run", *TOY, "launcher=slurm", "launcher.tasks=2", "dry_run=true")
     assert answer.code == 0
-    assert "slurm: 2 tasks, job_name=hessfig-sigma-" in answer.out and "time=240" in answer.out
+    assert (
+        "slurm: 2 tasks, job_name=hessfig-sigma-" in answer.out
+        and "time=240" in answer.out
+    )
     assert not list(Path().iterdir())
 
 
@@ -241,7 +354,9 @@ def test_a_share_says_what_it_did_and_how_to_collect(cli: Cli) -> None:
     answer = cli("run", *TOY, "workers=1", "shard=2/2")
     assert answer.code == 0
     assert "shard 2/2: 1 cells measured, 0 reused, 0 failed in " in answer.out
-    assert answer.out.endswith(f"collect, with all shards in one folder: hessfig run {shlex.join(TOY)}\n")
+    assert answer.out.endswith(
+        f"collect, with all shards in one folder: hessfig run {shlex.join(TOY)}\n"
+    )
     assert not Path("outputs/sigma/table.csv").exists()
     whole = cli("run", *TOY, "workers=1")
     assert "1 cells measured, 1 reused, 0 failed" in whole.out

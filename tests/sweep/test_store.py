@@ -98,7 +98,9 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert seen <= set(texts)
 
 
-def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(ValueError, match="half way"), replacing(path) as handle:
@@ -109,11 +111,15 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path: P
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_a_full_disk_is_said_to_be_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(*((os, "fsync", full) if call == "fsync" else (Path, "replace", full)))
+    monkeypatch.setattr(
+        *((os, "fsync", full) if call == "fsync" else (Path, "replace", full))
+    )
     with pytest.raises(UserError, match="the disk is full") as caught:
         CellStore(tmp_path).write(KEY, SCIENCE, ROWS)
     assert "finished cells are kept" in caught.value.remedy
@@ -128,7 +134,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_permission_denied_is_not_called_a_full_disk() -> None:
-    error = unwritable(Path("folder"), PermissionError(errno.EACCES, "Permission denied"))
+    error = unwritable(
+        Path("folder"), PermissionError(errno.EACCES, "Permission denied")
+    )
     assert error.what == "cannot write (Permission denied): folder"
 
 
@@ -148,7 +156,9 @@ def test_arrays_need_no_pickle_and_carry_their_label(with_arrays: CellStore) -> 
         assert arrays["hessian"].sum() == 2
         assert json.loads(str(arrays["label"])) == {"key": OTHER, **LABEL}
     assert with_arrays.finished(OTHER)
-    (_, ours), (_, none) = (with_arrays.finished(key) or ([], "") for key in (OTHER, KEY))
+    (_, ours), (_, none) = (
+        with_arrays.finished(key) or ([], "") for key in (OTHER, KEY)
+    )
     assert len(ours or "") == 64 and none is None
 
 

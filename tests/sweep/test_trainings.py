@@ -31,40 +31,58 @@ TIMES = ("seconds",)
 def table(folder: Path) -> list[dict[str, str]]:
     """Return the rows of the table without times."""
     found = rows(folder / "sigma/table.csv")
-    return [{key: value for key, value in row.items() if key not in TIMES} for row in found]
+    return [
+        {key: value for key, value in row.items() if key not in TIMES} for row in found
+    ]
 
 
 def variants(config: Config) -> list[tuple[str, Config]]:
     """Two variants that share their trainings: what they measure differs, not what is trained."""
     measured = replace(config.task, batch_size=3)
-    return [("task.batch_size=6", config), ("task.batch_size=3", replace(config, task=measured))]
+    return [
+        ("task.batch_size=6", config),
+        ("task.batch_size=3", replace(config, task=measured)),
+    ]
 
 
 def test_cells_share_their_trainings(tmp_path: Path) -> None:
-    config = training_config(tmp_path, step=[0, 3, 10], checkpoints=[1, 20], quantities=["frobenius", "loss"])
+    config = training_config(
+        tmp_path, step=[0, 3, 10], checkpoints=[1, 20], quantities=["frobenius", "loss"]
+    )
     cells = Sweep(variants(config)).cells
     found = needs(cells)
     assert len(cells) == 2 * 2 * 3 * 2
-    assert [(need.trajectory.seed, need.steps) for need in found] == [(1234, (0, 1, 3, 10)), (1235, (0, 1, 3, 10))]
+    assert [(need.trajectory.seed, need.steps) for need in found] == [
+        (1234, (0, 1, 3, 10)),
+        (1235, (0, 1, 3, 10)),
+    ]
 
 
 def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
     model = ModelConfig(n_layers=2, d_model=17)  # the lower layer's columns are probed
-    config = training_config(tmp_path, estimator=EstimatorConfig(Method.auto, rules=1), model=model)
+    config = training_config(
+        tmp_path, estimator=EstimatorConfig(Method.auto, rules=1), model=model
+    )
     assert Sweep([("", config)]).pilots == []
     assert Sweep([("", replace(config, state=StateConfig()))]).pilots
 
 
 @pytest.mark.long
-def test_a_sweep_trains_then_measures_along_steps(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = training_config(tmp_path / "one", step=[0, 3, 10], quantities=["frobenius", "loss"])
+def test_a_sweep_trains_then_measures_along_steps(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = training_config(
+        tmp_path / "one", step=[0, 3, 10], quantities=["frobenius", "loss"]
+    )
     summary = run_sweep(Sweep(variants(config)))
     assert (summary.measured, summary.failed) == (24, 0)
     found = table(tmp_path / "one")
     assert {row["step"] for row in found} == {"0", "3", "10"}
     assert len(list((tmp_path / "one/states").iterdir())) == 2
     assert "trained to step 10 (10 steps in " in capfd.readouterr().err
-    other = replace(config, output_dir=str(tmp_path / "two"), workers=2, force_workers=True)
+    other = replace(
+        config, output_dir=str(tmp_path / "two"), workers=2, force_workers=True
+    )
     run_sweep(Sweep(variants(other)))
     assert table(tmp_path / "two") == found
     again = run_sweep(Sweep(variants(config)))
@@ -72,18 +90,22 @@ def test_a_sweep_trains_then_measures_along_steps(tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.long
-def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_cells_beyond_a_divergence_fail_with_its_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     wild = {"optimiser": Optimiser.sgd, "learning_rate": 1e30, "warmup": 0, "seeds": 1}
-    summary = run_sweep(Sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))]))
+    summary = run_sweep(
+        Sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))])
+    )
     said = capfd.readouterr().err
     assert summary.failed >= 2 and summary.measured >= 1 and not summary.is_complete
     assert "diverged: the training has no state at step" in said
     assert "step=20, seed=1234: Diverged: the training has no state at step" in said
     manifest = json.loads(summary.table.with_name(MANIFEST).read_text())
     assert manifest["diverged_cells"] == manifest["missing_cells"] == summary.missing
-    assert [note.rpartition(": ")[2] for note in summary.notes if "not in the table" in note] == [
-        "their trainings diverged"
-    ]
+    assert [
+        note.rpartition(": ")[2] for note in summary.notes if "not in the table" in note
+    ] == ["their trainings diverged"]
     assert "0" in {row["step"] for row in table(tmp_path)}
 
 
@@ -101,8 +123,20 @@ def test_progress_is_said_in_words() -> None:
 
 
 RUN = [
-    *["run", "sweep=sigma", "state=trained", "state.step=[0,100,2500]", "estimator=hutchinson", "seeds=2"],
-    *["training.steps=2500", "training.evaluate_every=500", "model.d_model=8", "task.digits=2"],
+    *[
+        "run",
+        "sweep=sigma",
+        "state=trained",
+        "state.step=[0,100,2500]",
+        "estimator=hutchinson",
+        "seeds=2",
+    ],
+    *[
+        "training.steps=2500",
+        "training.evaluate_every=500",
+        "model.d_model=8",
+        "task.digits=2",
+    ],
 ]
 
 
@@ -113,11 +147,22 @@ def test_twenty_kills_and_another_number_of_workers(tmp_path: Path) -> None:
     disturbed.mkdir()
     assert hessfig(*RUN, "workers=1", folder=calm).returncode == 0
     for kill in range(20):
-        run = subprocess.Popen([COMMAND, *RUN, "workers=2", "force_workers=true"], cwd=disturbed)
+        run = subprocess.Popen(
+            [COMMAND, *RUN, "workers=2", "force_workers=true"], cwd=disturbed
+        )
         time.sleep(4.0 + 0.6 * kill)
         run.kill()
         run.wait()
-    assert hessfig(*RUN, "workers=2", "force_workers=true", folder=disturbed).returncode == 0
+    assert (
+        hessfig(*RUN, "workers=2", "force_workers=true", folder=disturbed).returncode
+        == 0
+    )
     assert table(disturbed / "outputs") == table(calm / "outputs")
-    kept = {path.relative_to(calm): path for path in (calm / "outputs/states").rglob("step_*")}
-    assert kept and all((disturbed / name).read_bytes() == path.read_bytes() for name, path in kept.items())
+    kept = {
+        path.relative_to(calm): path
+        for path in (calm / "outputs/states").rglob("step_*")
+    }
+    assert kept and all(
+        (disturbed / name).read_bytes() == path.read_bytes()
+        for name, path in kept.items()
+    )

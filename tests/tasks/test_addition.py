@@ -33,10 +33,16 @@ def test_five_digits_take_eighteen_tokens() -> None:
 def test_every_answer_is_the_sum(digits: int, seed: int) -> None:
     """Eight seeds hold enriched batches too, as the next test of frequency shows."""
     tokens = batch(200, digits, seed=seed)
-    x, y, answer = tokens[:, :digits], tokens[:, digits + 1 : 2 * digits + 1], tokens[:, 2 * digits + 2 :]
+    x, y, answer = (
+        tokens[:, :digits],
+        tokens[:, digits + 1 : 2 * digits + 1],
+        tokens[:, 2 * digits + 2 :],
+    )
     assert (tokens[:, digits] == 10).all()
     assert (tokens[:, 2 * digits + 1] == 11).all()
-    assert [a + b for a, b in zip(numbers(x), numbers(y), strict=True)] == numbers(answer)
+    assert [a + b for a, b in zip(numbers(x), numbers(y), strict=True)] == numbers(
+        answer
+    )
 
 
 def test_the_scored_positions_predict_the_answer_and_nothing_else() -> None:
@@ -77,7 +83,9 @@ def test_one_batch_in_five_is_enriched() -> None:
 
 
 def test_enrichment_plants_a_fifth_of_all_places() -> None:
-    enriched = [nines(batch(seed=seed)) for seed in range(60) if is_enriched(batch(seed=seed))]
+    enriched = [
+        nines(batch(seed=seed)) for seed in range(60) if is_enriched(batch(seed=seed))
+    ]
     chosen, others = 500, 2000
     expected = chosen + 0.1 * others
     error = math.sqrt(0.1 * 0.9 * others / len(enriched))

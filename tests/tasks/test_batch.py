@@ -29,7 +29,9 @@ def test_the_published_square_loss_compares_with_unshifted_tokens() -> None:
 
 
 def test_the_textbook_square_loss_predicts_the_next_token() -> None:
-    assert torch.equal(drawn(loss=Loss.mse).targets.argmax(-1), drawn().inputs[:, 12:18])
+    assert torch.equal(
+        drawn(loss=Loss.mse).targets.argmax(-1), drawn().inputs[:, 12:18]
+    )
 
 
 @pytest.mark.parametrize("loss", Loss)
@@ -38,7 +40,9 @@ def test_the_loss_does_not_change_the_tokens(loss: Loss) -> None:
 
 
 def test_gaussian_rows_are_fixed_by_the_seed_and_close_in_both_types() -> None:
-    double, single = (drawn(dtype, data=Data.gaussian, digits=2, loss=Loss.mse) for dtype in DType)
+    double, single = (
+        drawn(dtype, data=Data.gaussian, digits=2, loss=Loss.mse) for dtype in DType
+    )
     assert double.inputs.shape == double.targets.shape == (64, 9, 4)
     assert double.scored == slice(0, 9)
     assert torch.equal(double.inputs.float(), single.inputs)

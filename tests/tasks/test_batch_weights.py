@@ -17,7 +17,9 @@ from hessfig.errors import UserError
 QUANTITIES = ["frobenius", "loss", "gradient_norm"]
 torch.manual_seed(0)
 NET = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-SMOOTH = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 3)).double()  # by double backward
+SMOOTH = nn.Sequential(
+    nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 3)
+).double()  # by double backward
 X, CLASSES = torch.randn(7, 3).double(), torch.tensor([0, 2, 1, 1, 0, 2, 2])
 SOME = torch.tensor([0, -100, -100, 1, 0, -100, 2])
 NUMBERS = torch.randn(7, 3).double()
@@ -27,7 +29,9 @@ COST = torch.tensor([1.0, 5.0, 0.5])
 class Own(nn.Module):
     """A loss of a type that is not known."""
 
-    def __init__(self, value: Callable[[Tensor, Tensor], Tensor], reduction: str = "mean") -> None:
+    def __init__(
+        self, value: Callable[[Tensor, Tensor], Tensor], reduction: str = "mean"
+    ) -> None:
         super().__init__()
         self.value, self.reduction = value, reduction
 
@@ -55,7 +59,10 @@ LOSSES: dict[str, tuple[Any, Tensor]] = {
     "module": (nn.CrossEntropyLoss(), SOME),
     "another ignored": (nn.CrossEntropyLoss(ignore_index=2), CLASSES),
     "weighted": (nn.CrossEntropyLoss(weight=COST), CLASSES),
-    "weighted, ignored, smoothed": (nn.CrossEntropyLoss(weight=COST, label_smoothing=0.1), SOME),
+    "weighted, ignored, smoothed": (
+        nn.CrossEntropyLoss(weight=COST, label_smoothing=0.1),
+        SOME,
+    ),
     "probabilities": (nn.CrossEntropyLoss(weight=COST), NUMBERS.softmax(-1)),
     "summed": (nn.CrossEntropyLoss(weight=COST, reduction="sum"), SOME),
     "likelihood": (nn.NLLLoss(weight=COST), SOME),
@@ -69,18 +76,28 @@ LOSSES: dict[str, tuple[Any, Tensor]] = {
 
 def numbers(network: nn.Module, inputs: Any, targets: Any, loss: Any) -> list[float]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*plain double backward is used", RuntimeWarning)
+        warnings.filterwarnings(
+            "ignore", ".*plain double backward is used", RuntimeWarning
+        )
         problem = hessfig.Problem(network, inputs, targets, loss)
-        return hessfig.measure(problem, blocks="0.weight", quantities=QUANTITIES, estimator="dense")["value"].tolist()
+        return hessfig.measure(
+            problem, blocks="0.weight", quantities=QUANTITIES, estimator="dense"
+        )["value"].tolist()
 
 
-@pytest.mark.parametrize("network", [NET, SMOOTH], ids=["curvlinops", "double backward"])
+@pytest.mark.parametrize(
+    "network", [NET, SMOOTH], ids=["curvlinops", "double backward"]
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_batches_are_the_whole_of_them(name: str, network: nn.Module) -> None:
     loss, targets = LOSSES[name]
     pieces = [slice(0, 1), slice(1, 5), slice(5, 7)]
-    apart = numbers(network, [X[one] for one in pieces], [targets[one] for one in pieces], loss)
-    assert apart == pytest.approx(numbers(network, X, targets, loss), rel=1e-10, abs=1e-13)
+    apart = numbers(
+        network, [X[one] for one in pieces], [targets[one] for one in pieces], loss
+    )
+    assert apart == pytest.approx(
+        numbers(network, X, targets, loss), rel=1e-10, abs=1e-13
+    )
 
 
 def test_a_batch_of_which_nothing_counts_is_left_out() -> None:
@@ -91,17 +108,33 @@ def test_a_batch_of_which_nothing_counts_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("are_pairs", [False, True], ids=["lists", "pairs"])
-def test_the_remedy_for_several_batches_gives_the_mean_of_their_losses(are_pairs: bool) -> None:
+def test_the_remedy_for_several_batches_gives_the_mean_of_their_losses(
+    are_pairs: bool,
+) -> None:
     pieces = [slice(0, 2), slice(2, 7)]
-    given: dict[str, Any] = {"inputs": [X[one] for one in pieces], "targets": [CLASSES[one] for one in pieces]}
+    given: dict[str, Any] = {
+        "inputs": [X[one] for one in pieces],
+        "targets": [CLASSES[one] for one in pieces],
+    }
     if are_pairs:
         given = {"inputs": [*zip(*given.values(), strict=True)]}
     with pytest.raises(UserError) as caught:
         hessfig.Problem(NET, **given, loss=spread).operator("all")
-    call = caught.value.remedy.rpartition("; or ")[2].removesuffix(", with any function")
-    names = {"hessfig": hessfig, "network": NET, "loss": spread, "batches": given["inputs"], **given}
+    call = caught.value.remedy.rpartition("; or ")[2].removesuffix(
+        ", with any function"
+    )
+    names = {
+        "hessfig": hessfig,
+        "network": NET,
+        "loss": spread,
+        "batches": given["inputs"],
+        **given,
+    }
     found = eval(call.replace("[...]", "[2.0, 5.0]"), names).operator("all").dense()
-    one, other = (hessfig.Problem(NET, X[some], CLASSES[some], spread).operator("all").dense() for some in pieces)
+    one, other = (
+        hessfig.Problem(NET, X[some], CLASSES[some], spread).operator("all").dense()
+        for some in pieces
+    )
     torch.testing.assert_close(found, (2 * one + 5 * other) / 7, rtol=1e-10, atol=1e-13)
 
 
@@ -109,7 +142,9 @@ def test_sequences_of_different_lengths_weigh_their_targets() -> None:
     x, y = torch.randn(3, 5, 3).double(), torch.randint(0, 3, (3, 5))
     apart = numbers(NET, [x[:1], x[1:, :2]], [y[:1], y[1:, :2]], "cross_entropy")
     joined = [torch.cat([one[0], one[1, :2], one[2, :2]]) for one in (x, y)]
-    assert apart == pytest.approx(numbers(NET, *joined, "cross_entropy"), rel=1e-10, abs=1e-13)
+    assert apart == pytest.approx(
+        numbers(NET, *joined, "cross_entropy"), rel=1e-10, abs=1e-13
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,10 +156,14 @@ def test_sequences_of_different_lengths_weigh_their_targets() -> None:
     ],
     ids=["samples that meet", "a sum called mean", "a mean called sum"],
 )
-def test_losses_that_do_not_add_up_are_refused(loss: nn.Module, targets: Tensor) -> None:
+def test_losses_that_do_not_add_up_are_refused(
+    loss: nn.Module, targets: Tensor
+) -> None:
     with pytest.raises(UserError, match="do not add up") as caught:
         numbers(NET, [X[:3], X[3:]], [targets[:3], targets[3:]], loss)
-    assert caught.value.got and caught.value.allowed and "one batch" in caught.value.remedy
+    assert (
+        caught.value.got and caught.value.allowed and "one batch" in caught.value.remedy
+    )
 
 
 def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute() -> None:
@@ -133,7 +172,10 @@ def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute() -> None:
 
     with pytest.raises(UserError) as caught:
         numbers(NET, [X[:3], X[3:]], [CLASSES[:3], CLASSES[3:]], loss)
-    assert "set the attribute `reduction` of the loss to what it is, 'mean' or 'sum'" in caught.value.remedy
+    assert (
+        "set the attribute `reduction` of the loss to what it is, 'mean' or 'sum'"
+        in caught.value.remedy
+    )
     loss.reduction = "sum"  # type: ignore[attr-defined]
     apart = numbers(NET, [X[:3], X[3:]], [CLASSES[:3], CLASSES[3:]], loss)
     assert apart == pytest.approx(numbers(NET, X, CLASSES, loss), rel=1e-10, abs=1e-13)
@@ -142,10 +184,17 @@ def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute() -> None:
 def test_a_loss_whose_batches_cannot_be_joined_is_refused() -> None:
     x, y = torch.randn(3, 5, 3).double(), torch.randn(3, 5, 3).double()
     with pytest.raises(UserError, match=r"do not add up(.|\n)*cannot be joined"):
-        numbers(NET, [x[:1], x[1:, :2]], [y[:1], y[1:, :2]], Own(lambda f, y: (f - y).pow(4).mean()))
+        numbers(
+            NET,
+            [x[:1], x[1:, :2]],
+            [y[:1], y[1:, :2]],
+            Own(lambda f, y: (f - y).pow(4).mean()),
+        )
 
 
-@pytest.mark.parametrize("quantity", ["stationarity", "landscape_difference", "hessian_distance"])
+@pytest.mark.parametrize(
+    "quantity", ["stationarity", "landscape_difference", "hessian_distance"]
+)
 def test_single_samples_of_unequal_weight_are_refused(quantity: str) -> None:
     with pytest.raises(UserError, match="some targets are ignored"):
         hessfig.measure(hessfig.Problem(NET, X, SOME), quantities=quantity)

@@ -27,7 +27,12 @@ def digits_of(number: int) -> list[int]:
 
 
 def test_cascades_of_three_digit_sums_are_those_found_by_hand() -> None:
-    pairs = [*itertools.product(range(0, 1000, 7), range(0, 1000, 3)), (999, 1), (990, 19), (555, 445)]
+    pairs = [
+        *itertools.product(range(0, 1000, 7), range(0, 1000, 3)),
+        (999, 1),
+        (990, 19),
+        (555, 445),
+    ]
     x, y = (torch.tensor([digits_of(pair[side]) for pair in pairs]) for side in (0, 1))
     by_hand = [carries_in_a_row(*pair, 3) >= 3 for pair in pairs]
     assert has_cascade(x, y).tolist() == by_hand
@@ -47,4 +52,5 @@ def test_a_share_of_the_sums_gets_one_run_of_nines_and_the_others_stay() -> None
 def test_runs_have_every_length_and_place() -> None:
     zeros = torch.zeros(400, 3, dtype=torch.long)
     _, changed = with_cascades(zeros, zeros, 1.0, generator=stream(1, "test"))
-    assert len({tuple(row) for row in changed.tolist()}) == 6  # three runs of one, two of two, one of three
+    # Three runs of one, two of two, one of three.
+    assert len({tuple(row) for row in changed.tolist()}) == 6

@@ -24,31 +24,51 @@ from hessfig.tasks.digits import number_of_training, pictures, split
 
 def own(path: Path, *, images: object = None, labels: object = None) -> str:
     images = np.random.default_rng(0).random((10, 8, 8)) if images is None else images
-    np.savez(path / "own.npz", images=images, labels=np.arange(10) if labels is None else labels)
+    np.savez(
+        path / "own.npz",
+        images=images,
+        labels=np.arange(10) if labels is None else labels,
+    )
     return str(path / "own.npz")
 
 
 def test_the_bundled_pictures_are_split_once_and_for_all() -> None:
     training, test = split(None)
-    assert (len(training), len(test)) == (1437, 360) == (number_of_training(None), 1797 - 1437)
+    assert (
+        (len(training), len(test))
+        == (1437, 360)
+        == (number_of_training(None), 1797 - 1437)
+    )
     every = np.concatenate([training.images, test.images]).reshape(1797, -1)
-    assert np.array_equal(np.sort(every, axis=0), np.sort(pictures(None).images.reshape(1797, -1), axis=0))
+    assert np.array_equal(
+        np.sort(every, axis=0), np.sort(pictures(None).images.reshape(1797, -1), axis=0)
+    )
     assert (every.min(), every.max()) == (0.0, 1.0)
     assert set(training.labels) == set(test.labels) == set(range(10))
 
 
-def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     digits._bundled.cache_clear()
-    with pytest.raises(UserError, match=r"(?s)part of scikit-learn.*pip install '\.\[digits\]'"):
+    with pytest.raises(
+        UserError, match=r"(?s)part of scikit-learn.*pip install '\.\[digits\]'"
+    ):
         pictures(None)
 
 
 def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> None:
     def batch(**settings: object) -> torch.Tensor:
-        return draw_batch(TaskConfig(data=Data.digits, **settings), width=16, dtype=DType.float64).inputs  # type: ignore[arg-type]
+        return draw_batch(
+            TaskConfig(data=Data.digits, **settings), width=16, dtype=DType.float64
+        ).inputs  # type: ignore[arg-type]
 
-    small, large, other = batch(batch_size=4), batch(batch_size=9), batch(batch_size=4, seed=1)
+    small, large, other = (
+        batch(batch_size=4),
+        batch(batch_size=9),
+        batch(batch_size=4, seed=1),
+    )
     assert torch.equal(small, large[:4])
     assert not torch.equal(small, other)
     training = {image.tobytes() for image in split(None)[0].images}
@@ -58,7 +78,9 @@ def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> N
 def test_targets_fit_the_loss() -> None:
     task = {"data": Data.digits, "batch_size": 5}
     classes = draw_batch(TaskConfig(**task), width=16, dtype=DType.float32)  # type: ignore[arg-type]
-    squares = draw_batch(TaskConfig(loss=Loss.mse, **task), width=16, dtype=DType.float32)  # type: ignore[arg-type]
+    squares = draw_batch(
+        TaskConfig(loss=Loss.mse, **task), width=16, dtype=DType.float32
+    )  # type: ignore[arg-type]
     assert classes.inputs.dtype == torch.float32
     assert classes.targets.shape == (5, 1)
     assert torch.equal(squares.targets.argmax(-1), classes.targets)
@@ -75,14 +97,22 @@ BAD = {
     "too few labels": ({"labels": np.arange(9)}, "another size or number"),
     "missing values": ({"images": np.full((10, 8, 8), np.nan)}, "missing or infinite"),
     "words": ({"images": np.full((10, 8, 8), "x")}, "some pixels are not numbers"),
-    "more classes": ({"labels": np.arange(10) + 1}, r"more classes than the network has outputs \(10\)"),
+    "more classes": (
+        {"labels": np.arange(10) + 1},
+        r"more classes than the network has outputs \(10\)",
+    ),
     "negative classes": ({"labels": np.arange(10) - 1}, "labels are not classes"),
-    "labels that are fractions": ({"labels": np.arange(10) / 3}, "labels are not classes"),
+    "labels that are fractions": (
+        {"labels": np.arange(10) / 3},
+        "labels are not classes",
+    ),
 }
 
 
 @pytest.mark.parametrize(("held", "message"), BAD.values(), ids=BAD)
-def test_pictures_that_cannot_be_taken_are_refused(tmp_path: Path, held: dict[str, object], message: str) -> None:
+def test_pictures_that_cannot_be_taken_are_refused(
+    tmp_path: Path, held: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError, match=rf"task.path(.|\n)*{message}"):
         pictures(own(tmp_path, **held))
 
@@ -108,7 +138,9 @@ def header(text: str, *, magic: bytes = b"\x93NUMPY\x01\x00") -> bytes:
 
 
 def says(shape: object, *, descr: object = "<f8") -> bytes:
-    return header(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}\n")
+    return header(
+        f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}\n"
+    )
 
 
 CLAIMS = {
@@ -130,7 +162,9 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_what_a_file_claims_is_looked_at_before_memory_is_taken(tmp_path: Path, name: str) -> None:
+def test_what_a_file_claims_is_looked_at_before_memory_is_taken(
+    tmp_path: Path, name: str
+) -> None:
     """Alone, and blown up: zeros that a small file stands for."""
     for tail in (b"", bytes(10**7)):
         path = written(tmp_path, CLAIMS[name] + tail)
@@ -148,8 +182,12 @@ def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path: Path) -> None:
     for turn in range(400):
         damaged = bytearray(sound)
         for _ in range(1 + turn % 3):
-            damaged[dice.choice([dice.randrange(200), dice.randrange(len(sound))])] = dice.randrange(256)
-        Path(path).write_bytes(damaged[: dice.randrange(len(sound))] if turn % 8 == 0 else damaged)
+            damaged[dice.choice([dice.randrange(200), dice.randrange(len(sound))])] = (
+                dice.randrange(256)
+            )
+        Path(path).write_bytes(
+            damaged[: dice.randrange(len(sound))] if turn % 8 == 0 else damaged
+        )
         try:
             pictures(path)
         except UserError:

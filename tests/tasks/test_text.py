@@ -33,12 +33,16 @@ from tests.curvature.oracle import dense_oracle
 from tests.toys import toy_problem
 
 WORDS = "".join(f"line {k}: the quick brown fox;\n" for k in range(40))
-GPT2 = ModelConfig(d_model=4, d_mlp=5, n_heads=2, n_layers=2, norm=Norm.pre, mlp=MLP.gelu)
+GPT2 = ModelConfig(
+    d_model=4, d_mlp=5, n_heads=2, n_layers=2, norm=Norm.pre, mlp=MLP.gelu
+)
 
 
 @pytest.fixture
 def task(tmp_path: Path) -> TaskConfig:
-    return TaskConfig(data=Data.text, path=written(tmp_path, WORDS.encode()), length=6, batch_size=3)
+    return TaskConfig(
+        data=Data.text, path=written(tmp_path, WORDS.encode()), length=6, batch_size=3
+    )
 
 
 def written(folder: Path, content: bytes) -> str:
@@ -48,8 +52,16 @@ def written(folder: Path, content: bytes) -> str:
 
 def test_characters_have_ids_and_all_others_share_one() -> None:
     assert text.as_ids("\n ~é\t€").tolist() == [0, 1, 95, 96, 96, 96]
-    assert text.as_text(text.as_ids(CHARACTERS + "é").astype(np.int64)) == CHARACTERS + "\N{INVERTED QUESTION MARK}"
-    assert TaskConfig(data=Data.text).vocabulary == len(CHARACTERS) + 1 == text.OTHER + 1 == 97
+    assert (
+        text.as_text(text.as_ids(CHARACTERS + "é").astype(np.int64))
+        == CHARACTERS + "\N{INVERTED QUESTION MARK}"
+    )
+    assert (
+        TaskConfig(data=Data.text).vocabulary
+        == len(CHARACTERS) + 1
+        == text.OTHER + 1
+        == 97
+    )
 
 
 def test_the_standard_library_is_split_by_module() -> None:
@@ -68,7 +80,9 @@ def test_the_standard_library_is_split_by_module() -> None:
 
 def test_the_end_of_ones_own_text_is_held_out(task: TaskConfig) -> None:
     found = text.split(task)
-    joined = text.as_text(np.concatenate([found.training, found.held_out]).astype(np.int64))
+    joined = text.as_text(
+        np.concatenate([found.training, found.held_out]).astype(np.int64)
+    )
     assert joined == WORDS and len(found.held_out) == len(WORDS) // 10
     windows = text.held_out(task, 50)
     assert windows.shape == (50, 6)
@@ -76,11 +90,17 @@ def test_the_end_of_ones_own_text_is_held_out(task: TaskConfig) -> None:
     assert text.as_text(windows[-1]) == WORDS[-6:]
 
 
-def test_batches_are_windows_of_the_training_text_from_named_streams(task: TaskConfig) -> None:
+def test_batches_are_windows_of_the_training_text_from_named_streams(
+    task: TaskConfig,
+) -> None:
     def batch(**settings: object) -> torch.Tensor:
-        return draw_batch(replace(task, **settings), width=4, dtype=DType.float64).inputs  # type: ignore[arg-type]
+        return draw_batch(
+            replace(task, **settings), width=4, dtype=DType.float64
+        ).inputs  # type: ignore[arg-type]
 
-    assert torch.equal(batch(), batch(batch_size=9)[:3]) and not torch.equal(batch(), batch(seed=1))
+    assert torch.equal(batch(), batch(batch_size=9)[:3]) and not torch.equal(
+        batch(), batch(seed=1)
+    )
     training = WORDS[: len(text.split(task).training)]
     assert all(text.as_text(row.numpy()) in training for row in batch(batch_size=50))
     config = Config(task=task, model=GPT2, training=TrainingConfig(batch_size=5))
@@ -89,12 +109,25 @@ def test_batches_are_windows_of_the_training_text_from_named_streams(task: TaskC
 
 
 def test_every_position_is_scored_but_those_before_the_first(task: TaskConfig) -> None:
-    whole, later = (draw_batch(replace(task, first_scored=k), width=4, dtype=DType.float64) for k in (0, 2))
-    assert torch.equal(whole.targets, whole.inputs[:, 1:]) and whole.scored == slice(0, 5)
-    assert torch.equal(later.targets, whole.inputs[:, 3:]) and later.scored == slice(2, 5)
-    assert (task.num_tokens, task.num_scored, replace(task, first_scored=2).num_scored) == (6, 5, 3)
+    whole, later = (
+        draw_batch(replace(task, first_scored=k), width=4, dtype=DType.float64)
+        for k in (0, 2)
+    )
+    assert torch.equal(whole.targets, whole.inputs[:, 1:]) and whole.scored == slice(
+        0, 5
+    )
+    assert torch.equal(later.targets, whole.inputs[:, 3:]) and later.scored == slice(
+        2, 5
+    )
+    assert (
+        task.num_tokens,
+        task.num_scored,
+        replace(task, first_scored=2).num_scored,
+    ) == (6, 5, 3)
     squares = draw_batch(replace(task, loss=Loss.mse), width=4, dtype=DType.float64)
-    assert squares.targets.shape == (3, 5, 97) and torch.equal(squares.targets.argmax(-1), whole.targets)
+    assert squares.targets.shape == (3, 5, 97) and torch.equal(
+        squares.targets.argmax(-1), whole.targets
+    )
 
 
 @pytest.mark.long
@@ -104,10 +137,15 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(task: TaskConfig) 
     for layer in (1, 2):
         oracle = dense_oracle(problem, layer, weights)
         for col in ("W_E", "W_K", "W_in"):
-            for column in (tape.column(layer, col, weights), ColumnOperator(problem, layer, col, weights)):
+            for column in (
+                tape.column(layer, col, weights),
+                ColumnOperator(problem, layer, col, weights),
+            ):
                 for (row, part), block in dense_blocks(column).items():
                     truth = oracle[part][row, col]  # type: ignore[index]
-                    assert (block - truth).abs().max() <= 1e-10 * max(float(truth.abs().max()), 1e-8)
+                    assert (block - truth).abs().max() <= 1e-10 * max(
+                        float(truth.abs().max()), 1e-8
+                    )
 
 
 def rows_of(name: str, task: TaskConfig) -> list[dict[str, object]]:
@@ -125,14 +163,24 @@ def test_the_held_out_loss_is_that_of_plain_torch(task: TaskConfig) -> None:
     assert found["held_out_loss"] == pytest.approx(float(truth), rel=1e-10)
     shares = batch.inputs[:, 1:].flatten().bincount() / batch.targets.numel()
     entropy = -sum(float(share) * math.log(share) for share in shares if share)
-    assert found["uniform_loss"] == math.log(97) and found["unigram_loss"] == pytest.approx(entropy, rel=1e-6)
+    assert found["uniform_loss"] == math.log(97) and found[
+        "unigram_loss"
+    ] == pytest.approx(entropy, rel=1e-6)
     counts = torch.ones(97, 97, dtype=torch.float64)
     ids = torch.from_numpy(text.split(task).training.astype("int64"))
-    counts.index_put_((ids[:-1], ids[1:]), torch.ones(len(ids) - 1, dtype=torch.float64), accumulate=True)
-    pairs = -(counts / counts.sum(1, keepdim=True)).log()[batch.inputs[:, :-1], batch.inputs[:, 1:]]
+    counts.index_put_(
+        (ids[:-1], ids[1:]),
+        torch.ones(len(ids) - 1, dtype=torch.float64),
+        accumulate=True,
+    )
+    pairs = -(counts / counts.sum(1, keepdim=True)).log()[
+        batch.inputs[:, :-1], batch.inputs[:, 1:]
+    ]
     assert found["bigram_loss"] == pytest.approx(float(pairs.mean()), rel=1e-10)
     right = right_answers(problem.network, task, config.training.evaluation_size)
-    assert float(right.double().mean()) == float((logits.argmax(-1) == batch.inputs[:, 1:]).double().mean())
+    assert float(right.double().mean()) == float(
+        (logits.argmax(-1) == batch.inputs[:, 1:]).double().mean()
+    )
 
 
 def test_attention_mass_is_counted_by_head_and_by_key(task: TaskConfig) -> None:
@@ -144,17 +192,31 @@ def test_attention_mass_is_counted_by_head_and_by_key(task: TaskConfig) -> None:
     attention = layer.attn
     scores = attention.scores(hidden, slice(None))  # type: ignore[union-attr]
     pattern = attention.pattern(scores, slice(None), attention.causal_mask)  # type: ignore[union-attr]
-    found = {(row["quantity"], row["layer"], row["index"]): row["value"] for row in rows}
+    found = {
+        (row["quantity"], row["layer"], row["index"]): row["value"] for row in rows
+    }
     assert len(found) == 2 * (2 + 6)
     by_hand = sum(pattern[b, 1, i, 0] for b in range(3) for i in range(1, 6)) / 15
     assert found["sink_mass", 1, 2] == pytest.approx(float(by_hand))
-    by_key = sum((i + 1) * pattern[b, h, i, 3] for b in range(3) for h in range(2) for i in range(3, 6)) / 18
+    by_key = (
+        sum(
+            (i + 1) * pattern[b, h, i, 3]
+            for b in range(3)
+            for h in range(2)
+            for i in range(3, 6)
+        )
+        / 18
+    )
     assert found["key_mass", 1, 4] == pytest.approx(float(by_key))
 
 
 def test_another_text_is_another_key(task: TaskConfig, tmp_path: Path) -> None:
     config, standard = Config(task=task, model=GPT2), replace(task, path=None)
-    sources = [KIND.source(config), KIND.source(replace(config, task=standard)), KIND.source(Config())]
+    sources = [
+        KIND.source(config),
+        KIND.source(replace(config, task=standard)),
+        KIND.source(Config()),
+    ]
     assert sources[2] == "" and len(set(sources)) == 3
     (tmp_path / "own.txt").write_text(WORDS + ".")
     assert KIND.source(config) != sources[0]
@@ -162,12 +224,24 @@ def test_another_text_is_another_key(task: TaskConfig, tmp_path: Path) -> None:
 
 BAD = {
     "empty": (b"", {}, "shorter than a window"),
-    "a short text": (b"abc" * 15, {"length": 64}, r"shorter than a window(.|\n)*task.length=4"),
+    "a short text": (
+        b"abc" * 15,
+        {"length": 64},
+        r"shorter than a window(.|\n)*task.length=4",
+    ),
     "not utf-8": (b"caf\xe9 " * 100, {}, "cannot be read as text"),
-    "windows of one character": (WORDS.encode(), {"length": 1}, "no character of a window"),
+    "windows of one character": (
+        WORDS.encode(),
+        {"length": 1},
+        "no character of a window",
+    ),
     "no length": (WORDS.encode(), {"length": None}, "no character of a window"),
     "nothing scored": (WORDS.encode(), {"first_scored": 5}, "no character of a window"),
-    "another file than was planned": (WORDS.encode(), {"sha256": "0" * 64}, "not the one that was planned"),
+    "another file than was planned": (
+        WORDS.encode(),
+        {"sha256": "0" * 64},
+        "not the one that was planned",
+    ),
 }
 
 
@@ -185,7 +259,9 @@ def test_a_text_that_is_not_there_and_a_library_without_sources_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="there is no such file"):
-        text.split(TaskConfig(data=Data.text, path=str(tmp_path / "none.txt"), length=6))
+        text.split(
+            TaskConfig(data=Data.text, path=str(tmp_path / "none.txt"), length=6)
+        )
     with pytest.raises(UserError, match="there is no such file"):
         text.split(TaskConfig(data=Data.text, path=str(tmp_path), length=6))
     monkeypatch.setattr("os.__file__", str(tmp_path / "os.py"))

@@ -23,7 +23,9 @@ def words() -> Encode:
 
 def read(path: Path | None, context: int = 8, **settings: Any) -> Ids:
     name = None if path is None else str(path)
-    task = TaskConfig(**{"data": Data.tokens, "path": name, "batch_size": 2, **settings})
+    task = TaskConfig(
+        **{"data": Data.tokens, "path": name, "batch_size": 2, **settings}
+    )
     return sequences(task, vocabulary=10, context=context, encode=words)
 
 
@@ -37,14 +39,18 @@ def test_rows_are_taken_from_the_first_and_cut(tmp_path: Path) -> None:
 
 def test_a_long_row_is_cut_into_pieces(tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.arange(9))
-    np.testing.assert_array_equal(read(tmp_path / "ids.npy", length=4), [[0, 1, 2, 3], [4, 5, 6, 7]])
+    np.testing.assert_array_equal(
+        read(tmp_path / "ids.npy", length=4), [[0, 1, 2, 3], [4, 5, 6, 7]]
+    )
     with pytest.raises(UserError, match=r"task\.length is missing"):
         read(tmp_path / "ids.npy")
 
 
 def test_a_text_goes_through_the_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a bb ccc dd e ff")
-    np.testing.assert_array_equal(read(tmp_path / "text.txt", length=3), [[1, 2, 3], [2, 1, 2]])
+    np.testing.assert_array_equal(
+        read(tmp_path / "text.txt", length=3), [[1, 2, 3], [2, 1, 2]]
+    )
 
 
 def test_random_ids_follow_the_seed() -> None:
@@ -61,16 +67,34 @@ def test_random_ids_follow_the_seed() -> None:
         (np.zeros((2, 2, 2), dtype=int), {}, "holds no ids"),
         (np.full((2, 4), -1), {}, "vocabulary[\\s\\S]*-1"),
         (np.full((2, 4), 10), {}, "vocabulary[\\s\\S]*0 to 9"),
-        (np.zeros((2, 9), dtype=int), {}, "longer than the network's context[\\s\\S]*at most 8"),
-        (np.zeros((1, 4), dtype=int), {"length": 4}, "too little[\\s\\S]*remedy:  task.batch_size=1$"),
-        (np.zeros(5, dtype=int), {"length": 4}, "too little[\\s\\S]*remedy:  task.batch_size=1$"),
-        (np.zeros(5, dtype=int), {"length": 6}, "too little[\\s\\S]*task.batch_size=1 task.length=5$"),
+        (
+            np.zeros((2, 9), dtype=int),
+            {},
+            "longer than the network's context[\\s\\S]*at most 8",
+        ),
+        (
+            np.zeros((1, 4), dtype=int),
+            {"length": 4},
+            "too little[\\s\\S]*remedy:  task.batch_size=1$",
+        ),
+        (
+            np.zeros(5, dtype=int),
+            {"length": 4},
+            "too little[\\s\\S]*remedy:  task.batch_size=1$",
+        ),
+        (
+            np.zeros(5, dtype=int),
+            {"length": 6},
+            "too little[\\s\\S]*task.batch_size=1 task.length=5$",
+        ),
         (np.zeros((2, 4), dtype=int), {"length": 1}, "no token is left"),
         (np.zeros((2, 4), dtype=int), {"first_scored": 3}, "no token is left"),
         (np.array([["a", "b"]], dtype=object), {}, "holds no ids"),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, ids: Any, settings: dict[str, Any], message: str) -> None:
+def test_files_that_cannot_be_used(
+    tmp_path: Path, ids: Any, settings: dict[str, Any], message: str
+) -> None:
     np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(UserError, match=message):
         read(tmp_path / "ids.npy", **settings)
@@ -110,9 +134,20 @@ def test_random_ids_are_counted_before_they_are_drawn() -> None:
         read(None, batch_size=10**13)
 
 
-def npy(start: bytes = b"\x93NUMPY\x01\x00", data: bytes = bytes(128), text: bytes = b"", **changes: Any) -> bytes:
+def npy(
+    start: bytes = b"\x93NUMPY\x01\x00",
+    data: bytes = bytes(128),
+    text: bytes = b"",
+    **changes: Any,
+) -> bytes:
     """Return a .npy file of (4, 4) zeros whose header says something else."""
-    said = text or repr({"descr": "<i8", "fortran_order": False, "shape": (4, 4), **changes}).encode() + b"\n"
+    said = (
+        text
+        or repr(
+            {"descr": "<i8", "fortran_order": False, "shape": (4, 4), **changes}
+        ).encode()
+        + b"\n"
+    )
     return start + len(said).to_bytes(2, "little") + said + data
 
 
@@ -127,12 +162,53 @@ def archive() -> bytes:
     [
         archive(),
         *(npy()[:cut] for cut in (0, 4, 9, 40, -1)),
-        *(npy(shape=shape) for shape in ((10**30, 4), (4, 10**30), (10**30,), (2**33, 4), (2**62, 4))),
-        *(npy(shape=shape) for shape in ((-4, 4), (-4, -4), (True, 4), (4.0, 4), [4, 4], (), (2, 2, 2), (0, 4))),
-        *(npy(descr=descr) for descr in ("|O", "<M8[s]", "<m8[s]", "|b1", "|V8", "<U2", "<f8", "<c16", "nope")),
-        *(npy(descr=descr) for descr in ([("a", "<i8")], ("<i8", (2,)), "<i99999999999", None, 3)),
-        *(npy(extra=1), npy(fortran_order=3), npy(text=b"{1}\n"), npy(text=b"{"), npy(text=b"(" * 9000)),
-        *(npy(text=b"\xff\xfe\x00"), npy(text=b"__import__('os').getpid()\n"), npy(text=b"[" * 60000)),
+        *(
+            npy(shape=shape)
+            for shape in ((10**30, 4), (4, 10**30), (10**30,), (2**33, 4), (2**62, 4))
+        ),
+        *(
+            npy(shape=shape)
+            for shape in (
+                (-4, 4),
+                (-4, -4),
+                (True, 4),
+                (4.0, 4),
+                [4, 4],
+                (),
+                (2, 2, 2),
+                (0, 4),
+            )
+        ),
+        *(
+            npy(descr=descr)
+            for descr in (
+                "|O",
+                "<M8[s]",
+                "<m8[s]",
+                "|b1",
+                "|V8",
+                "<U2",
+                "<f8",
+                "<c16",
+                "nope",
+            )
+        ),
+        *(
+            npy(descr=descr)
+            for descr in ([("a", "<i8")], ("<i8", (2,)), "<i99999999999", None, 3)
+        ),
+        *(
+            npy(extra=1),
+            npy(fortran_order=3),
+            npy(text=b"{1}\n"),
+            npy(text=b"{"),
+            npy(text=b"(" * 9000),
+        ),
+        *(
+            npy(text=b"\xff\xfe\x00"),
+            npy(text=b"__import__('os').getpid()\n"),
+            npy(text=b"[" * 60000),
+        ),
         *(npy(b"\x93NUMPY" + bytes(version)) for version in ((3, 0), (9, 0), (0, 0))),
         b"\x93NUMPY\x02\x00\xff\xff\xff\xff{",
     ],
@@ -164,7 +240,9 @@ def test_a_text_is_that_of_its_hash(tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_bytes(b"a bb\r\nccc dd\re ff")
     planned = hashlib.sha256(path.read_bytes()).hexdigest()
-    np.testing.assert_array_equal(read(path, length=3, sha256=planned), [[1, 2, 3], [2, 1, 2]])
+    np.testing.assert_array_equal(
+        read(path, length=3, sha256=planned), [[1, 2, 3], [2, 1, 2]]
+    )
     path.write_bytes(b"a bb ccc dd e f")
     with pytest.raises(UserError, match="is not the one that was planned"):
         read(path, length=3, sha256=planned)

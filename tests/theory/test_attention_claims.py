@@ -9,14 +9,20 @@ from hessfig.errors import UserError
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
 from hessfig.theory import attention_formulas, autodiff
-from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, attention_hessian
+from hessfig.theory.attention_formulas import (
+    MATRICES,
+    AttentionPoint,
+    attention_hessian,
+)
 from hessfig.theory.autodiff import dense_hessian, hessian_blocks, square_loss
 from hessfig.theory.statement import Dims, attention_point
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def oracle(point: AttentionPoint, part: Part) -> dict[tuple[Matrix, Matrix], torch.Tensor]:
+def oracle(
+    point: AttentionPoint, part: Part
+) -> dict[tuple[Matrix, Matrix], torch.Tensor]:
     return hessian_blocks(
         lambda weights: autodiff.attention(point.X, weights, point.temperature),
         square_loss(point.Y),
@@ -26,14 +32,28 @@ def oracle(point: AttentionPoint, part: Part) -> dict[tuple[Matrix, Matrix], tor
 
 
 @settings(derandomize=True, deadline=None, max_examples=5)
-@given(st.integers(2, 6), st.integers(1, 5), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]))
-def test_contracted_hessian_equals_autodiff(L: int, d_V: int, d_K: int, temperature: float) -> None:
+@given(
+    st.integers(2, 6),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from([0.5, 1.0, 3.0]),
+)
+def test_contracted_hessian_equals_autodiff(
+    L: int, d_V: int, d_K: int, temperature: float
+) -> None:
     drawn = attention_point(Dims(L, d_V, d_K), stream(0, "attention", L, d_V, d_K))
     point = AttentionPoint(drawn.X, drawn.Y, drawn.weights, temperature)
     for part in PARTS:
         for (row, col), truth in oracle(point, part).items():
             block = Block(1, row, col)
-            found = attention_hessian(point.X, point.Y, point.weights, part=part, block=block, temperature=temperature)
+            found = attention_hessian(
+                point.X,
+                point.Y,
+                point.weights,
+                part=part,
+                block=block,
+                temperature=temperature,
+            )
             torch.testing.assert_close(found, truth, **TIGHT)
 
 
@@ -42,8 +62,14 @@ def test_contracted_hessian_equals_autodiff(L: int, d_V: int, d_K: int, temperat
 def test_literal_theorems_equal_autodiff(L: int, d_V: int, d_K: int) -> None:
     point = attention_point(Dims(L, d_V, d_K), stream(0, "literal", L, d_V, d_K))
     printed = {
-        Part.H_o: {**attention_formulas.theorem_31(point), **attention_formulas.theorem_31_keys(point)},
-        Part.H_f: {**attention_formulas.theorem_32(point), **attention_formulas.theorem_32_keys(point)},
+        Part.H_o: {
+            **attention_formulas.theorem_31(point),
+            **attention_formulas.theorem_31_keys(point),
+        },
+        Part.H_f: {
+            **attention_formulas.theorem_32(point),
+            **attention_formulas.theorem_32_keys(point),
+        },
     }
     for part, blocks in printed.items():
         truth = oracle(point, part)
@@ -57,7 +83,10 @@ def test_gauss_newton_parts_add_up() -> None:
     def network(weights: dict[Matrix, torch.Tensor]) -> torch.Tensor:
         return autodiff.attention(point.X, weights)
 
-    parts = [dense_hessian(network, square_loss(point.Y), point.weights, part) for part in PARTS]
+    parts = [
+        dense_hessian(network, square_loss(point.Y), point.weights, part)
+        for part in PARTS
+    ]
     outer, functional, full = parts
     torch.testing.assert_close(outer + functional, full, **TIGHT)
     assert torch.linalg.eigvalsh(outer).min() > -1e-12
@@ -73,7 +102,11 @@ def test_blocks_are_transposes_of_each_other() -> None:
     point = attention_point(Dims(), stream(0, "symmetry"))
     for row in MATRICES:
         for col in MATRICES:
-            torch.testing.assert_close(point.hessian(Part.H, row, col), point.hessian(Part.H, col, row).T, **TIGHT)
+            torch.testing.assert_close(
+                point.hessian(Part.H, row, col),
+                point.hessian(Part.H, col, row).T,
+                **TIGHT,
+            )
 
 
 def test_large_sizes_stay_cheap() -> None:
@@ -86,12 +119,22 @@ def test_large_sizes_stay_cheap() -> None:
 def test_other_weights_are_refused() -> None:
     point = attention_point(Dims(), stream(0, "bad"))
     with pytest.raises(UserError, match="no such block"):
-        attention_hessian(point.X, point.Y, point.weights, part=Part.H, block=Block(1, Matrix.W_in, Matrix.W_in))
+        attention_hessian(
+            point.X,
+            point.Y,
+            point.weights,
+            part=Part.H,
+            block=Block(1, Matrix.W_in, Matrix.W_in),
+        )
 
 
 def test_float32_is_refused() -> None:
     point = attention_point(Dims(), stream(0, "bad"))
     with pytest.raises(UserError, match="float64 is needed"):
         attention_hessian(
-            point.X.float(), point.Y.float(), point.weights, part=Part.H, block=Block(1, Matrix.W_V, Matrix.W_V)
+            point.X.float(),
+            point.Y.float(),
+            point.weights,
+            part=Part.H,
+            block=Block(1, Matrix.W_V, Matrix.W_V),
         )

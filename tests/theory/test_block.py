@@ -6,7 +6,12 @@ import torch
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Matrix, Part
 from hessfig.theory import autodiff, sublayer_formulas
-from hessfig.theory.autodiff import hessian_blocks, jacobian, square_loss, weight_jacobian
+from hessfig.theory.autodiff import (
+    hessian_blocks,
+    jacobian,
+    square_loss,
+    weight_jacobian,
+)
 from hessfig.theory.network_claims import NETWORKS, draw_block
 from hessfig.theory.statement import Dims
 from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Activation, Placement
@@ -26,34 +31,58 @@ def test_activations_have_the_derivatives_they_say() -> None:
 
 def test_layer_norm_contraction_is_the_full_second_derivative() -> None:
     problem = draw_block(DIMS, stream(0, "norm"))
-    full = torch.einsum("ia,iabg->ibg", problem.target, sublayer_formulas.second_derivative(problem.X))
-    contracted = sublayer_formulas.contracted_second_derivative(problem.X, problem.target)
+    full = torch.einsum(
+        "ia,iabg->ibg", problem.target, sublayer_formulas.second_derivative(problem.X)
+    )
+    contracted = sublayer_formulas.contracted_second_derivative(
+        problem.X, problem.target
+    )
     torch.testing.assert_close(torch.block_diag(*full), contracted, **TIGHT)
 
 
 def test_freezing_the_scale_is_far_off() -> None:
     X = draw_block(DIMS, stream(0, "norm")).X
     true = jacobian(autodiff.layer_norm, X)
-    assert (sublayer_formulas.jacobian_with_frozen_scale(X) - true).abs().max() > 0.2 * true.abs().max()
+    assert (
+        sublayer_formulas.jacobian_with_frozen_scale(X) - true
+    ).abs().max() > 0.2 * true.abs().max()
 
 
 @pytest.mark.parametrize("placement", Placement)
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
-def test_block_derivatives_and_hessian(placement: Placement, activation: Activation) -> None:
+def test_block_derivatives_and_hessian(
+    placement: Placement, activation: Activation
+) -> None:
     problem = draw_block(DIMS, stream(0, "block", placement, activation.name))
-    point, network = problem.point(placement, activation), problem.network(placement, activation)
+    point, network = (
+        problem.point(placement, activation),
+        problem.network(placement, activation),
+    )
     for matrix in problem.weights:
-        torch.testing.assert_close(point.jacobian(matrix), weight_jacobian(network, problem.weights, matrix), **TIGHT)
+        torch.testing.assert_close(
+            point.jacobian(matrix),
+            weight_jacobian(network, problem.weights, matrix),
+            **TIGHT,
+        )
     for part in PARTS:
-        truth = hessian_blocks(network, square_loss(problem.target), problem.weights, part)
+        truth = hessian_blocks(
+            network, square_loss(problem.target), problem.weights, part
+        )
         for pair, block in point.feed_forward_hessian(part).items():
             torch.testing.assert_close(block, truth[pair], **TIGHT)
 
 
 @pytest.mark.parametrize("placement", Placement)
-def test_relu_leaves_no_functional_hessian_before_but_not_after_the_norm(placement: Placement) -> None:
+def test_relu_leaves_no_functional_hessian_before_but_not_after_the_norm(
+    placement: Placement,
+) -> None:
     problem = draw_block(DIMS, stream(0, "relu"))
-    blocks = hessian_blocks(problem.network(placement, RELU), square_loss(problem.target), problem.weights, Part.H_f)
+    blocks = hessian_blocks(
+        problem.network(placement, RELU),
+        square_loss(problem.target),
+        problem.weights,
+        Part.H_f,
+    )
     assert bool(blocks[IN, IN].any()) == (placement == Placement.post)
     assert blocks[IN, OUT].any()
 

@@ -32,9 +32,14 @@ def test_all_block_pairs_grow_as_predicted(L: int, d_V: int, d_K: int) -> None:
 def test_single_matrix_grows_as_predicted() -> None:
     generator = stream(0, "single")
     point = attention_point(Dims(), generator)
-    weights = {Matrix.W_QK: normal(5, 5, generator=generator), Matrix.W_V: point.weights[Matrix.W_V]}
+    weights = {
+        Matrix.W_QK: normal(5, 5, generator=generator),
+        Matrix.W_V: point.weights[Matrix.W_V],
+    }
     net = ScaledNetwork(point.X, point.Y, weights, autodiff.single_matrix_attention)
-    architecture = Architecture(kind=Kind.self_attention, query_key=QueryKey.single, square_loss=True)
+    architecture = Architecture(
+        kind=Kind.self_attention, query_key=QueryKey.single, square_loss=True
+    )
     for part in PARTS:
         for (row, col), exponent in net.exponents(part, TINY).items():
             rate = growth_rate(Block(1, row, col), part, architecture)
@@ -43,7 +48,9 @@ def test_single_matrix_grows_as_predicted() -> None:
 
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
 def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
-    architecture = Architecture(kind=Kind.self_attention, attention=attention, square_loss=True)
+    architecture = Architecture(
+        kind=Kind.self_attention, attention=attention, square_loss=True
+    )
     net = attention_nets(Dims(), stream(0, "zeros"))[attention]
     for (row, col), norm in net.norms(Part.H_f, 1.0).items():
         rate = growth_rate(Block(1, row, col), Part.H_f, architecture)
@@ -61,9 +68,12 @@ def test_a_wrong_exponent_is_caught() -> None:
     assert max(float((value - found[key]).abs()) for key, value in wrong.items()) > 0.9
 
 
-def test_a_rule_that_forgets_what_a_component_does_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rule_that_forgets_what_a_component_does_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     statement = CATALOGUE["components-mixing"]
-    monkeypatch.setattr(network_series, "SIGMOID", Function("sigmoid", (0, 1, 2, 3)))  # as if it were not odd
+    # As if it were not odd.
+    monkeypatch.setattr(network_series, "SIGMOID", Function("sigmoid", (0, 1, 2, 3)))
     growth_rate.cache_clear()
     try:
         assert not check(statement, [Dims()], 1).correction_holds

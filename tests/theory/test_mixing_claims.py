@@ -14,9 +14,25 @@ from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import growth_rate
 from hessfig.predictions.network_series import mixing
 from hessfig.rng import stream
-from hessfig.terms import Attention, AttentionBias, Block, Kind, Matrix, Part, QueryKey, Scores
+from hessfig.terms import (
+    Attention,
+    AttentionBias,
+    Block,
+    Kind,
+    Matrix,
+    Part,
+    QueryKey,
+    Scores,
+)
 from hessfig.theory import mixing_claims
-from hessfig.theory.mixing_claims import CASES, STATEMENTS, Exponents, MixingCase, Surroundings, mixing_exponents
+from hessfig.theory.mixing_claims import (
+    CASES,
+    STATEMENTS,
+    Exponents,
+    MixingCase,
+    Surroundings,
+    mixing_exponents,
+)
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 
@@ -32,18 +48,33 @@ PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
         (BARE, PLAIN),
         (replace(BARE, attention=Attention.linear), Surroundings()),
         (replace(BARE, attention=Attention.sigmoid), Surroundings()),
-        (replace(BARE, attention=Attention.sigmoid, attention_bias=AttentionBias.log_length), Surroundings()),
+        (
+            replace(
+                BARE,
+                attention=Attention.sigmoid,
+                attention_bias=AttentionBias.log_length,
+            ),
+            Surroundings(),
+        ),
         (replace(BARE, attention=Attention.sparsemax), Surroundings()),
-        (replace(BARE, attention=Attention.differential, differential_lambda=1.0), Surroundings()),
+        (
+            replace(BARE, attention=Attention.differential, differential_lambda=1.0),
+            Surroundings(),
+        ),
         (replace(BARE, centring=0.9), Surroundings()),
         (replace(BARE, centring=1.0), Surroundings()),
         (replace(BARE, query_key=QueryKey.single), Surroundings()),
         (replace(BARE, scores=Scores.cosine), COSINE),
         (replace(BARE, zero_targets=True), Surroundings(gradient=1.0)),
-        (replace(BARE, zero_targets=True, attention=Attention.linear), Surroundings(gradient=3.0)),
+        (
+            replace(BARE, zero_targets=True, attention=Attention.linear),
+            Surroundings(gradient=3.0),
+        ),
     ],
 )
-def test_the_theorem_and_the_rule_that_counts_agree(architecture: Architecture, around: Surroundings) -> None:
+def test_the_theorem_and_the_rule_that_counts_agree(
+    architecture: Architecture, around: Surroundings
+) -> None:
     degrees = mixing(architecture).degrees or ()
     single = architecture.query_key == QueryKey.single
     found = mixing_exponents(degrees, around, single=single)
@@ -55,31 +86,45 @@ def test_the_theorem_and_the_rule_that_counts_agree(architecture: Architecture, 
                 assert found.get((part, row, col)) == counted, (part, row, col)
 
 
-def _twice_from_one(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _twice_from_one(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents(degrees, replace(around, bend=True), **more)
 
 
-def _values_meet_scores(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _values_meet_scores(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents([n for n in degrees if n > 0], around, **more)
 
 
-def _every_degree(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _every_degree(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents((0, 1, 2, 3), around, **more)
 
 
-def _no_bend_after(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _no_bend_after(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents(degrees, replace(around, second=math.inf), **more)
 
 
-def _no_norm_after(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _no_norm_after(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents(degrees, replace(around, first=0.0), **more)
 
 
-def _scores_not_normalised(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _scores_not_normalised(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents(degrees, replace(around, scores=2.0), **more)
 
 
-def _gradient_of_order_one(degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any) -> Exponents:
+def _gradient_of_order_one(
+    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
+) -> Exponents:
     return mixing_exponents(degrees, replace(around, gradient=0.0), **more)
 
 
@@ -93,10 +138,14 @@ def exponents() -> tuple[object, dict[str, torch.Tensor]]:
 def _largest_error(drawn: object, found: dict[str, torch.Tensor]) -> float:
     predicted = STATEMENTS["mixing-exponents"].printed
     assert predicted is not None
-    return max(float((value - found[name]).abs()) for name, value in predicted(drawn).items())
+    return max(
+        float((value - found[name]).abs()) for name, value in predicted(drawn).items()
+    )
 
 
-def test_every_block_is_named_by_the_theorem(exponents: tuple[object, dict[str, torch.Tensor]]) -> None:
+def test_every_block_is_named_by_the_theorem(
+    exponents: tuple[object, dict[str, torch.Tensor]],
+) -> None:
     drawn, found = exponents
     assert _largest_error(drawn, found) < 0.01
     assert len(CASES) > 20 and len(found) > 27 * 20
@@ -124,27 +173,46 @@ def test_a_step_of_the_proof_that_is_wrong_is_caught(
 
 
 @pytest.mark.parametrize("name", ["zeroth", "first", "second", "twice"])
-def test_a_wrong_leading_term_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_leading_term_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = mixing_claims.polynomial_terms
     monkeypatch.setattr(mixing_claims, "_POWERS", ((0, 1, 2), (2,)))
     monkeypatch.setattr(
         mixing_claims,
         "polynomial_terms",
-        lambda *given: replace(right(*given), **{name: 1.01 * getattr(right(*given), name)}),
+        lambda *given: replace(
+            right(*given), **{name: 1.01 * getattr(right(*given), name)}
+        ),
     )
-    assert float(check(CATALOGUE["mixing-constants"], [Dims()], 1).error_as_printed or 0) > 1e-3
+    assert (
+        float(check(CATALOGUE["mixing-constants"], [Dims()], 1).error_as_printed or 0)
+        > 1e-3
+    )
 
 
 def test_tokens_of_any_mean_are_no_exception() -> None:
     drawn = mixing_claims._draw_cancelling(Dims(), stream(0, "mean"))
-    usual = {name: replace(net, X=net.X + 1.0) for name, net in drawn.items() if name.endswith("mean zero")}
+    usual = {
+        name: replace(net, X=net.X + 1.0)
+        for name, net in drawn.items()
+        if name.endswith("mean zero")
+    }
     found = mixing_claims._cancelling_exponents(usual)
     assert all(abs(float(found[f"{name}: H_o(W_V, W_V)"]) - 2) < 0.1 for name in usual)
 
 
 def test_the_table_of_the_page_is_the_theorem() -> None:
-    text = PAGE.read_text().partition("# Exponents by mixing weights")[2].partition("\n##")[0]
-    rows = re.findall(r"^\| ([^|]+) \| ([\d, ]+) \| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
+    text = (
+        PAGE.read_text()
+        .partition("# Exponents by mixing weights")[2]
+        .partition("\n##")[0]
+    )
+    rows = re.findall(
+        r"^\| ([^|]+) \| ([\d, ]+) \| (\w+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
+        text,
+        re.M,
+    )
     kinds = {"plain": Surroundings(), "unit": COSINE, "before": Surroundings(0.0, 0.0)}
     kinds["after"] = Surroundings(first=-1.0, second=-2.0)
     assert len(rows) >= 10
@@ -155,6 +223,9 @@ def test_the_table_of_the_page_is_the_theorem() -> None:
 
 
 def test_a_case_without_powers_is_softmax() -> None:
-    X, weights = torch.eye(3, dtype=torch.float64), {m: torch.eye(3, dtype=torch.float64) for m in (Q, K, V)}
+    X, weights = (
+        torch.eye(3, dtype=torch.float64),
+        {m: torch.eye(3, dtype=torch.float64) for m in (Q, K, V)},
+    )
     rows = MixingCase("softmax", None).network(X, weights, {}, X.new_zeros(()))
     assert torch.allclose(rows.sum(-1), torch.ones(3, dtype=torch.float64))

@@ -11,21 +11,36 @@ from hessfig.theory import studies
 from tests.conftest import Cli
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    "killed after the first table": lambda folder: [(folder / n).unlink() for n in ("table.csv", studies.SEAL)],
+    "killed after the first table": lambda folder: [
+        (folder / n).unlink() for n in ("table.csv", studies.SEAL)
+    ],
     "of an unsealed version": lambda folder: (folder / studies.SEAL).unlink(),
 }
 EDITS: dict[str, Callable[[Path], object]] = {
-    "altered": lambda folder: (folder / "looseness.csv").write_text("sigma,bound\n1,2\n"),
+    "altered": lambda folder: (folder / "looseness.csv").write_text(
+        "sigma,bound\n1,2\n"
+    ),
     "empty": lambda folder: (folder / "looseness.csv").write_bytes(b""),
-    "a broken seal": lambda folder: (folder / studies.SEAL).write_text('{"tables": [' * 1000),
-    "a seal of nothing": lambda folder: (folder / studies.SEAL).write_text('{"tables": {}}'),
-    "a seal that is a folder": lambda folder: ((folder / studies.SEAL).unlink(), (folder / studies.SEAL).mkdir()),
+    "a broken seal": lambda folder: (folder / studies.SEAL).write_text(
+        '{"tables": [' * 1000
+    ),
+    "a seal of nothing": lambda folder: (folder / studies.SEAL).write_text(
+        '{"tables": {}}'
+    ),
+    "a seal that is a folder": lambda folder: (
+        (folder / studies.SEAL).unlink(),
+        (folder / studies.SEAL).mkdir(),
+    ),
 }
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"BOUNDS_PROBLEMS": 2, "RANDOM_SCALES": 2, "SIGMAS": (0.1, 1.0)}.items():
+    for name, value in {
+        "BOUNDS_PROBLEMS": 2,
+        "RANDOM_SCALES": 2,
+        "SIGMAS": (0.1, 1.0),
+    }.items():
         monkeypatch.setattr(studies, name, value)
 
 
@@ -34,18 +49,24 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_same_command_mends_a_study(cli: Cli, tmp_path: Path) -> None:
     assert cli("plot", "figure=bounds", "figure.formats=[svg]").code == 0
     folder = tmp_path / "outputs/bounds"
-    whole = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    whole = {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()
+    }
     for name, damage in {**DAMAGES, **EDITS}.items():
         damage(folder)
         answer = cli("plot", "figure=bounds", "figure.formats=[svg]")
         if name in EDITS:
-            assert answer.code == 2 and "holds what hessfig did not write" in answer.err, (name, answer.err)
+            assert (
+                answer.code == 2 and "holds what hessfig did not write" in answer.err
+            ), (name, answer.err)
             for path in (folder / "looseness.csv", folder / studies.SEAL):
                 path.rename(tmp_path / f"{name}, {path.name}")
             answer = cli("plot", "figure=bounds", "figure.formats=[svg]")
         assert answer.code == 0, (name, answer.err)
         assert "are not whole, and are computed again" in answer.err
-        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == whole, name
+        assert {
+            path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()
+        } == whole, name
 
 
 @pytest.mark.usefixtures("small")

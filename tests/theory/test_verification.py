@@ -12,13 +12,27 @@ from hessfig.theory.statement import Dims, Statement, StatementVerdict
 from hessfig.theory.verification import CATALOGUE, parse
 from hessfig.verbs import VERBS
 
-COLUMNS = ["statement", "reference", "holds_as_printed", "error_as_printed", "error_corrected", "note"]
+COLUMNS = [
+    "statement",
+    "reference",
+    "holds_as_printed",
+    "error_as_printed",
+    "error_corrected",
+    "note",
+]
 
 
 def run(
-    ids: list[str] | None, folder: Path, *, dims: Dims | None = None, seeds: int = 1, dtype: str = "float64"
+    ids: list[str] | None,
+    folder: Path,
+    *,
+    dims: Dims | None = None,
+    seeds: int = 1,
+    dtype: str = "float64",
 ) -> int:
-    return verify.run(ids, output_dir=folder, dims=dims or Dims(), seeds=seeds, dtype=dtype)
+    return verify.run(
+        ids, output_dir=folder, dims=dims or Dims(), seeds=seeds, dtype=dtype
+    )
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -28,29 +42,48 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-def test_chosen_statements_are_checked_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_statements_are_checked_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["lem41", "thm31", "rem31-Z2", "thm31-K"], tmp_path) == 0
     found = {row["statement"]: row for row in rows(tmp_path)}
     verdicts = {name: row["holds_as_printed"] for name, row in found.items()}
-    assert verdicts == {"lem41": "no", "thm31": "yes", "rem31-Z2": "ill-typed", "thm31-K": "left out"}
+    assert verdicts == {
+        "lem41": "no",
+        "thm31": "yes",
+        "rem31-Z2": "ill-typed",
+        "thm31-K": "left out",
+    }
     assert float(found["lem41"]["error_as_printed"]) > 1
     assert float(found["lem41"]["error_corrected"]) < 1e-10
     assert found["rem31-Z2"]["error_as_printed"] == ""
     assert "thm31" in capsys.readouterr().out
 
 
-def test_errata_sheet_has_every_section_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_errata_sheet_has_every_section_and_nothing_else_is_left(
+    tmp_path: Path,
+) -> None:
     run(["lem41", "thm31", "thm31-K"], tmp_path)
     text = (tmp_path / "verify" / "report.md").read_text()
-    for heading in ("1. What needs a correction", "2. What the sources leave out", "3. What holds as printed"):
+    for heading in (
+        "1. What needs a correction",
+        "2. What the sources leave out",
+        "3. What holds as printed",
+    ):
         assert f"## {heading}" in text
-    assert sorted(p.name for p in (tmp_path / "verify").glob("[!.]*")) == ["report.md", "statements.csv"]
+    assert sorted(p.name for p in (tmp_path / "verify").glob("[!.]*")) == [
+        "report.md",
+        "statements.csv",
+    ]
 
 
 def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     for name in ("first", "second"):
         run(["eq13", "D-pairs"], tmp_path / name)
-    texts = [(tmp_path / name / "verify" / "statements.csv").read_bytes() for name in ("first", "second")]
+    texts = [
+        (tmp_path / name / "verify" / "statements.csv").read_bytes()
+        for name in ("first", "second")
+    ]
     assert texts[0] == texts[1]
 
 
@@ -58,9 +91,13 @@ def test_a_changed_verdict_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     eq13 = CATALOGUE["eq13"]
-    monkeypatch.setitem(CATALOGUE, "eq13", Statement(**{**vars(eq13), "recorded": StatementVerdict.yes}))
+    monkeypatch.setitem(
+        CATALOGUE, "eq13", Statement(**{**vars(eq13), "recorded": StatementVerdict.yes})
+    )
     assert run(["eq13"], tmp_path) == 1
-    assert "eq13 is recorded as yes, found no" in " ".join(capsys.readouterr().out.split())
+    assert "eq13 is recorded as yes, found no" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_ids_are_listed() -> None:
@@ -74,7 +111,10 @@ def test_ids_are_listed() -> None:
         ({"dims": Dims(L=1)}, "(?s)too short.*L >= 3.*one token"),
         ({"dims": Dims(L=2)}, "(?s)too short.*vanishes by accident"),
         ({"dims": Dims(d_K=5)}, "(?s)pairwise different.*transposed"),
-        ({"dims": Dims(L=17, d_V=128, d_K=64)}, "(?s)would not fit.*GiB.*attention_hessian"),
+        (
+            {"dims": Dims(L=17, d_V=128, d_K=64)},
+            "(?s)would not fit.*GiB.*attention_hessian",
+        ),
         ({"seeds": 0}, "(?s)seeds.*from 1 to 1000"),
         ({"dtype": "float32"}, "(?s)proves nothing.*rounding"),
     ],
@@ -87,7 +127,9 @@ def test_bad_settings_are_refused(tmp_path: Path, change: dict, message: str) ->
 
 
 def test_arguments_become_the_runner_s_settings() -> None:
-    settings = parse({"statement": "thm31,lem41", "output_dir": "here", "seeds": "2", "d_K": "2"})
+    settings = parse(
+        {"statement": "thm31,lem41", "output_dir": "here", "seeds": "2", "d_K": "2"}
+    )
     assert settings == {
         "statement_ids": ["thm31", "lem41"],
         "output_dir": Path("here"),

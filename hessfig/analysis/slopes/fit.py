@@ -22,7 +22,13 @@ from hessfig.analysis.slopes.printed import Window, check_windows, judge, within
 from hessfig.analysis.table import in_reading_order
 from hessfig.errors import UserError, did_you_mean
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import GrowthRate, Prediction, borders, growth_rate, regime_between
+from hessfig.predictions.growth_rates import (
+    GrowthRate,
+    Prediction,
+    borders,
+    growth_rate,
+    regime_between,
+)
 from hessfig.predictions.network_series import Regime
 from hessfig.record import CURVE, FROBENIUS, LEFT_OUT, Status
 from hessfig.terms import Block, Part
@@ -30,7 +36,9 @@ from hessfig.terms import Block, Part
 PublishedKey = tuple[str, str, str, str, Window]
 
 
-def published_slope(sweep: str, row: str, col: str, part: str, window: Window) -> tuple[float, float]:
+def published_slope(
+    sweep: str, row: str, col: str, part: str, window: Window
+) -> tuple[float, float]:
     """Return the slope of the published mean curve on exactly this window, and its standard error; nan if unknown.
 
     The record holds for every layer and depth the paper shows for that block.
@@ -42,10 +50,13 @@ def published_slope(sweep: str, row: str, col: str, part: str, window: Window) -
 def _records() -> dict[PublishedKey, tuple[float, float]]:
     text = files("hessfig.data").joinpath("published_slopes.csv").read_text()
     return {
-        (r["sweep"], r["row"], r["col"], r["part"], (_end(r["window_low"]), _end(r["window_high"]))): (
-            float(r["slope"]),
-            float(r["slope_se"] or "nan"),
-        )
+        (
+            r["sweep"],
+            r["row"],
+            r["col"],
+            r["part"],
+            (_end(r["window_low"]), _end(r["window_high"])),
+        ): (float(r["slope"]), float(r["slope_se"] or "nan"))
         for r in csv.DictReader(text.splitlines())
     }
 
@@ -101,14 +112,17 @@ def fit_slope(values: Array, sigma: Array, *, average: str = ARITHMETIC) -> Fit:
     if sigma.size < MIN_POINTS:
         return Fit(num_points=sigma.size)
     values = values[np.isfinite(values).any(axis=1)]
-    if all(np.array_equal(one, values[0], equal_nan=True) for one in values):  # a network that no seed changes
+    # A network that no seed changes.
+    if all(np.array_equal(one, values[0], equal_nan=True) for one in values):
         values = values[:1]
     num_seeds = len(values)
     without_one = _log_means(1 - np.eye(num_seeds), values, average)
     slope, se = _slope_and_error(log_means, without_one, sigma)
     reach = half_width(se, num_seeds)
     half = math.ceil(sigma.size / 2)
-    lower, lower_se = _slope_and_error(log_means[:half], without_one[:, :half], sigma[:half])
+    lower, lower_se = _slope_and_error(
+        log_means[:half], without_one[:, :half], sigma[:half]
+    )
     return Fit(
         slope=slope,
         slope_se=se,
@@ -135,17 +149,25 @@ def _log_means(weights: Array, values: Array, average: str) -> Array:
     known = np.isfinite(values)
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.log(values) if average == GEOMETRIC else values
-        means = (weights @ np.where(known, terms, 0.0)) / (weights @ known.astype(float))
+        means = (weights @ np.where(known, terms, 0.0)) / (
+            weights @ known.astype(float)
+        )
         return means if average == GEOMETRIC else np.log(means)
 
 
-def _slope_and_error(log_means: Array, without_one: Array, sigma: Array) -> tuple[float, float]:
+def _slope_and_error(
+    log_means: Array, without_one: Array, sigma: Array
+) -> tuple[float, float]:
     """Return the slope of the means, and its error from the means without each seed in turn; nan if unknown."""
     if sigma.size < MIN_POINTS:
         return math.nan, math.nan
     slopes = np.array([_slope(one, sigma) for one in without_one])
     count = len(slopes)
-    se = math.sqrt((count - 1) / count * ((slopes - slopes.mean()) ** 2).sum()) if count > 1 else math.nan
+    se = (
+        math.sqrt((count - 1) / count * ((slopes - slopes.mean()) ** 2).sum())
+        if count > 1
+        else math.nan
+    )
     return _slope(log_means, sigma), se
 
 
@@ -164,11 +186,27 @@ SLOPES = "slopes.csv"
 
 _FITTED = ["window_low", "window_high", "slope", "slope_se", "ci_low", "ci_high"]
 _COMPARED = [
-    *["predicted", "verdict", "tolerance", "published", "published_se", "joint_se", "prediction", "regime"],
+    *[
+        "predicted",
+        "verdict",
+        "tolerance",
+        "published",
+        "published_se",
+        "joint_se",
+        "prediction",
+        "regime",
+    ],
     "reference",
 ]
 _EVIDENCE = [
-    *["lower_half", "lower_half_se", "num_points", "num_seeds", "num_nonfinite", "num_not_converged"],
+    *[
+        "lower_half",
+        "lower_half_se",
+        "num_points",
+        "num_seeds",
+        "num_nonfinite",
+        "num_not_converged",
+    ],
     *["is_zero", "x_high", "axis"],
 ]
 COLUMNS = [*CURVE, *_FITTED, *_COMPARED, *_EVIDENCE]
@@ -194,7 +232,10 @@ def own_predictions(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]
     stated = config.get("sweep", {}).get("predictions") or {}
     try:
         return {
-            block: {part: one if one == "zero" else float(one) for part, one in parts.items()}
+            block: {
+                part: one if one == "zero" else float(one)
+                for part, one in parts.items()
+            }
             for block, parts in stated.items()
         }
     except (AttributeError, TypeError, ValueError) as error:
@@ -221,9 +262,18 @@ def write_slopes(
     """
     measured = read_run(folder)
     fitted = quantity_to_fit(measured.table, quantity, among)
-    frame = fit_slopes(measured.table, measured.architectures, windows, settings, axis=measured.axis, quantity=fitted)
+    frame = fit_slopes(
+        measured.table,
+        measured.architectures,
+        windows,
+        settings,
+        axis=measured.axis,
+        quantity=fitted,
+    )
     write_csv({folder / SLOPES: frame}, "table of slopes")
-    frame.attrs["others"] = [name for name in measured.table["quantity"].unique() if name != fitted]
+    frame.attrs["others"] = [
+        name for name in measured.table["quantity"].unique() if name != fitted
+    ]
     return frame
 
 
@@ -248,22 +298,33 @@ def fit_slopes(
     _check_stated(settings.predictions, numbers)
     originals = dict(list(numbers.groupby(CURVE)))
     rows = []
-    for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(level=CURVE, sort=False):
+    for key, values in seed_matrix(numbers, axis=axis, quantity=quantity).groupby(
+        level=CURVE, sort=False
+    ):
         for window in windows:
-            context = _context(key, settings, window, architectures, axis, _reach(values, window))
-            found = _row(values, window, settings) | _measure_of(originals[key], window, context["prediction"])
+            context = _context(
+                key, settings, window, architectures, axis, _reach(values, window)
+            )
+            found = _row(values, window, settings) | _measure_of(
+                originals[key], window, context["prediction"]
+            )
             rows.append(context | found | _stated_zero(key, originals, settings))
-    frame = pd.DataFrame(rows).astype({"predicted": float, "window_low": float, "window_high": float})
+    frame = pd.DataFrame(rows).astype(
+        {"predicted": float, "window_low": float, "window_high": float}
+    )
     frame = in_reading_order(frame, numbers)
     frame = frame.assign(joint_se=np.hypot(frame["slope_se"], frame["published_se"]))
     verdicts = [judge(row, settings.tolerance).value for row in frame.itertuples()]
     return frame.assign(verdict=verdicts, tolerance=settings.tolerance)[COLUMNS]
 
 
-ROUNDING = {"float64": 1e-10, "float32": 1e-4}  # shares of the norm of H that count as zero where a sweep states zero
+# Shares of the norm of H that count as zero where a sweep states zero.
+ROUNDING = {"float64": 1e-10, "float32": 1e-4}
 
 
-def _stated_zero(key: Key, originals: Mapping[Key, pd.DataFrame], settings: FitSettings) -> dict[str, Any]:
+def _stated_zero(
+    key: Key, originals: Mapping[Key, pd.DataFrame], settings: FitSettings
+) -> dict[str, Any]:
     """Return that a block is zero if the sweep states so and its numbers are at most a share ROUNDING of those of H.
 
     Otherwise return nothing; the status of the numbers then decides. A user's own network has no structural zeros, and
@@ -277,7 +338,10 @@ def _stated_zero(key: Key, originals: Mapping[Key, pd.DataFrame], settings: FitS
     bound = pd.Series(0.0, index=pd.MultiIndex.from_frame(rows[place]))
     if whole is not None and part != Part.H:
         bound = whole.set_index(place)["value"].abs().reindex(bound.index).fillna(0.0)
-    sizes, share = rows["value"].abs().to_numpy(), rows["dtype"].map(ROUNDING).fillna(0.0).to_numpy()
+    sizes, share = (
+        rows["value"].abs().to_numpy(),
+        rows["dtype"].map(ROUNDING).fillna(0.0).to_numpy(),
+    )
     return {"is_zero": True} if (sizes <= share * bound.to_numpy()).all() else {}
 
 
@@ -299,7 +363,11 @@ def _reach(values: pd.DataFrame, window: Window) -> tuple[float, float]:
     places = values.columns.to_numpy(float)
     inside = places[within(places, window) & (places > 0)]
     low, high = window
-    return (float(inside.min()), float(inside.max())) if inside.size else (low or 0.0, high or math.inf)
+    return (
+        (float(inside.min()), float(inside.max()))
+        if inside.size
+        else (low or 0.0, high or math.inf)
+    )
 
 
 def _context(
@@ -312,12 +380,21 @@ def _context(
 ) -> dict[str, Any]:
     """Return the values to compare the slope with: the prediction for the window's regime, and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
-    block, of_norms = Block(layer, row, col, row_layer), quantity == FROBENIUS and axis.is_sigma
+    block, of_norms = (
+        Block(layer, row, col, row_layer),
+        quantity == FROBENIUS and axis.is_sigma,
+    )
     stated = _stated_of(settings, row, col, part)
-    theory = _rate(block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms)
+    theory = _rate(
+        block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms
+    )
     rate = theory if stated is None else _stated(stated)
     shown = of_norms and not variant and not block.is_across
-    published, error = published_slope(settings.preset, row, col, part, window) if shown else (math.nan, math.nan)
+    published, error = (
+        published_slope(settings.preset, row, col, part, window)
+        if shown
+        else (math.nan, math.nan)
+    )
     return {
         **dict(zip(CURVE, key, strict=True)),
         "axis": axis.name,
@@ -332,15 +409,30 @@ def _context(
 
 def _stated(exponent: float | str) -> GrowthRate:
     if exponent == "zero":
-        return GrowthRate(Prediction.structural_zero, None, Regime.every_sigma, "sweep.predictions")
-    return GrowthRate(Prediction.exponent, float(exponent), Regime.every_sigma, "sweep.predictions")
+        return GrowthRate(
+            Prediction.structural_zero, None, Regime.every_sigma, "sweep.predictions"
+        )
+    return GrowthRate(
+        Prediction.exponent, float(exponent), Regime.every_sigma, "sweep.predictions"
+    )
 
 
-def _check_stated(predictions: Mapping[str, Mapping[str, Any]], numbers: pd.DataFrame) -> None:
+def _check_stated(
+    predictions: Mapping[str, Mapping[str, Any]], numbers: pd.DataFrame
+) -> None:
     """Raise UserError for a stated exponent of a block or part that the table does not hold."""
-    blocks = numbers["row"].where(numbers["row"] == numbers["col"], numbers["row"] + "," + numbers["col"])
-    known = sorted({f"{block}: {part}" for block, part in zip(blocks, numbers["part"], strict=True)})
-    stated = [f"{block}: {part}" for block, parts in predictions.items() for part in parts]
+    blocks = numbers["row"].where(
+        numbers["row"] == numbers["col"], numbers["row"] + "," + numbers["col"]
+    )
+    known = sorted(
+        {
+            f"{block}: {part}"
+            for block, part in zip(blocks, numbers["part"], strict=True)
+        }
+    )
+    stated = [
+        f"{block}: {part}" for block, parts in predictions.items() for part in parts
+    ]
     unknown = [name for name in stated if name not in known]
     if unknown:
         raise UserError(
@@ -352,12 +444,23 @@ def _check_stated(predictions: Mapping[str, Mapping[str, Any]], numbers: pd.Data
 
 
 def _rate(
-    block: Block, part: str, architecture: Architecture | None, reach: tuple[float, float], *, of_norms: bool
+    block: Block,
+    part: str,
+    architecture: Architecture | None,
+    reach: tuple[float, float],
+    *,
+    of_norms: bool,
 ) -> GrowthRate:
-    reason = "no manifest.json next to the table" if of_norms else "predictions are for norms along sigma"
+    reason = (
+        "no manifest.json next to the table"
+        if of_norms
+        else "predictions are for norms along sigma"
+    )
     if of_norms and architecture is not None:
         regime = regime_between(architecture, *reach)
-        rate = growth_rate(block, Part(part), architecture, regime or Regime.small_sigma)
+        rate = growth_rate(
+            block, Part(part), architecture, regime or Regime.small_sigma
+        )
         if regime or rate.regime == Regime.every_sigma:
             return rate
         reason = _across(architecture, reach)
@@ -369,17 +472,25 @@ ACROSS = "no prediction where a window does not lie in one regime of sigma"
 
 def _across(architecture: Architecture, reach: tuple[float, float]) -> str:
     """Return why the window has no prediction, and which windows have one."""
-    ends, meet = (", ".join(f"{sigma:.2g}" for sigma in some) for some in (reach, borders(architecture)))
+    ends, meet = (
+        ", ".join(f"{sigma:.2g}" for sigma in some)
+        for some in (reach, borders(architecture))
+    )
+    reached = ends.replace(", ", " to ")
     return (
-        f"{ACROSS}: this one reaches from {ends.replace(', ', ' to ')}; regimes begin or end at {meet} (sweep.windows)"
+        f"{ACROSS}: this one reaches from {reached}; "
+        f"regimes begin or end at {meet} (sweep.windows)"
     )
 
 
 def _measure_of(rows: pd.DataFrame, window: Window, prediction: str) -> dict[str, Any]:
     inside = rows[within(rows[X], window)]
     kept = inside[~inside["status"].isin(LEFT_OUT)]
-    vanishes = prediction == Prediction.structural_zero  # by theory: then a number that is 0 is one
-    zero = (kept["status"] == Status.structural_zero) | (vanishes & (kept["value"] == 0))
+    # By theory: then a number that is 0 is one.
+    vanishes = prediction == Prediction.structural_zero
+    zero = (kept["status"] == Status.structural_zero) | (
+        vanishes & (kept["value"] == 0)
+    )
     return {
         "is_zero": bool(zero.all() and len(zero)),
         "num_nonfinite": int((inside["status"] == Status.nonfinite).sum()),

@@ -10,7 +10,11 @@ from hessfig.analysis.slopes.printed import SlopeVerdict, as_window, judge, labe
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 
-_PASSES = (SlopeVerdict.agrees, SlopeVerdict.structural_zero, SlopeVerdict.no_prediction)
+_PASSES = (
+    SlopeVerdict.agrees,
+    SlopeVerdict.structural_zero,
+    SlopeVerdict.no_prediction,
+)
 NOTHING = "no slope has a prediction: nothing was checked"
 SATURATION = 1.0  # predictions for sigma -> 0 do not apply to sigmas above this, where the softmax saturates
 
@@ -25,12 +29,16 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
     if not count:
         return [NOTHING], 1
     noted, wrong = asymptotic(frame, tolerance), violations(frame, tolerance)
-    judged = [(judge(row, tolerance), _lost(row)) for row in checked(frame).itertuples()]
+    judged = [
+        (judge(row, tolerance), _lost(row)) for row in checked(frame).itertuples()
+    ]
     verdicts = Counter(verdict for verdict, _ in judged)
     rest = {
         "undecided (the error is too large to tell)": verdicts[SlopeVerdict.undecided],
         "with too few points": verdicts[SlopeVerdict.too_few_points],
-        "with numbers left out": sum(bool(lost) and verdict in _PASSES for verdict, lost in judged),
+        "with numbers left out": sum(
+            bool(lost) and verdict in _PASSES for verdict, lost in judged
+        ),
         "asymptote only (notes above)": len(noted),
         "where no prediction applies": rows - count,
     }
@@ -68,18 +76,32 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
 def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that starts at its limit but bends away from it, and so does not pass."""
     judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
-    return [_line(row, verdict, tolerance) for row, verdict in judged if verdict == SlopeVerdict.asymptote_only]
+    return [
+        _line(row, verdict, tolerance)
+        for row, verdict in judged
+        if verdict == SlopeVerdict.asymptote_only
+    ]
 
 
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
-    wrong = [] if verdict in (*_PASSES, SlopeVerdict.asymptote_only) else [_line(row, verdict, tolerance)]
-    return wrong + [f"{_name(row)}: numbers in the window that {what}: {n}" for what, n in _lost(row).items()]
+    wrong = (
+        []
+        if verdict in (*_PASSES, SlopeVerdict.asymptote_only)
+        else [_line(row, verdict, tolerance)]
+    )
+    return wrong + [
+        f"{_name(row)}: numbers in the window that {what}: {n}"
+        for what, n in _lost(row).items()
+    ]
 
 
 def _lost(row: Any) -> dict[str, int]:
     """Return how many numbers in the window are excluded from means, by reason."""
-    lost = {"are not finite": row.num_nonfinite, "did not converge": row.num_not_converged}
+    lost = {
+        "are not finite": row.num_nonfinite,
+        "did not converge": row.num_not_converged,
+    }
     return {why: number for why, number in lost.items() if number}
 
 

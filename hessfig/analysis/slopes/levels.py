@@ -9,7 +9,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from hessfig.analysis.axis import DEPTH, SIGMA, Axis, X, along, as_numbers, check_places, varied_settings
+from hessfig.analysis.axis import (
+    DEPTH,
+    SIGMA,
+    Axis,
+    X,
+    along,
+    as_numbers,
+    check_places,
+    varied_settings,
+)
 from hessfig.analysis.curves import of_quantity, quantity_to_fit, seed_matrix
 from hessfig.analysis.intervals import student_interval
 from hessfig.analysis.manifest import read_run
@@ -21,8 +30,26 @@ from hessfig.record import CURVE, FROBENIUS
 
 LEVELS, TRENDS = "levels.csv", "trends.csv"
 _WINDOW = ["window_low", "window_high"]
-_FOUND = ["level", "level_se", "ci_low", "ci_high", "num_points", "num_seeds", "average", "axis"]
-_TREND = ["setting", "exponent", "exponent_se", "ci_low", "ci_high", "num_values", "num_seeds", "axis"]
+_FOUND = [
+    "level",
+    "level_se",
+    "ci_low",
+    "ci_high",
+    "num_points",
+    "num_seeds",
+    "average",
+    "axis",
+]
+_TREND = [
+    "setting",
+    "exponent",
+    "exponent_se",
+    "ci_low",
+    "ci_high",
+    "num_values",
+    "num_seeds",
+    "axis",
+]
 
 
 def run(
@@ -39,7 +66,9 @@ def run(
     """
     measured = read_run(folder)
     fitted = quantity_to_fit(measured.table, quantity, among)
-    of_seeds = _of_seeds(measured.table, windows, axis=measured.axis, quantity=fitted, average=average)
+    of_seeds = _of_seeds(
+        measured.table, windows, axis=measured.axis, quantity=fitted, average=average
+    )
     levels = _over_seeds(of_seeds, measured.axis, average)
     trends = _trends(of_seeds, measured.axis)
     write_csv({folder / LEVELS: levels, folder / TRENDS: trends}, "table of levels")
@@ -61,11 +90,20 @@ def window_levels(
     (both nan for one seed). Places without numbers are left out, and then seeds that lack a number at another place.
     With average=geometric both means are geometric, and the interval is that of the logarithm.
     """
-    return _over_seeds(_of_seeds(table, windows, axis=axis, quantity=quantity, average=average), axis, average)
+    return _over_seeds(
+        _of_seeds(table, windows, axis=axis, quantity=quantity, average=average),
+        axis,
+        average,
+    )
 
 
 def _of_seeds(
-    table: pd.DataFrame, windows: Sequence[Window], *, axis: Axis, quantity: str, average: str
+    table: pd.DataFrame,
+    windows: Sequence[Window],
+    *,
+    axis: Axis,
+    quantity: str,
+    average: str,
 ) -> pd.DataFrame:
     """Return the level of every curve, window and seed; nan where a seed has none."""
     check_windows(windows)
@@ -79,11 +117,15 @@ def _of_seeds(
         for _, curve in inside.groupby(level=CURVE, sort=False):
             known = curve.dropna(axis="columns", how="all")
             level = _mean(known.to_numpy(float), average)
-            here = curve.index.to_frame(index=False).assign(rank=rank, window_low=low, window_high=high)
+            here = curve.index.to_frame(index=False).assign(
+                rank=rank, window_low=low, window_high=high
+            )
             frames.append(here.assign(level=level, num_points=known.shape[1]))
     frame = pd.concat(frames, ignore_index=True).astype(dict.fromkeys(_WINDOW, float))
     frame = frame.assign(sigma=math.nan, step=math.nan)  # a level has no single place
-    return in_reading_order(frame.sort_values("rank", kind="stable", ignore_index=True), numbers)
+    return in_reading_order(
+        frame.sort_values("rank", kind="stable", ignore_index=True), numbers
+    )
 
 
 def _mean(values: NDArray[np.float64], average: str) -> NDArray[np.float64]:
@@ -101,8 +143,14 @@ def _over_seeds(of_seeds: pd.DataFrame, axis: Axis, average: str) -> pd.DataFram
     rows = []
     for key, seeds in of_seeds.groupby([*CURVE, "rank"], sort=False):
         level = seeds["level"].dropna().to_numpy(float)
-        shared = dict(zip(CURVE, key, strict=False)) | {name: seeds[name].iloc[0] for name in (*_WINDOW, "num_points")}
-        rows.append(shared | _found(level, average) | {"num_seeds": len(level), "average": average, "axis": axis.name})
+        shared = dict(zip(CURVE, key, strict=False)) | {
+            name: seeds[name].iloc[0] for name in (*_WINDOW, "num_points")
+        }
+        rows.append(
+            shared
+            | _found(level, average)
+            | {"num_seeds": len(level), "average": average, "axis": axis.name}
+        )
     return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_FOUND])
 
 
@@ -119,7 +167,11 @@ def _trends(of_seeds: pd.DataFrame, axis: Axis) -> pd.DataFrame:
 
     The fit, its error and its interval are those of fit.fit_slope: the values of a setting share their seeds.
     """
-    rows = [row for setting in _settings(of_seeds) for row in _trend(along(of_seeds, Axis(setting)), setting, axis)]
+    rows = [
+        row
+        for setting in _settings(of_seeds)
+        for row in _trend(along(of_seeds, Axis(setting)), setting, axis)
+    ]
     return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
 
 
@@ -138,7 +190,18 @@ def _trend(levels: pd.DataFrame, setting: str, axis: Axis) -> Iterator[dict[str,
         wide = curve.set_index(["seed", X])["level"].unstack(X)  # noqa: PD010 - one level a seed and place
         fit = fit_slope(wide.to_numpy(float), wide.columns.to_numpy(float))
         if fit.num_points:
-            slope = (fit.slope, fit.slope_se, fit.ci_low, fit.ci_high, fit.num_points, fit.num_seeds)
+            slope = (
+                fit.slope,
+                fit.slope_se,
+                fit.ci_low,
+                fit.ci_high,
+                fit.num_points,
+                fit.num_seeds,
+            )
             numbers = (setting, *slope, axis.name)
             windows = {name: curve[name].iloc[0] for name in _WINDOW}
-            yield dict(zip(CURVE, key, strict=False)) | windows | dict(zip(_TREND, numbers, strict=True))
+            yield (
+                dict(zip(CURVE, key, strict=False))
+                | windows
+                | dict(zip(_TREND, numbers, strict=True))
+            )

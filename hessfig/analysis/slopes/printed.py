@@ -105,7 +105,11 @@ def judge(row: SlopeRow, tolerance: float) -> SlopeVerdict:
             return SlopeVerdict.structural_zero
         return SlopeVerdict.deviates if row.num_points else SlopeVerdict.too_few_points
     if row.is_zero:
-        return SlopeVerdict.deviates if row.prediction == Prediction.exponent else SlopeVerdict.structural_zero
+        return (
+            SlopeVerdict.deviates
+            if row.prediction == Prediction.exponent
+            else SlopeVerdict.structural_zero
+        )
     if row.num_points < 3:
         return SlopeVerdict.too_few_points
     if row.prediction == Prediction.unknown:
@@ -114,19 +118,33 @@ def judge(row: SlopeRow, tolerance: float) -> SlopeVerdict:
 
 
 def _judge_exponent(row: SlopeRow, tolerance: float) -> SlopeVerdict:
-    distance, error = abs(row.slope - row.predicted), row.slope_se if math.isfinite(row.slope_se) else math.inf
+    distance, error = (
+        abs(row.slope - row.predicted),
+        row.slope_se if math.isfinite(row.slope_se) else math.inf,
+    )
     reach = half_width(error, row.num_seeds) if row.num_seeds > 1 else math.inf
     if distance > tolerance + reach:
-        return SlopeVerdict.asymptote_only if _lower_half_agrees(row, tolerance) else SlopeVerdict.deviates
+        return (
+            SlopeVerdict.asymptote_only
+            if _lower_half_agrees(row, tolerance)
+            else SlopeVerdict.deviates
+        )
     if 2 * error > tolerance or (distance > tolerance and reach > tolerance):
         return SlopeVerdict.undecided
     if distance > tolerance:
-        return SlopeVerdict.asymptote_only if _lower_half_agrees(row, tolerance) else SlopeVerdict.deviates
+        return (
+            SlopeVerdict.asymptote_only
+            if _lower_half_agrees(row, tolerance)
+            else SlopeVerdict.deviates
+        )
     return SlopeVerdict.agrees
 
 
 def _lower_half_agrees(row: SlopeRow, tolerance: float) -> bool:
-    if row.regime not in (Regime.small_sigma, Regime.between) or not row.lower_half_se <= tolerance:
+    if (
+        row.regime not in (Regime.small_sigma, Regime.between)
+        or not row.lower_half_se <= tolerance
+    ):
         return False
     return abs(row.lower_half - row.predicted) <= max(tolerance, 2 * row.lower_half_se)
 
@@ -137,13 +155,18 @@ def rich_table(frame: pd.DataFrame) -> Table:
 
     title, heads, rows = cells(frame)
     escaped = ([escape(cell) for cell in row] for row in rows)
-    return terminal_table(heads, escaped, title=escape(title), wrapped=("variant", "verdict"))
+    return terminal_table(
+        heads, escaped, title=escape(title), wrapped=("variant", "verdict")
+    )
 
 
 def cells(frame: pd.DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
     """Return title, column heads and rows of slopes or levels for print, without columns that hold no information."""
     title, columns = _kind(frame)
-    shown = {name: [cell(row) for row in frame.itertuples()] for name, cell in columns.items()}
+    shown = {
+        name: [cell(row) for row in frame.itertuples()]
+        for name, cell in columns.items()
+    }
     shown = {name: texts for name, texts in shown.items() if any(texts)}
     return title, list(shown), list(zip(*shown.values(), strict=True))
 
@@ -162,11 +185,16 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
     Raises UserError for a name that no row has.
     """
     for column, key, wanted in (("row", "rows", rows), ("part", "part", parts)):
-        names = wanted if isinstance(wanted, list) else [] if wanted is None else [wanted]
+        names = (
+            wanted if isinstance(wanted, list) else [] if wanted is None else [wanted]
+        )
         known = [name for name in frame[column].unique() if name]
         unknown = [name for name in names if name not in known]
         if unknown and len(frame):
-            what, otherwise = f"{key}: no line is of {unknown[0]}", f"for example {key}={known[0]}"
+            what, otherwise = (
+                f"{key}: no line is of {unknown[0]}",
+                f"for example {key}={known[0]}",
+            )
             raise unknown_name(what, unknown[0], known, otherwise, got=", ".join(names))
         frame = frame[frame[column].isin(names)] if names else frame
     return frame
@@ -174,7 +202,9 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
 
 def _title(frame: pd.DataFrame) -> str:
     quantity, axis = frame["quantity"].iloc[0], Axis(frame["axis"].iloc[0])
-    measured = "||block||_F" if quantity == FROBENIUS else str(quantity).replace("_", " ")
+    measured = (
+        "||block||_F" if quantity == FROBENIUS else str(quantity).replace("_", " ")
+    )
     return f"Growth rates: slope of log {measured} against log {'sigma' if axis.is_sigma else axis.symbol}"
 
 
@@ -193,7 +223,12 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _slope(row: Any) -> str:
-    return "= 0" if row.is_zero else _number(row.slope) + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
+    return (
+        "= 0"
+        if row.is_zero
+        else _number(row.slope)
+        + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
+    )
 
 
 def _interval(row: Any) -> str:
@@ -201,10 +236,17 @@ def _interval(row: Any) -> str:
 
 
 def _predicted(row: Any) -> str:
-    return "= 0" if row.prediction == Prediction.structural_zero else _number(row.predicted, 0)
+    return (
+        "= 0"
+        if row.prediction == Prediction.structural_zero
+        else _number(row.predicted, 0)
+    )
 
 
-_SHORT: dict[str, str] = {SlopeVerdict.structural_zero: "agrees", SlopeVerdict.no_prediction: "-"}
+_SHORT: dict[str, str] = {
+    SlopeVerdict.structural_zero: "agrees",
+    SlopeVerdict.no_prediction: "-",
+}
 _CELLS: dict[str, Callable[[Any], str]] = {
     "variant": lambda row: short_variant(row.variant),
     "layer": lambda row: f"{row.layer}/{row.num_layers}" if row.num_layers else "",
@@ -221,19 +263,27 @@ _CELLS: dict[str, Callable[[Any], str]] = {
 }
 
 _CURVE: dict[str, Callable[[Any], str]] = {
-    name: _CELLS[name] for name in ("variant", "layer", "block", "part", "number", "window")
+    name: _CELLS[name]
+    for name in ("variant", "layer", "block", "part", "number", "window")
 }
 _LEVELS: dict[str, Callable[[Any], str]] = {
     **_CURVE,
-    "level ± se": lambda row: f"{row.level:.4g}" + (f" ± {row.level_se:.2g}" if row.level_se >= 0 else ""),
-    "95 % interval": lambda row: "" if math.isnan(row.ci_low) else f"[{row.ci_low:.4g}, {row.ci_high:.4g}]",
+    "level ± se": lambda row: (
+        f"{row.level:.4g}" + (f" ± {row.level_se:.2g}" if row.level_se >= 0 else "")
+    ),
+    "95 % interval": lambda row: (
+        "" if math.isnan(row.ci_low) else f"[{row.ci_low:.4g}, {row.ci_high:.4g}]"
+    ),
     "points": lambda row: str(row.num_points),
     "seeds": lambda row: str(row.num_seeds),
 }
 _TRENDS: dict[str, Callable[[Any], str]] = {
     **_CURVE,
     "setting": lambda row: row.setting,
-    "exponent ± se": lambda row: _number(row.exponent) + (f" ± {row.exponent_se:.2f}" if row.exponent_se >= 0 else ""),
+    "exponent ± se": lambda row: (
+        _number(row.exponent)
+        + (f" ± {row.exponent_se:.2f}" if row.exponent_se >= 0 else "")
+    ),
     "95 % interval": _interval,
     "values": lambda row: str(row.num_values),
 }

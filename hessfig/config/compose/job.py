@@ -28,7 +28,13 @@ from omegaconf.basecontainer import BaseContainer
 from hessfig.config.checks import NETWORK_CHECKS, check_config
 from hessfig.config.compose.overrides import command_settings, for_hydra, hydra_quoted
 from hessfig.config.compose.refusals import REFUSED, composition_error
-from hessfig.config.compose.vary import changed, check_shapes, combinations, values_to_vary, variant_name
+from hessfig.config.compose.vary import (
+    changed,
+    check_shapes,
+    combinations,
+    values_to_vary,
+    variant_name,
+)
 from hessfig.config.facts import IN_MANIFEST
 from hessfig.config.given import GivenSetting, setting_of, unread_given
 from hessfig.config.presets import figures, names, settings_in
@@ -85,10 +91,15 @@ class Job:
             setting = _given(key, value, self.own)
             asked.append(noted.get(setting.word, setting))
         varied = dict[str, tuple[int, ...]]()
-        for place, choice in enumerate(combinations(self.composed.sweep.vary, self.composed.sweep.variants)):
+        for place, choice in enumerate(
+            combinations(self.composed.sweep.vary, self.composed.sweep.variants)
+        ):
             for key in choice:
                 varied[key] = (*varied.get(key, ()), place)
-        return [*asked, *(GivenSetting(key, (key,), places) for key, places in varied.items())]
+        return [
+            *asked,
+            *(GivenSetting(key, (key,), places) for key, places in varied.items()),
+        ]
 
     def without_unread(self) -> Job:
         """Return the job without the given settings that no network, data or state of it reads, which are noted.
@@ -96,17 +107,32 @@ class Job:
         Its cells are those of the same words without them. Raises UserError as `unread_given` does, and for a value
         that the setting could not have.
         """
-        configs, unread = [config for _, config in self._unchecked], import_module(NETWORK_CHECKS).unread
-        found = list(unread_given(self.asked, len(configs), lambda place, key: unread(configs[place], key)))
+        configs, unread = (
+            [config for _, config in self._unchecked],
+            import_module(NETWORK_CHECKS).unread,
+        )
+        found = list(
+            unread_given(
+                self.asked, len(configs), lambda place, key: unread(configs[place], key)
+            )
+        )
         if not found:
             return self
         for key in (setting_of(key) for setting, _ in found for key in setting.keys):
             settings()[key].check(value_of(configs[0], key))
         idle = {setting.word.partition("=")[0] for setting, _ in found}
-        kept = compose([word for word in self.words if not idle & {*command_settings([word])}], self.own).composed
+        kept = compose(
+            [word for word in self.words if not idle & {*command_settings([word])}],
+            self.own,
+        ).composed
         for key in idle - {*self.given}:  # of the user's own sweep
             OmegaConf.update(kept, key, default_of(key))
-        return Job(kept, self.words, self.own, tuple(replace(setting, note=note) for setting, note in found))
+        return Job(
+            kept,
+            self.words,
+            self.own,
+            tuple(replace(setting, note=note) for setting, note in found),
+        )
 
     @property
     def implied(self) -> dict[str, list[str]]:
@@ -114,7 +140,11 @@ class Job:
         implied = {}
         for key, value in self._of_user.items():
             if key in settings() and value:
-                words = [word for word in settings()[key].says.implies.split() if not self._is_made(word)]
+                words = [
+                    word
+                    for word in settings()[key].says.implies.split()
+                    if not self._is_made(word)
+                ]
                 if words and not any(map(self._is_given, words)):
                     implied[key] = words
         return implied
@@ -131,7 +161,9 @@ class Job:
 
     def of_sweep(self, sweep: str) -> Job:
         """Return the job of the same words for another sweep."""
-        kept = [word for word in self.words if not word.startswith(("sweep=", "figure="))]
+        kept = [
+            word for word in self.words if not word.startswith(("sweep=", "figure="))
+        ]
         return compose([*kept, f"sweep={sweep}"], self.own)
 
     def in_folder(self, output_dir: str) -> Job:
@@ -155,7 +187,10 @@ class Job:
     def _is_made(self, word: str) -> bool:
         """Whether the choice of a group is that which was composed."""
         group, _, choice = word.partition("=")
-        return choice in (self.composed[group].get("kind"), self.composed[group].get("data"))
+        return choice in (
+            self.composed[group].get("kind"),
+            self.composed[group].get("data"),
+        )
 
     def _is_given(self, word: str) -> bool:
         group = word.partition("=")[0]
@@ -172,7 +207,9 @@ class Job:
         if self.own is None or name is None or name in names("sweep"):
             return {}
         values = settings_in("sweep", str(name), self.own)
-        return {key: value for key, value in values.items() if not key.startswith("sweep")}
+        return {
+            key: value for key, value in values.items() if not key.startswith("sweep")
+        }
 
     @cached_property
     def _unchecked(self) -> Variants:
@@ -182,14 +219,17 @@ class Job:
         sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
         for choice in combinations(sweep.vary, sweep.variants):
             keys = frozenset(choice)
-            if keys not in copies:  # to copy takes longest: once where all keys are equal, which replace each other
+            # To copy takes longest: once where all keys are equal, which replace each other.
+            if keys not in copies:
                 copies[keys] = self.composed.copy()
             yield variant_name(choice), self._with(choice, copies[keys])
 
     def _with(self, choice: dict[str, Any], changed: DictConfig) -> Config:
         for key, value in choice.items():
             try:
-                OmegaConf.update(changed, key, value, force_add=key.startswith("model.options."))
+                OmegaConf.update(
+                    changed, key, value, force_add=key.startswith("model.options.")
+                )
             except REFUSED as error:
                 raise composition_error(error, [f"{key}={value}"], None) from error
         return self.made(changed)
@@ -213,11 +253,15 @@ class Job:
 def _given(key: str, value: Any, own: Path | None) -> GivenSetting:
     if key not in GROUPS:
         return GivenSetting(key, (key,))
-    inside = tuple(name for name in settings_in(key, str(value), own) if name not in GROUPS)
+    inside = tuple(
+        name for name in settings_in(key, str(value), own) if name not in GROUPS
+    )
     return GivenSetting(f"{key}={value}", inside)
 
 
-def checked_job(words: Sequence[str], own: Path | None = None, *, notes: bool = False) -> Job:
+def checked_job(
+    words: Sequence[str], own: Path | None = None, *, notes: bool = False
+) -> Job:
     """Return the job of checked `words`; with `notes`, without settings that nothing reads (Job.without_unread).
 
     Raises UserError for the first setting that cannot be run.
@@ -248,14 +292,18 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     Job(composed, tuple(words), own).made()
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
     composed.sweep.vary = values_to_vary(vary, command_settings(words))
-    composed.sweep.variants = changed(OmegaConf.to_container(composed.sweep.variants), command_settings(words))
+    composed.sweep.variants = changed(
+        OmegaConf.to_container(composed.sweep.variants), command_settings(words)
+    )
     composed.config_dir = str(own) if own else None
     job = Job(composed, tuple(words), own)
     _check_own_names(job)
     return job
 
 
-def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None) -> Job:
+def settled_again(
+    recorded: Mapping[str, Any], words: Sequence[str] = (), own: Path | None = None
+) -> Job:
     """Return the job of the settings `made` that a manifest has; `words` (of no group) change some of them.
 
     Settings that it lacks are those of versions before they were added: they stand at their defaults. A relative path
@@ -263,7 +311,9 @@ def settled_again(recorded: Mapping[str, Any], words: Sequence[str] = (), own: P
     Raises UserError for settings that this version does not know.
     """
     try:
-        composed = OmegaConf.merge(_defaults(), _found_in(recorded, own), OmegaConf.from_dotlist(list(words)))
+        composed = OmegaConf.merge(
+            _defaults(), _found_in(recorded, own), OmegaConf.from_dotlist(list(words))
+        )
     except REFUSED as error:
         raise composition_error(error, words, own) from error
     assert isinstance(composed, DictConfig)
@@ -305,7 +355,11 @@ def _inside(path: Any, own: Path | None) -> Any:
 
 @cache
 def _register_figure(name: str) -> None:
-    settings = {key: value for key, value in figures()[name].items() if key not in ("about", "seen")}
+    settings = {
+        key: value
+        for key, value in figures()[name].items()
+        if key not in ("about", "seen")
+    }
     ConfigStore.instance().store(name, settings, group="figure")
 
 
@@ -330,10 +384,13 @@ def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
     overrides = [*searched, *map(for_hydra, words)]
     with _own_hydra():
         for name in figures():
-            if own or name in ("none", command_settings(words).get("figure")):  # a file of the user's may name any
+            # A file of the user's may name any.
+            if own or name in ("none", command_settings(words).get("figure")):
                 _register_figure(name)
         loader = ConfigLoaderImpl(_search_path())
-        composed: DictConfig = loader.load_configuration("config", overrides, RunMode.RUN, from_shell=False)
+        composed: DictConfig = loader.load_configuration(
+            "config", overrides, RunMode.RUN, from_shell=False
+        )
     with open_dict(composed):
         del composed["hydra"]
     return composed
@@ -352,7 +409,11 @@ def _own_hydra() -> Iterator[None]:
     """Give Hydra global objects of hessfig's own: an application that uses Hydra keeps its GlobalHydra, its ConfigStore
     and the version whose behaviour it chose.
     """
-    with _ONE_AT_A_TIME, _in_this_thread(Singleton, "_instances", _singletons()), _no_resolvers():
+    with (
+        _ONE_AT_A_TIME,
+        _in_this_thread(Singleton, "_instances", _singletons()),
+        _no_resolvers(),
+    ):
         version.setbase("1.3")
         yield
 
@@ -372,7 +433,8 @@ def _in_this_thread(owner: type, name: str, own: dict[Any, Any]) -> Iterator[Non
         try:
             yield
         finally:
-            if getattr(owner, name) is view:  # another thread may have set a new one (OmegaConf.clear_resolvers)
+            # Another thread may have set a new one (OmegaConf.clear_resolvers).
+            if getattr(owner, name) is view:
                 setattr(owner, name, of_application)
 
 
@@ -408,7 +470,10 @@ class _ByThread(MutableMapping[Any, Any]):
 @cache
 def _singletons() -> dict[type, Any]:
     """Return {class: object}: plugins as the application has them, and a store with Hydra's settings and hessfig's."""
-    shared: dict[type, Any] = {Plugins: Plugins.instance(), SourcesRegistry: SourcesRegistry.instance()}
+    shared: dict[type, Any] = {
+        Plugins: Plugins.instance(),
+        SourcesRegistry: SourcesRegistry.instance(),
+    }
     store = copy(ConfigStore.instance())
     store.repo = {"hydra": store.repo["hydra"]}
     store.store("schema", Config)
@@ -422,7 +487,12 @@ def _check_own_names(job: Job) -> None:
     """A user's file must name its sweep or figure: what it leaves out would be the default's, and so its folder."""
     for group in ("sweep", "figure") if job.own else ():
         chosen, name = job.given.get(group), job.composed[group].name
-        if chosen in names(group) or chosen is None or f"{group}.name" in job.given or name == chosen:
+        if (
+            chosen in names(group)
+            or chosen is None
+            or f"{group}.name" in job.given
+            or name == chosen
+        ):
             continue
         raise UserError(
             f"{job.own}/{group}/{chosen}.yaml does not name itself",

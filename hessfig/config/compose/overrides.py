@@ -51,7 +51,11 @@ def for_hydra(word: str) -> str:
     key, _, value = word.lstrip("+").partition("=")
     if key in GROUPS and all(NAME.fullmatch(name) for name in value.split(",")):
         return f"{key}=" + ",".join(f"'{name}'" for name in value.split(","))
-    word = f"{word.partition('=')[0]}={_TEXT.sub(_as_key, value)}" if value.startswith(("{", "[")) else word
+    word = (
+        f"{word.partition('=')[0]}={_TEXT.sub(_as_key, value)}"
+        if value.startswith(("{", "["))
+        else word
+    )
     return f"++{word.lstrip('+')}" if key.startswith(open_settings()) else word
 
 
@@ -103,7 +107,12 @@ def _parsed(word: str) -> Override:
     try:
         return _override(word)
     except (HydraException, ValueError, RecursionError) as error:
-        raise UserError(f"cannot read {word!r}", got=word, allowed="key=value", remedy=_in_quotes(word)) from error
+        raise UserError(
+            f"cannot read {word!r}",
+            got=word,
+            allowed="key=value",
+            remedy=_in_quotes(word),
+        ) from error
 
 
 def _in_quotes(word: str) -> str:
@@ -117,14 +126,29 @@ def _in_quotes(word: str) -> str:
 def _check_form(word: str, override: Override) -> None:
     key = override.key_or_group
     if role_of(key) == Role.flag:
-        raise UserError(f"{key} is not given so", got=word, allowed="--config-dir", remedy="--config-dir FOLDER")
+        raise UserError(
+            f"{key} is not given so",
+            got=word,
+            allowed="--config-dir",
+            remedy="--config-dir FOLDER",
+        )
     if key not in GROUPS and not is_setting(key):
         raise unknown_key(key, got=word)
     if override.is_delete():
-        raise UserError(f"{key} cannot be taken away", got=word, allowed=f"{key}=VALUE", remedy="give it another value")
-    if override.package is not None or (word.startswith("+") and not key.startswith(open_settings())):
         raise UserError(
-            f"{key} is a setting: no + is needed", got=word, allowed=f"{key}=VALUE", remedy=f"{key}={_value(word)}"
+            f"{key} cannot be taken away",
+            got=word,
+            allowed=f"{key}=VALUE",
+            remedy="give it another value",
+        )
+    if override.package is not None or (
+        word.startswith("+") and not key.startswith(open_settings())
+    ):
+        raise UserError(
+            f"{key} is a setting: no + is needed",
+            got=word,
+            allowed=f"{key}=VALUE",
+            remedy=f"{key}={_value(word)}",
         )
 
 

@@ -12,7 +12,14 @@ from hessfig.config.facts import OF_NUMBERS, Role, are_predictions
 from hessfig.config.keys import added_defaults, as_plain
 from hessfig.config.presets import names
 from hessfig.config.settings import role_of, settings, with_role
-from hessfig.errors import UserError, command_line, first_few, plain, typed, words_of_command
+from hessfig.errors import (
+    UserError,
+    command_line,
+    first_few,
+    plain,
+    typed,
+    words_of_command,
+)
 from hessfig.files import is_file
 from hessfig.record import TABLE, manifest_in
 
@@ -22,7 +29,8 @@ _text = partial(typed, comma=", ")
 _VARY = "sweep.vary"  # compared by the settings that it names
 # Settings that may differ without measuring something else: other draws of the same task are the same task.
 _DRAWS = ("task.seed", "task.draw", "state.draw")
-_FILLED = ("task.path",)  # null in the preset: a plan puts in the sequences next to the model's files
+# Null in the preset: a plan puts in the sequences next to the model's files.
+_FILLED = ("task.path",)
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,9 @@ class SettingDifference:
 def manifest_of(folder: Path) -> dict[str, Any] | None:
     """Return the manifest in `folder`, or None if there is none. Raises UserError for a broken one."""
     return manifest_in(
-        *(folder, *_GROUPS), check=_check_sweep, allowed="the file that `hessfig run` left next to the table"
+        *(folder, *_GROUPS),
+        check=_check_sweep,
+        allowed="the file that `hessfig run` left next to the table",
     )
 
 
@@ -53,9 +63,13 @@ def _check_sweep(manifest: Mapping[str, Any]) -> None:
     """Raise TypeError unless what is taken over from a manifest is plain: lists of values, windows of numbers."""
     sweep = manifest["config"]["sweep"]
     vary, windows = sweep.get("vary") or {}, sweep.get("windows", [])
-    if not isinstance(vary, dict) or not all(isinstance(values, list) for values in vary.values()):
+    if not isinstance(vary, dict) or not all(
+        isinstance(values, list) for values in vary.values()
+    ):
         raise TypeError("config.sweep.vary is not a dict of lists")
-    if not isinstance(windows, list) or not all(_is_window(window) for window in windows):
+    if not isinstance(windows, list) or not all(
+        _is_window(window) for window in windows
+    ):
         raise TypeError("config.sweep.windows is not a list of windows")
     if not are_predictions(sweep.get("predictions") or {}):
         raise TypeError("config.sweep.predictions are not exponents")
@@ -64,7 +78,9 @@ def _check_sweep(manifest: Mapping[str, Any]) -> None:
 
 
 def _is_window(window: Any) -> bool:
-    return isinstance(window, list) and all(end is None or type(end) in (int, float) for end in window)
+    return isinstance(window, list) and all(
+        end is None or type(end) in (int, float) for end in window
+    )
 
 
 def setting_differences(
@@ -72,15 +88,26 @@ def setting_differences(
 ) -> list[SettingDifference]:
     """Return the settings that change numbers and differ from those of a table; only among `keys`, if given."""
     asked = as_plain(job.first)
-    of_numbers = [key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY]
-    vary = {**(recorded["sweep"].get("vary") or {}), **(asked["sweep"].get("vary") or {})}
+    of_numbers = [
+        key for key in settings() if key in with_role(*OF_NUMBERS) and key != _VARY
+    ]
+    vary = {
+        **(recorded["sweep"].get("vary") or {}),
+        **(asked["sweep"].get("vary") or {}),
+    }
     different = []
     for key in dict.fromkeys([*of_numbers, *vary]):
         setting = SettingDifference(key, _values(recorded, key), _values(asked, key))
         # a pin that is not asked for is whatever was there when the table was made
-        is_free = setting.made is _UNKNOWN or (setting.asked is None and key in with_role(Role.pin))
+        is_free = setting.made is _UNKNOWN or (
+            setting.asked is None and key in with_role(Role.pin)
+        )
         is_compared = keys is None or _is_named(key, keys, vary)
-        if is_compared and not is_free and not _agree(setting, is_part=keys is not None):
+        if (
+            is_compared
+            and not is_free
+            and not _agree(setting, is_part=keys is not None)
+        ):
             different.append(setting)
     return different
 
@@ -89,7 +116,9 @@ def matching_folder(job: Job) -> Path:
     """Return outputs/<sweep>. Raises UserError if a given setting differs from the one that made the table."""
     folder = Path(job.config.output_dir) / job.config.sweep.name
     manifest = manifest_of(folder)
-    other = setting_differences(manifest["config"], job, set(job.given)) if manifest else []
+    other = (
+        setting_differences(manifest["config"], job, set(job.given)) if manifest else []
+    )
     if other:
         first = other[0]
         raise UserError(
@@ -105,12 +134,16 @@ def table_folder(job: Job) -> Path:
     """Return outputs/<sweep> with its table. Raises UserError if there is none, or one of other settings."""
     folder = matching_folder(job)
     if not is_file(folder / TABLE):
-        is_known = folder.name in names("sweep", job.own) or any(word.startswith("sweep=") for word in job.words)
+        is_known = folder.name in names("sweep", job.own) or any(
+            word.startswith("sweep=") for word in job.words
+        )
         raise UserError(
             f"{folder / TABLE} is missing: the sweep was not run",
             got="no table",
             allowed="the table that `hessfig run` or hessfig.Monitor writes",
-            remedy=_run_command(job) if is_known else f"output_dir=FOLDER, where FOLDER/{folder.name}/{TABLE} is",
+            remedy=_run_command(job)
+            if is_known
+            else f"output_dir=FOLDER, where FOLDER/{folder.name}/{TABLE} is",
         )
     return folder
 
@@ -125,7 +158,10 @@ def _agree(setting: SettingDifference, *, is_part: bool) -> bool:
 def _is_named(key: str, keys: Collection[str], vary: Collection[str]) -> bool:
     """Whether `key` is one of `keys`, in a group that is, or one of those varied where `sweep.vary` is among them."""
     by_vary = key in vary and any(name.startswith(_VARY) for name in keys)
-    return by_vary or any(key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.") for name in keys)
+    return by_vary or any(
+        key == name or key.startswith(f"{name}.") or name.startswith(f"{key}.")
+        for name in keys
+    )
 
 
 def _values(config: Mapping[str, Any], key: str) -> Any:
@@ -143,10 +179,22 @@ def _values(config: Mapping[str, Any], key: str) -> Any:
 
 def _run_command(job: Job) -> str:
     """Return the command that measures the sweep of `job`."""
-    sweep = next((word for word in job.words if word.startswith("sweep=")), f"sweep={job.config.sweep.name}")
+    sweep = next(
+        (word for word in job.words if word.startswith("sweep=")),
+        f"sweep={job.config.sweep.name}",
+    )
     of_readers = (Role.reading, Role.fit)
-    kept = [word for word in job.words if word != sweep and role_of(word.partition("=")[0]) not in of_readers]
-    return command_line("run", sweep, *sorted(kept, key=lambda word: word.startswith("output_dir=")), *job.flags)
+    kept = [
+        word
+        for word in job.words
+        if word != sweep and role_of(word.partition("=")[0]) not in of_readers
+    ]
+    return command_line(
+        "run",
+        sweep,
+        *sorted(kept, key=lambda word: word.startswith("output_dir=")),
+        *job.flags,
+    )
 
 
 # Settings of what is measured; the others say how, how often and where on the axis.
@@ -174,7 +222,9 @@ class Preset:
         return [
             setting
             for setting in self.changed
-            if setting.key.startswith(_OF_NETWORK) and setting.key not in _DRAWS and not _is_part(setting)
+            if setting.key.startswith(_OF_NETWORK)
+            and setting.key not in _DRAWS
+            and not _is_part(setting)
         ]
 
     def words(self, name: str) -> str:
@@ -182,7 +232,10 @@ class Preset:
         about = plain(self.about)
         if self.says_itself or not self.changed:
             return about
-        changes = first_few([plain(f"{setting.key}={setting.value}") for setting in self.changed], most=_SHOWN)
+        changes = first_few(
+            [plain(f"{setting.key}={setting.value}") for setting in self.changed],
+            most=_SHOWN,
+        )
         preset = "preset"
         if self.name != name:
             preset = f"preset {self.name}"
@@ -197,14 +250,19 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     manifest = manifest_of(folder)
     if manifest is None:
         return None
-    words, by_folder = words_of_command(manifest.get("command"), "run"), [f"sweep={folder.name}"]
+    words, by_folder = (
+        words_of_command(manifest.get("command"), "run"),
+        [f"sweep={folder.name}"],
+    )
     by_command = by_folder
     if words is not None:
         by_command = _named(words)
     for named in (by_command, by_folder):
         if all(word.removeprefix("sweep=") in names("sweep", own) for word in named):
             preset = _preset(words or [], named, own, manifest["config"])
-            is_whole = manifest.get("missing_cells") == manifest.get("diverged_cells", 0)
+            is_whole = manifest.get("missing_cells") == manifest.get(
+                "diverged_cells", 0
+            )
             return replace(preset, is_whole=is_whole)
     return None
 
@@ -239,19 +297,33 @@ def unchanged(preset: Preset | None) -> str:
 def title(job: Job) -> str:
     """Return the first line about a run: its name and its description."""
     name = job.config.sweep.name
-    words = _preset(job.words, _named(job.words), job.own, as_plain(job.first)).words(name)
+    words = _preset(job.words, _named(job.words), job.own, as_plain(job.first)).words(
+        name
+    )
     if words.startswith("(preset"):
         return f"sweep {name} {words}"
     return f"sweep {name}: {words}"
 
 
-def _preset(words: Sequence[str], named: Sequence[str], own: Path | None, recorded: Mapping[str, Any]) -> Preset:
+def _preset(
+    words: Sequence[str],
+    named: Sequence[str],
+    own: Path | None,
+    recorded: Mapping[str, Any],
+) -> Preset:
     job = compose(named, own)
-    sweep, says_itself = job.config.sweep, any(word.startswith("sweep.about=") for word in words)
+    sweep, says_itself = (
+        job.config.sweep,
+        any(word.startswith("sweep.about=") for word in words),
+    )
     about = sweep.about
     if says_itself:
         about = str(recorded["sweep"].get("about") or "")
-    changed = [one for one in setting_differences(recorded, job) if not _is_filled(one, recorded)]
+    changed = [
+        one
+        for one in setting_differences(recorded, job)
+        if not _is_filled(one, recorded)
+    ]
     return Preset(sweep.name, about, changed, says_itself)
 
 
@@ -268,7 +340,9 @@ def _named(words: Sequence[str]) -> list[str]:
 
 
 def _is_part(setting: SettingDifference) -> bool:
-    return isinstance(setting.asked, list) and all(value in setting.asked for value in _listed(setting.made))
+    return isinstance(setting.asked, list) and all(
+        value in setting.asked for value in _listed(setting.made)
+    )
 
 
 def _listed(value: Any) -> list[Any]:

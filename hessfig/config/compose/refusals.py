@@ -6,17 +6,30 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
 
 from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
 from hessfig.errors import UserError, unknown_name
 
-REFUSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError)
+REFUSED = (
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+    ValueError,
+    RecursionError,
+)
 
 
-def composition_error(error: BaseException, words: Sequence[str], own: Path | None) -> UserError:
+def composition_error(
+    error: BaseException, words: Sequence[str], own: Path | None
+) -> UserError:
     """Return the UserError for one of REFUSED, raised when composing `words` with the user's folder `own`."""
     if isinstance(error, yaml.YAMLError):
         return _no_yaml(error)
@@ -34,13 +47,22 @@ def composition_error(error: BaseException, words: Sequence[str], own: Path | No
 
 def lone_word(word: str) -> UserError:
     """Return the error for a word without a value, such as a choice without its group."""
-    whole = [f"{group}={word}" for group in ("sweep", "figure", "model") if word in names(group)]
+    whole = [
+        f"{group}={word}"
+        for group in ("sweep", "figure", "model")
+        if word in names(group)
+    ]
     remedy = meant(word)
     if word in GROUPS or word in settings():
         remedy = f"{word}=VALUE; `hessfig run --help` lists the values"
     elif whole:
         remedy = f"did you mean {' or '.join(whole)}?"
-    return UserError(f"cannot read {word!r}: it has no value", got=word, allowed="key=value", remedy=remedy)
+    return UserError(
+        f"cannot read {word!r}: it has no value",
+        got=word,
+        allowed="key=value",
+        remedy=remedy,
+    )
 
 
 def _no_yaml(error: yaml.YAMLError) -> UserError:
@@ -58,7 +80,9 @@ def _no_yaml(error: yaml.YAMLError) -> UserError:
 def _cause(error: BaseException) -> BaseException:
     """Return OmegaConf's own exception behind Hydra's, if there is one."""
     behind = (error, error.__cause__, error.__context__)
-    return next((cause for cause in behind if isinstance(cause, OmegaConfBaseException)), error)
+    return next(
+        (cause for cause in behind if isinstance(cause, OmegaConfBaseException)), error
+    )
 
 
 def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
@@ -68,7 +92,11 @@ def _file(text: str, words: Sequence[str], own: Path | None) -> Path | None:
         return None
     named = [blamed.group(1)]
     if named == ["config"]:
-        named = [word.replace("=", "/").replace("'", "") for word in words if word.partition("=")[0] in GROUPS]
+        named = [
+            word.replace("=", "/").replace("'", "")
+            for word in words
+            if word.partition("=")[0] in GROUPS
+        ]
     for name in named:
         if (path := own / f"{name}.yaml").exists():
             return path
@@ -84,8 +112,14 @@ def unknown_key(key: str, file: Path | None = None, *, got: str = "") -> UserErr
     """Return the error for a key of the command line (the word `got`), or of a user's file, that is not a setting."""
     leaf = key.rpartition(".")[2]
     remedy = meant(key)
-    if file is not None and key.partition(".")[0] in GROUPS and (is_setting(leaf) or leaf in GROUPS):
-        remedy = f"begin the file with '# @package _global_' if {leaf} is at its top level"
+    if (
+        file is not None
+        and key.partition(".")[0] in GROUPS
+        and (is_setting(leaf) or leaf in GROUPS)
+    ):
+        remedy = (
+            f"begin the file with '# @package _global_' if {leaf} is at its top level"
+        )
     return UserError(
         f"{_beginning(file)}there is no setting {key!r}",
         got=got or key,
@@ -108,12 +142,22 @@ def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError
     known = names(group, own) if group in GROUPS else GROUPS
     if file is not None:
         what = f"{file}: there is no {group or 'group'} {choice!r}"
-        return unknown_name(what, choice, known, "fix the file's list of defaults", got=path)
+        return unknown_name(
+            what, choice, known, "fix the file's list of defaults", got=path
+        )
     otherwise = f"--config-dir FOLDER, a folder of yours with {group}/{choice}.yaml"
-    return unknown_name(f"there is no {group} {choice!r}", choice, known, otherwise, got=f"{group}={choice}")
+    return unknown_name(
+        f"there is no {group} {choice!r}",
+        choice,
+        known,
+        otherwise,
+        got=f"{group}={choice}",
+    )
 
 
-def _value(cause: BaseException, file: Path | None, words: Sequence[str], own: Path | None) -> UserError:
+def _value(
+    cause: BaseException, file: Path | None, words: Sequence[str], own: Path | None
+) -> UserError:
     key = re.sub(r"\[.*", "", str(getattr(cause, "full_key", None) or ""))
     got = _word(key, words) or _said(key, str(cause))
     if key in settings():
@@ -125,7 +169,9 @@ def _value(cause: BaseException, file: Path | None, words: Sequence[str], own: P
         why = f"{file}: it does not hold settings by name"
     if own is not None:
         allowed = "key: value, and a list of defaults, as in the shipped files"
-    return UserError(why, got=got, allowed=allowed, remedy="`hessfig run --help` lists the settings")
+    return UserError(
+        why, got=got, allowed=allowed, remedy="`hessfig run --help` lists the settings"
+    )
 
 
 def _said(key: str, text: str) -> str:
@@ -137,4 +183,6 @@ def _said(key: str, text: str) -> str:
 
 
 def _word(key: str, words: Sequence[str]) -> str | None:
-    return next((word for word in reversed(words) if key and word.startswith(f"{key}=")), None)
+    return next(
+        (word for word in reversed(words) if key and word.startswith(f"{key}=")), None
+    )

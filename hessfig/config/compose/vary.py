@@ -7,7 +7,16 @@ from typing import Any
 
 from hessfig.config.facts import VARIED
 from hessfig.config.schema import GROUPS, Config
-from hessfig.config.settings import is_setting, meant, role_of, settings, siblings, top_level, value_of, wrong_kind
+from hessfig.config.settings import (
+    is_setting,
+    meant,
+    role_of,
+    settings,
+    siblings,
+    top_level,
+    value_of,
+    wrong_kind,
+)
 from hessfig.config.user.user_dir import NAME, NAME_IN_WORDS
 from hessfig.errors import UserError, unknown_name
 
@@ -28,7 +37,10 @@ def check_shapes(config: Config) -> None:
 def _check_axis(config: Config) -> None:
     axis, allowed = config.sweep.axis, ["sigma", "step", "index", *config.sweep.vary]
     if axis not in allowed:
-        what, otherwise = "sweep.axis is not what this sweep runs along", f"sweep.vary={{{axis}: [VALUES]}}"
+        what, otherwise = (
+            "sweep.axis is not what this sweep runs along",
+            f"sweep.vary={{{axis}: [VALUES]}}",
+        )
         raise unknown_name(what, axis, allowed, otherwise, got=f"sweep.axis={axis}")
 
 
@@ -55,14 +67,22 @@ def values_to_vary(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
     """
     asked = dict(_flat(vary, ""))
     if "sweep.vary" in given:
-        entries = {key.removeprefix("sweep.vary."): None for key in given if key.startswith("sweep.vary.")}
+        entries = {
+            key.removeprefix("sweep.vary."): None
+            for key in given
+            if key.startswith("sweep.vary.")
+        }
         by_hand = dict(_flat(given["sweep.vary"] or {}, "")) | entries
         _check_not_given_too(by_hand, given)
         asked = {key: value for key, value in asked.items() if key in by_hand}
-    return {key: _values(key, value) for key, value in asked.items() if key not in given}
+    return {
+        key: _values(key, value) for key, value in asked.items() if key not in given
+    }
 
 
-def combinations(vary: Vary, variants: Collection[Mapping[str, Any]] = ()) -> Iterator[dict[str, Any]]:
+def combinations(
+    vary: Vary, variants: Collection[Mapping[str, Any]] = ()
+) -> Iterator[dict[str, Any]]:
     """Yield every combination, {key: value}, of each of `variants`; the first key changes slowest.
 
     Raises UserError for more than MOST_VARIANTS, counted before the first is made.
@@ -71,7 +91,9 @@ def combinations(vary: Vary, variants: Collection[Mapping[str, Any]] = ()) -> It
     if count > MOST_VARIANTS:
         raise UserError(
             f"sweep.vary: {count} combinations",
-            got=", ".join(f"{key}: {len(values)} values" for key, values in vary.items()),
+            got=", ".join(
+                f"{key}: {len(values)} values" for key, values in vary.items()
+            ),
             allowed=f"at most {MOST_VARIANTS} combinations",
             remedy="vary fewer settings at once, or split the sweep",
         )
@@ -94,16 +116,29 @@ def changed(variants: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
                 remedy="sweep.variants=[{}, {model.scores: cosine}]",
             )
     if "sweep.variants" in given:
-        _check_not_given_too([key for variant in variants for key, _ in _flat(variant, "")], given, "sweep.variants")
+        _check_not_given_too(
+            [key for variant in variants for key, _ in _flat(variant, "")],
+            given,
+            "sweep.variants",
+        )
     kept = [
-        {key: _values(key, value)[0] for key, value in _flat(variant, "") if key not in given} for variant in variants
+        {
+            key: _values(key, value)[0]
+            for key, value in _flat(variant, "")
+            if key not in given
+        }
+        for variant in variants
     ]
-    return [variant for place, variant in enumerate(kept) if variant not in kept[:place]]
+    return [
+        variant for place, variant in enumerate(kept) if variant not in kept[:place]
+    ]
 
 
 def variant_name(choice: Mapping[str, Any]) -> str:
     """Return 'key=value,...' without the number of layers, which has a column of its own."""
-    return ",".join(f"{key}={value}" for key, value in choice.items() if key != "model.n_layers")
+    return ",".join(
+        f"{key}={value}" for key, value in choice.items() if key != "model.n_layers"
+    )
 
 
 def _flat(vary: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -115,7 +150,9 @@ def _flat(vary: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _check_not_given_too(by_hand: Collection[str], given: Mapping[str, Any], where: str = "sweep.vary") -> None:
+def _check_not_given_too(
+    by_hand: Collection[str], given: Mapping[str, Any], where: str = "sweep.vary"
+) -> None:
     for key in by_hand:
         if key in given:
             raise UserError(
@@ -131,19 +168,30 @@ def _values(key: str, value: Any) -> list[Any]:
     values = list(value) if isinstance(value, list | tuple) else [value]
     form = f"sweep.vary={{{key}: [VALUE, ...]}}"
     if not values:
-        raise UserError(f"sweep.vary: {key} has no values", got=f"{key}: []", allowed=form, remedy="name a value")
+        raise UserError(
+            f"sweep.vary: {key} has no values",
+            got=f"{key}: []",
+            allowed=form,
+            remedy="name a value",
+        )
     for entry in values:
-        if not isinstance(entry, int | float | str | None) or set(str(entry)) & set(",=\"'[]{}$\\"):
+        if not isinstance(entry, int | float | str | None) or set(str(entry)) & set(
+            ",=\"'[]{}$\\"
+        ):
             raise UserError(
                 f"sweep.vary: a value of {key} cannot name a variant",
                 got=entry,
                 allowed="numbers, true, false, null, and text without any of , = \" ' [ ] { } $ \\",
                 remedy="make it a sweep of its own",
             )
-    numbers = [float(one) if type(one) in (int, float) else str(one) for one in values]  # 1 and 1.0 are one number
+    # 1 and 1.0 are one number.
+    numbers = [float(one) if type(one) in (int, float) else str(one) for one in values]
     if len(set(numbers)) < len(values):
         raise UserError(
-            f"sweep.vary: {key} has a value twice", got=values, allowed=form, remedy="name every value once"
+            f"sweep.vary: {key} has a value twice",
+            got=values,
+            allowed=form,
+            remedy="name every value once",
         )
     return values
 
@@ -153,7 +201,9 @@ def _check_key(key: str) -> None:
         raise UserError(
             f"sweep.vary: there is no setting {key!r}",
             got=key,
-            allowed=", ".join(siblings(key) if "." in key else filter(_is_variable, settings())),
+            allowed=", ".join(
+                siblings(key) if "." in key else filter(_is_variable, settings())
+            ),
             remedy=meant(key),
         )
     if not _is_variable(key):

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from hessfig.config.schema import Config
 
 FORM = "FILE.py:NAME, or PACKAGE.MODULE:NAME of an installed package"
-_RUN: dict[str, str] = {}  # the SHA-256 of each file that this process has run, as it was then
+_RUN: dict[
+    str, str
+] = {}  # the SHA-256 of each file that this process has run, as it was then
 
 
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
@@ -77,7 +79,10 @@ def files_of(spec: str, config_dir: str | None) -> dict[str, Path]:
     if named.is_absolute() or ".." in named.parts:
         named = Path(named.name)
     home = path.resolve().parent
-    return {str(named.parent / _under(file, home)): file for file in _imported(path.resolve())}
+    return {
+        str(named.parent / _under(file, home)): file
+        for file in _imported(path.resolve())
+    }
 
 
 def _under(file: Path, home: Path) -> Path:
@@ -89,7 +94,9 @@ def _under(file: Path, home: Path) -> Path:
 
 
 def _python_path() -> list[str]:
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    return [
+        entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry
+    ]
 
 
 def is_own(spec: str) -> bool:
@@ -127,7 +134,8 @@ def failed(key: str, place: str, error: BaseException) -> UserError:
     where = traceback.extract_tb(error.__traceback__)[-1]
     return UserError(
         f"{key}: {place} fails",
-        got=f"{type(error).__name__}: {error}"[:300] + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
+        got=f"{type(error).__name__}: {error}"[:300]
+        + f" ({where.name}, {Path(where.filename).name}:{where.lineno})",
         allowed=allowed,
         remedy=f"fix it: {run}",
     )
@@ -136,7 +144,12 @@ def failed(key: str, place: str, error: BaseException) -> UserError:
 def _split(key: str, spec: str | None) -> tuple[str, str]:
     place, colon, name = (spec or "").rpartition(":")
     if not (place and colon and name.isidentifier()):
-        raise UserError(f"{key} names nothing", got=spec, allowed=FORM, remedy=f"for example {key}=mynet.py:make")
+        raise UserError(
+            f"{key} names nothing",
+            got=spec,
+            allowed=FORM,
+            remedy=f"for example {key}=mynet.py:make",
+        )
     return place, name
 
 
@@ -150,14 +163,24 @@ def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not place.startswith(error.name):
                 raise
-            file, remedy = f"{place.replace('.', '/')}.py", "install your package, or name a file"
+            file, remedy = (
+                f"{place.replace('.', '/')}.py",
+                "install your package, or name a file",
+            )
             if _file(file, config_dir):
                 remedy = f"{key}={file}:NAME (a file here)"
-            raise UserError(f"{key}: there is no module {place!r}", got=place, allowed=FORM, remedy=remedy) from error
+            raise UserError(
+                f"{key}: there is no module {place!r}",
+                got=place,
+                allowed=FORM,
+                remedy=remedy,
+            ) from error
 
 
 def _file(place: str, config_dir: str | None) -> Path | None:
-    return next((path for path in _candidates(place, config_dir) if is_file(path)), None)
+    return next(
+        (path for path in _candidates(place, config_dir) if is_file(path)), None
+    )
 
 
 def _candidates(place: str, config_dir: str | None) -> list[Path]:
@@ -175,7 +198,12 @@ def _found(key: str, place: str, config_dir: str | None) -> Path:
     file = _file(place, config_dir)
     if file is None:
         tried = " and ".join(str(path) for path in _candidates(place, config_dir))
-        raise UserError(f"{key}: there is no such file", got=place, allowed=FORM, remedy=f"looked for {tried}")
+        raise UserError(
+            f"{key}: there is no such file",
+            got=place,
+            allowed=FORM,
+            remedy=f"looked for {tried}",
+        )
     return file.resolve()
 
 
@@ -184,14 +212,18 @@ def _from_file(key: str, path: Path, identity: tuple[int, ...]) -> ModuleType:
     """Run the file under a name that no import finds; its folder is searched last, so that it shadows nothing."""
     del identity
     name = f"hessfig_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_FromText(name, str(path)))
+    spec = importlib.util.spec_from_file_location(
+        name, path, loader=_FromText(name, str(path))
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.append(folder)
         extensions = (ExtensionFileLoader, machinery.EXTENSION_SUFFIXES)
-        sys.path_importer_cache[folder] = FileFinder(folder, extensions, (_FromText, machinery.SOURCE_SUFFIXES))
+        sys.path_importer_cache[folder] = FileFinder(
+            folder, extensions, (_FromText, machinery.SOURCE_SUFFIXES)
+        )
     sys.modules[name] = module  # dataclasses look their module up there
     with guarded(key, str(path)), contextlib.chdir(Path.cwd()):
         spec.loader.exec_module(module)

@@ -55,7 +55,9 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
             remedy="rename the file",
         )
     try:
-        root = yaml.compose(read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader)
+        root = yaml.compose(
+            read_small(path, MOST_BYTES).decode("utf-8"), Loader=yaml.SafeLoader
+        )
     except yaml.YAMLError:  # composing it tells why
         return
     except (OSError, ValueError, RecursionError) as error:
@@ -78,7 +80,9 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
 
 # Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of sixty and of eight, switches.
 _SURPRISES = {
-    "a number to the base of 60": re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"),
+    "a number to the base of 60": re.compile(
+        r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+    ),
     "a number to the base of 8": re.compile(r"[-+]?0[0-7_]+"),
     "true or false": re.compile(r"yes|no|on|off", re.IGNORECASE),
 }
@@ -86,7 +90,10 @@ _SURPRISES = {
 
 def _check_spelling(scalar: yaml.ScalarNode, path: Path) -> None:
     """Raise UserError for a plain word that YAML reads as something else: time: 2:30:00 would be 9000."""
-    read_as = next((what for what, form in _SURPRISES.items() if form.fullmatch(scalar.value)), None)
+    read_as = next(
+        (what for what, form in _SURPRISES.items() if form.fullmatch(scalar.value)),
+        None,
+    )
     if scalar.style is None and read_as:
         raise UserError(
             f"{path}, line {scalar.start_mark.line + 1}: YAML reads this as {read_as}",

@@ -43,8 +43,15 @@ class ApproximatedBlock(ImplicitMatrix):
     True
     """
 
-    def __init__(self, name: str, block: Block, product: Product, entries: Entries) -> None:
-        self.name, self.block, self._product, self._entries = name, block, product, entries
+    def __init__(
+        self, name: str, block: Block, product: Product, entries: Entries
+    ) -> None:
+        self.name, self.block, self._product, self._entries = (
+            name,
+            block,
+            product,
+            entries,
+        )
         self.names, self.sizes = entries.names, entries.sizes
         self.flatten, self.unflatten = entries.flatten, entries.unflatten
         dim = sum(entries.sizes)
@@ -59,19 +66,30 @@ class ApproximatedBlock(ImplicitMatrix):
         return self
 
     def _solved(
-        self, b: Float[Tensor, "n k"], damping: float, tolerance: float, preconditioner: ImplicitMatrix | None
+        self,
+        b: Float[Tensor, "n k"],
+        damping: float,
+        tolerance: float,
+        preconditioner: ImplicitMatrix | None,
     ) -> tuple[Tensor, Tensor]:
         """Solve by the eigenvalues of A, up to rounding; raise UserError if A + damping I is singular."""
         columns = b.to(self.device, torch.float64)
-        x = self._function(lambda values: self._inverted(values, damping)).matmat(columns)
+        x = self._function(lambda values: self._inverted(values, damping)).matmat(
+            columns
+        )
         left = columns - self._product.matmat(x) - damping * x
-        return x, left.norm(dim=0) / columns.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)  # 0 of no side
+        # 0 of no side.
+        return x, left.norm(dim=0) / columns.norm(dim=0).clamp_min(
+            torch.finfo(torch.float64).tiny
+        )
 
     def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
         """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""
         floor = max(damping, least * self._scale, torch.finfo(torch.float64).tiny)
         inverted = self._function(lambda values: 1 / (values.abs() + floor))
-        return ApproximatedBlock(f"inverse of {self.name}", self.block, inverted, self._entries)
+        return ApproximatedBlock(
+            f"inverse of {self.name}", self.block, inverted, self._entries
+        )
 
     @property
     def _scale(self) -> float:
@@ -82,7 +100,9 @@ class ApproximatedBlock(ImplicitMatrix):
     def _function(self, function: Any) -> Product:
         return spectral_function(self._product, function, self.shape[0])
 
-    def _inverted(self, values: Float[Tensor, "*shape"], damping: float) -> Float[Tensor, "*shape"]:
+    def _inverted(
+        self, values: Float[Tensor, "*shape"], damping: float
+    ) -> Float[Tensor, "*shape"]:
         inverse = 1 / (values + damping)
         if not bool(inverse.isfinite().all()):
             raise UserError(
@@ -98,7 +118,9 @@ class ApproximatedBlock(ImplicitMatrix):
 
 
 Function = Callable[[Tensor], Tensor]
-MOST_DENSE = 4096  # the most rows of a matrix without structure, which is decomposed as a whole
+MOST_DENSE = (
+    4096  # the most rows of a matrix without structure, which is decomposed as a whole
+)
 _ASYMMETRY = 1e-10
 
 
@@ -113,7 +135,9 @@ class Shifted:
     def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
         """Return A V."""
         within = self.vectors.T @ vectors
-        return self.outside * vectors + self.vectors @ ((self.inside - self.outside)[:, None] * within)
+        return self.outside * vectors + self.vectors @ (
+            (self.inside - self.outside)[:, None] * within
+        )
 
 
 @singledispatch
@@ -148,9 +172,13 @@ def _(matrix: Reordered, function: Function, dim: int) -> Product:
 
 @spectral_function.register
 def _(matrix: KroneckerSum, function: Function, dim: int) -> Product:
-    if len(matrix.left) > 1 or not all(map(_is_symmetric, (matrix.left[0], matrix.right[0]))):
+    if len(matrix.left) > 1 or not all(
+        map(_is_symmetric, (matrix.left[0], matrix.right[0]))
+    ):
         return spectral_function.dispatch(object)(matrix, function, dim)
-    left, right = (torch.linalg.eigh(factor[0]) for factor in (matrix.left, matrix.right))
+    left, right = (
+        torch.linalg.eigh(factor[0]) for factor in (matrix.left, matrix.right)
+    )
     values = left.eigenvalues[:, None] * right.eigenvalues
     return Rotated(Basis(left.eigenvectors, right.eigenvectors), function(values))
 
@@ -158,7 +186,11 @@ def _(matrix: KroneckerSum, function: Function, dim: int) -> Product:
 @spectral_function.register
 def _(matrix: LowRank, function: Function, dim: int) -> Product:
     sizes, vectors = torch.linalg.svd(matrix.rows, full_matrices=False)[1:]
-    return Shifted(vectors.T, function(sizes.square()), function(torch.zeros((), dtype=torch.float64)))
+    return Shifted(
+        vectors.T,
+        function(sizes.square()),
+        function(torch.zeros((), dtype=torch.float64)),
+    )
 
 
 def _is_symmetric(factor: Float[Tensor, "n n"]) -> bool:

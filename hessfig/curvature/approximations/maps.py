@@ -33,7 +33,11 @@ class UnfoldedMap:
         """
         place, *others = {weight.parameter.rpartition(".")[0] for weight in side}
         names = tuple(weight.parameter.rpartition(".")[2] for weight in side)
-        if others or sorted(names) not in _HELD or any(weight.index is not None for weight in side):
+        if (
+            others
+            or sorted(names) not in _HELD
+            or any(weight.index is not None for weight in side)
+        ):
             return None
         module = network.get_submodule(place)
         is_one = isinstance(module, MAPS)
@@ -51,10 +55,14 @@ class UnfoldedMap:
             return outputs
         return outputs.movedim(-1 - len(self.module.kernel_size), -1)
 
-    def inputs(self, given: Float[Tensor, "..."], outputs: Float[Tensor, "..."]) -> Float[Tensor, "*batch n"]:
+    def inputs(
+        self, given: Float[Tensor, "..."], outputs: Float[Tensor, "..."]
+    ) -> Float[Tensor, "*batch n"]:
         """Return the inputs x of all uses in a call."""
         pieces = [
-            self._patches(given) if name == "weight" else torch.ones_like(self.by_use(outputs)[..., :1])
+            self._patches(given)
+            if name == "weight"
+            else torch.ones_like(self.by_use(outputs)[..., :1])
             for name in self.parameters
         ]
         return torch.cat(pieces, dim=-1)
@@ -63,7 +71,9 @@ class UnfoldedMap:
         if not isinstance(self.module, CONVOLUTIONS):
             return given
         weight = self.module.weight
-        unit = torch.eye(weight[0].numel(), dtype=given.dtype, device=given.device).view(-1, *weight.shape[1:])
+        unit = torch.eye(
+            weight[0].numel(), dtype=given.dtype, device=given.device
+        ).view(-1, *weight.shape[1:])
         return self.by_use(self.module._conv_forward(given, unit, None))
 
     def joined(self, by_name: Sequence[Tensor]) -> Float[Tensor, "m n"]:

@@ -14,7 +14,8 @@ from jaxtyping import Float, Shaped
 from scipy.linalg import eigh
 from torch import Tensor
 
-_SWEEPS, _STILL = 100, 1e-8  # alternating least squares: maximal number of sweeps, and change at which it stops
+# Alternating least squares: maximal number of sweeps, and change at which it stops.
+_SWEEPS, _STILL = (100, 1e-8)
 _RIDGE = 1e-13  # ridge of the normal equations, relative to their trace
 
 
@@ -58,7 +59,10 @@ class KroneckerSum:
     def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
         """Return A V."""
         weights = as_weights(vectors, (self.left.shape[1], self.right.shape[1]))
-        terms = [one @ weights @ other.T for one, other in zip(self.left, self.right, strict=True)]
+        terms = [
+            one @ weights @ other.T
+            for one, other in zip(self.left, self.right, strict=True)
+        ]
         return torch.stack(terms).sum(dim=0).flatten(1).T
 
 
@@ -72,7 +76,9 @@ class Basis:
     @classmethod
     def of(cls, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]) -> Basis:
         """Return the eigenvectors of two symmetric factors."""
-        return cls(torch.linalg.eigh(left).eigenvectors, torch.linalg.eigh(right).eigenvectors)
+        return cls(
+            torch.linalg.eigh(left).eigenvectors, torch.linalg.eigh(right).eigenvectors
+        )
 
     def into(self, weights: Float[Tensor, "*k m n"]) -> Float[Tensor, "*k m n"]:
         """Return coordinates in this basis."""
@@ -110,7 +116,9 @@ class Reordered:
         return self.matrix.matmat(inside)[self.order]
 
 
-def as_weights(vectors: Float[Tensor, "dim k"], shape: Sequence[int]) -> Float[Tensor, "k m n"]:
+def as_weights(
+    vectors: Float[Tensor, "dim k"], shape: Sequence[int]
+) -> Float[Tensor, "k m n"]:
     """Return every column as a matrix of the weight's shape."""
     return vectors.T.reshape(-1, *shape)
 
@@ -125,7 +133,9 @@ def kronecker_factors(
     return sent_back.T @ sent_back, inputs.T @ inputs / len(inputs)
 
 
-def kronecker_factors_of(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
+def kronecker_factors_of(
+    batches: Iterable[tuple[Tensor, Tensor]],
+) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
     """Return the K-FAC factors of several batches of (sent_back, inputs): sum g g^T, and the mean over all inputs.
 
     A batch without inputs has no part in the mean.
@@ -135,7 +145,11 @@ def kronecker_factors_of(batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Floa
         more, mean = kronecker_factors(sent, inputs)
         count += len(inputs)
         left = left + more
-        right = right + (mean - right) * (len(inputs) / count) if len(inputs) else right.to(mean).expand(mean.shape)
+        right = (
+            right + (mean - right) * (len(inputs) / count)
+            if len(inputs)
+            else right.to(mean).expand(mean.shape)
+        )
     return left, right
 
 
@@ -148,7 +162,9 @@ def root(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
-def best_kronecker_sum(matrix: Float[Tensor, "dim dim"], shape: Sequence[int], rank: int) -> KroneckerSum:
+def best_kronecker_sum(
+    matrix: Float[Tensor, "dim dim"], shape: Sequence[int], rank: int
+) -> KroneckerSum:
     """Return the sum of `rank` Kronecker products that is closest to a matrix in the Frobenius norm.
 
     The matrix is rearranged so that row (i, j) is the block that couples rows i and j of the weight. A sum of r
@@ -162,12 +178,17 @@ def best_kronecker_sum(matrix: Float[Tensor, "dim dim"], shape: Sequence[int], r
     count = min(rank, size)
     _, vectors = eigh(gram.numpy(), subset_by_index=[size - count, size - 1])
     leading = torch.from_numpy(vectors).to(matrix)
-    left, right = (leading, rearranged.T @ leading) if wide else (rearranged @ leading, leading)
+    left, right = (
+        (leading, rearranged.T @ leading) if wide else (rearranged @ leading, leading)
+    )
     return KroneckerSum(left.T.reshape(-1, m, m), right.T.reshape(-1, n, n))
 
 
 def fitted_kronecker_sum(
-    vectors: Float[Tensor, "dim k"], products: Float[Tensor, "dim k"], shape: Sequence[int], rank: int
+    vectors: Float[Tensor, "dim k"],
+    products: Float[Tensor, "dim k"],
+    shape: Sequence[int],
+    rank: int,
 ) -> KroneckerSum:
     """Return a sum of `rank` Kronecker products that approximately maps `vectors` to `products`.
 
@@ -180,10 +201,14 @@ def fitted_kronecker_sum(
         pair = _fitted_pair(given, left)
         pairs.append(pair)
         left = left - pair[0] @ given @ pair[1].T
-    return KroneckerSum(*(torch.stack(list(factors)) for factors in zip(*pairs, strict=True)))
+    return KroneckerSum(
+        *(torch.stack(list(factors)) for factors in zip(*pairs, strict=True))
+    )
 
 
-def _fitted_pair(given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> tuple[Tensor, Tensor]:
+def _fitted_pair(
+    given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]
+) -> tuple[Tensor, Tensor]:
     """Return L and R that fit L V R^T to Y."""
     right = torch.eye(given.shape[2], dtype=given.dtype)
     for _ in range(_SWEEPS):
@@ -195,9 +220,13 @@ def _fitted_pair(given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) 
     return left, right
 
 
-def _factor(design: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]) -> Float[Tensor, "m m"]:
+def _factor(
+    design: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]
+) -> Float[Tensor, "m m"]:
     """Return the L that minimises |L W - Y| over all k."""
     flat, target = (one.transpose(0, 1).flatten(1) for one in (design, wanted))
     normal = flat @ flat.T
-    normal.diagonal().add_(_RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny)
+    normal.diagonal().add_(
+        _RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny
+    )
     return torch.linalg.solve(normal, flat @ target.T).T

@@ -39,14 +39,19 @@ class SampleGradients:
     `batch_size` is the size of the mini-batches whose second moments optimisers accumulate; inf is the whole batch.
     """
 
-    def __init__(self, objective: Objective, labels: Generator, batch_size: float = inf) -> None:
+    def __init__(
+        self, objective: Objective, labels: Generator, batch_size: float = inf
+    ) -> None:
         self._objective, self._labels, self.batch_size = objective, labels, batch_size
 
     @cached_property
     def sides(self) -> list[OutputSide]:
         """The term of each batch in the loss."""
         pairs = zip(self._objective.batches, self._objective.shares, strict=True)
-        return [OutputSide(replace(self._objective, batch=batch, more=()), share) for batch, share in pairs]
+        return [
+            OutputSide(replace(self._objective, batch=batch, more=()), share)
+            for batch, share in pairs
+        ]
 
     @property
     def terms(self) -> float:
@@ -62,7 +67,11 @@ class SampleGradients:
         """The share of each sample that counts in the gradient, by parameter; the shares sum to the gradient."""
         counted = torch.cat([side.counted.cpu() for side in self.sides])
         shares = self._of_samples([side.slopes for side in self.sides])
-        return shares if bool(counted.all()) else {name: share[counted] for name, share in shares.items()}
+        return (
+            shares
+            if bool(counted.all())
+            else {name: share[counted] for name, share in shares.items()}
+        )
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:
@@ -71,11 +80,18 @@ class SampleGradients:
 
     def _of_samples(self, sent: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the vectors of all batches, pulled back sample by sample."""
-        size = sum(p.numel() * p.element_size() for p in self._objective.network.parameters())
+        size = sum(
+            p.numel() * p.element_size() for p in self._objective.network.parameters()
+        )
         check_bytes(sum(map(len, sent)) * size, "gradients of single samples")
         apart = by_sample(self._objective).network
-        pieces = [side.gradients_of_samples(one, apart) for side, one in zip(self.sides, sent, strict=True)]
-        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+        pieces = [
+            side.gradients_of_samples(one, apart)
+            for side, one in zip(self.sides, sent, strict=True)
+        ]
+        return {
+            name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]
+        }
 
 
 class Material:
@@ -95,7 +111,13 @@ class Material:
         stored: Mapping[str, Tensor] | None = None,
         heads: int = 1,
     ) -> None:
-        self.samples, self.weights, self.shape, self.stored, self.heads = samples, weights, shape, stored, heads
+        self.samples, self.weights, self.shape, self.stored, self.heads = (
+            samples,
+            weights,
+            shape,
+            stored,
+            heads,
+        )
 
     def approximation(self, name: Approximation) -> Product:
         """Return the approximation called `name`."""
@@ -116,12 +138,19 @@ class Material:
         """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of the squared error of its outputs."""
         each = [signals.expanded[1] for signals in self._signals()]
         right = torch.stack([of_batch.T @ of_batch for of_batch in each]).sum(dim=0)
-        return KroneckerSum(torch.eye(self.shape[0], dtype=right.dtype)[None], right[None])
+        return KroneckerSum(
+            torch.eye(self.shape[0], dtype=right.dtype)[None], right[None]
+        )
 
     def _flat(self, by_parameter: Mapping[str, Tensor]) -> Float[Tensor, "batch dim"]:
         """Return the gradients of samples, restricted to the block and in its order."""
         pieces = [
-            torch.stack([view_of(one, weight).flatten() for one in by_parameter[weight.parameter]])
+            torch.stack(
+                [
+                    view_of(one, weight).flatten()
+                    for one in by_parameter[weight.parameter]
+                ]
+            )
             for weight in self.weights
         ]
         return torch.cat(pieces, dim=1)
@@ -138,7 +167,11 @@ class Material:
     def _second_moment(self) -> Float[Tensor, " dim"]:
         """E g_B^2 over mini-batches B drawn with replacement: (mean g)^2 + (mean g_i^2 - (mean g)^2) / batch size."""
         count, square = len(self._shares), self._shares.sum(dim=0).square()
-        return square + (count * self._shares.square().sum(dim=0) - square) / self.samples.batch_size
+        return (
+            square
+            + (count * self._shares.square().sum(dim=0) - square)
+            / self.samples.batch_size
+        )
 
     @cached_property
     def _shampoo_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
@@ -154,7 +187,11 @@ class Material:
     def _signals(self) -> Iterator[Signals]:
         """Yield the signals of every batch; only those of a single batch are kept, others are computed again."""
         sides = self.samples.sides
-        yield from [self._only] if len(sides) == 1 else (side.signals(self.weights) for side in sides)
+        yield from (
+            [self._only]
+            if len(sides) == 1
+            else (side.signals(self.weights) for side in sides)
+        )
 
     @cached_property
     def _only(self) -> Signals:
@@ -174,7 +211,9 @@ class Material:
 
     def _ekfac(self) -> Rotated:
         basis = Basis.of(*self._kfac_factors)
-        values = [signals.squares(basis.left, basis.right) for signals in self._signals()]
+        values = [
+            signals.squares(basis.left, basis.right) for signals in self._signals()
+        ]
         return Rotated(basis, torch.stack(values).sum(dim=0))
 
     def _shampoo(self) -> KroneckerSum:
@@ -188,7 +227,10 @@ class Material:
 
     def _adam(self) -> Diagonal:
         assert self.stored is not None, "names without moments were left out"
-        pieces = [view_of(self.stored[weight.parameter], weight).flatten() for weight in self.weights]
+        pieces = [
+            view_of(self.stored[weight.parameter], weight).flatten()
+            for weight in self.weights
+        ]
         return Diagonal(torch.cat(pieces))
 
     def _adam_expected(self) -> Diagonal:
@@ -197,15 +239,21 @@ class Material:
     def _adam_mini(self) -> Diagonal:
         """One number per weight of the block."""
         pieces = self._second_moment.split([weight.size for weight in self.weights])
-        return Diagonal(torch.cat([piece.mean().sqrt().expand(len(piece)) for piece in pieces]))
+        return Diagonal(
+            torch.cat([piece.mean().sqrt().expand(len(piece)) for piece in pieces])
+        )
 
     def _adam_mini_head(self) -> Diagonal:
         """One number per head: rows of the weights of queries, keys and values, and columns of W_O."""
         square = self._second_moment.reshape(*self.shape)
         along = square.T if self.weights[0].name == "W_O" else square
         heads = along.reshape(self.heads, -1).mean(dim=1).sqrt()
-        scales = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(along.shape)
-        return Diagonal((scales.T if self.weights[0].name == "W_O" else scales).flatten())
+        scales = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(
+            along.shape
+        )
+        return Diagonal(
+            (scales.T if self.weights[0].name == "W_O" else scales).flatten()
+        )
 
     def _empirical_fisher(self) -> LowRank:
         return LowRank(self.samples.terms**0.5 * self._shares)

@@ -26,7 +26,8 @@ from hessfig.curvature.samples import alone, check_sum, counted, met
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
-MOST_BYTES = 2**31  # limit for gradients of single samples, and for vectors backpropagated through a linear map
+# Limit for gradients of single samples, and for vectors backpropagated through a linear map.
+MOST_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,18 @@ class Signals:
     @property
     def reduced(self) -> tuple[Float[Tensor, "k m"], Float[Tensor, "count n"]]:
         """sum_t g_t, and the mean of the inputs of the uses that count, for every sample that has one."""
-        sent_back, any_use = self.sent_back.sum(dim=2).flatten(0, 1), self.counts.any(dim=1)
+        sent_back, any_use = (
+            self.sent_back.sum(dim=2).flatten(0, 1),
+            self.counts.any(dim=1),
+        )
         if bool(self.counts.all()):
             return sent_back, self.inputs.mean(dim=1)
         sums = (self.inputs * self.counts[..., None]).sum(dim=1)[any_use]
         return sent_back, sums / self.counts.sum(dim=1)[any_use][:, None]
 
-    def squares(self, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]) -> Float[Tensor, "m n"]:
+    def squares(
+        self, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]
+    ) -> Float[Tensor, "m n"]:
         """Return the sum over columns and samples of the squared entries of left^T J right.
 
         Vectors are rotated, not the matrices J: left^T J right = sum_t (left^T g_t) (right^T x_t)^T. With one use for
@@ -78,11 +84,22 @@ class OutputSide:
 
     def __init__(self, objective: Objective, share: float = 1.0) -> None:
         assert not objective.more, "a batch at a time"
-        self.problem, self.share, self.body = objective, share, Evaluated(objective.network, self._by_position)
+        self.problem, self.share, self.body = (
+            objective,
+            share,
+            Evaluated(objective.network, self._by_position),
+        )
         self._called: set[nn.Module] = set()
-        maps = [module for module in objective.network.modules() if isinstance(module, MAPS)]
-        with hooked(maps, lambda called, *_: self._called.add(called)), evaluating(objective.network):
-            self.raw = scored_outputs(objective.network, objective.batch.inputs, objective.batch.scored).detach()
+        maps = [
+            module for module in objective.network.modules() if isinstance(module, MAPS)
+        ]
+        with (
+            hooked(maps, lambda called, *_: self._called.add(called)),
+            evaluating(objective.network),
+        ):
+            self.raw = scored_outputs(
+                objective.network, objective.batch.inputs, objective.batch.scored
+            ).detach()
         if not self.raw.dim():
             raise UserError(
                 "approximations: a network that returns its loss has no outputs to approximate from",
@@ -95,7 +112,9 @@ class OutputSide:
     def _by_position(
         self, network: nn.Module, inputs: Tensor, *, everywhere: bool = False
     ) -> Float[Tensor, "batch positions width"]:
-        outputs = scored_outputs(network, inputs, self.problem.batch.scored, everywhere=everywhere)
+        outputs = scored_outputs(
+            network, inputs, self.problem.batch.scored, everywhere=everywhere
+        )
         return outputs.reshape(len(outputs), -1, outputs.shape[-1])
 
     @property
@@ -114,12 +133,17 @@ class OutputSide:
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
             roots = chances.sqrt()
-            root = (roots.diag_embed() - chances[..., None] * roots[..., None, :]) / self.terms**0.5
+            root = (
+                roots.diag_embed() - chances[..., None] * roots[..., None, :]
+            ) / self.terms**0.5
             return self._weighted(root.flatten(2)).view_as(root)
         hessian = self._hessian(self.raw)
         values, vectors = torch.linalg.eigh(hessian)
         least = curvature_of_rounding(self.slopes, self.raw)
-        if float(values.min()) < -LOSS.of(values.dtype) * float(values.abs().max()) - least:
+        if (
+            float(values.min())
+            < -LOSS.of(values.dtype) * float(values.abs().max()) - least
+        ):
             raise self._refusal("is not convex in the outputs")
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
@@ -130,15 +154,22 @@ class OutputSide:
         Otherwise u = S z with normal z, which is the gradient at a target drawn from a normal distribution.
         """
         if self._class_weights is None:
-            normal = torch.randn(self.outputs.shape, dtype=torch.float64, generator=generator).to(self.outputs)
+            normal = torch.randn(
+                self.outputs.shape, dtype=torch.float64, generator=generator
+            ).to(self.outputs)
             return (self.roots() @ normal[..., None]).squeeze(-1)
         chances = self.outputs.softmax(-1)
-        drawable = chances.where(chances.isfinite(), 1.0)  # the gradient is not finite for any label there
-        drawn = torch.multinomial(drawable.flatten(0, 1).cpu(), 1, generator=generator).to(chances.device)
+        # The gradient is not finite for any label there.
+        drawable = chances.where(chances.isfinite(), 1.0)
+        drawn = torch.multinomial(
+            drawable.flatten(0, 1).cpu(), 1, generator=generator
+        ).to(chances.device)
         ones = nn.functional.one_hot(drawn.view(chances.shape[:2]), chances.shape[-1])
         return self._weighted((chances - ones) / self._class_weights[1] ** 0.5)
 
-    def _weighted(self, vectors: Float[Tensor, "batch positions k"]) -> Float[Tensor, "batch positions k"]:
+    def _weighted(
+        self, vectors: Float[Tensor, "batch positions k"]
+    ) -> Float[Tensor, "batch positions k"]:
         """Return vectors times the root of the weight of their position; exactly zero if a position does not count."""
         assert self._class_weights is not None, "asked of losses of classes"
         weights = self._class_weights[0][..., None]
@@ -159,10 +190,19 @@ class OutputSide:
             return self.share * known.reshape(self.outputs.shape[:2]), self.terms
         classes, chances = self.raw.shape[-1], self.outputs.softmax(-1)
         even, here = self._hessian(torch.zeros_like(self.raw)), self._hessian(self.raw)
-        weights = even.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / max(1 - 1 / classes, 0.5)  # of one class: 0
-        shaped = weights[..., None, None] * (chances.diag_embed() - chances[..., None] * chances[..., None, :])
-        is_so = float((here - shaped).norm()) <= LOSS.of(here.dtype) * float(weights.norm())
-        counting = weights * (weights.abs() > 100 * torch.finfo(weights.dtype).eps * weights.abs().max())
+        # Of one class: 0.
+        weights = even.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / max(
+            1 - 1 / classes, 0.5
+        )
+        shaped = weights[..., None, None] * (
+            chances.diag_embed() - chances[..., None] * chances[..., None, :]
+        )
+        is_so = float((here - shaped).norm()) <= LOSS.of(here.dtype) * float(
+            weights.norm()
+        )
+        counting = weights * (
+            weights.abs() > 100 * torch.finfo(weights.dtype).eps * weights.abs().max()
+        )
         return (counting, 1.0) if is_so and bool((counting >= 0).all()) else None
 
     @property
@@ -177,7 +217,9 @@ class OutputSide:
             return count
         weights = self._class_weights[0] if self._class_weights else torch.zeros(1)
         largest = float(weights.max())
-        if not largest or not torch.allclose(weights[weights > 0], weights.max(), rtol=LOSS.of(weights.dtype)):
+        if not largest or not torch.allclose(
+            weights[weights > 0], weights.max(), rtol=LOSS.of(weights.dtype)
+        ):
             raise self._refusal("is of a type whose number of terms is not known")
         return self.share / largest
 
@@ -189,17 +231,34 @@ class OutputSide:
         `apart` is the network as a function of any of the samples (see `by_sample`). Raises UserError if the gradients
         do not add up to the result for the whole batch, so that samples interact.
         """
-        parameters = {f"network.{name}": p for name, p in self.problem.network.named_parameters()}
-        at = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+        parameters = {
+            f"network.{name}": p for name, p in self.problem.network.named_parameters()
+        }
+        at = {
+            name: p.detach().clone().requires_grad_() for name, p in parameters.items()
+        }
         body, inputs = Evaluated(apart, self._by_position), self.problem.batch.inputs
         with torch.enable_grad(), differentiable_twice(), alone():
-            of_samples = [_pulled(body, at, *pair) for pair in zip(inputs.split(1), sent.split(1), strict=True)]
-        stacked = [torch.stack(of_parameter).double().cpu() for of_parameter in zip(*of_samples, strict=True)]
-        each = dict(zip((name.removeprefix("network.") for name in at), stacked, strict=True))
+            of_samples = [
+                _pulled(body, at, *pair)
+                for pair in zip(inputs.split(1), sent.split(1), strict=True)
+            ]
+        stacked = [
+            torch.stack(of_parameter).double().cpu()
+            for of_parameter in zip(*of_samples, strict=True)
+        ]
+        each = dict(
+            zip((name.removeprefix("network.") for name in at), stacked, strict=True)
+        )
         with torch.enable_grad(), differentiable_twice():
             whole = dict(zip(each, _pulled(self.body, at, inputs, sent), strict=True))
-        sizes = [float(gradient.reshape(len(gradient), -1).norm(dim=1).sum()) for gradient in each.values()]
-        check_sum(whole, {name: gradient.sum(dim=0) for name, gradient in each.items()}, sizes)
+        sizes = [
+            float(gradient.reshape(len(gradient), -1).norm(dim=1).sum())
+            for gradient in each.values()
+        ]
+        check_sum(
+            whole, {name: gradient.sum(dim=0) for name, gradient in each.items()}, sizes
+        )
         return each
 
     @property
@@ -225,20 +284,35 @@ class OutputSide:
             with hooked([linear.module], partial(_seen, linear, inputs, calls)):
                 outputs = self._through_leaves(weight)
             _, positions, width = outputs.shape
-            entries = positions * width * sum(call.numel() * call.element_size() for call in calls)
+            entries = (
+                positions
+                * width
+                * sum(call.numel() * call.element_size() for call in calls)
+            )
             check_bytes(entries, f"what is sent back through {weight.parameter}")
             self._check_samples(outputs, calls, weight)
             self._check_gradient(outputs, inputs, calls, linear, weight)
             sent_back = [
-                self._joined(_sent((outputs[:, place] * roots[:, place, :, column]).sum(), calls, linear))
+                self._joined(
+                    _sent(
+                        (outputs[:, place] * roots[:, place, :, column]).sum(),
+                        calls,
+                        linear,
+                    )
+                )
                 for place in range(positions)
                 for column in range(width)
             ]
         columns = torch.stack(sent_back)
-        return Signals(self._joined(inputs), columns, self._counted_uses(linear, calls, columns))
+        return Signals(
+            self._joined(inputs), columns, self._counted_uses(linear, calls, columns)
+        )
 
     def _counted_uses(
-        self, linear: UnfoldedMap, calls: list[Tensor], sent_back: Float[Tensor, "columns batch uses m"]
+        self,
+        linear: UnfoldedMap,
+        calls: list[Tensor],
+        sent_back: Float[Tensor, "columns batch uses m"],
     ) -> Bool[Tensor, "batch uses"]:
         """Return which uses of a map count: those of a sample with a target, unless their own target is ignored.
 
@@ -258,13 +332,17 @@ class OutputSide:
         if self._class_weights is not None:
             return self._class_weights[0] > 0
         if takes_numbers(self.problem.loss):
-            return torch.ones(self.outputs.shape[:2], dtype=torch.bool, device=self.outputs.device)
+            return torch.ones(
+                self.outputs.shape[:2], dtype=torch.bool, device=self.outputs.device
+            )
         return self.slopes.any(dim=-1) | self.roots().flatten(2).any(dim=-1)
 
     def _through_leaves(self, weight: Weight) -> Float[Tensor, "batch positions width"]:
         """Return the outputs as a function of the leaves. Raises UserError if the network differentiates inside."""
         try:
-            return self._by_position(self.problem.network, self.problem.batch.inputs, everywhere=True)
+            return self._by_position(
+                self.problem.network, self.problem.batch.inputs, everywhere=True
+            )
         except RuntimeError as error:
             raise UserError(
                 f"quantities=[approximations]: the outputs do not only depend on the result of {weight.parameter}",
@@ -275,20 +353,35 @@ class OutputSide:
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
         """Return the vectors of a map by sample and use, with its calls in order; in float64 on the CPU."""
-        return torch.cat([call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls], dim=1).double().cpu()
+        return (
+            torch.cat(
+                [call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls],
+                dim=1,
+            )
+            .double()
+            .cpu()
+        )
 
-    def _check_samples(self, outputs: Tensor, calls: list[Tensor], weight: Weight) -> None:
+    def _check_samples(
+        self, outputs: Tensor, calls: list[Tensor], weight: Weight
+    ) -> None:
         """Raise UserError if outputs of a sample depend on rows of a call that belong to other samples.
 
         Samples are divided in two by each binary digit of their numbers; any two samples differ in one digit.
         """
         count = len(outputs)
         factors, numbers = _factors(outputs), torch.arange(count, device=outputs.device)
-        parts = [(numbers >> digit) % 2 == side for digit in range((count - 1).bit_length()) for side in (0, 1)]
+        parts = [
+            (numbers >> digit) % 2 == side
+            for digit in range((count - 1).bit_length())
+            for side in (0, 1)
+        ]
         is_apart = not any(len(call) % count for call in calls)
         for chosen in parts if is_apart else ():
             slopes = gradients((outputs * factors)[chosen].sum(), calls)
-            is_apart = is_apart and not any(bool(slope.reshape(count, -1)[~chosen].any()) for slope in slopes)
+            is_apart = is_apart and not any(
+                bool(slope.reshape(count, -1)[~chosen].any()) for slope in slopes
+            )
         if not is_apart:
             raise UserError(
                 f"quantities=[approximations]: the first axis of {weight.parameter}'s inputs does not run over samples",
@@ -298,20 +391,40 @@ class OutputSide:
             )
 
     def _check_gradient(
-        self, outputs: Tensor, inputs: list[Tensor], calls: list[Tensor], linear: UnfoldedMap, weight: Weight
+        self,
+        outputs: Tensor,
+        inputs: list[Tensor],
+        calls: list[Tensor],
+        linear: UnfoldedMap,
+        weight: Weight,
     ) -> None:
         """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
         factors, place = _factors(outputs), weight.parameter.rpartition(".")[0]
         paths = [f"{place}.{name}" if place else name for name in linear.parameters]
-        leaves = [self.problem.network.get_parameter(path).detach().clone().requires_grad_() for path in paths]
+        leaves = [
+            self.problem.network.get_parameter(path).detach().clone().requires_grad_()
+            for path in paths
+        ]
         at = {f"network.{path}": leaf for path, leaf in zip(paths, leaves, strict=True)}
-        body = Evaluated(self.problem.network, partial(self._by_position, everywhere=True))
+        body = Evaluated(
+            self.problem.network, partial(self._by_position, everywhere=True)
+        )
         again = functional_call(body, at, (self.problem.batch.inputs,))
         whole = linear.joined(gradients((again * factors).sum(), leaves))
         sent = _sent((outputs * factors).sum(), calls, linear)
-        pairs = [(back.flatten(0, -2), given.flatten(0, -2)) for back, given in zip(sent, inputs, strict=True)]
-        size = sum(float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs)
-        off = float((torch.stack([back.T @ given for back, given in pairs]).sum(dim=0) - whole).norm())
+        pairs = [
+            (back.flatten(0, -2), given.flatten(0, -2))
+            for back, given in zip(sent, inputs, strict=True)
+        ]
+        size = sum(
+            float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs
+        )
+        off = float(
+            (
+                torch.stack([back.T @ given for back, given in pairs]).sum(dim=0)
+                - whole
+            ).norm()
+        )
         if bool(whole.isfinite().all()) and not off <= SINGLES.of(whole.dtype) * size:
             raise UserError(
                 f"quantities=[approximations]: {weight.parameter} is also used outside its linear map",
@@ -325,14 +438,24 @@ class OutputSide:
         with torch.enable_grad():
             value = self.problem.loss(leaf, self.problem.batch.targets)
             (slope,) = gradients(value, [leaf], create_graph=True)
-            rows = [gradients(slope[..., place].sum(), [leaf])[0] for place in range(leaf.shape[-1])]
-            factors = torch.linspace(-1, 1, leaf.numel(), dtype=leaf.dtype, device=leaf.device).view_as(leaf)
+            rows = [
+                gradients(slope[..., place].sum(), [leaf])[0]
+                for place in range(leaf.shape[-1])
+            ]
+            factors = torch.linspace(
+                -1, 1, leaf.numel(), dtype=leaf.dtype, device=leaf.device
+            ).view_as(leaf)
             (product,) = gradients((slope * factors).sum(), [leaf])
         hessian = torch.stack(rows, dim=-2)
         off = (hessian @ factors[..., None]).squeeze(-1) - product
         rounding = curvature_of_rounding(slope.detach(), at) * hessian.numel() ** 0.5
-        if norm(off) > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5 + rounding:
-            raise self._refusal("couples positions, or its classes are not the last axis")
+        if (
+            norm(off)
+            > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5 + rounding
+        ):
+            raise self._refusal(
+                "couples positions, or its classes are not the last axis"
+            )
         return self.share * hessian.reshape(*self.outputs.shape, -1)
 
     def _refusal(self, what: str) -> UserError:
@@ -346,14 +469,20 @@ class OutputSide:
 
 def _factors(outputs: Tensor) -> Tensor:
     """Return distinct nonzero factors, one for every entry of the outputs."""
-    return torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device).view_as(outputs)
+    return torch.linspace(
+        1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device
+    ).view_as(outputs)
 
 
-def _pulled(body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Tensor) -> list[Tensor]:
+def _pulled(
+    body: nn.Module, at: Mapping[str, Tensor], inputs: Tensor, sent: Tensor
+) -> list[Tensor]:
     """Return the cotangents `sent` of the outputs, pulled back to the parameters `at`."""
     outputs = functional_call(body, dict(at), (inputs,))
     if outputs.shape != sent.shape:
-        raise met(f"outputs of shape {tuple(outputs.shape)} where {tuple(sent.shape)} belong to the samples")
+        raise met(
+            f"outputs of shape {tuple(outputs.shape)} where {tuple(sent.shape)} belong to the samples"
+        )
     return gradients((outputs * sent).sum(), list(at.values()))
 
 

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type, of_second_order
+from hessfig.curvature.double_backward import (
+    differentiable_twice,
+    gradients,
+    narrowest_type,
+    of_second_order,
+)
 from hessfig.curvature.large.readouts import Direction, Readout
 
 _Edges = Sequence[GradientEdge | None]
@@ -32,7 +37,10 @@ class Graphs:
     """
 
     def __init__(
-        self, features: Callable[[dict[str, Tensor]], Tensor], at: Mapping[str, Tensor], readout: Readout
+        self,
+        features: Callable[[dict[str, Tensor]], Tensor],
+        at: Mapping[str, Tensor],
+        readout: Readout,
     ) -> None:
         leaves = {path: tensor.detach().requires_grad_() for path, tensor in at.items()}
         with torch.enable_grad(), differentiable_twice():
@@ -43,14 +51,18 @@ class Graphs:
         self.value = self._value.detach()
         self._split: tuple[Tensor, _Edges] | None = None
         self._whole: tuple[Direction, _Edges] | None = None
-        self._of_all: Graphs | None = None  # not itself: a cycle would wait for the garbage collector
+        self._of_all: Graphs | None = (
+            None  # not itself: a cycle would wait for the garbage collector
+        )
         self._places = list(range(len(self.paths)))  # among those of all parameters
 
     def of(self, paths: Container[str]) -> Graphs:
         """Return the same graphs with derivatives in some of their parameters."""
         some = copy.copy(self)
         some._of_all = self._all
-        some._places = [place for place in self._places if self._all.paths[place] in paths]
+        some._places = [
+            place for place in self._places if self._all.paths[place] in paths
+        ]
         some.paths = [self._all.paths[place] for place in some._places]
         some._at = [self._all._at[place] for place in some._places]
         return some
@@ -64,17 +76,25 @@ class Graphs:
         """The type with the fewest digits in the evaluation of h."""
         return narrowest_type(self._value)
 
-    def push(self, direction: Sequence[Tensor], *, second: bool) -> tuple[Tensor, list[Tensor]]:
+    def push(
+        self, direction: Sequence[Tensor], *, second: bool
+    ) -> tuple[Tensor, list[Tensor]]:
         """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""
         if self._all._split is None:
             cotangent = self.readout.cotangent(self.value).requires_grad_()
             self._all._split = (cotangent, self._all._pulled(cotangent))
         cotangent, pulled = self._all._split
-        slopes = self._along(pulled, direction, [cotangent, *(self._at if second else [])])
+        slopes = self._along(
+            pulled, direction, [cotangent, *(self._at if second else [])]
+        )
         return slopes[0], slopes[1:]
 
     def multiply(
-        self, direction: Sequence[Tensor], unembedding: Tensor | None, *, with_weight: bool
+        self,
+        direction: Sequence[Tensor],
+        unembedding: Tensor | None,
+        *,
+        with_weight: bool,
     ) -> tuple[list[Tensor], Tensor | None]:
         """Return H v, one tensor per path and one for the unembedding, along `direction` and `unembedding`."""
         if self._all._whole is None:
@@ -83,9 +103,14 @@ class Graphs:
                 cotangent = self.readout.differentiable(self._value, head)
             self._all._whole = (head, self._all._pulled(cotangent))
         head, pulled = self._all._whole
-        others = head.unembedding, head.with_weight, head.to_weight  # a product within the code of a user
+        # A product within the code of a user.
+        others = (head.unembedding, head.with_weight, head.to_weight)
         try:
-            head.unembedding, head.with_weight, head.to_weight = unembedding, with_weight, None
+            head.unembedding, head.with_weight, head.to_weight = (
+                unembedding,
+                with_weight,
+                None,
+            )
             return self._along(pulled, direction, self._at), head.to_weight
         finally:
             head.unembedding, head.with_weight, head.to_weight = others
@@ -98,18 +123,30 @@ class Graphs:
     def _pulled(self, cotangent: Tensor) -> _Edges:
         """Return the edges of G(w, c) in its graph; its values, as large as the network, are not kept."""
         with torch.enable_grad(), differentiable_twice():
-            pulled = of_second_order(gradients(self._value, self._at, cotangent, create_graph=True))
+            pulled = of_second_order(
+                gradients(self._value, self._at, cotangent, create_graph=True)
+            )
         return [get_gradient_edge(one) if one.requires_grad else None for one in pulled]
 
-    def _along(self, pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[Tensor]:
+    def _along(
+        self, pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]
+    ) -> list[Tensor]:
         """Return the gradient of <pulled, direction>."""
         edges = [pulled[place] for place in self._places]
-        pairs = [(edge, v) for edge, v in zip(edges, direction, strict=True) if edge is not None]
+        pairs = [
+            (edge, v)
+            for edge, v in zip(edges, direction, strict=True)
+            if edge is not None
+        ]
         if not pairs:
             return [torch.zeros_like(tensor) for tensor in wanted]
         along, vectors = zip(*pairs, strict=True)
         with differentiable_twice():
-            return list(torch.autograd.grad(along, wanted, vectors, retain_graph=True, materialize_grads=True))
+            return list(
+                torch.autograd.grad(
+                    along, wanted, vectors, retain_graph=True, materialize_grads=True
+                )
+            )
 
 
 def _leaves_of(value: Tensor) -> set[Tensor]:
@@ -134,7 +171,8 @@ class Totals:
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
         self._empty = [
-            partial(torch.zeros, column.shape, dtype=column.dtype, device=column.device) for column in columns
+            partial(torch.zeros, column.shape, dtype=column.dtype, device=column.device)
+            for column in columns
         ]
         self._width = columns[0].shape[-1]
         self._sums: list[Tensor | None] = [None for _ in columns]
@@ -143,7 +181,9 @@ class Totals:
         """Add a piece of direction k."""
         total = self._sums[place]
         if self._width == 1:
-            self._sums[place] = piece.unsqueeze(-1) if total is None else total + piece.unsqueeze(-1)
+            self._sums[place] = (
+                piece.unsqueeze(-1) if total is None else total + piece.unsqueeze(-1)
+            )
             return
         if total is None:
             total = self._sums[place] = self._empty[place]()

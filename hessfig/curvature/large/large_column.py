@@ -7,7 +7,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from hessfig.curvature.column import SPLIT, Products, Rows, SidedColumn, completed, to_multiply
+from hessfig.curvature.column import (
+    SPLIT,
+    Products,
+    Rows,
+    SidedColumn,
+    completed,
+    to_multiply,
+)
 from hessfig.curvature.large.graphs import Graphs, Totals
 from hessfig.curvature.large.readouts import Tangents, VocabularyReadout
 from hessfig.curvature.problem import Objective
@@ -55,7 +62,9 @@ class LargeProducts:
         self._body = dict(parameters)
         self._kept = dict[int, Graphs]()
 
-    def of_batches(self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]) -> dict[Part, Totals]:
+    def of_batches(
+        self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]
+    ) -> dict[Part, Totals]:
         """Return the sums of the products of the batches `numbers`, for columns (*shape, k), one per parameter."""
         sums = {part: Totals(columns) for part in wanted}
         for number in numbers:
@@ -81,22 +90,42 @@ class LargeProducts:
         for k in range(columns[0].shape[-1]):
             weight = self._of_head([column[..., k] for column in columns])
             direction = [columns[self._places[path]][..., k] for path in graphs.paths]
-            pieces, to_weight = graphs.multiply(direction, weight, with_weight=bool(self._heads))
+            pieces, to_weight = graphs.multiply(
+                direction, weight, with_weight=bool(self._heads)
+            )
             self._into(totals, k, graphs, pieces)
             if to_weight is not None:
                 self._add_to_head(totals, k, to_weight)
 
-    def _add(self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs) -> None:
+    def _add(
+        self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs
+    ) -> None:
         """Add the products of one batch for all columns to `sums`."""
-        alone = self._of_head([one.movedim(-1, 0) for one in columns]) if not graphs.paths else None
-        if alone is not None and (len(alone), *sums) == (1, Part.H) and isinstance(graphs.readout, VocabularyReadout):
-            self._add_to_head(sums[Part.H], 0, graphs.readout.product_in_weight(graphs.value, alone)[0])
+        alone = (
+            self._of_head([one.movedim(-1, 0) for one in columns])
+            if not graphs.paths
+            else None
+        )
+        if (
+            alone is not None
+            and (len(alone), *sums) == (1, Part.H)
+            and isinstance(graphs.readout, VocabularyReadout)
+        ):
+            self._add_to_head(
+                sums[Part.H],
+                0,
+                graphs.readout.product_in_weight(graphs.value, alone)[0],
+            )
             return
-        tangents, seconds = self._pushed(columns, graphs, second=set(sums) != {Part.H_o})
+        tangents, seconds = self._pushed(
+            columns, graphs, second=set(sums) != {Part.H_o}
+        )
         if tangents is None:
             return
         for part, totals in sums.items():
-            down, to_weight = graphs.readout.products(graphs.value, tangents, part, with_weight=bool(self._heads))
+            down, to_weight = graphs.readout.products(
+                graphs.value, tangents, part, with_weight=bool(self._heads)
+            )
             if to_weight is not None:
                 for k, piece in enumerate(to_weight):
                     self._add_to_head(totals, k, piece)
@@ -111,7 +140,10 @@ class LargeProducts:
     ) -> tuple[Tangents | None, list[list[Tensor]]]:
         """Return tangents of features and unembedding for all columns, and second derivatives by column."""
         pushed = [
-            graphs.push([columns[self._places[path]][..., k] for path in graphs.paths], second=second)
+            graphs.push(
+                [columns[self._places[path]][..., k] for path in graphs.paths],
+                second=second,
+            )
             for k in range(columns[0].shape[-1])
             if graphs.paths
         ]
@@ -137,18 +169,26 @@ class LargeProducts:
         if not self._heads:
             return None
         lead = columns[0].shape[: columns[0].ndim - self._parameters[0].ndim]
-        directions = {id(self._parameters[place]): columns[place] for place in self._heads}
+        directions = {
+            id(self._parameters[place]): columns[place] for place in self._heads
+        }
         parts = [
-            directions[id(tensor)] if id(tensor) in directions else tensor.new_zeros(*lead, *tensor.shape)
+            directions[id(tensor)]
+            if id(tensor) in directions
+            else tensor.new_zeros(*lead, *tensor.shape)
             for tensor in self.pieces.unembedding
         ]
         return side_by_side(parts, len(lead))
 
-    def _add_to_head(self, totals: Totals, k: int, piece: Float[Tensor, "vocabulary width"]) -> None:
+    def _add_to_head(
+        self, totals: Totals, k: int, piece: Float[Tensor, "vocabulary width"]
+    ) -> None:
         for place, chosen in self._heads.items():
             totals.add(place, k, piece[:, chosen])
 
-    def _into(self, totals: Totals, k: int, graphs: Graphs, pieces: Sequence[Tensor]) -> None:
+    def _into(
+        self, totals: Totals, k: int, graphs: Graphs, pieces: Sequence[Tensor]
+    ) -> None:
         for path, piece in zip(graphs.paths, pieces, strict=True):
             totals.add(self._places[path], k, piece)
 
@@ -164,9 +204,13 @@ class LargeColumn(SidedColumn):
         As in ColumnOperator.
     """
 
-    def __init__(self, pieces: Pieces, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+    def __init__(
+        self, pieces: Pieces, objective: Objective, layer: int, col: str, rows: Rows
+    ) -> None:
         super().__init__(objective, layer, col, rows)
-        self.products = LargeProducts(pieces, dict(zip(self.places, self.parameters, strict=True)))
+        self.products = LargeProducts(
+            pieces, dict(zip(self.places, self.parameters, strict=True))
+        )
 
     @property
     def bytes_per_probe(self) -> int:
@@ -175,27 +219,41 @@ class LargeColumn(SidedColumn):
         return 4 * entries * self.dtype.itemsize
 
     @in_turn
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`: one double backward per batch and probe."""
         columns = self.spread(probes.to(self.parameters[0].device))
-        sums = self.products.of_batches(range(len(self.products.pieces)), columns, to_multiply(parts))
+        sums = self.products.of_batches(
+            range(len(self.products.pieces)), columns, to_multiply(parts)
+        )
         del columns  # as large as the products, which are copied next
         products = {part: totals.tensors() for part, totals in sums.items()}
         return completed(self.gathered(products), parts)
 
 
-def _heads(parameters: Sequence[nn.Parameter], unembedding: Sequence[Tensor]) -> dict[int, slice | int]:
+def _heads(
+    parameters: Sequence[nn.Parameter], unembedding: Sequence[Tensor]
+) -> dict[int, slice | int]:
     """Return the columns of [unembedding, bias] that each parameter is, by its index; no entry for other parameters."""
     if not unembedding:
         return {}
     width = unembedding[0].shape[1]
     chosen: list[slice | int] = [slice(0, width), width]
     heads = list(zip(unembedding, chosen, strict=False))
-    return {place: columns for place, one in enumerate(parameters) for head, columns in heads if one is head}
+    return {
+        place: columns
+        for place, one in enumerate(parameters)
+        for head, columns in heads
+        if one is head
+    }
 
 
 def side_by_side(parts: Sequence[Tensor], lead: int = 0) -> Tensor:
     """Return a matrix with a bias as its last column; both have `lead` further axes in front."""
     if len(parts) == 1:
         return parts[0]
-    return torch.cat([part if part.ndim == lead + 2 else part.unsqueeze(-1) for part in parts], dim=-1)
+    return torch.cat(
+        [part if part.ndim == lead + 2 else part.unsqueeze(-1) for part in parts],
+        dim=-1,
+    )

@@ -39,7 +39,10 @@ class Memory:
 
     @classmethod
     def measured(
-        cls, product_of: Callable[[int], Callable[[], object]], samples: int, beside: Sequence[Tensor]
+        cls,
+        product_of: Callable[[int], Callable[[], object]],
+        samples: int,
+        beside: Sequence[Tensor],
     ) -> Memory:
         """Return the memory of products on `samples` samples, from those on the first one and the first two.
 
@@ -96,9 +99,13 @@ class _Live(TorchDispatchMode):
     def __init__(self, beside: Iterable[Tensor]) -> None:
         super().__init__()
         self.now, self.peak = 0, 0
-        self._known: dict[int, object] = {one.untyped_storage()._cdata: None for one in beside}
+        self._known: dict[int, object] = {
+            one.untyped_storage()._cdata: None for one in beside
+        }
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         results = function(*args, **(kwargs or {}))
         for result in tree_leaves(results):
             if isinstance(result, Tensor):
@@ -108,7 +115,9 @@ class _Live(TorchDispatchMode):
     def _add(self, storage: torch.UntypedStorage) -> None:
         place, size = storage._cdata, storage.nbytes()
         if place not in self._known:
-            self._known[place] = weakref.ref(storage, lambda _: self._remove(place, size))
+            self._known[place] = weakref.ref(
+                storage, lambda _: self._remove(place, size)
+            )
             self.now += size
             self.peak = max(self.peak, self.now)
 
@@ -132,7 +141,11 @@ def micro_batched(objective: Objective, samples: int) -> Objective:
     """
     try:
         apart = by_sample(objective)
-        pieces = [piece for batch in objective.batches for piece in _split(apart, batch, samples)]
+        pieces = [
+            piece
+            for batch in objective.batches
+            for piece in _split(apart, batch, samples)
+        ]
         split = replace(apart, batch=pieces[0], more=tuple(pieces[1:]))
         _check_split(objective, split, samples)
     except UserError as error:
@@ -151,10 +164,20 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
     Outputs of pieces are compared with those of a batch; of networks that are functions of the samples, the losses.
     Differences are relative to the terms of both points (witness.size_of_terms), since terms may cancel at one.
     """
-    parameters = {name: one for name, one in objective.network.named_parameters() if one.is_floating_point()}
+    parameters = {
+        name: one
+        for name, one in objective.network.named_parameters()
+        if one.is_floating_point()
+    }
     here = leaves_of(objective, parameters)
     steps = step_of({name: one.detach() for name, one in here.items()})
-    points = (here, {name: (one + steps[name]).detach().requires_grad_() for name, one in here.items()})
+    points = (
+        here,
+        {
+            name: (one + steps[name]).detach().requires_grad_()
+            for name, one in here.items()
+        },
+    )
     if isinstance(objective.network, BySample):
         _check_value(objective, split, points)
     else:
@@ -162,21 +185,34 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
             _check_apart(objective, batch, samples, points)
 
 
-def _check_value(objective: Objective, split: Objective, points: Sequence[dict[str, Tensor]]) -> None:
+def _check_value(
+    objective: Objective, split: Objective, points: Sequence[dict[str, Tensor]]
+) -> None:
     """Raise UserError if losses of pieces do not add up to those of batches, relative to the sizes of all terms."""
     with alone():
         losses = [
-            [[float(term().detach()) for term in terms_of(one, at)] for one in (objective, split)] for at in points
+            [
+                [float(term().detach()) for term in terms_of(one, at)]
+                for one in (objective, split)
+            ]
+            for at in points
         ]
     wholes, pieces = ([math.fsum(some[k]) for some in losses] for k in range(2))
     terms = max(math.fsum(map(abs, some)) for both in losses for some in both)
     size = max(terms, size_of_terms(*map(torch.tensor, wholes)))
     for whole, sum_of_pieces in zip(wholes, pieces, strict=True):
         if abs(sum_of_pieces - whole) > SINGLES.of(objective.dtype) * size:
-            raise met(f"a loss of {sum_of_pieces:.9g} from pieces, and of {whole:.9g} from all samples")
+            raise met(
+                f"a loss of {sum_of_pieces:.9g} from pieces, and of {whole:.9g} from all samples"
+            )
 
 
-def _check_apart(objective: Objective, batch: Batch, samples: int, points: Sequence[dict[str, Tensor]]) -> None:
+def _check_apart(
+    objective: Objective,
+    batch: Batch,
+    samples: int,
+    points: Sequence[dict[str, Tensor]],
+) -> None:
     """Raise UserError if outputs of pieces of a batch are not those of the batch, relative to the outputs' terms."""
     if len(batch.inputs) <= samples:
         return
@@ -185,12 +221,20 @@ def _check_apart(objective: Objective, batch: Batch, samples: int, points: Seque
         with evaluating(objective.network), alone():
             outputs_of = partial(functional_call, objective.network, at)
             whole = outputs_of((batch.inputs,)).detach()
-            outputs = torch.cat([outputs_of((piece,)).detach() for piece in batch.inputs.split(samples)])
+            outputs = torch.cat(
+                [outputs_of((piece,)).detach() for piece in batch.inputs.split(samples)]
+            )
         wholes.append(whole)
-        offs.append(float((outputs - whole).abs().max()) if outputs.shape == whole.shape else math.inf)
+        offs.append(
+            float((outputs - whole).abs().max())
+            if outputs.shape == whole.shape
+            else math.inf
+        )
     allowed = SINGLES.of(wholes[0].dtype) * size_of_terms(*wholes)
     if any(off > allowed for off in offs):
-        raise met(f"outputs of {samples} samples that differ from those of all {len(batch.inputs)}")
+        raise met(
+            f"outputs of {samples} samples that differ from those of all {len(batch.inputs)}"
+        )
 
 
 def _split(objective: Objective, batch: Batch, samples: int) -> list[Batch]:
@@ -200,6 +244,13 @@ def _split(objective: Objective, batch: Batch, samples: int) -> list[Batch]:
     own = counted(objective, batch)
     inputs = batch.inputs.split(samples)
     targets = batch.targets.split(samples * (len(batch.targets) // count))
-    weights = [batch.size * float(one.sum()) / own.divisor for one in own.weights.split(samples)]
+    weights = [
+        batch.size * float(one.sum()) / own.divisor
+        for one in own.weights.split(samples)
+    ]
     pieces = zip(inputs, targets, weights, strict=True)
-    return [Batch(one, target, batch.scored, weight) for one, target, weight in pieces if weight]
+    return [
+        Batch(one, target, batch.scored, weight)
+        for one, target, weight in pieces
+        if weight
+    ]

@@ -21,7 +21,11 @@ from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
 from hessfig.curvature.double_backward import DoubleBackward, fault, length
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.large.graphs import Graphs
-from hessfig.curvature.large.large_column import LargeColumn, LargeProducts, side_by_side
+from hessfig.curvature.large.large_column import (
+    LargeColumn,
+    LargeProducts,
+    side_by_side,
+)
 from hessfig.curvature.large.memory import Memory, bound_of, micro_batched
 from hessfig.curvature.large.readouts import OutputReadout, Readout, VocabularyReadout
 from hessfig.curvature.large.row_labels import Labels, LabelSearch
@@ -45,7 +49,11 @@ class Head:
     @property
     def tensors(self) -> list[Tensor]:
         """The matrix (vocabulary, width), and the bias if there is one; tensors that are constant are buffers."""
-        return [self.module.weight] if self.module.bias is None else [self.module.weight, self.module.bias]
+        return (
+            [self.module.weight]
+            if self.module.bias is None
+            else [self.module.weight, self.module.bias]
+        )
 
     def inputs_of(self, call: Callable[[], Any]) -> Tensor:
         """Return the input of the map in a call of the network, which ends there: outputs are not computed."""
@@ -78,7 +86,10 @@ def head_of(objective: Objective) -> Head | None:
     them. A loss of the user is compared with cross-entropy by value (LabelSearch).
     """
     loss, found = objective.loss, None
-    is_known, search = type(loss) is CrossEntropy and not loss.smoothing, LabelSearch(loss)
+    is_known, search = (
+        type(loss) is CrossEntropy and not loss.smoothing,
+        LabelSearch(loss),
+    )
     for batch in objective.batches:
         module, outputs = _last_linear(objective.network, batch.inputs)
         if module is None or found not in (None, module):
@@ -101,20 +112,30 @@ def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, 
         return None, outputs
     module, features, _ = calls[0]
     mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
-    terms = norm(features) * norm(module.weight.detach()) + norm(outputs)  # terms of W x + b may cancel
-    is_same = norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * terms
+    # Terms of W x + b may cancel.
+    terms = norm(features) * norm(module.weight.detach()) + norm(outputs)
+    is_same = (
+        norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * terms
+    )
     return module if is_same else None, outputs
 
 
 @contextmanager
-def _noted(network: nn.Module, calls: list[tuple[nn.Linear, Tensor, Tensor]]) -> Iterator[None]:
+def _noted(
+    network: nn.Module, calls: list[tuple[nn.Linear, Tensor, Tensor]]
+) -> Iterator[None]:
     """Append module, input and output of every call of a plain linear map."""
 
     def note(module: nn.Linear, given: tuple[Any, ...], made: Any) -> None:
-        if len(given) == 1 and isinstance(made, Tensor) and debug_unwrap(made) is made:  # not inside vmap, grad
+        # Not inside vmap, grad.
+        if len(given) == 1 and isinstance(made, Tensor) and debug_unwrap(made) is made:
             calls.append((module, given[0].detach(), made.detach()))
 
-    plain = [one for one in network.modules() if isinstance(one, nn.Linear) and _is_plain(one)]
+    plain = [
+        one
+        for one in network.modules()
+        if isinstance(one, nn.Linear) and _is_plain(one)
+    ]
     handles = [module.register_forward_hook(note) for module in plain]
     try:
         yield
@@ -133,8 +154,17 @@ def _is_plain(module: nn.Linear) -> bool:
 
 
 def _is_view(outputs: Tensor, made: Tensor) -> bool:
-    alike = outputs.numel() == made.numel() and outputs.shape[-1:] == made.shape[-1:] and outputs.ndim > 1
-    return alike and outputs.data_ptr() == made.data_ptr() and outputs.is_contiguous() and made.is_contiguous()
+    alike = (
+        outputs.numel() == made.numel()
+        and outputs.shape[-1:] == made.shape[-1:]
+        and outputs.ndim > 1
+    )
+    return (
+        alike
+        and outputs.data_ptr() == made.data_ptr()
+        and outputs.is_contiguous()
+        and made.is_contiguous()
+    )
 
 
 class LargeNetwork:
@@ -146,11 +176,24 @@ class LargeNetwork:
     plain double backward in the rows of every parameter, on the first batch.
     """
 
-    def __init__(self, objective: Objective, head: Head | None, kept: int = 0, expected: float | None = None) -> None:
-        self.problem, self.head, self._kept, self.expected = objective, head, kept, expected
+    def __init__(
+        self,
+        objective: Objective,
+        head: Head | None,
+        kept: int = 0,
+        expected: float | None = None,
+    ) -> None:
+        self.problem, self.head, self._kept, self.expected = (
+            objective,
+            head,
+            kept,
+            expected,
+        )
         self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
         self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
-        self._lengths = dict[int, Tensor]()  # of checked products with H_o, by the number of samples
+        self._lengths = dict[
+            int, Tensor
+        ]()  # of checked products with H_o, by the number of samples
         self._shared: dict[int, Graphs] | None = None  # in all parameters, by batch
 
     @classmethod
@@ -178,7 +221,8 @@ class LargeNetwork:
         sizes = [len(batch.inputs) for batch in objective.batches]
         peak, graphs = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
         kept = sum(one <= bound - peak for one in accumulate(graphs))
-        if kept >= len(sizes) - 1:  # the last batch needs the memory of its graphs in any case
+        # The last batch needs the memory of its graphs in any case.
+        if kept >= len(sizes) - 1:
             network = cls(objective, head, len(sizes), peak + sum(graphs) - max(graphs))
             network._shared = {} if sum(graphs) <= KEPT_BYTES else None
             return network
@@ -191,36 +235,50 @@ class LargeNetwork:
         `holds` raises the error that says why.
         """
         parameters = self._parameters()
-        head = self.head and replace(self.head, labels=replace(self.head.labels, all_count=True))
+        head = self.head and replace(
+            self.head, labels=replace(self.head.labels, all_count=True)
+        )
 
         def product_of(samples: int) -> Callable[[], object]:
             network = LargeNetwork(first_samples(self.problem, samples), head, kept=1)
             products = LargeProducts(network, parameters)
 
             def product() -> object:
-                vector = [torch.ones_like(one).unsqueeze(-1) for one in parameters.values()]
+                vector = [
+                    torch.ones_like(one).unsqueeze(-1) for one in parameters.values()
+                ]
                 products.of_batches([0], vector, [Part.H])
                 return None
 
             return product
 
         try:
-            return Memory.measured(product_of, len(self.problem.batch.inputs), list(parameters.values()))
+            return Memory.measured(
+                product_of, len(self.problem.batch.inputs), list(parameters.values())
+            )
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             why = plain(f"{type(error).__name__}: {error}", most=200)
-            warnings.warn(f"the memory of products could not be measured ({why})", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"the memory of products could not be measured ({why})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return None
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        paths = dict.fromkeys(weight.parameter for weight in self.problem.layout.weights)
+        paths = dict.fromkeys(
+            weight.parameter for weight in self.problem.layout.weights
+        )
         return {path: self.problem.network.get_parameter(path) for path in paths}
 
     @staticmethod
     def can_take(objective: Objective) -> bool:
         """Whether the network is a user's own and not small."""
-        return not isinstance(objective.network, Layered) and not is_small(objective.network)
+        return not isinstance(objective.network, Layered) and not is_small(
+            objective.network
+        )
 
     def __len__(self) -> int:
         return len(self.problem.batches)
@@ -249,16 +307,27 @@ class LargeNetwork:
         if self.head is None:
             outputs: Tensor = call()
             return outputs
-        features, kept = self.head.inputs_of(call).flatten(0, -2), self.head.labels.of(batch.targets) != IGNORED
+        features, kept = (
+            self.head.inputs_of(call).flatten(0, -2),
+            self.head.labels.of(batch.targets) != IGNORED,
+        )
         features = features if kept.all() else features[kept]
-        return F.pad(features, (0, 1), value=1.0) if len(self.unembedding) > 1 else features
+        return (
+            F.pad(features, (0, 1), value=1.0)
+            if len(self.unembedding) > 1
+            else features
+        )
 
     def _readout(self, batch: Batch, share: float) -> Readout:
         if self.head is None:
-            return OutputReadout(lambda outputs: share * self.problem.loss(outputs, batch.targets))
+            return OutputReadout(
+                lambda outputs: share * self.problem.loss(outputs, batch.targets)
+            )
         labels = self.head.labels.of(batch.targets)
         matrix = side_by_side([one.detach() for one in self.unembedding])
-        return VocabularyReadout(matrix, labels[labels != IGNORED], self.head.labels.divisor(labels) / share)
+        return VocabularyReadout(
+            matrix, labels[labels != IGNORED], self.head.labels.divisor(labels) / share
+        )
 
     def _check_same(self, number: int, features: Tensor) -> None:
         """Raise UserError if the features of a batch have another length than the first time.
@@ -269,7 +338,9 @@ class LargeNetwork:
         size, witness = norm(features), self.problem.witness
         was = self._sizes.setdefault(number, size)
         terms = witness.size if witness and self.head is None else 0.0
-        if abs(size - was) > 100 * torch.finfo(features.dtype).eps * max(size, was, terms):
+        if abs(size - was) > 100 * torch.finfo(features.dtype).eps * max(
+            size, was, terms
+        ):
             raise UserError(
                 "the function has changed since this operator was created: network or loss read other values",
                 got=f"features of length {size:.9g}, and {was:.9g} before",
@@ -287,27 +358,56 @@ class LargeNetwork:
         return self._verdicts[part]
 
     def _agrees(self, part: Part) -> bool:
-        first, why, count = replace(self.problem, more=()), None, few_samples(self.problem)
+        first, why, count = (
+            replace(self.problem, more=()),
+            None,
+            few_samples(self.problem),
+        )
         if count:
             with suppress(Exception):  # a function that takes the whole batch alone
                 why = self._fault(part, first_samples(first, count), count)
         why = self._fault(part, first) if why is None else why
         if why:
-            warnings.warn(f"{part}: {why}; plain double backward is used instead", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"{part}: {why}; plain double backward is used instead",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return not why
 
     def _fault(self, part: Part, objective: Objective, count: int = 0) -> str | None:
         """Return what is wrong with the products on one batch; None if `count` samples of it say nothing."""
         named, suffix = self._parameters(), objective.suffix(objective.layout.weights)
-        reliable, outer = (partial(_Reliable, suffix, one, list(named.values())) for one in (part, Part.H_o))
+        reliable, outer = (
+            partial(_Reliable, suffix, one, list(named.values()))
+            for one in (part, Part.H_o)
+        )
         products = LargeProducts(LargeNetwork(objective, self.head, kept=1), named)
         own, computed_in = _PartOf(products, part), products.graphs(0).computed_in
         truth, known = reliable(), self._lengths.get(count)
-        other = truth if part != Part.H_f else outer() if known is None else _OfLengths(known)
-        why = fault(own, truth, other, named, engine="hessfig.curvature.large", computed_in=computed_in)
+        other = (
+            truth
+            if part != Part.H_f
+            else outer()
+            if known is None
+            else _OfLengths(known)
+        )
+        why = fault(
+            own,
+            truth,
+            other,
+            named,
+            engine="hessfig.curvature.large",
+            computed_in=computed_in,
+        )
         if part == Part.H_o:
             self._lengths[count] = truth.lengths
-        return None if count and not (truth.says_something and _reach(objective, named, truth.reached)) else why
+        return (
+            None
+            if count
+            and not (truth.says_something and _reach(objective, named, truth.reached))
+            else why
+        )
 
 
 def _reach(objective: Objective, names: Iterable[str], reached: Sequence[bool]) -> bool:
@@ -315,7 +415,10 @@ def _reach(objective: Objective, names: Iterable[str], reached: Sequence[bool]) 
     if all(reached):
         return True
     gradient = LossGradient(objective).gradient
-    return all(is_reached or bool(gradient[name].any()) for name, is_reached in zip(names, reached, strict=True))
+    return all(
+        is_reached or bool(gradient[name].any())
+        for name, is_reached in zip(names, reached, strict=True)
+    )
 
 
 class _Reliable(DoubleBackward):
@@ -325,8 +428,18 @@ class _Reliable(DoubleBackward):
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         products = super().__matmul__(columns)
-        self.lengths = torch.tensor([[length(one[..., k] for one in products) for k in range(columns[0].shape[-1])]])
-        self.says_something = bool((self.lengths > 0).all() and all(bool(one.isfinite().all()) for one in products))
+        self.lengths = torch.tensor(
+            [
+                [
+                    length(one[..., k] for one in products)
+                    for k in range(columns[0].shape[-1])
+                ]
+            ]
+        )
+        self.says_something = bool(
+            (self.lengths > 0).all()
+            and all(bool(one.isfinite().all()) for one in products)
+        )
         self.reached = [bool(one.any()) for one in products]
         return products
 
@@ -349,7 +462,9 @@ class _PartOf:
         self._products, self._part = products, part
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
-        return self._products.of_batches([0], list(columns), [self._part])[self._part].tensors()
+        return self._products.of_batches([0], list(columns), [self._part])[
+            self._part
+        ].tensors()
 
 
 class OwnColumn(LargeColumn):
@@ -365,7 +480,14 @@ class OwnColumn(LargeColumn):
         As in ColumnOperator.
     """
 
-    def __init__(self, network: LargeNetwork, objective: Objective, layer: int, col: str, rows: Rows) -> None:
+    def __init__(
+        self,
+        network: LargeNetwork,
+        objective: Objective,
+        layer: int,
+        col: str,
+        rows: Rows,
+    ) -> None:
         super().__init__(network, objective, layer, col, rows)
         self.network, self._given = network, (objective, layer, col, rows)
 
@@ -375,20 +497,28 @@ class OwnColumn(LargeColumn):
 
         return ColumnOperator(*self._given)
 
-    def kept_product(self, row: Hashable, part: Part) -> Callable[[Tensor], Tensor] | None:
+    def kept_product(
+        self, row: Hashable, part: Part
+    ) -> Callable[[Tensor], Tensor] | None:
         """Return v -> A v, as SidedColumn says; None for H_o and H_f, where a zero takes another way."""
-        are_kept = all(self.network.keeps(number) for number in range(len(self.network)))
+        are_kept = all(
+            self.network.keeps(number) for number in range(len(self.network))
+        )
         if not (part == Part.H and are_kept and self.network.holds(part)):
             return None
         return partial(self._product, self.rows[row])
 
     def _product(self, row: Sequence[Weight], vector: Tensor) -> Tensor:
         """Return H v in the weights of a row."""
-        totals = self.products.of_batches(range(len(self.network)), self.spread(vector.unsqueeze(1)), [Part.H])
+        totals = self.products.of_batches(
+            range(len(self.network)), self.spread(vector.unsqueeze(1)), [Part.H]
+        )
         return self._gather(totals[Part.H].tensors(), row).squeeze(1)
 
     @in_turn
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`."""
         if not all(self.network.holds(part) for part in to_multiply(parts)):
             return self._other.split_matmat(probes, parts)

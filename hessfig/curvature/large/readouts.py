@@ -70,7 +70,9 @@ class OutputReadout:
     def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
         """Return the gradient of the loss in the outputs, with its graph."""
         del direction  # there is no unembedding
-        (slope,) = of_second_order(gradients(self._scalar(features), [features], create_graph=True))
+        (slope,) = of_second_order(
+            gradients(self._scalar(features), [features], create_graph=True)
+        )
         return slope
 
     def products(
@@ -82,14 +84,18 @@ class OutputReadout:
         if part == Part.H_f:
             return torch.zeros_like(tangents.features), None
         leaf, slope = self._slope(features)
-        return torch.stack([gradients(slope, [leaf], tangent)[0] for tangent in tangents.features]), None
+        return torch.stack(
+            [gradients(slope, [leaf], tangent)[0] for tangent in tangents.features]
+        ), None
 
     def _slope(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return a copy of the outputs and the gradient there with its graph, computed once."""
         if self._graph is None:
             with torch.enable_grad():
                 leaf = features.detach().requires_grad_()
-                (slope,) = of_second_order(gradients(self._scalar(leaf), [leaf], create_graph=True))
+                (slope,) = of_second_order(
+                    gradients(self._scalar(leaf), [leaf], create_graph=True)
+                )
             self._graph = (leaf, slope)
         return self._graph
 
@@ -108,9 +114,14 @@ class VocabularyReadout:
     total: float
     _probabilities: Tensor | None = None
 
-    def cotangent(self, features: Float[Tensor, "tokens width"]) -> Float[Tensor, "tokens width"]:
+    def cotangent(
+        self, features: Float[Tensor, "tokens width"]
+    ) -> Float[Tensor, "tokens width"]:
         """Return the gradient of the loss in the features, W^T g."""
-        pieces = [self._slope(self._softmax(features, chunk), chunk) @ self.unembedding for chunk in self._chunks(1)]
+        pieces = [
+            self._slope(self._softmax(features, chunk), chunk) @ self.unembedding
+            for chunk in self._chunks(1)
+        ]
         return torch.cat(pieces)
 
     def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
@@ -119,14 +130,32 @@ class VocabularyReadout:
         return slope
 
     def products(
-        self, features: Float[Tensor, "tokens width"], tangents: Tangents, part: Part, *, with_weight: bool
+        self,
+        features: Float[Tensor, "tokens width"],
+        tangents: Tangents,
+        part: Part,
+        *,
+        with_weight: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Return products of `part` in the features, (k, tokens, width), and, `with_weight`, in the unembedding."""
-        k = next(len(one) for one in (tangents.features, tangents.unembedding) if one is not None)
-        to_features = torch.zeros(k, *features.shape, dtype=features.dtype, device=features.device)
-        to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape) if with_weight else None
+        k = next(
+            len(one)
+            for one in (tangents.features, tangents.unembedding)
+            if one is not None
+        )
+        to_features = torch.zeros(
+            k, *features.shape, dtype=features.dtype, device=features.device
+        )
+        to_weight = (
+            self.unembedding.new_zeros(k, *self.unembedding.shape)
+            if with_weight
+            else None
+        )
         for chunk in self._chunks(k):
-            here = Tangents(None if tangents.features is None else tangents.features[:, chunk], tangents.unembedding)
+            here = Tangents(
+                None if tangents.features is None else tangents.features[:, chunk],
+                tangents.unembedding,
+            )
             p = self._softmax(features, chunk)
             if part != Part.H_f:
                 curved = self._curved(features[chunk], p, here)
@@ -139,18 +168,30 @@ class VocabularyReadout:
         return to_features, to_weight
 
     def product_in_weight(
-        self, features: Float[Tensor, "tokens width"], direction: Float[Tensor, "1 vocabulary width"]
+        self,
+        features: Float[Tensor, "tokens width"],
+        direction: Float[Tensor, "1 vocabulary width"],
     ) -> Float[Tensor, "1 vocabulary width"]:
         """Return what `products` returns in the unembedding, along dW alone: the sum of (B dW h) h^T over tokens."""
         total = torch.zeros_like(direction)
         for chunk in self._chunks(1):
-            curved = self._curved(features[chunk], self._softmax(features, chunk), Tangents(None, direction))
+            curved = self._curved(
+                features[chunk],
+                self._softmax(features, chunk),
+                Tangents(None, direction),
+            )
             total += curved.transpose(1, 2) @ features[chunk]
         return total
 
-    def _curved(self, features: Tensor, p: Tensor, tangents: Tangents) -> Float[Tensor, "k chunk vocabulary"]:
+    def _curved(
+        self, features: Tensor, p: Tensor, tangents: Tangents
+    ) -> Float[Tensor, "k chunk vocabulary"]:
         """Return B dz of a chunk of tokens with the probabilities p."""
-        dz = None if tangents.features is None else tangents.features @ self.unembedding.T
+        dz = (
+            None
+            if tangents.features is None
+            else tangents.features @ self.unembedding.T
+        )
         if tangents.unembedding is not None:
             along = features @ tangents.unembedding.transpose(1, 2)
             dz = along if dz is None else dz.add_(along)
@@ -158,20 +199,30 @@ class VocabularyReadout:
         dz -= (p * dz).sum(-1, keepdim=True)
         return dz.mul_(p).div_(self.total)
 
-    def _mix(self, slope: Tensor, tangents: Tangents, to_features: Tensor, to_weight: Tensor | None) -> None:
+    def _mix(
+        self,
+        slope: Tensor,
+        tangents: Tangents,
+        to_features: Tensor,
+        to_weight: Tensor | None,
+    ) -> None:
         """Add the mixed second derivatives of z = W h, weighted with g."""
         if tangents.unembedding is not None:
             to_features += slope @ tangents.unembedding
         if to_weight is not None and tangents.features is not None:
             to_weight += slope.T @ tangents.features
 
-    def _slope(self, probabilities: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+    def _slope(
+        self, probabilities: Tensor, chunk: slice
+    ) -> Float[Tensor, "chunk vocabulary"]:
         """Return g of a chunk of tokens."""
         p, targets = probabilities.clone(), self.targets[chunk]
         p[torch.arange(len(targets), device=p.device), targets] -= 1.0
         return p.div_(self.total)
 
-    def _softmax(self, features: Tensor, chunk: slice) -> Float[Tensor, "chunk vocabulary"]:
+    def _softmax(
+        self, features: Tensor, chunk: slice
+    ) -> Float[Tensor, "chunk vocabulary"]:
         """Return p of a chunk of tokens; if the batch is a single chunk, p is kept."""
         if self._bytes_per_token * len(self.targets) > CHUNK_BYTES:
             return (features[chunk] @ self.unembedding.T).softmax(-1)
@@ -194,7 +245,9 @@ class _Slope(torch.autograd.Function):
     """The gradient of the loss in the features; its derivative is the Hessian, computed in chunks of tokens."""
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, readout: VocabularyReadout, direction: Direction) -> Tensor:
+    def forward(
+        ctx: Any, features: Tensor, readout: VocabularyReadout, direction: Direction
+    ) -> Tensor:
         ctx.readout, ctx.direction = readout, direction
         ctx.save_for_backward(features)
         return readout.cotangent(features)
@@ -202,7 +255,11 @@ class _Slope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
         (features,) = ctx.saved_tensors
-        weight = None if ctx.direction.unembedding is None else ctx.direction.unembedding.unsqueeze(0)
+        weight = (
+            None
+            if ctx.direction.unembedding is None
+            else ctx.direction.unembedding.unsqueeze(0)
+        )
         tangents = Tangents(tangent.unsqueeze(0), weight)
         with torch.no_grad():
             products, to_weight = ctx.readout.products(

@@ -16,7 +16,9 @@ from hessfig.curvature.rounding import norm
 from hessfig.curvature.witness import peak
 
 _SCALES = (1.0, 0.5)  # outputs are compared as they are, and scaled
-_DIGITS = 100  # allowed rounding errors of values and gradients, in the precision of the type
+_DIGITS = (
+    100  # allowed rounding errors of values and gradients, in the precision of the type
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,13 @@ class Labels:
 
     def of(self, targets: Tensor) -> Int[Tensor, " rows"]:
         """Return the label of every row of outputs; rows that do not count have the label IGNORED."""
-        labels = F.pad(targets[:, 1:], (0, 1), value=IGNORED) if self.shifted else targets
+        labels = (
+            F.pad(targets[:, 1:], (0, 1), value=IGNORED) if self.shifted else targets
+        )
         if self.ignored:
-            labels = labels.masked_fill(torch.isin(labels, labels.new_tensor(self.ignored)), IGNORED)
+            labels = labels.masked_fill(
+                torch.isin(labels, labels.new_tensor(self.ignored)), IGNORED
+            )
         labels = labels.masked_fill(labels == IGNORED, 0) if self.all_count else labels
         return labels.flatten()
 
@@ -52,10 +58,14 @@ class Labels:
         """Return the divisor of the loss over rows with these labels."""
         return 1.0 if self.is_sum else float((labels != IGNORED).sum())
 
-    def cross_entropy(self, outputs: Float[Tensor, "*rows classes"], targets: Tensor) -> Float[Tensor, ""]:
+    def cross_entropy(
+        self, outputs: Float[Tensor, "*rows classes"], targets: Tensor
+    ) -> Float[Tensor, ""]:
         """Return the loss that these labels mean."""
         labels = self.of(targets)
-        return F.cross_entropy(outputs.flatten(0, -2), labels, reduction="sum") / self.divisor(labels)
+        return F.cross_entropy(
+            outputs.flatten(0, -2), labels, reduction="sum"
+        ) / self.divisor(labels)
 
 
 class LabelSearch:
@@ -67,7 +77,9 @@ class LabelSearch:
 
     def __init__(self, loss: nn.Module) -> None:
         self._loss = loss
-        self._seen: dict[Labels, tuple[set[int], set[int]]] | None = None  # targets of rows that count, and of others
+        self._seen: dict[Labels, tuple[set[int], set[int]]] | None = (
+            None  # targets of rows that count, and of others
+        )
 
     def see(self, outputs: Tensor, targets: Tensor) -> None:
         """Compare the loss with cross-entropy on a batch."""
@@ -86,29 +98,65 @@ class LabelSearch:
     def labels(self) -> Labels | None:
         """The labels, or None if there are none."""
         fitting = ((one, *targets) for one, targets in (self._seen or {}).items())
-        return next((replace(one, ignored=tuple(sorted(left))) for one, kept, left in fitting if not kept & left), None)
+        return next(
+            (
+                replace(one, ignored=tuple(sorted(left)))
+                for one, kept, left in fitting
+                if not kept & left
+            ),
+            None,
+        )
 
-    def _fitting(self, outputs: Tensor, targets: Tensor) -> Iterator[tuple[Labels, tuple[set[int], set[int]]]]:
+    def _fitting(
+        self, outputs: Tensor, targets: Tensor
+    ) -> Iterator[tuple[Labels, tuple[set[int], set[int]]]]:
         """Yield labels that fit a batch, with the targets of rows that count and of rows that do not.
 
         Rows that do not count are those without a gradient.
         """
-        if targets.dtype not in (torch.int64, torch.int32) or targets.numel() != outputs.shape[:-1].numel():
+        if (
+            targets.dtype not in (torch.int64, torch.int32)
+            or targets.numel() != outputs.shape[:-1].numel()
+        ):
             return
         try:
-            own = [_value_and_slope(self._loss, scale * outputs, targets) for scale in _SCALES]
-        except (RuntimeError, TypeError, ValueError, IndexError):  # it takes outputs of another form
+            own = [
+                _value_and_slope(self._loss, scale * outputs, targets)
+                for scale in _SCALES
+            ]
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            IndexError,
+        ):  # it takes outputs of another form
             return
-        is_counted = sum(slope.flatten(0, -2).count_nonzero(dim=1) for _, slope in own) > 0
-        for shifted in (False, True) if targets.ndim == 2 and targets.shape == outputs.shape[:-1] else (False,):
+        is_counted = (
+            sum(slope.flatten(0, -2).count_nonzero(dim=1) for _, slope in own) > 0
+        )
+        for shifted in (
+            (False, True)
+            if targets.ndim == 2 and targets.shape == outputs.shape[:-1]
+            else (False,)
+        ):
             rows = Labels(shifted).of(targets)
-            counted, left = ({*rows[chosen].unique().tolist()} for chosen in (is_counted, ~is_counted))
+            counted, left = (
+                {*rows[chosen].unique().tolist()}
+                for chosen in (is_counted, ~is_counted)
+            )
             left -= {IGNORED}
             for is_sum in (False, True):
                 labels = Labels(shifted, is_sum, tuple(left - counted))
-                others = (_value_and_slope(labels.cross_entropy, scale * outputs, targets) for scale in _SCALES)
-                rows_over_divisor = float((labels.of(targets) != IGNORED).sum()) / labels.divisor(labels.of(targets))
-                if all(map(partial(_agree, peak(outputs), rows_over_divisor), own, others)):
+                others = (
+                    _value_and_slope(labels.cross_entropy, scale * outputs, targets)
+                    for scale in _SCALES
+                )
+                rows_over_divisor = float(
+                    (labels.of(targets) != IGNORED).sum()
+                ) / labels.divisor(labels.of(targets))
+                if all(
+                    map(partial(_agree, peak(outputs), rows_over_divisor), own, others)
+                ):
                     yield replace(labels, ignored=()), (counted, left)
 
 
@@ -121,7 +169,9 @@ def _value_and_slope(
         return float(value.detach()), torch.autograd.grad(value, leaf)[0]
 
 
-def _agree(largest: float, rows: float, one: tuple[float, Tensor], other: tuple[float, Tensor]) -> bool:
+def _agree(
+    largest: float, rows: float, one: tuple[float, Tensor], other: tuple[float, Tensor]
+) -> bool:
     """Whether values and gradients are equal up to rounding of their terms.
 
     A row's loss logsumexp(f) - f_y is a difference of numbers as large as its outputs, and its gradient q - y one of
@@ -130,4 +180,6 @@ def _agree(largest: float, rows: float, one: tuple[float, Tensor], other: tuple[
     allowed = _DIGITS * torch.finfo(one[1].dtype).eps
     count = max(1, one[1].shape[:-1].numel())
     is_same_value = abs(one[0] - other[0]) <= allowed * max(abs(one[0]), rows * largest)
-    return is_same_value and norm(one[1] - other[1]) <= allowed * max(norm(one[1]), rows / count**0.5)
+    return is_same_value and norm(one[1] - other[1]) <= allowed * max(
+        norm(one[1]), rows / count**0.5
+    )

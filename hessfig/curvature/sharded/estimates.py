@@ -25,7 +25,9 @@ class Krylov(NamedTuple):
     rest: float
 
 
-def by_probes(hessian: ShardedHessian, num_probes: int, seed: int, names: tuple[str, ...]) -> dict[str, Estimate]:
+def by_probes(
+    hessian: ShardedHessian, num_probes: int, seed: int, names: tuple[str, ...]
+) -> dict[str, Estimate]:
     r"""Return the Frobenius norm and the trace, from signs v_k with E[v v^T] = I.
 
     .. math:: |A|_F^2 \approx \frac{1}{K} \sum_k |A v_k|^2, \qquad \mathrm{tr} A \approx \frac{1}{K} \sum_k v_k . A v_k
@@ -42,12 +44,17 @@ def by_probes(hessian: ShardedHessian, num_probes: int, seed: int, names: tuple[
     spread = standard_error(squares) / (2 * norm) if norm else 0.0
     return {
         "frobenius": Estimate(norm, spread + math.sqrt(_mean(rough))),
-        "trace": Estimate(_mean(traces), standard_error(traces) + math.sqrt(_mean(rough_traces))),
+        "trace": Estimate(
+            _mean(traces), standard_error(traces) + math.sqrt(_mean(rough_traces))
+        ),
     }
 
 
 def krylov(
-    hessian: ShardedHessian, start: Tensor, steps: int, is_enough: Callable[[Tensor, float], bool] = lambda *_: False
+    hessian: ShardedHessian,
+    start: Tensor,
+    steps: int,
+    is_enough: Callable[[Tensor, float], bool] = lambda *_: False,
 ) -> Krylov:
     r"""Return Lanczos' basis and T with A Q = Q T + \beta q e^T; every vector is orthogonalised against all, twice.
 
@@ -76,7 +83,13 @@ def krylov(
 
 
 def extremes(
-    hessian: ShardedHessian, k: int, seed: int, names: tuple[str, ...], *, steps: int, tolerance: float
+    hessian: ShardedHessian,
+    k: int,
+    seed: int,
+    names: tuple[str, ...],
+    *,
+    steps: int,
+    tolerance: float,
 ) -> dict[str, list[Estimate]]:
     """Return the k largest and the k smallest eigenvalues; the error is the residual |A x - value x| of a product.
 
@@ -86,21 +99,41 @@ def extremes(
     def is_enough(matrix: Tensor, beta: float) -> bool:
         values, vectors = torch.linalg.eigh(matrix)
         ends = [*range(k), *range(len(values) - k, len(values))]
-        return len(values) > 2 * k and beta * float(vectors[-1, ends].abs().max()) <= tolerance * _size(values) / 2
+        return (
+            len(values) > 2 * k
+            and beta * float(vectors[-1, ends].abs().max())
+            <= tolerance * _size(values) / 2
+        )
 
-    found = krylov(hessian, hessian.shards.probe(seed, *names, "start", gaussian=True), steps, is_enough)
+    found = krylov(
+        hessian,
+        hessian.shards.probe(seed, *names, "start", gaussian=True),
+        steps,
+        is_enough,
+    )
     values, vectors = torch.linalg.eigh(found.matrix)
     count = min(k, len(values))
     order = {"largest_eigenvalue": range(len(values) - 1, len(values) - 1 - count, -1)}
     order["smallest_eigenvalue"] = range(count)
-    return {end: [_pair(hessian, found, vectors[:, place]) for place in places] for end, places in order.items()}
+    return {
+        end: [_pair(hessian, found, vectors[:, place]) for place in places]
+        for end, places in order.items()
+    }
 
 
 def density(
-    hessian: ShardedHessian, num_probes: int, seed: int, names: tuple[str, ...], *, steps: int, gaussian: bool
+    hessian: ShardedHessian,
+    num_probes: int,
+    seed: int,
+    names: tuple[str, ...],
+    *,
+    steps: int,
+    gaussian: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return nodes and weights (num_probes, steps) of stochastic Lanczos quadrature; unused weights are 0."""
-    nodes, weights = torch.zeros(2, num_probes, min(steps, hessian.shards.dim), dtype=torch.float64)
+    nodes, weights = torch.zeros(
+        2, num_probes, min(steps, hessian.shards.dim), dtype=torch.float64
+    )
     for place in range(num_probes):
         start = hessian.shards.probe(seed, *names, place, gaussian=gaussian)
         values, vectors = torch.linalg.eigh(krylov(hessian, start, steps).matrix)
@@ -113,7 +146,9 @@ def standard_error(numbers: list[float]) -> float:
     """Return the standard error of a mean; nan for one number."""
     if len(numbers) < 2:
         return math.nan
-    return float(torch.tensor(numbers, dtype=torch.float64).std()) / math.sqrt(len(numbers))
+    return float(torch.tensor(numbers, dtype=torch.float64).std()) / math.sqrt(
+        len(numbers)
+    )
 
 
 def _pair(hessian: ShardedHessian, found: Krylov, coefficients: Tensor) -> Estimate:
@@ -124,7 +159,9 @@ def _pair(hessian: ShardedHessian, found: Krylov, coefficients: Tensor) -> Estim
     product, deviation = hessian.product(vector)
     value = hessian.shards.dot(vector, product)
     rest = product - value * vector
-    residual, rough = (math.sqrt(hessian.shards.dot(one, one)) for one in (rest, deviation))
+    residual, rough = (
+        math.sqrt(hessian.shards.dot(one, one)) for one in (rest, deviation)
+    )
     return Estimate(value, residual + rough)
 
 

@@ -12,10 +12,22 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from hessfig.curvature.differences import ROUGHEST
-from hessfig.curvature.double_backward import differentiable_twice, gradients, narrowest_type
+from hessfig.curvature.double_backward import (
+    differentiable_twice,
+    gradients,
+    narrowest_type,
+)
 from hessfig.curvature.loss_convexity import why_not_convex
 from hessfig.curvature.richardson import Differenced, product_by_differences
-from hessfig.curvature.sharded.shards import Shards, as_sharded, length, local, parameters_of, reshard, sharded_like
+from hessfig.curvature.sharded.shards import (
+    Shards,
+    as_sharded,
+    length,
+    local,
+    parameters_of,
+    reshard,
+    sharded_like,
+)
 from hessfig.errors import UserError, first_few
 from hessfig.terms import Part
 
@@ -39,7 +51,9 @@ class Function(NamedTuple):
     compute_outputs: Callable[[Any, Any], Tensor] | None = None
 
     def loss(self, network: nn.Module, batch: Any) -> Tensor:
-        return self.compute_loss(self.outputs(network, batch) if self.compute_outputs else network, batch)
+        return self.compute_loss(
+            self.outputs(network, batch) if self.compute_outputs else network, batch
+        )
 
     def outputs(self, network: nn.Module, batch: Any) -> Tensor:
         assert self.compute_outputs is not None
@@ -79,16 +93,28 @@ class ShardedHessian:
         block: Sequence[str],
         part: Part = Part.H,
     ) -> None:
-        self._network, self._batches, self._function, self._part = network, batches, function, part
+        self._network, self._batches, self._function, self._part = (
+            network,
+            batches,
+            function,
+            part,
+        )
         named = parameters_of(network)
-        mesh = next(one.device_mesh for one in named.values() if isinstance(one, DTensor))
+        mesh = next(
+            one.device_mesh for one in named.values() if isinstance(one, DTensor)
+        )
         self._parameters = {name: named[name] for name in block}
         self._moved = [as_sharded(one, mesh) for one in self._parameters.values()]
         self.shards = Shards(dict(zip(block, self._moved, strict=True)))
-        total = torch.tensor(float(sum(batch_weights)), dtype=torch.float64, device=self._moved[0].device)
+        total = torch.tensor(
+            float(sum(batch_weights)), dtype=torch.float64, device=self._moved[0].device
+        )
         distributed.all_reduce(total)
         # FSDP2 takes the mean of the ranks' gradients
-        self._scales = [weight * distributed.get_world_size() / float(total) for weight in batch_weights]
+        self._scales = [
+            weight * distributed.get_world_size() / float(total)
+            for weight in batch_weights
+        ]
         self.dtype = self._moved[0].dtype
         self._weights = [one.clone() for one in self._moved]
         with self._restored():
@@ -108,7 +134,9 @@ class ShardedHessian:
         if not error <= ROUGHEST * size:
             raise UserError(
                 "products by differences of gradients are too rough",
-                got=f"an error of {100 * error / size:.2g} % of the product" if size else "a product of length 0",
+                got=f"an error of {100 * error / size:.2g} % of the product"
+                if size
+                else "a product of length 0",
                 allowed=f"at most {100 * ROUGHEST:g} %",
                 remedy="parameters in float64, or computations in float32 (MixedPrecisionPolicy)",
             )
@@ -122,11 +150,14 @@ class ShardedHessian:
 
     @cached_property
     def _typical(self) -> float:
-        summand = Part.H if self._part == Part.H_f else self._part  # H_f = H - H_o may be zero up to rounding
+        # H_f = H - H_o may be zero up to rounding.
+        summand = Part.H if self._part == Part.H_f else self._part
         done, along = self._differenced(self.shards.probe(0, "typical"), summand)
         return ROUGHEST * length(done.product) / length(along)
 
-    def _differenced(self, vector: Tensor, part: Part) -> tuple[Differenced, list[DTensor]]:
+    def _differenced(
+        self, vector: Tensor, part: Part
+    ) -> tuple[Differenced, list[DTensor]]:
         along = self.shards.tensors(vector)
         with self._restored():
             if part == Part.H:
@@ -136,28 +167,40 @@ class ShardedHessian:
             return _difference(self._whole(along), self._gauss_newton(along)), along
 
     def _whole(self, along: Sequence[DTensor]) -> Differenced:
-        return product_by_differences(self._gradient, self._weights, along, unit=self._unit, length=length)
+        return product_by_differences(
+            self._gradient, self._weights, along, unit=self._unit, length=length
+        )
 
     def _gauss_newton(self, along: Sequence[DTensor]) -> Differenced:
         r"""Return H_o v = J^T B J v: J v by differences of outputs, and J^T by a backward pass.
 
         The error of J v is propagated in the same way.
         """
-        pushed = product_by_differences(self._outputs, self._weights, along, unit=self._unit, length=length)
-        product, deviation = (self._pulled_back(one) for one in (pushed.product, pushed.deviation))
+        pushed = product_by_differences(
+            self._outputs, self._weights, along, unit=self._unit, length=length
+        )
+        product, deviation = (
+            self._pulled_back(one) for one in (pushed.product, pushed.deviation)
+        )
         return Differenced(product, deviation, pushed.gradients)
 
     def _gradient(self, weights: Sequence[Tensor]) -> list[DTensor]:
         """Return the gradient at given weights, sharded as the parameters are."""
         return self._loss_and_gradient(weights)[1]
 
-    def _loss_and_gradient(self, weights: Sequence[Tensor]) -> tuple[float, list[DTensor]]:
+    def _loss_and_gradient(
+        self, weights: Sequence[Tensor]
+    ) -> tuple[float, list[DTensor]]:
         self._move(weights)
         summed = torch.zeros((), dtype=torch.float64, device=self._moved[0].device)
         for batch, scale in zip(self._batches, self._scales, strict=True):
             loss = scale * self._function.loss(self._network, batch)
             loss.backward()
-            summed += loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach()
+            summed += (
+                loss.full_tensor().detach()
+                if isinstance(loss, DTensor)
+                else loss.detach()
+            )
         distributed.all_reduce(summed)
         return float(summed) / distributed.get_world_size(), self._gradients()
 
@@ -165,18 +208,24 @@ class ShardedHessian:
         """Return the outputs of this rank's batches at given weights."""
         self._move(weights)
         with torch.no_grad():
-            outputs = [self._function.outputs(self._network, batch) for batch in self._batches]
+            outputs = [
+                self._function.outputs(self._network, batch) for batch in self._batches
+            ]
         reshard(self._network)
         return outputs
 
     def _pulled_back(self, along: Sequence[Tensor]) -> list[DTensor]:
         """Return J^T B u for vectors u in the outputs, at the network's own weights."""
         self._move(self._weights)
-        for batch, scale, vector in zip(self._batches, self._scales, along, strict=True):
+        for batch, scale, vector in zip(
+            self._batches, self._scales, along, strict=True
+        ):
             outputs = self._function.outputs(self._network, batch)
             leaf = outputs.detach().requires_grad_()
             with differentiable_twice():
-                (slope,) = gradients(self._function.compute_loss(leaf, batch), [leaf], create_graph=True)
+                (slope,) = gradients(
+                    self._function.compute_loss(leaf, batch), [leaf], create_graph=True
+                )
                 (curved,) = gradients(slope, [leaf], vector)
             outputs.backward(scale * curved)
         return self._gradients()
@@ -194,8 +243,11 @@ class ShardedHessian:
     @contextmanager
     def _restored(self) -> Iterator[None]:
         """Restore the weights and the gradients of the network afterwards; hooks that wait for gradients do not run."""
-        kept: list[tuple[Any, Any]] = [(parameter, parameter.grad) for parameter in self._network.parameters()]
-        self._network.zero_grad(set_to_none=True)  # backward passes add to the tensors of gradients in place
+        kept: list[tuple[Any, Any]] = [
+            (parameter, parameter.grad) for parameter in self._network.parameters()
+        ]
+        # Backward passes add to the tensors of gradients in place.
+        self._network.zero_grad(set_to_none=True)
         hooks = [parameter._post_accumulate_grad_hooks or {} for parameter, _ in kept]
         removed = [dict(each) for each in hooks]
         for each in hooks:  # an optimiser may step in one
@@ -222,7 +274,9 @@ class ShardedHessian:
         unit = torch.finfo(narrowest_type(loss)).eps / 2
         loss.backward()  # until then FSDP2 keeps parameters whole
         first, again = (self._gradient(self._weights) for _ in range(2))
-        if length([one - other for one, other in zip(first, again, strict=True)]) > unit**0.5 * length(first):
+        if length(
+            [one - other for one, other in zip(first, again, strict=True)]
+        ) > unit**0.5 * length(first):
             raise UserError(
                 "two gradients at the same weights differ: the loss is random",
                 got=f"training={self._network.training}",
@@ -235,12 +289,16 @@ class ShardedHessian:
     def _check_plain(self, gradients: Sequence[DTensor], unit: float) -> None:
         """Raise UserError for plain tensors with another gradient on each rank: nobody adds these up."""
         apart = []
-        for (name, parameter), gradient in zip(self._parameters.items(), gradients, strict=True):
+        for (name, parameter), gradient in zip(
+            self._parameters.items(), gradients, strict=True
+        ):
             if not isinstance(parameter, DTensor):
                 mean = gradient.to_local() / distributed.get_world_size()
                 distributed.all_reduce(mean)
                 difference = gradient - sharded_like(gradient, mean)
-                apart += [name] * (length([difference]) > unit**0.5 * length([gradient]))
+                apart += [name] * (
+                    length([difference]) > unit**0.5 * length([gradient])
+                )
         if apart:
             raise UserError(
                 "the network is sharded in part: plain tensors have a gradient of their own on each rank",
@@ -258,7 +316,9 @@ def _difference(first: Differenced, other: Differenced) -> Differenced:
     return Differenced(product, deviation, first.gradients + other.gradients)
 
 
-def check_convex(network: nn.Module, batches: Sequence[Any], function: Function) -> None:
+def check_convex(
+    network: nn.Module, batches: Sequence[Any], function: Function
+) -> None:
     """Raise UserError, on all ranks, if the loss is not convex in the outputs of a batch."""
     reasons = []
     for batch in batches:
@@ -284,23 +344,38 @@ def _loss_at(function: Function, batch: Any) -> Callable[[Tensor], Tensor]:
 
 def is_averaged(network: nn.Module) -> bool:
     """Whether FSDP2 averages the gradients of all parameters over all ranks, so that ranks may have own batches."""
-    inside: list[Any] = [module for module in network.modules() if isinstance(module, FSDPModule)]
+    inside: list[Any] = [
+        module for module in network.modules() if isinstance(module, FSDPModule)
+    ]
     sharded = {id(parameter) for module in inside for parameter in module.parameters()}
     every: list[Any] = list(network.parameters())
-    return all(id(one) in sharded and isinstance(one, DTensor) and len(one.placements) == 1 for one in every)
+    return all(
+        id(one) in sharded and isinstance(one, DTensor) and len(one.placements) == 1
+        for one in every
+    )
 
 
-def say_memory(parameters: Mapping[str, Any], parts: Sequence[Part], basis: int) -> None:
+def say_memory(
+    parameters: Mapping[str, Any], parts: Sequence[Part], basis: int
+) -> None:
     """Print, on rank 0, the memory that products and a basis of vectors take on every rank."""
     count = _TENSORS + _OF_BOTH * (Part.H_f in parts)
     if basis:
         count += _OF_A_STEP + basis
-    bytes_here = sum(local(one).numel() * one.element_size() for one in parameters.values())
+    bytes_here = sum(
+        local(one).numel() * one.element_size() for one in parameters.values()
+    )
     gathered: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, count * bytes_here / 2**20)
     if distributed.get_rank() == 0:
-        sizes = ", ".join(f"rank {rank}: {size:.1f} MiB" for rank, size in enumerate(gathered))
-        print(f"hessfig: vectors and gradients, in addition to the network: {sizes}", file=sys.stderr, flush=True)
+        sizes = ", ".join(
+            f"rank {rank}: {size:.1f} MiB" for rank, size in enumerate(gathered)
+        )
+        print(
+            f"hessfig: vectors and gradients, in addition to the network: {sizes}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _gradient_of(parameter: Any, like: Any) -> Any:

@@ -17,7 +17,14 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from hessfig.errors import UserError, first_few
 from hessfig.rng import stream
 
-_OF_A_LOST_RANK = ("closed by peer", "connection reset", "broken pipe", "timed out", "timeout", "nccl")
+_OF_A_LOST_RANK = (
+    "closed by peer",
+    "connection reset",
+    "broken pipe",
+    "timed out",
+    "timeout",
+    "nccl",
+)
 
 
 class Shards:
@@ -43,7 +50,9 @@ class Shards:
     def tensors(self, flat: Tensor) -> list[DTensor]:
         """Return a flat vector as one DTensor per parameter."""
         pieces = zip(self._like, flat.split(self._sizes), strict=True)
-        return [sharded_like(like, piece.view_as(like.to_local())) for like, piece in pieces]
+        return [
+            sharded_like(like, piece.view_as(like.to_local())) for like, piece in pieces
+        ]
 
     def flat(self, tensors: Sequence[Any]) -> Tensor:
         """Return this rank's shards of some tensors as one vector."""
@@ -53,7 +62,12 @@ class Shards:
         """Return the inner products of vectors with a vector: float64 sums over all entries of all ranks."""
         sums = torch.zeros(len(rows), dtype=torch.float64, device=vector.device)
         for place, row in enumerate(rows):
-            pieces = zip(self._like, row.split(self._sizes), vector.split(self._sizes), strict=True)
+            pieces = zip(
+                self._like,
+                row.split(self._sizes),
+                vector.split(self._sizes),
+                strict=True,
+            )
             for like, one, other in pieces:
                 sums[place] += torch.dot(one.double(), other.double()) / copies(like)
         distributed.all_reduce(sums)
@@ -73,18 +87,33 @@ class Shards:
         for name, like in zip(self.names, self._like, strict=True):
             generator = stream(seed, "sharded", *names, name)
             if gaussian:
-                whole = torch.randn(like.shape, generator=generator, dtype=torch.float64)
+                whole = torch.randn(
+                    like.shape, generator=generator, dtype=torch.float64
+                )
             else:
-                whole = torch.randint(2, like.shape, generator=generator).double() * 2 - 1
+                whole = (
+                    torch.randint(2, like.shape, generator=generator).double() * 2 - 1
+                )
             placed = whole.to(like.dtype).to(like.to_local().device)
-            pieces.append(distribute_tensor(placed, like.device_mesh, like.placements, src_data_rank=None))
+            pieces.append(
+                distribute_tensor(
+                    placed, like.device_mesh, like.placements, src_data_rank=None
+                )
+            )
         return self.flat(pieces)
 
 
 def sharded_like(like: DTensor, local: Tensor) -> DTensor:
     """Return a DTensor with the mesh, placements and shape of another one, from this rank's shard."""
     shape, stride = like.shape, like.stride()
-    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
+    return DTensor.from_local(
+        local,
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=shape,
+        stride=stride,
+    )
 
 
 def local(tensor: Any) -> Tensor:
@@ -97,12 +126,19 @@ def copies(tensor: Any) -> int:
     if not isinstance(tensor, DTensor):
         return 1
     mesh, placements = tensor.device_mesh, tensor.placements
-    return math.prod(mesh.size(axis) for axis, placement in enumerate(placements) if isinstance(placement, Replicate))
+    return math.prod(
+        mesh.size(axis)
+        for axis, placement in enumerate(placements)
+        if isinstance(placement, Replicate)
+    )
 
 
 def length(tensors: Sequence[Any]) -> float:
     """Return the norm of all entries on all ranks, in float64; plain tensors are pieces of their ranks."""
-    squares = [torch.linalg.vector_norm(local(one), dtype=torch.float64) ** 2 / copies(one) for one in tensors]
+    squares = [
+        torch.linalg.vector_norm(local(one), dtype=torch.float64) ** 2 / copies(one)
+        for one in tensors
+    ]
     total = torch.stack(squares).sum()
     distributed.all_reduce(total)
     return float(total.sqrt())
@@ -123,7 +159,11 @@ def parameters_of(network: nn.Module) -> dict[str, Any]:
     reshard(network)
     named = dict(network.named_parameters())
     size = distributed.get_world_size()
-    partial = [name for name, one in named.items() if isinstance(one, DTensor) and one.device_mesh.size() != size]
+    partial = [
+        name
+        for name, one in named.items()
+        if isinstance(one, DTensor) and one.device_mesh.size() != size
+    ]
     if partial:
         raise UserError(
             "the network is on some of the ranks only",
@@ -131,7 +171,11 @@ def parameters_of(network: nn.Module) -> dict[str, Any]:
             allowed="device meshes of all ranks",
             remedy="one mesh for the network, or a process group of the ranks of its mesh",
         )
-    narrow = [name for name, one in named.items() if one.dtype not in (torch.float32, torch.float64)]
+    narrow = [
+        name
+        for name, one in named.items()
+        if one.dtype not in (torch.float32, torch.float64)
+    ]
     if narrow:
         raise UserError(
             "differences of gradients: weights in this type cannot be moved by small steps",
@@ -146,10 +190,18 @@ def as_sharded(parameter: Any, mesh: DeviceMesh) -> Any:
     """Return a tensor as a DTensor that shares its memory; a plain one is a copy of the same entries on every rank."""
     if isinstance(parameter, DTensor):
         return parameter.detach()
-    return DTensor.from_local(parameter.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return DTensor.from_local(
+        parameter.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False
+    )
 
 
-def check_ranks(settings: object, network: nn.Module, batches: Sequence[Any], *, sharded_batches: bool) -> None:
+def check_ranks(
+    settings: object,
+    network: nn.Module,
+    batches: Sequence[Any],
+    *,
+    sharded_batches: bool,
+) -> None:
     """Raise UserError, with the ranks, if they disagree: by hashes that are gathered from all of them.
 
     Compared are the settings, names, shapes and placements of parameters, entries of parameters and buffers that are on
@@ -162,16 +214,22 @@ def check_ranks(settings: object, network: nn.Module, batches: Sequence[Any], *,
     for name, one in (*network.named_parameters(), *network.named_buffers()):
         place = ""
         if isinstance(one, DTensor):
-            here[f"sharding of {name}"] = _hash((tuple(one.shape), str(one.placements), str(one.dtype)))
+            here[f"sharding of {name}"] = _hash(
+                (tuple(one.shape), str(one.placements), str(one.dtype))
+            )
             coordinates: Sequence[int] = one.device_mesh.get_coordinate() or ()
             pairs = zip(coordinates, one.placements, strict=True)
-            place = "".join(f", shard {at}" for at, kind in pairs if not isinstance(kind, Replicate))
+            place = "".join(
+                f", shard {at}" for at, kind in pairs if not isinstance(kind, Replicate)
+            )
         here[f"entries of {name}{place}"] = _hash(local(one))
     gathered: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, here)
     first: dict[str, str] = {}
     for rank, hashes in enumerate(gathered):
-        other = [name for name, one in hashes.items() if first.setdefault(name, one) != one]
+        other = [
+            name for name, one in hashes.items() if first.setdefault(name, one) != one
+        ]
         if other:
             raise UserError(
                 f"rank {rank} does not measure what the ranks before it measure",
@@ -208,7 +266,9 @@ def together() -> Iterator[None]:
 def _hash(given: Any) -> str:
     hashed = io.BytesIO()
     pickler = _Pickler(hashed)
-    pickler.fast = True  # equal objects are written alike, whether or not they are the same object
+    pickler.fast = (
+        True  # equal objects are written alike, whether or not they are the same object
+    )
     pickler.dump(given)
     return hashlib.sha256(hashed.getvalue()).hexdigest()
 
@@ -219,5 +279,13 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, given: Any) -> Any:
         if not isinstance(given, Tensor):
             return NotImplemented
-        entries = given.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        entries = (
+            given.detach()
+            .cpu()
+            .contiguous()
+            .flatten()
+            .view(torch.uint8)
+            .numpy()
+            .tobytes()
+        )
         return bytes, (entries + repr((tuple(given.shape), given.dtype)).encode(),)

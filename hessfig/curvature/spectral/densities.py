@@ -12,7 +12,13 @@ from torch import Generator, Tensor
 
 from hessfig.curvature.column import Column, chunks, to_multiply
 from hessfig.curvature.problem import standard_error
-from hessfig.curvature.spectral.lanczos import InUnits, LanczosRun, Square, SymmetricOperator, advance
+from hessfig.curvature.spectral.lanczos import (
+    InUnits,
+    LanczosRun,
+    Square,
+    SymmetricOperator,
+    advance,
+)
 from hessfig.terms import Part, split_in
 
 COLUMNS_AT_ONCE = 64
@@ -20,14 +26,18 @@ Matrix = NDArray[np.float64]
 _ROWS = 512
 
 
-def dense_eigenvalues(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, NDArray[np.float64] | None]:
+def dense_eigenvalues(
+    column: Column, row: Hashable, parts: Sequence[Part]
+) -> dict[Part, NDArray[np.float64] | None]:
     """Return the ascending eigenvalues of each part of the square block `row` of `column`; None for a nonfinite block.
 
     Raises ArithmeticError for a part that is not symmetric up to rounding. The caller checks that the matrices fit into
     memory.
     """
     matrices = _matrices(column, row, to_multiply(parts))
-    finite = {part: bool(np.isfinite(matrix.sum())) for part, matrix in matrices.items()}
+    finite = {
+        part: bool(np.isfinite(matrix.sum())) for part, matrix in matrices.items()
+    }
     for part, matrix in matrices.items():
         if finite[part]:
             _symmetrise(matrix, Square(column, row, part))
@@ -70,7 +80,9 @@ def eigenvalues(matrix: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(matrix)
 
 
-def _matrices(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part, Matrix]:
+def _matrices(
+    column: Column, row: Hashable, parts: Sequence[Part]
+) -> dict[Part, Matrix]:
     dim = column.dim
     matrices = {part: np.empty((dim, dim), order="F") for part in parts}
     at = 0
@@ -80,7 +92,9 @@ def _matrices(column: Column, row: Hashable, parts: Sequence[Part]) -> dict[Part
         for chunk in chunks(unit, column, COLUMNS_AT_ONCE):
             products = column.split_matmat(chunk, parts=parts)
             for part, matrix in matrices.items():
-                matrix[:, at : at + chunk.shape[1]] = products[row, part].cpu().double().numpy()
+                matrix[:, at : at + chunk.shape[1]] = (
+                    products[row, part].cpu().double().numpy()
+                )
             at += chunk.shape[1]
     return matrices
 
@@ -114,7 +128,12 @@ def _eigenvalues(matrix: Matrix) -> Matrix:
     if not matrix.any():
         return np.zeros(len(matrix))
     values: Matrix = scipy.linalg.eigh(
-        matrix, lower=True, eigvals_only=True, overwrite_a=True, check_finite=False, driver="ev"
+        matrix,
+        lower=True,
+        eigvals_only=True,
+        overwrite_a=True,
+        check_finite=False,
+        driver="ev",
     )
     return values
 
@@ -136,7 +155,9 @@ class Quadrature:
     half_weights: Float[Tensor, "num_probes half"]
 
 
-def quadrature(operator: SymmetricOperator, starts: Shaped[Tensor, "n num_probes"], steps: int) -> Quadrature:
+def quadrature(
+    operator: SymmetricOperator, starts: Shaped[Tensor, "n num_probes"], steps: int
+) -> Quadrature:
     """Return the Gauss quadrature of `steps` Lanczos steps from every column v of `starts`.
 
     The nodes are the Ritz values theta_i; the weights w_i are the squared first entries of the eigenvectors of the
@@ -158,7 +179,11 @@ def quadrature(operator: SymmetricOperator, starts: Shaped[Tensor, "n num_probes
     >>> bool((mean - square.matmat(start)[0, 0]).abs() < 1e-12)
     True
     """
-    at_once = max(1, BASIS_BYTES // (operator.like.itemsize * min(steps, operator.dim) * operator.dim))
+    at_once = max(
+        1,
+        BASIS_BYTES
+        // (operator.like.itemsize * min(steps, operator.dim) * operator.dim),
+    )
     operator, full, half = InUnits(operator), [], []
     for group in starts.split(at_once, dim=1):
         runs = [LanczosRun(start, steps) for start in group.to(operator.like).T]
@@ -166,7 +191,10 @@ def quadrature(operator: SymmetricOperator, starts: Shaped[Tensor, "n num_probes
             pass
         full += [_rule(run, steps, steps) for run in runs]
         half += [_rule(run, steps // 2, steps // 2) for run in runs]
-    (nodes, weights), (half_nodes, half_weights) = torch.stack(full, dim=1), torch.stack(half, dim=1)
+    (nodes, weights), (half_nodes, half_weights) = (
+        torch.stack(full, dim=1),
+        torch.stack(half, dim=1),
+    )
     unit = operator.unit or 1.0
     return Quadrature(unit * nodes, weights, unit * half_nodes, half_weights)
 
@@ -183,7 +211,9 @@ def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
 _RANK = 1e-12  # singular values below this share of the largest count as zero
 
 
-def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generator) -> tuple[float, float]:
+def xtrace(
+    operator: SymmetricOperator, num_products: int, *, generator: Generator
+) -> tuple[float, float]:
     """Return an estimate of the trace and its standard error, from `num_products` products (even, less than 2 dim).
 
     XTrace (Epperly, Tropp and Webber 2024) is the mean over the test vectors w of
@@ -203,25 +233,43 @@ def xtrace(operator: SymmetricOperator, num_products: int, *, generator: Generat
     True
     """
     count = num_products // 2
-    drawn = torch.randn(count, operator.dim, dtype=torch.float64, generator=generator, device="cpu")
+    drawn = torch.randn(
+        count, operator.dim, dtype=torch.float64, generator=generator, device="cpu"
+    )
     drawn = drawn.to(operator.like.device).T
     tests = drawn * (operator.dim**0.5 / drawn.norm(dim=0))
     image = operator.matmat(tests)
     basis, sizes, _ = torch.linalg.svd(image, full_matrices=False)
-    basis = basis[:, sizes > _RANK * sizes[0]] if float(sizes[0]) > 0.0 else basis[:, :0]
-    inner = basis.T @ operator.matmat(basis) if basis.shape[1] else image.new_zeros(0, 0)
-    estimates = torch.stack([_left_out(i, tests, image, basis, inner) for i in range(count)])
+    basis = (
+        basis[:, sizes > _RANK * sizes[0]] if float(sizes[0]) > 0.0 else basis[:, :0]
+    )
+    inner = (
+        basis.T @ operator.matmat(basis) if basis.shape[1] else image.new_zeros(0, 0)
+    )
+    estimates = torch.stack(
+        [_left_out(i, tests, image, basis, inner) for i in range(count)]
+    )
     return float(estimates.mean()), standard_error(estimates)
 
 
-def _left_out(i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor) -> Float[Tensor, ""]:
+def _left_out(
+    i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor
+) -> Float[Tensor, ""]:
     """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others."""
     others = torch.cat([image[:, :i], image[:, i + 1 :]], dim=1)
     left, sizes, _ = torch.linalg.svd(basis.T @ others, full_matrices=False)
-    within = left[:, sizes > _RANK * sizes.max()] if sizes.numel() and float(sizes.max()) > 0.0 else left[:, :0]
+    within = (
+        left[:, sizes > _RANK * sizes.max()]
+        if sizes.numel() and float(sizes.max()) > 0.0
+        else left[:, :0]
+    )
     inside = within @ (within.T @ (basis.T @ tests[:, i]))
     outside = tests[:, i].square().sum() - inside.square().sum()
-    left_over = tests[:, i] @ image[:, i] - 2 * inside @ (basis.T @ image[:, i]) + inside @ inner @ inside
+    left_over = (
+        tests[:, i] @ image[:, i]
+        - 2 * inside @ (basis.T @ image[:, i])
+        + inside @ inner @ inside
+    )
     dim, rank = len(tests), within.shape[1]
     scale = (dim - rank) / outside if rank < dim else torch.zeros_like(outside)
     return (within.T @ inner @ within).trace() + scale * left_over

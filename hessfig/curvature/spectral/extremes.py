@@ -9,8 +9,22 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.spectral.lanczos import InUnits, LanczosRun, SymmetricOperator, advance
-from hessfig.curvature.spectral.vectors import Rows, combined, dots, drawn, grams, is_short, length, residuals
+from hessfig.curvature.spectral.lanczos import (
+    InUnits,
+    LanczosRun,
+    SymmetricOperator,
+    advance,
+)
+from hessfig.curvature.spectral.vectors import (
+    Rows,
+    combined,
+    dots,
+    drawn,
+    grams,
+    is_short,
+    length,
+    residuals,
+)
 
 _ALIKE = 1e-4  # unit vectors that differ by more than this span another direction
 
@@ -52,7 +66,12 @@ def nothing_found(operator: SymmetricOperator) -> Extremes:
 
 
 def certify(
-    operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
+    operator: SymmetricOperator,
+    end: End,
+    k: int,
+    before: Extremes,
+    runs: Sequence[LanczosRun],
+    tolerance: float,
 ) -> Extremes:
     """Return the eigenvalues of a single run (or those of `before`) if all agree, else those of all vectors together.
 
@@ -66,34 +85,64 @@ def certify(
 
 
 def _certify_short(
-    operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
+    operator: SymmetricOperator,
+    end: End,
+    k: int,
+    before: Extremes,
+    runs: Sequence[LanczosRun],
+    tolerance: float,
 ) -> Extremes:
-    pieces = [before.vectors, *(outer(run, end, k) for run in runs), _longest(runs, end, k)]
+    pieces = [
+        before.vectors,
+        *(outer(run, end, k) for run in runs),
+        _longest(runs, end, k),
+    ]
     product = operator.matmat(torch.cat(pieces, dim=1))
     *images, image = product.split([piece.shape[1] for piece in pieces], dim=1)
     *bases, peak = pieces
-    alone = [pairs(v, p, end, k) for v, p in zip(bases, images, strict=True) if v.numel()]
+    alone = [
+        pairs(v, p, end, k) for v, p in zip(bases, images, strict=True) if v.numel()
+    ]
     together = pairs(torch.cat(bases, dim=1), torch.cat(images, dim=1), end, k)
-    return _judged(before, alone, together, (peak * image).sum(dim=0).abs().tolist(), tolerance)
+    return _judged(
+        before, alone, together, (peak * image).sum(dim=0).abs().tolist(), tolerance
+    )
 
 
 def _certify_long(
-    operator: SymmetricOperator, end: End, k: int, before: Extremes, runs: Sequence[LanczosRun], tolerance: float
+    operator: SymmetricOperator,
+    end: End,
+    k: int,
+    before: Extremes,
+    runs: Sequence[LanczosRun],
+    tolerance: float,
 ) -> Extremes:
     """Turn the bases of the runs into Ritz vectors, the outermost first, so that none of them is copied."""
     for run in runs:
         run.sort(end.order)
-    pieces = [list(before.vectors.T), *(list(run.basis[: min(k, run.length)]) for run in runs)]
+    pieces = [
+        list(before.vectors.T),
+        *(list(run.basis[: min(k, run.length)]) for run in runs),
+    ]
     rows = [row for piece in pieces for row in piece]
     sizes = [abs(float(dots(peak, _image(operator, peak)))) for peak in _peaks(runs, k)]
     images = [_image(operator, row) for row in rows]
-    span, places = Span(rows, images, *grams(rows, images)), torch.arange(len(rows), device="cpu")
-    alone = [span.pairs(at, end, k) for at in places.split([len(piece) for piece in pieces]) if len(at)]
+    span, places = (
+        Span(rows, images, *grams(rows, images)),
+        torch.arange(len(rows), device="cpu"),
+    )
+    alone = [
+        span.pairs(at, end, k)
+        for at in places.split([len(piece) for piece in pieces])
+        if len(at)
+    ]
     best = _judged(before, alone, span.pairs(places, end, k), sizes, tolerance)
     return replace(best, vectors=combined(rows, best.vectors))
 
 
-def _image(operator: SymmetricOperator, vector: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+def _image(
+    operator: SymmetricOperator, vector: Float[Tensor, " n"]
+) -> Float[Tensor, " n"]:
     return operator.matmat(vector[:, None])[:, 0]
 
 
@@ -118,27 +167,41 @@ class Span:
         gram, product = (one[places][:, places] for one in (self.gram, self.product))
         values, basis, coefficients = _in_span(gram, product, _ALIKE**2)
         order = end.order(values)[:k]
-        weights = torch.zeros(len(self.rows), len(order), dtype=torch.float64, device="cpu")
+        weights = torch.zeros(
+            len(self.rows), len(order), dtype=torch.float64, device="cpu"
+        )
         weights[places] = basis @ coefficients[:, order]
         off = residuals(self.rows, self.images, weights, values[order])
         return Extremes(values[order], off, weights, float(values.abs().max()))
 
 
-def _in_span(gram: Tensor, product: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
+def _in_span(
+    gram: Tensor, product: Tensor, least: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return Ritz values, an orthonormal basis of the span, and coefficients in it, from V V^T and V P^T."""
     sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
     basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
-    values, coefficients = torch.linalg.eigh(basis.T @ (product + product.T) @ basis / 2)
+    values, coefficients = torch.linalg.eigh(
+        basis.T @ (product + product.T) @ basis / 2
+    )
     return values, basis, coefficients
 
 
 def _judged(
-    before: Extremes, alone: Sequence[Extremes], together: Extremes, sizes: Sequence[float], tolerance: float
+    before: Extremes,
+    alone: Sequence[Extremes],
+    together: Extremes,
+    sizes: Sequence[float],
+    tolerance: float,
 ) -> Extremes:
     scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
     claims = alone[:1] if before.vectors.numel() else alone
     agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
-    best = min(claims, key=lambda claim: float(claim.residuals.max())) if agree else together
+    best = (
+        min(claims, key=lambda claim: float(claim.residuals.max()))
+        if agree
+        else together
+    )
     small = bool((best.residuals <= tolerance * scale).all())
     return replace(best, scale=scale, converged=agree and small)
 
@@ -149,7 +212,9 @@ def outer(run: LanczosRun, end: End, k: int) -> Float[Tensor, "n k"]:
     return run.vectors(ritz.coefficients[:, end.order(ritz.values)[:k]])
 
 
-def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End, k: int) -> Extremes:
+def pairs(
+    vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End, k: int
+) -> Extremes:
     """Return the outermost Ritz pairs of the space spanned by `vectors`, with the products of the vectors given."""
     left, sizes, right = torch.linalg.svd(vectors, full_matrices=False)
     is_new = sizes > _ALIKE
@@ -159,7 +224,9 @@ def pairs(vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End
     chosen = coefficients[:, order]
     ritz_vectors = basis @ chosen
     off = (image @ chosen - ritz_vectors * values[order]).norm(dim=0)
-    return Extremes(values[order].cpu(), off.cpu(), ritz_vectors, float(values.abs().max()))
+    return Extremes(
+        values[order].cpu(), off.cpu(), ritz_vectors, float(values.abs().max())
+    )
 
 
 def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p"]:
@@ -186,14 +253,19 @@ def unseen(
     below `least` are rounding and are left out.
     """
     pieces = [[run.against(other) for other in runs] for run in runs]
-    gram, product = (torch.cat([torch.cat([two[i] for two in row], dim=1) for row in pieces]) for i in range(2))
+    gram, product = (
+        torch.cat([torch.cat([two[i] for two in row], dim=1) for row in pieces])
+        for i in range(2)
+    )
     values, basis, coefficients = _in_span(gram, product, least)
     order = end.order(values)[: len(best.values)]
     sign = 1 if end == End.largest else -1
     if not bool((sign * (values[order] - best.values[: len(order)]) > allowed).any()):
         return None
     parts = (basis @ coefficients[:, order]).split([run.length for run in runs])
-    return torch.stack([run.vectors(part) for run, part in zip(runs, parts, strict=True)]).sum(dim=0)
+    return torch.stack(
+        [run.vectors(part) for run, part in zip(runs, parts, strict=True)]
+    ).sum(dim=0)
 
 
 STARTS = 2
@@ -201,9 +273,13 @@ BASIS_BYTES = 2**30  # limit for the vectors of the two runs
 LONG_BYTES = 2**27  # the same for long vectors, if it is more than LONG_VECTORS
 LONG_VECTORS = 12  # the bases of both runs, and the next vector of each
 _FEWEST, _CHECK_EVERY, _RESTARTS, _LONG_RESTARTS = 20, 2, 30, 100
-_WARMTH = 3.0  # length of the given vector in a warm start, relative to the random vector
+_WARMTH = (
+    3.0  # length of the given vector in a warm start, relative to the random vector
+)
 _SPARE = 0.5  # share of the tolerance that is allowed for the residual of a run
-_DOUBT = 4.0  # safety factor of the gap, which is to a Ritz value that has not converged
+_DOUBT = (
+    4.0  # safety factor of the gap, which is to a Ritz value that has not converged
+)
 _FAR = 30.0  # n times the squared cosine of a random vector with one of n eigenvectors is above it once in 2e7
 _MISSED = 0.01  # probability that one run has missed a value that is farther out
 
@@ -234,12 +310,19 @@ class _Claim:
     scale: float
 
 
-def starts_of(goal: Goal, operator: SymmetricOperator, generator: Generator, warm: Tensor | None) -> list[Tensor]:
+def starts_of(
+    goal: Goal, operator: SymmetricOperator, generator: Generator, warm: Tensor | None
+) -> list[Tensor]:
     """Return a start vector for each run: random, or near `warm`."""
     return [_start(operator, generator, warm) for _ in range(goal.starts)]
 
 
-def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Float[Tensor, "n p"]) -> list[LanczosRun]:
+def begin(
+    goal: Goal,
+    starts: Sequence[Tensor],
+    generator: Generator,
+    locked: Float[Tensor, "n p"],
+) -> list[LanczosRun]:
     """Return new runs from `starts`, orthogonal to `locked`.
 
     A space of at most twice `goal.steps` dimensions is spanned without a restart. This takes fewer products, and next
@@ -248,7 +331,10 @@ def begin(goal: Goal, starts: Sequence[Tensor], generator: Generator, locked: Fl
     if not is_short(starts):
         sizes, _ = long_sizes(goal, len(locked))
         pairs = zip(starts, sizes, strict=False)
-        return [LanczosRun(start, size, locked=locked, fresh=generator) for start, size in pairs]
+        return [
+            LanczosRun(start, size, locked=locked, fresh=generator)
+            for start, size in pairs
+        ]
     steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
     size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
     size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
@@ -267,7 +353,9 @@ def long_sizes(goal: Goal, dim: int) -> tuple[list[int], int]:
     return [first, min(goal.steps, most - remaining)], remaining
 
 
-def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal) -> None:
+def run_until_converged(
+    runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal
+) -> None:
     """Advance runs until all have finished, or until their restarts are used up; runs on long vectors take turns."""
     if not is_short(runs[0].basis):
         return _take_turns(runs, operator, goal)
@@ -284,7 +372,9 @@ def run_until_converged(runs: Sequence[LanczosRun], operator: SymmetricOperator,
     return None
 
 
-def _take_turns(runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal) -> None:
+def _take_turns(
+    runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal
+) -> None:
     _, remaining = long_sizes(goal, runs[0].dim)
     for count, run in enumerate(runs, 1):
         restarts = 0
@@ -305,7 +395,8 @@ def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
     return [
         run
         for run, claim in zip(runs, claims, strict=True)
-        if (claim.residual if goal.strict or claim is ahead else claim.off) > allowed or _is_too_soon(run, goal)
+        if (claim.residual if goal.strict or claim is ahead else claim.off) > allowed
+        or _is_too_soon(run, goal)
     ]
 
 
@@ -326,7 +417,11 @@ def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
     They then represent a cluster, such as the zeros of a block with few large eigenvalues. The start itself is nearly a
     vector of the cluster, with a small residual, before eigenvalues farther out can appear.
     """
-    if run.vector is None or run.is_restarted or run.steps >= min(goal.fewest, run.size):
+    if (
+        run.vector is None
+        or run.is_restarted
+        or run.steps >= min(goal.fewest, run.size)
+    ):
         return False
     ritz = run.ritz()
     along = ritz.coefficients[0, goal.end.order(ritz.values)[: goal.k]].square()
@@ -343,12 +438,18 @@ def _claim(run: LanczosRun, goal: Goal) -> _Claim:
     order = goal.end.order(ritz.values)
     residuals, values = ritz.residuals[order[: goal.k]], ritz.values[order]
     largest, scale = float(residuals.max()), float(values.abs().max())
-    gap = float((values[goal.k - 1] - values[goal.k]).abs()) if run.length > goal.k else 0.0
+    gap = (
+        float((values[goal.k - 1] - values[goal.k]).abs())
+        if run.length > goal.k
+        else 0.0
+    )
     off = _DOUBT * float(residuals.square().sum()) / gap if gap > 0.0 else torch.inf
     return _Claim(largest, min(largest, off), scale)
 
 
-def _start(operator: SymmetricOperator, generator: Generator, warm: Tensor | None) -> Tensor:
+def _start(
+    operator: SymmetricOperator, generator: Generator, warm: Tensor | None
+) -> Tensor:
     start = drawn(operator.like, operator.dim, generator)
     start = start / length(start)
     if warm is None or not length(warm) > 0.0:
@@ -409,12 +510,19 @@ def extremes(
     (True, True)
     """
     operator = InUnits(operator)
-    fewest = fewest_steps(operator.dim, tolerance, steps if warm is None else min(steps, _WARMED))
-    goal, before = Goal(end, k, tolerance, steps, fewest=fewest, starts=starts), operator.products
+    fewest = fewest_steps(
+        operator.dim, tolerance, steps if warm is None else min(steps, _WARMED)
+    )
+    goal, before = (
+        Goal(end, k, tolerance, steps, fewest=fewest, starts=starts),
+        operator.products,
+    )
     first = starts_of(goal, operator, generator, warm)
     best, spent = nothing_found(operator), 0
     if low_precision is not None:
-        best, first, spent = _in_low_precision(operator, low_precision, goal, first, generator)
+        best, first, spent = _in_low_precision(
+            operator, low_precision, goal, first, generator
+        )
     if not best.converged:
         seen = replace(goal, fewest=0) if spent and best.vectors.numel() else goal
         best = _in_full_precision(operator, seen, first, generator)
@@ -423,10 +531,17 @@ def extremes(
 
 
 def _times(best: Extremes, unit: float) -> Extremes:
-    return replace(best, values=best.values * unit, residuals=best.residuals * unit, scale=best.scale * unit)
+    return replace(
+        best,
+        values=best.values * unit,
+        residuals=best.residuals * unit,
+        scale=best.scale * unit,
+    )
 
 
-def _in_full_precision(operator: SymmetricOperator, goal: Goal, starts: list[Tensor], generator: Generator) -> Extremes:
+def _in_full_precision(
+    operator: SymmetricOperator, goal: Goal, starts: list[Tensor], generator: Generator
+) -> Extremes:
     """Return the result of runs in full precision from `starts`; if they disagree, search the complement as well.
 
     Locked vectors are never improved, so all runs that disagree reach their residuals before vectors are locked.
@@ -436,26 +551,50 @@ def _in_full_precision(operator: SymmetricOperator, goal: Goal, starts: list[Ten
     starts.clear()  # frees their memory
     best = _converged(operator, goal, none, runs)
     if best.converged and (more := _unseen(runs, goal, best, operator)) is not None:
-        runs = begin(goal, starts_of(goal, operator, generator, more.sum(dim=1)), generator, none.vectors)
+        runs = begin(
+            goal,
+            starts_of(goal, operator, generator, more.sum(dim=1)),
+            generator,
+            none.vectors,
+        )
         best = _converged(operator, goal, none, runs)
     if best.converged or unfinished(runs, goal):
         return best
     best, goal = none, replace(goal, strict=True)
     for _ in range(_ROUNDS):
         best = _converged(operator, goal, best, runs)
-        if best.converged or unfinished(runs, goal) or best.vectors.shape[1] == operator.dim:
+        if (
+            best.converged
+            or unfinished(runs, goal)
+            or best.vectors.shape[1] == operator.dim
+        ):
             break
-        runs = begin(goal, starts_of(goal, operator, generator, None), generator, best.vectors)
+        runs = begin(
+            goal, starts_of(goal, operator, generator, None), generator, best.vectors
+        )
     return best
 
 
-def _converged(operator: SymmetricOperator, goal: Goal, before: Extremes, runs: Sequence[LanczosRun]) -> Extremes:
+def _converged(
+    operator: SymmetricOperator,
+    goal: Goal,
+    before: Extremes,
+    runs: Sequence[LanczosRun],
+) -> Extremes:
     run_until_converged(runs, operator, goal)
     return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
 
 
-def _unseen(runs: Sequence[LanczosRun], goal: Goal, best: Extremes, operator: SymmetricOperator) -> Tensor | None:
-    return unseen(runs, goal.end, best, goal.tolerance * best.scale, operator.rounding / goal.tolerance)
+def _unseen(
+    runs: Sequence[LanczosRun], goal: Goal, best: Extremes, operator: SymmetricOperator
+) -> Tensor | None:
+    return unseen(
+        runs,
+        goal.end,
+        best,
+        goal.tolerance * best.scale,
+        operator.rounding / goal.tolerance,
+    )
 
 
 def _in_low_precision(
@@ -473,11 +612,18 @@ def _in_low_precision(
     before, none = low_precision.products, nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)
     try:
-        run_until_converged(runs, low_precision, replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)))
+        run_until_converged(
+            runs,
+            low_precision,
+            replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)),
+        )
     except ArithmeticError:
         return none, starts, low_precision.products - before
     best = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
-    if best.converged and (more := _unseen(runs, goal, best, low_precision)) is not None:
+    if (
+        best.converged
+        and (more := _unseen(runs, goal, best, low_precision)) is not None
+    ):
         starts = starts_of(goal, operator, generator, more.sum(dim=1))
         return replace(best, converged=False), starts, low_precision.products - before
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]

@@ -13,11 +13,21 @@ from torch import Generator, Tensor
 from hessfig.curvature.column import SPLIT, Column
 from hessfig.curvature.differences import multiplied_with_errors
 from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
-from hessfig.curvature.spectral.vectors import divided, dots, drawn, is_short, length, rotate, without
+from hessfig.curvature.spectral.vectors import (
+    divided,
+    dots,
+    drawn,
+    is_short,
+    length,
+    rotate,
+    without,
+)
 from hessfig.rng import stream
 from hessfig.terms import Part
 
-_BESIDE = 1e-6  # a part that is smaller than this, relative to the other parts, is rounding
+_BESIDE = (
+    1e-6  # a part that is smaller than this, relative to the other parts, is rounding
+)
 
 
 class NotFinite(ArithmeticError):
@@ -89,8 +99,11 @@ class Square:
         product = products[self.row, self.part].to(vectors)
         if errors:
             self.last_errors = errors[self.row, self.part]
-            self._squared_errors += float((self.last_errors / vectors.double().norm(dim=0).cpu()).square().sum())
-        if not math.isfinite(product.norm()) and not bool(product.isfinite().all()):  # the norm may overflow
+            self._squared_errors += float(
+                (self.last_errors / vectors.double().norm(dim=0).cpu()).square().sum()
+            )
+        # The norm may overflow.
+        if not math.isfinite(product.norm()) and not bool(product.isfinite().all()):
             raise NotFinite(f"products of {self.part} are not finite")
         return product
 
@@ -113,8 +126,16 @@ class Square:
     @cached_property
     def _size_of_parts(self) -> float:
         """The larger norm of the products of H_o and H_f with a random unit vector."""
-        vector = torch.randn(self.dim, 1, dtype=torch.float64, generator=stream(0, "size of parts"), device="cpu")
-        products = self.column.split_matmat((vector / vector.norm()).to(self.column.dtype), parts=SPLIT)
+        vector = torch.randn(
+            self.dim,
+            1,
+            dtype=torch.float64,
+            generator=stream(0, "size of parts"),
+            device="cpu",
+        )
+        products = self.column.split_matmat(
+            (vector / vector.norm()).to(self.column.dtype), parts=SPLIT
+        )
         return max(norm(products[self.row, part]) for part in SPLIT)
 
 
@@ -123,7 +144,11 @@ class InUnits:
 
     def __init__(self, operator: SymmetricOperator) -> None:
         self._operator, self.unit = operator, 0.0
-        self.dim, self.rounding, self.like = operator.dim, operator.rounding, operator.like
+        self.dim, self.rounding, self.like = (
+            operator.dim,
+            operator.rounding,
+            operator.like,
+        )
 
     products = property(lambda self: self._operator.products)
 
@@ -186,10 +211,13 @@ class LanczosRun:
         self.dim = len(start) - (0 if locked is None else locked.shape[1])
         self.size = min(size, self.dim)
         self._like, self._entries = start.new_empty(0), len(start)
-        self.projection = torch.zeros(self.size, self.size, dtype=torch.float64, device="cpu")
+        self.projection = torch.zeros(
+            self.size, self.size, dtype=torch.float64, device="cpu"
+        )
         self.length, self.steps, self.reach, self.is_restarted = 0, 0, 0.0, False
         self._locked, self._fresh = locked, fresh
-        self._link: Tensor = torch.zeros(0, dtype=torch.float64, device="cpu")  # q_new . A q_i, known from before
+        # Q_new . A q_i, known from before.
+        self._link: Tensor = torch.zeros(0, dtype=torch.float64, device="cpu")
         self.vector: Tensor | None = None
         self._begin(start)
 
@@ -231,7 +259,9 @@ class LanczosRun:
         """Return the vectors with the given coefficients in the basis."""
         return self.basis[: self.length].T @ coefficients.to(self.basis)
 
-    def against(self, other: "LanczosRun") -> tuple[Float[Tensor, "i j"], Float[Tensor, "i j"]]:
+    def against(
+        self, other: "LanczosRun"
+    ) -> tuple[Float[Tensor, "i j"], Float[Tensor, "i j"]]:
         """Return Q^T R and Q^T A R for the bases Q of this run and R of the other, from products made before."""
         own = self.basis[: self.length]
         shared = dots(own, other.basis[: other.length].T)
@@ -274,7 +304,10 @@ class LanczosRun:
 
     def _go_on(self, rest: Tensor, rounding: float) -> None:
         size = length(rest)
-        self._link, self.vector = torch.zeros(self.length, dtype=torch.float64, device="cpu"), None
+        self._link, self.vector = (
+            torch.zeros(self.length, dtype=torch.float64, device="cpu"),
+            None,
+        )
         if self.length == self.dim:
             return
         if size > rounding * self.reach:
@@ -292,7 +325,10 @@ class LanczosRun:
     def _renew(self) -> None:
         """Take a random vector outside the basis."""
         assert self._fresh is not None
-        draw, basis = drawn(self._like, self._entries, self._fresh), self.basis[: self.length]
+        draw, basis = (
+            drawn(self._like, self._entries, self._fresh),
+            self.basis[: self.length],
+        )
         for _ in range(2):
             draw = self._unlocked(draw)
             draw = without(draw, basis, dots(basis, draw))
@@ -329,20 +365,30 @@ class LanczosRun:
 
 def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     """Advance every unfinished run by one step, with all products in one call; return whether any run advanced."""
-    going = [(run, run.vector) for run in runs if run.vector is not None and run.length < run.size]
+    going = [
+        (run, run.vector)
+        for run in runs
+        if run.vector is not None and run.length < run.size
+    ]
     if not going:
         return False
     vectors = [vector for _, vector in going]
-    products = operator.matmat(torch.stack(vectors, dim=1) if len(vectors) > 1 else vectors[0][:, None])
+    products = operator.matmat(
+        torch.stack(vectors, dim=1) if len(vectors) > 1 else vectors[0][:, None]
+    )
     for (run, _), product in zip(going, products.T.contiguous(), strict=True):
         run.absorb(product, operator)
     return True
 
 
-_BREAKDOWN = 1e-8  # relative to a product: a smaller component outside the basis is rounding
+_BREAKDOWN = (
+    1e-8  # relative to a product: a smaller component outside the basis is rounding
+)
 
 
-def largest_ritz(product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], products: int) -> float:
+def largest_ritz(
+    product: Callable[[Tensor], Tensor], start: Float[Tensor, " n"], products: int
+) -> float:
     """Return the largest Ritz value of a symmetric operator after `products` products.
 
     Computed in the type and on the device of `start`. Trainings use it to estimate their curvature, so its bits are

@@ -7,8 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-_BAND, _BANDS = 2**16, 64  # the least entries of a band, and the largest number of bands
-_SINGLE = 2**12  # entries whose products are summed in float32: their rounding is below that of the stored entries
+# The least entries of a band, and the largest number of bands.
+_BAND, _BANDS = (2**16, 64)
+# Entries whose products are summed in float32: their rounding is below that of the stored entries.
+_SINGLE = 2**12
 _ALONE = 2**7  # the same for norms, whose terms all have one sign
 Rows = Float[Tensor, "p n"] | Sequence[Float[Tensor, " n"]]
 
@@ -35,7 +37,9 @@ def dots(rows: Tensor, others: Tensor) -> Tensor:
     if others.device.type == "cpu":
         pieces = zip(rows.split(_SINGLE, dim=-1), others.split(_SINGLE), strict=True)
         return torch.stack([one @ other for one, other in pieces]).double().sum(dim=0)
-    sums = [rows[..., band].double() @ others[band].double() for band in bands(len(others))]
+    sums = [
+        rows[..., band].double() @ others[band].double() for band in bands(len(others))
+    ]
     return torch.stack(sums).sum(dim=0).cpu()
 
 
@@ -55,12 +59,16 @@ def divided(vector: Float[Tensor, " n"], size: float) -> Float[Tensor, " n"]:
     return vector / size if vector.dtype == torch.float64 else vector.div_(size)
 
 
-def without(vector: Float[Tensor, " n"], rows: Tensor, overlaps: Tensor) -> Float[Tensor, " n"]:
+def without(
+    vector: Float[Tensor, " n"], rows: Tensor, overlaps: Tensor
+) -> Float[Tensor, " n"]:
     """Return vector - rows^T overlaps, for one row (n,) or several (p, n). A vector in float32 is overwritten."""
     if vector.dtype == torch.float64:
         weights = overlaps.to(vector.device)
         return vector - (weights * rows if rows.ndim == 1 else rows.T @ weights)
-    return vector.addmv_(rows.reshape(-1, len(vector)).T, overlaps.reshape(-1).to(vector), alpha=-1)
+    return vector.addmv_(
+        rows.reshape(-1, len(vector)).T, overlaps.reshape(-1).to(vector), alpha=-1
+    )
 
 
 def rotate(basis: Float[Tensor, "p n"], coefficients: Float[Tensor, "j k"]) -> None:
@@ -70,12 +78,17 @@ def rotate(basis: Float[Tensor, "p n"], coefficients: Float[Tensor, "j k"]) -> N
         basis[:after, band] = (weights @ basis[:before, band].double()).to(basis)
 
 
-def grams(rows: Rows, images: Rows) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p p"]]:
+def grams(
+    rows: Rows, images: Rows
+) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p p"]]:
     """Return V V^T and V P^T in float64 on the CPU, for the rows of V and of P."""
     size = (2, len(rows), len(rows))
     sums = torch.zeros(size, dtype=torch.float64, device=rows[0].device)
     for band in bands(len(rows[0])):
-        vectors, products = (torch.stack([row[band] for row in every]).double() for every in (rows, images))
+        vectors, products = (
+            torch.stack([row[band] for row in every]).double()
+            for every in (rows, images)
+        )
         sums += torch.stack([vectors @ vectors.T, vectors @ products.T])
     gram, product = sums.cpu()
     return gram, product
@@ -88,14 +101,23 @@ def residuals(
     weights, values = (one.to(rows[0].device) for one in (weights, values))
     squares = torch.zeros_like(values)
     for band in bands(len(rows[0])):
-        vectors, products = (torch.stack([row[band] for row in every]).double() for every in (rows, images))
-        squares += (weights.T @ products - values[:, None] * (weights.T @ vectors)).square().sum(dim=1)
+        vectors, products = (
+            torch.stack([row[band] for row in every]).double()
+            for every in (rows, images)
+        )
+        squares += (
+            (weights.T @ products - values[:, None] * (weights.T @ vectors))
+            .square()
+            .sum(dim=1)
+        )
     return squares.sqrt().cpu()
 
 
 def combined(rows: Rows, weights: Float[Tensor, "p k"]) -> Float[Tensor, "n k"]:
     """Return combinations of `rows` in their type."""
-    whole = torch.empty(weights.shape[1], len(rows[0]), dtype=rows[0].dtype, device=rows[0].device)
+    whole = torch.empty(
+        weights.shape[1], len(rows[0]), dtype=rows[0].dtype, device=rows[0].device
+    )
     for band in bands(len(rows[0])):
         here = torch.stack([row[band] for row in rows]).double()
         whole[:, band] = (weights.T.to(here.device) @ here).to(whole)
@@ -105,9 +127,15 @@ def combined(rows: Rows, weights: Float[Tensor, "p k"]) -> Float[Tensor, "n k"]:
 def drawn(like: Tensor, dim: int, generator: Generator) -> Float[Tensor, " n"]:
     """Return a normal vector of the type and on the device of `like`; drawn on the CPU, equal on every device."""
     if like.dtype == torch.float64:
-        return torch.randn(dim, dtype=torch.float64, generator=generator, device="cpu").to(like.device)
+        return torch.randn(
+            dim, dtype=torch.float64, generator=generator, device="cpu"
+        ).to(like.device)
     vector = torch.empty(dim, dtype=like.dtype, device=like.device)
     for low in range(0, dim, _BAND):
         piece = vector[low : low + _BAND]
-        piece.copy_(torch.randn(len(piece), dtype=torch.float64, generator=generator, device="cpu"))
+        piece.copy_(
+            torch.randn(
+                len(piece), dtype=torch.float64, generator=generator, device="cpu"
+            )
+        )
     return vector

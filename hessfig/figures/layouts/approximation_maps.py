@@ -14,14 +14,27 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, width_in
 from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides, reach
-from hessfig.figures.parts.rows import Network, as_written, at_one_place, by_part, in_order, networks_of, where
+from hessfig.figures.parts.rows import (
+    Network,
+    as_written,
+    at_one_place,
+    by_part,
+    in_order,
+    networks_of,
+    where,
+)
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
-_ROW, _WRITTEN = 0.15, 0.19  # inches: height of a block, and the width of a cell from which on its number is written
+# Inches: height of a block, and the width of a cell from which on its number is written.
+_ROW, _WRITTEN = (0.15, 0.19)
 _STYLE = OWN_Y.replace(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
 _MOST = 5  # values of a setting that are drawn
-_WORDS = {"error": "error", "scale_error": "error after the best scalar", "angle": "cosine of the angle"}
+_WORDS = {
+    "error": "error",
+    "scale_error": "error after the best scalar",
+    "angle": "cosine of the angle",
+}
 
 
 def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -46,10 +59,11 @@ def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
         words = f"{labels.part_words(page_points['part'].iloc[0])}: {_WORDS[number]}, {means}"
         wide = np.nanmax(reach(page_points, logs=False), initial=0.0)
         margin = f" 95% intervals: ± {wide:.2f} at most." if wide else ""
-        note = (
-            f"{words}; 1: no better than zero; grey: not defined.{margin}{labels.made_words(table, run.axis, where='')}"
+        made = labels.made_words(table, run.axis, where="")
+        note = f"{words}; 1: no better than zero; grey: not defined.{margin}{made}"
+        yield draw_maps(page_points, number, note, spec).page(
+            suffix, as_written(page_points, run.axis)
         )
-        yield draw_maps(page_points, number, note, spec).page(suffix, as_written(page_points, run.axis))
 
 
 def number_of(spec: FigureSpec) -> str:
@@ -66,14 +80,18 @@ def _points(run: RecordedRun, number: str) -> pd.DataFrame:
     """Return the means over seeds of one number for every approximation in the table."""
     measured = set(run.table["quantity"])
     curves = [
-        growth_curves(run.table, axis=run.axis, quantity=quantity).assign(approximation=name.value)
+        growth_curves(run.table, axis=run.axis, quantity=quantity).assign(
+            approximation=name.value
+        )
         for quantity, name in rows_of(number).items()
         if quantity in measured
     ]
     return pd.concat(curves, ignore_index=True)
 
 
-def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tuple[pd.DataFrame, str]]:
+def _places(
+    spec: FigureSpec, points: pd.DataFrame, run: RecordedRun
+) -> list[tuple[pd.DataFrame, str]]:
     """Return the points at the drawn places: the ends of a training, every value of a setting, or one sigma."""
     wanted = spec.number("at")
     every = sorted(map(float, points[X].dropna().unique()))
@@ -86,24 +104,50 @@ def _places(spec: FigureSpec, points: pd.DataFrame, run: RecordedRun) -> list[tu
 def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one panel per network and place below each other, with a common scale from 0 to 1."""
     networks = _once(networks_of(points))
-    panels = [(network, place) for network in networks for place in dict.fromkeys(points["place"])]
+    panels = [
+        (network, place)
+        for network in networks
+        for place in dict.fromkeys(points["place"])
+    ]
     blocks = {key: _blocks(_of(points, *key)) for key in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
-    names = [[page_suffix(*network, networks).lstrip("_") + f" {place}"] for network, place in panels]
+    names = [
+        [page_suffix(*network, networks).lstrip("_") + f" {place}"]
+        for network, place in panels
+    ]
     sheet = Sheet.grid(
-        spec.paper, names, note, _STYLE.replace(height=[_ROW * max(len(blocks[key]), 2) for key in panels])
+        spec.paper,
+        names,
+        note,
+        _STYLE.replace(height=[_ROW * max(len(blocks[key]), 2) for key in panels]),
     )
     scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
-    colours = "viridis" if number == "angle" else "viridis_r"  # dark: far from the block
+    # Dark: far from the block.
+    colours = "viridis" if number == "angle" else "viridis_r"
     for row, _, ax in sheet:
         (network, place), own = panels[row], blocks[panels[row]]
         square = _square(_of(points, network, place), own, columns)
         written = width_in(ax) / len(columns) >= _WRITTEN
-        words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if written else None
-        image = draw_matrix(ax, square, scale, words=words, size=TINY - 1.4, cmap=colours)
-        several, is_last = len({layer for layer, _ in own} - {0}) > 1, row == len(panels) - 1
-        rows = [labels.weight_words(name, layer if several else 0) for layer, name in own]
-        name_sides(ax, rows=rows, columns=[name.facts.label for name in columns] if is_last else ())
+        words = (
+            np.array([_cell(value) for value in square.flat]).reshape(square.shape)
+            if written
+            else None
+        )
+        image = draw_matrix(
+            ax, square, scale, words=words, size=TINY - 1.4, cmap=colours
+        )
+        several, is_last = (
+            len({layer for layer, _ in own} - {0}) > 1,
+            row == len(panels) - 1,
+        )
+        rows = [
+            labels.weight_words(name, layer if several else 0) for layer, name in own
+        ]
+        name_sides(
+            ax,
+            rows=rows,
+            columns=[name.facts.label for name in columns] if is_last else (),
+        )
         if not is_last:
             ax.set_xticks([])
         ax.set_title(", ".join(filter(None, (labels.variant_words(network[0]), place))))
@@ -113,7 +157,12 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
 
 def _once(networks: list[Network]) -> list[Network]:
     """Return the networks without duplicates in words: the attention setting has no meaning for an MLP."""
-    return list({(labels.variant_words(variant), depth): (variant, depth) for variant, depth in networks}.values())
+    return list(
+        {
+            (labels.variant_words(variant), depth): (variant, depth)
+            for variant, depth in networks
+        }.values()
+    )
 
 
 def _of(points: pd.DataFrame, network: Network, place: str) -> pd.DataFrame:
@@ -124,13 +173,21 @@ def _blocks(points: pd.DataFrame) -> list[tuple[int, str]]:
     """Return (layer, weight) of every row: layer by layer, weights in their order."""
     rows = points[["layer", "row"]].drop_duplicates()
     order = in_order(rows["row"])
-    return sorted(rows.itertuples(index=False, name=None), key=lambda key: (key[0], order.index(key[1])))
+    return sorted(
+        rows.itertuples(index=False, name=None),
+        key=lambda key: (key[0], order.index(key[1])),
+    )
 
 
-def _square(points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]) -> np.ndarray:
+def _square(
+    points: pd.DataFrame, blocks: list[tuple[int, str]], columns: list[Approximation]
+) -> np.ndarray:
     square = np.full((len(blocks), len(columns)), np.nan)
     for point in points.itertuples():
-        square[blocks.index((point.layer, point.row)), columns.index(Approximation(point.approximation))] = point.mean
+        square[
+            blocks.index((point.layer, point.row)),
+            columns.index(Approximation(point.approximation)),
+        ] = point.mean
     return square
 
 

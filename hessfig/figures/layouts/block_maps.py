@@ -13,9 +13,22 @@ from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.colours import part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
+from hessfig.figures.parts.measured import (
+    MeasuredCurves,
+    drawn_numbers,
+    read_measured,
+    read_numbers,
+)
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say, width_in
-from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, networks_of, parts_of, where
+from hessfig.figures.parts.rows import (
+    as_written,
+    at_one_place,
+    by_network,
+    in_order,
+    networks_of,
+    parts_of,
+    where,
+)
 from hessfig.figures.parts.slope_words import slope_words
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
@@ -37,7 +50,9 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     curves = growth_curves(numbers, axis=run.axis, quantity=spec.quantity)
     wanted = spec.number("sigma") if spec.number("at") is None else spec.number("at")
     here, place = at_one_place(curves, wanted, run.axis)
-    note = _note(spec.quantity, numbers, place) + labels.setting_words(run.config, numbers, run.axis)
+    note = _note(spec.quantity, numbers, place) + labels.setting_words(
+        run.config, numbers, run.axis
+    )
     several = len(networks_of(here)) > 1
     for suffix, (variant, depth), network in by_network(here):
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
@@ -47,17 +62,25 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
             yield from draw_blocks(rows, spec, note=note + which, suffix=end)
 
 
-def draw_blocks(norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = "") -> Iterator[Page]:
+def draw_blocks(
+    norms: pd.DataFrame, spec: FigureSpec, *, note: str, suffix: str = ""
+) -> Iterator[Page]:
     """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
-    ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2) if logs.notna().any() else (0, 1)
+    ends = (
+        (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2)
+        if logs.notna().any()
+        else (0, 1)
+    )
     scale = Normalize(*ends)
     if len(names) <= _SIDE_BY_SIDE:
         yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
         return
     for part in parts:
-        yield _draw_page(spec, norms, names, [part], scale, note).page(f"{suffix}_{part}", where(norms, part=part))
+        yield _draw_page(spec, norms, names, [part], scale, note).page(
+            f"{suffix}_{part}", where(norms, part=part)
+        )
 
 
 def norm_matrix(norms: pd.DataFrame, names: list[str]) -> np.ndarray:
@@ -75,16 +98,29 @@ def _note(quantity: str, numbers: pd.DataFrame, place: str) -> str:
 
 
 def _draw_page(
-    spec: FigureSpec, norms: pd.DataFrame, names: list[str], parts: list[Part], scale: Normalize, note: str
+    spec: FigureSpec,
+    norms: pd.DataFrame,
+    names: list[str],
+    parts: list[Part],
+    scale: Normalize,
+    note: str,
 ) -> Sheet:
     long = _length(names)
-    style = ONE_SCALE.replace(left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3)
+    style = ONE_SCALE.replace(
+        left=0.36 + long, right=0.62, top=0.26, bottom=0.3 + long, across=0.14, down=0.3
+    )
     style = style.replace(narrowest=_CELL * len(names))
     columns = min(len(parts), style.columns(spec.paper))
     width = style.width(spec.paper, columns)
     squares = [norm_matrix(where(norms, part=part), names) for part in parts]
-    fits = max(width_of(_cell(value)) for square in squares for value in square.flat) <= 0.95 * width / len(names)
-    note += " A dot: not measured." if any(np.isnan(square).any() for square in squares) else ""
+    fits = max(
+        width_of(_cell(value)) for square in squares for value in square.flat
+    ) <= 0.95 * width / len(names)
+    note += (
+        " A dot: not measured."
+        if any(np.isnan(square).any() for square in squares)
+        else ""
+    )
     note += "" if fits else " Numbers are in the CSV file."
     style = style.replace(height=width * (1.0 if columns > 1 else 0.72))
     sheet = Sheet.grid(spec.paper, [[part.value for part in parts]], note, style)
@@ -93,19 +129,39 @@ def _draw_page(
         square = squares[column]
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log10(square)
-        words = np.array([_cell(value) for value in square.flat]).reshape(square.shape) if fits else None
+        words = (
+            np.array([_cell(value) for value in square.flat]).reshape(square.shape)
+            if fits
+            else None
+        )
         image = panels.draw_matrix(ax, logs, scale, words=words)
         panels.name_sides(ax, rows=weights, columns=weights, upright=bool(long))
-        ax.set_title(fitting([labels.part_title(parts[column]), labels.symbol(parts[column])], width_in(ax), 8))
+        ax.set_title(
+            fitting(
+                [labels.part_title(parts[column]), labels.symbol(parts[column])],
+                width_in(ax),
+                8,
+            )
+        )
     label = rf"$\log_{{10}}$ {labels.quantity_label(norms['quantity'].iloc[0])}"
-    panels.colour_bar(sheet.outermost, image, gap=0.07, label=label.replace("$ $", ""))  # one formula, not two
+    # One formula, not two.
+    panels.colour_bar(sheet.outermost, image, gap=0.07, label=label.replace("$ $", ""))
     return sheet
 
 
 def _length(names: list[str]) -> float:
     """Return how many inches the longest name needs beyond the width of a weight of the paper."""
     named = {name: labels.weight_words(name) for name in names}
-    return max([0.0, *(width_of(words) - 0.2 for name, words in named.items() if words == labels.plain(name))])
+    return max(
+        [
+            0.0,
+            *(
+                width_of(words) - 0.2
+                for name, words in named.items()
+                if words == labels.plain(name)
+            ),
+        ]
+    )
 
 
 def _cell(value: float) -> str:
@@ -130,14 +186,19 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, network in read_measured(spec, source).pages():
         several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1
         for layer in network.layers():
-            yield draw_pairs(network.of(layer=layer), suffix=suffix + (f"_layer{layer}" if several else ""))
+            yield draw_pairs(
+                network.of(layer=layer),
+                suffix=suffix + (f"_layer{layer}" if several else ""),
+            )
 
 
 def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     """Draw the grid of one layer of one network."""
     matrices = in_order(pd.concat([measured.curves["row"], measured.curves["col"]]))
     count = len(matrices)
-    parts: list[Part] = [part for part in parts_of(measured.curves) if part is not Part.H] or [Part.H]
+    parts: list[Part] = [
+        part for part in parts_of(measured.curves) if part is not Part.H
+    ] or [Part.H]
     right = max(0.08, measured.paper.inches - 0.54 - count * 1.7) if count < 3 else 0.08
     slopes = slope_words(measured.windows, measured.axis, measured.average)
     note = f"{measured.how()} In brackets: predicted exponent. {slopes}"
@@ -151,12 +212,25 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     for i, j, ax in sheet:
         _draw_cell(ax, measured, matrices[i], matrices[j], parts)
     weights = [labels.weight_words(name) for name in matrices]
-    rows = [labels.norm_label(name, quantity=measured.quantity).replace(" block", ":  block", 1) for name in matrices]
-    sheet.label(measured.axis.symbol, weights, rows, weights, labels.unit_label(measured.quantity))
+    rows = [
+        labels.norm_label(name, quantity=measured.quantity).replace(
+            " block", ":  block", 1
+        )
+        for name in matrices
+    ]
+    sheet.label(
+        measured.axis.symbol,
+        weights,
+        rows,
+        weights,
+        labels.unit_label(measured.quantity),
+    )
     return sheet.page(suffix, drawn_numbers(measured))
 
 
-def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: list[Part]) -> None:
+def _draw_cell(
+    ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: list[Part]
+) -> None:
     here, mirrored = measured.of(row=row, col=col), measured.of(row=col, col=row)
     if here.curves.empty:
         ax.set_facecolor("#f7f7f7")
@@ -170,7 +244,9 @@ def _draw_cell(ax: Axes, measured: MeasuredCurves, row: str, col: str, parts: li
         if panels.positive(curve.curves).any():
             panels.draw_curve(ax, curve.curves, curve.table, colour=part_colour(part))
             panels.draw_fit(ax, curve, drop=1.0)
-        handles.append(Line2D([], [], color=part_colour(part), marker="o", markersize=2))
+        handles.append(
+            Line2D([], [], color=part_colour(part), marker="o", markersize=2)
+        )
         words.append(f"{labels.symbol(part)}  {_slope(curve)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 
@@ -181,5 +257,9 @@ def _slope(measured: MeasuredCurves) -> str:
     first = measured.slopes.iloc[0]
     known = first["prediction"] == Prediction.exponent
     expected = f"  ({first['predicted']:g})" if known else ""
-    zero = "  (predicted = 0)" if first["prediction"] == Prediction.structural_zero else expected
+    zero = (
+        "  (predicted = 0)"
+        if first["prediction"] == Prediction.structural_zero
+        else expected
+    )
     return panels.slope_and_half(first) + zero

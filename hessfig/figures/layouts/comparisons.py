@@ -14,11 +14,26 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, as_window
 from hessfig.figures.parts import labels, panels
-from hessfig.figures.parts.encoding import WEIGHT, Encoding, ordered, seen, unseen, values_of
+from hessfig.figures.parts.encoding import (
+    WEIGHT,
+    Encoding,
+    ordered,
+    seen,
+    unseen,
+    values_of,
+)
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY, fitting, width_of
 from hessfig.figures.parts.measured import fits_of
-from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, in_sheets, label_side, say
+from hessfig.figures.parts.panel_sheet import (
+    OWN_Y,
+    SHARED,
+    Page,
+    Sheet,
+    in_sheets,
+    label_side,
+    say,
+)
 from hessfig.figures.parts.rows import (
     BLOCK_KEY,
     BlockKey,
@@ -56,11 +71,24 @@ def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
     yield from _all_bars(along(chosen, run.axis), [spec.quantity], spec, run)
 
 
-def _all_bars(table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun) -> Iterator[Page]:
+def _all_bars(
+    table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, run: RecordedRun
+) -> Iterator[Page]:
     """Draw the blocks of every network at the place of the option `at`, with one page per quantity."""
-    every = [growth_curves(table, axis=run.axis, quantity=quantity) for quantity in quantities]
-    points, place = at_one_place(with_pairs(pd.concat(every)), spec.number("at"), run.axis)
-    look = Encoding(run.axis, seen(spec, points)[0] if spec.colour else _LAYER, "", "", run.unchanged)
+    every = [
+        growth_curves(table, axis=run.axis, quantity=quantity)
+        for quantity in quantities
+    ]
+    points, place = at_one_place(
+        with_pairs(pd.concat(every)), spec.number("at"), run.axis
+    )
+    look = Encoding(
+        run.axis,
+        seen(spec, points)[0] if spec.colour else _LAYER,
+        "",
+        "",
+        run.unchanged,
+    )
     paired = points.assign(variant=unseen(points, [look.colour])["variant"])
     networks = networks_of(paired)
     several = [name for name in _BARS_PAGE[2:] if len(points[name].unique()) > 1]
@@ -68,25 +96,47 @@ def _all_bars(table: pd.DataFrame, quantities: Sequence[str], spec: FigureSpec, 
         here = points.loc[group.index]
         of_page = dict(zip(_BARS_PAGE, key, strict=True))
         words = "".join(f"_{file_words(str(of_page[name]))}" for name in several)
-        suffix = page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
-        names = [labels.variant_words(of_page["variant"]), *(f"{name} {of_page[name]}" for name in several)]
+        suffix = (
+            page_suffix(of_page["variant"], of_page["num_layers"], networks) + words
+        )
+        names = [
+            labels.variant_words(of_page["variant"]),
+            *(f"{name} {of_page[name]}" for name in several),
+        ]
         of_depth = where(table, num_layers=of_page["num_layers"])
-        note = labels.note_words(of_depth, run.axis, names, place=place, config=run.config)
-        for blocks, end in in_sheets(blocks_in_order(here), int(SHARED.width(spec.paper, 1) / _BLOCK)):
+        note = labels.note_words(
+            of_depth, run.axis, names, place=place, config=run.config
+        )
+        for blocks, end in in_sheets(
+            blocks_in_order(here), int(SHARED.width(spec.paper, 1) / _BLOCK)
+        ):
             yield _draw_bars(here, blocks, look, spec, note, suffix + end)
 
 
 def _draw_bars(
-    points: pd.DataFrame, blocks: Sequence[BlockKey], look: Encoding, spec: FigureSpec, note: str, suffix: str
+    points: pd.DataFrame,
+    blocks: Sequence[BlockKey],
+    look: Encoding,
+    spec: FigureSpec,
+    note: str,
+    suffix: str,
 ) -> Page:
     place = {key: rank for rank, key in enumerate(blocks)}
     keys = list(points[BLOCK_KEY].itertuples(index=False, name=None))
     points = points.assign(place=[place.get(key, -1) for key in keys])
     points, parts = points[points["place"] >= 0], list(points["part"].unique())
-    names = [fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks]
+    names = [
+        fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks
+    ]
     has_legend = len(look.marks(points)) > 1
-    above = _ABOVE * look.lines_above(points, spec.paper.inches) + 0.04 if has_legend else 0.0
-    style = OWN_Y.replace(bottom=0.12 + max(map(width_of, names)), down=0.3, top=OWN_Y.top + above)
+    above = (
+        _ABOVE * look.lines_above(points, spec.paper.inches) + 0.04
+        if has_legend
+        else 0.0
+    )
+    style = OWN_Y.replace(
+        bottom=0.12 + max(map(width_of, names)), down=0.3, top=OWN_Y.top + above
+    )
     sheet = Sheet.grid(spec.paper, [[part or "all"] for part in parts], note, style)
     for row, _, ax in sheet:
         _draw_bar_panel(ax, where(points, part=parts[row]), points, look)
@@ -97,11 +147,16 @@ def _draw_bars(
     lowest.set_xlim(-0.6, len(blocks) - 0.4)
     if has_legend:
         look.name_above(sheet.figure, points, spec.paper.inches)
-    return sheet.page(suffix, as_written(points.drop(columns=["across", "place"]), look.axis))
+    return sheet.page(
+        suffix, as_written(points.drop(columns=["across", "place"]), look.axis)
+    )
 
 
-def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame, look: Encoding) -> None:
-    log_y = set_y_scale(ax, page["mean"])  # the same kind of scale in every panel of a page
+def _draw_bar_panel(
+    ax: Axes, points: pd.DataFrame, page: pd.DataFrame, look: Encoding
+) -> None:
+    # The same kind of scale in every panel of a page.
+    log_y = set_y_scale(ax, page["mean"])
     drawn = points[np.isfinite(points["mean"]) & ((points["mean"] > 0) | (not log_y))]
     layers = [layer for layer in ordered(page[_LAYER]) if layer]
     marks = look.marks(page)
@@ -112,10 +167,20 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame, look: En
             place += _beside(values_of(dots, look.colour), list(marks))
         ends = panels.reach(dots, logs=log_y)
         error = np.where(np.isfinite(ends), ends, dots["probe_sem"].fillna(0.0))
-        style: dict[str, Any] = {"marker": "o", "linestyle": "", "color": tone, "elinewidth": 0.8, **marks[colour]}
+        style: dict[str, Any] = {
+            "marker": "o",
+            "linestyle": "",
+            "color": tone,
+            "elinewidth": 0.8,
+            **marks[colour],
+        }
         ax.errorbar(place, dots["mean"], error, label=str(colour), **style)
     without_dot = points["is_zero"] | ((points["mean"] == 0) & log_y)
-    above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "fontsize": TINY, "ha": "center"}
+    above: dict[str, Any] = {
+        "transform": ax.get_xaxis_transform(),
+        "fontsize": TINY,
+        "ha": "center",
+    }
     for place in points[without_dot]["place"].unique():
         ax.text(place, 0.03 if log_y else 0.1, "= 0", **above)
     if drawn.empty and not without_dot.any():
@@ -125,13 +190,19 @@ def _draw_bar_panel(ax: Axes, points: pd.DataFrame, page: pd.DataFrame, look: En
 def _beside(values: pd.Series, every: Sequence[Any]) -> pd.Series:
     """Return how far to the right each value stands of the middle of its block: `every` value has a place there."""
     step = _STEP * min(1.0, 5 / max(len(every), 1))
-    places = {value: step * (rank - (len(every) - 1) / 2) for rank, value in enumerate(every)}
+    places = {
+        value: step * (rank - (len(every) - 1) / 2) for rank, value in enumerate(every)
+    }
     return values.map(places).fillna(0.0)
 
 
 def _label(points: pd.DataFrame) -> str:
     quantity, index = str(points["quantity"].iloc[0]), int(points["index"].iloc[0])
-    return f"{labels.quantity_label(quantity)} {index}" if index else labels.quantity_label(quantity)
+    return (
+        f"{labels.quantity_label(quantity)} {index}"
+        if index
+        else labels.quantity_label(quantity)
+    )
 
 
 _ROWS = 6  # of panels on a page
@@ -163,34 +234,68 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     run, quantities = source.run, spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")
-    chosen = pd.concat([of_quantity(run.table, quantity, spec.index) for quantity in quantities])
+    chosen = pd.concat(
+        [of_quantity(run.table, quantity, spec.index) for quantity in quantities]
+    )
     if sigmas := spec.numbers("sigmas"):
-        chosen = chosen[np.isclose(chosen["sigma"].to_numpy()[:, None], sigmas).any(axis=1)]
+        chosen = chosen[
+            np.isclose(chosen["sigma"].to_numpy()[:, None], sigmas).any(axis=1)
+        ]
     table = along(chosen, axis, asked=asked)
     if not (spec.x or spec.colour or spec.dashes or has_places(table, axis)):
         yield from _all_bars(table, quantities, spec, run)
         return
     check_places(table, axis)
-    curves = with_pairs(pd.concat([growth_curves(table, axis=axis, quantity=quantity) for quantity in quantities]))
+    curves = with_pairs(
+        pd.concat(
+            [
+                growth_curves(table, axis=axis, quantity=quantity)
+                for quantity in quantities
+            ]
+        )
+    )
     colour, dashes = seen(spec, curves)
-    column = "quantity" if len(quantities) > 1 else "" if "part" in (colour, dashes) else "part"
-    look, together = Encoding(axis, colour, dashes, column, run.unchanged), colour == WEIGHT
-    drawing = _Lines(curves, table, look, spec, _fits(spec, run, table, axis, quantities))
+    column = (
+        "quantity"
+        if len(quantities) > 1
+        else ""
+        if "part" in (colour, dashes)
+        else "part"
+    )
+    look, together = (
+        Encoding(axis, colour, dashes, column, run.unchanged),
+        colour == WEIGHT,
+    )
+    drawing = _Lines(
+        curves, table, look, spec, _fits(spec, run, table, axis, quantities)
+    )
     for names, here, suffix in _pages(curves, look):
-        here = here[(here["row"] == here["col"]) & (here["row"] != "")] if together else here
-        note = labels.note_words(table, axis, names, several_points=True, config=run.config) + _fit_words(drawing)
-        for rows, end in in_sheets(_TOGETHER if together else blocks_in_order(here), _ROWS):
+        here = (
+            here[(here["row"] == here["col"]) & (here["row"] != "")]
+            if together
+            else here
+        )
+        note = labels.note_words(
+            table, axis, names, several_points=True, config=run.config
+        ) + _fit_words(drawing)
+        for rows, end in in_sheets(
+            _TOGETHER if together else blocks_in_order(here), _ROWS
+        ):
             yield _draw_page(replace(drawing, curves=here), rows, note, suffix + end)
 
 
-_SIGNED = ("_correlation", "_share")  # numbers whose seeds may be below zero where their mean is not
+# Numbers whose seeds may be below zero where their mean is not.
+_SIGNED = ("_correlation", "_share")
 _NAMES = 0.72  # inches to the right of a panel for the names of its lines
-_TOGETHER: list[BlockKey] = [("weights", "weights", "")]  # the one row of panels in which all weights stand
+# The one row of panels in which all weights stand.
+_TOGETHER: list[BlockKey] = [("weights", "weights", "")]
 _IN_PANEL = 4  # entries of a legend that stand in a panel
 _ABOVE = 0.13  # inches of a line of a legend above the panels
 
 
-def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
+def _pages(
+    curves: pd.DataFrame, look: Encoding
+) -> Iterator[tuple[list[str], pd.DataFrame, str]]:
     """Yield names, points and suffix of one page per combination that panels, colours and dashes do not distinguish."""
     rest = unseen(curves, [look.colour, look.dashes, look.column])
     networks = networks_of(rest)
@@ -198,32 +303,75 @@ def _pages(curves: pd.DataFrame, look: Encoding) -> Iterator[tuple[list[str], pd
     for key, group in rest.groupby(_PAGE, sort=False):
         place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
         named = [name for name in several if place[name] != ""]
-        words = "".join(f"_{name if name in ('layer', 'index') else ''}{place[name]}" for name in named)
+        words = "".join(
+            f"_{name if name in ('layer', 'index') else ''}{place[name]}"
+            for name in named
+        )
         suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        of = [labels.part_words(place[name]) if name == "part" else f"{name} {place[name]}" for name in named]
+        of = [
+            labels.part_words(place[name])
+            if name == "part"
+            else f"{name} {place[name]}"
+            for name in named
+        ]
         yield [labels.variant_words(place["variant"]), *of], here, suffix
 
 
-def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str) -> Page:
+def _draw_page(
+    drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
+) -> Page:
     curves, look, paper = drawing.curves, drawing.look, drawing.spec.paper
-    columns, apart = ordered(curves[look.column]) if look.column else [""], look.column == "quantity"
+    columns, apart = (
+        ordered(curves[look.column]) if look.column else [""],
+        look.column == "quantity",
+    )
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
     above = 0 if named_at_ends else _lines_above(drawing)
-    style = SHARED.replace(right=_NAMES, height=2.0) if named_at_ends else OWN_Y if apart else SHARED
-    style = style.replace(down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above))
+    style = (
+        SHARED.replace(right=_NAMES, height=2.0)
+        if named_at_ends
+        else OWN_Y
+        if apart
+        else SHARED
+    )
+    style = style.replace(
+        down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above)
+    )
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
-    blocks = [curves if key in _TOGETHER else where(curves, **dict(zip(BLOCK_KEY, key, strict=True))) for key in rows]
+    blocks = [
+        curves
+        if key in _TOGETHER
+        else where(curves, **dict(zip(BLOCK_KEY, key, strict=True)))
+        for key in rows
+    ]
     drawn: list[tuple[Axes, _Named]] = []
     for row, column, ax in sheet:
-        rows_here = where(blocks[row], **{look.column: columns[column]}) if look.column else blocks[row]
-        drawn.append((ax, _draw_panel(ax, rows_here, rows_here if apart else blocks[row], drawing)))
+        rows_here = (
+            where(blocks[row], **{look.column: columns[column]})
+            if look.column
+            else blocks[row]
+        )
+        drawn.append(
+            (
+                ax,
+                _draw_panel(
+                    ax, rows_here, rows_here if apart else blocks[row], drawing
+                ),
+            )
+        )
     for ax, lines_of in drawn:  # only now do shared limits include every panel
         _write_slopes(ax, lines_of, drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     unit = "" if apart else labels.unit_label(quantity)
-    titles = [unit] if rows == _TOGETHER else [labels.block_title(*key, quantity=quantity) for key in rows]
+    titles = (
+        [unit]
+        if rows == _TOGETHER
+        else [labels.block_title(*key, quantity=quantity) for key in rows]
+    )
     named = [
-        labels.plain(labels.quantity_words(one)) if apart else (labels.part_title(one), labels.symbol(one))
+        labels.plain(labels.quantity_words(one))
+        if apart
+        else (labels.part_title(one), labels.symbol(one))
         for one in columns
     ]
     short = [labels.block_title(*key, quantity="") for key in rows]
@@ -234,7 +382,9 @@ def _draw_page(drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
         look.name_above(sheet.figure, curves, paper.inches)
     else:
         look.name(sheet.first, curves)
-    return sheet.page(suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis))
+    return sheet.page(
+        suffix, as_written(pd.concat(blocks).drop(columns="across"), look.axis)
+    )
 
 
 def _lines_above(drawing: _Lines) -> int:
@@ -247,20 +397,31 @@ def _lines_above(drawing: _Lines) -> int:
 
 def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     """Return the names of panels: W_Q:H_o, or W_Q-W_V:H_o for a pair (@1,2 across layers)."""
-    blocks = [labels.block_name(row, col) + (f"@{across}" if across else "") for row, col, across in rows]
-    return [[":".join(filter(None, [block, str(column)])) for column in columns] for block in blocks]
+    blocks = [
+        labels.block_name(row, col) + (f"@{across}" if across else "")
+        for row, col, across in rows
+    ]
+    return [
+        [":".join(filter(None, [block, str(column)])) for column in columns]
+        for block in blocks
+    ]
 
 
 _Named = list[tuple[str, pd.DataFrame]]  # the lines of a panel, with their names
 
 
-def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines) -> _Named:
+def _draw_panel(
+    ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _Lines
+) -> _Named:
     """Draw the lines of one panel, and return those with slopes, which need two logarithmic scales.
 
     `scale` holds all points on the y axis, and the drawing all points of the page.
     """
     page, look = drawing.curves, drawing.look
-    log_x, signed = set_x_scale(ax, page[X]), scale["quantity"].str.endswith(_SIGNED).all()
+    log_x, signed = (
+        set_x_scale(ax, page[X]),
+        scale["quantity"].str.endswith(_SIGNED).all(),
+    )
     log_y = not signed and set_y_scale(ax, scale["mean"])
     if log_x:
         panels.mark_one(ax, look.axis)
@@ -269,9 +430,15 @@ def _draw_panel(ax: Axes, points: pd.DataFrame, scale: pd.DataFrame, drawing: _L
         say(ax, panels.why_no_line(points))
         return []
     tones, drawn, named = look.tones(page, points["row"].iloc[0]), points[drawable], []
-    keys = [values_of(drawn, look.colour).rename("colour"), values_of(drawn, look.dashes).rename("dashes")]
+    keys = [
+        values_of(drawn, look.colour).rename("colour"),
+        values_of(drawn, look.dashes).rename("dashes"),
+    ]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
-        numbers, style = numbers_behind(curve, drawing.table), look.style(page, colour, dashes)
+        numbers, style = (
+            numbers_behind(curve, drawing.table),
+            look.style(page, colour, dashes),
+        )
         panels.draw_errors(ax, curve, numbers, colour=tones[colour], **style)
         named.append((look.line_name(colour, dashes), curve))
     return named if log_x and log_y else []
@@ -281,14 +448,23 @@ _LISTED = 4  # lines whose slopes a panel lists
 
 
 def _fits(
-    spec: FigureSpec, run: RecordedRun, table: pd.DataFrame, axis: Axis, quantities: Sequence[str]
+    spec: FigureSpec,
+    run: RecordedRun,
+    table: pd.DataFrame,
+    axis: Axis,
+    quantities: Sequence[str],
 ) -> pd.DataFrame:
     """Return the slopes on the figure's first window; empty if they are not wanted, or if panels differ in units."""
     settings = fits_of(spec, run)
-    if not spec.switch("slopes", axis.is_sigma or bool(settings.predictions)) or len(quantities) > 1:
+    if (
+        not spec.switch("slopes", axis.is_sigma or bool(settings.predictions))
+        or len(quantities) > 1
+    ):
         return pd.DataFrame()
     windows = list(spec.windows[:1]) or [WHOLE]
-    return fit_slopes(table, run.architectures, windows, settings, axis=axis, quantity=quantities[0])
+    return fit_slopes(
+        table, run.architectures, windows, settings, axis=axis, quantity=quantities[0]
+    )
 
 
 def _fit_words(drawing: _Lines) -> str:
@@ -296,11 +472,17 @@ def _fit_words(drawing: _Lines) -> str:
     slopes, spec = drawing.slopes, drawing.spec
     if slopes.empty or slopes["slope"].isna().all():
         return ""
-    dashed = " Dashed grey: predicted power law." if (slopes["prediction"] == Prediction.exponent).any() else ""
+    dashed = (
+        " Dashed grey: predicted power law."
+        if (slopes["prediction"] == Prediction.exponent).any()
+        else ""
+    )
     return f"{dashed} {slope_words(spec.windows[:1] or [WHOLE], drawing.look.axis, spec.average)}"
 
 
-def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: _Lines) -> None:
+def _write_slopes(
+    ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: _Lines
+) -> None:
     """Write the fitted slopes of a panel into a corner, and draw predicted powers below its lowest line."""
     if drawing.slopes.empty or not named:
         return
@@ -311,30 +493,53 @@ def _write_slopes(ax: Axes, named: Sequence[tuple[str, pd.DataFrame]], drawing: 
     rising = panels.is_rising(every)
     if fits:
         panels.corner(
-            ax, _slopes_in_words([(words, fit) for words, _, fit in fits]), "upper left" if rising else "lower left"
+            ax,
+            _slopes_in_words([(words, fit) for words, _, fit in fits]),
+            "upper left" if rising else "lower left",
         )
     exponents: dict[float, list[float]] = {}
     for _, curve, fit in fits:
         if fit.prediction == Prediction.exponent:
-            constant = panels.coefficient(curve, fit.predicted, as_window(fit.window_low, fit.window_high))
+            constant = panels.coefficient(
+                curve, fit.predicted, as_window(fit.window_low, fit.window_high)
+            )
             exponents.setdefault(fit.predicted, []).append(constant)
     for style, (exponent, constants) in enumerate(sorted(exponents.items())):
-        panels.draw_guide(ax, np.sort(every[X].unique()), exponent, panels.dropped(ax) * min(constants), style=style)
+        panels.draw_guide(
+            ax,
+            np.sort(every[X].unique()),
+            exponent,
+            panels.dropped(ax) * min(constants),
+            style=style,
+        )
     ax.set(xlim=ends, ylim=keep)
     if exponents:
-        panels.beside_one(ax, _powers_in_words(fits, drawing), drawing.look.axis, at="lower" if rising else "upper")
+        panels.beside_one(
+            ax,
+            _powers_in_words(fits, drawing),
+            drawing.look.axis,
+            at="lower" if rising else "upper",
+        )
 
 
-def _powers_in_words(fits: Sequence[tuple[str, pd.DataFrame, Any]], drawing: _Lines) -> list[str]:
+def _powers_in_words(
+    fits: Sequence[tuple[str, pd.DataFrame, Any]], drawing: _Lines
+) -> list[str]:
     """Return each predicted power; of several, with the names of the lines that it belongs to."""
     lines_of: dict[float, list[str]] = {}
     for words, _, fit in fits:
         if fit.prediction == Prediction.exponent:
             lines_of.setdefault(fit.predicted, []).append(words)
-    powers = {exponent: panels.power(exponent, drawing.look.axis) for exponent in sorted(lines_of)}
+    powers = {
+        exponent: panels.power(exponent, drawing.look.axis)
+        for exponent in sorted(lines_of)
+    }
     if len(powers) == 1 or len(fits) > _LISTED:
         return list(powers.values())
-    return [f"{power} ({', '.join(lines_of[exponent])})" for exponent, power in powers.items()]
+    return [
+        f"{power} ({', '.join(lines_of[exponent])})"
+        for exponent, power in powers.items()
+    ]
 
 
 def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
@@ -349,5 +554,12 @@ def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
     """Return each slope with its error, or only the lowest and the highest if there are many lines."""
     if len(fits) > _LISTED:
         low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
-        return f"slopes {low} to {high}".replace("-", "−") if low != high else f"slopes {low}".replace("-", "−")
-    return "\n".join(f"{words or 'slope'}{':' * bool(words)} {panels.slope_and_half(fit)}" for words, fit in fits)
+        return (
+            f"slopes {low} to {high}".replace("-", "−")
+            if low != high
+            else f"slopes {low}".replace("-", "−")
+        )
+    return "\n".join(
+        f"{words or 'slope'}{':' * bool(words)} {panels.slope_and_half(fit)}"
+        for words, fit in fits
+    )

@@ -16,18 +16,40 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, part_colour, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import APART, SHARED, Page, Sheet, in_rows, label_side, say
-from hessfig.figures.parts.panels import colour_bar, draw_matrix, draw_means, name_ends, name_sides, seed_means
+from hessfig.figures.parts.panel_sheet import (
+    APART,
+    SHARED,
+    Page,
+    Sheet,
+    in_rows,
+    label_side,
+    say,
+)
+from hessfig.figures.parts.panels import (
+    colour_bar,
+    draw_matrix,
+    draw_means,
+    name_ends,
+    name_sides,
+    seed_means,
+)
 from hessfig.figures.parts.rows import by_network, counted, where
 from hessfig.figures.parts.saving import file_words
-from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale, set_y_scale
+from hessfig.figures.parts.ticks import (
+    between_decades,
+    set_decades,
+    set_x_scale,
+    set_y_scale,
+)
 from hessfig.terms import Part, name_order
 
 STEP = "step"
 _FEW = 3  # largest number of quantities of which a note names the estimators
 
 
-def scale(ax: Axes, rows: Sequence[pd.DataFrame], steps: pd.Series | None = None) -> None:
+def scale(
+    ax: Axes, rows: Sequence[pd.DataFrame], steps: pd.Series | None = None
+) -> None:
     """Set both scales of a panel so that they fit all of its rows; `steps` are those of panels that share an axis."""
     every = pd.concat([frame[[STEP, "value"]] for frame in rows])
     if len(every):
@@ -43,15 +65,24 @@ def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """
     table = along(table, Axis(STEP))
     means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
-    methods = f" {labels.estimator_words(table)}." if table["quantity"].nunique() <= _FEW else ""
+    methods = (
+        f" {labels.estimator_words(table)}."
+        if table["quantity"].nunique() <= _FEW
+        else ""
+    )
     return f"{words} {means}{methods}{labels.left_out_words(table)}".strip()
 
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
     """Return titles of columns for variants: their settings, or only the values if there is less room."""
-    values = [labels.plain(", ".join(settings_of(variant).values())) for variant in variants]
+    values = [
+        labels.plain(", ".join(settings_of(variant).values())) for variant in variants
+    ]
     words = [labels.variant_words(variant) for variant in variants]
-    return [(long, short) if long else ("as configured",) for long, short in zip(words, values, strict=True)]
+    return [
+        (long, short) if long else ("as configured",)
+        for long, short in zip(words, values, strict=True)
+    ]
 
 
 _SHARE, _THRESHOLD = "Share of unseen examples right", "Preconditioned, and threshold"
@@ -72,18 +103,31 @@ _UNITS = {
 }
 # By title of a panel: the lines in it, name: quantity/part. A page draws the first panels that were measured.
 _PANELS = {
-    "Loss": {"measured batch": "loss", "held out": "held_out_loss", "unigram model": "unigram_loss"},
+    "Loss": {
+        "measured batch": "loss",
+        "held out": "held_out_loss",
+        "unigram model": "unigram_loss",
+    },
     _SHARE: {"all": "accuracy", "three carries": "cascade_accuracy"},
     "Outermost eigenvalues": {
         "largest, H": "largest_eigenvalue/H",
         "largest, H_o": "largest_eigenvalue/H_o",
         f"{_NEGATIVE}smallest, H": "smallest_eigenvalue/H",
     },
-    _THRESHOLD: {"of P⁻¹H": "preconditioned_eigenvalue/H", "threshold": "stability_threshold"},
-    "Sharpness along the steps": {"of batches": "batch_sharpness", "2 / critical step": "critical_sharpness"},
+    _THRESHOLD: {
+        "of P⁻¹H": "preconditioned_eigenvalue/H",
+        "threshold": "stability_threshold",
+    },
+    "Sharpness along the steps": {
+        "of batches": "batch_sharpness",
+        "2 / critical step": "critical_sharpness",
+    },
     "Trace": {"H": "trace/H", "H_o": "trace/H_o"},
     "Norms": {"gradient": "gradient_norm", "weights": "weight_norm"},
-    "Noise of gradients": {"tr C": "gradient_covariance", "largest of C": "gradient_covariance_eigenvalue"},
+    "Noise of gradients": {
+        "tr C": "gradient_covariance",
+        "largest of C": "gradient_covariance_eigenvalue",
+    },
     "Noise scale tr C / |G|²": {"": "noise_scale"},
     "Spread of attention": {"scores": "score_spread", "weights": "pattern_spread"},
 }
@@ -105,16 +149,36 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    every = [(title, filled) for title, lines in _PANELS.items() if (filled := _found(counted(table), lines))]
+    every = [
+        (title, filled)
+        for title, lines in _PANELS.items()
+        if (filled := _found(counted(table), lines))
+    ]
     panels, others = every[:_MOST], every[_MOST:]
-    style = SHARED.replace(share_y=False, height=1.1, right=_NAMES + 0.05, across=_NAMES + 0.5, down=0.3)
+    style = SHARED.replace(
+        share_y=False, height=1.1, right=_NAMES + 0.05, across=_NAMES + 0.5, down=0.3
+    )
     columns = min(_COLUMNS, style.columns(spec.paper))
     names = [file_words(title.lower()) for title, _ in panels] or ["nothing"]
-    note = how(table, "", f"geometric on logarithmic axes; {labels.spread_words(table['seed'].nunique())}")
-    sheet = Sheet.grid(spec.paper, in_rows(names, columns), note, style.replace(most=columns))
+    note = how(
+        table,
+        "",
+        f"geometric on logarithmic axes; {labels.spread_words(table['seed'].nunique())}",
+    )
+    sheet = Sheet.grid(
+        spec.paper, in_rows(names, columns), note, style.replace(most=columns)
+    )
     steps = counted(table)[STEP].dropna()
-    drawn = [_draw_panel(ax, *panels[row * columns + column], steps) for row, column, ax in sheet if panels]
-    drawn += [_means(rows, title, quantity, name) for title, lines in others for quantity, name, rows in lines]
+    drawn = [
+        _draw_panel(ax, *panels[row * columns + column], steps)
+        for row, column, ax in sheet
+        if panels
+    ]
+    drawn += [
+        _means(rows, title, quantity, name)
+        for title, lines in others
+        for quantity, name, rows in lines
+    ]
     if not panels:
         sheet.first.set_axis_off()
         say(sheet.first, "(nothing of the whole network)")
@@ -126,14 +190,27 @@ def _means(rows: pd.DataFrame, title: str, quantity: str, name: str) -> pd.DataF
     return seed_means(rows, [STEP]).assign(panel=title, quantity=quantity, line=name)
 
 
-def _found(table: pd.DataFrame, lines: Mapping[str, str]) -> list[tuple[str, str, pd.DataFrame]]:
+def _found(
+    table: pd.DataFrame, lines: Mapping[str, str]
+) -> list[tuple[str, str, pd.DataFrame]]:
     named = [(*words.partition("/")[::2], name) for name, words in lines.items()]
-    chosen = [(quantity, name, of_whole(table, quantity, part)) for quantity, part, name in named]
+    chosen = [
+        (quantity, name, of_whole(table, quantity, part))
+        for quantity, part, name in named
+    ]
     sized = [
-        (quantity, name, rows.assign(value=-rows["value"]) if name.startswith(_NEGATIVE) else rows)
+        (
+            quantity,
+            name,
+            rows.assign(value=-rows["value"]) if name.startswith(_NEGATIVE) else rows,
+        )
         for quantity, name, rows in chosen
     ]
-    return [(quantity, name, _one_a_seed(rows)) for quantity, name, rows in sized if len(rows)]
+    return [
+        (quantity, name, _one_a_seed(rows))
+        for quantity, name, rows in sized
+        if len(rows)
+    ]
 
 
 def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -142,29 +219,52 @@ def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
     return first.groupby(["seed", "step"], as_index=False)["value"].mean()
 
 
-def _draw_panel(ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]], steps: pd.Series) -> pd.DataFrame:
+def _draw_panel(
+    ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]], steps: pd.Series
+) -> pd.DataFrame:
     """Draw the lines of a panel, named where they end; `steps` are those of all panels."""
     scale(ax, [rows for _, _, rows in lines], steps)
     if title == _SHARE:
         ax.set_yscale("linear")
-    elif _UNITS.get(title) == "eigenvalue" and all((rows["value"] > 0).any() for *_, rows in lines):
+    elif _UNITS.get(title) == "eigenvalue" and all(
+        (rows["value"] > 0).any() for *_, rows in lines
+    ):
         set_decades(ax, "y")
     means_of, ends = [], []
     for rank, (quantity, name, rows) in enumerate(lines):
         guide = quantity == "stability_threshold"
-        style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | ({"marker": ""} if guide else {})
+        style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | (
+            {"marker": ""} if guide else {}
+        )
         colour = GUIDE if guide else _colour(name, rank)
         means = draw_means(ax, rows, STEP, colour=colour, **style)
         means_of.append(means.assign(panel=title, quantity=quantity, line=name))
-        ends += [(float(y), _words(name), colour) for y in means["mean"].dropna().tail(1)]
+        ends += [
+            (float(y), _words(name), colour) for y in means["mean"].dropna().tail(1)
+        ]
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
-        _keep_in_sight(ax, pd.concat([rows for quantity, _, rows in lines if quantity != "stability_threshold"]))
+        _keep_in_sight(
+            ax,
+            pd.concat(
+                [
+                    rows
+                    for quantity, _, rows in lines
+                    if quantity != "stability_threshold"
+                ]
+            ),
+        )
     ax.set_title(title)
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
-        name_ends(ax, [(float(np.clip(y, *ax.get_ylim())), words, colour) for y, words, colour in ends])
+        name_ends(
+            ax,
+            [
+                (float(np.clip(y, *ax.get_ylim())), words, colour)
+                for y, words, colour in ends
+            ],
+        )
     return pd.concat(means_of)
 
 
@@ -186,7 +286,13 @@ def _words(name: str) -> str:
     return f"{before} {labels.symbol(part)}".strip() if part in list(Part) else name
 
 
-_QUANTITIES = ("frobenius", "largest_eigenvalue", "gradient_norm", "weight_norm", "residual_norm")
+_QUANTITIES = (
+    "frobenius",
+    "largest_eigenvalue",
+    "gradient_norm",
+    "weight_norm",
+    "residual_norm",
+)
 _RESIDUAL = "residual_norm"
 _PLACE_HEIGHT = 0.115  # inches, of a weight in a heat map of many
 _BAR = 0.6  # inches to the right of a heat map for its colour bar
@@ -205,24 +311,47 @@ def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     option `parts`: a page for each of these parts of the Hessian, by default H alone).
     """
     table, parts = source.table, spec.words("parts") or [Part.H.value]
-    wanted = wanted_quantities(table, spec.words("quantity"), _QUANTITIES, found="none that has a place in the network")
+    wanted = wanted_quantities(
+        table,
+        spec.words("quantity"),
+        _QUANTITIES,
+        found="none that has a place in the network",
+    )
     for suffix, _, rows in by_network(table):
         for part in parts:
             here = rows[rows["part"].isin(["", part])]
-            yield _draw_flow(here, wanted, spec, suffix + (f"_{part}" if len(parts) > 1 else ""), part)
+            yield _draw_flow(
+                here,
+                wanted,
+                spec,
+                suffix + (f"_{part}" if len(parts) > 1 else ""),
+                part,
+            )
 
 
-def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str) -> Page:
+def _draw_flow(
+    table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix: str, part: str
+) -> Page:
     words = f"{labels.part_words(part)}. Colour: all steps; dots: the last step."
     note = how(table, words, "geometric; bars: 95% interval (Student's t)")
     names = [[name, f"{name}:last"] for name in wanted]
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((rows["place"].nunique() for rows in points), default=0)
-    style = SHARED.replace(share_x=False, left=0.6, across=_BAR + 0.1, down=0.3, bottom=0.5, right=0.12)
+    style = SHARED.replace(
+        share_x=False, left=0.6, across=_BAR + 0.1, down=0.3, bottom=0.5, right=0.12
+    )
     style = style.replace(right=_BAR) if style.columns(spec.paper) == 1 else style
-    sheet = Sheet.grid(spec.paper, names, note, style.replace(height=max(1.15, _PLACE_HEIGHT * tallest)))
+    sheet = Sheet.grid(
+        spec.paper,
+        names,
+        note,
+        style.replace(height=max(1.15, _PLACE_HEIGHT * tallest)),
+    )
     for row, column, ax in sheet:
-        rows, last = points[row], column == 0 and (sheet.is_folded or row == len(wanted) - 1)
+        rows, last = (
+            points[row],
+            column == 0 and (sheet.is_folded or row == len(wanted) - 1),
+        )
         if column == 0 and not sheet.is_folded:
             _widen(ax, sheet.panels.get((row, 1)))
         if rows.empty:
@@ -231,8 +360,13 @@ def _draw_flow(table: pd.DataFrame, wanted: list[str], spec: FigureSpec, suffix:
             _heat(ax, rows, wanted[row], named=last)
         else:
             _dots(ax, where(rows, step=rows["step"].max()))
-            ax.set_title(f"{labels.plain(labels.quantity_words(wanted[row]))} at step {rows['step'].max():g}")
-    frames = [frame.drop(columns="colour").assign(quantity=name) for frame, name in zip(points, wanted, strict=True)]
+            ax.set_title(
+                f"{labels.plain(labels.quantity_words(wanted[row]))} at step {rows['step'].max():g}"
+            )
+    frames = [
+        frame.drop(columns="colour").assign(quantity=name)
+        for frame, name in zip(points, wanted, strict=True)
+    ]
     shown = [frame for frame in frames if len(frame)]
     numbers = pd.concat([pd.DataFrame(), *shown], ignore_index=True)
     return sheet.page(suffix, numbers)
@@ -252,37 +386,64 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return the geometric mean with its interval by place (weight or layer) and step, in the order of places."""
     rows = table[(table["quantity"] == name) & (table["index"] <= 1)]
     if name == _RESIDUAL:
-        rows = rows.assign(place=rows["layer"].map("after layer {:d}".format), colour="W_O")
+        rows = rows.assign(
+            place=rows["layer"].map("after layer {:d}".format), colour="W_O"
+        )
     else:
         rows = rows[(rows["row"] == rows["col"]) & rows["row"].str.startswith("W_")]
         layers = rows["layer"] if table["num_layers"].max() > 1 else [0] * len(rows)
-        rows = rows.assign(place=list(map(labels.weight_words, rows["row"], layers)), colour=rows["row"])
+        rows = rows.assign(
+            place=list(map(labels.weight_words, rows["row"], layers)),
+            colour=rows["row"],
+        )
         rank = name_order(rows["row"].unique())
         rows = rows.sort_values("row", key=lambda names: names.map(rank), kind="stable")
     rows = rows[rows["value"] > 0].sort_values("layer", kind="stable")
     means = []
     for (place, step), group in rows.groupby(["place", "step"], sort=False):
         interval = student_interval(np.log10(group["value"]))
-        means.append((place, group["colour"].iloc[0], step, interval.mean, interval.low, interval.high, interval.count))
-    return pd.DataFrame(means, columns=["place", "colour", "step", "log10", "low", "high", "count"])
+        means.append(
+            (
+                place,
+                group["colour"].iloc[0],
+                step,
+                interval.mean,
+                interval.low,
+                interval.high,
+                interval.count,
+            )
+        )
+    return pd.DataFrame(
+        means, columns=["place", "colour", "step", "log10", "low", "high", "count"]
+    )
 
 
 def _decades(low: float, high: float) -> dict[float, str]:
     """Return ticks and labels of a scale of logarithms: whole decades, or both ends if fewer than two decades fit."""
-    fit = [tick for tick in MaxNLocator(4, integer=True).tick_values(low, high) if low <= tick <= high]
+    fit = [
+        tick
+        for tick in MaxNLocator(4, integer=True).tick_values(low, high)
+        if low <= tick <= high
+    ]
     whole = {tick: f"$10^{{{tick:.0f}}}$" for tick in fit if tick == round(tick)}
     return whole if len(whole) > 1 else {end: f"{10**end:.2g}" for end in (low, high)}
 
 
 def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
     """Draw a heat map with its colour bar; `named`: all steps have their numbers below."""
-    wide = points.pivot_table(index="place", columns="step", values="log10").loc[points["place"].unique()]
+    wide = points.pivot_table(index="place", columns="step", values="log10").loc[
+        points["place"].unique()
+    ]
     low, high = np.nanmin(wide.to_numpy()), np.nanmax(wide.to_numpy())
     style: dict[str, Any] = {"missing": "white", "interpolation": "nearest"}
     image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
     colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
-    name_sides(ax, rows=list(wide.index), columns=[f"{step:g}" for step in wide.columns] if named else ())
+    name_sides(
+        ax,
+        rows=list(wide.index),
+        columns=[f"{step:g}" for step in wide.columns] if named else (),
+    )
     if named:
         ax.set_xlabel("step")
     else:
@@ -293,9 +454,19 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
 
 def _dots(ax: Axes, last: pd.DataFrame) -> None:
     mean = 10 ** last["log10"]
-    below, above = (mean - 10 ** last["low"].fillna(last["log10"]), 10 ** last["high"].fillna(last["log10"]) - mean)
+    below, above = (
+        mean - 10 ** last["low"].fillna(last["log10"]),
+        10 ** last["high"].fillna(last["log10"]) - mean,
+    )
     colours = [matrix_colour(name) for name in last["colour"]]
-    ax.errorbar(mean, range(len(last)), xerr=[below, above], fmt="none", ecolor="#888888", elinewidth=0.7)
+    ax.errorbar(
+        mean,
+        range(len(last)),
+        xerr=[below, above],
+        fmt="none",
+        ecolor="#888888",
+        elinewidth=0.7,
+    )
     ax.scatter(mean, range(len(last)), c=colours, s=9, zorder=3)
     name_sides(ax, rows=list(last["place"]))
     ax.set_ylim(len(last) - 0.5, -0.5)
@@ -324,11 +495,18 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     sink, key = (table[table["quantity"] == name] for name in (_SINK, _KEY))
     length = int(key["index"].max())
     uniform = sum(1 / query for query in range(2, length + 1)) / (length - 1)
-    note = how(sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}.")
+    note = how(
+        sink, f"Uniform attention gives the first of {length} keys {uniform:.3f}."
+    )
     style = APART.replace(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
     sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
-    maps, curves = where(sink, step=last).groupby(["layer", "index"], as_index=False)["value"].mean(), []
+    maps, curves = (
+        where(sink, step=last)
+        .groupby(["layer", "index"], as_index=False)["value"]
+        .mean(),
+        [],
+    )
     for _, column, ax in sheet:
         if column == 0:
             _mass_map(ax, maps, last)
@@ -337,13 +515,21 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         set_x_scale(ax, rows[place].astype(float))
         for layer, of_layer in rows.groupby("layer"):
             heads = of_layer.groupby(["seed", place], as_index=False)["value"].mean()
-            means = draw_means(ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}")
+            means = draw_means(
+                ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}"
+            )
             named = means.rename(columns={place: "place"})
-            curves.append(named.assign(layer=layer, panel="steps" if column == 1 else "keys"))
-        ax.set_title("mean over heads" if column == 1 else "relative to uniform attention")
+            curves.append(
+                named.assign(layer=layer, panel="steps" if column == 1 else "keys")
+            )
+        ax.set_title(
+            "mean over heads" if column == 1 else "relative to uniform attention"
+        )
         ax.set_xlabel("step" if column == 1 else "position of the key")
         ax.legend(loc="best")
-    return sheet.page(suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True))
+    return sheet.page(
+        suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True)
+    )
 
 
 def _mass_map(ax: Axes, maps: pd.DataFrame, step: float) -> None:

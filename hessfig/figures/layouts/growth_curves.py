@@ -14,11 +14,37 @@ from hessfig.analysis.slopes.printed import WHOLE, as_window, label, within
 from hessfig.figures.parts import panels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import norm_label, part_title, seeds_words, symbol, unit_label, weight_words
-from hessfig.figures.parts.measured import LEVEL, MeasuredCurves, drawn_numbers, read_measured
-from hessfig.figures.parts.panel_sheet import OWN_Y, SHARED, Page, Sheet, SheetStyle, say, width_in
+from hessfig.figures.parts.labels import (
+    norm_label,
+    part_title,
+    seeds_words,
+    symbol,
+    unit_label,
+    weight_words,
+)
+from hessfig.figures.parts.measured import (
+    LEVEL,
+    MeasuredCurves,
+    drawn_numbers,
+    read_measured,
+)
+from hessfig.figures.parts.panel_sheet import (
+    OWN_Y,
+    SHARED,
+    Page,
+    Sheet,
+    SheetStyle,
+    say,
+    width_in,
+)
 from hessfig.figures.parts.rows import parts_of
-from hessfig.figures.parts.slope_words import how, layer_words, rows_of, window_of, window_words
+from hessfig.figures.parts.slope_words import (
+    how,
+    layer_words,
+    rows_of,
+    window_of,
+    window_words,
+)
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
 from hessfig.terms import PARTS, Matrix, Part
@@ -31,16 +57,24 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
         _draw_fits(ax, measured)
         return
     x = np.sort(measured.curves[X].unique())
-    by_window = len(predicted["regime"].unique()) > 1  # laws of several regimes: each along a window of its own
+    # Laws of several regimes: each along a window of its own.
+    by_window = len(predicted["regime"].unique()) > 1
     keys = ["predicted", "regime"] if by_window else ["predicted"]
     for style, (_, rows) in enumerate(predicted.groupby(keys, sort=True)):
-        is_limit = len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
+        is_limit = (
+            len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
+        )
         own_window = window_of(rows_of(rows)[-1 if is_limit else 0])
-        exponent, window = rows["predicted"].iloc[0], own_window if by_window else measured.windows[0]
+        exponent, window = (
+            rows["predicted"].iloc[0],
+            own_window if by_window else measured.windows[0],
+        )
         curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
         constants = [panels.coefficient(curve, exponent, window) for curve in curves]
         along = x[within(x, window)] if by_window or is_limit else x
-        panels.draw_guide(ax, along, exponent, panels.dropped(ax) * np.nanmin(constants), style=style)
+        panels.draw_guide(
+            ax, along, exponent, panels.dropped(ax) * np.nanmin(constants), style=style
+        )
     write_powers(ax, measured)
 
 
@@ -48,9 +82,17 @@ def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
     """Write the predicted powers and their layers into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
-    words = [panels.power(exponent) + _for_layers(layers, measured) for exponent, layers in groups.items()]
+    words = [
+        panels.power(exponent) + _for_layers(layers, measured)
+        for exponent, layers in groups.items()
+    ]
     if words:
-        panels.beside_one(ax, words, measured.axis, at="lower" if panels.is_rising(measured.curves) else "upper")
+        panels.beside_one(
+            ax,
+            words,
+            measured.axis,
+            at="lower" if panels.is_rising(measured.curves) else "upper",
+        )
 
 
 def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
@@ -60,7 +102,9 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
             curves = measured.of(layer=layer)
             slope = float(curves.slopes["slope"].iloc[style])
             x = curves.curves[X].to_numpy()
-            c = panels.coefficient(curves.curves, slope, window) * (1.0 if window == WHOLE else panels.dropped(ax))
+            c = panels.coefficient(curves.curves, slope, window) * (
+                1.0 if window == WHOLE else panels.dropped(ax)
+            )
             panels.draw_guide(ax, x[within(x, window)], slope, c, style=style)
 
 
@@ -68,7 +112,11 @@ def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
     """Return the layers of an exponent in words, unless it applies to all layers."""
     if set(layers) == set(measured.layers()):
         return ""
-    return f" (layer {layers[0]})" if len(layers) == 1 else f" (layers {min(layers)}–{max(layers)})"
+    return (
+        f" (layer {layers[0]})"
+        if len(layers) == 1
+        else f" (layers {min(layers)}–{max(layers)})"
+    )
 
 
 def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -87,13 +135,18 @@ def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def growth_pages(measured: MeasuredCurves) -> Iterator[Page]:
     """Draw one page per network: rows W_V, W_Q (and other measured weights), columns H_o, H_f, H."""
     for suffix, network in measured.pages():
-        style = SHARED.replace(height=_HEIGHT + _LAYER * max(0, len(network.layers()) - _FEW_LAYERS))
-        sheet = _blocks_by(_PARTS, network, draw_panel, _set_row_range, how(network), style)
+        style = SHARED.replace(
+            height=_HEIGHT + _LAYER * max(0, len(network.layers()) - _FEW_LAYERS)
+        )
+        sheet = _blocks_by(
+            _PARTS, network, draw_panel, _set_row_range, how(network), style
+        )
         label_parts(sheet, network)
         yield sheet.page(suffix, drawn_numbers(network))
 
 
-_HEIGHT, _LAYER, _FEW_LAYERS = 1.35, 0.11, 2  # inches of a panel and of a further layer in its legend; layers
+# Inches of a panel and of a further layer in its legend; layers.
+_HEIGHT, _LAYER, _FEW_LAYERS = (1.35, 0.11, 2)
 
 
 def shown_matrices(measured: MeasuredCurves) -> list[str]:
@@ -121,7 +174,11 @@ def _blocks_by(
         if set_range and sheet.row(number):
             set_range(sheet.row(number), block)
     for row, column, ax in sheet:
-        draw(ax, rows[row].of(**list(columns.values())[column]), matrix_colour(matrices[row]))
+        draw(
+            ax,
+            rows[row].of(**list(columns.values())[column]),
+            matrix_colour(matrices[row]),
+        )
     return sheet
 
 
@@ -129,16 +186,27 @@ def _set_row_range(axes: list[Axes], block: MeasuredCurves) -> None:
     panels.set_log_range(axes, block.curves, block.axis)
 
 
-def label_parts(sheet: Sheet, measured: MeasuredCurves, *, x: str = "", what: str = "") -> None:
+def label_parts(
+    sheet: Sheet, measured: MeasuredCurves, *, x: str = "", what: str = ""
+) -> None:
     """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
     rows = [f"{what} of {weight}" for weight in weights] if what else _norms(measured)
     columns = [(part_title(part), symbol(part)) for part in PARTS]
-    sheet.label(x or measured.axis.symbol, columns, rows, weights, what or unit_label(measured.quantity))
+    sheet.label(
+        x or measured.axis.symbol,
+        columns,
+        rows,
+        weights,
+        what or unit_label(measured.quantity),
+    )
 
 
 def _norms(measured: MeasuredCurves) -> list[str]:
-    return [norm_label(matrix, quantity=measured.quantity) for matrix in shown_matrices(measured)]
+    return [
+        norm_label(matrix, quantity=measured.quantity)
+        for matrix in shown_matrices(measured)
+    ]
 
 
 def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
@@ -150,7 +218,13 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
         curve, alone = measured.of(layer=layer), len(layers) == 1
-        panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label="" if alone else layer_words(curve, layer))
+        panels.draw_curve(
+            ax,
+            curve.curves,
+            curve.table,
+            colour=shade,
+            label="" if alone else layer_words(curve, layer),
+        )
     draw_guides(ax, measured)
     rising = panels.is_rising(measured.curves)
     if len(layers) == 1:
@@ -158,7 +232,13 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         panels.corner(ax, words, "upper left" if rising else "lower left", aside=aside)
     else:
         place = "upper left" if rising else "lower left"
-        _legend(ax, title=f"Layer: {measured.printed}", loc=place, alignment="left", handlelength=0.9)
+        _legend(
+            ax,
+            title=f"Layer: {measured.printed}",
+            loc=place,
+            alignment="left",
+            handlelength=0.9,
+        )
 
 
 def _legend(ax: Axes, **style: Any) -> None:
@@ -176,9 +256,21 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
     """
     for suffix, network in read_measured(spec, source).pages():
-        crosses = network.axis.is_sigma and network.curves[X].min() < 1 < network.curves[X].max()
-        note = how(network) + (" They average over the bend at σ = 1." if crosses else "")
-        sheet = _blocks_by(_PARTS, network, _draw_linear_panel, None, note, OWN_Y.replace(top=0.36, down=0.3))
+        crosses = (
+            network.axis.is_sigma
+            and network.curves[X].min() < 1 < network.curves[X].max()
+        )
+        note = how(network) + (
+            " They average over the bend at σ = 1." if crosses else ""
+        )
+        sheet = _blocks_by(
+            _PARTS,
+            network,
+            _draw_linear_panel,
+            None,
+            note,
+            OWN_Y.replace(top=0.36, down=0.3),
+        )
         label_parts(sheet, network)
         for ax in sheet.axes:
             ax.set_title(ax.get_title(), pad=11)  # above the power of ten of the y axis
@@ -197,9 +289,15 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         panels.draw_curve(ax, curve.curves, curve.table, colour=shade)
         _draw_guide(ax, curve)
     ax.set_xlim(0, 1.04 * measured.curves[X].max())
-    ax.set_ylim(0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max())
+    ax.set_ylim(
+        0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max()
+    )
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
-    line = 1 / ax.get_xlim()[1] + _AT_ONE if measured.axis.is_sigma and ax.get_xlim()[1] > 2 else 0.0
+    line = (
+        1 / ax.get_xlim()[1] + _AT_ONE
+        if measured.axis.is_sigma and ax.get_xlim()[1] > 2
+        else 0.0
+    )
     words, aside = window_words(measured)
     panels.corner(ax, words, "upper left", aside=aside, left=max(0.03, line))
     write_powers(ax, measured)
@@ -208,11 +306,20 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
 def _draw_guide(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw c * x^p, c by least squares on the linear axes."""
     first = measured.slopes.iloc[0]
-    exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
+    exponent = (
+        first["predicted"]
+        if first["prediction"] == Prediction.exponent
+        else first["slope"]
+    )
     if np.isnan(exponent):
         return
     x = measured.curves[X].to_numpy()
-    panels.draw_guide(ax, np.linspace(x.min(), x.max(), 200), exponent, _constant(measured.curves, exponent))
+    panels.draw_guide(
+        ax,
+        np.linspace(x.min(), x.max(), 200),
+        exponent,
+        _constant(measured.curves, exponent),
+    )
 
 
 def _constant(curve: pd.DataFrame, exponent: float) -> float:
@@ -242,10 +349,20 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
     """Draw one panel per weight with all layers of all depths, and their slopes next to it."""
-    columns, style = {part.value: {"part": part}}, SHARED.replace(height=2.2, right=_BESIDE, down=0.3)
-    sheet = _blocks_by(columns, measured, _draw_every_layer, _set_row_range, how(measured), style)
+    columns, style = (
+        {part.value: {"part": part}},
+        SHARED.replace(height=2.2, right=_BESIDE, down=0.3),
+    )
+    sheet = _blocks_by(
+        columns, measured, _draw_every_layer, _set_row_range, how(measured), style
+    )
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
-    sheet.label(measured.axis.symbol, [(part_title(part), symbol(part))], _norms(measured), weights)
+    sheet.label(
+        measured.axis.symbol,
+        [(part_title(part), symbol(part))],
+        _norms(measured),
+        weights,
+    )
     return sheet.page(suffix, drawn_numbers(measured))
 
 
@@ -260,20 +377,40 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         of_depth = measured.of(num_layers=depth)
         layers = of_depth.layers()
         for rank, layer in enumerate(layers):
-            curve, label = of_depth.of(layer=layer), "" if rank else _depth_words(of_depth, depth)
+            curve, label = (
+                of_depth.of(layer=layer),
+                "" if rank else _depth_words(of_depth, depth),
+            )
             width = 0.8 + 0.35 * (len(layers) - 1 - rank)
-            panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=label, linewidth=width)
+            panels.draw_curve(
+                ax,
+                curve.curves,
+                curve.table,
+                colour=shade,
+                label=label,
+                linewidth=width,
+            )
         if depth == depths[-1]:
             draw_guides(ax, of_depth)
-    _legend(ax, loc="upper left", bbox_to_anchor=(1.02, 1.0), title=f"Layers: {measured.printed} of each")
+    _legend(
+        ax,
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1.0),
+        title=f"Layers: {measured.printed} of each",
+    )
 
 
 def _depth_words(measured: MeasuredCurves, depth: int) -> str:
     """Return the depth with the slope (or level) of its only layer, or the lowest and highest of its layers."""
     if len(measured.layers()) == 1:
         return layer_words(measured, depth)
-    telling = measured.levels if measured.printed == LEVEL else measured.telling_slopes()
-    low, high = (f"{end:.3f}".replace("-", "−") for end in telling[measured.printed].agg(["min", "max"]))
+    telling = (
+        measured.levels if measured.printed == LEVEL else measured.telling_slopes()
+    )
+    low, high = (
+        f"{end:.3f}".replace("-", "−")
+        for end in telling[measured.printed].agg(["min", "max"])
+    )
     return f"{depth}: {low} to {high}"
 
 
@@ -310,10 +447,15 @@ def draw_overview(measured: MeasuredCurves, *, suffix: str = "_overview") -> Pag
 
 
 def _words(measured: MeasuredCurves) -> str:
-    windows = [as_window(row.window_low, row.window_high) for row in measured.slopes.itertuples()]
+    windows = [
+        as_window(row.window_low, row.window_high)
+        for row in measured.slopes.itertuples()
+    ]
     axis = measured.axis.symbol
     first, *others = dict.fromkeys([measured.windows[0], *windows])
-    where = label(first, axis) + "".join(f" ({label(window, axis)} for limits of small σ)" for window in others)
+    where = label(first, axis) + "".join(
+        f" ({label(window, axis)} for limits of small σ)" for window in others
+    )
     seeds = seeds_words(measured.table)
     return f"Dots: slope on {where}, {seeds}, ± 95% interval over seeds; grey bars: predicted."
 
@@ -324,11 +466,21 @@ def _draw_depth_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         say(ax, panels.why_empty(measured))
         return
     tones = shades(colour, max(1, int(slopes["layer"].max())))
-    place = slopes["num_layers"] + _STEP * (slopes["layer"] - (slopes["num_layers"] + 1) / 2)
+    place = slopes["num_layers"] + _STEP * (
+        slopes["layer"] - (slopes["num_layers"] + 1) / 2
+    )
     _draw_predictions(ax, slopes.assign(place=place))
     for x, row in zip(place, slopes.itertuples(), strict=True):
         tone = tones[max(row.layer, 1) - 1]
-        ax.errorbar(x, row.slope, row.ci_high - row.slope, fmt="o", color=tone, elinewidth=0.8, markersize=2.6)
+        ax.errorbar(
+            x,
+            row.slope,
+            row.ci_high - row.slope,
+            fmt="o",
+            color=tone,
+            elinewidth=0.8,
+            markersize=2.6,
+        )
     if slopes["is_zero"].any():
         panels.corner(ax, "last layer: = 0 (theorem)", "lower left")
 
@@ -359,7 +511,18 @@ def _name_layers(ax: Axes, count: int, colour: str) -> None:
     if not count:
         return  # only weights without a layer
     tones = shades(colour, count)
-    handles = [Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6) for tone in tones]
+    handles = [
+        Line2D([], [], marker="o", linestyle="", color=tone, markersize=2.6)
+        for tone in tones
+    ]
     names = [str(layer) for layer in range(1, count + 1)]
     columns = min(count, int(width_in(ax) / _NAME))
-    ax.legend(handles, names, title="Layer:", ncols=columns, loc="upper left", columnspacing=0.4, alignment="left")
+    ax.legend(
+        handles,
+        names,
+        title="Layer:",
+        ncols=columns,
+        loc="upper left",
+        columnspacing=0.4,
+        alignment="left",
+    )

@@ -20,10 +20,18 @@ from hessfig.figures.parts.measured import read_numbers
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, width_in
 from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
-from hessfig.figures.parts.rows import as_written, at_one_place, by_network, in_order, parts_of, where
+from hessfig.figures.parts.rows import (
+    as_written,
+    at_one_place,
+    by_network,
+    in_order,
+    parts_of,
+    where,
+)
 from hessfig.figures.parts.saving import file_words
 
-_ROW, _LETTER, _NAME = 0.13, 0.042, 0.1  # inches: height of a layer, width of a letter of a name, and of its column
+# Inches: height of a layer, width of a letter of a name, and of its column.
+_ROW, _LETTER, _NAME = (0.13, 0.042, 0.1)
 _WRITTEN_CELLS = 0.19  # from this width of a cell on, its number is written in it
 _OUTSIDE = "outside"  # the row of weights outside the layers
 
@@ -41,7 +49,9 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     quantities = spec.words("quantities") or [spec.quantity]
     for quantity in quantities:
         chosen = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(chosen, source, f"_{file_words(quantity)}" if len(quantities) > 1 else "")
+        yield from _pages(
+            chosen, source, f"_{file_words(quantity)}" if len(quantities) > 1 else ""
+        )
 
 
 def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
@@ -57,22 +67,35 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
     for suffix, (variant, _), rows in by_network(here):
-        note = _note(spec.quantity, diagonal, ", ".join(filter(None, (labels.variant_words(variant), place))))
+        note = _note(
+            spec.quantity,
+            diagonal,
+            ", ".join(filter(None, (labels.variant_words(variant), place))),
+        )
         sheet = draw_heat(rows, spec.quantity, note, spec)
         yield sheet.page(suffix + end, as_written(rows, run.axis))
 
 
-def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) -> Sheet:
+def draw_heat(
+    points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec
+) -> Sheet:
     """Draw one network's panels next to each other, with one colour bar."""
     layers, names = sorted(points["layer"].unique()), in_order(points["row"])
     parts = [*map(str, parts_of(points))] or [""]
     words = [labels.weight_words(name) for name in names]
     longest = max((len(text) for text in words if "$" not in text), default=6)
-    style = ONE_SCALE.replace(left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1)
-    narrowest, height = min(_NAME * len(names), style.width(Paper(), len(parts))), _ROW * max(len(layers), 4)
+    style = ONE_SCALE.replace(
+        left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1
+    )
+    narrowest, height = (
+        min(_NAME * len(names), style.width(Paper(), len(parts))),
+        _ROW * max(len(layers), 4),
+    )
     style = style.replace(narrowest=narrowest, height=height)
     sheet = Sheet.grid(spec.paper, [[part or "all" for part in parts]], note, style)
-    widest = max(width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts)
+    widest = max(
+        width_of(labels.part_title(part), points_of("axes.titlesize")) for part in parts
+    )
     in_full = widest <= width_in(sheet.first) + style.across
     signed = bool((points["mean"] < 0).any())
     scale = _scale(points["mean"], signed)
@@ -80,16 +103,29 @@ def draw_heat(points: pd.DataFrame, quantity: str, note: str, spec: FigureSpec) 
         square, zero = _matrix(where(points, part=parts[column]), layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
         name_sides(ax, columns=words)
-        ax.set_title(labels.part_title(parts[column]) if in_full else labels.symbol(parts[column]))
+        ax.set_title(
+            labels.part_title(parts[column])
+            if in_full
+            else labels.symbol(parts[column])
+        )
     for line in sheet.lines:
-        name_sides(sheet.panels[line[0]], rows=[str(layer) if layer else _OUTSIDE for layer in layers])
+        name_sides(
+            sheet.panels[line[0]],
+            rows=[str(layer) if layer else _OUTSIDE for layer in layers],
+        )
         sheet.panels[line[0]].set_ylabel("layer")
-    label = labels.quantity_label(quantity) if signed else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
+    label = (
+        labels.quantity_label(quantity)
+        if signed
+        else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
+    )
     colour_bar(sheet.outermost, image, wide=0.09, label=label)
     return sheet
 
 
-def _matrix(points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def _matrix(
+    points: pd.DataFrame, layers: Sequence[int], names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
     """Return means by layer and weight (nan if there is none), and which of the blocks vanish identically."""
     square = np.full((len(layers), len(names)), np.nan)
     zero = np.zeros(square.shape, dtype=bool)
@@ -106,16 +142,24 @@ def _scale(means: pd.Series, signed: bool) -> Normalize:
         smallest = float(means.abs().where(means != 0).min())
         return SymLogNorm(max(smallest, 1e-3 * largest), vmin=-largest, vmax=largest)
     logs = np.log10(means.where(means > 0))
-    return Normalize(float(logs.min()), float(logs.max())) if logs.notna().any() else Normalize(0, 1)
+    return (
+        Normalize(float(logs.min()), float(logs.max()))
+        if logs.notna().any()
+        else Normalize(0, 1)
+    )
 
 
-def _draw_panel(ax: Axes, square: np.ndarray, zero: np.ndarray, scale: Normalize, *, signed: bool) -> AxesImage:
+def _draw_panel(
+    ax: Axes, square: np.ndarray, zero: np.ndarray, scale: Normalize, *, signed: bool
+) -> AxesImage:
     with np.errstate(divide="ignore", invalid="ignore"):
         shown = square if signed else np.log10(square)
     words = None
     if width_in(ax) / square.shape[1] >= _WRITTEN_CELLS:
         pairs = zip(shown.flat, zero.flat, strict=True)
-        words = np.array([_cell(value, is_zero, signed) for value, is_zero in pairs]).reshape(shown.shape)
+        words = np.array(
+            [_cell(value, is_zero, signed) for value, is_zero in pairs]
+        ).reshape(shown.shape)
     colours: dict[str, Any] = {"cmap": "RdBu_r"} if signed else {}
     return draw_matrix(ax, shown, scale, words=words, size=TINY - 1.4, **colours)
 

@@ -18,9 +18,21 @@ from hessfig.analysis.manifest import read_manifest
 from hessfig.errors import UserError
 from hessfig.figures.parts.colours import matrix_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import block_words, setting_words, variant_words, weight_words
+from hessfig.figures.parts.labels import (
+    block_words,
+    setting_words,
+    variant_words,
+    weight_words,
+)
 from hessfig.figures.parts.lettering import TINY
-from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, label_side, width_in
+from hessfig.figures.parts.panel_sheet import (
+    APART,
+    ONE_SCALE,
+    Page,
+    Sheet,
+    label_side,
+    width_in,
+)
 from hessfig.figures.parts.panels import colour_bar, draw_matrix
 from hessfig.figures.parts.saving import page_suffix, variant_names
 from hessfig.figures.parts.ticks import set_decades
@@ -40,7 +52,12 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     hessians = read_hessians(source.folder)
     names = variant_names([hessian.variant for hessian in hessians])
     note = f"{describe(hessians[0])}{setting_words_of(source.folder)}"
-    sheet = Sheet.grid(spec.paper, [names], note, ONE_SCALE.replace(height=1.5, right=0.15, narrowest=None))
+    sheet = Sheet.grid(
+        spec.paper,
+        [names],
+        note,
+        ONE_SCALE.replace(height=1.5, right=0.15, narrowest=None),
+    )
     numbers = []
     for _, column, ax in sheet:
         numbers.append(draw_bars(ax, hessians[column], blocks_of(spec), hessians))
@@ -55,25 +72,42 @@ def blocks_of(spec: FigureSpec) -> list[str]:
     return spec.words("blocks") or list(BLOCKS)
 
 
-def draw_bars(ax: Axes, hessian: StoredHessian, weights: Sequence[str], every: Sequence[StoredHessian]) -> pd.DataFrame:
+def draw_bars(
+    ax: Axes,
+    hessian: StoredHessian,
+    weights: Sequence[str],
+    every: Sequence[StoredHessian],
+) -> pd.DataFrame:
     """Draw a network's histograms, e.g. of (V, V) and (Q, Q), in bins common to `every` one; return the shares."""
     edges = log_bins([one.block(name) for one in every for name in weights])
-    highest = max(histogram(one.block(name), edges).max() for one in every for name in weights)
+    highest = max(
+        histogram(one.block(name), edges).max() for one in every for name in weights
+    )
     rows = []
     for matrix in weights[::-1]:
         shares, colour = histogram(hessian.block(matrix), edges), matrix_colour(matrix)
-        ax.stairs(shares, edges, fill=True, color=colour, alpha=0.75, label=_legend(hessian, matrix, shares, edges))
+        ax.stairs(
+            shares,
+            edges,
+            fill=True,
+            color=colour,
+            alpha=0.75,
+            label=_legend(hessian, matrix, shares, edges),
+        )
         ax.stairs(shares, edges, color=colour, linewidth=0.6)
         bins = {"bin_low": edges[:-1], "bin_high": edges[1:], "share": shares}
         rows.append(pd.DataFrame({"variant": hessian.variant, "block": matrix, **bins}))
     set_decades(ax, "x")
     ax.set_xlim(edges[0], edges[-1])
-    ax.set_ylim(0, highest * (1.05 + 0.15 * len(weights)))  # room for the legend above the bars
+    # Room for the legend above the bars.
+    ax.set_ylim(0, highest * (1.05 + 0.15 * len(weights)))
     ax.legend(loc="upper left", reverse=True)
     return pd.concat(rows[::-1], ignore_index=True)
 
 
-def _legend(hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]) -> str:
+def _legend(
+    hessian: StoredHessian, weight: str, shares: NDArray[Any], edges: NDArray[Any]
+) -> str:
     peak = float(np.sqrt(edges[:-1] * edges[1:])[shares.argmax()])
     zeros = 100 * float((hessian.block(weight) == 0).mean())
     digits, _, exponent = f"{peak:.1e}".partition("e")
@@ -90,7 +124,9 @@ def describe(hessian: StoredHessian) -> str:
 
 def setting_words_of(folder: Path) -> str:
     """Return width, layers and batch in words, for the note."""
-    return setting_words((read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA)
+    return setting_words(
+        (read_manifest(folder) or {}).get("config", {}), pd.DataFrame(), SIGMA
+    )
 
 
 def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHessian]:
@@ -109,8 +145,11 @@ def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHes
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
 _PIXELS = 960
-_STYLE = APART.replace(right=0.5, down=0.5, narrowest=1.6)  # a heat map whose weights are named needs as much
-_SMALLEST_LABEL = 0.1  # inches: parameters with a smaller share of the axis have no name
+# A heat map whose weights are named needs as much.
+_STYLE = APART.replace(right=0.5, down=0.5, narrowest=1.6)
+_SMALLEST_LABEL = (
+    0.1  # inches: parameters with a smaller share of the axis have no name
+)
 
 
 def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -123,21 +162,36 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Options: `variant` picks one (all by default), `weights` those of the second heat map, `blocks` the two histograms.
     """
     picture = picked(read_hessians(source.folder), spec.options.get("variant"))
-    networks, weights = [(hessian.variant, 0) for hessian in picture], spec.words("weights") or ATTENTION
+    networks, weights = (
+        [(hessian.variant, 0) for hessian in picture],
+        spec.words("weights") or ATTENTION,
+    )
     settings = setting_words_of(source.folder)
     for hessian in picture:
         note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
-        sheet, numbers = draw_entries(hessian, weights, blocks_of(spec), spec, note=note)
+        sheet, numbers = draw_entries(
+            hessian, weights, blocks_of(spec), spec, note=note
+        )
         yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 
 def draw_entries(
-    hessian: StoredHessian, weights: Sequence[str], blocks: Sequence[str], spec: FigureSpec, *, note: str
+    hessian: StoredHessian,
+    weights: Sequence[str],
+    blocks: Sequence[str],
+    spec: FigureSpec,
+    *,
+    note: str,
 ) -> tuple[Sheet, pd.DataFrame]:
     """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
     subset = "attention" if set(weights) == set(ATTENTION) else "some"
     side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
-    sheet = Sheet.grid(spec.paper, [["whole", subset], ["histogram"]], note, _STYLE.replace(height=[side, 1.1]))
+    sheet = Sheet.grid(
+        spec.paper,
+        [["whole", subset], ["histogram"]],
+        note,
+        _STYLE.replace(height=[side, 1.1]),
+    )
     words = "some weights" if subset == "some" else subset
     pictures = [(hessian, "whole model"), (hessian.restricted(weights), words)]
     for row, column, ax in sheet:
@@ -156,21 +210,32 @@ def draw_entries(
     return sheet, numbers
 
 
-def draw_heat_map(ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]) -> AxesImage:
+def draw_heat_map(
+    ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]
+) -> AxesImage:
     """Draw log10(|matrix| + 1e-6), smoothed over 5 x 5 entries, with dashed lines between the parameters."""
     from scipy.ndimage import uniform_filter
 
-    logs = uniform_filter(np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest")
+    logs = uniform_filter(
+        np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest"
+    )
     size = len(matrix)
     whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0)}
-    image = draw_matrix(ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole)
+    image = draw_matrix(
+        ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole
+    )
     for border in borders[1:-1]:
         for draw in (ax.axhline, ax.axvline):
             draw(border, color="white", linestyle="--", linewidth=0.4)
-    middles, inches = (borders[:-1] + borders[1:]) / 2, np.diff(borders) / size * width_in(ax)
+    middles, inches = (
+        (borders[:-1] + borders[1:]) / 2,
+        np.diff(borders) / size * width_in(ax),
+    )
     named = {
         middle: words
-        for middle, room, words in zip(middles, inches, map(weight_words, names), strict=True)
+        for middle, room, words in zip(
+            middles, inches, map(weight_words, names), strict=True
+        )
         if room >= _SMALLEST_LABEL
     }
     ax.set_xticks(list(named), list(named.values()), rotation=90)

@@ -8,7 +8,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from hessfig.analysis.axis import Axis, X, along, check_places, setting_name, varied_key, with_settings, without
+from hessfig.analysis.axis import (
+    Axis,
+    X,
+    along,
+    check_places,
+    setting_name,
+    varied_key,
+    with_settings,
+    without,
+)
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
@@ -18,9 +27,27 @@ from hessfig.figures.parts.colours import GUIDE, part_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import fits_of
-from hessfig.figures.parts.panel_sheet import OWN_Y, Page, Sheet, height_in, in_sheets, say
-from hessfig.figures.parts.panels import draw_curve, positive, slope_and_half, why_no_line
-from hessfig.figures.parts.rows import as_written, counted, different, numbers_behind, where
+from hessfig.figures.parts.panel_sheet import (
+    OWN_Y,
+    Page,
+    Sheet,
+    height_in,
+    in_sheets,
+    say,
+)
+from hessfig.figures.parts.panels import (
+    draw_curve,
+    positive,
+    slope_and_half,
+    why_no_line,
+)
+from hessfig.figures.parts.rows import (
+    as_written,
+    counted,
+    different,
+    numbers_behind,
+    where,
+)
 from hessfig.figures.parts.ticks import between_decades, set_decades, set_x_scale
 from hessfig.record import CURVE, FROBENIUS, NUMBER
 from hessfig.terms import Group, name_order
@@ -32,7 +59,9 @@ _COLOUR = "#4575b4"
 _LINE = 0.125  # height in inches of a line of the legend
 _MOST = 0.6  # largest share of a panel for the legend
 _STROKES: Sequence[Any] = ((0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_STRAIGHT = 0.9  # smallest share of the variance that a line explains if a slope is written
+_STRAIGHT = (
+    0.9  # smallest share of the variance that a line explains if a slope is written
+)
 
 
 @dataclass(frozen=True)
@@ -68,28 +97,45 @@ def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     keys = different(laws.curves, *_BLOCK)
     rank = name_order([key[2] for key in keys])
     keys.sort(key=lambda key: (key[0], rank(key[2]), rank(key[3])))
-    note = _law_note(run, laws, quantities).replace("seeds", _repeats_words(repeats) or "seeds")
+    note = _law_note(run, laws, quantities).replace(
+        "seeds", _repeats_words(repeats) or "seeds"
+    )
     for blocks, suffix in in_sheets(keys, _ROWS):
         sheet, drawn = _law_sheet(spec, laws, blocks, quantities, note)
         yield sheet.page(suffix, drawn)
 
 
 def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws:
-    nulls = {name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities}
+    nulls = {
+        name: list(spec.options.get("chance", {}).get(name, ())) for name in quantities
+    }
     windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
     curves, slopes, tables = [], [], []
     for name in [*quantities, *(name for names in nulls.values() for name in names)]:
         table = along(_of_whole(of_quantity(run.table, name)), run.axis)
         curves.append(growth_curves(table, axis=run.axis, quantity=name))
-        slopes.append(fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name))
+        slopes.append(
+            fit_slopes(table, {}, windows[:1], fits, axis=run.axis, quantity=name)
+        )
         tables.append(table)
     means, fitted_to, numbers = (pd.concat(every) for every in (curves, slopes, tables))
-    return Laws(means, fitted_to, numbers, run.axis, windows[0], nulls, spec.options.get("published", {}))
+    return Laws(
+        means,
+        fitted_to,
+        numbers,
+        run.axis,
+        windows[0],
+        nulls,
+        spec.options.get("published", {}),
+    )
 
 
 def _of_whole(table: pd.DataFrame) -> pd.DataFrame:
     """Return the numbers, with those of the network (such as an accuracy) in the row of its whole Hessian."""
-    return table.assign(row=table["row"].replace("", Group.all.value), col=table["col"].replace("", Group.all.value))
+    return table.assign(
+        row=table["row"].replace("", Group.all.value),
+        col=table["col"].replace("", Group.all.value),
+    )
 
 
 def _repeats_words(asked: str) -> str:
@@ -102,21 +148,43 @@ def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
     """Return a sweep whose seeds are the values of a varied setting, each with the means over its own seeds."""
     if not asked:
         return run
-    key = varied_key(asked, run.table["variant"].unique(), asked="figure.options.repeats")
-    rest, own = run.table["variant"].map(lambda variant: without(variant, key)), with_settings(run.table, key)[key]
+    key = varied_key(
+        asked, run.table["variant"].unique(), asked="figure.options.repeats"
+    )
+    rest, own = (
+        run.table["variant"].map(lambda variant: without(variant, key)),
+        with_settings(run.table, key)[key],
+    )
     table = run.table.assign(variant=rest, seed=pd.factorize(own)[0])
     numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
-    means = numbers.agg({name: "mean" if name == "value" else "first" for name in table if name not in NUMBER})
+    means = numbers.agg(
+        {
+            name: "mean" if name == "value" else "first"
+            for name in table
+            if name not in NUMBER
+        }
+    )
     return replace(run, table=means[list(table)])
 
 
 def _law_sheet(
-    spec: FigureSpec, laws: Laws, blocks: Sequence[tuple[Any, ...]], quantities: Sequence[str], note: str
+    spec: FigureSpec,
+    laws: Laws,
+    blocks: Sequence[tuple[Any, ...]],
+    quantities: Sequence[str],
+    note: str,
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
-    names = [[f"{_panel_name(block)}:{quantity}" for quantity in quantities] for block in blocks]
-    sheet = Sheet.grid(spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None))
-    drawn = [_panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet]
+    names = [
+        [f"{_panel_name(block)}:{quantity}" for quantity in quantities]
+        for block in blocks
+    ]
+    sheet = Sheet.grid(
+        spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None)
+    )
+    drawn = [
+        _panel(ax, laws, blocks[row], quantities[column]) for row, column, ax in sheet
+    ]
     set_x_scale(sheet.axes[-1], laws.curves[X])
     sheet.label(
         labels.plain(laws.axis.symbol),
@@ -129,13 +197,23 @@ def _law_sheet(
 def _panel_name(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
     name = labels.block_name(row, col) or "network"
-    return name + (f"@{row_layer},{layer}" if layer != row_layer else f"{layer}" if layer > 1 else "")
+    return name + (
+        f"@{row_layer},{layer}"
+        if layer != row_layer
+        else f"{layer}"
+        if layer > 1
+        else ""
+    )
 
 
 def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
     """Draw one panel and return its numbers, the slope of its curve next to each."""
-    curves, slopes = (_of(frame, block, quantity) for frame in (laws.curves, laws.slopes))
-    nulls = pd.concat([_of(laws.curves, block, name) for name in laws.nulls[quantity]] or [curves[:0]])
+    curves, slopes = (
+        _of(frame, block, quantity) for frame in (laws.curves, laws.slopes)
+    )
+    nulls = pd.concat(
+        [_of(laws.curves, block, name) for name in laws.nulls[quantity]] or [curves[:0]]
+    )
     shown = pd.concat([curves, nulls])
     if not positive(shown).any():
         say(ax, why_no_line(curves))
@@ -147,10 +225,18 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     for part, here in curves.groupby("part", sort=False):
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
         for tone, variant in zip(tones, several, strict=True):
-            curve, slope = where(here, variant=variant), where(slopes, part=part, variant=variant).iloc[0]
-            names = [labels.symbol(str(part)) if len(set(curves["part"])) > 1 else "", labels.variant_words(variant)]
+            curve, slope = (
+                where(here, variant=variant),
+                where(slopes, part=part, variant=variant).iloc[0],
+            )
+            names = [
+                labels.symbol(str(part)) if len(set(curves["part"])) > 1 else "",
+                labels.variant_words(variant),
+            ]
             label = _labelled(", ".join(filter(None, names)), curve, slope, laws)
-            draw_curve(ax, curve, numbers_behind(curve, laws.table), colour=tone, label=label)
+            draw_curve(
+                ax, curve, numbers_behind(curve, laws.table), colour=tone, label=label
+            )
     _write_slopes(ax, laws.published.get(quantity))
     return _beside(shown, laws)
 
@@ -175,12 +261,18 @@ def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
     """Return whether a power law describes a curve on the window, by the share of variance that a line explains."""
     drawn = curve[positive(curve) & within(curve[X], laws.window)]
     logs = np.log(drawn[[X, "mean"]].to_numpy(float))
-    return len(drawn) > 2 and bool((logs.std(axis=0) > 0).all() and np.corrcoef(logs.T)[0, 1] ** 2 >= _STRAIGHT)
+    return len(drawn) > 2 and bool(
+        (logs.std(axis=0) > 0).all() and np.corrcoef(logs.T)[0, 1] ** 2 >= _STRAIGHT
+    )
 
 
 def _write_slopes(ax: Axes, published: float | None) -> None:
     """Write the legend with names, slopes and the published slope into a reserved part of the panel."""
-    title = f"published slope {published:g}".replace("-", "−") if published is not None else None
+    title = (
+        f"published slope {published:g}".replace("-", "−")
+        if published is not None
+        else None
+    )
     if not ax.get_legend_handles_labels()[1] and title is None:
         return
     legend = ax.legend(loc="lower left", fontsize=TINY, title=title, alignment="left")
@@ -195,17 +287,28 @@ def _make_room(ax: Axes, lines: int) -> None:
     ax.set_ylim(high * (low / high) ** (1 / (1 - share)), high)
 
 
-def _draw_null(ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int) -> None:
+def _draw_null(
+    ax: Axes, laws: Laws, block: tuple[Any, ...], null: pd.DataFrame, rank: int
+) -> None:
     """Draw the values that chance gives for every variant in grey dashes; the first has a name and a slope."""
     slope = _of(laws.slopes, block, str(null["quantity"].iloc[0])).iloc[0]
     label = f"chance: slope {slope_and_half(slope)}"
-    for first, (_, line) in enumerate(null[positive(null)].groupby("variant", sort=False)):
-        style: dict[str, Any] = {"color": GUIDE, "linestyle": _STROKES[rank % 3], "linewidth": 1.2, "zorder": 5}
+    for first, (_, line) in enumerate(
+        null[positive(null)].groupby("variant", sort=False)
+    ):
+        style: dict[str, Any] = {
+            "color": GUIDE,
+            "linestyle": _STROKES[rank % 3],
+            "linewidth": 1.2,
+            "zorder": 5,
+        }
         ax.plot(line[X], line["mean"], label="_" if first else label, **style)
 
 
 def _beside(curves: pd.DataFrame, laws: Laws) -> pd.DataFrame:
-    fits = laws.slopes[[*CURVE, "slope", "slope_se", "ci_low", "ci_high", "window_low", "window_high"]]
+    fits = laws.slopes[
+        [*CURVE, "slope", "slope_se", "ci_low", "ci_high", "window_low", "window_high"]
+    ]
     return curves.merge(fits, on=CURVE, how="left", validate="many_to_one")
 
 
@@ -216,14 +319,18 @@ def _of(frame: pd.DataFrame, block: tuple[Any, ...], quantity: str) -> pd.DataFr
 def _title(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
     across = f"{row_layer},{layer}" if layer != row_layer else ""
-    return labels.block_title(row, col, across, quantity="") + (f" {layer}" if layer > 1 and not across else "")
+    return labels.block_title(row, col, across, quantity="") + (
+        f" {layer}" if layer > 1 and not across else ""
+    )
 
 
 def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:
     table = pd.concat([of_quantity(run.table, name) for name in quantities])
     window = label(laws.window, laws.axis.symbol)
     chance = " Grey dashes: chance alone." if any(laws.nulls.values()) else ""
-    words = labels.note_words(along(table, laws.axis), laws.axis, [], several_points=True)
+    words = labels.note_words(
+        along(table, laws.axis), laws.axis, [], several_points=True
+    )
     if not any(_is_straight(curve, laws) for _, curve in laws.curves.groupby(CURVE)):
         return words + chance
     fits = f"Slopes ± 95% intervals: least squares in logarithms, {window}, where a line explains 0.9 of the variance."

@@ -70,7 +70,11 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
 def ink(colour: Any) -> tuple[float, float, float]:
     """Return a colour for words on white: itself, or darker if it is too light to be read."""
     light = lightness(colour)
-    return _shade(colour, min(0.0, _LIGHTEST / light - 1)) if light > _LIGHTEST else to_rgb(colour)
+    return (
+        _shade(colour, min(0.0, _LIGHTEST / light - 1))
+        if light > _LIGHTEST
+        else to_rgb(colour)
+    )
 
 
 def lightness(colour: Any) -> float:
@@ -82,5 +86,7 @@ def lightness(colour: Any) -> float:
 def _shade(colour: Any, lightness: float) -> tuple[float, float, float]:
     """Mix a colour with white (lightness > 0) or black (lightness < 0)."""
     target, weight = (1.0, lightness) if lightness > 0 else (0.0, -lightness)
-    red, green, blue = (channel + (target - channel) * weight for channel in to_rgb(colour))
+    red, green, blue = (
+        channel + (target - channel) * weight for channel in to_rgb(colour)
+    )
     return red, green, blue

@@ -22,9 +22,21 @@ from hessfig.analysis.axis import (
     without,
 )
 from hessfig.errors import UserError
-from hessfig.figures.parts.colours import TONES, matrix_colour, matrix_mark, part_colour, shades
+from hessfig.figures.parts.colours import (
+    TONES,
+    matrix_colour,
+    matrix_mark,
+    part_colour,
+    shades,
+)
 from hessfig.figures.parts.figure_spec import FigureSpec
-from hessfig.figures.parts.labels import plain, says_itself, symbol, value_words, variant_words
+from hessfig.figures.parts.labels import (
+    plain,
+    says_itself,
+    symbol,
+    value_words,
+    variant_words,
+)
 from hessfig.figures.parts.lettering import width_of
 from hessfig.terms import Matrix
 
@@ -49,10 +61,18 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
             remedy="leave one of them out",
         )
     shown = {"part", *_told_by(curves, list(named.values()))}
-    shown |= set(varied_settings(curves["variant"].unique())) if VARIANT in named.values() else set()
+    shown |= (
+        set(varied_settings(curves["variant"].unique()))
+        if VARIANT in named.values()
+        else set()
+    )
     free = [name for name in _varying(curves) if name not in shown]
     colour = named["colour"] or next(iter(free), "")
-    few = [name for name in free if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES]
+    few = [
+        name
+        for name in free
+        if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES
+    ]
     return colour, named["dashes"] or next(iter(few), "")
 
 
@@ -67,14 +87,20 @@ def ordered(values: pd.Series) -> list[Any]:
     """Return the distinct values: numbers in rising order, words in the order of their appearance."""
     unique = list(values.unique())
     numbers = as_numbers(map(str, unique))
-    return unique if numbers is None else [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
+    return (
+        unique
+        if numbers is None
+        else [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
+    )
 
 
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     """Return what still distinguishes the points, in the columns variant, num_layers, layer, part and index."""
     shown = _told_by(curves, used)
     rest = {name: curves[name] if name not in shown else 0 for name in COLUMNS}
-    variants = curves["variant"].map(lambda one: "" if VARIANT in used else without(one, *used))
+    variants = curves["variant"].map(
+        lambda one: "" if VARIANT in used else without(one, *used)
+    )
     return pd.DataFrame({"variant": variants, **rest})
 
 
@@ -90,18 +116,26 @@ def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
         return ""
     if word in (*COLUMNS, VARIANT, *DEPTHS, *([WEIGHT] if key == "colour" else [])):
         return "num_layers" if word in DEPTHS else word
-    return varied_key(word, curves["variant"].unique(), asked=f"figure.{key}", others=(*COLUMNS, VARIANT))
+    return varied_key(
+        word,
+        curves["variant"].unique(),
+        asked=f"figure.{key}",
+        others=(*COLUMNS, VARIANT),
+    )
 
 
 def _varying(curves: pd.DataFrame) -> list[str]:
     keys = varied_settings(curves["variant"].unique())
-    return [name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1]
+    return [
+        name for name in (*keys, *COLUMNS) if len(values_of(curves, name).unique()) > 1
+    ]
 
 
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _NAMED = 8  # largest number of values that a legend names
 _NEUTRAL = "#555555"
-_DISTINCT = [TONES[rank] for rank in (0, 1, 3, 2, 4, 5, 6)]  # blues and browns last: neighbours differ most
+# Blues and browns last: neighbours differ most.
+_DISTINCT = [TONES[rank] for rank in (0, 1, 3, 2, 4, 5, 6)]
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _MARK_SIZE = 3.0  # points: a square or a triangle of 2 points is a dot
 _HANDLE = 0.5  # inches of a legend's entry next to its words
@@ -130,7 +164,11 @@ class Encoding:
             return {value: part_colour(value) if value else "black" for value in values}
         if self.colour == WEIGHT or (self.colour and set(values) <= set(Matrix)):
             return {value: matrix_colour(value) for value in values}
-        if self.colour and as_numbers(map(str, values)) is None and len(values) <= len(TONES):
+        if (
+            self.colour
+            and as_numbers(map(str, values)) is None
+            and len(values) <= len(TONES)
+        ):
             return dict(zip(values, _DISTINCT, strict=False))
         colour = matrix_colour(weight) if weight else _NEUTRAL
         return dict(zip(values, shades(colour, len(values)), strict=True))
@@ -140,7 +178,13 @@ class Encoding:
         values = ordered(values_of(page, self.colour))
         if self.colour == WEIGHT:
             return dict.fromkeys(values, 1.0)
-        return dict(zip(values, np.linspace(1.6, 0.8, len(values)) if len(values) > 1 else [1.0], strict=True))
+        return dict(
+            zip(
+                values,
+                np.linspace(1.6, 0.8, len(values)) if len(values) > 1 else [1.0],
+                strict=True,
+            )
+        )
 
     def strokes(self, page: pd.DataFrame) -> dict[Any, Any]:
         """Return the dashes of each value."""
@@ -153,61 +197,120 @@ class Encoding:
         values = ordered(values_of(page, name))
         usual = [_MARKS[rank % len(_MARKS)] for rank in range(len(values))]
         if name == WEIGHT:
-            usual = [matrix_mark(value) or mark for value, mark in zip(values, usual, strict=True)]
+            usual = [
+                matrix_mark(value) or mark
+                for value, mark in zip(values, usual, strict=True)
+            ]
         apart = len(values) > 1 and (name == WEIGHT or len(values) <= len(_MARKS))
-        kinds = [{"marker": mark, "markersize": _MARK_SIZE} if apart else {} for mark in usual]
+        kinds = [
+            {"marker": mark, "markersize": _MARK_SIZE} if apart else {}
+            for mark in usual
+        ]
         return dict(zip(values, kinds, strict=True))
 
     def style(self, page: pd.DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
         """Return dashes, width and marker of the line of one colour value and one dash value."""
         mark = self.marks(page)[dashes if self.dashes else colour]
-        return {"linestyle": self.strokes(page)[dashes], "linewidth": self.widths(page)[colour], **mark}
+        return {
+            "linestyle": self.strokes(page)[dashes],
+            "linewidth": self.widths(page)[colour],
+            **mark,
+        }
 
     def line_name(self, colour: Any, dashes: Any) -> str:
         """Return the values of one line in words."""
         return ", ".join(
-            self._words(name, value) for name, value in ((self.colour, colour), (self.dashes, dashes)) if name
+            self._words(name, value)
+            for name, value in ((self.colour, colour), (self.dashes, dashes))
+            if name
         )
 
     def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
         """Return (last mean, name, colour) of the line of every colour."""
-        drawn = page[np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)].sort_values(X)
-        lasts = drawn.groupby(values_of(drawn, self.colour).rename("colour"), sort=False)["mean"].last()
+        drawn = page[
+            np.isfinite(page["mean"]) & ~page["is_zero"].astype(bool)
+        ].sort_values(X)
+        lasts = drawn.groupby(
+            values_of(drawn, self.colour).rename("colour"), sort=False
+        )["mean"].last()
         tones = self.tones(page, "")
-        return [(float(y), self._words(self.colour, value), tones[value]) for value, y in lasts.items()]
+        return [
+            (float(y), self._words(self.colour, value), tones[value])
+            for value, y in lasts.items()
+        ]
 
     def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
         """Return the handles and words of the legend: all dashes, and at most a few of the colours."""
-        tones, strokes, marks = self.tones(page, ""), self.strokes(page), self.marks(page)
+        tones, strokes, marks = (
+            self.tones(page, ""),
+            self.strokes(page),
+            self.marks(page),
+        )
         step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
         dot = {"marker": "o"}
         entries = []
         for value in list(tones)[::step] if self.colour else []:
-            mark = {"marker": ""} if self.dashes and len(marks) > 1 else marks.get(value) or dot
-            entries.append((Line2D([], [], color=tones[value], **mark), self._words(self.colour, value)))
+            mark = (
+                {"marker": ""}
+                if self.dashes and len(marks) > 1
+                else marks.get(value) or dot
+            )
+            entries.append(
+                (
+                    Line2D([], [], color=tones[value], **mark),
+                    self._words(self.colour, value),
+                )
+            )
         for value in strokes if self.dashes else ():
-            words = f"{plain(setting_name(self.dashes))} {self._words(self.dashes, value)}"
-            entries.append((Line2D([], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]), words))
+            words = (
+                f"{plain(setting_name(self.dashes))} {self._words(self.dashes, value)}"
+            )
+            entries.append(
+                (
+                    Line2D(
+                        [], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]
+                    ),
+                    words,
+                )
+            )
         return entries
 
     @property
     def title(self) -> str | None:
         """The title of the legend: what the colours show, unless its words say it."""
-        return f"{plain(setting_name(self.colour))}:" if self.colour and not says_itself(self.colour) else None
+        return (
+            f"{plain(setting_name(self.colour))}:"
+            if self.colour and not says_itself(self.colour)
+            else None
+        )
 
     def name(self, ax: Axes, page: pd.DataFrame) -> None:
         """Write the legend into a panel."""
         if entries := self.entries(page):
             handles, names = zip(*entries, strict=True)
-            style: dict[str, Any] = {"alignment": "left", "handlelength": 2.2, "ncols": 1 + (len(names) > _NAMED)}
+            style: dict[str, Any] = {
+                "alignment": "left",
+                "handlelength": 2.2,
+                "ncols": 1 + (len(names) > _NAMED),
+            }
             ax.legend(handles, names, title=self.title, loc="best", **style)
 
     def name_above(self, figure: Figure, page: pd.DataFrame, inches: float) -> None:
         """Write the legend above all panels of a page of this width. It takes `lines_above` lines."""
         entries, columns = self._all_named(page), self._columns(page, inches)
-        by_column = [entry for column in range(columns) for entry in entries[column::columns]]  # matplotlib's order
+        # Matplotlib's order.
+        by_column = [
+            entry for column in range(columns) for entry in entries[column::columns]
+        ]
         handles, names = zip(*by_column, strict=True)
-        figure.legend(handles, names, loc="upper center", ncols=columns, columnspacing=1.0, handlelength=2.2)
+        figure.legend(
+            handles,
+            names,
+            loc="upper center",
+            ncols=columns,
+            columnspacing=1.0,
+            handlelength=2.2,
+        )
 
     def lines_above(self, page: pd.DataFrame, inches: float) -> int:
         """Return how many lines the legend takes above the panels."""
@@ -220,7 +323,11 @@ class Encoding:
         if name == VARIANT:
             return variant_words(value) or PLAIN
         text = str(value) or self.unchanged.get(name, "")
-        return f"{float(text):.3g}" if name == "sigma" and text else value_words(name, text) or "(none)"
+        return (
+            f"{float(text):.3g}"
+            if name == "sigma" and text
+            else value_words(name, text) or "(none)"
+        )
 
     def _columns(self, page: pd.DataFrame, inches: float) -> int:
         entries = self._all_named(page)

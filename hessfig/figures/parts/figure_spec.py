@@ -64,9 +64,17 @@ class FigureSpec:
         values = self.options.get(key)
         if values is None:
             return None
-        numbers = [self._as_number(key, value) for value in (values if isinstance(values, list) else [values])]
+        numbers = [
+            self._as_number(key, value)
+            for value in (values if isinstance(values, list) else [values])
+        ]
         if not all(value > 0 for value in numbers):
-            raise _bad_option(key, values, "numbers > 0", f"for example 'figure.options.{key}=[0.1,1]'")
+            raise _bad_option(
+                key,
+                values,
+                "numbers > 0",
+                f"for example 'figure.options.{key}=[0.1,1]'",
+            )
         return numbers
 
     def words(self, key: str) -> list[str] | None:
@@ -74,26 +82,35 @@ class FigureSpec:
         values = self.options.get(key)
         if values is None:
             return None
-        return [str(value) for value in (values if isinstance(values, list | tuple) else [values])]
+        return [
+            str(value)
+            for value in (values if isinstance(values, list | tuple) else [values])
+        ]
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         """Return an option that is one of `choices`. Raises UserError for anything else."""
         value = str(self.options.get(key, default))
         if value not in choices:
             example = f"for example figure.options.{key}={next(iter(choices))}"
-            raise _bad_option(key, value, ", ".join(choices), did_you_mean(value, choices) or example)
+            raise _bad_option(
+                key, value, ", ".join(choices), did_you_mean(value, choices) or example
+            )
         return value
 
     def switch(self, key: str, default: bool) -> bool:
         """Return an option that is true or false. Raises UserError for anything else."""
         value = self.options.get(key, default)
         if not isinstance(value, bool):
-            raise _bad_option(key, value, "true or false", f"for example figure.options.{key}=true")
+            raise _bad_option(
+                key, value, "true or false", f"for example figure.options.{key}=true"
+            )
         return value
 
     def _as_number(self, key: str, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _bad_option(key, value, "a number", f"for example figure.options.{key}=1")
+            raise _bad_option(
+                key, value, "a number", f"for example figure.options.{key}=1"
+            )
         return float(value)
 
 
@@ -120,7 +137,18 @@ class Source:
         return self.run.table
 
 
-_COLUMNS = ("sigma", "step", "seed", "num_layers", "layer", "row", "col", "part", "quantity", "index")
+_COLUMNS = (
+    "sigma",
+    "step",
+    "seed",
+    "num_layers",
+    "layer",
+    "row",
+    "col",
+    "part",
+    "quantity",
+    "index",
+)
 
 
 def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
@@ -130,9 +158,14 @@ def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     """
     for word, wanted in where.items():
         key = word if word in _COLUMNS else "num_layers" if word in DEPTHS else ""
-        key = key or varied_key(word, table["variant"].unique(), asked="figure.where", others=_COLUMNS)
+        key = key or varied_key(
+            word, table["variant"].unique(), asked="figure.where", others=_COLUMNS
+        )
         column = (table if key in _COLUMNS else with_settings(table, key))[key]
-        values, asked = [_as_text(item) for item in column], wanted if isinstance(wanted, list | tuple) else [wanted]
+        values, asked = (
+            [_as_text(item) for item in column],
+            wanted if isinstance(wanted, list | tuple) else [wanted],
+        )
         for item in asked:
             if _as_text(item) not in values:
                 raise UserError(
@@ -170,10 +203,18 @@ class Requires:
 
     def check(self, spec: FigureSpec, source: Source) -> None:
         """Raise UserError if the table of the sweep does not meet the requirement."""
-        wanted = self.quantities(spec) if callable(self.quantities) else self.quantities or (self.name,)
+        wanted = (
+            self.quantities(spec)
+            if callable(self.quantities)
+            else self.quantities or (self.name,)
+        )
         table = source.table
         if not (table["quantity"].isin(wanted) & np.isfinite(table["value"])).any():
-            lacks = f": the table has no {self.what}" if self.what else f" draws {self.name}, and the table has none"
+            lacks = (
+                f": the table has no {self.what}"
+                if self.what
+                else f" draws {self.name}, and the table has none"
+            )
             again = f"{run_command(source.folder)} 'quantities=[{self.name}]'"
             raise UserError(
                 f"figure.layout={spec.layout}{lacks}",
@@ -232,5 +273,7 @@ class FigureLayout:
     def pages(self) -> Callable[[FigureSpec, Source], Iterator[Page]]:
         """The function behind `drawn_by`."""
         module, _, name = self.drawn_by.partition(":")
-        function: Callable[[FigureSpec, Source], Iterator[Page]] = getattr(import_module(module), name)
+        function: Callable[[FigureSpec, Source], Iterator[Page]] = getattr(
+            import_module(module), name
+        )
         return function

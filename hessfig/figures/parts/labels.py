@@ -6,7 +6,15 @@ from typing import Any
 
 import pandas as pd
 
-from hessfig.analysis.axis import POINT, Axis, fixed_words, last_word, setting_name, settings_of, without
+from hessfig.analysis.axis import (
+    POINT,
+    Axis,
+    fixed_words,
+    last_word,
+    setting_name,
+    settings_of,
+    without,
+)
 from hessfig.errors import plain_lines
 from hessfig.record import FROBENIUS, Status
 from hessfig.registry import facts_of
@@ -14,7 +22,8 @@ from hessfig.terms import Group, Matrix, Part, weight_label
 
 ONE_SEED = "one seed"
 _FEW_SEEDS = 5  # up to this number, each seed is drawn as a line
-OWN_KIND, _LOADED_KIND = "python", "huggingface"  # networks whose width the settings do not tell
+# Networks whose width the settings do not tell.
+OWN_KIND, _LOADED_KIND = ("python", "huggingface")
 _PART_SYMBOLS = {
     Part.H_o: r"H_\mathrm{o}",
     Part.H_f: r"H_\mathrm{f}",
@@ -91,7 +100,11 @@ def weight_words(name: str, layer: int = 0) -> str:
     roles, behind = name.split("+"), f" {layer}" if layer else ""
     if name == Group.query_key:
         return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}${behind}"
-    words = f"${'+'.join(map(weight_label, roles))}$" if _are_known(roles) else plain(_GROUPS.get(name, name))
+    words = (
+        f"${'+'.join(map(weight_label, roles))}$"
+        if _are_known(roles)
+        else plain(_GROUPS.get(name, name))
+    )
     return words + behind
 
 
@@ -110,7 +123,9 @@ def norm_label(row: str, col: str = "", quantity: str = FROBENIUS) -> str:
     return f"{block_words(row, col)} block {quantity_label(quantity)}"
 
 
-def block_title(row: str, col: str, across: str = "", *, quantity: str = FROBENIUS) -> str:
+def block_title(
+    row: str, col: str, across: str = "", *, quantity: str = FROBENIUS
+) -> str:
     """Return the label of a block and quantity; `across` holds the two layers, 'r,c', for a pair of two layers."""
     if across:
         row_layer, layer = across.split(",")
@@ -132,12 +147,18 @@ def part_words(part: str) -> str:
 
 def unit_label(quantity: str) -> str:
     """Return the y label of panels whose titles name their blocks."""
-    return r"block $\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+    return (
+        r"block $\|\cdot\|_F$"
+        if quantity == FROBENIUS
+        else plain(quantity_words(quantity))
+    )
 
 
 def quantity_label(quantity: str) -> str:
     """Return a quantity as a label: the norm's symbol, or its words."""
-    return r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+    return (
+        r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
+    )
 
 
 def quantity_words(quantity: str) -> str:
@@ -158,12 +179,20 @@ def note_words(
     """Return the note of a general sheet: page, place, repeats, marks, settings, estimator, exclusions."""
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
-    page = "".join(f"{name[:1].upper()}{name[1:]}. " for name in [", ".join(filter(None, names))] if name)
-    about = made_words(table, axis, setting_words(config or {}, table, axis), where=where)
+    page = "".join(
+        f"{name[:1].upper()}{name[1:]}. "
+        for name in [", ".join(filter(None, names))]
+        if name
+    )
+    about = made_words(
+        table, axis, setting_words(config or {}, table, axis), where=where
+    )
     return f"{page}{_marks(table, several_points)}{dotted}.{about}"
 
 
-def made_words(table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str | None = None) -> str:
+def made_words(
+    table: pd.DataFrame, axis: Axis, setting: str = "", *, where: str | None = None
+) -> str:
     """Return the end of every note: place on the axis, settings, estimator, excluded numbers."""
     fixed = fixed_words(table, axis) if where is None else where
     return f"{fixed}{setting} {estimator_words(table)}.{left_out_words(table)}"
@@ -175,17 +204,38 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     Settings that the sweep varies, or that are its axis, are shown elsewhere. For a user's own network these settings
     are unknown, and for one that was loaded its width is.
     """
-    model, task, sweep = (config.get(group) or {} for group in ("model", "task", "sweep"))
-    depths = sorted(map(int, table["num_layers"].unique() if "num_layers" in table else [model.get("n_layers", 1)]))
+    model, task, sweep = (
+        config.get(group) or {} for group in ("model", "task", "sweep")
+    )
+    depths = sorted(
+        map(
+            int,
+            table["num_layers"].unique()
+            if "num_layers" in table
+            else [model.get("n_layers", 1)],
+        )
+    )
     shown = {axis.name, *(sweep.get("vary") or {})}
     layers = " to ".join(map(str, dict.fromkeys([*depths[:1], *depths[-1:]])))
     words = {
-        "model.d_model": f"width {model.get('d_model')}" if model.get("kind") != _LOADED_KIND else "",
-        "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}" if depths else "",
+        "model.d_model": f"width {model.get('d_model')}"
+        if model.get("kind") != _LOADED_KIND
+        else "",
+        "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}"
+        if depths
+        else "",
         "task.batch_size": f"batch {task.get('batch_size')}",
     }
-    kept = ", ".join(text for key, text in words.items() if key not in shown and text and not text.endswith("None"))
-    return f" {kept[:1].upper()}{kept[1:]}." if model and model.get("kind") != OWN_KIND else ""
+    kept = ", ".join(
+        text
+        for key, text in words.items()
+        if key not in shown and text and not text.endswith("None")
+    )
+    return (
+        f" {kept[:1].upper()}{kept[1:]}."
+        if model and model.get("kind") != OWN_KIND
+        else ""
+    )
 
 
 def variant_words(variant: str) -> str:
@@ -194,15 +244,26 @@ def variant_words(variant: str) -> str:
     Settings that the kind of network does not have, such as the attention of an MLP, are left out.
     """
     kind = settings_of(variant).get("model.kind")
-    settings = settings_of(without(variant, "model.attention")) if kind == "mlp" else settings_of(variant)
+    settings = (
+        settings_of(without(variant, "model.attention"))
+        if kind == "mlp"
+        else settings_of(variant)
+    )
     words = _SETTINGS | (_OF_CNN if kind == "cnn" else {})
-    named = [words.get((key, value)) or _in_words(key, value) for key, value in settings.items()]
+    named = [
+        words.get((key, value)) or _in_words(key, value)
+        for key, value in settings.items()
+    ]
     return plain(", ".join(dict.fromkeys(named)))
 
 
 def _in_words(key: str, value: str) -> str:
     """Return a setting that has no words of its own; for a path, its last part."""
-    return PurePath(value).name if last_word(key) == "path" else f"{setting_name(key)} {value}"
+    return (
+        PurePath(value).name
+        if last_word(key) == "path"
+        else f"{setting_name(key)} {value}"
+    )
 
 
 def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -210,7 +271,9 @@ def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
     layers = "1 layer" if settings.get("model.n_layers") == "1" else "{} layers"
     named = {"task.batch_size": "batch {}", "model.n_layers": layers}
     return tuple(
-        _SETTINGS.get((key, value), named.get(key, f"{setting_name(key)} {{}}").format(value))
+        _SETTINGS.get(
+            (key, value), named.get(key, f"{setting_name(key)} {{}}").format(value)
+        )
         for key, value in settings.items()
         if not key.endswith((".path", ".factory", ".options"))
     )
@@ -237,29 +300,52 @@ def spread_words(seeds: int) -> str:
 
 def interval_words(table: pd.DataFrame) -> str:
     """Return in words how a figure shows the spread over the seeds of a table."""
-    return "thin: the seeds" if are_few(table["seed"].nunique()) else "band: 95% interval of the mean"
+    return (
+        "thin: the seeds"
+        if are_few(table["seed"].nunique())
+        else "band: 95% interval of the mean"
+    )
 
 
 def estimator_words(table: pd.DataFrame) -> str:
     """Return estimators, dtypes and probes of the numbers in words, by quantity if there are at most three."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())))
+    how = ", ".join(
+        dict.fromkeys(
+            _ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())
+        )
+    )
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
-    return f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
+    return (
+        f"{_measured(table)}: {how}{count}, {'/'.join(sorted(table['dtype'].unique()))}"
+    )
 
 
 def left_out_words(table: pd.DataFrame) -> str:
     """Return how many numbers are excluded from means, and why; "" if none are."""
-    bad, rough = ((table["status"] == status).sum() for status in (Status.nonfinite, Status.not_converged))
-    words = f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
-    return words + (f" Left out: {rough} of {len(table)} numbers that did not converge." if rough else "")
+    bad, rough = (
+        (table["status"] == status).sum()
+        for status in (Status.nonfinite, Status.not_converged)
+    )
+    words = (
+        f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
+    )
+    return words + (
+        f" Left out: {rough} of {len(table)} numbers that did not converge."
+        if rough
+        else ""
+    )
 
 
 def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == ONE_SEED:
-        return "Dots: one seed" if several_points else "Dots: one seed; bars: ± the estimate's own error"
+        return (
+            "Dots: one seed"
+            if several_points
+            else "Dots: one seed; bars: ± the estimate's own error"
+        )
     return f"Dots: mean over {repeats}; {interval_words(table) if several_points else 'bars: 95% interval of the mean'}"
 
 
@@ -267,7 +353,9 @@ def _measured(table: pd.DataFrame) -> str:
     names = [quantity_words(quantity) for quantity in table["quantity"].unique()]
     if len(names) > _FEW:
         return "Estimators"
-    words = ", ".join(f"{name}s" if name == quantity_words(FROBENIUS) else name for name in names)
+    words = ", ".join(
+        f"{name}s" if name == quantity_words(FROBENIUS) else name for name in names
+    )
     return words[:1].upper() + words[1:]
 
 

@@ -9,9 +9,11 @@ from matplotlib.backends.backend_agg import RendererAgg
 from matplotlib.cbook import is_math_text
 from matplotlib.font_manager import FontProperties
 
-SMALLEST, LARGEST = 7.0, 9.0  # points: limits of the font sizes that a style may ask for
+# Points: limits of the font sizes that a style may ask for.
+SMALLEST, LARGEST = (7.0, 9.0)
 SMALL = TINY = SMALLEST  # points: ticks, legends and words in panels
-BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}  # behind words on lines
+# Behind words on lines.
+BACKING = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
 _DOTS = 300  # dots per inch at which text is measured
 
 
@@ -35,7 +37,14 @@ def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
     words = candidates[-1]
     if is_math_text(words):
         return words
-    keep = next((n for n in range(len(words) - 1, 2, -1) if width_of(_cut(words, n), size) <= room), 2)
+    keep = next(
+        (
+            n
+            for n in range(len(words) - 1, 2, -1)
+            if width_of(_cut(words, n), size) <= room
+        ),
+        2,
+    )
     return _cut(words, keep)
 
 
@@ -59,7 +68,9 @@ def _renderer() -> RendererAgg:
 @cache
 def _width(line: str, size: float, family: tuple[str, ...]) -> float:
     letters = FontProperties(family=list(family), size=size)
-    width, *_ = _renderer().get_text_width_height_descent(line, letters, is_math_text(line))
+    width, *_ = _renderer().get_text_width_height_descent(
+        line, letters, is_math_text(line)
+    )
     return float(width) / _DOTS
 
 

@@ -12,12 +12,23 @@ import pandas as pd
 from hessfig.analysis.axis import POINT, Axis, X, along, check_places
 from hessfig.analysis.curves import growth_curves, of_quantity
 from hessfig.analysis.manifest import Architectures, RecordedRun
-from hessfig.analysis.slopes.fit import GEOMETRIC, FitSettings, fit_slopes, own_predictions
+from hessfig.analysis.slopes.fit import (
+    GEOMETRIC,
+    FitSettings,
+    fit_slopes,
+    own_predictions,
+)
 from hessfig.analysis.slopes.levels import window_levels
 from hessfig.analysis.slopes.printed import WHOLE, Window, label
 from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import interval_words, made_words, seeds_words, setting_words, variant_words
+from hessfig.figures.parts.labels import (
+    interval_words,
+    made_words,
+    seeds_words,
+    setting_words,
+    variant_words,
+)
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.rows import as_written, counted, in_order, networks_of, where
 from hessfig.figures.parts.saving import page_suffix
@@ -27,7 +38,9 @@ from hessfig.record import CURVE
 from hessfig.terms import Matrix
 
 
-def wanted_quantities(table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str) -> list[str]:
+def wanted_quantities(
+    table: pd.DataFrame, asked: list[str] | None, usual: Sequence[str], *, found: str
+) -> list[str]:
     """Return the quantities to draw: those `asked` for, otherwise those of the `usual` ones that were measured.
 
     Raises UserError if one of them was not measured, or if there is none; the message then reports `found`.
@@ -98,14 +111,20 @@ class MeasuredCurves:
 
     def of(self, **choice: object) -> MeasuredCurves:
         """Return the part of the sweep with these values in its columns, e.g. of(num_layers=2)."""
-        return replace(self, **{name: where(getattr(self, name), **choice) for name in _FRAMES})
+        return replace(
+            self, **{name: where(getattr(self, name), **choice) for name in _FRAMES}
+        )
 
     def pages(self, *, by_depth: bool = True) -> Iterator[tuple[str, MeasuredCurves]]:
         """Yield the suffix of its page and the numbers of every network (or variant, of all depths)."""
         variants = [(variant, 0) for variant in self.curves["variant"].unique()]
         networks = networks_of(self.curves) if by_depth else variants
         for variant, depth in networks:
-            choice = {"variant": variant, "num_layers": depth} if by_depth else {"variant": variant}
+            choice = (
+                {"variant": variant, "num_layers": depth}
+                if by_depth
+                else {"variant": variant}
+            )
             yield page_suffix(variant, depth, networks), self.of(**choice)
 
     def matrices(self) -> list[str]:
@@ -122,19 +141,39 @@ class MeasuredCurves:
     def telling_slopes(self) -> pd.DataFrame:
         """Return one slope per curve: on the first window, or on that of the smallest sigmas for sigma -> 0."""
         slopes = self.slopes.reset_index(drop=True)
-        is_limit = (slopes["prediction"] == Prediction.exponent) & (slopes["regime"] == Regime.small_sigma)
-        rank = slopes["window_high"].fillna(np.inf).where(is_limit & slopes["slope"].notna(), slopes.index)
-        return slopes.iloc[rank.groupby([slopes[name] for name in CURVE], sort=False).idxmin()]
+        is_limit = (slopes["prediction"] == Prediction.exponent) & (
+            slopes["regime"] == Regime.small_sigma
+        )
+        rank = (
+            slopes["window_high"]
+            .fillna(np.inf)
+            .where(is_limit & slopes["slope"].notna(), slopes.index)
+        )
+        return slopes.iloc[
+            rank.groupby([slopes[name] for name in CURVE], sort=False).idxmin()
+        ]
 
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, meaning of the marks, estimator, excluded numbers."""
-        broken = "dashed and dotted grey: power laws" if self._has_several_laws() else "dashed: power law"
+        broken = (
+            "dashed and dotted grey: power laws"
+            if self._has_several_laws()
+            else "dashed: power law"
+        )
         dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
-        variant = "".join(_sentence(name) for name in self.curves["variant"].unique()[:1] if name and guides)
+        variant = "".join(
+            _sentence(name)
+            for name in self.curves["variant"].unique()[:1]
+            if name and guides
+        )
         mean = "geometric mean" if self.average == GEOMETRIC else "mean"
         marks = f"{variant}Dots: {mean} over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
-        zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm." if (self.table[X] <= 0).any() else ""
+        zero = (
+            f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
+            if (self.table[X] <= 0).any()
+            else ""
+        )
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
     def _has_several_laws(self) -> bool:
@@ -143,7 +182,12 @@ class MeasuredCurves:
         if predicted.empty:
             return len(self.windows) > 1
         panel = ["variant", "num_layers", "row", "col", "part"]
-        return bool(predicted[[*panel, "predicted", "regime"]].drop_duplicates().duplicated(panel).any())
+        return bool(
+            predicted[[*panel, "predicted", "regime"]]
+            .drop_duplicates()
+            .duplicated(panel)
+            .any()
+        )
 
 
 def _sentence(variant: str) -> str:
@@ -158,42 +202,79 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     """
     run, table = read_numbers(spec, source)
     check_places(table, run.axis)
-    used, printed = list(spec.windows) or [WHOLE], spec.choice("words", (SLOPE, LEVEL), SLOPE)
+    used, printed = (
+        list(spec.windows) or [WHOLE],
+        spec.choice("words", (SLOPE, LEVEL), SLOPE),
+    )
     of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
     slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
-    levels = window_levels(table, used, **of, average=spec.average) if printed == LEVEL else slopes[:0]
+    levels = (
+        window_levels(table, used, **of, average=spec.average)
+        if printed == LEVEL
+        else slopes[:0]
+    )
     curves = growth_curves(table, **of)
     curves = _geometric(curves, table) if spec.average == GEOMETRIC else curves
-    of |= {"levels": levels, "printed": printed, "paper": spec.paper, "config": run.config}
-    return MeasuredCurves(table, curves, slopes, run.architectures, used, spec.average, **of)
+    of |= {
+        "levels": levels,
+        "printed": printed,
+        "paper": spec.paper,
+        "config": run.config,
+    }
+    return MeasuredCurves(
+        table, curves, slopes, run.architectures, used, spec.average, **of
+    )
 
 
 def _geometric(curves: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return the curves with geometric means of the positive numbers, and standard errors that are factors of these."""
     numbers = counted(table)
-    logs = np.log(numbers["value"].where(numbers["value"] > 0)).groupby([numbers[key] for key in POINT], dropna=False)
-    found = curves[POINT].merge(logs.agg(["mean", "sem"]).reset_index(), on=POINT, how="left")
+    logs = np.log(numbers["value"].where(numbers["value"] > 0)).groupby(
+        [numbers[key] for key in POINT], dropna=False
+    )
+    found = curves[POINT].merge(
+        logs.agg(["mean", "sem"]).reset_index(), on=POINT, how="left"
+    )
     mean = np.exp(found["mean"]).set_axis(curves.index)
     sem = mean * found["sem"].set_axis(curves.index)
-    return curves.assign(mean=mean.fillna(curves["mean"]), sem=sem.where(mean.notna(), curves["sem"]))
+    return curves.assign(
+        mean=mean.fillna(curves["mean"]), sem=sem.where(mean.notna(), curves["sem"])
+    )
 
 
 def fits_of(spec: FigureSpec, run: RecordedRun) -> FitSettings:
     """Return the settings of the fits: those of the figure, with the predictions of the run."""
-    return FitSettings(spec.average, preset=spec.preset, predictions=own_predictions(run.config))
+    return FitSettings(
+        spec.average, preset=spec.preset, predictions=own_predictions(run.config)
+    )
 
 
 def windows_in_words(windows: Sequence[Window], axis: Axis) -> str:
     """Return the fit windows in one phrase."""
-    return "; ".join(label(window, axis.symbol).replace(" ", "\u00a0") for window in windows)
+    return "; ".join(
+        label(window, axis.symbol).replace(" ", "\u00a0") for window in windows
+    )
 
 
 def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
     """Return the drawn means. Every row also holds the printed slope (or the first level) and its window."""
-    beside = ["slope", "slope_se", "ci_low", "ci_high", "predicted", "prediction", "window_low", "window_high"]
+    beside = [
+        "slope",
+        "slope_se",
+        "ci_low",
+        "ci_high",
+        "predicted",
+        "prediction",
+        "window_low",
+        "window_high",
+    ]
     if measured.printed == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]
-    telling = measured.levels.drop_duplicates(CURVE) if measured.printed == LEVEL else measured.telling_slopes()
+    telling = (
+        measured.levels.drop_duplicates(CURVE)
+        if measured.printed == LEVEL
+        else measured.telling_slopes()
+    )
     fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)

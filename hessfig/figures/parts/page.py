@@ -24,7 +24,14 @@ from hessfig.figures.parts.lettering import LARGEST, SMALL, SMALLEST, TINY, brok
 TEXT_WIDTH = 5.5  # inches: the text of an ICLR page
 FORMATS = ("pdf", "png", "svg")
 _BUNDLES = {"iclr": "iclr2024", "neurips": "neurips2024", "icml": "icml2024"}
-_SIZES = ("font.size", "axes.labelsize", "axes.titlesize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
+_SIZES = (
+    "font.size",
+    "axes.labelsize",
+    "axes.titlesize",
+    "legend.fontsize",
+    "xtick.labelsize",
+    "ytick.labelsize",
+)
 _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 
 
@@ -57,13 +64,26 @@ class Paper:
 
     def labels(self, suffix: str) -> dict[str, str | None]:
         """Return the arguments of `relabel` for the page with this suffix."""
-        title = self.seen.get(suffix.lstrip("_"), self.seen.get("*")) if self.title is None else self.title
-        return {"title": title, "xlabel": self.xlabel, "ylabel": self.ylabel, "legend": self.legend}
+        title = (
+            self.seen.get(suffix.lstrip("_"), self.seen.get("*"))
+            if self.title is None
+            else self.title
+        )
+        return {
+            "title": title,
+            "xlabel": self.xlabel,
+            "ylabel": self.ylabel,
+            "legend": self.legend,
+        }
 
     @property
     def inches(self) -> float:
         """The width of the page in inches."""
-        return self.width or (_bundle(self.style)["figure.figsize"][0] if self.style in _BUNDLES else TEXT_WIDTH)
+        return self.width or (
+            _bundle(self.style)["figure.figsize"][0]
+            if self.style in _BUNDLES
+            else TEXT_WIDTH
+        )
 
     def type_settings(self) -> dict[str, Any]:
         """Return font sizes, clipped to SMALLEST and LARGEST, and family of the style as rcParams; never LaTeX."""
@@ -92,27 +112,60 @@ def _installed(families: Sequence[str]) -> list[str]:
 _TICKS = ("xtick", "ytick")
 RC = {
     **{"font.family": _FAMILIES, "mathtext.fontset": "stix", "font.size": 7.5},
-    **{"axes.titlesize": 8, "axes.labelsize": 7.5, "axes.linewidth": 0.5, "axes.titlepad": 4, "axes.labelpad": 2},
+    **{
+        "axes.titlesize": 8,
+        "axes.labelsize": 7.5,
+        "axes.linewidth": 0.5,
+        "axes.titlepad": 4,
+        "axes.labelpad": 2,
+    },
     "axes.titley": 1.0,  # a fixed place: finding one costs a layout of every tick label
     **{"axes.spines.top": False, "axes.spines.right": False},
     **{f"{tick}.labelsize": SMALL for tick in _TICKS},
-    **{f"{tick}.major.{key}": value for tick in _TICKS for key, value in (("width", 0.5), ("size", 2.2), ("pad", 2))},
-    **{"lines.linewidth": 1.0, "lines.markersize": 2.0, "legend.fontsize": TINY, "legend.title_fontsize": TINY},
-    **{"legend.framealpha": 0.8, "legend.edgecolor": "none", "legend.fancybox": False, "legend.handlelength": 1.2},
-    **{"legend.labelspacing": 0.15, "legend.borderpad": 0.1, "legend.handletextpad": 0.4, "legend.borderaxespad": 0.2},
-    **{"pdf.fonttype": 42, "svg.hashsalt": "hessfig", "savefig.dpi": 300, "figure.dpi": 100},
+    **{
+        f"{tick}.major.{key}": value
+        for tick in _TICKS
+        for key, value in (("width", 0.5), ("size", 2.2), ("pad", 2))
+    },
+    **{
+        "lines.linewidth": 1.0,
+        "lines.markersize": 2.0,
+        "legend.fontsize": TINY,
+        "legend.title_fontsize": TINY,
+    },
+    **{
+        "legend.framealpha": 0.8,
+        "legend.edgecolor": "none",
+        "legend.fancybox": False,
+        "legend.handlelength": 1.2,
+    },
+    **{
+        "legend.labelspacing": 0.15,
+        "legend.borderpad": 0.1,
+        "legend.handletextpad": 0.4,
+        "legend.borderaxespad": 0.2,
+    },
+    **{
+        "pdf.fonttype": 42,
+        "svg.hashsalt": "hessfig",
+        "savefig.dpi": 300,
+        "figure.dpi": 100,
+    },
 }
 
 
 @contextmanager
 def styled(paper: Paper | None = None) -> Iterator[None]:
     """Context in which figures of a page are built and saved. The caller's rcParams are restored at its end."""
-    settings: dict[Any, Any] = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
+    settings: dict[Any, Any] = {
+        k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")
+    }
     with mpl.rc_context(settings | RC | (paper or Paper()).type_settings()):
         yield
 
 
-_TITLE, _TITLE_LINE, _TITLE_SIZE = 0.12, 0.14, 8.5  # inches of a title and of each of its lines, and points
+# Inches of a title and of each of its lines, and points.
+_TITLE, _TITLE_LINE, _TITLE_SIZE = (0.12, 0.14, 8.5)
 
 
 class ShownFigure(Figure):
@@ -158,16 +211,24 @@ def relabel(
     """
     if title is not None:
         room = figure.get_figwidth() - 0.1
-        lines = [piece for line in title.split("\n") for piece in broken(line, room, _TITLE_SIZE)]
+        lines = [
+            piece
+            for line in title.split("\n")
+            for piece in broken(line, room, _TITLE_SIZE)
+        ]
         figure.suptitle("\n".join(lines), y=1.0, va="bottom", fontsize=_TITLE_SIZE)
-        for above in figure.legends:  # they stay on the page below, which grows upwards when it is saved
+        # They stay on the page below, which grows upwards when it is saved.
+        for above in figure.legends:
             above.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
     for ax in figure.axes:
         if xlabel is not None and ax.get_xlabel():
             ax.set_xlabel(xlabel)
         if ylabel is not None and ax.get_ylabel():
-            row = str(ax.get_label())  # matplotlib's own names of axes are in angle brackets
-            ax.set_ylabel(ylabel if not row or row.startswith("<") else f"{row}: {ylabel}")
+            # Matplotlib's own names of axes are in angle brackets.
+            row = str(ax.get_label())
+            ax.set_ylabel(
+                ylabel if not row or row.startswith("<") else f"{row}: {ylabel}"
+            )
     legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
     for drawn in legends if legend is not None else ():
         if drawn is not None and legend == "none":
@@ -181,7 +242,14 @@ def check_words(key: str, words: str) -> None:
 
     The message names the setting `key` and the position of the error.
     """
-    wrong = next((letter for letter in words if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")), None)
+    wrong = next(
+        (
+            letter
+            for letter in words
+            if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")
+        ),
+        None,
+    )
     if wrong is not None:
         why, place = "a control character", words.index(wrong)
     else:
@@ -204,7 +272,9 @@ def _unreadable(words: str) -> tuple[str, int]:
                 _parser().parse(line)
         except ValueError as error:
             position = re.search(r"\(at char (\d+)\)", str(error))
-            return "this formula cannot be read", start + (int(position[1]) if position else 0)
+            return "this formula cannot be read", start + (
+                int(position[1]) if position else 0
+            )
         start += len(line) + 1
     return "", 0
 

@@ -18,12 +18,20 @@ from matplotlib.transforms import BboxBase
 from numpy.typing import NDArray
 
 from hessfig.figures.parts.labels import plain
-from hessfig.figures.parts.lettering import BACKING, TINY, broken, fitting, points, width_of
+from hessfig.figures.parts.lettering import (
+    BACKING,
+    TINY,
+    broken,
+    fitting,
+    points,
+    width_of,
+)
 from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
-_EDGE, _LABEL = 0.05, 0.38  # inches from the page's edge to the note, and from a panel to the middle of its y label
+# Inches from the page's edge to the note, and from a panel to the middle of its y label.
+_EDGE, _LABEL = (0.05, 0.38)
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
 _ENTRIES = 4  # on a line of a legend above the panels, at most
@@ -58,19 +66,25 @@ class SheetStyle:
 
     def width(self, paper: Paper, columns: int) -> float:
         """Return the width in inches of each of `columns` columns of panels."""
-        return (paper.inches - self.left - self.right - (columns - 1) * self.across) / columns
+        return (
+            paper.inches - self.left - self.right - (columns - 1) * self.across
+        ) / columns
 
     def columns(self, paper: Paper) -> int:
         """Return how many columns of panels fit on the page, at least one."""
         room = paper.inches - self.left - self.right + self.across
-        return max(1, int((room + 1e-9) / ((self.narrowest or NARROWEST) + self.across)))
+        return max(
+            1, int((room + 1e-9) / ((self.narrowest or NARROWEST) + self.across))
+        )
 
 
 SHARED = SheetStyle()  # one x axis, and one y axis a row
-BY_COLUMN = SHARED.replace(narrowest=None)  # columns of which a usual page holds any number
+# Columns of which a usual page holds any number.
+BY_COLUMN = SHARED.replace(narrowest=None)
 ONE_SCALE = SHARED.replace(share_y="all")
 OWN_Y = SHARED.replace(share_y=False, across=0.36)
-APART = SHARED.replace(share_x=False, share_y=False, across=0.42, down=0.34)  # nothing shared
+# Nothing shared.
+APART = SHARED.replace(share_x=False, share_y=False, across=0.42, down=0.34)
 
 
 def in_rows(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
@@ -78,7 +92,9 @@ def in_rows(items: Sequence[Any], most: int) -> list[Sequence[Any]]:
     return [items[start : start + most] for start in range(0, max(len(items), 1), most)]
 
 
-def in_sheets(items: Sequence[Any], most: int, name: str = "sheet") -> Iterator[tuple[Sequence[Any], str]]:
+def in_sheets(
+    items: Sequence[Any], most: int, name: str = "sheet"
+) -> Iterator[tuple[Sequence[Any], str]]:
     """Yield pieces of at most `most` items with the suffixes of their pages: _sheet1, ..., or "" for a single piece."""
     pieces = in_rows(items, most)
     for number, piece in enumerate(pieces, start=1):
@@ -106,8 +122,16 @@ def label_side(ax: Axes, words: str) -> None:
 
 def whole_note(paper: Paper, note: str) -> str:
     """Return the note with the settings that differ from the preset at its end, unless it names them already."""
-    untold = [one for one in paper.changed if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)]
-    return f"{note} Changed from the preset: {', '.join(untold)}.".strip() if untold else note
+    untold = [
+        one
+        for one in paper.changed
+        if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)
+    ]
+    return (
+        f"{note} Changed from the preset: {', '.join(untold)}.".strip()
+        if untold
+        else note
+    )
 
 
 def note_lines(paper: Paper, note: str) -> list[str]:
@@ -117,8 +141,19 @@ def note_lines(paper: Paper, note: str) -> list[str]:
 
 def say(ax: Axes, words: str) -> None:
     """Write words in the middle of a panel without a curve, so that the panel explains why it is empty."""
-    backing, place = {**BACKING, "facecolor": ax.get_facecolor()}, {"ha": "center", "va": "center"}
-    ax.text(0.5, 0.5, words, transform=ax.transAxes, color="#555555", bbox=backing, fontdict=place)
+    backing, place = (
+        {**BACKING, "facecolor": ax.get_facecolor()},
+        {"ha": "center", "va": "center"},
+    )
+    ax.text(
+        0.5,
+        0.5,
+        words,
+        transform=ax.transAxes,
+        color="#555555",
+        bbox=backing,
+        fontdict=place,
+    )
 
 
 @dataclass(frozen=True)
@@ -164,16 +199,34 @@ class Sheet:
         file. The paper's `panels` select panels; a sheet with none of them is complete, but invisible and not saved.
         """
         if style.narrowest is None:
-            style = style.replace(narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names)))))
+            style = style.replace(
+                narrowest=min(NARROWEST, style.width(Paper(), max(map(len, names))))
+            )
         lines, is_folded = _arranged(paper, names, style, left_out)
         style = _with_room(lines, style) if is_folded else style
-        heights = style.height if isinstance(style.height, Sequence) else [style.height] * len(names)
+        heights = (
+            style.height
+            if isinstance(style.height, Sequence)
+            else [style.height] * len(names)
+        )
         tall = [heights[line[0][0]] for line in lines]
-        figure = _page(paper, note, style.top + sum(tall) + (len(lines) - 1) * style.down + style.bottom)
+        figure = _page(
+            paper,
+            note,
+            style.top + sum(tall) + (len(lines) - 1) * style.down + style.bottom,
+        )
         every = tuple(dict.fromkeys(name for row in names for name in row))
         figure.set_visible(not paper.panels or not set(paper.panels).isdisjoint(every))
         most = max(style.most, *map(len, lines)) if is_folded or style.most else 0
-        panels = dict(_placed(figure, lines, [style.width(paper, most or len(line)) for line in lines], tall, style))
+        panels = dict(
+            _placed(
+                figure,
+                lines,
+                [style.width(paper, most or len(line)) for line in lines],
+                tall,
+                style,
+            )
+        )
         return cls(figure, panels, lines, is_folded, every, style.across)
 
     def __iter__(self) -> Iterator[tuple[int, int, Axes]]:
@@ -221,12 +274,26 @@ class Sheet:
         """
         short = rows if names is None else names
         titles = [(title,) if isinstance(title, str) else title for title in columns]
-        titled = [cell for line in (self.lines if self.is_folded else self.lines[:1]) for cell in line]
-        before, sides = (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
-        self._title({(i, j): [", ".join(filter(None, [before[i], title])) for title in titles[j]] for i, j in titled})
+        titled = [
+            cell
+            for line in (self.lines if self.is_folded else self.lines[:1])
+            for cell in line
+        ]
+        before, sides = (
+            (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
+        )
+        self._title(
+            {
+                (i, j): [
+                    ", ".join(filter(None, [before[i], title])) for title in titles[j]
+                ]
+                for i, j in titled
+            }
+        )
         self.label_sides(sides)
         if not self.is_folded and len(self.lines) > 1:
-            for line in self.lines:  # where a y label of the reader's own stands, the row keeps its name
+            # Where a y label of the reader's own stands, the row keeps its name.
+            for line in self.lines:
                 self.panels[line[0]].set_label(short[line[0][0]])
         if x:
             self.label_below(x)
@@ -241,7 +308,14 @@ class Sheet:
         handles, names = ax.get_legend_handles_labels()
         lines = -(-len(names) // _ENTRIES)
         columns = -(-len(names) // max(lines, 1))
-        self.figure.legend(handles, names, loc="upper center", ncols=columns, columnspacing=1.0, handlelength=long)
+        self.figure.legend(
+            handles,
+            names,
+            loc="upper center",
+            ncols=columns,
+            columnspacing=1.0,
+            handlelength=long,
+        )
 
     def label_below(self, x: str) -> None:
         """Write the x label below every panel without a panel below it; the last line may be a shorter one."""
@@ -253,13 +327,23 @@ class Sheet:
         """Set the titles: for all panels the longest candidates that fit. Titles may extend into the next gap."""
         size = points("axes.titlesize")
         for rank in range(max(map(len, candidates.values()))):
-            titles = {cell: words[min(rank, len(words) - 1)] for cell, words in candidates.items()}
-            if all(width_of(words, size) <= width_in(self.panels[cell]) for cell, words in titles.items()):
+            titles = {
+                cell: words[min(rank, len(words) - 1)]
+                for cell, words in candidates.items()
+            }
+            if all(
+                width_of(words, size) <= width_in(self.panels[cell])
+                for cell, words in titles.items()
+            ):
                 break
         for cell, words in titles.items():
             ax = self.panels[cell]
             margin = (1 - ax.get_position().x1) * self.figure.get_figwidth()
-            ax.set_title(fitting([words], width_in(ax) + min(0.8 * self.across, 2 * margin), size))
+            ax.set_title(
+                fitting(
+                    [words], width_in(ax) + min(0.8 * self.across, 2 * margin), size
+                )
+            )
 
 
 _BETWEEN = 9  # places on a line between two of its points
@@ -271,21 +355,33 @@ def _make_room(ax: Axes) -> None:
     These keep their corners. Guides, which have no markers and are not thin, may run below them. Words that would need
     an axis much longer than the data stay as they are.
     """
-    figure, corners = ax.get_figure(root=True), [text for text in ax.texts if text.get_bbox_patch() is not None]
+    figure, corners = (
+        ax.get_figure(root=True),
+        [text for text in ax.texts if text.get_bbox_patch() is not None],
+    )
     lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
     if not lines or not ax.get_visible() or figure is None:
         return
     FigureCanvasAgg(figure)
     for words in (ax.get_legend(), *corners):
         if words is not None:
-            _clear(ax, words.get_window_extent().transformed(ax.transAxes.inverted()), lines)
+            _clear(
+                ax,
+                words.get_window_extent().transformed(ax.transAxes.inverted()),
+                lines,
+            )
 
 
 def _clear(ax: Axes, box: BboxBase, lines: Sequence[Line2D]) -> None:
     """Stretch the y axis until the lines are above or below a box in axes coordinates."""
     with np.errstate(invalid="ignore", divide="ignore"):
         places = np.concatenate([_along(ax, line) for line in lines])
-    across = (places[:, 0] > box.x0) & (places[:, 0] < box.x1) & (places[:, 1] > 0) & (places[:, 1] < 1)
+    across = (
+        (places[:, 0] > box.x0)
+        & (places[:, 0] < box.x1)
+        & (places[:, 1] > 0)
+        & (places[:, 1] < 1)
+    )
     inside = places[across & (places[:, 1] > box.y0) & (places[:, 1] < box.y1), 1]
     is_top, room = box.y0 + box.y1 > 1, 1 - (box.y1 - box.y0) - 0.04
     if not len(inside) or not room > 0.3 or box.x0 > 1:
@@ -300,7 +396,9 @@ def _clear(ax: Axes, box: BboxBase, lines: Sequence[Line2D]) -> None:
 
 
 def _is_curve(line: Line2D) -> bool:
-    return line.get_marker() not in (None, "None", "") or (np.size(line.get_xdata()) > 2 and line.get_linewidth() < 0.5)
+    return line.get_marker() not in (None, "None", "") or (
+        np.size(line.get_xdata()) > 2 and line.get_linewidth() < 0.5
+    )
 
 
 def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
@@ -311,7 +409,9 @@ def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
         return points
     ranks = np.arange(len(points))
     finer = np.linspace(0, ranks[-1], (_BETWEEN + 1) * ranks[-1] + 1)
-    return np.stack([np.interp(finer, ranks, points[:, side]) for side in (0, 1)], axis=1)
+    return np.stack(
+        [np.interp(finer, ranks, points[:, side]) for side in (0, 1)], axis=1
+    )
 
 
 def _page(paper: Paper, note: str, tall: float) -> Figure:
@@ -323,26 +423,35 @@ def _page(paper: Paper, note: str, tall: float) -> Figure:
     figure.set_label(words)
     for index, line in enumerate(reversed(written)):
         y = (_EDGE + _LINE * index) / total
-        figure.text(_EDGE / paper.inches, y, line, fontsize=TINY, color="#555555", va="bottom")
+        figure.text(
+            _EDGE / paper.inches, y, line, fontsize=TINY, color="#555555", va="bottom"
+        )
     return figure
 
 
 def _arranged(
-    paper: Paper, names: Sequence[Sequence[str]], style: SheetStyle, left_out: Sequence[str]
+    paper: Paper,
+    names: Sequence[Sequence[str]],
+    style: SheetStyle,
+    left_out: Sequence[str],
 ) -> tuple[list[list[Cell]], bool]:
     """Return the positions of the panels line by line, and whether the lines differ from the rows of the matrix."""
     cells = {name: (i, j) for i, row in enumerate(names) for j, name in enumerate(row)}
     picked = [cells[name] for name in paper.panels if name in cells]
     whole = [[(i, j) for j in range(len(row))] for i, row in enumerate(names)]
     if picked:
-        rows, columns = (list(dict.fromkeys(cell[side] for cell in picked)) for side in (0, 1))
+        rows, columns = (
+            list(dict.fromkeys(cell[side] for cell in picked)) for side in (0, 1)
+        )
         whole = [[(i, j) for j in columns] for i in rows]
     chosen = [cell for line in whole for cell in line]
     is_matrix = not picked or chosen == picked
     if is_matrix and max(map(len, whole)) <= style.columns(paper):
         return whole, False
     own_scales = style.share_y is False or (style.share_y == "row" and len(whole) > 1)
-    most = (style.replace(across=max(style.across, _INNER)) if own_scales else style).columns(paper)
+    most = (
+        style.replace(across=max(style.across, _INNER)) if own_scales else style
+    ).columns(paper)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
         chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
@@ -351,10 +460,20 @@ def _arranged(
 
 def _with_room(lines: list[list[Cell]], style: SheetStyle) -> SheetStyle:
     """Return a style with room for a title above every panel, and for ticks and labels between panels."""
-    inner = any(not _same(line[at], line[at - 1], style) for line in lines for at in range(1, len(line)))
+    inner = any(
+        not _same(line[at], line[at - 1], style)
+        for line in lines
+        for at in range(1, len(line))
+    )
     ragged = any(len(line) > len(below) for line, below in pairwise(lines))
-    down = _TITLE + (_TICKS if ragged else 0.0) if style.share_x else _TITLE + _TICKS + _PANEL_LABEL
-    return style.replace(across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down))
+    down = (
+        _TITLE + (_TICKS if ragged else 0.0)
+        if style.share_x
+        else _TITLE + _TICKS + _PANEL_LABEL
+    )
+    return style.replace(
+        across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down)
+    )
 
 
 def _same(cell: Cell, other: Cell, style: SheetStyle) -> bool:
@@ -363,19 +482,34 @@ def _same(cell: Cell, other: Cell, style: SheetStyle) -> bool:
 
 
 def _placed(
-    figure: Figure, lines: list[list[Cell]], widths: Sequence[float], heights: Sequence[float], style: SheetStyle
+    figure: Figure,
+    lines: list[list[Cell]],
+    widths: Sequence[float],
+    heights: Sequence[float],
+    style: SheetStyle,
 ) -> Iterator[tuple[Cell, Axes]]:
     """Yield the panels line by line, with tick labels unless the panel below or to the left has the same ones."""
-    page, tall, panels = figure.get_figwidth(), figure.get_figheight(), dict[Cell, Axes]()
+    page, tall, panels = (
+        figure.get_figwidth(),
+        figure.get_figheight(),
+        dict[Cell, Axes](),
+    )
     top = tall - style.top
-    for line, below, width, high in zip(lines, [*lines[1:], []], widths, heights, strict=True):
+    for line, below, width, high in zip(
+        lines, [*lines[1:], []], widths, heights, strict=True
+    ):
         for at, cell in enumerate(line):
             left = style.left + at * (width + style.across)
             sharex = next(iter(panels.values()), None) if style.share_x else None
-            sharey = next((ax for other, ax in panels.items() if _same(cell, other, style)), None)
+            sharey = next(
+                (ax for other, ax in panels.items() if _same(cell, other, style)), None
+            )
             box = (left / page, (top - high) / tall, width / page, high / tall)
             ax = figure.add_axes(box, sharex=sharex, sharey=sharey)
-            named = not (style.share_x and at < len(below)), not (at and _same(cell, line[at - 1], style))
+            named = (
+                not (style.share_x and at < len(below)),
+                not (at and _same(cell, line[at - 1], style)),
+            )
             ax.tick_params(labelbottom=named[0], labelleft=named[1])
             panels[cell] = ax
             yield cell, ax

@@ -21,7 +21,12 @@ from hessfig.figures.parts.lettering import BACKING, TINY, width_of
 from hessfig.figures.parts.measured import MeasuredCurves
 from hessfig.figures.parts.panel_sheet import width_in
 from hessfig.figures.parts.rows import counted
-from hessfig.figures.parts.ticks import SUPERSCRIPTS, between_decades, part_ticks, set_decades
+from hessfig.figures.parts.ticks import (
+    SUPERSCRIPTS,
+    between_decades,
+    part_ticks,
+    set_decades,
+)
 from hessfig.predictions.growth_rates import Prediction
 
 _BELOW = 0.06  # distance from a curve to its guide, as a share of the panel
@@ -35,28 +40,63 @@ _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 Ends = tuple[Any, Any, Any]  # x, low and high
 
 
-def draw_mean(ax: Axes, x: Any, mean: Any, ends: Ends, *, colour: Any, alpha: float = 0.2, **line: Any) -> None:
+def draw_mean(
+    ax: Axes,
+    x: Any,
+    mean: Any,
+    ends: Ends,
+    *,
+    colour: Any,
+    alpha: float = 0.2,
+    **line: Any,
+) -> None:
     """Draw means against x with a band of the same colour."""
     ax.plot(x, mean, **{"marker": "o", "markeredgewidth": 0, "color": colour, **line})
     ax.fill_between(*ends, color=colour, alpha=alpha, linewidth=0)
 
 
-def draw_curve(ax: Axes, curve: pd.DataFrame, numbers: pd.DataFrame | None = None, *, colour: Any, **line: Any) -> None:
+def draw_curve(
+    ax: Axes,
+    curve: pd.DataFrame,
+    numbers: pd.DataFrame | None = None,
+    *,
+    colour: Any,
+    **line: Any,
+) -> None:
     """Draw the mean over seeds against x and the spread of its `numbers`; zeros and missing values are left out."""
     draw_errors(ax, curve[positive(curve)], numbers, colour=colour, **line)
 
 
 def draw_errors(
-    ax: Axes, drawn: pd.DataFrame, numbers: pd.DataFrame | None = None, *, colour: Any, **line: Any
+    ax: Axes,
+    drawn: pd.DataFrame,
+    numbers: pd.DataFrame | None = None,
+    *,
+    colour: Any,
+    **line: Any,
 ) -> None:
     """Draw means over seeds of `numbers`. A few seeds are drawn as thin lines, more as a band, their 95 % interval.
 
     Intervals use Student's t over seeds. On a logarithmic axis they are symmetric as factors.
     """
-    seeds = [] if numbers is None else [rows for _, rows in counted(numbers).sort_values(X).groupby("seed")]
+    seeds = (
+        []
+        if numbers is None
+        else [rows for _, rows in counted(numbers).sort_values(X).groupby("seed")]
+    )
     known = drawn[(drawn["sem"] > 0) & (not are_few(len(seeds)))]
-    ends = band(known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log")
-    draw_mean(ax, drawn[X], drawn["mean"], (known[X], *ends), colour=colour, alpha=0.25, **line)
+    ends = band(
+        known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log"
+    )
+    draw_mean(
+        ax,
+        drawn[X],
+        drawn["mean"],
+        (known[X], *ends),
+        colour=colour,
+        alpha=0.25,
+        **line,
+    )
     for rows in seeds if are_few(len(seeds)) else ():
         draw_seed(ax, rows[X], rows["value"], colour=colour)
 
@@ -67,25 +107,36 @@ def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
     return np.abs(ends - points["mean"].to_numpy())
 
 
-def seed_means(rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False) -> pd.DataFrame:
+def seed_means(
+    rows: pd.DataFrame, by: Sequence[str], name: str = "value", *, logs: bool = False
+) -> pd.DataFrame:
     """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
 
     With `logs`, mean and interval are geometric, and values that are not positive are left out.
     """
     values = rows[name].where(rows[name] > 0) if logs else rows[name]
     means = []
-    for key, group in rows.assign(used=values).groupby(list(by), sort=True, dropna=False):
+    for key, group in rows.assign(used=values).groupby(
+        list(by), sort=True, dropna=False
+    ):
         interval = student_interval(np.log10(group["used"]) if logs else group["used"])
         ends = np.array([interval.mean, interval.low, interval.high])
         mean, low, high = 10**ends if logs else ends
         place = dict(zip(by, key, strict=True))
-        means.append({**place, "mean": mean, "low": low, "high": high, "count": interval.count})
+        means.append(
+            {**place, "mean": mean, "low": low, "high": high, "count": interval.count}
+        )
     return pd.DataFrame(means, columns=[*by, "mean", "low", "high", "count"])
 
 
-def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any) -> None:
+def draw_interval(
+    ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any
+) -> None:
     """Draw `seed_means` against the column `x`; logarithmic axes show positive values only."""
-    drawn, is_log = points[np.isfinite(points["mean"])].sort_values(x), ax.get_yscale() == "log"
+    drawn, is_log = (
+        points[np.isfinite(points["mean"])].sort_values(x),
+        ax.get_yscale() == "log",
+    )
     drawn = drawn[drawn["mean"] > 0] if is_log else drawn
     low, high = drawn["low"], drawn["high"]
     if is_log:  # as factors, so that the interval of a few seeds never reaches zero
@@ -94,7 +145,9 @@ def draw_interval(ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line
     draw_mean(ax, drawn[x], drawn["mean"], (drawn[x], low, high), colour=colour, **line)
 
 
-def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any) -> pd.DataFrame:
+def draw_means(
+    ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any
+) -> pd.DataFrame:
     """Draw `seed_means` by the columns `by` against the last of them, and return them. Set the scales before.
 
     A few seeds are drawn as thin lines, more as the band of their interval. Means are geometric on logarithmic axes.
@@ -114,16 +167,29 @@ def draw_means(ax: Axes, rows: pd.DataFrame, *by: str, colour: Any, **line: Any)
 
 def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
     """Draw the curve of one seed as a thin line, with gaps at values that a logarithmic axis cannot show."""
-    seen = np.where(np.asarray(values) > 0, values, np.nan) if ax.get_yscale() == "log" else values
+    seen = (
+        np.where(np.asarray(values) > 0, values, np.nan)
+        if ax.get_yscale() == "log"
+        else values
+    )
     ax.plot(x, seen, color=colour, linewidth=0.4, alpha=0.6)
 
 
-def draw_guide(ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0) -> None:
+def draw_guide(
+    ax: Axes, x: np.ndarray, exponent: float, coefficient: float, *, style: int = 0
+) -> None:
     """Draw the grey dashed line coefficient * x^exponent, behind the curves."""
     x = np.asarray(x, dtype=float)
     x = x[x > 0]
     dashes = _DASHES[style % len(_DASHES)]
-    ax.plot(x, coefficient * x**exponent, color=GUIDE, linestyle=dashes, linewidth=0.8, zorder=3)
+    ax.plot(
+        x,
+        coefficient * x**exponent,
+        color=GUIDE,
+        linestyle=dashes,
+        linewidth=0.8,
+        zorder=3,
+    )
 
 
 def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
@@ -132,8 +198,14 @@ def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
     The line runs along the whole grid, lowered by the factor `drop`.
     """
     first = measured.slopes.iloc[0]
-    exponent = first["predicted"] if first["prediction"] == Prediction.exponent else first["slope"]
-    c = drop * coefficient(measured.curves, exponent, as_window(first["window_low"], first["window_high"]))
+    exponent = (
+        first["predicted"]
+        if first["prediction"] == Prediction.exponent
+        else first["slope"]
+    )
+    c = drop * coefficient(
+        measured.curves, exponent, as_window(first["window_low"], first["window_high"])
+    )
     draw_guide(ax, measured.curves[X].to_numpy(), exponent, c)
 
 
@@ -161,7 +233,9 @@ def is_rising(curves: pd.DataFrame) -> bool:
     return bool(drawn.iloc[-1] >= drawn.iloc[0])
 
 
-def set_log_range(axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA) -> None:
+def set_log_range(
+    axes: Sequence[Axes], curves: pd.DataFrame, axis: Axis = SIGMA
+) -> None:
     """Set logarithmic scales and limits from the data, so that guides do not stretch the axes."""
     for ax in axes:
         if ax.get_xscale() != "log":
@@ -191,7 +265,14 @@ def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
 
 
 def corner(
-    ax: Axes, words: str, where: str, *, aside: str = "", colour: str = "black", left: float = 0.03, right: float = 0.97
+    ax: Axes,
+    words: str,
+    where: str,
+    *,
+    aside: str = "",
+    colour: str = "black",
+    left: float = 0.03,
+    right: float = 0.97,
 ) -> None:
     """Write words into a corner: 'upper left', 'lower right', ... (between the shares `left` and `right` of it).
 
@@ -200,26 +281,55 @@ def corner(
     vertical, horizontal = where.split()
     x = {"left": left, "right": right}[horizontal]
     y, va = {"upper": (0.97, "top"), "lower": (0.04, "bottom")}[vertical]
-    style: dict[str, Any] = {"transform": ax.transAxes, "ha": horizontal, "va": va, "fontsize": TINY}
+    style: dict[str, Any] = {
+        "transform": ax.transAxes,
+        "ha": horizontal,
+        "va": va,
+        "fontsize": TINY,
+    }
     style["linespacing"] = _SPACING
     text = ax.text(x, y, words, color=colour, bbox=BACKING, **style)
     if not aside:
         return
     grey = ax.text(x, y, aside, color=GUIDE, **style)
     at_corner, moved, sign = (text, grey, -1) if va == "top" else (grey, text, 1)
-    height = at_corner.get_window_extent().height / ax.figure.dpi + (_SPACING - 1) * TINY / 72  # inches
-    moved.set_transform(ax.transAxes + ScaledTranslation(0, sign * height, ax.figure.dpi_scale_trans))
+    # Inches.
+    height = (
+        at_corner.get_window_extent().height / ax.figure.dpi
+        + (_SPACING - 1) * TINY / 72
+    )
+    moved.set_transform(
+        ax.transAxes + ScaledTranslation(0, sign * height, ax.figure.dpi_scale_trans)
+    )
 
 
-def beside_one(ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower") -> None:
+def beside_one(
+    ax: Axes, words: Sequence[str], axis: Axis = SIGMA, *, at: str = "lower"
+) -> None:
     """Write the words of guides at the lower (or upper) right, on one or more lines, next to the line at sigma = 1."""
-    line = ax.transAxes.inverted().transform(ax.transData.transform((1.0, ax.get_ylim()[0])))[0]
+    line = ax.transAxes.inverted().transform(
+        ax.transData.transform((1.0, ax.get_ylim()[0]))
+    )[0]
     lines = "\n".join(words)
-    texts = (",  ".join(words), lines, lines.replace("layers ", "").replace("layer ", ""))
+    texts = (
+        ",  ".join(words),
+        lines,
+        lines.replace("layers ", "").replace("layer ", ""),
+    )
     widths = [(width_of(text) + _GAP) / width_in(ax) for text in texts]
     free = not axis.is_sigma or not 0 <= line <= 1
-    right = next((text for text, wide in zip(texts, widths, strict=True) if free or line + wide <= 0.97), None)
-    left = next((text for text, wide in zip(texts, widths, strict=True) if line >= wide), texts[-1])
+    right = next(
+        (
+            text
+            for text, wide in zip(texts, widths, strict=True)
+            if free or line + wide <= 0.97
+        ),
+        None,
+    )
+    left = next(
+        (text for text, wide in zip(texts, widths, strict=True) if line >= wide),
+        texts[-1],
+    )
     end = 0.97 if right else line - _GAP / width_in(ax)
     corner(ax, right or left, f"{at} right", colour=GUIDE, right=end)
 
@@ -229,7 +339,9 @@ def fitted(slope: float, error: float) -> str:
     if math.isnan(slope):
         return "too few points"
     digits = 3 if error < 0.005 else 2
-    words = f"{slope:.{digits}f}" + (f" ± {max(error, 0.001):.{digits}f}" if math.isfinite(error) else "")
+    words = f"{slope:.{digits}f}" + (
+        f" ± {max(error, 0.001):.{digits}f}" if math.isfinite(error) else ""
+    )
     return words.replace("-", "−")
 
 
@@ -246,11 +358,28 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
     pixels = ax.transData.transform([(ax.get_xlim()[1], y) for y, _, _ in ends])
     steps = _LINE * np.arange(len(ends))
     free = ax.transAxes.inverted().transform(pixels)[:, 1] * _inches_high(ax) - steps
-    raised, lowered = np.maximum.accumulate(free), np.minimum.accumulate(free[::-1])[::-1]
-    for height, (_, words, colour) in zip((raised + lowered) / 2 + steps, ends, strict=True):
+    raised, lowered = (
+        np.maximum.accumulate(free),
+        np.minimum.accumulate(free[::-1])[::-1],
+    )
+    for height, (_, words, colour) in zip(
+        (raised + lowered) / 2 + steps, ends, strict=True
+    ):
         place = (1.0, height / _inches_high(ax))
-        style: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": TINY, "color": ink(colour)}
-        ax.annotate(words, place, (4, 0), xycoords="axes fraction", annotation_clip=False, **style)
+        style: dict[str, Any] = {
+            "textcoords": "offset points",
+            "va": "center",
+            "fontsize": TINY,
+            "color": ink(colour),
+        }
+        ax.annotate(
+            words,
+            place,
+            (4, 0),
+            xycoords="axes fraction",
+            annotation_clip=False,
+            **style,
+        )
 
 
 def _inches_high(ax: Axes) -> float:
@@ -264,7 +393,9 @@ def in_tens(value: float) -> str:
     digits, _, exponent = f"{value:.1e}".partition("e")
     if not exponent or -2 < int(exponent) < 3:
         return f"{float(f'{value:.1e}'):g}".replace("-", "−")
-    return f"{digits} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}".replace("-", "−")
+    return f"{digits} × 10{str(int(exponent)).translate(SUPERSCRIPTS)}".replace(
+        "-", "−"
+    )
 
 
 def power(exponent: float, axis: Axis = SIGMA) -> str:
@@ -314,19 +445,32 @@ def draw_matrix(
     dark cells, and black on all others.
     """
     shown = np.where(np.isfinite(square), square, np.nan)
-    drawn = ax.imshow(shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image})
+    drawn = ax.imshow(
+        shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image}
+    )
     ax.set_facecolor(missing or "#e6e6e6")
     for (i, j), text in np.ndenumerate(words) if words is not None else ():
         if text:
-            is_dark = np.isfinite(shown[i, j]) and lightness(drawn.cmap(scale(shown[i, j]))) < _DARK
+            is_dark = (
+                np.isfinite(shown[i, j])
+                and lightness(drawn.cmap(scale(shown[i, j]))) < _DARK
+            )
             colour = "white" if is_dark else "black"
-            ax.text(j, i, str(text), ha="center", va="center", color=colour, fontsize=size)
+            ax.text(
+                j, i, str(text), ha="center", va="center", color=colour, fontsize=size
+            )
     if not missing:
         ax.spines[:].set_visible(False)
     return drawn
 
 
-def name_sides(ax: Axes, *, rows: Sequence[str] = (), columns: Sequence[str] = (), upright: bool = True) -> None:
+def name_sides(
+    ax: Axes,
+    *,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    upright: bool = True,
+) -> None:
     """Write names next to rows and below columns, without ticks. Names of columns are vertical if `upright`."""
     ax.tick_params(length=0)
     if columns:
@@ -335,11 +479,20 @@ def name_sides(ax: Axes, *, rows: Sequence[str] = (), columns: Sequence[str] = (
         ax.set_yticks(range(len(rows)), rows)
 
 
-def colour_bar(ax: Axes, drawn: AxesImage, *, gap: float = 0.08, wide: float = 0.08, label: str = "") -> Colorbar:
+def colour_bar(
+    ax: Axes,
+    drawn: AxesImage,
+    *,
+    gap: float = 0.08,
+    wide: float = 0.08,
+    label: str = "",
+) -> Colorbar:
     """Draw the colour bar to the right of a panel, with the same gap and width in inches on every page."""
     figure: Any = ax.figure
     box, page = ax.get_position(), figure.get_figwidth()
-    place = figure.add_axes((box.x1 + gap / page, box.y0, wide / page, box.height), label="<colorbar>")
+    place = figure.add_axes(
+        (box.x1 + gap / page, box.y0, wide / page, box.height), label="<colorbar>"
+    )
     bar: Colorbar = figure.colorbar(drawn, cax=place, label=label)
     part_ticks(place)
     return bar

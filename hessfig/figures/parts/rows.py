@@ -18,7 +18,10 @@ BLOCK_KEY = ["row", "col", "across"]
 
 def where(frame: pd.DataFrame, **choice: object) -> pd.DataFrame:
     """Return the rows with these values in their columns, e.g. where(table, part="H", layer=1); nan matches nan."""
-    matches = [frame[key].isna() if value != value else frame[key].to_numpy() == value for key, value in choice.items()]
+    matches = [
+        frame[key].isna() if value != value else frame[key].to_numpy() == value
+        for key, value in choice.items()
+    ]
     return frame[np.logical_and.reduce(matches)]
 
 
@@ -43,7 +46,11 @@ def by_network(frame: pd.DataFrame) -> Iterator[tuple[str, Network, pd.DataFrame
     """Yield the suffix of its page, the network and its rows for every network."""
     networks = networks_of(frame)
     for variant, depth in networks:
-        yield page_suffix(variant, depth, networks), (variant, depth), of_network(frame, (variant, depth))
+        yield (
+            page_suffix(variant, depth, networks),
+            (variant, depth),
+            of_network(frame, (variant, depth)),
+        )
 
 
 def by_part(frame: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -63,7 +70,9 @@ def numbers_behind(curve: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return curve[POINT].merge(table, on=POINT)
 
 
-def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tuple[pd.DataFrame, str]:
+def at_one_place(
+    curves: pd.DataFrame, wanted: float | None, axis: Axis
+) -> tuple[pd.DataFrame, str]:
     """Return the points nearest to the place `wanted`, and this place in words; all points if they have no place.
 
     The default is sigma = 1, or the end of another axis.
@@ -71,11 +80,17 @@ def at_one_place(curves: pd.DataFrame, wanted: float | None, axis: Axis) -> tupl
     places = np.sort(curves[X].dropna().unique())
     if not places.size:
         return curves, ""
-    target = wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
+    target = (
+        wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
+    )
     logarithmic = target > 0 and places[0] > 0
-    distance = np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
+    distance = (
+        np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
+    )
     place = float(places[distance.argmin()])
-    return curves[curves[X] == place], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
+    return curves[
+        curves[X] == place
+    ], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
 
 
 def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
@@ -86,7 +101,9 @@ def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
 def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
     """Return the points with a column `across`, the two layers of a pair across layers, which is a separate block."""
     pairs = curves["row_layer"].astype(str) + "," + curves["layer"].astype(str)
-    return curves.assign(across=pairs.where(curves["row_layer"] != curves["layer"], "")).reset_index(drop=True)
+    return curves.assign(
+        across=pairs.where(curves["row_layer"] != curves["layer"], "")
+    ).reset_index(drop=True)
 
 
 def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:

@@ -18,7 +18,12 @@ from hessfig.register import publish
 
 # No dates and no version of matplotlib, so that files are the same bytes in every run.
 _FORMATS: dict[str, dict[str, Any]] = {
-    "pdf": {"CreationDate": None, "ModDate": None, "Producer": None, "Creator": "hessfig"},
+    "pdf": {
+        "CreationDate": None,
+        "ModDate": None,
+        "Producer": None,
+        "Creator": "hessfig",
+    },
     "png": {"Software": None},
     "svg": {"Date": None, "Creator": "hessfig"},
 }
@@ -27,19 +32,29 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
 _LONGEST = 120
 
 
-def save_sheets(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> list[Path]:
+def save_sheets(
+    pages: Iterable[Page], folder: Path, name: str, paper: Paper
+) -> list[Path]:
     """Write every sheet of a figure by save_page; return the paths. Raises UserError as save_each does."""
-    return [path for _, paths in save_each(pages, folder, name, paper) for path in paths]
+    return [
+        path for _, paths in save_each(pages, folder, name, paper) for path in paths
+    ]
 
 
-def save_each(pages: Iterable[Page], folder: Path, name: str, paper: Paper) -> Iterator[tuple[Page, list[Path]]]:
+def save_each(
+    pages: Iterable[Page], folder: Path, name: str, paper: Paper
+) -> Iterator[tuple[Page, list[Path]]]:
     """Write every sheet of a figure by save_page; yield the page with its paths.
 
     Raises UserError for panels that no sheet has, before any file is written.
     """
     if paper.panels:
-        pages = list(pages)  # the names of all panels are known once all sheets are drawn
-        _check_panels(paper.panels, list(dict.fromkeys(panel for page in pages for panel in page.panels)))
+        # The names of all panels are known once all sheets are drawn.
+        pages = list(pages)
+        _check_panels(
+            paper.panels,
+            list(dict.fromkeys(panel for page in pages for panel in page.panels)),
+        )
     for page in pages:
         yield page, save_page(page, folder, name, paper)
 
@@ -54,7 +69,11 @@ def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
                 got=name,
                 allowed=", ".join(offered) or "the whole figure",
                 remedy=did_you_mean(name, offered)
-                or (f"for example figure.panels=[{offered[0]}]" if offered else "leave it out"),
+                or (
+                    f"for example figure.panels=[{offered[0]}]"
+                    if offered
+                    else "leave it out"
+                ),
             )
 
 
@@ -68,17 +87,25 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
         return []
     stem = file_words(f"fig{name}{page.suffix}")
     relabel(page.figure, **paper.labels(page.suffix))
-    files: dict[Path, str | bytes] = {**_pictures(page.figure, folder / stem, paper.formats)}
+    files: dict[Path, str | bytes] = {
+        **_pictures(page.figure, folder / stem, paper.formats)
+    }
     if not paper.note and page.figure.get_label():
         files[folder / f"{stem}.txt"] = f"{page.figure.get_label()}\n"
-    files[folder / f"{stem}.csv"] = page.numbers.to_csv(index=False, float_format="%.10g", lineterminator="\n")
+    files[folder / f"{stem}.csv"] = page.numbers.to_csv(
+        index=False, float_format="%.10g", lineterminator="\n"
+    )
     return publish(files, "figure")
 
 
 def file_words(text: str) -> str:
     """Return `text` with _ in place of every character except letters, digits and ._=-; a very long text is cut."""
     words = _UNSAFE.sub("_", text)
-    return words if len(words) <= _LONGEST else f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return (
+        words
+        if len(words) <= _LONGEST
+        else f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    )
 
 
 def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) -> str:
@@ -91,7 +118,9 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
 
 def panel_names(networks: list[tuple[str, int]]) -> list[str]:
     """Return a name for the panels of each network: the suffix of its file, or 'network' for a single network."""
-    return [page_suffix(*network, networks).lstrip("_") or "network" for network in networks]
+    return [
+        page_suffix(*network, networks).lstrip("_") or "network" for network in networks
+    ]
 
 
 def variant_names(variants: Sequence[str]) -> list[str]:
@@ -101,12 +130,18 @@ def variant_names(variants: Sequence[str]) -> list[str]:
 
 def _pictures(figure: Figure, path: Path, formats: Sequence[str]) -> dict[Path, bytes]:
     FigureCanvasAgg(figure)
-    return {path.with_name(f"{path.name}.{kind}"): _drawn_as(kind, figure) for kind in _FORMATS if kind in formats}
+    return {
+        path.with_name(f"{path.name}.{kind}"): _drawn_as(kind, figure)
+        for kind in _FORMATS
+        if kind in formats
+    }
 
 
 def _drawn_as(kind: str, figure: Figure) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page_box(figure))
+    figure.savefig(
+        buffer, format=kind, metadata=_FORMATS[kind], bbox_inches=page_box(figure)
+    )
     return buffer.getvalue()
 
 
@@ -119,5 +154,8 @@ def _distinct(variant: str, variants: list[str]) -> str:
 
 def _words(variant: str) -> str:
     settings = settings_of(variant)
-    named = {key: PurePath(value).name if last_word(key) == "path" else value for key, value in settings.items()}
+    named = {
+        key: PurePath(value).name if last_word(key) == "path" else value
+        for key, value in settings.items()
+    }
     return file_words(short_variant(as_variant(named)).replace("=", "_")) or "plain"

@@ -14,7 +14,9 @@ from hessfig.figures.parts.panels import positive, slope_and_half, why_empty
 from hessfig.figures.parts.ticks import SUPERSCRIPTS
 from hessfig.record import NETWORK
 
-DAGGER = "†"  # marks a slope on a later window than the first; the note names that window
+DAGGER = (
+    "†"  # marks a slope on a later window than the first; the note names that window
+)
 
 
 def how(measured: MeasuredCurves) -> str:
@@ -27,16 +29,25 @@ def how(measured: MeasuredCurves) -> str:
     if len(measured.layers()) > 1:
         fitted_on = map(window_of, rows_of(measured.telling_slopes()))
         others = [window for window in fitted_on if window != measured.windows[0]]
-        dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
+        dagger = (
+            f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
+        )
         predicted = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"]
         several = predicted.agg(lambda powers: len(set(powers)) > 1)
-        layers = " In brackets: the layers for which a power is predicted." if several.any() else ""
+        layers = (
+            " In brackets: the layers for which a power is predicted."
+            if several.any()
+            else ""
+        )
     return f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}{dagger}{layers}"
 
 
 def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
     """Return in words how slopes were fitted."""
-    means, windows_told = "" if average == ARITHMETIC else " of geometric means", windows_in_words(windows, axis)
+    means, windows_told = (
+        "" if average == ARITHMETIC else " of geometric means",
+        windows_in_words(windows, axis),
+    )
     return f"Slopes: least squares{means} in log-log, {windows_told}; ± 95% interval over seeds (statistical only)."
 
 
@@ -48,11 +59,21 @@ def window_words(measured: MeasuredCurves) -> tuple[str, str]:
     """
     rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
-        return "\n".join([f"{measured.printed} {number_of(rows[0], measured)}", *_published(rows[0], measured)]), ""
+        return "\n".join(
+            [
+                f"{measured.printed} {number_of(rows[0], measured)}",
+                *_published(rows[0], measured),
+            ]
+        ), ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for row in rows:
-        words = f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}"
-        lines[row is not rows[0] and window_of(row) == WHOLE] += [words, *_published(row, measured)]
+        words = (
+            f"{label(window_of(row), measured.axis.symbol)}: {number_of(row, measured)}"
+        )
+        lines[row is not rows[0] and window_of(row) == WHOLE] += [
+            words,
+            *_published(row, measured),
+        ]
     return "\n".join(lines[False]), "\n".join(lines[True])
 
 
@@ -68,7 +89,9 @@ def layer_words(measured: MeasuredCurves, layer: int) -> str:
     """Return the layer and its slope (or its level in the first window) in words."""
     if not positive(measured.curves).any():
         return f"{layer}: {why_empty(measured)}"
-    telling = measured.levels if measured.printed == LEVEL else measured.telling_slopes()
+    telling = (
+        measured.levels if measured.printed == LEVEL else measured.telling_slopes()
+    )
     row = rows_of(telling)[0]
     return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
 
@@ -90,7 +113,9 @@ def in_digits(value: float, error: float) -> str:
     known = math.isfinite(error) and error > 0
     digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
     words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
-    return (f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words).replace("-", "−")
+    return (
+        f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words
+    ).replace("-", "−")
 
 
 def window_of(row: Any) -> Window:

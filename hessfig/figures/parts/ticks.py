@@ -7,15 +7,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
 
-_SHORT, _SHORTEST = 0.7, 0.5  # decades: a shorter axis may have only one of 1, 2 and 5, and of 1, 2, 3, 4, 6, 8
+# Decades: a shorter axis may have only one of 1, 2 and 5, and of 1, 2, 3, 4, 6, 8.
+_SHORT, _SHORTEST = (0.7, 0.5)
 _TICKED = 8  # up to this number of places, each has a tick
-_WIDE_X, _WIDE_Y = 8, 30  # ratios of largest to smallest value from which a scale is logarithmic
+# Ratios of largest to smallest value from which a scale is logarithmic.
+_WIDE_X, _WIDE_Y = (8, 30)
 _LETTER = 0.045  # width in inches of a digit in the label of a tick
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _APART = 0.11  # inches between the middles of two labels of a y axis
-_STEPS, _MOST_DECADES, _CLOSE = (1, 2, 5, 10, 20, 50, 100, 1000), 6, 1e-9  # decades from tick to tick; ticks
+# Decades from tick to tick; ticks.
+_STEPS, _MOST_DECADES, _CLOSE = ((1, 2, 5, 10, 20, 50, 100, 1000), 6, 1e-9)
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -26,15 +35,24 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
     """
     different = np.sort(places.unique())
     positive = different[different > 0]
-    spans = bool(different[0] >= 0 and len(positive) and positive[-1] >= _WIDE_X * positive[0])
+    spans = bool(
+        different[0] >= 0 and len(positive) and positive[-1] >= _WIDE_X * positive[0]
+    )
     is_log = spans and different[0] > 0
     if is_log:
         set_decades(ax, "x")
     elif spans:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
-    labelled = _labelled(ax, different) if len(different) <= _TICKED and all(map(_is_round, different)) else None
+    labelled = (
+        _labelled(ax, different)
+        if len(different) <= _TICKED and all(map(_is_round, different))
+        else None
+    )
     if labelled is not None:
-        ax.set_xticks(different, [f"{place:g}" if place in labelled else "" for place in different])
+        ax.set_xticks(
+            different,
+            [f"{place:g}" if place in labelled else "" for place in different],
+        )
         ax.xaxis.set_minor_locator(NullLocator())
     return is_log
 
@@ -43,7 +61,11 @@ def set_y_scale(ax: Axes, means: pd.Series) -> bool:
     """Make the y axis logarithmic if the means, zeros left out, are positive and span a wide range."""
     finite = means[np.isfinite(means)]
     positive = finite[finite > 0]
-    is_log = bool(len(positive) and finite.min() >= 0 and positive.max() >= _WIDE_Y * positive.min())
+    is_log = bool(
+        len(positive)
+        and finite.min() >= 0
+        and positive.max() >= _WIDE_Y * positive.min()
+    )
     if is_log:
         set_decades(ax, "y")
     else:
@@ -89,7 +111,11 @@ class Decades(LogLocator):
         """Return the places between two positive ends."""
         low, high = (math.log10(end) for end in sorted((vmin, vmax)))
         powers = range(math.ceil(low - _CLOSE), math.floor(high + _CLOSE) + 1)
-        step = next(step for step in _STEPS if len([power for power in powers if power % step == 0]) <= _MOST_DECADES)
+        step = next(
+            step
+            for step in _STEPS
+            if len([power for power in powers if power % step == 0]) <= _MOST_DECADES
+        )
         return [10.0**power for power in powers if power % step == 0]
 
 
@@ -98,9 +124,13 @@ def between_decades(ax: Axes, which: str) -> None:
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")
         low, high = np.log10(np.sort(axis.get_view_interval()))
-        digits = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if high - low < _SHORT else (1.0, 2.0, 5.0)
+        digits = (
+            (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if high - low < _SHORT else (1.0, 2.0, 5.0)
+        )
         is_shortest = high - low < _SHORTEST
-        axis.set_major_locator(MaxNLocator(4) if is_shortest else LogLocator(subs=digits, numticks=12))
+        axis.set_major_locator(
+            MaxNLocator(4) if is_shortest else LogLocator(subs=digits, numticks=12)
+        )
         axis.set_major_formatter(FuncFormatter(_digit_and_power))
 
 
@@ -110,7 +140,10 @@ def name_two_ticks(axes: Iterable[Axes]) -> None:
         for which in ("x", "y"):
             axis = getattr(ax, f"{which}axis")
             low, high = sorted(axis.get_view_interval())
-            in_decades = isinstance(axis.get_major_formatter(), FuncFormatter) and axis.get_scale() == "log"
+            in_decades = (
+                isinstance(axis.get_major_formatter(), FuncFormatter)
+                and axis.get_scale() == "log"
+            )
             if in_decades and np.floor(np.log10(high)) - np.ceil(np.log10(low)) < 1:
                 between_decades(ax, which)
 
@@ -120,7 +153,10 @@ def part_ticks(ax: Axes) -> None:
     if ax.yaxis.get_scale() not in ("log", "symlog"):
         return
     low, high = sorted(ax.get_ylim())
-    places = sorted((place for place in ax.yaxis.get_majorticklocs() if low <= place <= high), key=abs)
+    places = sorted(
+        (place for place in ax.yaxis.get_majorticklocs() if low <= place <= high),
+        key=abs,
+    )
     points = np.array([(ax.get_xlim()[0], place) for place in places]).reshape(-1, 2)
     figure: Any = ax.get_figure(root=True)
     inches = ax.transData.transform(points)[:, 1] / figure.dpi
@@ -143,4 +179,6 @@ def _digit_and_power(value: float, _: int) -> str:
 
 def _power_of_ten(value: float, _: int) -> str:
     """Return '10⁻³' as plain text, because mathtext in every tick would take half of the drawing time."""
-    return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
+    return (
+        "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
+    )

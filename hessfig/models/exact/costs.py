@@ -18,15 +18,21 @@ from hessfig.models.protocol import Structure, kind
 from hessfig.terms import Block, Matrix, Part
 
 # Of one core of an Intel Xeon with AVX-512 (docs/performance.md, "Exact or probed").
-ITEMS_FLOPS, PROBES_FLOPS = 2.5e10, 4e10  # a second, of products of items' small matrices, and of all rows together
+# A second, of products of items' small matrices, and of all rows together.
+ITEMS_FLOPS, PROBES_FLOPS = (2.5e10, 4e10)
 BYTES_PER_SECOND = 4e9
 NUMBER = 8  # bytes, of float64
 PROBES_AT_ONCE, MEMORY_BOUND = 5, 2**30  # of curvature.column, which needs torch
 _SOFTMAX_PASSES = 4  # over diag(g) - g A^T - A g^T of each head, which is formed, spread by head and added
-_PROBE_PASSES = 6  # over a probe and its product: drawn, cast, shaped, multiplied, squared
-_NORM_PASSES = 8  # over d x d matrices of items that second derivatives of LayerNorm take
+_PROBE_PASSES = (
+    6  # over a probe and its product: drawn, cast, shaped, multiplied, squared
+)
+_NORM_PASSES = (
+    8  # over d x d matrices of items that second derivatives of LayerNorm take
+)
 _GRAM_PASSES = 3  # over the products of all pairs of items: weights, the Gram matrix of M_n, and both multiplied
-_STRIP, _CHUNK, _FACTORED, _FACTORED_SYMMETRIC = 16, 96, 1.0, 0.6  # of models.exact.kronecker
+# Of models.exact.kronecker.
+_STRIP, _CHUNK, _FACTORED, _FACTORED_SYMMETRIC = (16, 96, 1.0, 0.6)
 
 
 @dataclass
@@ -37,7 +43,15 @@ class Cost:
     written: float = 0.0
     held: float = 0.0
 
-    def product(self, matrices: float, rows: float, inner: float, cols: float, *, times: float = 1) -> None:
+    def product(
+        self,
+        matrices: float,
+        rows: float,
+        inner: float,
+        cols: float,
+        *,
+        times: float = 1,
+    ) -> None:
         """Count `matrices` products of (rows x inner) and (inner x cols), `times` over in the same memory."""
         self.flops += times * 2 * matrices * rows * inner * cols
         self.write(matrices * rows * cols * bool(inner), times=times)
@@ -83,15 +97,24 @@ class Sizes:
         The square matrix of a linear MLP's layer counts as an MLP of half the width.
         """
         m, structure = with_defaults(model), kind(model.kind).structure
-        is_bare, is_of_tokens = structure == Structure.attention, structure == Structure.tokens
+        is_bare, is_of_tokens = (
+            structure == Structure.attention,
+            structure == Structure.tokens,
+        )
         scored = task.num_tokens if is_bare else task.num_scored
         keys = task.num_tokens - (structure == Structure.layers)
         items = task.batch_size * scored
         inner = 0 if is_of_tokens else m.n_heads * (m.d_head or 0)
         hidden = 0 if m.mlp == MLP.none or is_bare else m.d_mlp or 0
         queries = items
-        if m.n_layers == 1 and task.data == Data.addition:  # expected, of digits drawn for every position
-            queries = min(items, round(scored * task.base * (1 - (1 - 1 / task.base) ** task.batch_size)))
+        # Expected, of digits drawn for every position.
+        if m.n_layers == 1 and task.data == Data.addition:
+            queries = min(
+                items,
+                round(
+                    scored * task.base * (1 - (1 - 1 / task.base) ** task.batch_size)
+                ),
+            )
         return cls(
             layers=m.n_layers,
             items=items,
@@ -122,7 +145,14 @@ class Entry(NamedTuple):
     place: str
 
 
-_SCORES, _MIXED, _ATTENDED, _HIDDEN, _OUTPUT, _LOGITS = "scores", "mixed", "attended", "hidden", "output", "logits"
+_SCORES, _MIXED, _ATTENDED, _HIDDEN, _OUTPUT, _LOGITS = (
+    "scores",
+    "mixed",
+    "attended",
+    "hidden",
+    "output",
+    "logits",
+)
 
 
 def _entry(s: Sizes, weight: str) -> Entry:
@@ -151,7 +181,9 @@ def shared_cost(s: Sizes, blocks: Collection[Block], parts: Collection[Part]) ->
     for layer in range(s.layers):
         _forward(cost, s, s.items if layer == s.layers - 1 else s.positions)
     cost.product(s.items, s.vocabulary, s.vocabulary, s.width)
-    entries = [_entry(s, weight) for block in blocks for weight in (block.row, block.col)]
+    entries = [
+        _entry(s, weight) for block in blocks for weight in (block.row, block.col)
+    ]
     if all(entry.place in (_HIDDEN, _OUTPUT, _LOGITS) for entry in entries):
         return cost
     cost.product(s.items, s.width if s.is_curved else s.vocabulary, s.hidden, s.width)
@@ -186,13 +218,18 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
         _place_cost(cost, s, entry, terms)
         cost.product(s.items * entry.heads, s.vocabulary, entry.reach, entry.size)
     cost.product(s.items, row.reach, col.reach, col.size, times=pairs * terms)
-    ranks = {Part.H_o: s.vocabulary, Part.H_f: terms * rank, Part.H: s.vocabulary + terms * rank}
+    ranks = {
+        Part.H_o: s.vocabulary,
+        Part.H_f: terms * rank,
+        Part.H: s.vocabulary + terms * rank,
+    }
     distinct = [ranks[part] for part in parts] if terms else [s.vocabulary]
     items = s.items
     if block.is_diagonal and row.place == _SCORES and s.queries < s.items:
         cost.product(s.items, row.size, ranks[Part.H], col.size, times=pairs)
         items, distinct = s.queries, [0] * len(distinct)
-    cost.write(items**2, times=_GRAM_PASSES * len(distinct) * (pairs - 1))  # those of one pair are in the rates
+    # Those of one pair are in the rates.
+    cost.write(items**2, times=_GRAM_PASSES * len(distinct) * (pairs - 1))
     for r in distinct:
         _gram(cost, items, row.size, col.size, r, heads, is_symmetric=True)
         _gram(cost, items, row.size, col.size, r, pairs - heads, is_symmetric=False)
@@ -201,7 +238,9 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
         return cost
     cost.product(1, s.items, row.inputs + col.inputs, s.items, times=pairs)
     if terms:  # the inputs of the later weight depend on the earlier one
-        cost.product(s.items, s.items, 3 * row.size + 2 * row.inputs, col.size, times=pairs)
+        cost.product(
+            s.items, s.items, 3 * row.size + 2 * row.inputs, col.size, times=pairs
+        )
     return cost
 
 
@@ -234,21 +273,38 @@ def _place_cost(cost: Cost, s: Sizes, entry: Entry, terms: int) -> None:
         cost.write(s.items * s.width * entry.size, times=_NORM_PASSES)
 
 
-def _gram(cost: Cost, items: int, rows: int, cols: int, rank: int, count: float, *, is_symmetric: bool) -> None:
+def _gram(
+    cost: Cost,
+    items: int,
+    rows: int,
+    cols: int,
+    rank: int,
+    count: float,
+    *,
+    is_symmetric: bool,
+) -> None:
     """Count sum_nm w_nm <M_n, M_m> by the entries of M_n, or by its factors where their rank is low."""
     sides = 1 if is_symmetric else 2
     bound = _FACTORED_SYMMETRIC if is_symmetric else _FACTORED
     numbers = rows * (cols + _STRIP) / 2 if is_symmetric else rows * cols
     if 0 < rank**2 * sides * (rows + cols) / 2 < rows * cols * bound:
-        cost.product(1, items * rank, sides * rows / 2, (items + _STRIP) * rank, times=count)
+        cost.product(
+            1, items * rank, sides * rows / 2, (items + _STRIP) * rank, times=count
+        )
         return
     cost.product(items, 1, rank, numbers, times=count)
     cost.product(1, items, numbers, (items + min(items, _CHUNK)) / 2, times=count)
 
 
-def exact_cost(model: ModelConfig, task: TaskConfig, block: Block, parts: Collection[Part]) -> Cost:
+def exact_cost(
+    model: ModelConfig, task: TaskConfig, block: Block, parts: Collection[Part]
+) -> Cost:
     """Return what the exact norms of `parts` of one block take in a fresh cell, by the route of the first of them."""
-    s, cost, route = Sizes.of(model, task), Cost(), route_of(model, block, next(iter(parts)))
+    s, cost, route = (
+        Sizes.of(model, task),
+        Cost(),
+        route_of(model, block, next(iter(parts))),
+    )
     probe = probe_cost(s, block, {Part.H_o})
     if route == Route.last_layer:
         cost.add(shared_cost(s, [block], parts))
@@ -256,7 +312,10 @@ def exact_cost(model: ModelConfig, task: TaskConfig, block: Block, parts: Collec
     elif route == Route.tokens:
         cost.product(s.items, s.vocabulary, s.width, s.width)
     elif route == Route.columns:
-        cost.add(probe_cost(s, block, parts), min(weight_size(name, model, task) for name in (block.row, block.col)))
+        cost.add(
+            probe_cost(s, block, parts),
+            min(weight_size(name, model, task) for name in (block.row, block.col)),
+        )
     elif route == Route.gradient:
         cost.product(s.heads * s.positions, 1, s.width, s.keys + s.width)
     elif route == Route.missing:
@@ -266,7 +325,9 @@ def exact_cost(model: ModelConfig, task: TaskConfig, block: Block, parts: Collec
     return cost
 
 
-def _lower(cost: Cost, s: Sizes, block: Block, probe: Cost, *, with_scores: bool) -> None:
+def _lower(
+    cost: Cost, s: Sizes, block: Block, probe: Cost, *, with_scores: bool
+) -> None:
     """Count one backward pass for every output of a sequence and a Gram matrix for every pair of sequences.
 
     For the scores of W_Q and W_K also a pass up and one down for each, and products of matrices of all scores.

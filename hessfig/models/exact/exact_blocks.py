@@ -14,7 +14,12 @@ from hessfig.models.blocks import matrices_of
 from hessfig.models.exact.lower_blocks import LowerScores, OutputRows
 from hessfig.models.exact.scored_attention import LastLayer
 from hessfig.models.exact.support import Route, check_exact, route_of
-from hessfig.models.exact.top_blocks import last_layer_norms, last_layer_traces, linear_mlp_norms, linear_mlp_traces
+from hessfig.models.exact.top_blocks import (
+    last_layer_norms,
+    last_layer_traces,
+    linear_mlp_norms,
+    linear_mlp_traces,
+)
 from hessfig.models.tape.columns import LinearisedNetwork, flush_denormals
 from hessfig.models.tape.steps import mixing_of
 from hessfig.terms import PARTS, Block, Matrix, Part
@@ -28,12 +33,18 @@ class ExactEngine:
     """Exact norms of the blocks of a problem, column by column, in float64 whatever the type of the problem."""
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
-        self.problem, self.model, self.given_dtype = objective.cast(torch.float64), model, objective.dtype
+        self.problem, self.model, self.given_dtype = (
+            objective.cast(torch.float64),
+            model,
+            objective.dtype,
+        )
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 
     @torch.no_grad()
-    def column(self, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part]) -> Norms:
+    def column(
+        self, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part]
+    ) -> Norms:
         """Return the norms of the blocks (row, col) of `layer`. Raises UserError if there is no exact norm."""
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
         norms: Norms = {}
@@ -60,37 +71,65 @@ class ExactEngine:
         and X_k are the inputs of queries and keys, and c = t sqrt(d_head) (Remark D.1). It is 0 everywhere else.
         """
         side = self.problem.layout.side
-        rows, cols = ({weight.name for weight in side(block.layer, name)} for name in (block.row, block.col))
-        pairs = [pair for pair in product(rows, cols) if set(pair) == {Matrix.W_Q, Matrix.W_K}]
+        rows, cols = (
+            {weight.name for weight in side(block.layer, name)}
+            for name in (block.row, block.col)
+        )
+        pairs = [
+            pair
+            for pair in product(rows, cols)
+            if set(pair) == {Matrix.W_Q, Matrix.W_K}
+        ]
         if not pairs:
             return 0.0
         tape = self._network.tape
         scores = mixing_of(tape, block.layer)
-        made_from = [tape.values[tape.holders[block.layer, name].inputs[0]] for name in (Matrix.W_Q, Matrix.W_K)]
-        between = torch.einsum("bip,bhij,bjq->hpq", made_from[0], scores.score_gradient, made_from[1]) / scores.scale
+        made_from = [
+            tape.values[tape.holders[block.layer, name].inputs[0]]
+            for name in (Matrix.W_Q, Matrix.W_K)
+        ]
+        between = (
+            torch.einsum(
+                "bip,bhij,bjq->hpq", made_from[0], scores.score_gradient, made_from[1]
+            )
+            / scores.scale
+        )
         return float(between.norm()) * (len(pairs) * scores.q.shape[-1]) ** 0.5
 
     def _block(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         route = route_of(self.model, block, Part.H_o)
         if route == Route.last_layer:
-            return last_layer_norms(self._last_layer, Matrix(block.row), Matrix(block.col), parts)
+            return last_layer_norms(
+                self._last_layer, Matrix(block.row), Matrix(block.col), parts
+            )
         if route == Route.tokens:
             return linear_mlp_norms(self.problem, block.layer, parts)
-        return self._by_columns(block, parts) if route == Route.columns else self._lower(block, parts)
+        return (
+            self._by_columns(block, parts)
+            if route == Route.columns
+            else self._lower(block, parts)
+        )
 
     def _lower(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         squares: dict[Part, float] = {}
         others = [part for part in parts if part != Part.H_o]
         if Part.H_o in parts:
-            squares[Part.H_o] = self._rows.outer_squared_norm(block.layer, Matrix(block.row), Matrix(block.col))
+            squares[Part.H_o] = self._rows.outer_squared_norm(
+                block.layer, Matrix(block.row), Matrix(block.col)
+            )
         if others:
             scores = self._scores(block.layer)
-            squares |= scores.squared_norms(Matrix(block.row), self._rows.mixed(block.layer), others)
+            squares |= scores.squared_norms(
+                Matrix(block.row), self._rows.mixed(block.layer), others
+            )
         return {part: max(square, 0.0) ** 0.5 for part, square in squares.items()}
 
     def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         """Return the norms of the block, or of its transpose, from the column of the smaller weight."""
-        small, large = sorted((block.row, block.col), key=lambda m: self.problem.weight(block.layer, m).numel())
+        small, large = sorted(
+            (block.row, block.col),
+            key=lambda m: self.problem.weight(block.layer, m).numel(),
+        )
         key = (block.layer, small, block.is_diagonal)
         if key not in self._columns:
             others = [matrix for matrix in matrices_of(self.model) if matrix != small]
@@ -98,11 +137,15 @@ class ExactEngine:
             self._columns[key] = self._whole_column(block.layer, small, rows)
         return {part: self._columns[key][large, part] for part in parts}
 
-    def _whole_column(self, layer: int, col: str, rows: Sequence[str]) -> dict[tuple[str, Part], float]:
+    def _whole_column(
+        self, layer: int, col: str, rows: Sequence[str]
+    ) -> dict[tuple[str, Part], float]:
         """Return the norms of all blocks (row, col), by the squares of their columns in one pass for all rows."""
         column = self._network.column(max(layer, 1), col, rows)
         totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in PARTS}
-        for piece in chunks(torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE):
+        for piece in chunks(
+            torch.eye(column.dim, dtype=column.dtype), column, _COLUMNS_AT_ONCE
+        ):
             for key, squares in squared_norms(column, list(PARTS), piece).items():
                 totals[key] += float(squares.values.sum()) * squares.unit * squares.unit
         return {key: total**0.5 for key, total in totals.items()}
@@ -110,7 +153,10 @@ class ExactEngine:
     def _scores(self, layer: int) -> LowerScores:
         """Return the scores of a layer; only the last layer is kept, since their curvature is a matrix per sequence."""
         if self._held is None or self._held[0] != layer:
-            self._held = layer, LowerScores(self._network.tape, layer, self.problem.batch.scored.stop)
+            self._held = (
+                layer,
+                LowerScores(self._network.tape, layer, self.problem.batch.scored.stop),
+            )
         return self._held[1]
 
     @cached_property

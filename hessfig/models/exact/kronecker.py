@@ -20,10 +20,16 @@ def has_repeats(labels: Int[Tensor, " n"]) -> bool:
     return int(labels.max()) + 1 < len(labels)
 
 
-def one_of_each(inputs: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> Float[Tensor, "labels d"]:
+def one_of_each(
+    inputs: Float[Tensor, "n d"], labels: Int[Tensor, " n"]
+) -> Float[Tensor, "labels d"]:
     """Return the inputs of the first item of each label."""
     count, items = int(labels.max()) + 1, torch.arange(len(labels)).to(labels)
-    first = torch.full((count,), len(labels)).to(labels).scatter_reduce(0, labels, items, "amin")
+    first = (
+        torch.full((count,), len(labels))
+        .to(labels)
+        .scatter_reduce(0, labels, items, "amin")
+    )
     return inputs[first]
 
 
@@ -56,7 +62,9 @@ class ItemMatrices:
     def __add__(self, other: ItemMatrices) -> ItemMatrices:
         if other.diagonal is None:
             return ItemMatrices(self.terms + other.terms, self.diagonal)
-        diagonal = other.diagonal if self.diagonal is None else self.diagonal + other.diagonal
+        diagonal = (
+            other.diagonal if self.diagonal is None else self.diagonal + other.diagonal
+        )
         return ItemMatrices(self.terms + other.terms, diagonal)
 
     def block(self, rows: slice, cols: slice) -> Float[Tensor, "#n rows cols"]:
@@ -69,7 +77,9 @@ class ItemMatrices:
     def traces(self) -> Float[Tensor, "#n"]:
         """Return tr M_n of square matrices."""
         traces = [
-            right.diagonal(dim1=1, dim2=2).sum(-1) if left is None else (left * right).sum(dim=(1, 2))
+            right.diagonal(dim1=1, dim2=2).sum(-1)
+            if left is None
+            else (left * right).sum(dim=(1, 2))
             for left, right in self.terms
         ]
         if self.diagonal is not None:
@@ -78,7 +88,10 @@ class ItemMatrices:
 
     def after(self, rows: Float[Tensor, "#n k rows"]) -> Float[Tensor, "#n k cols"]:
         """Return rows M_n (rows may have one item for all)."""
-        products = [(rows if left is None else rows @ left.mT) @ right for left, right in self.terms]
+        products = [
+            (rows if left is None else rows @ left.mT) @ right
+            for left, right in self.terms
+        ]
         if self.diagonal is not None:
             products.append(rows * self.diagonal[:, None])
         return sum(products[1:], start=products[0])
@@ -86,23 +99,39 @@ class ItemMatrices:
     def between(self, left: Tensor | None, right: Tensor | None) -> ItemMatrices:
         """Return left_n^T M_n right_n for features `left` and `right` (None: the identity, required by a diagonal)."""
         assert self.diagonal is None or (left is None and right is None)
-        terms = [(_chain(one, left), other if right is None else other @ right) for one, other in self.terms]
+        terms = [
+            (_chain(one, left), other if right is None else other @ right)
+            for one, other in self.terms
+        ]
         return ItemMatrices(tuple(terms), self.diagonal)
 
     def merged(self, labels: Int[Tensor, " n"]) -> ItemMatrices:
         """Return the sum of M_n over the items of each label, as one dense matrix per label."""
-        groups = [torch.nonzero(labels == label).flatten() for label in range(int(labels.max()) + 1)]
-        return ItemMatrices(((None, torch.stack([self._sum_over(group) for group in groups])),))
+        groups = [
+            torch.nonzero(labels == label).flatten()
+            for label in range(int(labels.max()) + 1)
+        ]
+        return ItemMatrices(
+            ((None, torch.stack([self._sum_over(group) for group in groups])),)
+        )
 
     def _sum_over(self, group: Int[Tensor, " k"]) -> Float[Tensor, "rows cols"]:
         total = sum(_summed(term, group) for term in self.terms)
         assert isinstance(total, Tensor)
-        return total if self.diagonal is None else total + torch.diag(self.diagonal[group].sum(dim=0))
+        return (
+            total
+            if self.diagonal is None
+            else total + torch.diag(self.diagonal[group].sum(dim=0))
+        )
 
 
 def _product(term: Term, rows: slice, cols: slice) -> Tensor:
     left, right = term
-    return right[:, rows, cols] if left is None else left[:, :, rows].mT @ right[:, :, cols]
+    return (
+        right[:, rows, cols]
+        if left is None
+        else left[:, :, rows].mT @ right[:, :, cols]
+    )
 
 
 def _summed(term: Term, group: Tensor) -> Tensor:
@@ -158,11 +187,18 @@ def cross_product(
 
 
 def _factors_are_cheaper(matrices: ItemMatrices, symmetric: bool) -> bool:
-    if matrices.diagonal is not None or any(left is None or len(left) == 1 for left, _ in matrices.terms):
+    if matrices.diagonal is not None or any(
+        left is None or len(left) == 1 for left, _ in matrices.terms
+    ):
         return False
-    rank, (rows, cols) = sum(right.shape[1] for _, right in matrices.terms), matrices.shape
+    rank, (rows, cols) = (
+        sum(right.shape[1] for _, right in matrices.terms),
+        matrices.shape,
+    )
     sides = 1 if _is_square(matrices) else 2
-    return rank**2 * sides * (rows + cols) / 2 < rows * cols * (0.6 if symmetric else 1.0)
+    return rank**2 * sides * (rows + cols) / 2 < rows * cols * (
+        0.6 if symmetric else 1.0
+    )
 
 
 def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Tensor:
@@ -173,10 +209,16 @@ def _by_entries(weights: Tensor, matrices: ItemMatrices, symmetric: bool) -> Ten
     return (weights * gram).sum()
 
 
-def _blocks(rows: int, cols: int, *, symmetric: bool) -> Iterator[tuple[slice, slice, float]]:
+def _blocks(
+    rows: int, cols: int, *, symmetric: bool
+) -> Iterator[tuple[slice, slice, float]]:
     """Yield blocks of entries with multiplicities; for symmetric matrices the upper triangle, strip by strip."""
     if not symmetric:
-        yield from ((across, down, 1.0) for across in _slices(rows, _BLOCK) for down in _slices(cols, _BLOCK))
+        yield from (
+            (across, down, 1.0)
+            for across in _slices(rows, _BLOCK)
+            for down in _slices(cols, _BLOCK)
+        )
         return
     for across in _slices(rows, _STRIP):
         yield across, across, 1.0
@@ -184,7 +226,9 @@ def _blocks(rows: int, cols: int, *, symmetric: bool) -> Iterator[tuple[slice, s
             yield across, slice(across.stop, cols), 2.0
 
 
-def _add_gram(gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor: float) -> None:
+def _add_gram(
+    gram: Float[Tensor, "n n"], entries: Float[Tensor, "#n k"], factor: float
+) -> None:
     """Add the upper blocks of the Gram matrix of `entries`, doubled off the diagonal, for use in symmetric sums."""
     if len(entries) == 1:
         gram += factor * entries.square().sum()
@@ -204,14 +248,22 @@ def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
     for items in _slices(count, 16):
         rest = slice(items.start, count)
         products = _row_products(right, items, rest)
-        products = products.square_() if left is right else products * _row_products(left, items, rest)
+        products = (
+            products.square_()
+            if left is right
+            else products * _row_products(left, items, rest)
+        )
         total += (_upper(weights, items) * products.sum(dim=(1, 3))).sum()
     return total
 
 
-def _row_products(factor: Float[Tensor, "#n r k"], items: slice, rest: slice) -> Float[Tensor, "a r b r"]:
+def _row_products(
+    factor: Float[Tensor, "#n r k"], items: slice, rest: slice
+) -> Float[Tensor, "a r b r"]:
     here, others = factor[items], factor[rest]
-    return (here.flatten(0, 1) @ others.flatten(0, 1).T).view(*here.shape[:2], *others.shape[:2])
+    return (here.flatten(0, 1) @ others.flatten(0, 1).T).view(
+        *here.shape[:2], *others.shape[:2]
+    )
 
 
 def _upper(weights: Tensor, items: slice) -> Tensor:
@@ -225,8 +277,13 @@ def _is_square(matrices: ItemMatrices) -> bool:
 
 
 def _select(matrices: ItemMatrices, items: slice) -> ItemMatrices:
-    terms = tuple((None if left is None else _of(left, items), _of(right, items)) for left, right in matrices.terms)
-    return ItemMatrices(terms, None if matrices.diagonal is None else matrices.diagonal[items])
+    terms = tuple(
+        (None if left is None else _of(left, items), _of(right, items))
+        for left, right in matrices.terms
+    )
+    return ItemMatrices(
+        terms, None if matrices.diagonal is None else matrices.diagonal[items]
+    )
 
 
 def _of(factor: Tensor, items: slice) -> Tensor:

@@ -26,7 +26,9 @@ class OutputRows:
         self.tape = tape
         batch, scored = tape.output.shape[:2]
         root = loss_rows(objective, tape.output)[1].expand(batch * scored, -1, -1)
-        self.root: Float[Tensor, "batch scored outputs outputs"] = root.unflatten(0, (batch, scored))
+        self.root: Float[Tensor, "batch scored outputs outputs"] = root.unflatten(
+            0, (batch, scored)
+        )
         self._held: tuple[int, tuple[Matrix, ...]] = (0, ())
         self._rows: dict[str, Rows] = {}
 
@@ -45,7 +47,9 @@ class OutputRows:
         """Return the rows R df/dz of the mixed values z of `layer`."""
         return self._at(layer, Matrix.W_V)[f"m{layer}"]
 
-    def factor(self, layer: int, matrix: Matrix) -> tuple[Float[Tensor, "batch length v"], Rows]:
+    def factor(
+        self, layer: int, matrix: Matrix
+    ) -> tuple[Float[Tensor, "batch length v"], Rows]:
         """Return the inputs of `matrix` and the rows R df/dy of its outputs y."""
         holder = self.tape.holders[layer, matrix]
         assert isinstance(holder, LinearMap)
@@ -63,15 +67,24 @@ class OutputRows:
         """Return the rows, written in place: they are the largest tensors, (positions times outputs) per variable."""
         scored, outputs = self.root.shape[1:3]
         shapes = {name: self.tape.values[name].shape for name in names}
-        rows = {name: self.root.new_zeros(b, scored, outputs, length, m) for name, (b, length, m) in shapes.items()}
+        rows = {
+            name: self.root.new_zeros(b, scored, outputs, length, m)
+            for name, (b, length, m) in shapes.items()
+        }
         for position in range(scored):
-            for name, piece in self.tape.pull_to(names, self._seed(position), None).items():
+            for name, piece in self.tape.pull_to(
+                names, self._seed(position), None
+            ).items():
                 if piece is not None:
                     rows[name][:, position] = piece.transpose(1, 2)
         return {name: filled.flatten(1, 2) for name, filled in rows.items()}
 
     def _names(self, layer: int, group: tuple[Matrix, ...]) -> list[str]:
-        names = [self.tape.holders[layer, m].output for m in group if (layer, m) in self.tape.holders]
+        names = [
+            self.tape.holders[layer, m].output
+            for m in group
+            if (layer, m) in self.tape.holders
+        ]
         return names if group == _MLP else [*names, f"m{layer}"]
 
     def _seed(self, position: int) -> Float[Tensor, "batch scored outputs outputs"]:
@@ -80,7 +93,9 @@ class OutputRows:
         return seed
 
 
-def _gram(inputs: Float[Tensor, "batch length v"], rows: Rows, b: int) -> Float[Tensor, "later rank rank"]:
+def _gram(
+    inputs: Float[Tensor, "batch length v"], rows: Rows, b: int
+) -> Float[Tensor, "later rank rank"]:
     """Return F_b F_c^T for every c >= b."""
     pieces = zip(inputs[b:].split(16), rows[b:].split(16), strict=True)
     return torch.cat([_products(inputs[b], rows[b], *piece) for piece in pieces])
@@ -111,7 +126,9 @@ class LowerScores:
         self.head = torch.arange(heads, device=device).repeat_interleave(len(query))
         self.query, self.key = query.repeat(heads), key.repeat(heads)
 
-    def squared_norms(self, matrix: Matrix, rows: Rows, parts: Sequence[Part]) -> dict[Part, float]:
+    def squared_norms(
+        self, matrix: Matrix, rows: Rows, parts: Sequence[Part]
+    ) -> dict[Part, float]:
         """Return ||H||_F^2 and ||H_f||_F^2 of `matrix`; `rows` are R df/dz of the mixed values z."""
         curvatures = {Part.H_f: self.functional} if Part.H_f in parts else {}
         if Part.H in parts:
@@ -121,7 +138,9 @@ class LowerScores:
         for b in range(len(self.inputs)):
             gram = self._gram(matrix, b)
             for part, curvature in curvatures.items():
-                products = ((curvature[b] @ gram) * (gram @ curvature[b:])).sum(dim=(1, 2))
+                products = ((curvature[b] @ gram) * (gram @ curvature[b:])).sum(
+                    dim=(1, 2)
+                )
                 totals[part] += float(2 * products.sum() - products[0])
         return totals
 
@@ -129,14 +148,20 @@ class LowerScores:
     def functional(self) -> Float[Tensor, "batch p p"]:
         """P_f: the curvature of the later layers, column by column, plus that of softmax, diag(g) - g A^T - A g^T."""
         every = torch.arange(len(self.head), device=self.inputs.device)
-        behind = torch.cat([self._columns(chosen) for chosen in every.split(_AT_ONCE)], dim=2)
+        behind = torch.cat(
+            [self._columns(chosen) for chosen in every.split(_AT_ONCE)], dim=2
+        )
         if self.mixing.is_linear:
             return behind
         assert self.mixing.cotangent is not None
         gradient = self._by_score(self.mixing.cotangent[:, : self.length, None])
         pattern = self.mixing.pattern[:, self.head, self.query, self.key, None]
-        same_query = (self.head[:, None] == self.head) & (self.query[:, None] == self.query)
-        own = torch.diag_embed(gradient[..., 0]) - same_query * (gradient @ pattern.mT + pattern @ gradient.mT)
+        same_query = (self.head[:, None] == self.head) & (
+            self.query[:, None] == self.query
+        )
+        own = torch.diag_embed(gradient[..., 0]) - same_query * (
+            gradient @ pattern.mT + pattern @ gradient.mT
+        )
         return behind + own
 
     @cached_property
@@ -147,21 +172,33 @@ class LowerScores:
         if mixing.is_linear:
             return mixing.allowed[known, known, None] * values
         pattern = mixing.pattern[:, :, known, known]
-        return pattern[..., None] * (values - (pattern @ mixing.v[:, :, known])[:, :, :, None])
+        return pattern[..., None] * (
+            values - (pattern @ mixing.v[:, :, known])[:, :, :, None]
+        )
 
     def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
         """Return the columns of d2<dl/df, f>/ds2 for `chosen` scores, without the curvature of softmax itself."""
         mixing = self.mixing
         head, query, key = self.head[chosen], self.query[chosen], self.key[chosen]
-        seeds = mixing.value.new_zeros(*mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1])
-        seeds[:, query, torch.arange(len(chosen), device=chosen.device), head] = self._slopes[:, head, query, key]
-        tangents = self.tape.push_from({self.name: seeds.flatten(3)}, self.tape.descendants([self.name]))
+        seeds = mixing.value.new_zeros(
+            *mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1]
+        )
+        seeds[:, query, torch.arange(len(chosen), device=chosen.device), head] = (
+            self._slopes[:, head, query, key]
+        )
+        tangents = self.tape.push_from(
+            {self.name: seeds.flatten(3)}, self.tape.descendants([self.name])
+        )
         bar = self.tape.pull_to([self.name], None, tangents)[self.name]
         if bar is None:
-            return mixing.value.new_zeros(len(mixing.value), len(self.head), len(chosen))
+            return mixing.value.new_zeros(
+                len(mixing.value), len(self.head), len(chosen)
+            )
         return self._by_score(bar[:, : self.length])
 
-    def _by_score(self, rows: Float[Tensor, "batch length k mixed"]) -> Float[Tensor, "batch p k"]:
+    def _by_score(
+        self, rows: Float[Tensor, "batch length k mixed"]
+    ) -> Float[Tensor, "batch p k"]:
         """Return dz/ds^T rows."""
         by_head = rows.unflatten(3, (self.mixing.heads, -1)).permute(0, 3, 1, 4, 2)
         products = self._slopes @ by_head
@@ -170,8 +207,12 @@ class LowerScores:
     def _gram(self, matrix: Matrix, b: int) -> Float[Tensor, "later p p"]:
         """Return G_bc for all c >= b; features are x_i (x) k_hj / scale for W_Q and x_j (x) q_hi / scale for W_K."""
         mixing, known = self.mixing, slice(self.length)
-        outer, inner = (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)
-        vectors = (mixing.q if matrix == Matrix.W_K else mixing.k)[:, :, known] / mixing.scale
+        outer, inner = (
+            (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)
+        )
+        vectors = (mixing.q if matrix == Matrix.W_K else mixing.k)[
+            :, :, known
+        ] / mixing.scale
         of_inputs = self.inputs[b] @ self.inputs[b:].mT
         of_vectors = vectors[b] @ vectors[b:].mT
         same_head = self.head[:, None] == self.head

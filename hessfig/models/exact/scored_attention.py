@@ -13,7 +13,13 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature.problem import Objective, check_same
 from hessfig.models.components import score_sink, with_sink
 from hessfig.models.exact.kronecker import ItemMatrices
-from hessfig.models.exact.scored_layer import LayerNormAt, ScoredEntry, ScoredPlace, Tail, loss_rows
+from hessfig.models.exact.scored_layer import (
+    LayerNormAt,
+    ScoredEntry,
+    ScoredPlace,
+    Tail,
+    loss_rows,
+)
 from hessfig.models.protocol import Structure, kind
 
 
@@ -26,17 +32,27 @@ class ScoredMixing:
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
         scored, network = objective.batch.scored, objective.network
-        hidden, inputs, self.weights, self.scale, mask = _read(network, model, objective.batch.inputs)
+        hidden, inputs, self.weights, self.scale, mask = _read(
+            network, model, objective.batch.inputs
+        )
         self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
-        self.is_linear, self.is_single = (model.attention == Attention.linear, model.query_key == QueryKey.single)
+        self.is_linear, self.is_single = (
+            model.attention == Attention.linear,
+            model.query_key == QueryKey.single,
+        )
         self.sink = score_sink(model)
-        self.stream, self.inputs = hidden[:, scored].flatten(0, 1), inputs[:, scored].flatten(0, 1)
+        self.stream, self.inputs = (
+            hidden[:, scored].flatten(0, 1),
+            inputs[:, scored].flatten(0, 1),
+        )
         known = inputs[:, : scored.stop]
         self.keys_in = self._per_item(known)
         self.query = self.weights.q(self.inputs).unflatten(-1, (self.heads, -1))
         self.keys = self._keys(known)
         self.values = self._by_head(self.weights.v(known))
-        self.pattern = self._pattern(~mask[scored, : scored.stop].repeat(len(inputs), 1)[:, None])
+        self.pattern = self._pattern(
+            ~mask[scored, : scored.stop].repeat(len(inputs), 1)[:, None]
+        )
 
     @cached_property
     def mean(self) -> Float[Tensor, "#n heads d"]:
@@ -51,21 +67,27 @@ class ScoredMixing:
     @cached_property
     def value_slopes(self) -> Float[Tensor, "#n heads keys d_head"]:
         """dz_h/ds_hj = A_hj (v_hj - z_h), or v_hj for linear attention."""
-        centred = self.values if self.is_linear else self.values - self.mixed[:, :, None]
+        centred = (
+            self.values if self.is_linear else self.values - self.mixed[:, :, None]
+        )
         return self._pattern_slope[..., None] * centred
 
     @cached_property
     def input_slopes(self) -> Float[Tensor, "#n heads keys d"]:
         """dm_h/ds_hj = A_hj (x_j - m_h), or x_j for linear attention."""
         inputs = self.keys_in[:, None].expand(-1, self.heads, -1, -1)
-        return self._pattern_slope[..., None] * (inputs if self.is_linear else inputs - self.mean[:, :, None])
+        return self._pattern_slope[..., None] * (
+            inputs if self.is_linear else inputs - self.mean[:, :, None]
+        )
 
     def pull(self, rows: Float[Tensor, "#n r mixed"]) -> Float[Tensor, "#n r scores"]:
         """Return rows dz/ds, heads side by side."""
         by_head = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return (by_head @ self.value_slopes.mT).transpose(1, 2).flatten(2)
 
-    def curvature(self, gradient: Float[Tensor, "n scores"]) -> Float[Tensor, "#n scores scores"] | None:
+    def curvature(
+        self, gradient: Float[Tensor, "n scores"]
+    ) -> Float[Tensor, "#n scores scores"] | None:
         """Return d2<dl/dz, z>/ds2 from g = dl/ds: diag(g) - g A^T - A g^T in each head; None for linear attention."""
         if self.is_linear:
             return None
@@ -73,7 +95,9 @@ class ScoredMixing:
         mixed = by_head[..., :, None] * self.pattern[..., None, :]
         return block_diagonal(torch.diag_embed(by_head) - mixed - mixed.mT)
 
-    def score_features(self, keys: Float[Tensor, "#n heads keys k"]) -> Float[Tensor, "#n scores heads_k"]:
+    def score_features(
+        self, keys: Float[Tensor, "#n heads keys k"]
+    ) -> Float[Tensor, "#n scores heads_k"]:
         """Return ds/du for a vector u whose heads are multiplied by their own `keys`."""
         return block_diagonal(keys) / self.scale
 
@@ -82,27 +106,41 @@ class ScoredMixing:
         count = self.keys_in.shape[1]
         return slice(head * count, (head + 1) * count)
 
-    def _keys(self, known: Float[Tensor, "batch keys d"]) -> Float[Tensor, "#n heads keys k"]:
+    def _keys(
+        self, known: Float[Tensor, "batch keys d"]
+    ) -> Float[Tensor, "#n heads keys k"]:
         if self.is_single:
             return self.keys_in[:, None].expand(-1, self.heads, -1, -1)
         return self._by_head(self.weights.k(known))
 
-    def _by_head(self, rows: Float[Tensor, "batch keys heads_k"]) -> Float[Tensor, "#n heads keys k"]:
+    def _by_head(
+        self, rows: Float[Tensor, "batch keys heads_k"]
+    ) -> Float[Tensor, "#n heads keys k"]:
         return self._per_item(rows.unflatten(-1, (self.heads, -1)).transpose(1, 2))
 
-    def _per_item(self, by_sequence: Float[Tensor, "batch ..."]) -> Float[Tensor, "n ..."]:
+    def _per_item(
+        self, by_sequence: Float[Tensor, "batch ..."]
+    ) -> Float[Tensor, "n ..."]:
         return by_sequence.repeat_interleave(self.per_sequence, dim=0)
 
-    def _pattern(self, allowed: Bool[Tensor, "#n 1 keys"]) -> Float[Tensor, "#n heads keys"]:
-        scores = with_sink((self.keys @ self.query[..., None]).squeeze(-1) / self.scale, self.sink)
+    def _pattern(
+        self, allowed: Bool[Tensor, "#n 1 keys"]
+    ) -> Float[Tensor, "#n heads keys"]:
+        scores = with_sink(
+            (self.keys @ self.query[..., None]).squeeze(-1) / self.scale, self.sink
+        )
         if self.is_linear:
             self._pattern_slope = allowed.to(scores)
             return scores * allowed
-        self._pattern_slope = torch.softmax(scores.masked_fill(~allowed, float("-inf")), dim=-1)
+        self._pattern_slope = torch.softmax(
+            scores.masked_fill(~allowed, float("-inf")), dim=-1
+        )
         return self._pattern_slope
 
 
-def block_diagonal(blocks: Float[Tensor, "#n heads a b"]) -> Float[Tensor, "#n heads_a heads_b"]:
+def block_diagonal(
+    blocks: Float[Tensor, "#n heads a b"],
+) -> Float[Tensor, "#n heads_a heads_b"]:
     """Return one matrix per item with the blocks of the heads along its diagonal."""
     if blocks.shape[1] == 1:
         return blocks[:, 0]
@@ -110,11 +148,15 @@ def block_diagonal(blocks: Float[Tensor, "#n heads a b"]) -> Float[Tensor, "#n h
     return torch.einsum("nhab,hg->nhagb", blocks, identity).flatten(3, 4).flatten(1, 2)
 
 
-def _read(network: Any, model: ModelConfig, tokens: Tensor) -> tuple[Tensor, Tensor, Any, float, Tensor]:
+def _read(
+    network: Any, model: ModelConfig, tokens: Tensor
+) -> tuple[Tensor, Tensor, Any, float, Tensor]:
     """Return the residual stream, the attention's inputs, the module of its weights, its scale and its mask."""
     hidden = network.hidden(tokens, model.n_layers - 1)
     if kind(model.kind).structure == Structure.attention:
-        mask = torch.zeros(hidden.shape[1], hidden.shape[1], dtype=torch.bool, device=hidden.device)
+        mask = torch.zeros(
+            hidden.shape[1], hidden.shape[1], dtype=torch.bool, device=hidden.device
+        )
         return hidden, hidden, network, network.divisor, mask
     layer = network.layers[-1]
     inputs = hidden if model.norm == Norm.post else layer.ln1(hidden)
@@ -142,7 +184,10 @@ class LastLayer:
         self.gradients = self._gradients(gradient)
         self._jacobians: dict[ScoredPlace, Tensor] = {}
         self._rows = WeakKeyDictionary[ScoredEntry, Tensor]()
-        self._curvature: tuple[tuple[ScoredPlace, ScoredPlace] | None, ItemMatrices] = (None, ItemMatrices())
+        self._curvature: tuple[tuple[ScoredPlace, ScoredPlace] | None, ItemMatrices] = (
+            None,
+            ItemMatrices(),
+        )
 
     def jacobian(self, place: ScoredPlace) -> Float[Tensor, "#n r place"]:
         """Return R d outputs/d place of each item, computed once."""
@@ -183,13 +228,17 @@ class LastLayer:
             return ItemMatrices(diagonal=self.ahead.slope)
         columns = self._columns(of, by)
         if by == ScoredPlace.scores:
-            return ItemMatrices(((columns.mT, torch.eye(columns.shape[-1]).to(columns)),))
+            return ItemMatrices(
+                ((columns.mT, torch.eye(columns.shape[-1]).to(columns)),)
+            )
         return _formed(columns)
 
     @property
     def ahead(self) -> Tail:
         """The map from the attention output to the logits."""
-        assert self.tail is not None, "bare attention has no weights behind the mixed values"
+        assert self.tail is not None, (
+            "bare attention has no weights behind the mixed values"
+        )
         return self.tail
 
     @cached_property
@@ -211,15 +260,26 @@ class LastLayer:
 
     def _tail(self, network: Any, model: ModelConfig) -> Tail:
         attended = network.layers[-1].attn.o(self.mixed)
-        return Tail(network, model, attended + self.mixing.stream if model.attention_skip else attended)
+        return Tail(
+            network,
+            model,
+            attended + self.mixing.stream if model.attention_skip else attended,
+        )
 
     def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[ScoredPlace, Tensor]:
         if self.tail is None:
             slopes = {ScoredPlace.mixed: of_outputs}
         else:
             slopes = self.tail.gradients(of_outputs)
-            slopes[ScoredPlace.mixed] = slopes[ScoredPlace.attended] @ self._output_weight
-        return {**slopes, ScoredPlace.scores: self.mixing.pull(slopes[ScoredPlace.mixed][:, None])[:, 0]}
+            slopes[ScoredPlace.mixed] = (
+                slopes[ScoredPlace.attended] @ self._output_weight
+            )
+        return {
+            **slopes,
+            ScoredPlace.scores: self.mixing.pull(slopes[ScoredPlace.mixed][:, None])[
+                :, 0
+            ],
+        }
 
     def _jacobian(self, place: ScoredPlace) -> Tensor:
         if place == ScoredPlace.scores:
@@ -229,10 +289,20 @@ class LastLayer:
         if place == ScoredPlace.mixed:
             return self.jacobian(ScoredPlace.attended) @ self._output_weight
         if place == ScoredPlace.hidden:
-            return self.jacobian(ScoredPlace.output) @ self.tail.mlp.fc_out.weight * self.tail.slope[:, None]
-        return self.root @ (self.tail.logits_by_output if place == ScoredPlace.output else self.tail.logits_by_attended)
+            return (
+                self.jacobian(ScoredPlace.output)
+                @ self.tail.mlp.fc_out.weight
+                * self.tail.slope[:, None]
+            )
+        return self.root @ (
+            self.tail.logits_by_output
+            if place == ScoredPlace.output
+            else self.tail.logits_by_attended
+        )
 
-    def _attention_curvature(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
+    def _attention_curvature(
+        self, later: ScoredPlace, earlier: ScoredPlace
+    ) -> ItemMatrices:
         if self._tail_curvature is None:
             return ItemMatrices()
         right, left = self._tail_curvature, self._attended_columns(later)
@@ -247,14 +317,21 @@ class LastLayer:
         bent = self.ahead.bend * self.gradients[ScoredPlace.active]
         if earlier == ScoredPlace.hidden:
             return total + ItemMatrices(diagonal=bent)
-        return total + _formed(bent[:, :, None] * self._columns(ScoredPlace.hidden, earlier))
+        return total + _formed(
+            bent[:, :, None] * self._columns(ScoredPlace.hidden, earlier)
+        )
 
-    def _final_curvature(self, left: Tensor | None, earlier: ScoredPlace) -> ItemMatrices:
+    def _final_curvature(
+        self, left: Tensor | None, earlier: ScoredPlace
+    ) -> ItemMatrices:
         """Return left^T Lambda do/d earlier, with Lambda of the last norm."""
         second = self.ahead.second
         if not isinstance(second, LayerNormAt):
             return ItemMatrices()
-        right = second.bend(self.gradients[ScoredPlace.final], self._columns(ScoredPlace.output, earlier))
+        right = second.bend(
+            self.gradients[ScoredPlace.final],
+            self._columns(ScoredPlace.output, earlier),
+        )
         return ItemMatrices(((left, right),))
 
     def _columns(self, of: ScoredPlace, by: ScoredPlace) -> Float[Tensor, "#n of by"]:
@@ -264,14 +341,22 @@ class LastLayer:
             return torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
         if by in (ScoredPlace.scores, ScoredPlace.mixed, ScoredPlace.attended):
             return self.ahead.push(of, self._attended_columns(by))
-        output = self.ahead.identity[None] if by == ScoredPlace.output else self.ahead.output_by_hidden
+        output = (
+            self.ahead.identity[None]
+            if by == ScoredPlace.output
+            else self.ahead.output_by_hidden
+        )
         return output if of == ScoredPlace.output else self.ahead.second.push(output)
 
     def _attended_columns(self, by: ScoredPlace) -> Float[Tensor, "#n d by"]:
         """Return da/d by."""
         if by == ScoredPlace.attended:
             return self.ahead.identity[None]
-        return self._output_weight @ self._mixed_slopes if by == ScoredPlace.scores else self._output_weight[None]
+        return (
+            self._output_weight @ self._mixed_slopes
+            if by == ScoredPlace.scores
+            else self._output_weight[None]
+        )
 
 
 def _formed(matrices: Tensor) -> ItemMatrices:

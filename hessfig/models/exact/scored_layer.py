@@ -17,18 +17,24 @@ from hessfig.models.exact.kronecker import one_of_each
 from hessfig.models.tape.steps import DERIVATIVES
 
 
-def loss_rows(objective: Objective, outputs: Float[Tensor, "batch scored v"]) -> tuple[Tensor, Tensor]:
+def loss_rows(
+    objective: Objective, outputs: Float[Tensor, "batch scored v"]
+) -> tuple[Tensor, Tensor]:
     """Return (dl/df of each item, R of each item) with R^T R = d2l/df2; shapes (n, v) and (n or 1, v, v).
 
     Cross-entropy over n items: d2l/df2 = (diag(p) - p p^T)/n, R = diag(sqrt(p)) (I - 1 p^T)/sqrt(n).
     Squared errors: d2l/df2 = 2 I, or 2 I / (n v) for their mean.
     """
     with torch.enable_grad():
-        gradient = output_gradient(objective.loss, outputs, objective.batch.targets).flatten(0, 1)
+        gradient = output_gradient(
+            objective.loss, outputs, objective.batch.targets
+        ).flatten(0, 1)
     identity = torch.eye(outputs.shape[-1]).to(outputs)
     if isinstance(objective.loss, CrossEntropy):
         chances = torch.softmax(outputs.flatten(0, 1), dim=-1)
-        return gradient, (chances / len(chances)).sqrt()[:, :, None] * (identity - chances[:, None, :])
+        return gradient, (chances / len(chances)).sqrt()[:, :, None] * (
+            identity - chances[:, None, :]
+        )
     scale = 2.0 if objective.loss.reduction == "sum" else 2.0 / outputs.numel()
     return gradient, scale**0.5 * identity[None]
 
@@ -72,7 +78,11 @@ class ScoredEntry:
     @cached_property
     def gram(self) -> Float[Tensor, "labels labels"]:
         """Products of the inputs, one item of each label; all pairs of heads share them."""
-        inputs = self.inputs if self.labels is None else one_of_each(self.inputs, self.labels)
+        inputs = (
+            self.inputs
+            if self.labels is None
+            else one_of_each(self.inputs, self.labels)
+        )
         return inputs @ inputs.T
 
 
@@ -114,7 +124,9 @@ class LayerNormAt:
     def push(self, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
         """Return J columns (columns may have one item for all)."""
         columns = columns.expand(len(self.scale), -1, -1)
-        tangent = torch.baddbmm(columns, self._basis, self._basis.mT @ columns, alpha=-1)
+        tangent = torch.baddbmm(
+            columns, self._basis, self._basis.mT @ columns, alpha=-1
+        )
         return tangent.mul_(self._stretch[:, :, None])
 
     def pull(self, rows: Float[Tensor, "#n r d"]) -> Float[Tensor, "#n r d"]:
@@ -122,7 +134,9 @@ class LayerNormAt:
         stretched = rows * self._stretch[:, None]
         return stretched.baddbmm_(stretched @ self._basis, self._basis.mT, alpha=-1)
 
-    def bend(self, gradient: Float[Tensor, "n d"], columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n d k"]:
+    def bend(
+        self, gradient: Float[Tensor, "n d"], columns: Float[Tensor, "#n d k"]
+    ) -> Float[Tensor, "#n d k"]:
         """Return Lambda columns, Lambda the second derivative contracted with the gradient of the output (theory: ln2).
 
         Lambda = -[(r.n) C + n (C r)^T + (C r) n^T] / (d s^2) + 3 (r.n) n n^T / (d^2 s^2) with r = g o gradient,
@@ -130,9 +144,15 @@ class LayerNormAt:
         """
         pulled, square = gradient * self.gain, self.dim * self.scale.square()
         along = (pulled * self.direction).sum(dim=-1, keepdim=True)
-        directions = torch.stack([self._ones, self.direction, pulled - pulled.mean(dim=-1, keepdim=True)], dim=-1)
+        directions = torch.stack(
+            [self._ones, self.direction, pulled - pulled.mean(dim=-1, keepdim=True)],
+            dim=-1,
+        )
         small = torch.zeros(len(square), 3, 3).to(square)
-        small[:, 0, 0], small[:, 1, 1] = ((along / square / self.dim)[:, 0], (3 * along / square / self.dim)[:, 0])
+        small[:, 0, 0], small[:, 1, 1] = (
+            (along / square / self.dim)[:, 0],
+            (3 * along / square / self.dim)[:, 0],
+        )
         small[:, 1, 2] = small[:, 2, 1] = -1 / square[:, 0]
         bent = columns * (-along / square)[:, :, None]
         return bent.baddbmm_(directions, small @ (directions.mT @ columns))
@@ -148,7 +168,9 @@ class Tail:
     The carry is e (no norm, pre-LN) or y (post-LN); `first` and `second` are LayerNorm or nothing.
     """
 
-    def __init__(self, network: Any, model: ModelConfig, entering: Float[Tensor, "n d"]) -> None:
+    def __init__(
+        self, network: Any, model: ModelConfig, entering: Float[Tensor, "n d"]
+    ) -> None:
         layer, self.model, self.head = network.layers[-1], model, network.head
         self.mlp: Any = layer.mlp if model.mlp != MLP.none else None
         self.carries_normed = model.norm == Norm.post
@@ -173,7 +195,11 @@ class Tail:
     @cached_property
     def slope(self) -> Float[Tensor, "n d_mlp"]:
         """phi'(h)."""
-        return DERIVATIVES[self.model.mlp](self.hidden)[0].expand_as(self.hidden).contiguous()
+        return (
+            DERIVATIVES[self.model.mlp](self.hidden)[0]
+            .expand_as(self.hidden)
+            .contiguous()
+        )
 
     @cached_property
     def bend(self) -> Float[Tensor, "n d_mlp"]:
@@ -204,21 +230,31 @@ class Tail:
             return self.logits_by_output @ self.output_by_attended
         return self._rows_by_attended(self.head.weight)
 
-    def gradients(self, of_logits: Float[Tensor, "n vocab"]) -> dict[ScoredPlace, Float[Tensor, "n _"]]:
+    def gradients(
+        self, of_logits: Float[Tensor, "n vocab"]
+    ) -> dict[ScoredPlace, Float[Tensor, "n _"]]:
         """Return dl/d(place) for every place from the logits back to a."""
         final = of_logits @ self.head.weight
         output = self.second.pull(final[:, None])[:, 0]
-        slopes = {ScoredPlace.logits: of_logits, ScoredPlace.final: final, ScoredPlace.output: output}
+        slopes = {
+            ScoredPlace.logits: of_logits,
+            ScoredPlace.final: final,
+            ScoredPlace.output: output,
+        }
         normed = output if self.carries_normed else torch.zeros_like(output)
         if self.mlp is not None:
             slopes[ScoredPlace.active] = output @ self.mlp.fc_out.weight
             slopes[ScoredPlace.hidden] = slopes[ScoredPlace.active] * self.slope
             normed = normed + slopes[ScoredPlace.hidden] @ self.mlp.fc_in.weight
         entering = self.first.pull(normed[:, None])[:, 0]
-        slopes[ScoredPlace.attended] = entering if self.carries_normed else entering + output
+        slopes[ScoredPlace.attended] = (
+            entering if self.carries_normed else entering + output
+        )
         return {**slopes, ScoredPlace.normed: normed}
 
-    def curvature(self, gradients: dict[ScoredPlace, Float[Tensor, "n _"]]) -> Float[Tensor, "#n d d"] | None:
+    def curvature(
+        self, gradients: dict[ScoredPlace, Float[Tensor, "n _"]]
+    ) -> Float[Tensor, "#n d d"] | None:
         """Return d2<dl/df, f>/da2 from dl/d(place), or None where it vanishes.
 
         The sum of J^T Lambda J over the nonlinearities, with J the Jacobian from a to the input of the nonlinearity.
@@ -226,16 +262,22 @@ class Tail:
         terms = []
         if isinstance(self.second, LayerNormAt):
             jacobian = self.output_by_attended
-            terms.append(jacobian.mT @ self.second.bend(gradients[ScoredPlace.final], jacobian))
+            terms.append(
+                jacobian.mT @ self.second.bend(gradients[ScoredPlace.final], jacobian)
+            )
         if isinstance(self.first, LayerNormAt):
-            terms.append(self.first.bend(gradients[ScoredPlace.normed], self.identity[None]))
+            terms.append(
+                self.first.bend(gradients[ScoredPlace.normed], self.identity[None])
+            )
         if self.is_smooth:
             inner = self.mlp.fc_in.weight
             bent = sandwich(inner.T, self.bend * gradients[ScoredPlace.active], inner)
             terms.append(self.first.pull(self.first.pull(bent).mT))
         return sum(terms[1:], start=terms[0]) if terms else None
 
-    def push(self, place: ScoredPlace, columns: Float[Tensor, "#n d k"]) -> Float[Tensor, "#n _ k"]:
+    def push(
+        self, place: ScoredPlace, columns: Float[Tensor, "#n d k"]
+    ) -> Float[Tensor, "#n _ k"]:
         """Return d place/da columns, for the places after a."""
         if place == ScoredPlace.final:
             return self.second.push(self.push(ScoredPlace.output, columns))
@@ -245,24 +287,36 @@ class Tail:
         if place == ScoredPlace.normed:
             return normed
         hidden = self.mlp.fc_in.weight @ normed
-        return hidden if place == ScoredPlace.hidden else self.slope[:, :, None] * hidden
+        return (
+            hidden if place == ScoredPlace.hidden else self.slope[:, :, None] * hidden
+        )
 
     def _rows_by_attended(self, rows: Float[Tensor, "p d"]) -> Float[Tensor, "#n p d"]:
         """Return rows do/da for rows shared by all items."""
         if self.mlp is None:
             return self.first.pull(rows[None]) if self.carries_normed else rows[None]
-        through = sandwich(rows @ self.mlp.fc_out.weight, self.slope, self.mlp.fc_in.weight)
-        return self.first.pull(through.add_(rows)) if self.carries_normed else self.first.pull(through).add_(rows)
+        through = sandwich(
+            rows @ self.mlp.fc_out.weight, self.slope, self.mlp.fc_in.weight
+        )
+        return (
+            self.first.pull(through.add_(rows))
+            if self.carries_normed
+            else self.first.pull(through).add_(rows)
+        )
 
 
 def sandwich(
-    left: Float[Tensor, "p k"], middle: Float[Tensor, "n k"], right: Float[Tensor, "k q"]
+    left: Float[Tensor, "p k"],
+    middle: Float[Tensor, "n k"],
+    right: Float[Tensor, "k q"],
 ) -> Float[Tensor, "#n p q"]:
     """Return left diag(middle_n) right for all items, with one product of `middle` for a few rows of `left` each."""
     out = middle.new_empty(len(middle), len(left), right.shape[1])
     for start in range(0, len(left), 16):
         pairs = left[start : start + 16].T[:, :, None] * right[:, None, :]
-        out[:, start : start + 16] = (middle @ pairs.flatten(1)).unflatten(1, pairs.shape[1:])
+        out[:, start : start + 16] = (middle @ pairs.flatten(1)).unflatten(
+            1, pairs.shape[1:]
+        )
     return out
 
 

@@ -55,9 +55,19 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """
     route = route_of(model, block, part)
     if route == Route.missing:
-        why = _AT_SCORES if part in AT_SCORES else _UNKNOWN if not _is_known(model, block) else _REASONS[route]
-        return Exactness(Level.unsupported, route, why, "estimator=hutchinson, or estimator=auto")
-    cheap = route in (Route.tokens, Route.gradient) or (route == Route.last_layer and not _is_wide(model, block))
+        why = (
+            _AT_SCORES
+            if part in AT_SCORES
+            else _UNKNOWN
+            if not _is_known(model, block)
+            else _REASONS[route]
+        )
+        return Exactness(
+            Level.unsupported, route, why, "estimator=hutchinson, or estimator=auto"
+        )
+    cheap = route in (Route.tokens, Route.gradient) or (
+        route == Route.last_layer and not _is_wide(model, block)
+    )
     return Exactness(Level.cheap if cheap else Level.expensive, route, _REASONS[route])
 
 
@@ -76,11 +86,17 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
         return Route.last_layer
     if part == Part.H_o:
         return Route.outputs
-    return Route.scores if block.is_diagonal and block.row in SCORE_LIKE else Route.missing
+    return (
+        Route.scores if block.is_diagonal and block.row in SCORE_LIKE else Route.missing
+    )
 
 
 def _is_known(model: ModelConfig, block: Block) -> bool:
-    return is_counted(model) and not block.is_across and {block.row, block.col} <= set(matrices_of(model))
+    return (
+        is_counted(model)
+        and not block.is_across
+        and {block.row, block.col} <= set(matrices_of(model))
+    )
 
 
 def is_counted(model: ModelConfig) -> bool:
@@ -88,7 +104,9 @@ def is_counted(model: ModelConfig) -> bool:
     return kind(model.kind).structure is not None and not components(model)
 
 
-def check_exact(model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Part]) -> None:
+def check_exact(
+    model: ModelConfig, blocks: Iterable[Block], parts: Sequence[Part]
+) -> None:
     """Raise UserError for the first part of a block that has no exact norm."""
     for block in blocks:
         for part in parts:

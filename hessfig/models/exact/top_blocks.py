@@ -20,9 +20,13 @@ def outer(layer: LastLayer, first: ScoredEntry, second: ScoredEntry) -> ItemMatr
     return ItemMatrices(((layer.rows(first), layer.rows(second)),))
 
 
-def functional(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry) -> ItemMatrices:
+def functional(
+    layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry
+) -> ItemMatrices:
     """Return d2<dl/df, f>/du_later du_earlier of each item."""
-    return layer.curvature(later.place, earlier.place).between(later.feature, earlier.feature)
+    return layer.curvature(later.place, earlier.place).between(
+        later.feature, earlier.feature
+    )
 
 
 def gradient(layer: LastLayer, entry: ScoredEntry) -> Tensor:
@@ -31,36 +35,61 @@ def gradient(layer: LastLayer, entry: ScoredEntry) -> Tensor:
     return rows if entry.feature is None else (rows[:, None] @ entry.feature).squeeze(1)
 
 
-def input_derivative(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry) -> ItemMatrices:
+def input_derivative(
+    layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry
+) -> ItemMatrices:
     """Return d inputs_later/du_earlier of each item."""
     if later.source == ScoredPlace.query:
-        return ItemMatrices(((None, _head_columns(layer, later.head, later.inputs.shape[1]).mT),))
+        return ItemMatrices(
+            ((None, _head_columns(layer, later.head, later.inputs.shape[1]).mT),)
+        )
     if later.source == ScoredPlace.mean:
         assert earlier.feature is not None
-        slopes, keys = layer.mixing.input_slopes[:, later.head], layer.mixing.head_scores(later.head)
+        slopes, keys = (
+            layer.mixing.input_slopes[:, later.head],
+            layer.mixing.head_scores(later.head),
+        )
         return ItemMatrices(((slopes, earlier.feature[:, keys]),))
     return layer.derivative(later.source, earlier.place).between(None, earlier.feature)
 
 
 def _query(layer: LastLayer) -> list[ScoredEntry]:
     mixing, at = layer.mixing, (ScoredPlace.inputs, ScoredPlace.scores)
-    return [ScoredEntry(mixing.inputs, *at, mixing.score_features(mixing.keys), _labels(layer))]
+    return [
+        ScoredEntry(
+            mixing.inputs, *at, mixing.score_features(mixing.keys), _labels(layer)
+        )
+    ]
 
 
 def _key(layer: LastLayer) -> list[ScoredEntry]:
     mixing, labels = layer.mixing, _labels(layer)
-    features = mixing.score_features(mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1))
+    features = mixing.score_features(
+        mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)
+    )
     return [
-        ScoredEntry(mixing.query[:, head], ScoredPlace.query, ScoredPlace.scores, feature, labels, head)
+        ScoredEntry(
+            mixing.query[:, head],
+            ScoredPlace.query,
+            ScoredPlace.scores,
+            feature,
+            labels,
+            head,
+        )
         for head, feature in enumerate(features.tensor_split(mixing.heads, -1))
     ]
 
 
 def _value(layer: LastLayer) -> list[ScoredEntry]:
     mixing, width = layer.mixing, layer.mixing.mixed.shape[-1]
-    columns = [_head_columns(layer, head, width) if mixing.heads > 1 else None for head in range(mixing.heads)]
+    columns = [
+        _head_columns(layer, head, width) if mixing.heads > 1 else None
+        for head in range(mixing.heads)
+    ]
     return [
-        ScoredEntry(mixing.mean[:, head], ScoredPlace.mean, ScoredPlace.mixed, own, head=head)
+        ScoredEntry(
+            mixing.mean[:, head], ScoredPlace.mean, ScoredPlace.mixed, own, head=head
+        )
         for head, own in enumerate(columns)
     ]
 
@@ -83,10 +112,18 @@ _ENTRIES: dict[Matrix, Callable[[LastLayer], list[ScoredEntry]]] = {
     Matrix.W_QK: _query,
     Matrix.W_K: _key,
     Matrix.W_V: _value,
-    Matrix.W_O: lambda layer: [ScoredEntry(layer.mixed, ScoredPlace.mixed, ScoredPlace.attended)],
-    Matrix.W_in: lambda layer: [ScoredEntry(layer.ahead.first.output, ScoredPlace.normed, ScoredPlace.hidden)],
-    Matrix.W_out: lambda layer: [ScoredEntry(layer.ahead.active, ScoredPlace.active, ScoredPlace.output)],
-    Matrix.W_U: lambda layer: [ScoredEntry(layer.ahead.second.output, ScoredPlace.final, ScoredPlace.logits)],
+    Matrix.W_O: lambda layer: [
+        ScoredEntry(layer.mixed, ScoredPlace.mixed, ScoredPlace.attended)
+    ],
+    Matrix.W_in: lambda layer: [
+        ScoredEntry(layer.ahead.first.output, ScoredPlace.normed, ScoredPlace.hidden)
+    ],
+    Matrix.W_out: lambda layer: [
+        ScoredEntry(layer.ahead.active, ScoredPlace.active, ScoredPlace.output)
+    ],
+    Matrix.W_U: lambda layer: [
+        ScoredEntry(layer.ahead.second.output, ScoredPlace.final, ScoredPlace.logits)
+    ],
 }
 
 
@@ -96,65 +133,115 @@ Squares = dict[Part, Float[Tensor, ""]]
 T = TypeVar("T")
 
 
-def last_layer_norms(layer: LastLayer, row: Matrix, col: Matrix, parts: Sequence[Part]) -> dict[Part, float]:
+def last_layer_norms(
+    layer: LastLayer, row: Matrix, col: Matrix, parts: Sequence[Part]
+) -> dict[Part, float]:
     """Return the exact Frobenius norm of every part of the block (row, col)."""
     later, earlier = sorted((row, col), key=_DEPTH.index, reverse=True)
-    squares = _diagonal(layer, row, parts) if row == col else _pair(layer, later, earlier, parts)
+    squares = (
+        _diagonal(layer, row, parts)
+        if row == col
+        else _pair(layer, later, earlier, parts)
+    )
     return {part: float(square.clamp(min=0).sqrt()) for part, square in squares.items()}
 
 
-def last_layer_traces(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> dict[Part, float]:
+def last_layer_traces(
+    layer: LastLayer, matrix: Matrix, parts: Sequence[Part]
+) -> dict[Part, float]:
     """Return the exact trace of every part of a diagonal block: sum_n |c_n|^2 tr M_n, head by head."""
     totals = dict.fromkeys(parts, 0.0)
     for entry in _ENTRIES[matrix](layer):
         sizes = entry.inputs.square().sum(dim=1)
         for part, matrices in _matrices(layer, entry, entry, parts).items():
-            totals[part] += 0.0 if matrices.is_zero else float((sizes * matrices.traces()).sum())
+            totals[part] += (
+                0.0 if matrices.is_zero else float((sizes * matrices.traces()).sum())
+            )
     return totals
 
 
 def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Squares:
     """Return ||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over pairs of heads g, h, each of which is a block."""
     heads = _ENTRIES[matrix](layer)
-    pairs = [(first, second) for index, first in enumerate(heads) for second in heads[index:]]
+    pairs = [
+        (first, second) for index, first in enumerate(heads) for second in heads[index:]
+    ]
     squares = [_heads(layer, first, second, parts) for first, second in pairs]
     doubled = [1 if first is second else 2 for first, second in pairs]
     weighed = list(zip(doubled, squares, strict=True))
-    return {part: _sum([factor * square[part] for factor, square in weighed]) for part in parts}
+    return {
+        part: _sum([factor * square[part] for factor, square in weighed])
+        for part in parts
+    }
 
 
-def _heads(layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]) -> Squares:
+def _heads(
+    layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]
+) -> Squares:
     symmetric, weights = first is second, first.gram * second.gram
     matrices = _matrices(layer, first, second, parts, first.labels)
-    return _once(matrices, lambda item_matrices: kronecker_squared_norm(weights, item_matrices, symmetric=symmetric))
+    return _once(
+        matrices,
+        lambda item_matrices: kronecker_squared_norm(
+            weights, item_matrices, symmetric=symmetric
+        ),
+    )
 
 
-def _pair(layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part]) -> Squares:
+def _pair(
+    layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part]
+) -> Squares:
     """Return squared norms for two weights; the inputs of the later depend on the earlier, which adds a term to H_f.
 
     H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n) with M_n = d2<dl/df, f>/du_later du_earlier, g_n =
     dl/du_later and N_n = dc_n^later/du_earlier. The row index of M_n is paired with that of g_n, and the row index of
     N_n with that of c_n^later.
     """
-    pairs = [(first, second) for first in _ENTRIES[later](layer) for second in _ENTRIES[earlier](layer)]
+    pairs = [
+        (first, second)
+        for first in _ENTRIES[later](layer)
+        for second in _ENTRIES[earlier](layer)
+    ]
     squares = [_crossed(layer, first, second, parts) for first, second in pairs]
     return {part: _sum([square[part] for square in squares]) for part in parts}
 
 
-def _crossed(layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: Sequence[Part]) -> Squares:
-    matrices, slopes = _matrices(layer, later, earlier, parts), input_derivative(layer, later, earlier)
+def _crossed(
+    layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: Sequence[Part]
+) -> Squares:
+    matrices, slopes = (
+        _matrices(layer, later, earlier, parts),
+        input_derivative(layer, later, earlier),
+    )
     slope, shared = gradient(layer, later), _gram(earlier.inputs)
     plain, crossed = shared * _gram(later.inputs), shared * _gram(slope)
-    squares = _once(matrices, lambda item_matrices: kronecker_squared_norm(plain, item_matrices, symmetric=False))
+    squares = _once(
+        matrices,
+        lambda item_matrices: kronecker_squared_norm(
+            plain, item_matrices, symmetric=False
+        ),
+    )
     if set(parts) == {Part.H_o}:
         return squares
     own = kronecker_squared_norm(crossed, slopes, symmetric=False)
-    both = _once(matrices, lambda m: 2 * kronecker.cross_product(shared, (m, later.inputs), (slopes, slope)))
-    return {part: square if part == Part.H_o else square + own + both[part] for part, square in squares.items()}
+    both = _once(
+        matrices,
+        lambda m: (
+            2 * kronecker.cross_product(shared, (m, later.inputs), (slopes, slope))
+        ),
+    )
+    return {
+        part: square if part == Part.H_o else square + own + both[part]
+        for part, square in squares.items()
+    }
 
 
 def _matrices(
-    layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part], labels: Tensor | None = None
+    layer: LastLayer,
+    first: ScoredEntry,
+    second: ScoredEntry,
+    parts: Sequence[Part],
+    labels: Tensor | None = None,
 ) -> dict[Part, ItemMatrices]:
     """Return M_n of every part, summed over each of `labels`; if H_f vanishes, H and H_o are the same object."""
     H_o = _merged(outer(layer, first, second), labels)
@@ -169,9 +256,14 @@ def _merged(matrices: ItemMatrices, labels: Tensor | None) -> ItemMatrices:
     return matrices if labels is None or matrices.is_zero else matrices.merged(labels)
 
 
-def _once(by_part: dict[Part, ItemMatrices], function: Callable[[ItemMatrices], T]) -> dict[Part, T]:
+def _once(
+    by_part: dict[Part, ItemMatrices], function: Callable[[ItemMatrices], T]
+) -> dict[Part, T]:
     """Apply `function` to each part, but only once to an object that two parts share."""
-    results = {id(matrices): function(matrices) for matrices in {id(m): m for m in by_part.values()}.values()}
+    results = {
+        id(matrices): function(matrices)
+        for matrices in {id(m): m for m in by_part.values()}.values()
+    }
     return {part: results[id(matrices)] for part, matrices in by_part.items()}
 
 
@@ -183,7 +275,9 @@ def _gram(rows: Float[Tensor, "n v"]) -> Float[Tensor, "n n"]:
     return rows @ rows.T
 
 
-def linear_mlp_norms(objective: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+def linear_mlp_norms(
+    objective: Objective, layer: int, parts: Sequence[Part]
+) -> dict[Part, float]:
     """Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
 
     H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J = W_{layer+1} ... W_D; equal tokens
@@ -193,11 +287,15 @@ def linear_mlp_norms(objective: Objective, layer: int, parts: Sequence[Part]) ->
     labels = kronecker.labels_of(hidden.flatten(0, 1))
     matrices = ItemMatrices(((rows, rows),)).merged(labels)
     inputs = kronecker.one_of_each(hidden.flatten(0, 1), labels)
-    square = kronecker_squared_norm((inputs @ inputs.T).square(), matrices, symmetric=True)
+    square = kronecker_squared_norm(
+        (inputs @ inputs.T).square(), matrices, symmetric=True
+    )
     return _parts(float(square.sqrt()), parts)
 
 
-def linear_mlp_traces(objective: Objective, layer: int, parts: Sequence[Part]) -> dict[Part, float]:
+def linear_mlp_traces(
+    objective: Objective, layer: int, parts: Sequence[Part]
+) -> dict[Part, float]:
     """Return the traces of the same block: sum_n |h_n|^2 tr(J^T (d2l/df2) J)."""
     hidden, rows = _factors(objective, layer)
     sizes = hidden.flatten(0, 1).square().sum(dim=1)
@@ -207,12 +305,18 @@ def linear_mlp_traces(objective: Objective, layer: int, parts: Sequence[Part]) -
 def _factors(objective: Objective, layer: int) -> tuple[Tensor, Tensor]:
     """Return h_n at the scored positions and R J with R^T R = d2l/df2."""
     network: Any = objective.network
-    hidden = network.hidden(objective.batch.inputs, layer - 1)[:, objective.batch.scored]
+    hidden = network.hidden(objective.batch.inputs, layer - 1)[
+        :, objective.batch.scored
+    ]
     root, behind = (
         loss_rows(objective, network.from_hidden(hidden, layer - 1, slice(None)))[1],
         _behind(network, layer),
     )
-    check_same(objective, hidden @ network.layers[layer - 1].weight.T @ behind.T, "exact engine")
+    check_same(
+        objective,
+        hidden @ network.layers[layer - 1].weight.T @ behind.T,
+        "exact engine",
+    )
     return hidden, root @ behind
 
 

@@ -46,7 +46,13 @@ def _weights(config: Config) -> Iterator[Weight]:
     model, width = config.model, channels(config.model)
     for layer in range(1, convolutions(model) + 1):
         place, inputs = f"layers.{layer - 1}", 1 if layer == 1 else width
-        yield Weight(Matrix.W.value, f"{place}.conv.weight", PIXELS * inputs * width, layer, _CONVOLUTIONS)
+        yield Weight(
+            Matrix.W.value,
+            f"{place}.conv.weight",
+            PIXELS * inputs * width,
+            layer,
+            _CONVOLUTIONS,
+        )
         yield bias_of(Matrix.W, f"{place}.conv.bias", width, layer, Group.mlp)
         if model.norm == Norm.post:
             yield from norm_of("norm", f"{place}.norm", width, layer)
@@ -59,7 +65,10 @@ def _skeleton(config: Config) -> nn.Module:
 
     model = config.model
     return ConvolutionalNetwork(
-        model, convolutions=convolutions(model), channels=channels(model), classes=digits.CLASSES
+        model,
+        convolutions=convolutions(model),
+        channels=channels(model),
+        classes=digits.CLASSES,
     )
 
 
@@ -92,7 +101,12 @@ KIND = NetworkKind(
     matrices=lambda model: [Matrix.W, Matrix.W_U],
     reads={
         **dict.fromkeys(("n_layers", "d_mlp", "initialisation"), ""),
-        **{"n_heads": "model.norm=post", "d_model": "model.d_mlp=null", "norm": FIRST["norm"], "mlp": FIRST["mlp"]},
+        **{
+            "n_heads": "model.norm=post",
+            "d_model": "model.d_mlp=null",
+            "norm": FIRST["norm"],
+            "mlp": FIRST["mlp"],
+        },
     },
     weights_drawn=Draw.relu,
     check_model=_check_model,

@@ -12,8 +12,22 @@ from hessfig.config.enums import Data
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import NetworkKind
-from hessfig.models.stored.architectures import ModelSizes, architecture, is_private, layout_of, public, sizes_of
-from hessfig.models.stored.model_folder import KEY, files, fingerprint, folder, is_random, settings_of
+from hessfig.models.stored.architectures import (
+    ModelSizes,
+    architecture,
+    is_private,
+    layout_of,
+    public,
+    sizes_of,
+)
+from hessfig.models.stored.model_folder import (
+    KEY,
+    files,
+    fingerprint,
+    folder,
+    is_random,
+    settings_of,
+)
 from hessfig.models.stored.token_batches import Stored, check_measured
 from hessfig.weights import Layout
 
@@ -35,7 +49,9 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     from hessfig.models.stored.loaded_model import drawn
 
     at_once = STORED.plan(config).sequences
-    return drawn(config, seed, _sizes(config), layout(config), STORED.ids(config), at_once)
+    return drawn(
+        config, seed, _sizes(config), layout(config), STORED.ids(config), at_once
+    )
 
 
 def completed(config: Config) -> Config:
@@ -43,7 +59,12 @@ def completed(config: Config) -> Config:
     task, path = config.task, config.model.path
     if task.data != Data.masked_tokens or task.path is not None or path is None:
         return config
-    return replace(config, task=replace(task, path=str(folder(str(path), config.model.download) / SEQUENCES)))
+    return replace(
+        config,
+        task=replace(
+            task, path=str(folder(str(path), config.model.download) / SEQUENCES)
+        ),
+    )
 
 
 def axes(config: Config) -> frozenset[str]:
@@ -71,7 +92,8 @@ def _check(config: Config) -> None:
     check_measured(config, is_random=is_random(config))
     public(*settings_of(config))
     STORED.plan(config)
-    from hessfig.models.stored.loaded_model import check  # weights are read, which takes torch
+    # Weights are read, which takes torch.
+    from hessfig.models.stored.loaded_model import check
 
     check(config, _sizes(config), layout(config), STORED.ids(config))
 
@@ -101,7 +123,9 @@ def _check_settings(config: Config) -> None:
             allowed="eager",
             remedy="leave it out: attention is eager",
         )
-    if private := [key for key in model.options if is_private(key) and key != "attn_implementation"]:
+    if private := [
+        key for key in model.options if is_private(key) and key != "attn_implementation"
+    ]:
         raise UserError(
             "model.options: settings that are not passed to transformers",
             got=first_few(private),
@@ -112,10 +136,17 @@ def _check_settings(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
     """Raise UserError for masked tokens with a causal model, and for next tokens with an encoder, which sees them."""
-    is_encoder, is_masked = bool(_sizes(config).names.encoder), config.task.data == Data.masked_tokens
+    is_encoder, is_masked = (
+        bool(_sizes(config).names.encoder),
+        config.task.data == Data.masked_tokens,
+    )
     if is_encoder != is_masked:
         fitting = Data.masked_tokens if is_encoder else Data.tokens
-        what = "an encoder sees every token" if is_encoder else "a causal model has no masked tokens"
+        what = (
+            "an encoder sees every token"
+            if is_encoder
+            else "a causal model has no masked tokens"
+        )
         raise UserError(
             f"task.data: {what}",
             got=f"task.data={config.task.data}, {settings_of(config)[0].get('model_type')}",
@@ -129,7 +160,9 @@ def _about(config: Config) -> str:
     from hessfig.models.stored.loaded_model import left_out
 
     surplus = left_out(config) if _sizes(config).names.encoder else []
-    words = f"; left out of the folder's weights: {', '.join(surplus)}" if surplus else ""
+    words = (
+        f"; left out of the folder's weights: {', '.join(surplus)}" if surplus else ""
+    )
     return STORED.about(config) + words
 
 
@@ -144,10 +177,16 @@ def _layout(settings: str) -> Layout:
 
 def _place(config: Config) -> Path | None:
     """Return the folder of the model; None if its sizes follow from settings alone."""
-    return None if config.model.path is None else folder(str(config.model.path), config.model.download)
+    return (
+        None
+        if config.model.path is None
+        else folder(str(config.model.path), config.model.download)
+    )
 
 
-STORED = Stored(layout, _sizes, _place, fingerprint, _marks, lambda config: _sizes(config).padding)
+STORED = Stored(
+    layout, _sizes, _place, fingerprint, _marks, lambda config: _sizes(config).padding
+)
 KIND = NetworkKind(
     layout=layout,
     draw=draw,
@@ -164,8 +203,14 @@ KIND = NetworkKind(
     check_model=_check_sizes,
     reads={
         **dict.fromkeys(("path", "sha256", "random"), ""),
-        **dict.fromkeys(("n_layers", "n_heads", "d_model", "d_head", "d_mlp"), _BY_SIZES),
-        **{"architecture": _BY_SIZES, "vocabulary": _BY_SIZES, "options": ("model.random=true", _BY_SIZES)},
+        **dict.fromkeys(
+            ("n_layers", "n_heads", "d_model", "d_head", "d_mlp"), _BY_SIZES
+        ),
+        **{
+            "architecture": _BY_SIZES,
+            "vocabulary": _BY_SIZES,
+            "options": ("model.random=true", _BY_SIZES),
+        },
         "download": "model.path!=null",
     },
 )

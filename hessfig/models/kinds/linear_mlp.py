@@ -18,7 +18,14 @@ def layout(config: Config) -> Layout:
     """Return the weight of every layer, and the embedding."""
     width, vocabulary = config.model.d_model, config.task.vocabulary
     embeddings, mlp = (Group.embeddings.value,), (Group.mlp.value,)
-    table = Weight(Matrix.W_E.value, "tok_embed.weight", vocabulary * width, 0, embeddings, is_main=False)
+    table = Weight(
+        Matrix.W_E.value,
+        "tok_embed.weight",
+        vocabulary * width,
+        0,
+        embeddings,
+        is_main=False,
+    )
     outputs = [*[width] * (config.model.n_layers - 1), vocabulary]
     chain = (
         Weight(Matrix.W.value, f"layers.{layer - 1}.weight", width * length, layer, mlp)

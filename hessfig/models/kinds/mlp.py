@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_MATCHED = "model.d_mlp=null"  # settings of the transformer with the same number of parameters
+_MATCHED = (
+    "model.d_mlp=null"  # settings of the transformer with the same number of parameters
+)
 _MLP, _EMBEDDINGS = (Group.mlp.value,), (Group.embeddings.value,)
 
 
@@ -49,7 +51,11 @@ def width(config: Config) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _size(config, middle) < goal else (low, middle)
-    return high if low == 0 or _size(config, high) - goal < goal - _size(config, low) else low
+    return (
+        high
+        if low == 0 or _size(config, high) - goal < goal - _size(config, low)
+        else low
+    )
 
 
 def _size(config: Config, hidden: int) -> int:
@@ -57,16 +63,29 @@ def _size(config: Config, hidden: int) -> int:
 
 
 def _transformer_size(config: Config) -> int:
-    model = replace(config.model, kind=KindName.transformer.value, sink=Sink.none, mlp=MLP.relu)
-    return sum(weight.size for weight in transformer.layout(replace(config, model=model)).weights)
+    model = replace(
+        config.model, kind=KindName.transformer.value, sink=Sink.none, mlp=MLP.relu
+    )
+    return sum(
+        weight.size
+        for weight in transformer.layout(replace(config, model=model)).weights
+    )
 
 
 def _weights(config: Config, hidden: int) -> Iterator[Weight]:
     model, vocabulary = config.model, config.task.vocabulary
-    yield Weight(Matrix.W_E.value, "tok_embed.weight", vocabulary * model.d_model, 0, _EMBEDDINGS)
+    yield Weight(
+        Matrix.W_E.value, "tok_embed.weight", vocabulary * model.d_model, 0, _EMBEDDINGS
+    )
     for layer in range(1, model.n_layers + 1):
-        name, inputs = (Matrix.W_in, reach(config.task) * model.d_model) if layer == 1 else (Matrix.W, hidden)
-        yield Weight(name.value, f"layers.{layer - 1}.weight", inputs * hidden, layer, _MLP)
+        name, inputs = (
+            (Matrix.W_in, reach(config.task) * model.d_model)
+            if layer == 1
+            else (Matrix.W, hidden)
+        )
+        yield Weight(
+            name.value, f"layers.{layer - 1}.weight", inputs * hidden, layer, _MLP
+        )
         yield bias_of(name, f"layers.{layer - 1}.bias", hidden, layer, Group.mlp)
     yield Weight(Matrix.W_U.value, "head.weight", vocabulary * hidden)
     yield bias_of("W_U", "head.bias", vocabulary)
@@ -75,13 +94,23 @@ def _weights(config: Config, hidden: int) -> Iterator[Weight]:
 def _skeleton(config: Config) -> nn.Module:
     from hessfig.models.networks import PrefixMLP
 
-    return PrefixMLP(config.model, width=width(config), vocabulary=config.task.vocabulary, reach=reach(config.task))
+    return PrefixMLP(
+        config.model,
+        width=width(config),
+        vocabulary=config.task.vocabulary,
+        reach=reach(config.task),
+    )
 
 
 def check_activation(model: ModelConfig, why: str) -> None:
     """Raise UserError for model.mlp=none; `why` explains where this kind of network has an activation."""
     if model.mlp == MLP.none:
-        raise UserError(f"model.mlp: {why}", got=MLP.none, allowed="relu, gelu, linear", remedy="model.mlp=relu")
+        raise UserError(
+            f"model.mlp: {why}",
+            got=MLP.none,
+            allowed="relu, gelu, linear",
+            remedy="model.mlp=relu",
+        )
 
 
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
@@ -96,20 +125,44 @@ def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
 
 
 def _matrices(model: ModelConfig) -> list[Matrix]:
-    return [Matrix.W_E, Matrix.W_in, *([Matrix.W] if model.n_layers > 1 else []), Matrix.W_U]
+    return [
+        Matrix.W_E,
+        Matrix.W_in,
+        *([Matrix.W] if model.n_layers > 1 else []),
+        Matrix.W_U,
+    ]
 
 
 KIND = NetworkKind(
     layout=layout,
     skeleton=_skeleton,
-    check=lambda config: check_activation(config.model, "kind=mlp is nothing but an MLP"),
+    check=lambda config: check_activation(
+        config.model, "kind=mlp is nothing but an MLP"
+    ),
     is_structural_zero=is_structural_zero,
     matrices=_matrices,
     reads={
-        **dict.fromkeys(("n_layers", "d_model", "d_mlp", "initialisation", "scaled_weight", "weight_scale"), ""),
+        **dict.fromkeys(
+            (
+                "n_layers",
+                "d_model",
+                "d_mlp",
+                "initialisation",
+                "scaled_weight",
+                "weight_scale",
+            ),
+            "",
+        ),
         "mlp": FIRST["mlp"],
-        **{"norm": f"{_MATCHED} {FIRST['norm']}", "d_head": _MATCHED, "query_key": _MATCHED},
-        "n_heads": (f"{_MATCHED} model.d_head!=null", f"{_MATCHED} model.query_key=single"),
+        **{
+            "norm": f"{_MATCHED} {FIRST['norm']}",
+            "d_head": _MATCHED,
+            "query_key": _MATCHED,
+        },
+        "n_heads": (
+            f"{_MATCHED} model.d_head!=null",
+            f"{_MATCHED} model.query_key=single",
+        ),
     },
     weights_drawn=Draw.inputs,
 )

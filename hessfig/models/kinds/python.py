@@ -43,8 +43,13 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
     """
     factory = find_factory(config)
     signature = inspect.signature(factory)
-    offered = {"sigma": 1.0 if sigma is None else sigma, "seed": seed if seed >= 0 else seed % _SEEDS}
-    words = {key: value for key, value in offered.items() if key in signature.parameters}
+    offered = {
+        "sigma": 1.0 if sigma is None else sigma,
+        "seed": seed if seed >= 0 else seed % _SEEDS,
+    }
+    words = {
+        key: value for key, value in offered.items() if key in signature.parameters
+    }
     if twice := sorted(words.keys() & dict(config.model.options)):
         raise UserError(
             f"model.options.{twice[0]}: the sweep runs over {twice[0]}, which {config.model.factory} takes",
@@ -58,7 +63,8 @@ def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
     except TypeError as error:
         raise UserError(
             f"{KEY}: {config.model.factory} cannot be called: {error}",
-            got=", ".join(f"{key}={value}" for key, value in words.items()) or "no arguments",
+            got=", ".join(f"{key}={value}" for key, value in words.items())
+            or "no arguments",
             allowed=str(signature),
             remedy="give its arguments as model.options={NAME: VALUE}",
         ) from error
@@ -85,10 +91,15 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     from hessfig.models.own.witnessing import factory_objective
     from hessfig.rng import one_thread
 
-    with one_thread():  # so that weights trained by the factory have the same bits in every process
+    # So that weights trained by the factory have the same bits in every process.
+    with one_thread():
         returned = call_factory(config, sigma, seed)
-        drawn = factory_objective(returned, dtype=config.dtype, source=str(config.model.factory))
-    check_pin(config.model.factory, KEY, found=source_of(config), planned=config.model.sha256)
+        drawn = factory_objective(
+            returned, dtype=config.dtype, source=str(config.model.factory)
+        )
+    check_pin(
+        config.model.factory, KEY, found=source_of(config), planned=config.model.sha256
+    )
     return drawn
 
 
@@ -101,14 +112,18 @@ def product_bytes(config: Config) -> float | None:
     from hessfig.curvature.large.own_column import LargeNetwork
 
     objective = draw(config, None, config.first_seed)
-    if config.estimator.products != Products.linearised or not LargeNetwork.can_take(objective):
+    if config.estimator.products != Products.linearised or not LargeNetwork.can_take(
+        objective
+    ):
         return None
     return LargeNetwork.of(objective).expected
 
 
 def axes(config: Config) -> frozenset[str]:
     """Return which of the arguments sigma and seed the factory takes."""
-    return frozenset({"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters))
+    return frozenset(
+        {"sigma", "seed"} & set(inspect.signature(find_factory(config)).parameters)
+    )
 
 
 KIND = NetworkKind(

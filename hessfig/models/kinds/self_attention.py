@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from hessfig.config.enums import Data, Positions
 from hessfig.config.schema import Config, ModelConfig, with_defaults
 from hessfig.errors import UserError
-from hessfig.models.blocks import attention_groups, attention_matrices, is_structural_zero, weight_size
+from hessfig.models.blocks import (
+    attention_groups,
+    attention_matrices,
+    is_structural_zero,
+    weight_size,
+)
 from hessfig.models.kinds.transformer import attention_gains
 from hessfig.models.protocol import NetworkKind, Structure
 from hessfig.terms import Matrix
@@ -17,10 +22,33 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-_PATHS = {Matrix.W_Q: "q", Matrix.W_QK: "q", Matrix.W_K: "k", Matrix.W_V: "v", Matrix.W_G: "g"}
+_PATHS = {
+    Matrix.W_Q: "q",
+    Matrix.W_QK: "q",
+    Matrix.W_K: "k",
+    Matrix.W_V: "v",
+    Matrix.W_G: "g",
+}
 _READ = (
-    *("n_layers", "n_heads", "d_model", "d_head", "query_key", "temperature", "initialisation", "scaled_weight"),
-    *("weight_scale", "attention", "attention_bias", "differential_lambda", "differential_norm", "scores", "softcap"),
+    *(
+        "n_layers",
+        "n_heads",
+        "d_model",
+        "d_head",
+        "query_key",
+        "temperature",
+        "initialisation",
+        "scaled_weight",
+    ),
+    *(
+        "weight_scale",
+        "attention",
+        "attention_bias",
+        "differential_lambda",
+        "differential_norm",
+        "scores",
+        "softcap",
+    ),
     *("centring", "norm_eps", "positions", "n_kv_heads", "gate", "window"),
 )
 
@@ -29,7 +57,13 @@ def layout(config: Config) -> Layout:
     """Return the weights of the one layer: its matrices, then the gains of its scores and heads."""
     model = config.model
     main = [
-        Weight(one.value, f"{_PATHS[one]}.weight", _size(one, config), 1, attention_groups(one))
+        Weight(
+            one.value,
+            f"{_PATHS[one]}.weight",
+            _size(one, config),
+            1,
+            attention_groups(one),
+        )
         for one in attention_matrices(model)
     ]
     gains = attention_gains(model, "", 1, model.d_model // model.n_heads)
@@ -42,7 +76,11 @@ def _size(matrix: Matrix, config: Config) -> int:
     model = with_defaults(config.model)
     if matrix == Matrix.W_V:
         return model.d_model**2 * (model.n_kv_heads or model.n_heads) // model.n_heads
-    return model.d_model**2 if matrix == Matrix.W_G else weight_size(matrix, model, config.task)
+    return (
+        model.d_model**2
+        if matrix == Matrix.W_G
+        else weight_size(matrix, model, config.task)
+    )
 
 
 def _skeleton(config: Config) -> nn.Module:
@@ -52,7 +90,11 @@ def _skeleton(config: Config) -> nn.Module:
 
 
 def _check_model(model: ModelConfig) -> None:
-    if model.d_head is not None and model.n_heads > 1 and model.d_head * model.n_heads != model.d_model:
+    if (
+        model.d_head is not None
+        and model.n_heads > 1
+        and model.d_head * model.n_heads != model.d_model
+    ):
         raise UserError(
             "model.d_head * model.n_heads must be model.d_model: kind=self_attention has no output projection",
             got=f"{model.d_head} * {model.n_heads} != {model.d_model}",
@@ -83,5 +125,9 @@ KIND = NetworkKind(
     matrices=attention_matrices,
     structure=Structure.attention,
     check_model=_check_model,
-    reads={**dict.fromkeys(_READ, ""), "mlp": "model.mlp=none", "attention_skip": "model.attention_skip=false"},
+    reads={
+        **dict.fromkeys(_READ, ""),
+        "mlp": "model.mlp=none",
+        "attention_skip": "model.attention_skip=false",
+    },
 )

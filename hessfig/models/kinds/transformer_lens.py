@@ -13,7 +13,14 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import fingerprint as content
 from hessfig.models.protocol import NetworkKind
-from hessfig.models.stored.lens_settings import LensSizes, digest, served, settings_of, sizes_of, weights_of
+from hessfig.models.stored.lens_settings import (
+    LensSizes,
+    digest,
+    served,
+    settings_of,
+    sizes_of,
+    weights_of,
+)
 from hessfig.models.stored.model_folder import KEY, joined, pin_of
 from hessfig.models.stored.token_batches import Stored, check_measured
 from hessfig.weights import Layout
@@ -29,13 +36,17 @@ def files(config: Config) -> str:
     if config.model.name is not None:
         return ""
     path = weights_of(config)
-    return joined(config, path.parent, digest(served(*settings_of(config)), content(path)))
+    return joined(
+        config, path.parent, digest(served(*settings_of(config)), content(path))
+    )
 
 
 def fingerprint(config: Config) -> str:
     """Return a hash of the contents of sizes and weights, or of the settings from which random weights are drawn."""
     if config.model.name is not None:
-        return hashlib.sha256(json.dumps([config.model.name, asdict(_sizes(config))]).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps([config.model.name, asdict(_sizes(config))]).encode()
+        ).hexdigest()
     return pin_of(config, 0) or files(config).partition("+")[0]
 
 
@@ -100,6 +111,17 @@ KIND = NetworkKind(
     place=KEY,
     reads={
         **dict.fromkeys(("path", "sha256", "name"), ""),
-        **dict.fromkeys(("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "vocabulary", "options"), _BY_NAME),
+        **dict.fromkeys(
+            (
+                "n_layers",
+                "n_heads",
+                "d_model",
+                "d_head",
+                "d_mlp",
+                "vocabulary",
+                "options",
+            ),
+            _BY_NAME,
+        ),
     },
 )

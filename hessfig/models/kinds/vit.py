@@ -33,7 +33,9 @@ def _weights(config: Config) -> Iterator[Weight]:
     pixels, width = model.patch**2, model.d_model
     yield Weight(Matrix.W_patch.value, "patch.weight", pixels * width, 0, _EMBEDDINGS)
     yield bias_of(Matrix.W_patch, "patch.bias", width, 0, Group.embeddings)
-    yield Weight(Matrix.W_pos.value, "pos.weight", SIDE**2 // pixels * width, 0, _EMBEDDINGS)
+    yield Weight(
+        Matrix.W_pos.value, "pos.weight", SIDE**2 // pixels * width, 0, _EMBEDDINGS
+    )
     for layer in range(1, model.n_layers + 1):
         yield from layer_weights(config, model, layer)
     if model.norm == Norm.pre:
@@ -53,7 +55,9 @@ def _check(config: Config) -> None:
         raise UserError(
             f"model.patch does not divide the pictures' side of {SIDE} pixels",
             got=config.model.patch,
-            allowed=", ".join(str(patch) for patch in range(1, SIDE + 1) if SIDE % patch == 0),
+            allowed=", ".join(
+                str(patch) for patch in range(1, SIDE + 1) if SIDE % patch == 0
+            ),
             remedy="model.patch=2",
         )
     digits.check_batch(config.task)
@@ -66,6 +70,11 @@ KIND = NetworkKind(
     is_structural_zero=is_structural_zero,
     source=lambda config: digits.source(config.task),
     data=Data.digits,
-    matrices=lambda model: [Matrix.W_patch, Matrix.W_pos, *layer_matrices(model), Matrix.W_U],
+    matrices=lambda model: [
+        Matrix.W_patch,
+        Matrix.W_pos,
+        *layer_matrices(model),
+        Matrix.W_U,
+    ],
     reads={**dict.fromkeys((*OF_LAYERS, "patch"), ""), **FIRST},
 )

@@ -37,17 +37,30 @@ class Outside:
 
     def weight(self, held: Held) -> Weight:
         """Return a weight: embedding, unembedding, a tied embedding, or a weight under its own name."""
-        names = [name for name in self._suggested(held.path) if held.is_bias or self._is(name, held.path)]
+        names = [
+            name
+            for name in self._suggested(held.path)
+            if held.is_bias or self._is(name, held.path)
+        ]
         if not names or (len(held.shape) < 2 and not held.is_bias):
             return own(held)
         name = TIED if {*names} >= {Matrix.W_E, Matrix.W_U} else str(names[0])
         if held.is_bias:
             return bias_of(name, held.path, held.size)
-        return Weight(name, held.path, held.size, groups=() if name == Matrix.W_U else (Group.embeddings.value,))
+        return Weight(
+            name,
+            held.path,
+            held.size,
+            groups=() if name == Matrix.W_U else (Group.embeddings.value,),
+        )
 
     def _suggested(self, path: str) -> list[str]:
         called = self._called[path]
-        return [str(name) for name, ends in _OUTSIDE.items() if any(re.search(rf"(^|\.)({ends})$", c) for c in called)]
+        return [
+            str(name)
+            for name, ends in _OUTSIDE.items()
+            if any(re.search(rf"(^|\.)({ends})$", c) for c in called)
+        ]
 
     def _is(self, name: str, path: str) -> bool:
         """Whether a run uses a parameter as its name suggests."""
@@ -56,12 +69,21 @@ class Outside:
             return self._makes_logits(path)
         if name in (Matrix.W_E, Matrix.W_patch):
             return any(
-                one.numel() == two.numel() and one.eq(two.view_as(one)).all() for one in given for two in self._inputs
+                one.numel() == two.numel() and one.eq(two.view_as(one)).all()
+                for one in given
+                for two in self._inputs
             )
         if name == Matrix.W_pos and not given:
             return path in self.trial.added
-        steps = [one.diff(dim=-1) for one in given if not one.is_floating_point() and one.shape[-1] > 1]
-        return any(bool((step != 0).all() if name == Matrix.W_pos else (step == 0).all()) for step in steps)
+        steps = [
+            one.diff(dim=-1)
+            for one in given
+            if not one.is_floating_point() and one.shape[-1] > 1
+        ]
+        return any(
+            bool((step != 0).all() if name == Matrix.W_pos else (step == 0).all())
+            for step in steps
+        )
 
     @property
     def _inputs(self) -> list[Tensor]:
@@ -70,22 +92,32 @@ class Outside:
 
     def _makes_logits(self, path: str) -> bool:
         """Whether each output of the map affects only the logit with the same index."""
-        uses = [use for use in self._uses[path] if use.axis == 0 and use.kind != "embedding"]
+        uses = [
+            use for use in self._uses[path] if use.axis == 0 and use.kind != "embedding"
+        ]
         if not uses:
             return False
         half = torch.arange(self.trial.parameters[path].shape[0], device="cpu") % 2 == 0
 
         def changed(use: Use, output: Tensor) -> Tensor:
-            return torch.where(half.to(output.device), output + 1 + output.abs(), output) if use.axis == 0 else output
+            return (
+                torch.where(half.to(output.device), output + 1 + output.abs(), output)
+                if use.axis == 0
+                else output
+            )
 
         try:
             outputs = self.trial.run("", {path: changed})[1]
         except CannotRun:
             return False
         pairs = zip(self.trial.outputs, outputs, strict=True)
-        logits = [(one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)]
+        logits = [
+            (one, two) for one, two in pairs if one.ndim and one.shape[-1] == len(half)
+        ]
         return any(
-            alike(one[..., ~half], two[..., ~half]) and _differ(one[..., half], two[..., half]) for one, two in logits
+            alike(one[..., ~half], two[..., ~half])
+            and _differ(one[..., half], two[..., half])
+            for one, two in logits
         )
 
 
@@ -98,7 +130,9 @@ def _called(network: nn.Module, trial: NetworkTrial) -> dict[str, list[str]]:
     paths = {id(p): path for path, p in network.named_parameters()}
     names: dict[str, list[str]] = {path: [] for path in paths.values()}
     for path, tensor in network.named_parameters(remove_duplicate=False):
-        names[paths[id(tensor)]].append(re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower())
+        names[paths[id(tensor)]].append(
+            re.sub(r"\.(weight|bias)$", "", path.replace(WRAPPED, "")).lower()
+        )
     for word, parameter in trial.tables():
         names[paths[id(parameter)]].append(word)
     return names

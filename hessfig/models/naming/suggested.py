@@ -22,11 +22,17 @@ FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _HEAD_WIDTH = ("head_dim", "d_head", "d_kv")
-_ATTENTION, _CROSS = re.compile(r"att(n|ention)"), re.compile(r"cross|encdec|encoder_att")
+_ATTENTION, _CROSS = (
+    re.compile(r"att(n|ention)"),
+    re.compile(r"cross|encdec|encoder_att"),
+)
 _NORM = re.compile(r"norm|^ln")
 # The ends of the path of a module, by its role: in attention, and elsewhere in a layer.
 _IN_ATTENTION = {
-    **{f"W_{x[0].upper()}": rf"{x}|{x}_proj|{x[0]}|w{x[0]}|{x[0]}_(proj|lin)" for x in ("query", "key", "value")},
+    **{
+        f"W_{x[0].upper()}": rf"{x}|{x}_proj|{x[0]}|w{x[0]}|{x[0]}_(proj|lin)"
+        for x in ("query", "key", "value")
+    },
     "W_O": r"o|wo|dense|o_proj|out_proj|c_proj|out_lin",
     "W_rel": r"relative_attention_bias",
     FUSED: r"qkv|wqkv|qkv_proj|c_attn|query_key_value",
@@ -40,13 +46,23 @@ _IN_MLP = {
 }
 # Names and shapes do not determine the order of outputs of fused maps; it is known for these types of transformers.
 _FUSED_OF = {
-    **dict.fromkeys(("gpt2", "openai-gpt", "imagegpt", "mpt", "phi3", "modernbert"), FUSED),
-    **dict.fromkeys(("gpt_neox", "bloom", "falcon", "persimmon", "gpt_bigcode"), f"{FUSED} by heads"),
+    **dict.fromkeys(
+        ("gpt2", "openai-gpt", "imagegpt", "mpt", "phi3", "modernbert"), FUSED
+    ),
+    **dict.fromkeys(
+        ("gpt_neox", "bloom", "falcon", "persimmon", "gpt_bigcode"), f"{FUSED} by heads"
+    ),
     "codegen": "W_Q+W_V+W_K by 4",
 }
 _GATE_UP_OF = {
-    **dict.fromkeys(("phi3", "glm", "glm4", "modernbert", "mixtral", "qwen2_moe", "qwen3_moe"), GATE_UP),
-    **dict.fromkeys(("olmoe", "granitemoe", "llama4_text", "jamba", "ernie4_5_moe", "deepseek_v3"), GATE_UP),
+    **dict.fromkeys(
+        ("phi3", "glm", "glm4", "modernbert", "mixtral", "qwen2_moe", "qwen3_moe"),
+        GATE_UP,
+    ),
+    **dict.fromkeys(
+        ("olmoe", "granitemoe", "llama4_text", "jamba", "ernie4_5_moe", "deepseek_v3"),
+        GATE_UP,
+    ),
     "gpt_oss": f"{GATE_UP} by entries",
 }
 
@@ -93,7 +109,10 @@ class Held:
 
     @property
     def is_of_norm(self) -> bool:
-        return len(self.shape) == 1 and _NORM.search(self.lower.rpartition(".")[2]) is not None
+        return (
+            len(self.shape) == 1
+            and _NORM.search(self.lower.rpartition(".")[2]) is not None
+        )
 
     @property
     def names(self) -> list[str]:
@@ -105,8 +124,20 @@ class Held:
         """The attention or expert to which it belongs; "" for an MLP, whose matrices may be in different modules."""
         parts = self.where.split(".")
         if not self.is_of_attention:
-            return ".".join(parts[: max((at for at, part in enumerate(parts[:-1]) if part.isdigit()), default=-1) + 1])
-        ends = (at for at, part in enumerate(parts) if at and _ATTENTION.search(part.lower()))
+            return ".".join(
+                parts[
+                    : max(
+                        (at for at, part in enumerate(parts[:-1]) if part.isdigit()),
+                        default=-1,
+                    )
+                    + 1
+                ]
+            )
+        ends = (
+            at
+            for at, part in enumerate(parts)
+            if at and _ATTENTION.search(part.lower())
+        )
         return ".".join(parts[: next(ends, len(parts) - 2) + 1])
 
     @property
@@ -117,20 +148,36 @@ class Held:
 class Places:
     """The parameters of a network with their places; `used` maps parameters to the axis of outputs seen in a run."""
 
-    def __init__(self, network: nn.Module, roles: Mapping[str, str], used: Mapping[str, int]) -> None:
+    def __init__(
+        self, network: nn.Module, roles: Mapping[str, str], used: Mapping[str, int]
+    ) -> None:
         self.network, self.roles, self.used = network, roles, used
         config: Any = getattr(network, "config", None) or getattr(network, "cfg", None)
-        self.config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self.type, self.width = str(getattr(self.config, "model_type", "")), first(self.config, WIDTHS)
-        named = [(path, tuple(p.shape)) for path, p in network.named_parameters() if p.is_floating_point()]
+        self.config = (
+            config.get_text_config() if hasattr(config, "get_text_config") else config
+        )
+        self.type, self.width = (
+            str(getattr(self.config, "model_type", "")),
+            first(self.config, WIDTHS),
+        )
+        named = [
+            (path, tuple(p.shape))
+            for path, p in network.named_parameters()
+            if p.is_floating_point()
+        ]
         self._lists = _nested_lists([path for path, _ in named])
         placed = [self._placed(path, shape) for path, shape in named]
-        self.shapes = defaultdict[tuple[str, int], dict[str, tuple[int, ...]]](dict)  # of each layer's matrices
-        self._outputs = {(w.stack, w.layer, w.where): w.outputs for w in placed if not w.is_bias}
+        # Of each layer's matrices.
+        self.shapes = defaultdict[tuple[str, int], dict[str, tuple[int, ...]]](dict)
+        self._outputs = {
+            (w.stack, w.layer, w.where): w.outputs for w in placed if not w.is_bias
+        }
         for weight in placed:
             if not weight.is_bias:
                 self.shapes[weight.stack, weight.layer][weight.where] = weight.shape
-        self.held = _counted([self._with_role(weight) if weight.layer else weight for weight in placed])
+        self.held = _counted(
+            [self._with_role(weight) if weight.layer else weight for weight in placed]
+        )
 
     @property
     def has_layers(self) -> bool:
@@ -145,10 +192,24 @@ class Places:
         inside = [parts[at - 1], *parts[at + 1 :]] if at else parts
         leaf, owner = inside[-1], self.network.get_submodule(path.rpartition(".")[0])
         is_bias = leaf == "bias" or leaf.endswith("_bias")
-        place = inside[:-1] if leaf in ("weight", "bias") else [*inside[:-1], leaf.removesuffix("_bias" * is_bias)]
+        place = (
+            inside[:-1]
+            if leaf in ("weight", "bias")
+            else [*inside[:-1], leaf.removesuffix("_bias" * is_bias)]
+        )
         outputs = len(shape) - 1 if is_bias or type(owner).__name__ == "Conv1D" else 0
-        stack, layer = (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
-        return Held(path, shape, stack, layer, ".".join(place), is_bias, self.used.get(path, outputs))
+        stack, layer = (
+            (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
+        )
+        return Held(
+            path,
+            shape,
+            stack,
+            layer,
+            ".".join(place),
+            is_bias,
+            self.used.get(path, outputs),
+        )
 
     def _with_role(self, held: Held) -> Held:
         role, given = self._role(held)
@@ -157,11 +218,23 @@ class Places:
         behind = self.inputs_beside(held, _IN_ATTENTION["W_O"])
         heads = heads or (behind // width if width else 0)
         width = width or ((self.width or behind) // heads if heads else 0)
-        suffix = ".cross" if held.in_attention and held.is_named_cross else ".shared" * ("shared" in held.lower)
+        suffix = (
+            ".cross"
+            if held.in_attention and held.is_named_cross
+            else ".shared" * ("shared" in held.lower)
+        )
         has_heads = not given or "heads" in role
-        changed: dict[str, Any] = {"role": role, "given": given, "heads": heads, "width": width, "suffix": suffix}
+        changed: dict[str, Any] = {
+            "role": role,
+            "given": given,
+            "heads": heads,
+            "width": width,
+            "suffix": suffix,
+        }
         if len(held.shape) == 3 and not held.is_bias and held.path not in self.used:
-            changed["outputs"] = 1 if 2 * self.inputs_beside(held, "down_proj") == held.shape[1] else 2
+            changed["outputs"] = (
+                1 if 2 * self.inputs_beside(held, "down_proj") == held.shape[1] else 2
+            )
         return replace(held, **changed, has_heads=has_heads)
 
     def _around(self, path: str, names: tuple[str, ...]) -> int:
@@ -177,12 +250,22 @@ class Places:
         """Return the role of a parameter by place and shape ("": unknown) or by the user, and whether it is given."""
         shape = self.shapes[held.stack, held.layer].get(held.where, held.shape)
         for end, role in self.roles.items():
-            if re.search(rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$", held.where):
+            if re.search(
+                rf"(^|\.){re.escape(end).replace(re.escape('*'), '[0-9]+')}$",
+                held.where,
+            ):
                 return role, True
         if len(shape) < 2 or (held.is_bias and shape is held.shape):
             return OTHER, False
         patterns = _IN_ATTENTION if held.in_attention else _IN_MLP
-        role = next((role for role, ends in patterns.items() if re.search(rf"(^|\.)({ends})$", held.lower)), "")
+        role = next(
+            (
+                role
+                for role, ends in patterns.items()
+                if re.search(rf"(^|\.)({ends})$", held.lower)
+            ),
+            "",
+        )
         known = self._told(role, held, shape)
         return (known if self._fits(known, held, shape) else ""), False
 
@@ -192,23 +275,45 @@ class Places:
         if role == FUSED:
             return _FUSED_OF.get(self.type, "")
         outputs = shape[self._outputs.get((held.stack, held.layer, held.where), 0)]
-        if role == GATE_UP or (role == Matrix.W_in and outputs == 2 * self.inputs_beside(held, _IN_MLP["W_out"])):
+        if role == GATE_UP or (
+            role == Matrix.W_in
+            and outputs == 2 * self.inputs_beside(held, _IN_MLP["W_out"])
+        ):
             return _GATE_UP_OF.get(self.type, "")
-        if last == "gate" and any(".experts." in where for where in self.shapes[held.stack, held.layer]):
+        if last == "gate" and any(
+            ".experts." in where for where in self.shapes[held.stack, held.layer]
+        ):
             return ROUTER
-        return Matrix.W_gate.value if last == "w1" and self.inputs_beside(held, "w3") else str(role)
+        return (
+            Matrix.W_gate.value
+            if last == "w1" and self.inputs_beside(held, "w3")
+            else str(role)
+        )
 
     def inputs_beside(self, held: Held, ends: str) -> int:
         """Return the number of inputs of another weight in the same module; 0 if there is none."""
-        end = re.compile(rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE)
+        end = re.compile(
+            rf"{re.escape(held.where.rpartition('.')[0])}\.({ends})", re.IGNORECASE
+        )
         for where, shape in self.shapes[held.stack, held.layer].items():
             if end.fullmatch(where) and len(shape) > 1:
-                return shape[0] if self._outputs[held.stack, held.layer, where] == 1 and len(shape) == 2 else shape[-1]
+                return (
+                    shape[0]
+                    if self._outputs[held.stack, held.layer, where] == 1
+                    and len(shape) == 2
+                    else shape[-1]
+                )
         return 0
 
     def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of this role can have this shape; W_O and W_out write the residual stream, others read."""
-        if not role or not self.width or len(shape) != 2 or held.suffix == ".cross" or role == "W_rel":
+        if (
+            not role
+            or not self.width
+            or len(shape) != 2
+            or held.suffix == ".cross"
+            or role == "W_rel"
+        ):
             return True
         by_inputs = self._outputs.get((held.stack, held.layer, held.where)) == 1
         outputs, inputs = shape[::-1] if by_inputs else shape
@@ -232,9 +337,15 @@ def _nested_lists(paths: Iterable[str]) -> set[str]:
         digits = [place for place, part in enumerate(parts) if place and part.isdigit()]
         for place in digits[1:]:
             before, behind = parts[:place], ".".join(parts[place + 1 :])
-            if _ATTENTION.search(behind.lower()) and not _ATTENTION.search(".".join(before[digits[0] :]).lower()):
+            if _ATTENTION.search(behind.lower()) and not _ATTENTION.search(
+                ".".join(before[digits[0] :]).lower()
+            ):
                 items[".".join(before), behind].add(parts[place])
-    return {_starred(before.split(".")) for (before, _), numbers in items.items() if len(numbers) > 1}
+    return {
+        _starred(before.split("."))
+        for (before, _), numbers in items.items()
+        if len(numbers) > 1
+    }
 
 
 def _counted(weights: list[Held]) -> list[Held]:
@@ -245,20 +356,28 @@ def _counted(weights: list[Held]) -> list[Held]:
         return held.layer > 0 and (behind or Matrix.W_Q in held.names)
 
     stacks = list(dict.fromkeys(one.stack for one in weights if is_sign(one)))
-    lengths = [max(one.layer for one in weights if one.stack == stack) for stack in stacks]
+    lengths = [
+        max(one.layer for one in weights if one.stack == stack) for stack in stacks
+    ]
     above = dict(zip(stacks, accumulate([0, *lengths]), strict=False))
 
     def counted(held: Held) -> Held:
         if held.layer and held.stack in above:
             return replace(held, layer=held.layer + above[held.stack])
-        return replace(held, layer=0, where=_outside(held) if held.layer else held.where)
+        return replace(
+            held, layer=0, where=_outside(held) if held.layer else held.where
+        )
 
     return [counted(one) for one in weights]
 
 
 def _outside(held: Held) -> str:
     """Return the place of a parameter in a list without attention, with its number there."""
-    ends = r"\.(weight|bias)$" if not held.is_bias or held.path.endswith(".bias") else "_bias$"
+    ends = (
+        r"\.(weight|bias)$"
+        if not held.is_bias or held.path.endswith(".bias")
+        else "_bias$"
+    )
     return re.sub(ends, "", held.path.replace(WRAPPED, ""))
 
 

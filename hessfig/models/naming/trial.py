@@ -76,12 +76,17 @@ class Watch(TorchDispatchMode):
         self.uses: list[Use] = []
         self.added: set[str] = set()  # matrices that are added to something
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run one operation, and record the parameters that it uses."""
         del types
         kind = func.overloadpacket.__name__
         if self._blank and kind in ("add", "add_"):
-            args = tuple(torch.zeros_like(one) if self._path(one) in self._blank else one for one in args)
+            args = tuple(
+                torch.zeros_like(one) if self._path(one) in self._blank else one
+                for one in args
+            )
         if kind in ("add", "add_"):
             self.added |= {path for path in map(self._path, args) if path is not None}
         output = func(*args, **(kwargs or {}))
@@ -102,7 +107,11 @@ class Watch(TorchDispatchMode):
         path = self._path(weight)
         if path is None:
             return None
-        (parameter,) = [one for name, one in self._held[weight.untyped_storage().data_ptr()] if name == path]
+        (parameter,) = [
+            one
+            for name, one in self._held[weight.untyped_storage().data_ptr()]
+            if name == path
+        ]
         lies = _lies(parameter, weight, axis)
         if lies is None:
             return None
@@ -111,7 +120,11 @@ class Watch(TorchDispatchMode):
         use = Use(path, kind, *lies, number)
         if kind not in _VECTORS:
             return replace(use, given=given.clone())
-        return replace(use, given=given.reshape(-1, given.shape[-1]).clone()) if path in self._kept else use
+        return (
+            replace(use, given=given.reshape(-1, given.shape[-1]).clone())
+            if path in self._kept
+            else use
+        )
 
     def _path(self, tensor: Any) -> str | None:
         """Return the path of the parameter of which a tensor is a view."""
@@ -129,7 +142,10 @@ class Watch(TorchDispatchMode):
 
 def _extent(tensor: Tensor) -> int:
     """Return the extent of a tensor in its storage."""
-    return 1 + sum((length - 1) * step for length, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(
+        (length - 1) * step
+        for length, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
@@ -138,7 +154,11 @@ def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
     None if the axis cannot be determined.
     """
     stride, length = view.stride(at), view.shape[at]
-    axes = [axis for axis, step in enumerate(parameter.stride()) if step == stride and parameter.shape[axis] >= length]
+    axes = [
+        axis
+        for axis, step in enumerate(parameter.stride())
+        if step == stride and parameter.shape[axis] >= length
+    ]
     whole = [axis for axis in axes if parameter.shape[axis] == length]
     if len(whole or axes) != 1 or not (whole or parameter.is_contiguous()):
         return None
@@ -158,12 +178,18 @@ class NetworkTrial:
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:
         self.network, self.problem = network, ""
         named = network.named_parameters()
-        self.parameters = {path: one.data for path, one in named if one.is_floating_point() and one.numel()}
+        self.parameters = {
+            path: one.data
+            for path, one in named
+            if one.is_floating_point() and one.numel()
+        }
         self.uses: list[Use] = []
         self.outputs: list[Tensor] = []
         self.calls: dict[str, Call] = {}
         self.added: set[str] = set()
-        for call in chain([] if inputs is None else [call_of(inputs, network)], made_up(network)):
+        for call in chain(
+            [] if inputs is None else [call_of(inputs, network)], made_up(network)
+        ):
             try:
                 self.uses, self.outputs = self.run("", call=call)
             except CannotRun as error:
@@ -184,7 +210,11 @@ class NetworkTrial:
     def tables(self) -> list[tuple[str, nn.Parameter]]:
         """Return the embedding and the head by the methods of a model of transformers, with their roles."""
         parts = (("embed", "get_input_embeddings"), ("head", "get_output_embeddings"))
-        return [(word, parameter) for word, get in parts for parameter in part_of(self.network, get)]
+        return [
+            (word, parameter)
+            for word, get in parts
+            for parameter in part_of(self.network, get)
+        ]
 
     def run(
         self,
@@ -203,7 +233,9 @@ class NetworkTrial:
         try:
             with watch:
                 result = self.network.get_submodule(place)(*arguments, **words)
-        except Exception as error:  # the user's code may raise anything on inputs that do not fit
+        except (
+            Exception
+        ) as error:  # the user's code may raise anything on inputs that do not fit
             raise CannotRun(plain(f"{type(error).__name__}: {error}")) from error
         self.added |= watch.added
         return watch.uses, list(tensors_in(result))
@@ -226,7 +258,11 @@ class NetworkTrial:
     def _runs_alone(self, place: str, paths: Collection[str]) -> bool:
         parameter = self.parameters[min(paths)]
         module = self.network.get_submodule(place)
-        if not place or type(module).forward is nn.Module.forward or isinstance(module, nn.ModuleList | nn.ModuleDict):
+        if (
+            not place
+            or type(module).forward is nn.Module.forward
+            or isinstance(module, nn.ModuleList | nn.ModuleDict)
+        ):
             return False
         for width in dict.fromkeys(reversed(parameter.shape)):
             vectors = _normal(_SAMPLES, _LENGTH, width, seed=1).to(parameter)
@@ -249,8 +285,15 @@ class NetworkTrial:
 
             return before
 
-        parts = [(place, one) for place, one in self.network.named_modules() if place and _is_split(one)]
-        handles = [one.register_forward_pre_hook(note(place), with_kwargs=True) for place, one in parts]
+        parts = [
+            (place, one)
+            for place, one in self.network.named_modules()
+            if place and _is_split(one)
+        ]
+        handles = [
+            one.register_forward_pre_hook(note(place), with_kwargs=True)
+            for place, one in parts
+        ]
         try:
             self.run("")
         finally:
@@ -267,7 +310,14 @@ def _shared_place(paths: Collection[str]) -> str:
     """Return the smallest module that contains all of these parameters."""
     places = [path.split(".")[:-1] for path in paths]
     shared = [parts[0] for parts in zip(*places, strict=False) if len({*parts}) == 1]
-    differ = next((at for at, parts in enumerate(zip(*places, strict=False)) if len({*parts}) > 1), len(shared))
+    differ = next(
+        (
+            at
+            for at, parts in enumerate(zip(*places, strict=False))
+            if len({*parts}) > 1
+        ),
+        len(shared),
+    )
     return ".".join(shared[:differ])
 
 
@@ -325,7 +375,11 @@ def call_of(inputs: Any, network: nn.Module) -> Call:
     like = next(network.parameters())
 
     def typed(thing: Any) -> Any:
-        return thing.to(like) if isinstance(thing, Tensor) and thing.is_floating_point() else thing
+        return (
+            thing.to(like)
+            if isinstance(thing, Tensor) and thing.is_floating_point()
+            else thing
+        )
 
     if isinstance(inputs, Mapping):
         return (), {name: typed(one) for name, one in inputs.items()}
@@ -335,25 +389,50 @@ def call_of(inputs: Any, network: nn.Module) -> Call:
 def made_up(network: nn.Module) -> Iterator[Call]:
     """Yield small random inputs of a network for all of its required arguments: tokens, then vectors, then images."""
     signature = inspect.signature(network.forward).parameters.values()
-    asked = [p.name for p in signature if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
+    asked = [
+        p.name
+        for p in signature
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+    ]
     named = {p.name for p in signature}
     config = getattr(network, "config", None)
-    has_cross = "encoder_hidden_states" in named and any(is_cross(path) for path, _ in network.named_parameters())
+    has_cross = "encoder_hidden_states" in named and any(
+        is_cross(path) for path, _ in network.named_parameters()
+    )
     words: dict[str, Any] = {"use_cache": False} if "use_cache" in named else {}
     for example, second in _pairs(network):
-        arguments = [None if "mask" in name else second if place else example for place, name in enumerate(asked)]
+        arguments = [
+            None if "mask" in name else second if place else example
+            for place, name in enumerate(asked)
+        ]
         given = tuple(arguments) or (example,)
-        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in named:
+        if (
+            getattr(config, "is_encoder_decoder", False)
+            and "decoder_input_ids" in named
+        ):
             yield given, {**words, "decoder_input_ids": second}
         if has_cross:
             width = first(config, WIDTHS)
-            yield given, {**words, "encoder_hidden_states": _vectors(network, _LENGTH + 1, width)}
+            yield (
+                given,
+                {
+                    **words,
+                    "encoder_hidden_states": _vectors(network, _LENGTH + 1, width),
+                },
+            )
         yield given, words
 
 
 def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield random inputs, each with a shorter one for further arguments of the network."""
-    lengths = list(dict.fromkeys([_LENGTH, *(p.shape[-2] for p in _outside(network) if 1 < p.shape[-2] < _MOST)]))
+    lengths = list(
+        dict.fromkeys(
+            [
+                _LENGTH,
+                *(p.shape[-2] for p in _outside(network) if 1 < p.shape[-2] < _MOST),
+            ]
+        )
+    )
     for length in lengths:
         if words := _words(network):
             yield _tokens(network, length, words), _tokens(network, length - 1, words)
@@ -363,7 +442,9 @@ def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         for length in lengths:
             yield _vectors(network, length, width), _vectors(network, length - 1, width)
             yield (_vectors(network, length, width),) * 2
-    filters = [parameter for parameter in network.parameters() if parameter.ndim == 4][:1]
+    filters = [parameter for parameter in network.parameters() if parameter.ndim == 4][
+        :1
+    ]
     for kernel, side in product(filters, _sides(network)):
         picture = _normal(_SAMPLES, kernel.shape[1], side, side, seed=1).to(kernel)
         yield (picture,) * 2
@@ -372,7 +453,11 @@ def _pairs(network: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
 def _outside(network: nn.Module) -> list[Tensor]:
     """Return the matrices outside lists; tables of positions may determine the length of inputs."""
     named = network.named_parameters()
-    return [one for path, one in named if one.ndim > 1 and not any(part.isdigit() for part in path.split("."))]
+    return [
+        one
+        for path, one in named
+        if one.ndim > 1 and not any(part.isdigit() for part in path.split("."))
+    ]
 
 
 def _sides(network: nn.Module) -> list[int]:
@@ -383,14 +468,18 @@ def _sides(network: nn.Module) -> list[int]:
 def _words(network: nn.Module) -> int:
     """Return the number of different tokens; 0 if the network has no embedding."""
     tables = [one for one in network.modules() if isinstance(one, nn.Embedding)]
-    rows = len(next(iter(part_of(network, "get_input_embeddings")), ())) or (tables[0].num_embeddings if tables else 0)
+    rows = len(next(iter(part_of(network, "get_input_embeddings")), ())) or (
+        tables[0].num_embeddings if tables else 0
+    )
     return rows or next((max(one.shape) for one in _outside(network)), 0)
 
 
 def _tokens(network: nn.Module, length: int, words: int) -> Tensor:
     """Return tokens (samples, length), without 0, which is often the padding token."""
     generator = torch.Generator().manual_seed(length)
-    tokens = torch.randint(min(1, words - 1), words, (_SAMPLES, length), generator=generator, device="cpu")
+    tokens = torch.randint(
+        min(1, words - 1), words, (_SAMPLES, length), generator=generator, device="cpu"
+    )
     return tokens.to(next(network.parameters()).device)
 
 
@@ -400,4 +489,6 @@ def _vectors(network: nn.Module, length: int, width: int) -> Tensor:
 
 def _normal(*shape: int, seed: int) -> Tensor:
     """Return a normal tensor, drawn on the CPU whatever the default device is."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), device="cpu"
+    )

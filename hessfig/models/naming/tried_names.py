@@ -62,7 +62,13 @@ class _Runs:
     """Runs of the smallest part that contains given weights, and the inputs of the last of them."""
 
     def __init__(
-        self, trial: NetworkTrial, parts: Sequence[MatrixPart], into: str, blank: Collection[str], *, once: bool
+        self,
+        trial: NetworkTrial,
+        parts: Sequence[MatrixPart],
+        into: str,
+        blank: Collection[str],
+        *,
+        once: bool,
     ) -> None:
         self.trial, self.blank, self.once = trial, blank, once
         self.parts = {part.role: part for part in parts}
@@ -79,18 +85,36 @@ class _Runs:
     def entering(self, **puts: Put) -> Tensor:
         """Return the inputs of the last of the weights (rows, inputs). Raises CannotRun."""
         changes = {path: partial(self._values, puts) for path in self.replaced}
-        self._uses, _ = self.trial.run(self.place, changes, [self.into.path, *changes], self.blank)
-        seen = [one for one in self._uses if one.path == self.into.path and one.given is not None]
+        self._uses, _ = self.trial.run(
+            self.place, changes, [self.into.path, *changes], self.blank
+        )
+        seen = [
+            one
+            for one in self._uses
+            if one.path == self.into.path and one.given is not None
+        ]
         if not seen or any(one.axis != self.into.axis for one in seen):
             raise CannotRun(f"{self.into.path} is not used as a map along its axis")
-        inputs = [one.given for one in (seen[:1] if self.once else seen) if one.given is not None]
+        inputs = [
+            one.given
+            for one in (seen[:1] if self.once else seen)
+            if one.given is not None
+        ]
         return torch.cat(inputs)
 
     def given(self, name: str) -> Tensor:
         """Return the inputs of the map of a weight at its first use (rows, inputs)."""
         part = self.parts[name]
-        below = [one for one in self._uses if one.path == part.path and one.start <= int(part.columns.min())]
-        inputs = min(below, key=lambda one: (-one.start, one.number)).given if below else None
+        below = [
+            one
+            for one in self._uses
+            if one.path == part.path and one.start <= int(part.columns.min())
+        ]
+        inputs = (
+            min(below, key=lambda one: (-one.start, one.number)).given
+            if below
+            else None
+        )
         if inputs is None:
             raise CannotRun(f"{part.path} is not used")
         return inputs
@@ -107,7 +131,9 @@ class _Runs:
             block = usual[:, part.columns] * put.factor
             usual[:, part.columns] = block[:1].expand_as(block) if put.same else block
             if put.other and not (self.once and use.number):
-                rows = torch.tensor(range(len(output)) if put.rows is None else put.rows, device="cpu")
+                rows = torch.tensor(
+                    range(len(output)) if put.rows is None else put.rows, device="cpu"
+                )
                 columns = part.columns if put.columns is None else put.columns
                 other = -usual if put.turned else other
                 usual[rows[:, None], columns] = other[rows[:, None], columns]
@@ -115,11 +141,15 @@ class _Runs:
 
 
 def _drawn(use: Use, rows: int, total: int, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(2 * (sum(map(ord, use.path)) + use.number) + seed)
+    generator = torch.Generator().manual_seed(
+        2 * (sum(map(ord, use.path)) + use.number) + seed
+    )
     return _SIZE * torch.randn(rows, total, generator=generator, device="cpu")
 
 
-def attention(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:
+def attention(
+    trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]
+) -> Verdict:
     """Return whether queries, keys and values have these roles, in front of W_O, and whether heads match.
 
     If keys are zero, queries have no effect; if queries are zero, keys have no effect and values have one. Or: if
@@ -127,18 +157,24 @@ def attention(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collectio
     values affect others, too.
     """
     parts = [part for part in parts if part.role in (*_ATTENTION, "W_rel")]
-    if sorted(part.role for part in parts if part.role != "W_rel") != sorted(_ATTENTION):
+    if sorted(part.role for part in parts if part.role != "W_rel") != sorted(
+        _ATTENTION
+    ):
         return Verdict(reason="not one each of W_Q, W_K, W_V and W_O in a module")
     try:
         runs = _Runs(trial, parts, Matrix.W_O, blank, once=True)
         usual = runs.entering()
         if not (_are_mixed(runs, usual) and _act_where_they_should(runs, usual)):
-            return Verdict(reason="they do not act as queries, keys and values on what enters W_O")
+            return Verdict(
+                reason="they do not act as queries, keys and values on what enters W_O"
+            )
         if "W_rel" in runs.parts and alike(runs.entering(W_rel=OTHER), usual):
             return Verdict(reason="W_rel does not act on what enters W_O")
         asking, asked = runs.given("W_Q"), runs.given("W_K")
         is_same = asking.shape == asked.shape and torch.equal(asking, asked)
-        return Verdict(True, _heads_are_right(runs, usual), "", (len(asking), len(asked), is_same))
+        return Verdict(
+            True, _heads_are_right(runs, usual), "", (len(asking), len(asked), is_same)
+        )
     except CannotRun as error:
         return Verdict(reason=str(error))
 
@@ -148,17 +184,24 @@ def _are_mixed(runs: _Runs, usual: Tensor) -> bool:
     if any(alike(see(**{name: OTHER}), usual) for name in ("W_Q", "W_K", "W_V")):
         return False
     no_keys, no_queries = see(W_K=ZERO), see(W_Q=ZERO)
-    if alike(see(W_K=ZERO, W_Q=OTHER), no_keys) and alike(see(W_Q=ZERO, W_K=OTHER), no_queries):
+    if alike(see(W_K=ZERO, W_Q=OTHER), no_keys) and alike(
+        see(W_Q=ZERO, W_K=OTHER), no_queries
+    ):
         return not alike(see(W_Q=ZERO, W_V=OTHER), no_queries)
     equal = Put(same=True)
     flat = see(W_V=equal)
-    return alike(see(W_V=equal, W_Q=OTHER), flat) and alike(see(W_V=equal, W_K=OTHER), flat)
+    return alike(see(W_V=equal, W_Q=OTHER), flat) and alike(
+        see(W_V=equal, W_K=OTHER), flat
+    )
 
 
 def _act_where_they_should(runs: _Runs, usual: Tensor) -> bool:
     def reach(name: str) -> list[int]:
         rows = len(runs.given(name))
-        outputs = (runs.entering(**{name: Put(other=True, rows=[row])}) for row in {0, rows // 2, rows - 1})
+        outputs = (
+            runs.entering(**{name: Put(other=True, rows=[row])})
+            for row in {0, rows // 2, rows - 1}
+        )
         return [int((~_same_rows(output, usual)).sum()) for output in outputs]
 
     return max(reach("W_Q")) == 1 and max(reach("W_K")) > 1 and max(reach("W_V")) > 1
@@ -169,7 +212,10 @@ def _heads_are_right(runs: _Runs, usual: Tensor) -> bool:
 
     Heads are negated first, because norms over all heads, which would couple them, do not change.
     """
-    behind, own = runs.into.heads, {name: runs.parts[name].heads for name in ("W_Q", "W_K", "W_V")}
+    behind, own = (
+        runs.into.heads,
+        {name: runs.parts[name].heads for name in ("W_Q", "W_K", "W_V")},
+    )
     if not behind or not all(own.values()):
         return False
     shared = len(behind) // len(own["W_K"])
@@ -196,17 +242,25 @@ def _numbers(runs: _Runs, usual: Tensor, name: str, put: Put) -> list[int]:
     return numbers
 
 
-def mlp(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]) -> Verdict:
+def mlp(
+    trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]
+) -> Verdict:
     """Return whether W_in affects the inputs of W_out, linearly if there is a gate, which acts nonlinearly."""
     roles = sorted(part.role for part in parts)
     if roles not in (["W_in", "W_out"], ["W_gate", "W_in", "W_out"]):
-        return Verdict(reason="not one each of W_in and W_out, and at most one W_gate, in a module")
+        return Verdict(
+            reason="not one each of W_in and W_out, and at most one W_gate, in a module"
+        )
     try:
         runs = _Runs(trial, parts, Matrix.W_out, blank, once=False)
         usual = runs.entering()
-        if len(runs.into.columns) != usual.shape[-1] or alike(runs.entering(W_in=OTHER), usual):
+        if len(runs.into.columns) != usual.shape[-1] or alike(
+            runs.entering(W_in=OTHER), usual
+        ):
             return Verdict(reason="W_in does not act on what enters W_out")
-        if "W_gate" in roles and not (_is_affine(runs, usual, "W_in") and not _is_affine(runs, usual, "W_gate")):
+        if "W_gate" in roles and not (
+            _is_affine(runs, usual, "W_in") and not _is_affine(runs, usual, "W_gate")
+        ):
             return Verdict(reason="what enters W_out is not linear in W_in alone")
         return Verdict(is_used=True)
     except CannotRun as error:
@@ -214,18 +268,32 @@ def mlp(trial: NetworkTrial, parts: Sequence[MatrixPart], blank: Collection[str]
 
 
 def _is_affine(runs: _Runs, usual: Tensor, name: str) -> bool:
-    back, none, half = (runs.entering(**{name: Put(factor=factor)}) for factor in (-1, 0, 0.5))
-    return alike(usual + back, 2 * none) and alike(usual + none, 2 * half) and not alike(usual, none)
+    back, none, half = (
+        runs.entering(**{name: Put(factor=factor)}) for factor in (-1, 0, 0.5)
+    )
+    return (
+        alike(usual + back, 2 * none)
+        and alike(usual + none, 2 * half)
+        and not alike(usual, none)
+    )
 
 
-def router(trial: NetworkTrial, part: MatrixPart, beside: Collection[str], experts: int) -> Verdict:
+def router(
+    trial: NetworkTrial, part: MatrixPart, beside: Collection[str], experts: int
+) -> Verdict:
     """Return whether a map with one output per expert affects the result of the smallest part around it."""
     try:
         place = trial.owner([part.path, *beside])
         if place is None or experts not in (0, len(part.columns)):
             return Verdict(reason="no output for each expert")
-        usual, changed = (trial.run(place, {part.path: partial(_chosen, seed)})[1][:1] for seed in (0, 1))
-        return Verdict(is_used=bool(usual) and not alike(usual[0], changed[0]), reason="it changes nothing")
+        usual, changed = (
+            trial.run(place, {part.path: partial(_chosen, seed)})[1][:1]
+            for seed in (0, 1)
+        )
+        return Verdict(
+            is_used=bool(usual) and not alike(usual[0], changed[0]),
+            reason="it changes nothing",
+        )
     except CannotRun as error:
         return Verdict(reason=str(error))
 

@@ -31,7 +31,11 @@ class _View:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        return () if self.blocks == 1 or self.axis else (self.blocks, self.total // self.blocks)
+        return (
+            ()
+            if self.blocks == 1 or self.axis
+            else (self.blocks, self.total // self.blocks)
+        )
 
     @property
     def indices(self) -> list[Any]:
@@ -67,8 +71,14 @@ def named(held: Held) -> Iterator[Weight]:
     sizes = _sizes(held, held.shape[axis])
     by = held.role.partition(" by ")[2]
     for place, (name, size) in enumerate(zip(held.names, sizes, strict=True)):
-        cut = slice(place, None, len(sizes)) if by == "entries" else slice(total, total + size)
-        blocks = int(by) if by.isdigit() else _groups(held, sizes) if by == "heads" else 1
+        cut = (
+            slice(place, None, len(sizes))
+            if by == "entries"
+            else slice(total, total + size)
+        )
+        blocks = (
+            int(by) if by.isdigit() else _groups(held, sizes) if by == "heads" else 1
+        )
         view = _View(axis, held.shape[axis], blocks, cut, is_whole=len(sizes) == 1)
         yield from _parts(held, f"{name}{held.suffix}", size, view)
         total += size
@@ -76,18 +86,35 @@ def named(held: Held) -> Iterator[Weight]:
 
 def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
     """Yield one weight or bias, and its heads and experts, which count from 1."""
-    entries, axes, indices = held.size // held.shape[view.axis] * size, view.axes, view.indices
+    entries, axes, indices = (
+        held.size // held.shape[view.axis] * size,
+        view.axes,
+        view.indices,
+    )
     groups = attention_groups(name) if held.is_of_attention else (Group.mlp.value,)
-    whole = Weight(name, held.path, entries // len(indices), held.layer, groups, axes=axes)
+    whole = Weight(
+        name, held.path, entries // len(indices), held.layer, groups, axes=axes
+    )
     if held.is_bias:
-        whole = replace(bias_of(name, held.path, whole.size, held.layer, Group(groups[0])), axes=axes)
+        whole = replace(
+            bias_of(name, held.path, whole.size, held.layer, Group(groups[0])),
+            axes=axes,
+        )
     yield from (replace(whole, index=index) for index in indices)
     if held.is_bias:
         return
     finer = replace(whole, groups=(), is_main=False, is_finer=True)
-    for word, parts in (("head", _heads_of(held, name, size, view)), ("expert", _experts_of(held, view))):
+    for word, parts in (
+        ("head", _heads_of(held, name, size, view)),
+        ("expert", _experts_of(held, view)),
+    ):
         for at, index in parts.items():
-            yield replace(finer, name=f"{name}.{word}{at + 1}", size=entries // len(parts), index=index)
+            yield replace(
+                finer,
+                name=f"{name}.{word}{at + 1}",
+                size=entries // len(parts),
+                index=index,
+            )
 
 
 def _heads_of(held: Held, name: str, size: int, view: _View) -> dict[int, Any]:
@@ -98,7 +125,10 @@ def _heads_of(held: Held, name: str, size: int, view: _View) -> dict[int, Any]:
     if name in QKV and size % head == 0:
         return {at: view.head(at, size // head, head) for at in range(size // head)}
     if name == Matrix.W_O and held.shape[1 - held.outputs] == held.heads * head:
-        return {at: _at(1 - held.outputs, slice(at * head, (at + 1) * head)) for at in range(held.heads)}
+        return {
+            at: _at(1 - held.outputs, slice(at * head, (at + 1) * head))
+            for at in range(held.heads)
+        }
     return {}
 
 
@@ -137,7 +167,9 @@ def _experts_of(held: Held, view: _View) -> dict[int, Any]:
 
 def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
     """Return the indices of a weight along an axis of its parameter."""
-    numbers = torch.arange(shape[axis], device="cpu").reshape([-1 if at == axis else 1 for at in range(len(shape))])
+    numbers = torch.arange(shape[axis], device="cpu").reshape(
+        [-1 if at == axis else 1 for at in range(len(shape))]
+    )
     shaped = numbers.unflatten(0, weight.axes) if weight.axes else numbers
     return (shaped if weight.index is None else shaped[weight.index]).flatten()
 
@@ -151,6 +183,15 @@ def own(held: Held) -> Weight:
     place = (held.where.partition(".")[2] or held.where) if held.layer else held.where
     if held.is_of_norm:
         name = f"{place}_{'shift' if held.is_bias else 'gain'}"
-        return Weight(name, held.path, held.size, held.layer, (Group.norms.value,), is_main=False)
+        return Weight(
+            name, held.path, held.size, held.layer, (Group.norms.value,), is_main=False
+        )
     groups = (Group.biases.value,) * held.is_bias
-    return Weight(place + ".bias" * held.is_bias, held.path, held.size, held.layer, groups, is_main=len(held.shape) > 1)
+    return Weight(
+        place + ".bias" * held.is_bias,
+        held.path,
+        held.size,
+        held.layer,
+        groups,
+        is_main=len(held.shape) > 1,
+    )

@@ -22,7 +22,8 @@ from hessfig.models.own.in_place import in_its_place
 from hessfig.models.own.own_checks import shape_of
 
 LABELS = "labels"
-Axes = tuple[int | None, ...]  # for every tensor of a batch, the axis that runs over samples
+# For every tensor of a batch, the axis that runs over samples.
+Axes = tuple[int | None, ...]
 
 
 @dataclass
@@ -51,9 +52,15 @@ class Given:
     def first(self, count: int) -> Given:
         """Return the first samples, along the likeliest axes; targets may have several rows for each sample."""
         axes = tuple(_axes_of(tensor, self.size)[0] for _, tensor in self.tensors)
-        device = next((tensor.device for _, tensor in self.tensors), torch.device("cpu"))
+        device = next(
+            (tensor.device for _, tensor in self.tensors), torch.device("cpu")
+        )
         few = self.rows(torch.arange(count, device=device), axes)
-        rows = len(self.targets) // self.size if isinstance(self.targets, Tensor) and self.targets.ndim else 0
+        rows = (
+            len(self.targets) // self.size
+            if isinstance(self.targets, Tensor) and self.targets.ndim
+            else 0
+        )
         return replace(few, targets=self.targets[: count * rows]) if rows > 1 else few
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:
@@ -64,13 +71,22 @@ class Given:
 
         arguments = tuple(map(image, self.arguments))  # in the order of `tensors`
         words = {name: image(thing) for name, thing in self.words.items()}
-        return replace(self, arguments=arguments, words=words, targets=image(self.targets))
+        return replace(
+            self, arguments=arguments, words=words, targets=image(self.targets)
+        )
 
     @property
     def tensors(self) -> list[tuple[str, Tensor]]:
         """Every tensor of the batch with a name."""
-        named = [*((f"input {n}", one) for n, one in enumerate(self.arguments)), *self.words.items()]
-        return [(name, one) for name, one in [*named, ("targets", self.targets)] if isinstance(one, Tensor)]
+        named = [
+            *((f"input {n}", one) for n, one in enumerate(self.arguments)),
+            *self.words.items(),
+        ]
+        return [
+            (name, one)
+            for name, one in [*named, ("targets", self.targets)]
+            if isinstance(one, Tensor)
+        ]
 
     def __str__(self) -> str:
         named = (f"{name}: {shape_of(thing)}" for name, thing in self.words.items())
@@ -84,7 +100,8 @@ class Shell(nn.Module):
         super().__init__()
         for held in ("_parameters", "_buffers", "_modules"):
             self.__dict__[held] = network.__dict__[held]
-        self.training, self._inside = network.training, (network,)  # in a tuple: no module of this one
+        # In a tuple: no module of this one.
+        self.training, self._inside = (network.training, (network,))
 
 
 class KeptInputs(Shell):
@@ -128,7 +145,10 @@ class Rows(Shell):
     def inputs(self) -> list[Tensor]:
         """The rows of every batch."""
         numbers = [torch.arange(one.size) for one in self.given]
-        return [torch.stack([torch.full_like(rows, at), rows], dim=1) for at, rows in enumerate(numbers)]
+        return [
+            torch.stack([torch.full_like(rows, at), rows], dim=1)
+            for at, rows in enumerate(numbers)
+        ]
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return the outputs of all samples of one batch; of some of them where `by_sample` made the network."""
@@ -146,19 +166,30 @@ class Rows(Shell):
         with those of all, for every choice of axes of that length. They are compared one step away from the weights,
         where terms that cancel at the weights do not. Raises UserError where no choice fits.
         """
-        parameters = {name: one.detach() for name, one in self.named_parameters() if one.is_floating_point()}
-        beside = {name: parameters[name] + step for name, step in step_of(parameters).items()}
+        parameters = {
+            name: one.detach()
+            for name, one in self.named_parameters()
+            if one.is_floating_point()
+        }
+        beside = {
+            name: parameters[name] + step for name, step in step_of(parameters).items()
+        }
         with evaluating(self._inside[0]):
             network = Rows(self._inside[0], self.given, self._read)
             fits = [self._fit(batch, beside) for batch in self.given]
-            network._along, network.is_sum = [fit.axes for fit in fits], all(fit.is_sum for fit in fits)
+            network._along, network.is_sum = (
+                [fit.axes for fit in fits],
+                all(fit.is_sum for fit in fits),
+            )
             return network
 
     def of_first_samples(self, count: int) -> tuple[Rows, Tensor]:
         """Return the network for the first samples of the first batch, along the likeliest axes, and its inputs."""
         given = self.given[0].first(count)
         network = Rows(self._inside[0], [given], self._read)
-        return network, network.inputs[0].to(next((one.device for _, one in given.tensors), torch.device("cpu")))
+        return network, network.inputs[0].to(
+            next((one.device for _, one in given.tensors), torch.device("cpu"))
+        )
 
     def _outputs(self, one: Given) -> Tensor:
         own = one.mapped(torch.clone)  # a network may change what it is given
@@ -170,15 +201,29 @@ class Rows(Shell):
         whole = self._shown(one, beside)
         size = size_of_terms(self._shown(one), whole)
         *given, targets = (_axes_of(tensor, one.size) for _, tensor in one.tensors)
-        choices = islice(product(*given, targets[:1]), _MOST_CHOICES)  # targets have their samples first
+        # Targets have their samples first.
+        choices = islice(product(*given, targets[:1]), _MOST_CHOICES)
         fits = [self._fit_of(one, axes, whole, size, beside) for axes in choices]
         least = min(fit.off for fit in fits)
         if least <= SINGLES.of(whole.dtype):
-            return next(fit for fit in fits if fit.off <= max(10 * least, _DIGITS * torch.finfo(whole.dtype).eps))
+            return next(
+                fit
+                for fit in fits
+                if fit.off <= max(10 * least, _DIGITS * torch.finfo(whole.dtype).eps)
+            )
         shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in one.tensors]
-        raise met(f"no choice of axes gives single samples the outputs they have among all; given {first_few(shapes)}")
+        raise met(
+            f"no choice of axes gives single samples the outputs they have among all; given {first_few(shapes)}"
+        )
 
-    def _fit_of(self, one: Given, axes: Axes, whole: Tensor, size: float, beside: Mapping[str, Tensor]) -> _Fit:
+    def _fit_of(
+        self,
+        one: Given,
+        axes: Axes,
+        whole: Tensor,
+        size: float,
+        beside: Mapping[str, Tensor],
+    ) -> _Fit:
         """Return how far outputs of single samples are from those of all, relative to the `size` of their terms.
 
         Of a loss, which has no axis of samples, their mean or their sum; losses of samples may have both signs, and
@@ -188,16 +233,28 @@ class Rows(Shell):
         outputs = list[Tensor]()
         for row in range(one.size):
             try:
-                outputs.append(self._shown(one.rows(torch.tensor([row], device=whole.device), axes), beside))
+                outputs.append(
+                    self._shown(
+                        one.rows(torch.tensor([row], device=whole.device), axes), beside
+                    )
+                )
             except Exception:  # whatever it raises: this is not what the network takes
                 return nothing
-            if len(whole) == one.size and not _off(far(outputs[-1], whole[row : row + 1]), size) <= most:
+            if (
+                len(whole) == one.size
+                and not _off(far(outputs[-1], whole[row : row + 1]), size) <= most
+            ):
                 return nothing
         alone = torch.cat(outputs)
         if len(whole) == one.size:
             return _Fit(axes, _off(far(alone, whole), size))
-        of_mean = _off(far(alone.mean(0, keepdim=True), whole), max(size, peak(alone.abs().mean(0))))
-        of_sum = _off(far(alone.sum(0, keepdim=True), whole), max(size, peak(alone.abs().sum(0))))
+        of_mean = _off(
+            far(alone.mean(0, keepdim=True), whole),
+            max(size, peak(alone.abs().mean(0))),
+        )
+        of_sum = _off(
+            far(alone.sum(0, keepdim=True), whole), max(size, peak(alone.abs().sum(0)))
+        )
         if one.size > 1 and 0.0 < max(of_mean, of_sum) <= most:
             return nothing
         return _Fit(axes, min(of_mean, of_sum), is_sum=of_sum < of_mean)
@@ -205,7 +262,9 @@ class Rows(Shell):
     def _shown(self, one: Given, at: Mapping[str, Tensor] | None = None) -> Tensor:
         """Return the outputs of a batch with the parameters `at`, or with those of the network."""
         run = Evaluated(self, lambda network: network._outputs(one))
-        outputs = functional_call(run, {f"network.{name}": tensor for name, tensor in (at or {}).items()}, ()).detach()
+        outputs = functional_call(
+            run, {f"network.{name}": tensor for name, tensor in (at or {}).items()}, ()
+        ).detach()
         return outputs if outputs.ndim else outputs[None]
 
     def train(self, mode: bool = True) -> Rows:
@@ -233,5 +292,7 @@ def far(first: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors, where nan equals nan; inf if their shapes differ."""
     if first.shape != other.shape:
         return inf
-    off = torch.where(first.isnan() & other.isnan() | (first == other), 0.0, (first - other).abs())
+    off = torch.where(
+        first.isnan() & other.isnan() | (first == other), 0.0, (first - other).abs()
+    )
     return float(off.max()) if off.numel() else 0.0

@@ -20,14 +20,19 @@ from hessfig.models.own.own_checks import check_tensor, oddity, shape_of
 from hessfig.models.own.preserved import preserved_loader
 from hessfig.rng import row_major
 
-MOST_BATCHES, SHARE = 100_000, 4  # limits: the number of batches, and their bytes as 1 / SHARE of the memory
-_BATCHES = (Tensor, Mapping, str, bytes, list, tuple, nn.Module)  # types that are a batch, or a list of batches
+# Limits: the number of batches, and their bytes as 1 / SHARE of the memory.
+MOST_BATCHES, SHARE = (100_000, 4)
+# Types that are a batch, or a list of batches.
+_BATCHES = (Tensor, Mapping, str, bytes, list, tuple, nn.Module)
 _ALLOWED = (
-    "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; lists, DataLoaders or iterables of these"
+    "tensors; dictionaries with tensors by argument; (inputs, targets) pairs; "
+    "lists, DataLoaders or iterables of these"
 )
 
 
-def keep_batches(given: Any, what: str = "inputs", copied: Callable[[Any], Any] | None = None) -> Any:
+def keep_batches(
+    given: Any, what: str = "inputs", copied: Callable[[Any], Any] | None = None
+) -> Any:
     """Return the batches of a loader or an iterable as a list of copies; return anything else unchanged.
 
     `copied` copies a batch, by default as `copy_batch` does.
@@ -38,8 +43,13 @@ def keep_batches(given: Any, what: str = "inputs", copied: Callable[[Any], Any] 
     may be infinite.
     """
     if isinstance(given, Dataset) and hasattr(given, "__len__") and copied is None:
-        given = DataLoader(given, batch_size=len(given))  # samples, which make one batch
-    if isinstance(given, _BATCHES) or not isinstance(given, Iterable) or hasattr(given, "__array__"):
+        # Samples, which make one batch.
+        given = DataLoader(given, batch_size=len(given))
+    if (
+        isinstance(given, _BATCHES)
+        or not isinstance(given, Iterable)
+        or hasattr(given, "__array__")
+    ):
         return given
     batches, size, most = list[Any](), 0, memory() // SHARE
     with torch.inference_mode(False), preserved_loader(given):
@@ -57,7 +67,11 @@ def as_tensors(given: Any) -> Any:
         return torch.from_numpy(given)
     if type(given) in (tuple, list):
         return type(given)(map(as_tensors, given))
-    return {name: as_tensors(one) for name, one in given.items()} if type(given) is dict else given
+    return (
+        {name: as_tensors(one) for name, one in given.items()}
+        if type(given) is dict
+        else given
+    )
 
 
 def copy_batch(batch: Any) -> Any:
@@ -68,13 +82,21 @@ def copy_batch(batch: Any) -> Any:
         return {name: copy_batch(one) for name, one in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(copy_batch, batch))
-    return type(batch)(map(copy_batch, batch)) if type(batch) in (list, tuple) else batch
+    return (
+        type(batch)(map(copy_batch, batch)) if type(batch) in (list, tuple) else batch
+    )
 
 
 def _bytes(batch: Any) -> int:
     if isinstance(batch, Tensor):
         return batch.numel() * batch.element_size()
-    parts = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
+    parts = (
+        batch.values()
+        if isinstance(batch, dict)
+        else batch
+        if isinstance(batch, list | tuple)
+        else ()
+    )
     return sum(map(_bytes, parts))
 
 
@@ -93,7 +115,9 @@ def is_plain(inputs: Any, targets: Any) -> bool:
         return False
     if isinstance(inputs, tuple) and isinstance(targets, Tensor):
         return len(inputs) == 1
-    listed = isinstance(inputs, list) and any(isinstance(one, tuple | Mapping) for one in inputs)
+    listed = isinstance(inputs, list) and any(
+        isinstance(one, tuple | Mapping) for one in inputs
+    )
     return not listed
 
 
@@ -111,21 +135,37 @@ def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
         for name, tensor in batch.tensors:
             if oddity(tensor):
                 check_tensor(name, tensor)
-    return [replace(batch, targets=_labels(batch.targets)).mapped(partial(_typed, real=real)) for batch in batches]
+    return [
+        replace(batch, targets=_labels(batch.targets)).mapped(
+            partial(_typed, real=real)
+        )
+        for batch in batches
+    ]
 
 
 def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
     """Yield (inputs, targets) of every batch."""
     named = targets is None or isinstance(targets, str)
-    if isinstance(inputs, Mapping | Tensor) or (isinstance(inputs, tuple) and isinstance(targets, Tensor)):
+    if isinstance(inputs, Mapping | Tensor) or (
+        isinstance(inputs, tuple) and isinstance(targets, Tensor)
+    ):
         yield inputs, targets
-    elif isinstance(inputs, tuple) and named and len(inputs) == 2 and not isinstance(inputs[0], Mapping | list):
+    elif (
+        isinstance(inputs, tuple)
+        and named
+        and len(inputs) == 2
+        and not isinstance(inputs[0], Mapping | list)
+    ):
         yield inputs
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
         every = list(keep_batches(inputs))
-        goals = [targets] * len(every) if named else list(keep_batches(targets, "targets"))
+        goals = (
+            [targets] * len(every) if named else list(keep_batches(targets, "targets"))
+        )
         if len(goals) != len(every):
-            raise _unknown(f"{len(every)} batches and {len(goals)} targets", inputs, targets)
+            raise _unknown(
+                f"{len(every)} batches and {len(goals)} targets", inputs, targets
+            )
         for batch, goal in zip(every, goals, strict=True):
             is_pair = named and isinstance(batch, tuple | list) and len(batch) == 2
             yield tuple(batch) if is_pair else (batch, goal)
@@ -135,28 +175,51 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
 
 def _given(batch: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     words: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {}
-    arguments = () if words else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    arguments = (
+        () if words else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    )
     labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
     if goal is None or isinstance(goal, str):
         key = goal or LABELS
         if key not in words:
-            raise _unknown(f"the batch has no entry {plain(key)!r}, and no targets are given", inputs, targets)
+            raise _unknown(
+                f"the batch has no entry {plain(key)!r}, and no targets are given",
+                inputs,
+                targets,
+            )
         goal = words.pop(key)
-    sizes = [len(thing) for thing in (*arguments, *words.values()) if isinstance(thing, Tensor) and thing.ndim]
+    sizes = [
+        len(thing)
+        for thing in (*arguments, *words.values())
+        if isinstance(thing, Tensor) and thing.ndim
+    ]
     if not sizes or not sizes[0] or not isinstance(goal, Tensor):
-        raise _unknown("a batch without a tensor whose first axis runs over samples", inputs, targets)
-    is_told = goal.ndim > 0 and len(goal) in sizes  # targets determine the size, if any argument has that size
+        raise _unknown(
+            "a batch without a tensor whose first axis runs over samples",
+            inputs,
+            targets,
+        )
+    # Targets determine the size, if any argument has that size.
+    is_told = goal.ndim > 0 and len(goal) in sizes
     return Given(arguments, words, goal, len(goal) if is_told else sizes[0], labelled)
 
 
 def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
     """Return a copy of a tensor in row-major order; floating-point tensors are cast to type `real`."""
-    return row_major(tensor.detach().to(real if tensor.is_floating_point() else tensor.dtype, copy=True))
+    return row_major(
+        tensor.detach().to(
+            real if tensor.is_floating_point() else tensor.dtype, copy=True
+        )
+    )
 
 
 def _labels(targets: Tensor) -> Tensor:
     """Return targets with class numbers of type int64, which torch requires."""
-    return targets.long() if targets.dtype in (torch.int8, torch.int16, torch.int32) else targets
+    return (
+        targets.long()
+        if targets.dtype in (torch.int8, torch.int16, torch.int32)
+        else targets
+    )
 
 
 def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
@@ -178,8 +241,15 @@ def _as_function(targets: Any) -> str:
 
 def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     """Return the batches of a network that takes one tensor. Raises UserError for inputs that are not tensors."""
-    xs, ys = (list(side) if isinstance(side, list | tuple) else [side] for side in (inputs, targets))
-    if len(xs) != len(ys) or not xs or not all(isinstance(x, Tensor) for x in (*xs, *ys)):
+    xs, ys = (
+        list(side) if isinstance(side, list | tuple) else [side]
+        for side in (inputs, targets)
+    )
+    if (
+        len(xs) != len(ys)
+        or not xs
+        or not all(isinstance(x, Tensor) for x in (*xs, *ys))
+    ):
         raise UserError(
             "inputs and targets are not tensors, or lists of as many tensors",
             got=f"{shape_of(inputs)} and {shape_of(targets)}",
@@ -192,4 +262,7 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
             check_tensor(name, tensor)
     # for layered networks every position is scored; other networks return only scored outputs
     scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
-    return [Batch(_typed(x, real), _typed(_labels(y), real), at) for x, y, at in zip(xs, ys, scored, strict=True)]
+    return [
+        Batch(_typed(x, real), _typed(_labels(y), real), at)
+        for x, y, at in zip(xs, ys, scored, strict=True)
+    ]

@@ -70,14 +70,19 @@ def open_request(
     """
     most = None if memory is None else bytes_of(memory)
     network = checked_network(network)
-    inputs, targets = as_tensors(keep_batches(inputs)), as_tensors(keep_batches(targets, "targets"))
+    inputs, targets = (
+        as_tensors(keep_batches(inputs)),
+        as_tensors(keep_batches(targets, "targets")),
+    )
     is_found = isinstance(weights, str) and weights == FOUND
     opener = opener_of(network)
     with differentiating(), kept_draws():
         if opener is not None:
             model = opener.wrapped(network)
             weights = find_weights(model) if weights is None or is_found else weights
-            network, inputs, targets = opener.bridge_as_network(network, model, inputs, targets)
+            network, inputs, targets = opener.bridge_as_network(
+                network, model, inputs, targets
+            )
         elif is_found:
             batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
             weights = find_weights(network, inputs=batch.words or batch.arguments)

@@ -18,12 +18,28 @@ from hessfig.curvature.double_backward import no_derivative
 from hessfig.curvature.losses import Inside
 from hessfig.curvature.problem import Batch, Objective, Witness
 from hessfig.curvature.rounding import LOSS
-from hessfig.curvature.witness import DIFFERENCES, Derivatives, Directions, derivatives, leaves_of, refusal_of, terms_of
+from hessfig.curvature.witness import (
+    DIFFERENCES,
+    Derivatives,
+    Directions,
+    derivatives,
+    leaves_of,
+    refusal_of,
+    terms_of,
+)
 from hessfig.errors import UserError, first_few
 from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.own.copies import only_trainable
 from hessfig.models.own.in_place import InPlace, held_by
-from hessfig.models.own.opaque import Image, cast_to, mapped, opaque_batches, tensors_in, twin, without_graph
+from hessfig.models.own.opaque import (
+    Image,
+    cast_to,
+    mapped,
+    opaque_batches,
+    tensors_in,
+    twin,
+    without_graph,
+)
 from hessfig.models.own.own_checks import Raised, checked_network, shape_of, words_of
 from hessfig.models.own.own_network import Built
 from hessfig.models.own.preserved import methods_of, preserved, reached_by
@@ -75,7 +91,10 @@ def open_function(
             remedy="the model inside (bridge.original_model), or hessfig.Problem(bridge, tokens)",
         )
     network = checked_network(network)
-    for name, function in {"compute_loss": compute_loss, "compute_outputs": compute_outputs}.items():
+    for name, function in {
+        "compute_loss": compute_loss,
+        "compute_outputs": compute_outputs,
+    }.items():
         if not callable(function) and (name == "compute_loss" or function is not None):
             raise UserError(
                 f"{name} is not a function",
@@ -94,7 +113,9 @@ def open_function(
     if isinstance(weights, str) and weights == FOUND:
         weights = find_weights(network)
     most = None if memory is None else bytes_of(memory)
-    return Asked(network, every, compute_loss, compute_outputs, batch_weights, weights, most)
+    return Asked(
+        network, every, compute_loss, compute_outputs, batch_weights, weights, most
+    )
 
 
 class Computed(InPlace):
@@ -116,13 +137,27 @@ class Computed(InPlace):
         The type of parameters, batches and whatever else of the network's type the function reaches.
     """
 
-    def __init__(self, asked: Asked, function: Function, read: Callable[[Any], Tensor], real: torch.dtype) -> None:
-        functions = [one for one in (asked.compute_loss, asked.compute_outputs) if one is not None]
+    def __init__(
+        self,
+        asked: Asked,
+        function: Function,
+        read: Callable[[Any], Tensor],
+        real: torch.dtype,
+    ) -> None:
+        functions = [
+            one
+            for one in (asked.compute_loss, asked.compute_outputs)
+            if one is not None
+        ]
         super().__init__(asked.network, real, *_reachable(functions, asked.network))
         if asked.is_trainable:
             only_trainable(self)
-        self._functions, self._read = (function,), read  # in a tuple: no module of this one
-        self.opaque_batches = [self._copied(_without_graphs(batch), cast_to(self._like)) for batch in asked.batches]
+        # In a tuple: no module of this one.
+        self._functions, self._read = ((function,), read)
+        self.opaque_batches = [
+            self._copied(_without_graphs(batch), cast_to(self._like))
+            for batch in asked.batches
+        ]
         self._start, self._drawn = NO_STATES, set[int]()
         self._beyond = _Beyond(asked.network, self._beside)
         self._images = self._beyond.images(self._like)
@@ -131,7 +166,9 @@ class Computed(InPlace):
     @property
     def _like(self) -> Tensor:
         """A tensor of the measured type, on the device of the parameters."""
-        return next(one for one in self.parameters() if one.is_floating_point()).detach()
+        return next(
+            one for one in self.parameters() if one.is_floating_point()
+        ).detach()
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return the value of the function for one batch, as a tensor with at least one axis."""
@@ -140,7 +177,9 @@ class Computed(InPlace):
             return value if value.ndim else _to_be_added(value, self._like).reshape(1)
 
     @contextmanager
-    def running(self, number: int, image: Image = twin) -> Iterator[tuple[nn.Module, Any]]:
+    def running(
+        self, number: int, image: Image = twin
+    ) -> Iterator[tuple[nn.Module, Any]]:
         """Put the tensors into the user's network, and yield it with a copy of a batch.
 
         If the function draws from global generators, these start from the same state in every call.
@@ -159,12 +198,20 @@ class Computed(InPlace):
             warnings.simplefilter("always")
             for number in range(len(self.opaque_batches)):
                 values.append(self._first_value(number))
-        self._start = tuple(one if place in self._drawn else None for place, one in enumerate(self._start))
+        self._start = tuple(
+            one if place in self._drawn else None
+            for place, one in enumerate(self._start)
+        )
         self._check_parameters()
         for warning in warned:
             if CUT in str(warning.message):
-                raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "compute_loss uses checkpoints")
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+                raise no_derivative(
+                    RuntimeError("use_reentrant=True cuts the graph"),
+                    "compute_loss uses checkpoints",
+                )
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
         return values
 
     def _first_value(self, number: int) -> Tensor:
@@ -173,15 +220,23 @@ class Computed(InPlace):
             with preserved(*self._beside), self.running(number) as (network, batch):
                 value = self._read(self._functions[0](network, batch)).detach()
                 now = enumerate(global_states())
-                self._drawn |= {place for place, state in now if state != self._start[place]}
+                self._drawn |= {
+                    place for place, state in now if state != self._start[place]
+                }
         except UserError:
             raise
         except (Exception, SystemExit) as error:
             raise _raised(
-                self._functions[0], _USE[self._read], error, self.opaque_batches[number], self._like.dtype
+                self._functions[0],
+                _USE[self._read],
+                error,
+                self.opaque_batches[number],
+                self._like.dtype,
             ) from error
         now = enumerate(self._versions())
-        self._changing |= {place for place, version in now if version != versions[place]}
+        self._changing |= {
+            place for place, version in now if version != versions[place]
+        }
         self._images = self._beyond.images(self._like)
         return value
 
@@ -190,20 +245,35 @@ class Computed(InPlace):
 
     def _put(self) -> dict[int, Tensor]:
         """Put tensors into the network, and into the other modules that the function reaches."""
-        images = [one.clone() if place in self._changing else one for place, one in enumerate(self._images)]
-        instead = {id(one): image for one, image in zip(self._beyond.tensors, images, strict=True)}
+        images = [
+            one.clone() if place in self._changing else one
+            for place, one in enumerate(self._images)
+        ]
+        instead = {
+            id(one): image
+            for one, image in zip(self._beyond.tensors, images, strict=True)
+        }
         self._beyond.put(instead)
         return {**instead, **super()._put()}
 
     def _versions(self) -> list[int]:
         """Return the versions of the tensors that the function reaches, which count changes in place."""
-        return [one._version + image._version for one, image in zip(self._beyond.tensors, self._images, strict=True)]
+        return [
+            one._version + image._version
+            for one, image in zip(self._beyond.tensors, self._images, strict=True)
+        ]
 
     def _check_parameters(self) -> None:
         """Raise UserError if the function changed the parameters that it was given."""
-        mine, theirs = (dict(one.named_parameters()) for one in (self, self.run_in_place))
+        mine, theirs = (
+            dict(one.named_parameters()) for one in (self, self.run_in_place)
+        )
         image = cast_to(self._like)
-        changed = [name for name, one in mine.items() if not _is_equal(one, image(theirs[name]))]
+        changed = [
+            name
+            for name, one in mine.items()
+            if not _is_equal(one, image(theirs[name]))
+        ]
         if changed:
             raise UserError(
                 "compute_loss changes parameters of the network, so that it is not a function of these",
@@ -244,7 +314,9 @@ class Computed(InPlace):
         def image(tensor: Tensor) -> Tensor:
             return fn(tensor.detach()).requires_grad_(tensor.requires_grad)
 
-        self.opaque_batches = [self._copied(batch, image) for batch in self.opaque_batches]
+        self.opaque_batches = [
+            self._copied(batch, image) for batch in self.opaque_batches
+        ]
         self._images = self._beyond.images(self._like)
         return self
 
@@ -253,23 +325,35 @@ class _Beyond:
     """The tensors that functions reach besides those of the network; modules other than the network may hold them."""
 
     def __init__(self, network: nn.Module, things: Sequence[Any]) -> None:
-        self._network, known = network, {id(one) for one in (*network.parameters(), *network.buffers())}
+        self._network, known = (
+            network,
+            {id(one) for one in (*network.parameters(), *network.buffers())},
+        )
         own, found = {*map(id, network.modules())}, dict[int, Tensor]()
         self._places = list[tuple[dict[str, Any], str]]()
         for thing in reached_by(*things):
             if isinstance(thing, Tensor) and not thing.is_inference():
                 found[id(thing)] = thing
             elif isinstance(thing, nn.Module) and id(thing) not in own:
-                self._places += [(held, name) for held, name, tensor in held_by(thing) if id(tensor) not in known]
+                self._places += [
+                    (held, name)
+                    for held, name, tensor in held_by(thing)
+                    if id(tensor) not in known
+                ]
         self.tensors = [tensor for place, tensor in found.items() if place not in known]
 
     def images(self, like: Tensor) -> list[Tensor]:
         """Return what stands for each tensor: those of the network's type are cast to that of `like`."""
-        theirs = next(one for one in self._network.parameters() if one.is_floating_point())
+        theirs = next(
+            one for one in self._network.parameters() if one.is_floating_point()
+        )
         is_alike = (theirs.dtype, theirs.device) == (like.dtype, like.device)
         kinds = (theirs.dtype, theirs.dtype.to_complex())
         image = cast_to(like)
-        return [one if is_alike or one.dtype not in kinds else image(one) for one in self.tensors]
+        return [
+            one if is_alike or one.dtype not in kinds else image(one)
+            for one in self.tensors
+        ]
 
     def put(self, instead: Mapping[int, Tensor]) -> None:
         """Put the tensors `instead` of those in other modules, for a caller that restores them."""
@@ -292,7 +376,9 @@ class OfOutputs(nn.Module):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of the outputs of a batch, which is cast to their type."""
         computed = self._computed[0]
-        with computed.running(number_of(targets, computed.opaque_batches), cast_to(outputs)) as (_, batch):
+        with computed.running(
+            number_of(targets, computed.opaque_batches), cast_to(outputs)
+        ) as (_, batch):
             return _to_be_added(one_number(self._functions[0](outputs, batch)), outputs)
 
     def first_value(self, number: int, outputs: Tensor) -> Tensor:
@@ -301,19 +387,31 @@ class OfOutputs(nn.Module):
         Raises UserError if the loss raises, does not depend on the outputs, or reads parameters besides these.
         """
         computed = self._computed[0]
-        leaves = [outputs.detach().requires_grad_(), *(p for p in computed.parameters() if p.is_floating_point())]
+        leaves = [
+            outputs.detach().requires_grad_(),
+            *(p for p in computed.parameters() if p.is_floating_point()),
+        ]
         flags = [one.requires_grad for one in leaves]
         try:
             for one in leaves:
                 one.requires_grad_()
             with torch.enable_grad():
                 value = self(leaves[0], torch.tensor([number]))
-                slopes = torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None]
+                slopes = (
+                    torch.autograd.grad(value, leaves, allow_unused=True)
+                    if value.requires_grad
+                    else [None]
+                )
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            batch, use = computed.opaque_batches[number], "compute_loss(outputs, batch) that returns its loss"
-            raise _raised(self._functions[0], use, error, batch, outputs.dtype) from error
+            batch, use = (
+                computed.opaque_batches[number],
+                "compute_loss(outputs, batch) that returns its loss",
+            )
+            raise _raised(
+                self._functions[0], use, error, batch, outputs.dtype
+            ) from error
         finally:
             for one, flag in zip(leaves, flags, strict=True):
                 one.requires_grad_(flag)
@@ -354,19 +452,26 @@ class Computing:
     def measured(self, real: torch.dtype) -> Built:
         """Return the problem. Raises UserError if it is not one real number that autograd differentiates."""
         problem, computed, values = self._first_run(real)
-        value = sum(share * float(one) for share, one in zip(problem.shares, values, strict=True))
+        value = sum(
+            share * float(one)
+            for share, one in zip(problem.shares, values, strict=True)
+        )
         refusal, size = _refusal(problem, value)
         taken = {"batches": len(values), "batch_weights": _shown(self.weights)}
         if computed.draws:
             taken["random"] = "global generators start every call from the same state"
         has_gradient = refusal is None or refusal.remedy == DIFFERENCES
-        witness = Witness(WAY, taken=taken, refusal=refusal, has_gradient=has_gradient, size=size)
+        witness = Witness(
+            WAY, taken=taken, refusal=refusal, has_gradient=has_gradient, size=size
+        )
         return Built(replace(problem, witness=witness), dict(enumerate(problem.shares)))
 
     def gradient(self, real: torch.dtype) -> Derivatives:
         """Return value and gradient at the present weights, batches and states of generators."""
         problem = self._first_run(real)[0]
-        leaves = leaves_of(problem, [name for name, one in _real_parameters(problem.network)])
+        leaves = leaves_of(
+            problem, [name for name, one in _real_parameters(problem.network)]
+        )
         return derivatives(terms_of(problem, leaves), leaves, (), 1)
 
     def _first_run(self, real: torch.dtype) -> tuple[Objective, Computed, list[Tensor]]:
@@ -379,15 +484,22 @@ class Computing:
         else:
             computed = Computed(asked, asked.compute_outputs, _one_tensor, real)
             loss = OfOutputs(asked.compute_loss, computed)
-            values = [loss.first_value(number, one) for number, one in enumerate(computed.first_values())]
+            values = [
+                loss.first_value(number, one)
+                for number, one in enumerate(computed.first_values())
+            ]
         return self._problem(computed, loss), computed, values
 
     def _problem(self, computed: Computed, loss: nn.Module) -> Objective:
         numbers = [torch.tensor([number]) for number in range(len(self.weights))]
         pairs = zip(numbers, self.weights, strict=True)
-        first, *more = [Batch(number, number, slice(None), weight) for number, weight in pairs]
+        first, *more = [
+            Batch(number, number, slice(None), weight) for number, weight in pairs
+        ]
         layout = named_layout(computed, self.asked.weights)
-        problem = Objective(computed, first, loss, layout, tuple(more), memory=self.asked.memory)
+        problem = Objective(
+            computed, first, loss, layout, tuple(more), memory=self.asked.memory
+        )
         return problem.to(next(computed.parameters()).device)
 
     def holds(self, built: Built, order: int) -> bool:
@@ -397,7 +509,11 @@ class Computing:
 
 
 def _real_parameters(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, one) for name, one in network.named_parameters() if one.is_floating_point()]
+    return [
+        (name, one)
+        for name, one in network.named_parameters()
+        if one.is_floating_point()
+    ]
 
 
 def number_of(numbers: Tensor, batches: Sequence[Any]) -> int:
@@ -414,8 +530,15 @@ def _reachable(functions: Iterable[Any], network: nn.Module) -> list[Any]:
     for function in functions:
         owner = function.__self__ if isinstance(function, MethodType) else function
         code = [getattr(type(owner), name, None) for name in ("__call__", "forward")]
-        methods = [one for each in (function, *code) for one in methods_of(each, network)]
-        things += [function, *([vars(owner)] if hasattr(owner, "__dict__") else []), *code, *methods]
+        methods = [
+            one for each in (function, *code) for one in methods_of(each, network)
+        ]
+        things += [
+            function,
+            *([vars(owner)] if hasattr(owner, "__dict__") else []),
+            *code,
+            *methods,
+        ]
     return things
 
 
@@ -430,10 +553,18 @@ def _batch_weights(given: Any, batches: Sequence[Any]) -> list[float]:
     if given is None:
         return [1.0] * len(batches)
     try:
-        weights = [float(given(mapped(batch))) for batch in batches] if callable(given) else [*map(float, given)]
+        weights = (
+            [float(given(mapped(batch))) for batch in batches]
+            if callable(given)
+            else [*map(float, given)]
+        )
     except Exception as error:  # of the user's function
         raise _misfit(words_of(error), len(batches)) from error
-    if len(weights) != len(batches) or not all(isfinite(one) and one >= 0 for one in weights) or not sum(weights):
+    if (
+        len(weights) != len(batches)
+        or not all(isfinite(one) and one >= 0 for one in weights)
+        or not sum(weights)
+    ):
         raise _misfit(first_few([f"{one:.6g}" for one in weights]), len(batches))
     return weights
 
@@ -448,7 +579,11 @@ def _misfit(got: str, count: int) -> UserError:
 
 
 def _shown(weights: Sequence[float]) -> str:
-    return "1 each" if set(weights) == {1.0} else first_few([f"{one:.9g}" for one in weights])
+    return (
+        "1 each"
+        if set(weights) == {1.0}
+        else first_few([f"{one:.9g}" for one in weights])
+    )
 
 
 def one_number(value: Any) -> Tensor:
@@ -491,7 +626,9 @@ _USE: dict[Any, str] = {
 }
 
 
-def _raised(function: Any, use: str, error: BaseException, batch: Any, real: torch.dtype) -> Raised:
+def _raised(
+    function: Any, use: str, error: BaseException, batch: Any, real: torch.dtype
+) -> Raised:
     name = str(real).removeprefix("torch.")
     other = "float32" if name == "float64" else "float64"
     is_type = "dtype" in str(error) or "scalar type" in str(error)
@@ -500,7 +637,9 @@ def _raised(function: Any, use: str, error: BaseException, batch: Any, real: tor
         f"{getattr(function, '__name__', type(function).__name__)} raises {type(error).__name__} when it is called",
         got=f"{words_of(error)}; given the network in {name} and {shape_of(batch)}",
         allowed=use,
-        remedy=type_remedy if is_type else "call it yourself with the same network and batch",
+        remedy=type_remedy
+        if is_type
+        else "call it yourself with the same network and batch",
     )
 
 
@@ -538,4 +677,8 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
 
 
 def _is_equal(first: Tensor, other: Tensor) -> bool:
-    return torch.equal(first.detach().nan_to_num(), other.nan_to_num()) if first.is_floating_point() else True
+    return (
+        torch.equal(first.detach().nan_to_num(), other.nan_to_num())
+        if first.is_floating_point()
+        else True
+    )

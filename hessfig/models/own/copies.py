@@ -54,7 +54,9 @@ def copied(module: nn.Module, what: str) -> nn.Module:
     """
     computed = chain.from_iterable(results(dict(vars(one))) for one in module.modules())
     try:
-        return copy.deepcopy(module, {id(one): one.detach().clone() for one in computed})
+        return copy.deepcopy(
+            module, {id(one): one.detach().clone() for one in computed}
+        )
     except Exception as error:
         raise Uncopied(
             f"{what} cannot be copied",
@@ -80,7 +82,9 @@ def _twin(module: nn.Module) -> nn.Module:
     for kind in ("_parameters", "_buffers"):
         twin.__dict__[kind] = dict(module.__dict__[kind])
     children = module._modules.items()
-    twin.__dict__["_modules"] = {name: None if child is None else _twin(child) for name, child in children}
+    twin.__dict__["_modules"] = {
+        name: None if child is None else _twin(child) for name, child in children
+    }
     return twin
 
 
@@ -99,7 +103,11 @@ def results(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor) and value.grad_fn is not None:
         yield value
     elif isinstance(value, list | tuple | dict):
-        yield from (one for part in (value.values() if isinstance(value, dict) else value) for one in results(part))
+        yield from (
+            one
+            for part in (value.values() if isinstance(value, dict) else value)
+            for one in results(part)
+        )
 
 
 def only_trainable(network: nn.Module) -> nn.Module:

@@ -18,7 +18,9 @@ from hessfig.models.own.own_checks import differentiable
 from hessfig.models.own.preserved import preserved
 from hessfig.rng import TURN
 
-_RUNNING = set[int]()  # networks whose tensors have been replaced already, for calls within calls
+_RUNNING = set[
+    int
+]()  # networks whose tensors have been replaced already, for calls within calls
 
 
 class InPlace(nn.Module):
@@ -31,8 +33,11 @@ class InPlace(nn.Module):
 
     def __init__(self, network: nn.Module, real: torch.dtype, *beside: Any) -> None:
         super().__init__()
-        self._inside, self._beside = (network,), beside  # in a tuple: no module of this one
-        self._modes = {path: module.training for path, module in network.named_modules()}
+        # In a tuple: no module of this one.
+        self._inside, self._beside = ((network,), beside)
+        self._modes = {
+            path: module.training for path, module in network.named_modules()
+        }
         _mirror(network, self, real, {})
 
     def forward(self, *arguments: Any, **words: Any) -> Any:
@@ -59,16 +64,29 @@ class InPlace(nn.Module):
 
     def _put(self) -> dict[int, Tensor]:
         """Put tensors and modes into the network; `preserved` puts its own back. Return what stands for each tensor."""
-        network, tensors, instead = self._inside[0], self._tensors(), dict[int, Tensor]()
+        network, tensors, instead = (
+            self._inside[0],
+            self._tensors(),
+            dict[int, Tensor](),
+        )
         for path, module in network.named_modules():
             module.training = self._modes.get(path, module.training)
             for held, name, tensor in held_by(module):
-                instead[id(tensor)] = held[name] = tensors[f"{path}.{name}" if path else name]
+                instead[id(tensor)] = held[name] = tensors[
+                    f"{path}.{name}" if path else name
+                ]
         own = {*network.modules()}
-        beside = (one for thing in self._beside if isinstance(thing, nn.Module) for one in thing.modules())
+        beside = (
+            one
+            for thing in self._beside
+            if isinstance(thing, nn.Module)
+            for one in thing.modules()
+        )
         others = [module for module in beside if module not in own]
         real = next(one.dtype for one in self.parameters() if one.is_floating_point())
-        for held, name, tensor in (place for module in others for place in held_by(module)):
+        for held, name, tensor in (
+            place for module in others for place in held_by(module)
+        ):
             if id(tensor) not in instead:
                 instead[id(tensor)] = cast(tensor, real)
             held[name] = instead[id(tensor)]
@@ -76,7 +94,10 @@ class InPlace(nn.Module):
 
     def _tensors(self) -> dict[str, Tensor]:
         """Return parameters and buffers by name; a run may change buffers: it gets copies."""
-        buffers = {name: one.clone() for name, one in self.named_buffers(remove_duplicate=False)}
+        buffers = {
+            name: one.clone()
+            for name, one in self.named_buffers(remove_duplicate=False)
+        }
         return {**dict(self.named_parameters(remove_duplicate=False)), **buffers}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> InPlace:
@@ -94,11 +115,15 @@ def in_its_place(network: nn.Module) -> Context[None]:
     return network.installed() if isinstance(network, InPlace) else nullcontext()
 
 
-def _mirror(theirs: nn.Module, ours: Any, real: torch.dtype, mirrored: dict[int, Any]) -> None:
+def _mirror(
+    theirs: nn.Module, ours: Any, real: torch.dtype, mirrored: dict[int, Any]
+) -> None:
     """Give `ours` the parameters and buffers of `theirs`, with the same names and the same sharing."""
     for name, parameter in theirs._parameters.items():
         if parameter is not None and id(parameter) not in mirrored:
-            mirrored[id(parameter)] = nn.Parameter(cast(parameter, real), requires_grad=parameter.requires_grad)
+            mirrored[id(parameter)] = nn.Parameter(
+                cast(parameter, real), requires_grad=parameter.requires_grad
+            )
         ours._parameters[name] = None if parameter is None else mirrored[id(parameter)]
     for name, tensor in theirs._buffers.items():
         if tensor is not None:
@@ -121,7 +146,11 @@ def _noted(network: nn.Module) -> Iterator[None]:
 def held_by(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
     """Yield every parameter and buffer of a module: the dictionary that contains it, its name, and the tensor."""
     for tensors in (module._parameters, module._buffers):
-        yield from ((tensors, name, one) for name, one in list(tensors.items()) if one is not None)
+        yield from (
+            (tensors, name, one)
+            for name, one in list(tensors.items())
+            if one is not None
+        )
 
 
 class _Strays(TorchFunctionMode):
@@ -131,6 +160,10 @@ class _Strays(TorchFunctionMode):
         super().__init__()
         self._instead = instead
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = tree_map_only(Tensor, lambda one: self._instead.get(id(one), one), (args, kwargs or {}))
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(
+            Tensor, lambda one: self._instead.get(id(one), one), (args, kwargs or {})
+        )
         return function(*args, **kwargs)

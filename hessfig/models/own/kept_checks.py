@@ -25,7 +25,8 @@ from hessfig.models.own.witnessing import Witnessing
 from hessfig.rng import kept_draws, made_on
 
 _DIGITS = 100  # allowed rounding of value and gradient, in units of the last place
-_MOST_BYTES = 2**30  # a larger copy of a network is kept only while an operator holds it, too
+# A larger copy of a network is kept only while an operator holds it, too.
+_MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Checking:
         asked = request.opened()
         checks = Witnessing(asked) if isinstance(asked, Asked) else Computing(asked)
         function = asked.loss if isinstance(asked, Asked) else asked.compute_loss
-        kept = preserved(asked.network, function, numbers=False)  # a copy may call modules of the original
+        # A copy may call modules of the original.
+        kept = preserved(asked.network, function, numbers=False)
         with differentiating(), kept, made_on(_device(asked)):
             built = checks.measured(getattr(torch, request.dtype))
         self._checks = checks if isinstance(checks, Witnessing) else None
@@ -108,7 +110,9 @@ class Compared:
             asked = request.opened()
             assert isinstance(asked, AskedFunction)
             with differentiating(), made_on(_device(asked)):
-                return Sizes.of(Computing(asked).gradient(getattr(torch, request.dtype)), self.size)
+                return Sizes.of(
+                    Computing(asked).gradient(getattr(torch, request.dtype)), self.size
+                )
 
 
 class KeptChecks:
@@ -142,7 +146,8 @@ class KeptChecks:
         checked = time.perf_counter()
         if checking.says_something:
             fingerprint = request.fingerprint()
-            if time.perf_counter() - checked < checked - started:  # of large data, it may cost more than the checks
+            # Of large data, it may cost more than the checks.
+            if time.perf_counter() - checked < checked - started:
                 self._last = _Kept(checking, fingerprint, request)
         return checking.objective
 
@@ -153,19 +158,31 @@ class _Kept:
     def __init__(self, checking: Checking, fingerprint: str, request: Request) -> None:
         objective = checking.objective
         tensors = (*objective.network.parameters(), *objective.network.buffers())
-        is_large = sum(one.numel() * one.element_size() for one in tensors) > _MOST_BYTES
+        is_large = (
+            sum(one.numel() * one.element_size() for one in tensors) > _MOST_BYTES
+        )
         self._held, self._seen = None if is_large else objective, weakref.ref(objective)
-        self._fingerprint, self._compared, self._versions = fingerprint, checking.compared(), _versions(objective)
+        self._fingerprint, self._compared, self._versions = (
+            fingerprint,
+            checking.compared(),
+            _versions(objective),
+        )
         self._sizes = self._compared.sizes(request)
 
     def objective(self, request: Request) -> Objective | None:
         """Return the objective, if a request is for the same function; None if not."""
         found = self._seen()
-        if found is None or _versions(found) != self._versions or request.fingerprint() != self._fingerprint:
+        if (
+            found is None
+            or _versions(found) != self._versions
+            or request.fingerprint() != self._fingerprint
+        ):
             return None
         try:
             now = self._compared.sizes(request)
-        except Exception:  # whatever the user's function raises: the checks of a new objective say it
+        except (
+            Exception
+        ):  # whatever the user's function raises: the checks of a new objective say it
             return None
         return found if now.are_those_of(self._sizes) else None
 
@@ -187,10 +204,18 @@ class Sizes:
     def of(cls, here: Derivatives, size: float, more: Sequence[float] = ()) -> Sizes:
         """Return those of derivatives, with `more` values."""
         slopes = [one.double().flatten() for one in here.slopes.values()]
-        ramps = [float(one @ torch.linspace(-1, 1, len(one), dtype=one.dtype, device=one.device)) for one in slopes]
+        ramps = [
+            float(
+                one
+                @ torch.linspace(-1, 1, len(one), dtype=one.dtype, device=one.device)
+            )
+            for one in slopes
+        ]
         numbers = ([float(here.value), *more], [length([one]) for one in slopes], ramps)
         digits = _DIGITS * torch.finfo(here.value.dtype).eps
-        values, lengths, along = (torch.tensor(some, dtype=torch.float64) for some in numbers)
+        values, lengths, along = (
+            torch.tensor(some, dtype=torch.float64) for some in numbers
+        )
         return cls(values, lengths, along, size, digits)
 
     def are_those_of(self, other: Sizes) -> bool:
@@ -202,7 +227,10 @@ class Sizes:
             (self.lengths, other.lengths, of_slopes),
             (self.ramps, other.ramps, of_slopes),
         )
-        return all(bool(((mine - theirs).abs() <= self.digits * sizes).all()) for mine, theirs, sizes in pairs)
+        return all(
+            bool(((mine - theirs).abs() <= self.digits * sizes).all())
+            for mine, theirs, sizes in pairs
+        )
 
 
 def _device(asked: Asked | AskedFunction) -> torch.device:
@@ -228,11 +256,22 @@ def _settings() -> list[Any]:
 def _states(network: nn.Module) -> Iterator[Any]:
     """Yield what belongs to modules and tensors of a network besides what `identity` hashes."""
     for path, module in network.named_modules():
-        flags = [sorted(value) for name, value in vars(module).items() if name.endswith(("_with_kwargs", "_called"))]
+        flags = [
+            sorted(value)
+            for name, value in vars(module).items()
+            if name.endswith(("_with_kwargs", "_called"))
+        ]
         yield path, module.training, flags
         for name, one in (*module._parameters.items(), *module._buffers.items()):
             if one is not None:
-                yield name, id(one), str(one.device), str(one.layout), one.requires_grad, bool(one._backward_hooks)
+                yield (
+                    name,
+                    id(one),
+                    str(one.device),
+                    str(one.layout),
+                    one.requires_grad,
+                    bool(one._backward_hooks),
+                )
 
 
 def _contents(thing: Any) -> Any:

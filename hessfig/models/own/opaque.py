@@ -33,7 +33,9 @@ def opaque_batches(given: Any) -> list[Any]:
 
 
 def _is_one(given: Any) -> bool:
-    is_object = hasattr(given, "to") or (is_dataclass(given) and not isinstance(given, type))
+    is_object = hasattr(given, "to") or (
+        is_dataclass(given) and not isinstance(given, type)
+    )
     return isinstance(given, Mapping) or is_object or not isinstance(given, Iterable)
 
 
@@ -62,7 +64,9 @@ def warn_of_lengths(given: Any, batch_weights: Any) -> None:
 def _length(batch: Any) -> int | None:
     """Return the length of the first axis of a tensor, an array, a text or a list of numbers; None for others."""
     is_array = isinstance(batch, Tensor | numpy.ndarray) and batch.ndim > 0
-    is_list = isinstance(batch, list) and all(isinstance(one, int | float) for one in batch)
+    is_list = isinstance(batch, list) and all(
+        isinstance(one, int | float) for one in batch
+    )
     return len(batch) if is_array or is_list or isinstance(batch, str) else None
 
 
@@ -73,7 +77,9 @@ class _Imaged(TorchFunctionMode):
         super().__init__()
         self._image = image
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function is not Tensor.__deepcopy__:
             return function(*args, **(kwargs or {}))
         tensor, memo = args
@@ -100,7 +106,11 @@ def mapped(batch: Any, image: Image = twin, network: nn.Module | None = None) ->
     >>> mapped({"x": torch.ones(2), "words": ["a", (torch.zeros(1),)]}, torch.neg)
     {'x': tensor([-1., -1.]), 'words': ['a', (tensor([-0.]),)]}
     """
-    kept = [] if network is None else [*network.modules(), *network.parameters(), *network.buffers()]
+    kept = (
+        []
+        if network is None
+        else [*network.modules(), *network.parameters(), *network.buffers()]
+    )
     try:
         with _Imaged(image):
             return copy.deepcopy(batch, {id(one): one for one in kept})
@@ -144,7 +154,13 @@ def cast_to(like: Tensor) -> Image:
 
     def image(tensor: Tensor) -> Tensor:
         real = like.dtype
-        kind = real if tensor.is_floating_point() else real.to_complex() if tensor.is_complex() else tensor.dtype
+        kind = (
+            real
+            if tensor.is_floating_point()
+            else real.to_complex()
+            if tensor.is_complex()
+            else tensor.dtype
+        )
         moved = tensor.detach().to(like.device, kind, copy=True)
         return moved.requires_grad_(tensor.requires_grad)
 

@@ -13,7 +13,14 @@ from torch.nn.utils.weight_norm import WeightNorm as OldWeightNorm
 
 from hessfig.errors import UserError, first_few, plain
 
-_ODD = ("is_sparse", "is_sparse_csr", "is_nested", "is_quantized", "is_meta", "is_complex")
+_ODD = (
+    "is_sparse",
+    "is_sparse_csr",
+    "is_nested",
+    "is_quantized",
+    "is_meta",
+    "is_complex",
+)
 
 
 def uncompiled(network: Any) -> Any:
@@ -59,7 +66,11 @@ def check_network(network: Any) -> None:
     check_scripted(network)
     _check_weight_norm(network)
     parameters = dict(network.named_parameters())
-    lazy = [name for name, p in parameters.items() if isinstance(p, nn.parameter.UninitializedParameter)]
+    lazy = [
+        name
+        for name, p in parameters.items()
+        if isinstance(p, nn.parameter.UninitializedParameter)
+    ]
     odd = [name for name, p in parameters.items() if name not in lazy and oddity(p)]
     if lazy or odd or not any(p.is_floating_point() for p in parameters.values()):
         what = "parameters that are no dense real tensors" if odd else "there are none"
@@ -68,7 +79,9 @@ def check_network(network: Any) -> None:
             f"the network's parameters: {what}",
             got=first_few(lazy or odd),
             allowed="parameters of real numbers, floating point",
-            remedy="call the network once, network(inputs)" if lazy else "hold them as real tensors",
+            remedy="call the network once, network(inputs)"
+            if lazy
+            else "hold them as real tensors",
         )
     check_mode(network)
 
@@ -107,7 +120,11 @@ def _check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
 
 def check_scripted(network: nn.Module) -> None:
     """Raise UserError for a network with parts compiled by TorchScript, which have no second derivatives."""
-    parts = [name or "the network" for name, one in network.named_modules() if isinstance(one, torch.jit.ScriptModule)]
+    parts = [
+        name or "the network"
+        for name, one in network.named_modules()
+        if isinstance(one, torch.jit.ScriptModule)
+    ]
     if parts:
         raise UserError(
             "the network was compiled by TorchScript (torch.jit.script, torch.jit.trace)",
@@ -119,8 +136,14 @@ def check_scripted(network: nn.Module) -> None:
 
 def _check_weight_norm(network: nn.Module) -> None:
     """Raise UserError for torch.nn.utils.weight_norm, whose second derivatives are wrong in torch 2.15."""
-    named = [(path, hook) for path, one in network.named_modules() for hook in one._forward_pre_hooks.values()]
-    parts = [path or "the network" for path, hook in named if isinstance(hook, OldWeightNorm)]
+    named = [
+        (path, hook)
+        for path, one in network.named_modules()
+        for hook in one._forward_pre_hooks.values()
+    ]
+    parts = [
+        path or "the network" for path, hook in named if isinstance(hook, OldWeightNorm)
+    ]
     if parts:
         raise UserError(
             "torch.nn.utils.weight_norm: its second derivatives are wrong in torch",
@@ -136,14 +159,18 @@ def check_mode(network: nn.Module) -> None:
     loose = [
         name
         for name, module in network.named_modules()
-        if isinstance(module, random) and module.training and getattr(module, "p", 1.0) > 0
+        if isinstance(module, random)
+        and module.training
+        and getattr(module, "p", 1.0) > 0
     ]
     if loose:
         raise UserError(
             "the network is in training mode: its outputs are random or depend on the whole batch",
             got=f"training: {', '.join(loose[:3])}",
             allowed="dropout and batch norms in evaluation mode",
-            remedy="network.eval()" + _OF_THE_BATCH * any(isinstance(one, random[1]) for one in network.modules()),
+            remedy="network.eval()"
+            + _OF_THE_BATCH
+            * any(isinstance(one, random[1]) for one in network.modules()),
         )
 
 
@@ -165,12 +192,20 @@ def oddity(tensor: Tensor) -> str:
 def check_tensor(name: str, tensor: Tensor) -> None:
     odd = oddity(tensor)
     if odd or tensor.ndim == 0 or tensor.numel() == 0:
-        what = f"a tensor that is {odd}" if odd else "no sample" if tensor.ndim else "a single number"
+        what = (
+            f"a tensor that is {odd}"
+            if odd
+            else "no sample"
+            if tensor.ndim
+            else "a single number"
+        )
         raise UserError(
             f"{name}: {what}",
             got=shape_of(tensor),
             allowed="dense tensors of real or whole numbers whose first axis runs over one sample or more",
-            remedy="torch.view_as_real(...) or .to_dense()" if odd else "leave empty batches out",
+            remedy="torch.view_as_real(...) or .to_dense()"
+            if odd
+            else "leave empty batches out",
         )
 
 
@@ -179,7 +214,9 @@ class Raised(UserError):
 
 
 def words_of(error: BaseException) -> str:
-    return plain(f"{type(error).__name__}: {error}".strip().replace("\n", " "), most=300)
+    return plain(
+        f"{type(error).__name__}: {error}".strip().replace("\n", " "), most=300
+    )
 
 
 def shape_of(thing: Any) -> str:
@@ -193,7 +230,12 @@ def shape_of(thing: Any) -> str:
 class Bag(nn.EmbeddingBag):
     """EmbeddingBag by gathering and adding: the gradient of torch's own cannot be differentiated."""
 
-    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
         """Return the sum or mean of every bag's embeddings; the largest, and norms kept small, as torch does."""
         if self.mode == "max" or self.max_norm is not None:
             return super().forward(input, offsets, per_sample_weights)
@@ -203,12 +245,18 @@ class Bag(nn.EmbeddingBag):
         if self.padding_idx is not None:
             factors = (words != self.padding_idx).to(self.weight)
         if self.mode == "mean":
-            lengths = torch.zeros(count, dtype=factors.dtype, device=factors.device).index_add(0, bag, factors)
+            lengths = torch.zeros(
+                count, dtype=factors.dtype, device=factors.device
+            ).index_add(0, bag, factors)
             factors = factors / lengths.clamp(min=1.0)[bag]
         elif per_sample_weights is not None:
             factors = factors * per_sample_weights.flatten()
-        sums = torch.zeros(count, self.weight.shape[1], dtype=factors.dtype, device=factors.device)
-        return sums.index_add(0, bag, factors[:, None] * F.embedding(words, self.weight))
+        sums = torch.zeros(
+            count, self.weight.shape[1], dtype=factors.dtype, device=factors.device
+        )
+        return sums.index_add(
+            0, bag, factors[:, None] * F.embedding(words, self.weight)
+        )
 
 
 class WeightNorm(parametrizations._WeightNorm):
@@ -233,17 +281,27 @@ def replace_in(network: nn.Module) -> None:
 
 def _with_experts(network: nn.Module) -> list[Any]:
     """Return the models of transformers in a network; kernels of their mixtures of experts take no float64."""
-    return [module for module in network.modules() if hasattr(module, "set_experts_implementation")]
+    return [
+        module
+        for module in network.modules()
+        if hasattr(module, "set_experts_implementation")
+    ]
 
 
 @contextmanager
 def differentiable(network: nn.Module) -> Iterator[None]:
     """Apply `replace_in` to a user's network within the context, and undo it afterwards."""
     before = [
-        (module, type(module), {name: vars(module)[name] for name in _settings_of(module)})
+        (
+            module,
+            type(module),
+            {name: vars(module)[name] for name in _settings_of(module)},
+        )
         for module in network.modules()
     ]
-    experts = [(model, model.get_experts_implementation()) for model in _with_experts(network)]
+    experts = [
+        (model, model.get_experts_implementation()) for model in _with_experts(network)
+    ]
     replace_in(network)
     try:
         yield
@@ -260,18 +318,30 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
 
     A class with its own forward() keeps padding_idx, because it may use it in another way.
     """
-    is_padded = getattr(module, "padding_idx", None) is not None and isinstance(module, nn.Embedding)
-    keeps = "padding_idx" in getattr(getattr(type(module).forward, "__code__", None), "co_names", ())
+    is_padded = getattr(module, "padding_idx", None) is not None and isinstance(
+        module, nn.Embedding
+    )
+    keeps = "padding_idx" in getattr(
+        getattr(type(module).forward, "__code__", None), "co_names", ()
+    )
     keeps = keeps and type(module).forward is not nn.Embedding.forward
     settings = {"padding_idx": None} if is_padded and not keeps else {}
-    flags = ("sparse", "scale_grad_by_freq") if isinstance(module, nn.Embedding | nn.EmbeddingBag) else ()
+    flags = (
+        ("sparse", "scale_grad_by_freq")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        else ()
+    )
     return {**settings, **{name: False for name in flags if getattr(module, name)}}
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:
     """Return the bag of every word, and how many bags there are."""
     if offsets is None:
-        return torch.arange(len(words), device=words.device).repeat_interleave(words.shape[1]), len(words)
+        return torch.arange(len(words), device=words.device).repeat_interleave(
+            words.shape[1]
+        ), len(words)
     starts = offsets[:-1] if last else offsets
     places = torch.arange(len(words), device=words.device)
-    return torch.searchsorted(starts.contiguous(), places.to(starts), right=True) - 1, len(starts)
+    return torch.searchsorted(
+        starts.contiguous(), places.to(starts), right=True
+    ) - 1, len(starts)

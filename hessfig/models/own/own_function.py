@@ -33,18 +33,30 @@ class OwnFunction:
     @property
     def parameters(self) -> dict[str, Tensor]:
         """The parameters that are measured, by name."""
-        named = [(name, one) for name, one in self.network.named_parameters() if one.is_floating_point()]
-        return {name: one for name, one in named if one.requires_grad or not self.asked.is_trainable}
+        named = [
+            (name, one)
+            for name, one in self.network.named_parameters()
+            if one.is_floating_point()
+        ]
+        return {
+            name: one
+            for name, one in named
+            if one.requires_grad or not self.asked.is_trainable
+        }
 
     @property
     def dtype(self) -> torch.dtype:
         """The floating-point type of the user's network."""
-        return next(one.dtype for one in self.network.parameters() if one.is_floating_point())
+        return next(
+            one.dtype for one in self.network.parameters() if one.is_floating_point()
+        )
 
     @cached_property
     def directions(self) -> Directions:
         """The vectors and the step for the comparison with a problem."""
-        return Directions.of({name: one.detach() for name, one in self.parameters.items()})
+        return Directions.of(
+            {name: one.detach() for name, one in self.parameters.items()}
+        )
 
     @cached_property
     def call(self) -> ForeignCall:
@@ -65,7 +77,11 @@ class OwnFunction:
 
     def values(self, *, beside: bool = False) -> list[float]:
         """Return the loss of every batch at the weights, or `beside` them: one step away."""
-        with self._kept(), torch.enable_grad(), self._moved() if beside else nullcontext():
+        with (
+            self._kept(),
+            torch.enable_grad(),
+            self._moved() if beside else nullcontext(),
+        ):
             return self._values()
 
     def values_and_gradient(self, few: OwnFunction) -> tuple[list[float], Derivatives]:
@@ -74,12 +90,17 @@ class OwnFunction:
             return self._values(), few._derivatives({0: 1.0}, (), 1)
 
     def _values(self) -> list[float]:
-        return [float(self._term(batch, 1.0).detach()) for batch in range(len(self.call.given))]
+        return [
+            float(self._term(batch, 1.0).detach())
+            for batch in range(len(self.call.given))
+        ]
 
     def derivatives(self, shares: Mapping[int, float], order: int) -> Derivatives:
         """Return the derivatives at the weights; `shares` are the weights of batches, by number."""
         with self._kept():
-            return self._derivatives(shares, self.directions.like(self.parameters), order)
+            return self._derivatives(
+                shares, self.directions.like(self.parameters), order
+            )
 
     def gradient(self, shares: Mapping[int, float]) -> Derivatives:
         """Return value and gradient at the weights."""
@@ -93,13 +114,19 @@ class OwnFunction:
         kept.__dict__.update(call=call, _read=self._read)
         return kept
 
-    def beside(self, shares: Mapping[int, float], order: int) -> tuple[Derivatives, dict[str, Tensor]]:
+    def beside(
+        self, shares: Mapping[int, float], order: int
+    ) -> tuple[Derivatives, dict[str, Tensor]]:
         """Return value and gradient at a point one step away from the weights, and that point."""
         with self._kept(), self._moved():
-            place = {name: one.detach().clone() for name, one in self.parameters.items()}
+            place = {
+                name: one.detach().clone() for name, one in self.parameters.items()
+            }
             return self._derivatives(shares, (), min(order, 1)), place
 
-    def _derivatives(self, shares: Mapping[int, float], vectors: Sequence[Any], order: int) -> Derivatives:
+    def _derivatives(
+        self, shares: Mapping[int, float], vectors: Sequence[Any], order: int
+    ) -> Derivatives:
         terms = [partial(self._term, batch, share) for batch, share in shares.items()]
         return derivatives(terms, self.parameters, vectors, order)
 
@@ -118,7 +145,9 @@ class OwnFunction:
         """
         with self._kept():
             ours = self._derivatives(shares, (), 1).slopes
-            terms = [partial(self._compiled, batch, share) for batch, share in shares.items()]
+            terms = [
+                partial(self._compiled, batch, share) for batch, share in shares.items()
+            ]
             off = differing(ours, derivatives(terms, self.parameters, (), 1).slopes)
         return [name for name, one in off.items() if one > AGREE]
 
@@ -147,11 +176,14 @@ class OwnFunction:
         try:
             value = self._read.loss(self._read.outputs(result).detach(), targets)
         except RuntimeError:  # it differentiates the outputs in the parameters, and detached ones have no graph
-            self._read(result, targets)  # a loss that fails in any case raises its own error
+            # A loss that fails in any case raises its own error.
+            self._read(result, targets)
             return True
         if not value.requires_grad:
             return False
-        slopes = torch.autograd.grad(value, list(self.parameters.values()), allow_unused=True)
+        slopes = torch.autograd.grad(
+            value, list(self.parameters.values()), allow_unused=True
+        )
         return any(bool(one.count_nonzero()) for one in slopes if one is not None)
 
     @contextmanager
@@ -167,7 +199,10 @@ class OwnFunction:
     @contextmanager
     def _moved(self) -> Iterator[None]:
         """Move the user's own weights by a step, in place, and restore them exactly."""
-        before = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        before = {
+            name: parameter.detach().clone()
+            for name, parameter in self.parameters.items()
+        }
         try:
             for name, parameter in self.parameters.items():
                 parameter.data.add_(self.directions.step[name])
@@ -182,8 +217,13 @@ class _NotedEmbeddings(TorchFunctionMode):
 
     is_odd = False
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         words = kwargs or {}
-        if function is torch.nn.functional.embedding:  # which hands its options on by name
-            self.is_odd |= words["padding_idx"] is not None or words["scale_grad_by_freq"]
+        # Which hands its options on by name.
+        if function is torch.nn.functional.embedding:
+            self.is_odd |= (
+                words["padding_idx"] is not None or words["scale_grad_by_freq"]
+            )
         return function(*args, **words)

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map_only
 
-from hessfig.curvature.losses import IGNORED, LOSSES, Called, CrossEntropy, Inside, SquaredError
+from hessfig.curvature.losses import (
+    IGNORED,
+    LOSSES,
+    Called,
+    CrossEntropy,
+    Inside,
+    SquaredError,
+)
 from hessfig.curvature.rounding import OUTPUTS
 from hessfig.curvature.witness import peak
 from hessfig.errors import UserError, did_you_mean, first_few, plain
@@ -51,14 +58,19 @@ def loss_module(loss: Any, real: torch.dtype) -> nn.Module:
     if callable(loss) and not isinstance(loss, nn.Module | type):
         return Called(loss)
     reduction = getattr(loss, "reduction", None)
-    if isinstance(loss, nn.Module) and isinstance(reduction, str) and reduction in ("mean", "sum"):
+    if (
+        isinstance(loss, nn.Module)
+        and isinstance(reduction, str)
+        and reduction in ("mean", "sum")
+    ):
         check_mode(loss)
         return cast_module(copied(loss, "the loss"), real)
     raise UserError(
         "loss is not known",
         got=plain(loss) if isinstance(loss, str) else shape_of(loss),
         allowed=f"{', '.join(LOSSES)}, a function loss(outputs, targets), or a module with reduction 'mean' or 'sum'",
-        remedy=did_you_mean(loss[:100], LOSSES) or f"for example loss={next(iter(LOSSES))!r}"
+        remedy=did_you_mean(loss[:100], LOSSES)
+        or f"for example loss={next(iter(LOSSES))!r}"
         if isinstance(loss, str)
         else "set .reduction on your loss module",
     )
@@ -73,12 +85,21 @@ class ForeignCall:
     that takes a single tensor.
     """
 
-    def __init__(self, asked: Asked, network: nn.Module, real: torch.dtype, *, most: int | None = None) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        network: nn.Module,
+        real: torch.dtype,
+        *,
+        most: int | None = None,
+    ) -> None:
         self.network, self.outputs = network, asked.outputs
         self._is_of_transformers = is_of_transformers(asked.network)
         given = read_batches(asked.inputs, asked.targets, real)
         takes = not asked.is_plain and _takes_labels(network, given[0])
-        self.given = [_with_labels(network, batch) for batch in given] if takes else given
+        self.given = (
+            [_with_labels(network, batch) for batch in given] if takes else given
+        )
         self.results = [_called(network, batch) for batch in self.given[:most]]
 
     def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
@@ -110,7 +131,11 @@ class ForeignCall:
     def _say_if_shifted(self, loss: Any) -> None:
         """Warn if cross-entropy is requested by name of a network whose own loss predicts the next token."""
         own = self.losses()
-        if own and loss == "cross_entropy" and self._candidate(_next_token, self.given[0], self.results[0], own[0]):
+        if (
+            own
+            and loss == "cross_entropy"
+            and self._candidate(_next_token, self.given[0], self.results[0], own[0])
+        ):
             warnings.warn(
                 "loss='cross_entropy' compares outputs with the labels of the same positions; the network's own loss "
                 f"({float(own[0]):.6g}) is that of the next token: leave loss out to measure it, or shift the labels",
@@ -125,15 +150,23 @@ class ForeignCall:
     def has_outputs(self, loss: Any) -> bool:
         """Whether the loss takes one tensor of the result of the network, and is not an entry of the result."""
         is_function = callable(loss) and not isinstance(loss, nn.Module | type)
-        is_raw = is_function and self.outputs is None and select_output(self.results[0]) is None
+        is_raw = (
+            is_function
+            and self.outputs is None
+            and select_output(self.results[0]) is None
+        )
         return not (is_raw or self.has_own_loss(loss))
 
     def reading(self, loss: Any) -> Reading:
         """Return how the loss follows from what the network returns."""
         if self.has_own_loss(loss):
-            return Reading(lambda result: result, lambda result, _: _entry(result, "loss"))
+            return Reading(
+                lambda result: result, lambda result, _: _entry(result, "loss")
+            )
         named = "cross_entropy" if loss is None else loss
-        of_outputs: Any = LOSSES[named]() if isinstance(named, str) and named in LOSSES else named
+        of_outputs: Any = (
+            LOSSES[named]() if isinstance(named, str) and named in LOSSES else named
+        )
         if not self.has_outputs(loss):
             return Reading(lambda result: result, of_outputs)
         return Reading(partial(_output, targets=None, name=self.outputs), of_outputs)
@@ -148,7 +181,11 @@ class ForeignCall:
         read = partial(_output, name=self.outputs)
         for result in self.results:
             read(result, None)
-        return Rows(self.network, self.given, read), [batch.targets for batch in self.given], loss
+        return (
+            Rows(self.network, self.given, read),
+            [batch.targets for batch in self.given],
+            loss,
+        )
 
     def with_own_loss(self, own: list[Tensor]) -> tuple[Rows, list[Any], Any]:
         """Return the network up to the outputs of its own loss, if that loss is known; else its loss as its output."""
@@ -157,11 +194,19 @@ class ForeignCall:
             candidates = [self._candidate(known, *batch) for batch in batches]
             fitting = [candidate for candidate in candidates if candidate is not None]
             if len(fitting) == len(own):
-                rows = Rows(self.network, self._bare(), partial(_output, name=self.outputs))
-                return rows, [candidate.targets for candidate in fitting], fitting[0].loss
+                rows = Rows(
+                    self.network, self._bare(), partial(_output, name=self.outputs)
+                )
+                return (
+                    rows,
+                    [candidate.targets for candidate in fitting],
+                    fitting[0].loss,
+                )
         return self.whole(self.reading(None))
 
-    def whole(self, read: Reading, *, several: bool = False, reduction: str = "mean") -> tuple[Rows, list[Any], Any]:
+    def whole(
+        self, read: Reading, *, several: bool = False, reduction: str = "mean"
+    ) -> tuple[Rows, list[Any], Any]:
         """Return the network with its loss as its output.
 
         Several batches are allowed if their weights are known: for a sum, or to the caller (`several`).
@@ -173,13 +218,23 @@ class ForeignCall:
                 allowed="one batch, a loss(outputs, targets) of declared outputs, or a sum (loss.reduction = 'sum')",
                 remedy="join the batches, or give loss=... and outputs='NAME'",
             )
-        return Rows(self.network, self.given, read), [torch.zeros(one.size) for one in self.given], Inside(reduction)
+        return (
+            Rows(self.network, self.given, read),
+            [torch.zeros(one.size) for one in self.given],
+            Inside(reduction),
+        )
 
     def _selected(self, result: Any) -> Tensor | None:
-        output = select_output(result) if self.outputs is None else _entry(result, self.outputs)
+        output = (
+            select_output(result)
+            if self.outputs is None
+            else _entry(result, self.outputs)
+        )
         return output if isinstance(output, Tensor) else None
 
-    def _candidate(self, known: KnownLoss, batch: Given, result: Any, own: Tensor) -> LossCandidate | None:
+    def _candidate(
+        self, known: KnownLoss, batch: Given, result: Any, own: Tensor
+    ) -> LossCandidate | None:
         """Return a known loss of a batch; None if it does not fit, or if its value differs from the network's own loss.
 
         It is computed in the type of the network's own loss, which may be float32 whatever the type of the weights. The
@@ -195,30 +250,50 @@ class ForeignCall:
             return None
         off = _ULPS * torch.finfo(own.dtype).eps
         terms = own.abs().max() + candidate.size
-        is_own = torch.isclose(candidate.value, own, rtol=0.0, atol=off * float(terms), equal_nan=True).all()
+        is_own = torch.isclose(
+            candidate.value, own, rtol=0.0, atol=off * float(terms), equal_nan=True
+        ).all()
         return candidate if is_own else None
 
     def _bare(self) -> list[Given]:
         """Return the batches without labels, if the outputs do not depend on these."""
-        words = [{key: word for key, word in one.words.items() if key != LABELS} for one in self.given]
-        bare = [replace(one, words=kept) for one, kept in zip(self.given, words, strict=True)]
+        words = [
+            {key: word for key, word in one.words.items() if key != LABELS}
+            for one in self.given
+        ]
+        bare = [
+            replace(one, words=kept)
+            for one, kept in zip(self.given, words, strict=True)
+        ]
         pairs = zip(bare, self.results, strict=True)
-        return bare if all(self._is_output_of(batch, result) for batch, result in pairs) else self.given
+        return (
+            bare
+            if all(self._is_output_of(batch, result) for batch, result in pairs)
+            else self.given
+        )
 
     def _is_output_of(self, batch: Given, result: Any) -> bool:
         """Whether a batch gives the output in `result`; a decoder needs labels, from which it makes its inputs."""
         try:
-            output, shown = self._selected(_called(self.network, batch)), self._selected(result)
+            output, shown = (
+                self._selected(_called(self.network, batch)),
+                self._selected(result),
+            )
         except UserError:
             return False
         if output is None or shown is None:
             return False
-        return far(output, shown) <= OUTPUTS.of(shown.dtype) * peak(shown)  # outputs may be computed in another order
+        # Outputs may be computed in another order.
+        return far(output, shown) <= OUTPUTS.of(shown.dtype) * peak(shown)
 
 
 def is_of_transformers(network: nn.Module) -> bool:
     """Whether a network, or what a wrapper such as an adapter holds, is of a class of transformers (or derived)."""
-    return any(base.__module__.startswith("transformers.") for one in network.modules() for base in type(one).__mro__)
+    return any(
+        base.__module__.startswith("transformers.")
+        for one in network.modules()
+        for base in type(one).__mro__
+    )
 
 
 def _takes_labels(network: nn.Module, batch: Given) -> bool:
@@ -229,7 +304,9 @@ def _takes_labels(network: nn.Module, batch: Given) -> bool:
     named = inspect.signature(network.forward).parameters
     if LABELS in named:
         return list(named).index(LABELS) >= len(batch.arguments)
-    if not any(parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()):
+    if not any(
+        parameter.kind == inspect.Parameter.VAR_KEYWORD for parameter in named.values()
+    ):
         return False
     try:
         _called(network, _with_labels(network, batch))
@@ -239,7 +316,11 @@ def _takes_labels(network: nn.Module, batch: Given) -> bool:
 
 
 def _with_labels(network: nn.Module, batch: Given) -> Given:
-    cached = {"use_cache": False} if "use_cache" in inspect.signature(network.forward).parameters else {}
+    cached = (
+        {"use_cache": False}
+        if "use_cache" in inspect.signature(network.forward).parameters
+        else {}
+    )
     return replace(batch, words={**cached, **batch.words, LABELS: batch.targets})
 
 
@@ -248,7 +329,9 @@ def _called(network: nn.Module, batch: Given) -> Any:
     own = batch.mapped(torch.clone)
     try:
         with torch.enable_grad():
-            return tree_map_only(Tensor, torch.detach, network(*own.arguments, **own.words))
+            return tree_map_only(
+                Tensor, torch.detach, network(*own.arguments, **own.words)
+            )
     except (Exception, SystemExit) as error:
         raise Raised(
             f"the network cannot take the batch: it raises {type(error).__name__}",
@@ -263,7 +346,11 @@ def _entry(value: Any, name: str | int) -> Any:
     if isinstance(value, Mapping):
         return value.get(name)
     if isinstance(name, int):
-        return value[name] if isinstance(value, tuple | list) and -len(value) <= name < len(value) else None
+        return (
+            value[name]
+            if isinstance(value, tuple | list) and -len(value) <= name < len(value)
+            else None
+        )
     if isinstance(value, Tensor):  # the network returns only its loss
         return value if name == "loss" and not value.ndim else None
     return getattr(value, name, None)
@@ -276,8 +363,16 @@ def select_output(value: Any) -> Tensor | None:
     logits = _entry(value, "logits")
     if isinstance(logits, Tensor):
         return logits
-    entries = list(value.values()) if isinstance(value, Mapping) else list(value) if isinstance(value, tuple) else []
-    real = [one for one in entries if isinstance(one, Tensor) and one.is_floating_point()]
+    entries = (
+        list(value.values())
+        if isinstance(value, Mapping)
+        else list(value)
+        if isinstance(value, tuple)
+        else []
+    )
+    real = [
+        one for one in entries if isinstance(one, Tensor) and one.is_floating_point()
+    ]
     return real[0] if len(real) == 1 else None
 
 
@@ -315,7 +410,9 @@ def _next_token(output: Tensor, targets: Tensor) -> LossCandidate:
 def _each_token(output: Tensor, targets: Tensor) -> LossCandidate:
     if targets.is_floating_point() or targets.shape != output.shape[:-1]:
         raise ValueError("no classes")
-    return LossCandidate(CrossEntropy()(output, targets), targets, CrossEntropy(), peak(output))
+    return LossCandidate(
+        CrossEntropy()(output, targets), targets, CrossEntropy(), peak(output)
+    )
 
 
 def _numbers(output: Tensor, targets: Tensor) -> LossCandidate:
@@ -328,7 +425,11 @@ def _yes_or_no(output: Tensor, targets: Tensor) -> LossCandidate:
 
 def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> LossCandidate:
     shaped = targets.to(output.dtype).view_as(output)
-    size = peak(output) if isinstance(loss, nn.BCEWithLogitsLoss) else float(loss(output, -shaped))
+    size = (
+        peak(output)
+        if isinstance(loss, nn.BCEWithLogitsLoss)
+        else float(loss(output, -shaped))
+    )
     return LossCandidate(loss(output, shaped), shaped, loss, size)
 
 
@@ -336,7 +437,11 @@ _KNOWN: tuple[KnownLoss, ...] = (_next_token, _each_token, _numbers, _yes_or_no)
 
 
 def _scalar(value: Any) -> Tensor:
-    if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+    if (
+        not isinstance(value, Tensor)
+        or value.numel() != 1
+        or not value.is_floating_point()
+    ):
         raise UserError(
             "the loss is not a scalar",
             got=shape_of(value),

@@ -15,7 +15,12 @@ from hessfig.models.own.any_batch import KeptInputs
 from hessfig.models.own.batches import tensor_batches
 from hessfig.models.own.border import Asked
 from hessfig.models.own.own_loss import ForeignCall, loss_module
-from hessfig.models.own.run_checks import changes_inputs, check_reached, check_run, say_which_axis
+from hessfig.models.own.run_checks import (
+    changes_inputs,
+    check_reached,
+    check_run,
+    say_which_axis,
+)
 from hessfig.models.own.weight_names import named_layout
 
 
@@ -55,17 +60,35 @@ def whole_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
     weights = [1.0] * len(call.given)
     if len(weights) > 1:
         loss = loss_module("cross_entropy" if meant is None else meant, real)
-        weights = batch_weights(loss, [*map(reading.outputs, call.results)], [one.targets for one in call.given])
+        weights = batch_weights(
+            loss,
+            [*map(reading.outputs, call.results)],
+            [one.targets for one in call.given],
+        )
         inside = Inside(str(loss.reduction))
-    batches = tensor_batches(rows.inputs, [torch.zeros(len(one)) for one in rows.inputs], real)
+    batches = tensor_batches(
+        rows.inputs, [torch.zeros(len(one)) for one in rows.inputs], real
+    )
     check_reached(rows, batches[0])
     return _built(asked, rows, inside, batches, weights)
 
 
-def _built(asked: Asked, network: nn.Module, loss: nn.Module, batches: list[Batch], weights: list[float]) -> Built:
+def _built(
+    asked: Asked,
+    network: nn.Module,
+    loss: nn.Module,
+    batches: list[Batch],
+    weights: list[float],
+) -> Built:
     numbers = [number for number, weight in enumerate(weights) if weight]
     counted = _weighed(batches, weights)
-    problem = Objective(network, counted[0], loss, named_layout(network, asked.weights), tuple(counted[1:]))
+    problem = Objective(
+        network,
+        counted[0],
+        loss,
+        named_layout(network, asked.weights),
+        tuple(counted[1:]),
+    )
     return Built(problem, dict(zip(numbers, problem.shares, strict=True)))
 
 
@@ -74,7 +97,11 @@ def _weighed(batches: list[Batch], weights: list[float]) -> list[Batch]:
 
     Divisors that are sums of class weights are so up to rounding.
     """
-    counted = [(batch, weight) for batch, weight in zip(batches, weights, strict=True) if weight]
+    counted = [
+        (batch, weight)
+        for batch, weight in zip(batches, weights, strict=True)
+        if weight
+    ]
     if not counted:
         raise UserError(
             "the divisor of the loss is zero: no target counts",

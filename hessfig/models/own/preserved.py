@@ -21,7 +21,8 @@ from hessfig.models.identity import is_library, names_in
 from hessfig.rng import is_row_major, kept_draws, lay_out
 
 _CONTAINERS = (dict, list, set, deque)
-_CALLED = ("__init__", "__call__", "forward")  # methods that code runs without their name
+# Methods that code runs without their name.
+_CALLED = ("__init__", "__call__", "forward")
 
 
 @contextmanager
@@ -64,7 +65,8 @@ def preserved_loader(loader: Any) -> Iterator[None]:
         return
     found = [getattr(one, "generator", None) for one in (loader, loader.sampler)]
     with preserved(*found):
-        workers, loader._iterator = loader._iterator, None  # a loop that runs would end where this pass ends
+        # A loop that runs would end where this pass ends.
+        workers, loader._iterator = (loader._iterator, None)
         try:
             yield
         finally:
@@ -90,7 +92,11 @@ def evaluating(network: nn.Module) -> Iterator[None]:
 @contextmanager
 def laid_out(network: nn.Module) -> Iterator[None]:
     """Store parameters and buffers in row-major order, which batch norms of torch require in their backward pass."""
-    others = [(t, t.data) for t in (*network.parameters(), *network.buffers()) if not is_row_major(t)]
+    others = [
+        (t, t.data)
+        for t in (*network.parameters(), *network.buffers())
+        if not is_row_major(t)
+    ]
     try:
         lay_out(network)
         yield
@@ -103,7 +109,10 @@ def laid_out(network: nn.Module) -> Iterator[None]:
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Make parameters require gradients and remove their hooks, which are not part of the function."""
     leaves = list(parameters)
-    flags, hooks = [leaf.requires_grad for leaf in leaves], [_taken(leaf._backward_hooks) for leaf in leaves]
+    flags, hooks = (
+        [leaf.requires_grad for leaf in leaves],
+        [_taken(leaf._backward_hooks) for leaf in leaves],
+    )
     try:
         for leaf in leaves:
             leaf.requires_grad_()
@@ -133,7 +142,11 @@ class _State:
     deepest, longest = 12, 10_000
 
     def __init__(self, *, numbers: bool) -> None:
-        self._seen, self._undo, self.things = set[int](), list[Callable[[], object]](), list[Any]()
+        self._seen, self._undo, self.things = (
+            set[int](),
+            list[Callable[[], object]](),
+            list[Any](),
+        )
         self._numbers = numbers
 
     def add(self, thing: Any, depth: int = 0) -> None:
@@ -174,7 +187,11 @@ class _State:
         if isinstance(thing, _CONTAINERS):
             return self._of_container(thing)
         if isinstance(thing, nn.Module) and not self._numbers:
-            self._undo += [_numbers_of(one) for one in thing._buffers.values() if one is not None and _is_dense(one)]
+            self._undo += [
+                _numbers_of(one)
+                for one in thing._buffers.values()
+                if one is not None and _is_dense(one)
+            ]
         return self._of_container(vars(thing)) if _is_open(thing) else ()
 
     def _of_function(self, function: FunctionType) -> list[Any]:
@@ -185,13 +202,28 @@ class _State:
         self._undo.append(partial(known.update, shared))
         words = (function.__kwdefaults__ or {}).values()
         cells = [one for one in function.__closure__ or () if _is_filled(one)]
-        imported = [sys.modules[name] for name in names if name in sys.modules and name not in known]
-        holders = [*(one.cell_contents for one in cells), *(function.__defaults__ or ()), *words, *shared.values()]
+        imported = [
+            sys.modules[name]
+            for name in names
+            if name in sys.modules and name not in known
+        ]
+        holders = [
+            *(one.cell_contents for one in cells),
+            *(function.__defaults__ or ()),
+            *words,
+            *shared.values(),
+        ]
         seen = set[int]()
-        found = [one for holder in (*holders, *imported) for one in self._looked_up(holder, names, seen)]
+        found = [
+            one
+            for holder in (*holders, *imported)
+            for one in self._looked_up(holder, names, seen)
+        ]
         return [*cells, *holders, *found]
 
-    def _looked_up(self, holder: Any, names: Iterable[str], seen: set[int]) -> Iterator[Any]:
+    def _looked_up(
+        self, holder: Any, names: Iterable[str], seen: set[int]
+    ) -> Iterator[Any]:
         """Yield what code that looks up these names finds in a module or class of the user, or in an object of one.
 
         What methods look up in their turn is found, too. The contents of an object are left to `_of_container`.
@@ -200,16 +232,35 @@ class _State:
             return
         seen.add(id(holder))
         spaces, found = list(_namespaces(holder)), dict[str, list[Any]]()
-        wanted = dict.fromkeys(names if isinstance(holder, ModuleType) else (*names, *_CALLED))
+        wanted = dict.fromkeys(
+            names if isinstance(holder, ModuleType) else (*names, *_CALLED)
+        )
         while spaces and wanted.keys() - found.keys():
-            new = {name: [one[name] for one in spaces if name in one][:1] for name in wanted if name not in found}
+            new = {
+                name: [one[name] for one in spaces if name in one][:1]
+                for name in wanted
+                if name not in found
+            }
             found |= new
-            functions = [one for values in new.values() for value in values for one in _functions_of(value)]
+            functions = [
+                one
+                for values in new.values()
+                for value in values
+                for one in _functions_of(value)
+            ]
             yield from functions
             if not isinstance(holder, ModuleType):
-                wanted |= dict.fromkeys(name for one in functions for name in _names_of(one))
+                wanted |= dict.fromkeys(
+                    name for one in functions for name in _names_of(one)
+                )
         for owner in _owners(holder):
-            self._undo.append(partial(_put_attributes, owner, {k: vars(owner)[k] for k in found if k in vars(owner)}))
+            self._undo.append(
+                partial(
+                    _put_attributes,
+                    owner,
+                    {k: vars(owner)[k] for k in found if k in vars(owner)},
+                )
+            )
         for value in (one for values in found.values() for one in values):
             yield value
             yield from self._looked_up(value, wanted, seen)
@@ -222,7 +273,11 @@ class _State:
         return [content]
 
     def _of_container(self, thing: Any) -> list[Any]:
-        copy = type(thing)(thing) if type(thing) in (dict, list, set) else _plain_copy(thing)
+        copy = (
+            type(thing)(thing)
+            if type(thing) in (dict, list, set)
+            else _plain_copy(thing)
+        )
         self._undo.append(partial(_refill, thing, copy))
         entries = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
         return entries if len(entries) <= self.longest else []
@@ -323,7 +378,9 @@ def _is_alike(thing: Any, copy: Any) -> bool:
         return False
     if isinstance(thing, dict):
         pairs = zip(thing.items(), copy.items(), strict=True)
-        return all(mine is own and value is other for (mine, value), (own, other) in pairs)
+        return all(
+            mine is own and value is other for (mine, value), (own, other) in pairs
+        )
     return all(mine is own for mine, own in zip(thing, copy, strict=True))
 
 
@@ -340,9 +397,13 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _is_writable(numbers: Tensor | NDArray[Any]) -> bool:
-    return _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
+    return (
+        _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
+    )
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    is_strided = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    is_strided = tensor.layout == torch.strided and not (
+        tensor.is_nested or tensor.is_quantized
+    )
     return is_strided and not (tensor.is_meta or tensor.is_inference())

@@ -22,7 +22,9 @@ from hessfig.models.own.any_batch import far
 from hessfig.models.own.own_checks import Raised, oddity, shape_of, words_of
 
 _REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
-_ALLOWED = "loss(outputs, targets) with one real number as its value: a tensor of shape ()"
+_ALLOWED = (
+    "loss(outputs, targets) with one real number as its value: a tensor of shape ()"
+)
 
 
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
@@ -31,7 +33,11 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
     Outputs must be a tensor, equal in two calls up to rounding, and the loss must be differentiable in them.
     """
     outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
-    if not isinstance(outputs, Tensor) or oddity(outputs) or not outputs.is_floating_point():
+    if (
+        not isinstance(outputs, Tensor)
+        or oddity(outputs)
+        or not outputs.is_floating_point()
+    ):
         raise UserError(
             "the network's output is not a tensor of real numbers",
             got=shape_of(outputs),
@@ -39,7 +45,8 @@ def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
             remedy="outputs='NAME' (or a number) of the one that the loss takes; for a loss of all of them, "
             f"{{'{_first_argument(network)}': inputs}} as the inputs, and a function loss(outputs, targets)",
         )
-    if not far(outputs, again) <= OUTPUTS.of(outputs.dtype) * peak(outputs):  # a card adds in any order
+    # A card adds in any order.
+    if not far(outputs, again) <= OUTPUTS.of(outputs.dtype) * peak(outputs):
         raise UserError(
             "the network's outputs change from call to call",
             got=f"{shape_of(outputs)}, then another",
@@ -85,12 +92,23 @@ def check_reached(network: nn.Module, batch: Batch) -> None:
 
     Raises UserError if they depend on parameters through reentrant checkpoints, which autograd.grad does not support.
     """
-    at = {name: p.detach().requires_grad_() for name, p in network.named_parameters() if p.is_floating_point()}
+    at = {
+        name: p.detach().requires_grad_()
+        for name, p in network.named_parameters()
+        if p.is_floating_point()
+    }
     with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        outputs = _called("the network", partial(functional_call, network, at), (batch.inputs,))
-    if any(CUT in str(one.message) for one in warned) or "CheckpointFunctionBackward" in steps_of([outputs]):
-        raise no_derivative(RuntimeError("use_reentrant=True cuts the graph"), "the network uses reentrant checkpoints")
+        outputs = _called(
+            "the network", partial(functional_call, network, at), (batch.inputs,)
+        )
+    if any(
+        CUT in str(one.message) for one in warned
+    ) or "CheckpointFunctionBackward" in steps_of([outputs]):
+        raise no_derivative(
+            RuntimeError("use_reentrant=True cuts the graph"),
+            "the network uses reentrant checkpoints",
+        )
     if not outputs.requires_grad:
         warnings.warn(
             "no parameter reaches the network's outputs (detached, or under torch.no_grad()): all derivatives are zero",
@@ -105,7 +123,11 @@ def say_which_axis(outputs: Tensor, targets: Tensor) -> None:
     Both fit targets (batch, length) if there are as many classes as positions.
     """
     by_torch = (outputs.shape[0], *outputs.shape[2:])
-    if outputs.ndim > 2 and targets.shape == outputs.shape[:-1] == by_torch and not targets.is_floating_point():
+    if (
+        outputs.ndim > 2
+        and targets.shape == outputs.shape[:-1] == by_torch
+        and not targets.is_floating_point()
+    ):
         warnings.warn(
             f"loss='cross_entropy' reads classes along the last axis of outputs {tuple(outputs.shape)}; the second "
             "fits the targets too: loss=torch.nn.CrossEntropyLoss() reads classes along that one",
@@ -125,7 +147,9 @@ def _called(what: str, module: Callable[..., Any], *given: Any) -> Any:
             f"{what} raises {type(error).__name__} when it is called",
             got=f"{words_of(error)}; given {' and '.join(map(shape_of, given))}",
             allowed=f"{'loss(outputs, targets)' if len(given) > 1 else 'network(inputs)'} without an error",
-            remedy=_REMEDY if len(given) > 1 else "call it yourself: network.double()(inputs), with the same inputs",
+            remedy=_REMEDY
+            if len(given) > 1
+            else "call it yourself: network.double()(inputs), with the same inputs",
         ) from error
 
 
@@ -142,7 +166,9 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
                 "the loss is not a scalar",
                 got=f"it returned {shape_of(value)}",
                 allowed=_ALLOWED,
-                remedy=end if isinstance(value, Tensor) else "return the tensor: no .item(), float() or tuple",
+                remedy=end
+                if isinstance(value, Tensor)
+                else "return the tensor: no .item(), float() or tuple",
             )
         if not value.is_floating_point():
             _misfit(outputs, targets, f"it returned {shape_of(value)}")
@@ -156,8 +182,12 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
                     allowed="a loss of outputs and targets",
                     remedy="use its first argument",
                 )
-            first, again = (float(one.detach()) for one in (value, _called("the loss", loss, leaf, targets)))
-            terms = max(abs(first), float((slope * leaf.detach()).abs().sum()))  # which may cancel in the value
+            first, again = (
+                float(one.detach())
+                for one in (value, _called("the loss", loss, leaf, targets))
+            )
+            # Which may cancel in the value.
+            terms = max(abs(first), float((slope * leaf.detach()).abs().sum()))
             if abs(again - first) > OUTPUTS.of(leaf.dtype) * terms:
                 raise UserError(
                     "the loss is random: it changes from call to call",

@@ -28,11 +28,18 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     A parameter with several names is listed under the first; a parameter without entries (LoRA of rank 0) is not
     listed. Raises UserError for names that do not fit, and for a group that contains an entry twice.
     """
-    parameters = ((name, p) for name, p in network.named_parameters() if p.is_floating_point() and p.numel())
+    parameters = (
+        (name, p)
+        for name, p in network.named_parameters()
+        if p.is_floating_point() and p.numel()
+    )
     whole = every_parameter((name, p.numel()) for name, p in parameters)
     if weights is None or weights == TRAINABLE:
         for weight in whole.weights:
-            _check_free(weight.name, f'weights={{"mine": "{weight.name}", ...}}, with a name for every weight')
+            _check_free(
+                weight.name,
+                f'weights={{"mine": "{weight.name}", ...}}, with a name for every weight',
+            )
         return whole
     if isinstance(weights, Layout):
         return weights
@@ -45,10 +52,14 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
             remedy=_REMEDY,
         )
     known = _Known(network)
-    named = [weight for name, spec in weights.items() for weight in _named(known, name, spec)]
+    named = [
+        weight for name, spec in weights.items() for weight in _named(known, name, spec)
+    ]
     for name, layer, pair in _overlapping(named, known, "name"):
         raise _twice(f"{name}{_AT}{layer}" if layer else str(name), pair, known)
-    shared = [pair for _, layer, pair in _overlapping(named, known, "parameter") if layer]
+    shared = [
+        pair for _, layer, pair in _overlapping(named, known, "parameter") if layer
+    ]
     return Layout(tuple(named), whole.weights, shared=tuple(shared))
 
 
@@ -59,7 +70,9 @@ class _Known:
         self.first = {id(p): name for name, p in network.named_parameters()}
         every = network.named_parameters(remove_duplicate=False)
         self.parameters = {name: p for name, p in every if p.is_floating_point()}
-        self.names = [name for name, p in network.named_parameters() if p.is_floating_point()]
+        self.names = [
+            name for name, p in network.named_parameters() if p.is_floating_point()
+        ]
         self._entries: dict[str, Tensor] = {}
 
     def overlap(self, pair: Pair) -> int:
@@ -69,7 +82,9 @@ class _Known:
             return 0
         if first.index is None or second.index is None:
             return min(first.size, second.size)
-        return int(torch.isin(self._of(first).flatten(), self._of(second).flatten()).sum())
+        return int(
+            torch.isin(self._of(first).flatten(), self._of(second).flatten()).sum()
+        )
 
     def are_apart(self, weights: Sequence[Weight]) -> bool:
         """Whether no two weights of one parameter share an entry, checked once for all weights."""
@@ -84,19 +99,28 @@ class _Known:
         return self._entries[path][weight.index]
 
 
-def _overlapping(named: Sequence[Weight], known: _Known, alike: str) -> Iterator[tuple[str, int, Pair]]:
+def _overlapping(
+    named: Sequence[Weight], known: _Known, alike: str
+) -> Iterator[tuple[str, int, Pair]]:
     """Yield the pairs of weights that share entries, among those with equal layer, parameter and `alike`."""
     groups = defaultdict(list)
     for weight in named:
         groups[getattr(weight, alike), weight.layer, weight.parameter].append(weight)
     for (name, layer, _), members in groups.items():
         if len(members) > 1 and not known.are_apart(members):
-            yield from ((name, layer, pair) for pair in combinations(members, 2) if known.overlap(pair))
+            yield from (
+                (name, layer, pair)
+                for pair in combinations(members, 2)
+                if known.overlap(pair)
+            )
 
 
 def _twice(name: str, pair: Pair, known: _Known) -> UserError:
     """Return the error for a group that counts entries twice, whose norm would be that of another matrix."""
-    views = [one.parameter if one.index is None else f"{one.parameter}{_shown(one.index)}" for one in pair]
+    views = [
+        one.parameter if one.index is None else f"{one.parameter}{_shown(one.index)}"
+        for one in pair
+    ]
     return UserError(
         f"weights: the group {name} holds entries twice",
         got=f"{' and '.join(views)} have {known.overlap(pair)} entries in common",
@@ -117,7 +141,11 @@ def _check_free(name: str, remedy: str) -> None:
 
 def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
     bare, at, layer = name.partition(_AT) if isinstance(name, str) else ("", "", "")
-    if not bare or any(letter in name for letter in ",'\"[]{}$\\") or (at and not _is_layer(layer)):
+    if (
+        not bare
+        or any(letter in name for letter in ",'\"[]{}$\\")
+        or (at and not _is_layer(layer))
+    ):
         raise UserError(
             "weights: a name is plain text, optionally with its layer after @",
             got=plain(repr(name)),
@@ -127,18 +155,30 @@ def _named(known: _Known, name: Any, spec: Any) -> list[Weight]:
     _check_free(bare, "rename it")
     specs = [one for part in _members(spec) for one in _by_rows(known, part)]
     if not specs:
-        raise UserError(f"weights: the group {name} is empty", got="[]", allowed="a list of parameters", remedy=_REMEDY)
+        raise UserError(
+            f"weights: the group {name} is empty",
+            got="[]",
+            allowed="a list of parameters",
+            remedy=_REMEDY,
+        )
     return [_weight(known, bare, int(layer or 0), one) for one in specs]
 
 
 def _members(spec: Any) -> list[Any]:
     """Return the members of a group, a list or tuple of names and pairs; a single pair (name, index) is one member."""
-    is_pair = isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[0], str) and not _is_named(spec[1])
+    is_pair = (
+        isinstance(spec, tuple)
+        and len(spec) == 2
+        and isinstance(spec[0], str)
+        and not _is_named(spec[1])
+    )
     return list(spec) if isinstance(spec, list | tuple) and not is_pair else [spec]
 
 
 def _is_named(spec: Any) -> bool:
-    return isinstance(spec, str) or (isinstance(spec, list | tuple) and len(spec) > 0 and isinstance(spec[0], str))
+    return isinstance(spec, str) or (
+        isinstance(spec, list | tuple) and len(spec) > 0 and isinstance(spec[0], str)
+    )
 
 
 def _by_rows(known: _Known, spec: Any) -> list[Any]:
@@ -146,11 +186,20 @@ def _by_rows(known: _Known, spec: Any) -> list[Any]:
     if not isinstance(spec, tuple) or len(spec) != 2 or spec[0] not in known.parameters:
         return [spec]
     path, index = spec
-    numbers = index.tolist() if isinstance(index, Tensor | numpy.ndarray) and index.ndim == 1 else index
-    is_rows = isinstance(numbers, list | range) and all(isinstance(one, int | numpy.integer) for one in numbers)
+    numbers = (
+        index.tolist()
+        if isinstance(index, Tensor | numpy.ndarray) and index.ndim == 1
+        else index
+    )
+    is_rows = isinstance(numbers, list | range) and all(
+        isinstance(one, int | numpy.integer) for one in numbers
+    )
     if not is_rows or any(isinstance(one, bool) for one in numbers):
         return [spec]
-    count, spans = len(known.parameters[path]) if known.parameters[path].ndim else 0, list[list[int]]()
+    count, spans = (
+        len(known.parameters[path]) if known.parameters[path].ndim else 0,
+        list[list[int]](),
+    )
     for row in numbers:
         if not -count <= row < count:
             return [spec]
@@ -163,7 +212,12 @@ def _by_rows(known: _Known, spec: Any) -> list[Any]:
 
 
 def _is_layer(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_LAYER)) and int(text) <= _MOST_LAYER
+    return (
+        text.isascii()
+        and text.isdigit()
+        and len(text) <= len(str(_MOST_LAYER))
+        and int(text) <= _MOST_LAYER
+    )
 
 
 def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
@@ -174,11 +228,18 @@ def _weight(known: _Known, name: str, layer: int, spec: Any) -> Weight:
             f"weights: the network has no parameter {plain(repr(path))}",
             got=plain(f"{name}: {path}"),
             allowed=", ".join(names[:12]) + ", ..." * (len(names) > 12),
-            remedy=did_you_mean(str(path)[:200], names) or "see network.named_parameters()",
+            remedy=did_you_mean(str(path)[:200], names)
+            or "see network.named_parameters()",
         )
     parameter = known.parameters[path]
     size = _size(name, parameter, index)
-    return Weight(name, known.first[id(parameter)], size, layer, index=_from_the_front(index, parameter.ndim))
+    return Weight(
+        name,
+        known.first[id(parameter)],
+        size,
+        layer,
+        index=_from_the_front(index, parameter.ndim),
+    )
 
 
 def _size(name: str, parameter: Tensor, index: Any) -> int:
@@ -186,7 +247,11 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
     try:
         view = parameter if index is None else parameter[index]
         inside = view.numel() > 0 and _within(parameter, index)
-        shared = inside and view.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
+        shared = (
+            inside
+            and view.untyped_storage().data_ptr()
+            == parameter.untyped_storage().data_ptr()
+        )
     except (IndexError, TypeError, RuntimeError, ValueError, OverflowError):
         inside = shared = False
     if not (inside and shared):
@@ -206,7 +271,10 @@ def _from_the_front(index: Any, ndim: int) -> Any:
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
     places = list(given)
     if Ellipsis in places:
-        at, missing = places.index(Ellipsis), ndim + 1 - sum(one is not None for one in places)
+        at, missing = (
+            places.index(Ellipsis),
+            ndim + 1 - sum(one is not None for one in places),
+        )
         places[at : at + 1] = [slice(None)] * missing
     if len(places) == ndim and all(isinstance(one, int) for one in places):
         places[-1] = slice(places[-1], places[-1] + 1 or None)
@@ -217,4 +285,7 @@ def _within(parameter: Tensor, index: Any) -> bool:
     """Whether all slices end inside the parameter; Python would silently shorten others."""
     slices = index if isinstance(index, tuple) else (index,)
     ends = zip(slices, parameter.shape, strict=False)
-    return all(not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n for one, n in ends)
+    return all(
+        not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n
+        for one, n in ends
+    )

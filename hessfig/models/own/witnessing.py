@@ -32,7 +32,12 @@ from hessfig.curvature.witness import (
 )
 from hessfig.errors import UserError, first_few, plain
 from hessfig.models.own.border import Asked, any_function, open_request
-from hessfig.models.own.copies import Uncopied, computed_attributes, copy_of, in_place_of
+from hessfig.models.own.copies import (
+    Uncopied,
+    computed_attributes,
+    copy_of,
+    in_place_of,
+)
 from hessfig.models.own.own_checks import Raised, shape_of
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.own_network import Built, split_problem, whole_problem
@@ -52,9 +57,13 @@ def witnessed(asked: Asked, dtype: str) -> Objective:
     The network is copied, or run in place if a copy computes something else. Raises UserError for batches, losses and
     names that do not fit, and if no problem reproduces the user's function.
     """
-    kept = preserved(asked.network, asked.loss, numbers=False)  # a copy may call modules of the original
+    # A copy may call modules of the original.
+    kept = preserved(asked.network, asked.loss, numbers=False)
     with differentiating(), kept, made_on(asked.device):
-        return replace(Witnessing(asked).measured(getattr(torch, dtype)).problem, memory=asked.memory)
+        return replace(
+            Witnessing(asked).measured(getattr(torch, dtype)).problem,
+            memory=asked.memory,
+        )
 
 
 def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
@@ -62,7 +71,11 @@ def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
     if hasattr(returned, "network") and hasattr(returned, "objective"):
         objective: Objective = returned.objective(dtype)
         return objective
-    if not isinstance(returned, tuple) or len(returned) not in (4, 5) or not isinstance(returned[0], nn.Module):
+    if (
+        not isinstance(returned, tuple)
+        or len(returned) not in (4, 5)
+        or not isinstance(returned[0], nn.Module)
+    ):
         raise UserError(
             f"model.factory: {source} returned something else than a problem",
             got=shape_of(returned),
@@ -117,19 +130,24 @@ class Witnessing:
 
     def __init__(self, asked: Asked) -> None:
         self.asked, self.own, self.route = asked, OwnFunction(asked), WAYS[0]
-        self.few: OwnFunction | None = None  # the samples whose derivatives were compared, unless all were
+        self.few: OwnFunction | None = (
+            None  # the samples whose derivatives were compared, unless all were
+        )
 
     def measured(self, real: torch.dtype) -> Built:
         """Return the first problem of WAYS that reproduces the user's function.
 
         Raises UserError if none does; the remedy ends with the form of a problem that takes any function.
         """
-        named_layout(self.asked.network, self.asked.weights)  # a wrong name of a weight is another matter
+        # A wrong name of a weight is another matter.
+        named_layout(self.asked.network, self.asked.weights)
         try:
             return self._measured(real)
         except UserError as error:
             remedy = f"{error.remedy}; or {any_function(self.asked)}"
-            raise type(error)(error.what, got=error.got, allowed=error.allowed, remedy=remedy) from error
+            raise type(error)(
+                error.what, got=error.got, allowed=error.allowed, remedy=remedy
+            ) from error
 
     def _measured(self, real: torch.dtype) -> Built:
         refusals, others = list[UserError](), dict[str, str]()
@@ -139,23 +157,35 @@ class Witnessing:
                     built = self.route.build(self.asked, real)
             except UserError as error:
                 refusals.append(error)
-                if not (isinstance(error, Uncopied) or (isinstance(error, Raised) and self._runs)):
+                if not (
+                    isinstance(error, Uncopied)
+                    or (isinstance(error, Raised) and self._runs)
+                ):
                     raise  # the error is about the user's input
                 continue
             witness = self._witness(built)
             if isinstance(witness, Witness):
                 return replace(built, problem=replace(built.problem, witness=witness))
             others[self.route.words] = witness
-        raise _other_function(self.asked.network, others, self.own.dtype) if others else refusals[0]
+        raise (
+            _other_function(self.asked.network, others, self.own.dtype)
+            if others
+            else refusals[0]
+        )
 
     def holds(self, built: Built, order: int) -> bool:
         """Whether a problem still equals the user's function at its present weights, up to derivatives of `order`."""
         if built.problem.witness and built.problem.witness.not_taken:
             return True  # nothing can be compared
-        return self._is_same(built, self._compared(built.problem, self._own(built, order)))
+        return self._is_same(
+            built, self._compared(built.problem, self._own(built, order))
+        )
 
     def _own(self, built: Built, order: int) -> _Own:
-        return _Own(self.own.derivatives(built.shares, order), *self.own.beside(built.shares, order))
+        return _Own(
+            self.own.derivatives(built.shares, order),
+            *self.own.beside(built.shares, order),
+        )
 
     def _compared(self, objective: Objective, own: _Own) -> _Comparison:
         """Return the user's function and a problem side by side."""
@@ -163,11 +193,19 @@ class Witnessing:
         vectors = self.own.directions.like(leaves)[: len(own.here.products)]
         order = 2 if vectors else int(bool(own.here.slopes))
         here = derivatives(terms_of(objective, leaves), leaves, vectors, order)
-        moved = {name: own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
+        moved = {
+            name: own.place[name].to(one).requires_grad_()
+            for name, one in leaves.items()
+        }
         beside = derivatives(terms_of(objective, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
-        beside_weights = {f"{name}, a step beside": one for name, one in apart(own.beside, beside, ratio).items()}
-        return _Comparison(own, here, {**apart(own.here, here, ratio), **beside_weights})
+        beside_weights = {
+            f"{name}, a step beside": one
+            for name, one in apart(own.beside, beside, ratio).items()
+        }
+        return _Comparison(
+            own, here, {**apart(own.here, here, ratio), **beside_weights}
+        )
 
     def _witness(self, built: Built) -> Witness | str:
         """Return the comparison of a problem with the user's function: a witness, or the difference in words."""
@@ -179,7 +217,10 @@ class Witnessing:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
             own = self._own(built, 2)
-        except (Exception, SystemExit) as error:  # an exception of the user's code is the reason
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # an exception of the user's code is the reason
             why = plain(f"{type(error).__name__}: {error}", most=300)
             warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
             return Witness(self.route.words, not_taken=why)
@@ -192,7 +233,11 @@ class Witnessing:
         if not self._is_same(built, seen):
             name = max(seen.off, key=lambda one: seen.off[one])
             return f"{name}: off by {seen.off[name]:.2g}"
-        no_split = (_READS_MORE if self._reads_more else _NOT_SPLIT) if self.route.is_whole else ""
+        no_split = (
+            (_READS_MORE if self._reads_more else _NOT_SPLIT)
+            if self.route.is_whole
+            else ""
+        )
         off, here = seen.off, seen.here
         del own, seen  # as large as several networks
         refusal = self._refusal(built.problem, here, self.own, built.shares)
@@ -212,7 +257,11 @@ class Witnessing:
         None if something differs or cannot be evaluated; then all samples are compared, which decides.
         """
         problem = replace(built.problem, memory=self.asked.memory)
-        count = 0 if self.route.is_whole or is_small(problem.network) or 0 not in built.shares else few_samples(problem)
+        count = (
+            0
+            if self.route.is_whole or is_small(problem.network) or 0 not in built.shares
+            else few_samples(problem)
+        )
         if not count:
             return None
         with suppress(Exception):  # a function that takes all samples alone
@@ -220,9 +269,13 @@ class Witnessing:
             if own.reads_more() or own.depends_on_batch():
                 return None
             whole = {0: 1.0}
-            seen = self._compared(objective, _Own(own.derivatives(whole, 2), *own.beside(whole, 2)))
+            seen = self._compared(
+                objective, _Own(own.derivatives(whole, 2), *own.beside(whole, 2))
+            )
             off = {**seen.off, **self._apart_in_value(built, seen, objective)}
-            if not _is_usual(seen.here) or max(off.values()) > max(map(ROWS.of, (problem.dtype, self.own.dtype))):
+            if not _is_usual(seen.here) or max(off.values()) > max(
+                map(ROWS.of, (problem.dtype, self.own.dtype))
+            ):
                 return None
             here = seen.here
             del seen  # as large as several networks
@@ -232,7 +285,9 @@ class Witnessing:
             return None if is_refused else Witness(self.route.words, off, size=size)
         return None
 
-    def _apart_in_value(self, built: Built, seen: _Comparison, first: Objective) -> dict[str, float]:
+    def _apart_in_value(
+        self, built: Built, seen: _Comparison, first: Objective
+    ) -> dict[str, float]:
         """Return the relative differences of the losses of all batches, at the weights and a step away.
 
         Infinite if all batches take an operation that the `first` samples, whose derivatives are compared, do not.
@@ -241,9 +296,15 @@ class Witnessing:
         rounding, see witness.apart.
         """
         leaves, off = leaves_of(built.problem, self.own.parameters), dict[str, float]()
-        moved = {name: seen.own.place[name].to(one).requires_grad_() for name, one in leaves.items()}
+        moved = {
+            name: seen.own.place[name].to(one).requires_grad_()
+            for name, one in leaves.items()
+        }
         least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
-        for name, at in {"value, all samples": leaves, "value, all samples, a step beside": moved}.items():
+        for name, at in {
+            "value, all samples": leaves,
+            "value, all samples, a step beside": moved,
+        }.items():
             mine, operations = _run(built.problem, at)
             values = self.own.values(beside=at is moved)
             own = sum(share * values[batch] for batch, share in built.shares.items())
@@ -260,7 +321,9 @@ class Witnessing:
         decides, because it has the same rounding errors as the user's function.
         """
         real, own = built.problem.dtype, self.own.dtype
-        if max(seen.off.values()) <= max(map(ROWS.of, (real, own, seen.own.here.value.dtype))):
+        if max(seen.off.values()) <= max(
+            map(ROWS.of, (real, own, seen.own.here.value.dtype))
+        ):
             return True
         if real == own or seen.off["value"] > CAST.of(own):
             return self._is_rounding(built.problem, seen)
@@ -275,15 +338,27 @@ class Witnessing:
         eps, rows = torch.finfo(objective.dtype).eps, ROWS.of(objective.dtype)
         leaves = leaves_of(objective, self.own.parameters)
         signs = self.own.directions.like(leaves)[0]
-        shaken = {name: (one.detach() * (1 + 4 * eps * signs[name])).requires_grad_() for name, one in leaves.items()}
+        shaken = {
+            name: (one.detach() * (1 + 4 * eps * signs[name])).requires_grad_()
+            for name, one in leaves.items()
+        }
         vectors = self.own.directions.like(leaves)[: len(seen.here.products)]
-        after = derivatives(terms_of(objective, shaken), shaken, vectors, 2 if vectors else 1)
+        after = derivatives(
+            terms_of(objective, shaken), shaken, vectors, 2 if vectors else 1
+        )
         moved = apart(seen.here, after, self.own.directions.ratio)
         allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
-        return all(one <= allowed.get(name.partition(", a step")[0], rows) for name, one in seen.off.items())
+        return all(
+            one <= allowed.get(name.partition(", a step")[0], rows)
+            for name, one in seen.off.items()
+        )
 
     def _refusal(
-        self, objective: Objective, here: Derivatives, own: OwnFunction, shares: Mapping[int, float]
+        self,
+        objective: Objective,
+        here: Derivatives,
+        own: OwnFunction,
+        shares: Mapping[int, float],
     ) -> UserError | None:
         """Return an error if second derivatives by autograd are not those of the function, or the gradient is lost.
 
@@ -292,7 +367,8 @@ class Witnessing:
         """
         vectors = self.own.directions.like(here.slopes)
         refusal = refusal_of(objective, here, vectors)
-        if refusal is not None or "torch._dynamo" not in sys.modules:  # nothing has been compiled
+        # Nothing has been compiled.
+        if refusal is not None or "torch._dynamo" not in sys.modules:
             return refusal
         if follows_values(objective, here, vectors[0]):
             return None
@@ -335,19 +411,34 @@ def _is_usual(here: Derivatives) -> bool:
     tensors = (here.slopes, *here.products)
     lengths = [length(one.values()) for one in tensors]
     finite = (one.isfinite().all() for some in tensors for one in some.values())
-    reached = all(any(bool(some[name].any()) for some in tensors if name in some) for name in here.slopes)
+    reached = all(
+        any(bool(some[name].any()) for some in tensors if name in some)
+        for name in here.slopes
+    )
     return (
-        bool(here.products) and min(lengths) > 0 and bool(here.value.isfinite()) and all(map(bool, finite)) and reached
+        bool(here.products)
+        and min(lengths) > 0
+        and bool(here.value.isfinite())
+        and all(map(bool, finite))
+        and reached
     )
 
 
-def _other_function(network: nn.Module, tried: Mapping[str, str], real: torch.dtype) -> UserError:
+def _other_function(
+    network: nn.Module, tried: Mapping[str, str], real: torch.dtype
+) -> UserError:
     computed = [
-        f"{name} is computed from parameters, and is not a parameter itself" for name in computed_attributes(network)
+        f"{name} is computed from parameters, and is not a parameter itself"
+        for name in computed_attributes(network)
     ]
     return UserError(
         "what would be measured is not the user's function: copy and network in place have other derivatives",
-        got=plain("; ".join([*(f"{words}: {why}" for words, why in tried.items()), *computed[:3]]), most=700),
+        got=plain(
+            "; ".join(
+                [*(f"{words}: {why}" for words, why in tried.items()), *computed[:3]]
+            ),
+            most=700,
+        ),
         allowed="a network that reads its parameters and buffers as attributes of its modules, whenever it is called",
         remedy="read self.NAME in forward(), not a tensor computed from parameters beforehand; or, if it computes in "
         f"{str(real).removeprefix('torch.')} whatever it is given, dtype={str(real).removeprefix('torch.')!r}",

@@ -7,7 +7,13 @@ from importlib import import_module
 from typing import Any
 
 # A module of the library, the class of its wrapper, and our module with wrapped(), bridge_as_network(), ...
-_WRAPPERS = (("transformer_lens.model_bridge.bridge", "TransformerBridge", "hessfig.models.lens_bridge"),)
+_WRAPPERS = (
+    (
+        "transformer_lens.model_bridge.bridge",
+        "TransformerBridge",
+        "hessfig.models.lens_bridge",
+    ),
+)
 
 
 def opener_of(network: Any) -> Any:

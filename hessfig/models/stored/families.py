@@ -52,15 +52,24 @@ class StoredArchitecture:
 
     names: Names
     sizes: Mapping[str, tuple[str, Any]]
-    biases: Mapping[str, tuple[str, Any]]  # of attention, of its output, of the MLP: the switch, its default
+    # Of attention, of its output, of the MLP: the switch, its default.
+    biases: Mapping[str, tuple[str, Any]]
     padding: int | None = None
 
 
 # Our names of sizes, and their names in config.json; GPT-2 has other names.
 _IN_CONFIG = {
-    **{"n_layers": "num_hidden_layers", "n_heads": "num_attention_heads", "kv_heads": "num_key_value_heads"},
+    **{
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "kv_heads": "num_key_value_heads",
+    },
     **{"d_model": "hidden_size", "d_head": "head_dim", "d_mlp": "intermediate_size"},
-    **{"vocabulary": "vocab_size", "context": "max_position_embeddings", "is_tied": "tie_word_embeddings"},
+    **{
+        "vocabulary": "vocab_size",
+        "context": "max_position_embeddings",
+        "is_tied": "tie_word_embeddings",
+    },
     **{"types": "type_vocab_size", "d_embedding": "embedding_size"},
     **{"groups": "num_hidden_groups", "inner": "inner_group_num"},
 }
@@ -108,8 +117,20 @@ _NEOX = StoredArchitecture(
         mlp=(("W_in", "mlp.dense_h_to_4h"), ("W_out", "mlp.dense_4h_to_h")),
         fused="heads",
     ),
-    _sizes(n_layers=44, n_heads=64, d_model=6144, d_mlp=24576, vocabulary=50432, context=2048, is_tied=False),
-    {"attention": ("attention_bias", True), "output": ("attention_bias", True), "mlp": _ALWAYS},
+    _sizes(
+        n_layers=44,
+        n_heads=64,
+        d_model=6144,
+        d_mlp=24576,
+        vocabulary=50432,
+        context=2048,
+        is_tied=False,
+    ),
+    {
+        "attention": ("attention_bias", True),
+        "output": ("attention_bias", True),
+        "mlp": _ALWAYS,
+    },
 )
 _LLAMA_NAMES = Names(
     embedding="model.embed_tokens",
@@ -118,17 +139,32 @@ _LLAMA_NAMES = Names(
     norms=(("ln1", "input_layernorm"), ("ln2", "post_attention_layernorm")),
     query_key_value=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     output="self_attn.o_proj",
-    mlp=(("W_gate", "mlp.gate_proj"), ("W_in", "mlp.up_proj"), ("W_out", "mlp.down_proj")),
+    mlp=(
+        ("W_gate", "mlp.gate_proj"),
+        ("W_in", "mlp.up_proj"),
+        ("W_out", "mlp.down_proj"),
+    ),
     norm_has_shift=False,
 )
 _LLAMA_SIZES: dict[str, Any] = {
-    **{"n_layers": 32, "n_heads": 32, "kv_heads": None, "d_model": 4096, "d_head": None, "d_mlp": 11008},
+    **{
+        "n_layers": 32,
+        "n_heads": 32,
+        "kv_heads": None,
+        "d_model": 4096,
+        "d_head": None,
+        "d_mlp": 11008,
+    },
     **{"vocabulary": 32000, "context": 2048, "is_tied": False},
 }
 _LLAMA = StoredArchitecture(
     _LLAMA_NAMES,
     _sizes(**_LLAMA_SIZES),
-    {"attention": ("attention_bias", False), "output": ("attention_bias", False), "mlp": ("mlp_bias", False)},
+    {
+        "attention": ("attention_bias", False),
+        "output": ("attention_bias", False),
+        "mlp": ("mlp_bias", False),
+    },
 )
 _MISTRAL = StoredArchitecture(
     _LLAMA_NAMES,
@@ -137,14 +173,28 @@ _MISTRAL = StoredArchitecture(
 )
 _QWEN2 = StoredArchitecture(
     _LLAMA_NAMES,
-    _sizes(**{**_LLAMA_SIZES, "kv_heads": 32, "d_mlp": 22016, "vocabulary": 151936, "context": 32768}),
+    _sizes(
+        **{
+            **_LLAMA_SIZES,
+            "kv_heads": 32,
+            "d_mlp": 22016,
+            "vocabulary": 151936,
+            "context": 32768,
+        }
+    ),
     {"attention": _ALWAYS, "output": _NEVER, "mlp": _NEVER},
 )
 
 
 def _encoder(place: str, head: str, transform: str, **more: Any) -> Encoder:
     """Return the paths of an encoder at `place`, with its map, the unembedding and the bias relative to its `head`."""
-    return Encoder(f"{place}.embeddings", f"{head}.{transform}", f"{head}.decoder", f"{head}.bias", **more)
+    return Encoder(
+        f"{place}.embeddings",
+        f"{head}.{transform}",
+        f"{head}.decoder",
+        f"{head}.bias",
+        **more,
+    )
 
 
 def _bert(place: str, encoder: Encoder, norm: str) -> Names:
@@ -155,7 +205,9 @@ def _bert(place: str, encoder: Encoder, norm: str) -> Names:
         layers=f"{place}.encoder.layer",
         norm=norm,
         norms=(("ln1", "attention.output.LayerNorm"), ("ln2", "output.LayerNorm")),
-        query_key_value=tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
+        query_key_value=tuple(
+            f"attention.self.{name}" for name in ("query", "key", "value")
+        ),
         output="attention.output.dense",
         mlp=(("W_in", "intermediate.dense"), ("W_out", "output.dense")),
         encoder=encoder,
@@ -163,16 +215,32 @@ def _bert(place: str, encoder: Encoder, norm: str) -> Names:
 
 
 _BERT_SIZES: dict[str, Any] = {
-    **{"n_layers": 12, "n_heads": 12, "d_model": 768, "d_mlp": 3072, "context": 512, "types": 2, "is_tied": True}
+    **{
+        "n_layers": 12,
+        "n_heads": 12,
+        "d_model": 768,
+        "d_mlp": 3072,
+        "context": 512,
+        "types": 2,
+        "is_tied": True,
+    }
 }
 _BERT = StoredArchitecture(
-    _bert("bert", _encoder("bert", "cls.predictions", "transform.dense"), "cls.predictions.transform.LayerNorm"),
+    _bert(
+        "bert",
+        _encoder("bert", "cls.predictions", "transform.dense"),
+        "cls.predictions.transform.LayerNorm",
+    ),
     _sizes(**_BERT_SIZES, vocabulary=30522),
     _EVERY_BIAS,
     padding=0,
 )
 _ROBERTA = StoredArchitecture(
-    _bert("roberta", _encoder("roberta", "lm_head", "dense", counts_words=True), "lm_head.layer_norm"),
+    _bert(
+        "roberta",
+        _encoder("roberta", "lm_head", "dense", counts_words=True),
+        "lm_head.layer_norm",
+    ),
     _sizes(**_BERT_SIZES, vocabulary=50265),
     _EVERY_BIAS,
     padding=1,
@@ -184,7 +252,9 @@ _ALBERT = StoredArchitecture(
         layers="albert.encoder.albert_layer_groups",
         norm="predictions.LayerNorm",
         norms=(("ln1", "attention.LayerNorm"), ("ln2", "full_layer_layer_norm")),
-        query_key_value=tuple(f"attention.{name}" for name in ("query", "key", "value")),
+        query_key_value=tuple(
+            f"attention.{name}" for name in ("query", "key", "value")
+        ),
         output="attention.dense",
         mlp=(("W_in", "ffn"), ("W_out", "ffn_output")),
         encoder=_encoder(
@@ -201,6 +271,12 @@ _ALBERT = StoredArchitecture(
     padding=0,
 )
 ARCHITECTURES = {
-    **{"gpt2": _GPT2, "gpt_neox": _NEOX, "llama": _LLAMA, "mistral": _MISTRAL, "qwen2": _QWEN2},
+    **{
+        "gpt2": _GPT2,
+        "gpt_neox": _NEOX,
+        "llama": _LLAMA,
+        "mistral": _MISTRAL,
+        "qwen2": _QWEN2,
+    },
     **{"albert": _ALBERT, "bert": _BERT, "roberta": _ROBERTA},
 }

@@ -26,7 +26,11 @@ from hessfig.weights import Layout
 KEY, NATIVE = "model.name", "native"
 # Names of sizes in configurations of transformers; other names are found by their attribute map.
 _SIZES = {
-    **{"num_hidden_layers": "n_layers", "num_attention_heads": "n_heads", "hidden_size": "d_model"},
+    **{
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "hidden_size": "d_model",
+    },
     **{"intermediate_size": "d_mlp", "n_inner": "d_mlp", "ffn_dim": "d_mlp"},
     **{"head_dim": "d_head", "num_key_value_heads": "n_kv_heads"},
     **{"vocab_size": "vocabulary", "max_position_embeddings": "length"},
@@ -39,7 +43,10 @@ def sizes_named(config: Config) -> LensSizes:
     check_causal(bridge)
     cfg = bridge.cfg
     return LensSizes(
-        **{name: int(getattr(cfg, name) or 0) for name in ("n_layers", "n_heads", "d_model", "d_mlp")},
+        **{
+            name: int(getattr(cfg, name) or 0)
+            for name in ("n_layers", "n_heads", "d_model", "d_mlp")
+        },
         vocabulary=cfg.d_vocab,
         context=cfg.n_ctx,
     )
@@ -55,7 +62,10 @@ def drawn_bridge(config: Config, seed: int, ids: Ids, at_once: int) -> Objective
     batches = list(torch.tensor(ids).split(at_once))
     targets = [following(batch, config.task.first_scored) for batch in batches]
     bridge = _bridge(config, seed)
-    return witnessed(open_request(bridge, batches, targets, "cross_entropy", _named(bridge)), config.dtype)
+    return witnessed(
+        open_request(bridge, batches, targets, "cross_entropy", _named(bridge)),
+        config.dtype,
+    )
 
 
 @lru_cache(maxsize=2)  # names are found by running the network
@@ -74,9 +84,22 @@ def _bridge(config: Config, seed: int) -> Any:
     model = with_defaults(config.model)
     sizes = {
         "length": config.task.length or 64,
-        **{name: getattr(model, name) for name in _SIZES.values() if name in vars(model)},
+        **{
+            name: getattr(model, name)
+            for name in _SIZES.values()
+            if name in vars(model)
+        },
     }
-    return _made(json.dumps([str(model.name), {**sizes, "d_head": config.model.d_head}, dict(model.options), seed]))
+    return _made(
+        json.dumps(
+            [
+                str(model.name),
+                {**sizes, "d_head": config.model.d_head},
+                dict(model.options),
+                seed,
+            ]
+        )
+    )
 
 
 @lru_cache(maxsize=2)  # planning needs sizes, names and checks of the same network
@@ -109,8 +132,17 @@ def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
     del name
     width, heads = sizes["d_model"], sizes["n_heads"]
     given = {
-        **{"n_layers": sizes["n_layers"], "n_heads": heads, "d_model": width, "d_mlp": sizes["d_mlp"]},
-        **{"d_head": sizes["d_head"] or width // heads, "n_ctx": sizes["length"], "act_fn": "gelu"},
+        **{
+            "n_layers": sizes["n_layers"],
+            "n_heads": heads,
+            "d_model": width,
+            "d_mlp": sizes["d_mlp"],
+        },
+        **{
+            "d_head": sizes["d_head"] or width // heads,
+            "n_ctx": sizes["length"],
+            "act_fn": "gelu",
+        },
         **{"d_vocab": sizes["vocabulary"] or 512, "normalization_type": "LN"},
     }
     return boot(TransformerBridgeConfig.from_dict({**given, **options})).eval()
@@ -118,19 +150,37 @@ def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
 
 def _of_transformers(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
     import transformers
-    from transformer_lens.factories.architecture_adapter_factory import SUPPORTED_ARCHITECTURES
-    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_from_module
+    from transformer_lens.factories.architecture_adapter_factory import (
+        SUPPORTED_ARCHITECTURES,
+    )
+    from transformer_lens.model_bridge.sources._bridge_builder import (
+        build_bridge_from_module,
+    )
 
-    known = [NATIVE, *(one for one in SUPPORTED_ARCHITECTURES if hasattr(transformers, one))]
+    known = [
+        NATIVE,
+        *(one for one in SUPPORTED_ARCHITECTURES if hasattr(transformers, one)),
+    ]
     if name not in known:
         what = f"{KEY}: this architecture is not in TransformerLens's registry, or not in transformers"
         raise unknown_name(what, name, known, f"{KEY}=GPT2LMHeadModel")
     kind = getattr(transformers, name)
     its, own = kind.config_class(), kind.config_class.attribute_map
     sizes["n_kv_heads"] = sizes["n_kv_heads"] or sizes["n_heads"]
-    asked = {key: sizes[ours] for key, ours in _SIZES.items() if sizes[ours] is not None and hasattr(its, key)}
-    settings = kind.config_class(**{own.get(key, key): size for key, size in asked.items()} | options)
-    if isinstance(settings.pad_token_id, int) and settings.pad_token_id >= settings.vocab_size:
+    asked = {
+        key: sizes[ours]
+        for key, ours in _SIZES.items()
+        if sizes[ours] is not None and hasattr(its, key)
+    }
+    settings = kind.config_class(
+        **{own.get(key, key): size for key, size in asked.items()} | options
+    )
+    if (
+        isinstance(settings.pad_token_id, int)
+        and settings.pad_token_id >= settings.vocab_size
+    ):
         settings.pad_token_id = None
     settings._attn_implementation = "eager"
-    return build_bridge_from_module(kind(settings).eval(), architecture=name, hf_config=settings).eval()
+    return build_bridge_from_module(
+        kind(settings).eval(), architecture=name, hf_config=settings
+    ).eval()

@@ -38,11 +38,15 @@ def saved_bridge(config: Config) -> Any:
     own = content(path)
     check_pin(path, KEY, found=digest(built, own), planned=pin_of(config, 0))
     architecture = settings.get("architecture") or _NATIVE
-    return _opened(json.dumps(built), str(architecture), str(path), own, str(config.dtype))
+    return _opened(
+        json.dumps(built), str(architecture), str(path), own, str(config.dtype)
+    )
 
 
 @lru_cache(maxsize=1)  # planning asks for names, and measuring for names and network
-def _opened(settings: str, architecture: str, where: str, sha256: str, dtype: str) -> Any:
+def _opened(
+    settings: str, architecture: str, where: str, sha256: str, dtype: str
+) -> Any:
     path, number = Path(where), getattr(torch, dtype)
     found, own = hashed(path, KEY)
     check_pin(path, KEY, found=own, planned=sha256)
@@ -51,23 +55,34 @@ def _opened(settings: str, architecture: str, where: str, sha256: str, dtype: st
     is_hooked = _HOOKED in state
     if architecture != _NATIVE and not is_hooked:
         raise _of_transformers(where, architecture)
-    state = {name: one.to(number) if one.dtype in FLOATING else one for name, one in state.items()}
+    state = {
+        name: one.to(number) if one.dtype in FLOATING else one
+        for name, one in state.items()
+    }
     _check_finite(state, where)
     return _booted(json.loads(settings), state, where, is_hooked=is_hooked)
 
 
-def _booted(settings: dict[str, Any], state: dict[str, Tensor], where: str, *, is_hooked: bool) -> Any:
+def _booted(
+    settings: dict[str, Any], state: dict[str, Tensor], where: str, *, is_hooked: bool
+) -> Any:
     """Return a native bridge with the weights of `state`, whose shapes are compared before anything is allocated."""
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import boot
-    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
+    from transformer_lens.utilities.tl_checkpoint_conversion import (
+        convert_tl_checkpoint,
+    )
 
     try:
-        made = TransformerBridgeConfig.from_dict({**settings, "architecture": _NATIVE, "init_weights": False})
+        made = TransformerBridgeConfig.from_dict(
+            {**settings, "architecture": _NATIVE, "init_weights": False}
+        )
         if is_hooked:
             state = convert_tl_checkpoint(_without_fillings(state, made), made)
         with torch.device("meta"):
-            shapes = {name: tuple(one.shape) for name, one in boot(made).state_dict().items()}
+            shapes = {
+                name: tuple(one.shape) for name, one in boot(made).state_dict().items()
+            }
         state.setdefault(_BIAS, torch.zeros(1).expand(shapes[_BIAS]))
         _check_shapes(state, shapes, where)
         bridge = boot(made, dtype=next(iter(state.values())).dtype)
@@ -77,18 +92,25 @@ def _booted(settings: dict[str, Any], state: dict[str, Tensor], where: str, *, i
     except (ValueError, RuntimeError) as error:
         raise _misfit(where, plain(str(error), most=300)) from error
     head = bridge.unembed.original_component
-    head.register_parameter("bias", nn.Parameter(head._buffers.pop("bias")))  # the bridge holds b_U as a constant
+    # The bridge holds b_U as a constant.
+    head.register_parameter("bias", nn.Parameter(head._buffers.pop("bias")))
     return bridge.eval()
 
 
-def _without_fillings(state: dict[str, Tensor], made: TransformerBridgeConfig) -> dict[str, Tensor]:
+def _without_fillings(
+    state: dict[str, Tensor], made: TransformerBridgeConfig
+) -> dict[str, Tensor]:
     """Return the state without the zeros that bridge.tl_parameters() adds for MLPs that do not exist."""
     if not made.attn_only:
         return state
-    return {name: one for name, one in state.items() if ".mlp." not in name or one.any()}
+    return {
+        name: one for name, one in state.items() if ".mlp." not in name or one.any()
+    }
 
 
-def _check_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str) -> None:
+def _check_shapes(
+    state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], where: str
+) -> None:
     missing = [name for name in shapes if name not in state]
     surplus = [name for name in state if name not in shapes]
     other = [
@@ -98,11 +120,18 @@ def _check_shapes(state: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
     ]
     if missing or surplus or other:
         lists = {"missing": missing, "surplus": surplus, "of another shape": other}
-        raise _misfit(where, "; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()))
+        raise _misfit(
+            where,
+            "; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
+        )
 
 
 def _check_finite(state: Mapping[str, Tensor], where: str) -> None:
-    bad = [name for name, tensor in state.items() if not (tensor.dtype in FLOATING and tensor.isfinite().all())]
+    bad = [
+        name
+        for name, tensor in state.items()
+        if not (tensor.dtype in FLOATING and tensor.isfinite().all())
+    ]
     if bad:
         raise UserError(
             f"{KEY}: {where} holds numbers that are not finite, or not of a floating-point type",

@@ -20,8 +20,18 @@ ACTIVATIONS = ("relu", "gelu", "gelu_new", "silu")
 NORMS = ("LN", "LNPre", None)
 _COUNTS = ("n_layers", "n_heads", "d_model", "d_head", "d_mlp", "d_vocab", "n_ctx")
 _FLAGS = (
-    *("parallel_attn_mlp", "gated_mlp", "use_local_attn", "scale_attn_by_inverse_layer_idx"),
-    *("final_rms", "post_embedding_ln", "use_normalization_before_and_after", "use_qk_norm"),
+    *(
+        "parallel_attn_mlp",
+        "gated_mlp",
+        "use_local_attn",
+        "scale_attn_by_inverse_layer_idx",
+    ),
+    *(
+        "final_rms",
+        "post_embedding_ln",
+        "use_normalization_before_and_after",
+        "use_qk_norm",
+    ),
     *("scale_embedding", "shortformer_pos"),
 )
 # Settings of architectures that are not supported here, with the values that disable them.
@@ -62,7 +72,9 @@ def served(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     _check_served(settings, where)
     width = count_of(settings.get("d_model"), "d_model", where)
     heads = settings.get("n_heads")
-    head = settings.get("d_head") or (width // heads if type(heads) is int and heads > 0 else None)
+    head = settings.get("d_head") or (
+        width // heads if type(heads) is int and heads > 0 else None
+    )
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
     counts = {name: count_of(given.get(name), name, where) for name in _COUNTS}
     check_pieces(counts["n_layers"], counts["n_heads"], where)
@@ -98,7 +110,9 @@ def _check_served(settings: Mapping[str, Any], where: str) -> None:
         raise _unserved(where, "act_fn", settings.get("act_fn"), ", ".join(ACTIVATIONS))
     outputs = settings.get("d_vocab_out")
     if outputs not in (None, -1, settings.get("d_vocab")):
-        raise _unserved(where, "d_vocab_out", outputs, f"d_vocab={settings.get('d_vocab')}")
+        raise _unserved(
+            where, "d_vocab_out", outputs, f"d_vocab={settings.get('d_vocab')}"
+        )
 
 
 def _norm(settings: Mapping[str, Any]) -> Any:
@@ -109,15 +123,27 @@ def _norm(settings: Mapping[str, Any]) -> Any:
 def _scale(settings: Mapping[str, Any], where: str) -> float:
     """Return the divisor of the scores; TransformerLens takes -1 for the square root of d_head."""
     scale = settings.get("attn_scale", -1.0)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise _unserved(where, "attn_scale", scale, "a number; -1 for the square root of d_head")
+    if (
+        isinstance(scale, bool)
+        or not isinstance(scale, int | float)
+        or not math.isfinite(scale)
+    ):
+        raise _unserved(
+            where, "attn_scale", scale, "a number; -1 for the square root of d_head"
+        )
     return float(scale) if scale > 0 else -1.0
 
 
 def _eps(settings: Mapping[str, Any], where: str) -> float:
     eps = settings.get("eps", 1e-5)
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < math.inf:
-        raise UserError(f"{where}: eps", got=eps, allowed="a number > 0", remedy="fix the file")
+    if (
+        isinstance(eps, bool)
+        or not isinstance(eps, int | float)
+        or not 0 < eps < math.inf
+    ):
+        raise UserError(
+            f"{where}: eps", got=eps, allowed="a number > 0", remedy="fix the file"
+        )
     return float(eps)
 
 
@@ -132,7 +158,9 @@ def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
 
 def digest(built: Mapping[str, Any], weights: str) -> str:
     """Return one hash of the settings of `served` and of the hash of the file of weights."""
-    return hashlib.sha256(json.dumps(["bridge", built, weights], sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps(["bridge", built, weights], sort_keys=True).encode()
+    ).hexdigest()
 
 
 def weights_of(config: Config) -> Path:
@@ -150,7 +178,11 @@ def weights_of(config: Config) -> Path:
     place = Path(config.model.path)
     if is_file(place):
         return place
-    files = sorted(path for pattern in _PATTERNS for path in place.glob(pattern)) if place.is_dir() else []
+    files = (
+        sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
+        if place.is_dir()
+        else []
+    )
     if len(files) != 1:
         raise UserError(
             f"{KEY}: {_odd(place, bool(files))}",

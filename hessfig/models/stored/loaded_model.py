@@ -19,7 +19,13 @@ from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ModelSizes, architecture, public
 from hessfig.models.stored.families import Encoder
-from hessfig.models.stored.stored_weights import check_finite, check_report, check_surplus, listed_names, read_tensors
+from hessfig.models.stored.stored_weights import (
+    check_finite,
+    check_report,
+    check_surplus,
+    listed_names,
+    read_tensors,
+)
 from hessfig.models.stored.tokenizer import alone, tokenizer_of
 from hessfig.models.weight_files import FLOATING
 from hessfig.rng import global_draws, stream
@@ -35,15 +41,32 @@ class Logits(Shell):
         super().__init__(model)
         self._padding = padding
 
-    def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocabulary"]:
+    def forward(
+        self, tokens: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length vocabulary"]:
         """Return the logits at every position."""
         mask = None if self._padding is None else tokens.ne(self._padding).long()
         logits: Tensor = self._inside[0](input_ids=tokens, attention_mask=mask).logits
         return logits
 
 
-_UNMADE = (StrictDataclassError, ValueError, TypeError, KeyError, OSError, RuntimeError, ImportError)
-_ODD = (*_UNMADE, AttributeError, IndexError, AssertionError, ArithmeticError, NotImplementedError)
+_UNMADE = (
+    StrictDataclassError,
+    ValueError,
+    TypeError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    ImportError,
+)
+_ODD = (
+    *_UNMADE,
+    AttributeError,
+    IndexError,
+    AssertionError,
+    ArithmeticError,
+    NotImplementedError,
+)
 
 
 def load(config: Config, seed: int) -> transformers.PreTrainedModel:
@@ -52,11 +75,15 @@ def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     Random weights are drawn by transformers for this config, from a generator seeded with `seed`. Raises UserError if
     the folder does not contain finite weights of this model, and if its files are not those that were planned.
     """
-    model = _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
+    model = (
+        _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
+    )
     model.config.use_cache = False  # of keys and values, for generation
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            module.padding_idx = None  # so that the padding token has derivatives like any other token
+            module.padding_idx = (
+                None  # so that the padding token has derivatives like any other token
+            )
     return model.to(getattr(torch, config.dtype)).eval()
 
 
@@ -67,10 +94,19 @@ def load_model(config: Config, device: str) -> transformers.PreTrainedModel:
     """
     known, where = _configuration(config)
     encoder = _encoder(config)
-    maker = transformers.AutoModelForMaskedLM if encoder else transformers.AutoModelForCausalLM
+    maker = (
+        transformers.AutoModelForMaskedLM
+        if encoder
+        else transformers.AutoModelForCausalLM
+    )
     try:
         with alone(), torch.device(device):
-            model = maker.from_config(known, attn_implementation="eager", dtype=torch.float32, trust_remote_code=False)
+            model = maker.from_config(
+                known,
+                attn_implementation="eager",
+                dtype=torch.float32,
+                trust_remote_code=False,
+            )
     except _ODD as error:
         raise _unmade(where, error) from error
     if encoder:
@@ -83,7 +119,11 @@ def left_out(config: Config) -> list[str]:
 
     Empty for random weights and for causal models.
     """
-    return _read(config)[1] if _encoder(config) and not model_folder.is_random(config) else []
+    return (
+        _read(config)[1]
+        if _encoder(config) and not model_folder.is_random(config)
+        else []
+    )
 
 
 def _encoder(config: Config) -> Encoder | None:
@@ -91,7 +131,9 @@ def _encoder(config: Config) -> Encoder | None:
     return architecture(str(settings["model_type"]), where).names.encoder
 
 
-def check_layout(model: transformers.PreTrainedModel, layout: Layout, where: str) -> None:
+def check_layout(
+    model: transformers.PreTrainedModel, layout: Layout, where: str
+) -> None:
     """Raise UserError if the parameters of the model are not those of the layout."""
     counts = {name: p.numel() for name, p in model.named_parameters()}
     named = {weight.parameter: weight.size for weight in layout.parameters}
@@ -122,7 +164,9 @@ def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
     return configuration, where
 
 
-def _check_sizes(configuration: transformers.PreTrainedConfig, settings: dict[str, Any], where: str) -> None:
+def _check_sizes(
+    configuration: transformers.PreTrainedConfig, settings: dict[str, Any], where: str
+) -> None:
     """Raise UserError for sizes with two values, and rotary positions wider than a head, before building a model."""
     for key, default in architecture(str(settings["model_type"]), where).sizes.values():
         value = settings.get(key, default)
@@ -133,9 +177,16 @@ def _check_sizes(configuration: transformers.PreTrainedConfig, settings: dict[st
                 allowed="one of them",
                 remedy="fix the file",
             )
-    share = (getattr(configuration, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0)
+    share = (getattr(configuration, "rope_parameters", None) or {}).get(
+        "partial_rotary_factor", 1.0
+    )
     if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise UserError(f"{where}: partial_rotary_factor", got=share, allowed="0 < share <= 1", remedy="fix the file")
+        raise UserError(
+            f"{where}: partial_rotary_factor",
+            got=share,
+            allowed="0 < share <= 1",
+            remedy="fix the file",
+        )
 
 
 def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
@@ -149,8 +200,14 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     tensors = read_tensors(config, place)
     known, _ = _configuration(config)
     encoder = _encoder(config)
-    models = transformers.MODEL_FOR_MASKED_LM_MAPPING if encoder else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    weights = {name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING}
+    models = (
+        transformers.MODEL_FOR_MASKED_LM_MAPPING
+        if encoder
+        else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    )
+    weights = {
+        name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING
+    }
     try:
         with alone():
             model, report = models[type(known)].from_pretrained(
@@ -165,7 +222,11 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
             )
     except _ODD as error:
         raise _unmade(str(place), error) from error
-    odd = {name: str(tensor.dtype) for name, tensor in tensors.items() if name not in weights}
+    odd = {
+        name: str(tensor.dtype)
+        for name, tensor in tensors.items()
+        if name not in weights
+    }
     check_report(str(place), report, odd)
     check_finite(model, str(place))
     surplus = listed_names(report["unexpected_keys"])
@@ -185,7 +246,9 @@ def _unmade(where: str, error: Exception) -> UserError:
     )
 
 
-def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids, at_once: int) -> Objective:
+def drawn(
+    config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids, at_once: int
+) -> Objective:
     """Return the model with its sequences in micro-batches of `at_once` (the last may be smaller).
 
     Raises UserError if the folder does not match its config.json.
@@ -195,7 +258,10 @@ def drawn(config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids
     inputs, targets = _batches(config, sizes, ids, at_once)
     network = _logits_of(model, sizes)
     return witnessed(
-        open_request(network, inputs, targets, "cross_entropy", layout, memory=config.memory), config.dtype
+        open_request(
+            network, inputs, targets, "cross_entropy", layout, memory=config.memory
+        ),
+        config.dtype,
     )
 
 
@@ -207,14 +273,18 @@ def _logits_of(model: nn.Module, sizes: ModelSizes) -> Logits:
     return Logits(model, sizes.padding if sizes.names.encoder else None)
 
 
-def _batches(config: Config, sizes: ModelSizes, ids: Ids, at_once: int) -> tuple[list[Tensor], list[Tensor]]:
+def _batches(
+    config: Config, sizes: ModelSizes, ids: Ids, at_once: int
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return sequences in micro-batches, and their targets: IGNORED at positions that are not scored."""
     tokens, task = torch.tensor(ids), config.task
     if not sizes.names.encoder:
         inputs = list(tokens.split(at_once))
         return inputs, [following(one, task.first_scored) for one in inputs]
     special = special_words(config, sizes)
-    batches = masked_batches(tokens, task, special, vocabulary=sizes.vocabulary, at_once=at_once)
+    batches = masked_batches(
+        tokens, task, special, vocabulary=sizes.vocabulary, at_once=at_once
+    )
     return [one.inputs for one in batches], [one.targets for one in batches]
 
 
@@ -260,4 +330,6 @@ def tied_biases(model: nn.Module, encoder: Encoder) -> None:
     For models with an untied embedding, transformers keeps a second bias on which no output depends.
     """
     place, _, name = encoder.bias.rpartition(".")
-    setattr(model.get_submodule(place), name, model.get_parameter(f"{encoder.head}.bias"))
+    setattr(
+        model.get_submodule(place), name, model.get_parameter(f"{encoder.head}.bias")
+    )

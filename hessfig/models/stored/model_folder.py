@@ -17,9 +17,14 @@ from hessfig.tasks.tokens import is_text
 CONFIG = "config.json"
 KEY = "model.path"
 _INDEX = ".index.json"
-_CHOICES = tuple(name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX))
+_CHOICES = tuple(
+    name + end
+    for name in ("model.safetensors", "pytorch_model.bin")
+    for end in ("", _INDEX)
+)
 _FORM = f"a folder that model.save_pretrained wrote: {CONFIG}, *.safetensors"
-_LONGEST = 2**26  # the most bytes of a JSON file; indices of the largest models have about 2**23
+# The most bytes of a JSON file; indices of the largest models have about 2**23.
+_LONGEST = 2**26
 # The files from which transformers builds a tokenizer, besides config.json.
 _TOKENIZER = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "merges.txt"),
@@ -63,7 +68,11 @@ def folder(path: str, download: bool) -> Path:
 
     patterns = ["*.json", "*.safetensors", "*.txt", "*.model"]
     try:
-        return Path(snapshot_download(path, local_files_only=not download, allow_patterns=patterns))
+        return Path(
+            snapshot_download(
+                path, local_files_only=not download, allow_patterns=patterns
+            )
+        )
     except Exception as error:
         raise UserError(
             f"{KEY}: there is no such folder, and no such model "
@@ -88,11 +97,17 @@ def json_of(path: Path, form: str = _FORM) -> dict[str, Any]:
         content = _parsed(path, identity(path))
     except (ValueError, OSError, RecursionError) as error:
         raise UserError(
-            f"{KEY}: {path} cannot be read", got=str(error)[:200], allowed="JSON", remedy="save it again"
+            f"{KEY}: {path} cannot be read",
+            got=str(error)[:200],
+            allowed="JSON",
+            remedy="save it again",
         ) from error
     if not isinstance(content, dict):
         raise UserError(
-            f"{KEY}: {path} is not an object", got=type(content).__name__, allowed=form, remedy="save it again"
+            f"{KEY}: {path} is not an object",
+            got=type(content).__name__,
+            allowed=form,
+            remedy="save it again",
         )
     return dict(content)
 
@@ -141,14 +156,24 @@ def tokenizer_files(place: Path | None) -> dict[str, bytes]:
     if place is None or not any(is_file(place / name) for name in _VOCABULARIES):
         return {}
     own = json_of(place / CONFIG)
-    chosen = {key: own[key] for key in ("model_type", "tokenizer_class") if isinstance(own.get(key), str)}
-    files = {name: (place / name).read_bytes() for name in _TOKENIZER if is_file(place / name)}
+    chosen = {
+        key: own[key]
+        for key in ("model_type", "tokenizer_class")
+        if isinstance(own.get(key), str)
+    }
+    files = {
+        name: (place / name).read_bytes()
+        for name in _TOKENIZER
+        if is_file(place / name)
+    }
     return {CONFIG: json.dumps(chosen).encode(), **files}
 
 
 def hash_of_tokenizer(files: dict[str, bytes]) -> str:
     """Return one hash of `tokenizer_files`."""
-    return digest([[name, hashlib.sha256(files[name]).hexdigest()] for name in sorted(files)], ())
+    return digest(
+        [[name, hashlib.sha256(files[name]).hexdigest()] for name in sorted(files)], ()
+    )
 
 
 def weight_files(place: Path) -> list[Path]:
@@ -160,7 +185,11 @@ def weight_files(place: Path) -> list[Path]:
     for path in (place / name for name in _CHOICES):
         if is_file(path):
             return _indexed(path) if path.name.endswith(_INDEX) else [path]
-    others = sorted(path.name for end in ("safetensors", "bin", "pt", "pth") for path in place.glob(f"*.{end}"))
+    others = sorted(
+        path.name
+        for end in ("safetensors", "bin", "pt", "pth")
+        for path in place.glob(f"*.{end}")
+    )
     raise UserError(
         f"{KEY}: the folder has no weights",
         got=f"{place}: {first_few(others)}",
@@ -176,7 +205,9 @@ def _indexed(index: Path) -> list[Path]:
     if odd or not names:
         raise UserError(
             f"{KEY}: {index} is not an index of weights",
-            got=first_few([repr(name) for name in odd]) if odd else "no weight_map {weight: file}",
+            got=first_few([repr(name) for name in odd])
+            if odd
+            else "no weight_map {weight: file}",
             allowed=f"names of *{_suffix(index)} files in the same folder",
             remedy="save the model again: model.save_pretrained(DIR)",
         )
@@ -193,7 +224,11 @@ def _indexed(index: Path) -> list[Path]:
 
 def _is_plain(name: object, index: Path) -> bool:
     """Whether a name is that of a file next to the index: without separators of any system, drives or folders."""
-    return isinstance(name, str) and name.endswith(_suffix(index)) and not set(name) & set("/\\:\0")
+    return (
+        isinstance(name, str)
+        and name.endswith(_suffix(index))
+        and not set(name) & set("/\\:\0")
+    )
 
 
 def _suffix(index: Path) -> str:
@@ -228,7 +263,12 @@ def _sized(config: Config) -> dict[str, Any]:
         "d_head": model.d_head,
         "d_mlp": model.d_mlp or 4 * model.d_model,
         "vocabulary": model.vocabulary or known["vocabulary"][1],
-        "context": (config.task.length or known["context"][1]) + _unused(model.architecture),
+        "context": (config.task.length or known["context"][1])
+        + _unused(model.architecture),
     }
-    named = {known[word][0]: value for word, value in given.items() if word in known and value is not None}
+    named = {
+        known[word][0]: value
+        for word, value in given.items()
+        if word in known and value is not None
+    }
     return {"model_type": model.architecture, **named}

@@ -28,7 +28,9 @@ def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
     check_pin(
         place,
         model_folder.KEY,
-        found=model_folder.digest(model_folder.json_of(place / model_folder.CONFIG), hashes),
+        found=model_folder.digest(
+            model_folder.json_of(place / model_folder.CONFIG), hashes
+        ),
         planned=model_folder.pin_of(config, 0),
     )
     return every
@@ -49,14 +51,26 @@ def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> Non
 
     `odd` maps tensors that are not floating-point to their types; masks may be among them.
     """
-    missing, other = listed_names(report["missing_keys"]), listed_names(report["mismatched_keys"])
+    missing, other = (
+        listed_names(report["missing_keys"]),
+        listed_names(report["mismatched_keys"]),
+    )
     if missing or other:
-        lists = {"missing": missing, "of another shape": other, "surplus": listed_names(report["unexpected_keys"])}
-        types = [f"{name} ({kind.removeprefix('torch.')})" for name, kind in sorted(odd.items())]
+        lists = {
+            "missing": missing,
+            "of another shape": other,
+            "surplus": listed_names(report["unexpected_keys"]),
+        }
+        types = [
+            f"{name} ({kind.removeprefix('torch.')})"
+            for name, kind in sorted(odd.items())
+        ]
         lists |= {"of another type": types} if types else {}
         raise UserError(
             f"{model_folder.KEY}: the weights in {place} are not those of its config.json",
-            got="; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
+            got="; ".join(
+                f"{what}: {first_few(names)}" for what, names in lists.items()
+            ),
             allowed="every weight of the architecture that config.json names, in floating point",
             remedy="save the model again: model.save_pretrained(DIR)",
         )
@@ -76,7 +90,9 @@ def check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
 
 
 def check_finite(model: nn.Module, place: str) -> None:
-    bad = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+    bad = [
+        name for name, weight in model.named_parameters() if not weight.isfinite().all()
+    ]
     if bad:
         raise UserError(
             f"{model_folder.KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",

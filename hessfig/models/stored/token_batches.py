@@ -14,14 +14,23 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
 from hessfig.models.stored.model_folder import pin_of
-from hessfig.tasks.tokens import Encode, Ids, is_text, length_of, padded_lines, sequences
+from hessfig.tasks.tokens import (
+    Encode,
+    Ids,
+    is_text,
+    length_of,
+    padded_lines,
+    sequences,
+)
 from hessfig.tasks.tokens import source as source_of_tokens
 from hessfig.terms import Block
 from hessfig.weights import Layout
 
 # Upper bounds of the activations per token in the graphs of a double backward: widths, MLP widths, scores.
 _OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
-_COPIES = 6  # copies of the parameters of a column: directions, products of both parts, rows
+_COPIES = (
+    6  # copies of the parameters of a column: directions, products of both parts, rows
+)
 _READOUT = 6  # chunks of logits in memory, 64 MiB each
 _COMPARED = 3  # copies of the logits of a micro-batch where the loss is compared with the network's own
 
@@ -52,7 +61,11 @@ class Plan:
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
-        batches = f"in {number} micro-batches of {self.sequences}" if number > 1 else "at once"
+        batches = (
+            f"in {number} micro-batches of {self.sequences}"
+            if number > 1
+            else "at once"
+        )
         return f"{self.total} sequences {batches}, about {self.bytes / 1e9:.2g} GB"
 
 
@@ -66,7 +79,8 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
     bound, total = bytes_of(config.memory), config.task.batch_size
     blocks = blocks_of(config.blocks, layout, config.model)
     number = 8 if config.dtype == DType.float64 else 4
-    logits = number * total * length * sizes.vocabulary  # of all sequences, kept once for the comparison
+    # Of all sequences, kept once for the comparison.
+    logits = number * total * length * sizes.vocabulary
     fixed = _fixed(blocks, layout, sizes, number) + logits
     each = number * length * _per_token(sizes, length)
     fitting = int((bound - fixed) / each)
@@ -84,14 +98,25 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
 def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:
     """Return the bytes that do not grow with the batch: network, directions and products of a column, logits."""
     network = sum(weight.size for weight in layout.parameters)
-    columns = max(layout.size(block.layer, block.col) + layout.size(block.row_layer, block.row) for block in blocks)
+    columns = max(
+        layout.size(block.layer, block.col) + layout.size(block.row_layer, block.row)
+        for block in blocks
+    )
     chunk = max(2**26, sizes.vocabulary * number)
     return number * (network + _COPIES * columns) + _READOUT * chunk
 
 
 def _per_token(sizes: Shape, length: int) -> int:
-    of_layer = _OF_WIDTH * sizes.d_model + _OF_MLP * sizes.d_mlp + _OF_SCORES * sizes.n_heads * length
-    return sizes.n_layers * of_layer + _OF_WIDTH * sizes.d_model + _COMPARED * sizes.vocabulary
+    of_layer = (
+        _OF_WIDTH * sizes.d_model
+        + _OF_MLP * sizes.d_mlp
+        + _OF_SCORES * sizes.n_heads * length
+    )
+    return (
+        sizes.n_layers * of_layer
+        + _OF_WIDTH * sizes.d_model
+        + _COMPARED * sizes.vocabulary
+    )
 
 
 def _rounded_up(size: int) -> str:
@@ -125,8 +150,15 @@ class Stored:
 
     def plan(self, config: Config) -> Plan:
         """Return the micro-batches. Raises UserError if not even one sequence fits into config.memory."""
-        sizes, is_padded = self.sizes(config), config.task.data == Data.masked_tokens and is_text(config.task)
-        length = self.ids(config).shape[1] if is_padded else length_of(config.task, sizes.context)
+        sizes, is_padded = (
+            self.sizes(config),
+            config.task.data == Data.masked_tokens and is_text(config.task),
+        )
+        length = (
+            self.ids(config).shape[1]
+            if is_padded
+            else length_of(config.task, sizes.context)
+        )
         return planned(config, sizes, self.layout(config), length)
 
     def ids(self, config: Config) -> Ids:
@@ -136,7 +168,9 @@ class Stored:
         def encode() -> Encode:
             from hessfig.models.stored.tokenizer import encoder
 
-            return encoder(self.place(config), pin_of(config, 1), with_special=is_masked)
+            return encoder(
+                self.place(config), pin_of(config, 1), with_special=is_masked
+            )
 
         words = {"vocabulary": sizes.vocabulary, "context": sizes.context}
         padding = self.padding(config)
@@ -155,8 +189,18 @@ class Stored:
         """
         plan = self.plan(config)
         batches = [] if plan.sequences == plan.total else [plan.sequences]
-        encoded = [hashlib.sha256(self.ids(config).tobytes()).hexdigest()] if is_text(config.task) else []
-        parts = [self.weights(config), source_of_tokens(config.task), *encoded, *batches, *self.marks(config)]
+        encoded = (
+            [hashlib.sha256(self.ids(config).tobytes()).hexdigest()]
+            if is_text(config.task)
+            else []
+        )
+        parts = [
+            self.weights(config),
+            source_of_tokens(config.task),
+            *encoded,
+            *batches,
+            *self.marks(config),
+        ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def about(self, config: Config) -> str:

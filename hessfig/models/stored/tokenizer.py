@@ -18,7 +18,9 @@ from hessfig.models.stored import model_folder
 _LEADING = ("auto_map", "name_or_path", "fast_tokenizer_files")
 
 
-def encoder(place: Path | None, sha256: str | None, *, with_special: bool = False) -> Callable[[str], Sequence[int]]:
+def encoder(
+    place: Path | None, sha256: str | None, *, with_special: bool = False
+) -> Callable[[str], Sequence[int]]:
     """Return a function from texts to ids, by the tokenizer in the folder of the model; `with_special` adds tokens.
 
     Raises UserError as `tokenizer_of` does.
@@ -26,7 +28,8 @@ def encoder(place: Path | None, sha256: str | None, *, with_special: bool = Fals
     tokenizer = tokenizer_of(place, sha256)
 
     def encode(text: str) -> list[int]:
-        with alone():  # no warning for texts longer than the context, which are cut later
+        # No warning for texts longer than the context, which are cut later.
+        with alone():
             return list(tokenizer(text, add_special_tokens=with_special)["input_ids"])
 
     return encode
@@ -41,13 +44,20 @@ def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerB
     files = model_folder.tokenizer_files(place)
     if not files:  # transformers would build an empty tokenizer
         raise _no_tokenizer(place, "no vocabulary")
-    check_pin(place, model_folder.KEY, found=model_folder.hash_of_tokenizer(files), planned=sha256)
+    check_pin(
+        place,
+        model_folder.KEY,
+        found=model_folder.hash_of_tokenizer(files),
+        planned=sha256,
+    )
     try:
         with alone(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as copy:
             for name, content in files.items():
                 (Path(copy) / name).write_bytes(content)
             _write_plain(Path(copy) / "tokenizer_config.json")
-            return AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+            return AutoTokenizer.from_pretrained(
+                copy, local_files_only=True, trust_remote_code=False
+            )
     except UserError:
         raise
     except Exception as error:  # parsers of the library raise plain Exception
@@ -78,7 +88,11 @@ def _no_tokenizer(place: Path | None, why: str) -> UserError:
 @contextmanager
 def alone() -> Iterator[None]:
     """Keep transformers offline and silent on stderr; misfits are reported as errors."""
-    verbosity, bars, offline = (logging.get_verbosity(), logging.is_progress_bar_enabled(), constants.HF_HUB_OFFLINE)
+    verbosity, bars, offline = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        constants.HF_HUB_OFFLINE,
+    )
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     constants.HF_HUB_OFFLINE = True

@@ -11,12 +11,26 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.column import SPLIT, Products, Rows, completed, rows_of, to_multiply
+from hessfig.curvature.column import (
+    SPLIT,
+    Products,
+    Rows,
+    completed,
+    rows_of,
+    to_multiply,
+)
 from hessfig.curvature.losses import output_gradient
 from hessfig.curvature.problem import Objective, check_same, recurrence_like
 from hessfig.models.tape.recording import build_tape
 from hessfig.models.tape.steps import Mixing, mixing_of
-from hessfig.models.tape.tape import WEIGHT, Probes, Tangents, Tape, Weight, zeros_like_weight
+from hessfig.models.tape.tape import (
+    WEIGHT,
+    Probes,
+    Tangents,
+    Tape,
+    Weight,
+    zeros_like_weight,
+)
 from hessfig.terms import Part
 from hessfig.weights import Weight as NamedWeight
 
@@ -53,8 +67,18 @@ class LinearisedNetwork:
     the network.
     """
 
-    def __init__(self, objective: Objective, model: ModelConfig, *, products: torch.dtype | None = None) -> None:
-        self.problem, self.model, self.dtype = objective.cast(torch.float64), model, products or objective.dtype
+    def __init__(
+        self,
+        objective: Objective,
+        model: ModelConfig,
+        *,
+        products: torch.dtype | None = None,
+    ) -> None:
+        self.problem, self.model, self.dtype = (
+            objective.cast(torch.float64),
+            model,
+            products or objective.dtype,
+        )
         self.tape = self._tape(merged=False)
 
     @cached_property
@@ -62,18 +86,27 @@ class LinearisedNetwork:
         """The tape with equal rows merged, created on first use."""
         return self._tape(merged=True)
 
-    def column(self, layer: int, col: str, rows: Sequence[str] | Rows) -> LinearisedColumn:
+    def column(
+        self, layer: int, col: str, rows: Sequence[str] | Rows
+    ) -> LinearisedColumn:
         """Return the blocks (row, col) of `layer`; a side may be any group of weights on the tape."""
         side, sides = self.problem.layout.side, rows_of(layer, rows)
-        weights = [*side(layer, col), *(weight for at in sides.values() for weight in side(*at))]
+        weights = [
+            *side(layer, col),
+            *(weight for at in sides.values() for weight in side(*at)),
+        ]
         tape = self.tape if all(weight.is_main for weight in weights) else self.merged
         cols = [_key(weight) for weight in side(layer, col)]
-        row_weights = {key: [_key(weight) for weight in side(*at)] for key, at in sides.items()}
+        row_weights = {
+            key: [_key(weight) for weight in side(*at)] for key, at in sides.items()
+        }
         return LinearisedColumn(tape, self.dtype, self.problem, cols, row_weights)
 
     def holds(self, layer: int, name: str) -> bool:
         """Whether every weight of a name belongs to a step of the tape."""
-        return all(self._is_held(weight) for weight in self.problem.layout.side(layer, name))
+        return all(
+            self._is_held(weight) for weight in self.problem.layout.side(layer, name)
+        )
 
     def _tape(self, *, merged: bool) -> Tape:
         problem = self.problem
@@ -89,7 +122,9 @@ class LinearisedNetwork:
         """Whether a weight is a whole parameter, and the same one that a step has under this name."""
         if weight.index is not None or _key(weight) not in self.tape.holders:
             return False
-        return self.tape.parameter(_key(weight)) is self.problem.network.get_parameter(weight.parameter)
+        return self.tape.parameter(_key(weight)) is self.problem.network.get_parameter(
+            weight.parameter
+        )
 
 
 class LinearisedColumn:
@@ -103,10 +138,18 @@ class LinearisedColumn:
         col: list[Weight],
         rows: Mapping[Hashable, list[Weight]],
     ) -> None:
-        self.tape, self.dtype, self.loss, self.col, self.rows = tape, dtype, objective.loss, col, rows
+        self.tape, self.dtype, self.loss, self.col, self.rows = (
+            tape,
+            dtype,
+            objective.loss,
+            col,
+            rows,
+        )
         self.weights = [tape.parameter(weight) for weight in col]
         self.dim = sum(weight.numel() for weight in self.weights)
-        self.shape = self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
+        self.shape = (
+            self.weights[0].shape if len(self.weights) == 1 else torch.Size([self.dim])
+        )
         self.like = recurrence_like(objective.network, dtype, self.dim)
 
     @property
@@ -116,7 +159,9 @@ class LinearisedColumn:
         return 3 * entries * self.dtype.itemsize
 
     @torch.no_grad()
-    def split_matmat(self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT) -> Products:
+    def split_matmat(
+        self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
+    ) -> Products:
         """Return A V of every row for all columns of `probes`: a forward pass, and a backward pass per part."""
         with flush_denormals(self.dtype):
             tangents = self.tape.push(self._perturbations(probes))
@@ -135,39 +180,71 @@ class LinearisedColumn:
         For H_oT both, except for the second derivative of the scores, which is H_fT.
         """
         tape = self.tape
-        rows = list(dict.fromkeys(weight for row in self.rows.values() for weight in row))
+        rows = list(
+            dict.fromkeys(weight for row in self.rows.values() for weight in row)
+        )
         if part == Part.H_fT:
             return self._bilinear(tangents, rows)
         df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
         df_bar = None if df is None else self._curved(df)
-        instead = {self._scores.output: self._scores.pull_back_scores} if part == Part.H_oT else None
-        return tape.pull_back(df_bar, None if part == Part.H_o else tangents, rows, instead)
+        instead = (
+            {self._scores.output: self._scores.pull_back_scores}
+            if part == Part.H_oT
+            else None
+        )
+        return tape.pull_back(
+            df_bar, None if part == Part.H_o else tangents, rows, instead
+        )
 
-    def _bilinear(self, tangents: Tangents, rows: Sequence[Weight]) -> dict[Weight, Probes | None]:
+    def _bilinear(
+        self, tangents: Tangents, rows: Sequence[Weight]
+    ) -> dict[Weight, Probes | None]:
         """Return the products of H_fT: only the scores are differentiated twice, so there is no cancellation."""
         scores = self._scores
-        bars = dict(zip(scores.inputs, scores.bilinear([*map(tangents.get, scores.inputs)], [True] * 3), strict=True))
+        bars = dict(
+            zip(
+                scores.inputs,
+                scores.bilinear([*map(tangents.get, scores.inputs)], [True] * 3),
+                strict=True,
+            )
+        )
         holders = {row: self.tape.holders[row] for row in rows}
-        return {row: holder.weight_product(WEIGHT, bars.get(holder.output), None) for row, holder in holders.items()}
+        return {
+            row: holder.weight_product(WEIGHT, bars.get(holder.output), None)
+            for row, holder in holders.items()
+        }
 
     @cached_property
     def _scores(self) -> Mixing:
         """The attention scores in the layer of the column."""
         return mixing_of(self.tape, self.col[0][0])
 
-    def _curved(self, df: Float[Tensor, "batch scored k vocab"]) -> Float[Tensor, "batch scored k vocab"]:
+    def _curved(
+        self, df: Float[Tensor, "batch scored k vocab"]
+    ) -> Float[Tensor, "batch scored k vocab"]:
         """Apply the Hessian of the loss in the outputs, in their type."""
-        product: Tensor = self.loss.hessian_product(self.tape.output, df.to(self.tape.output.dtype))  # type: ignore[operator]
+        product: Tensor = self.loss.hessian_product(
+            self.tape.output, df.to(self.tape.output.dtype)
+        )  # type: ignore[operator]
         return product.to(self.dtype)
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
-        pieces = probes.to(self.weights[0].device).T.split([weight.numel() for weight in self.weights], dim=1)
-        shaped = [piece.unflatten(1, weight.shape) for piece, weight in zip(pieces, self.weights, strict=True)]
+        pieces = probes.to(self.weights[0].device).T.split(
+            [weight.numel() for weight in self.weights], dim=1
+        )
+        shaped = [
+            piece.unflatten(1, weight.shape)
+            for piece, weight in zip(pieces, self.weights, strict=True)
+        ]
         return dict(zip(self.col, shaped, strict=True))
 
-    def _flat(self, products: Sequence[tuple[Weight, Probes | None]], k: int) -> Float[Tensor, "n k"]:
+    def _flat(
+        self, products: Sequence[tuple[Weight, Probes | None]], k: int
+    ) -> Float[Tensor, "n k"]:
         filled = [
-            zeros_like_weight(self.tape.parameter(at), k, self.dtype) if product is None else product
+            zeros_like_weight(self.tape.parameter(at), k, self.dtype)
+            if product is None
+            else product
             for at, product in products
         ]
         flat = [product.flatten(1) for product in filled]

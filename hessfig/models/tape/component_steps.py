@@ -16,14 +16,18 @@ Map = Callable[[Tensor], Tensor]
 class Fixed(Step):
     """y = L x: a fixed linear map of rows (batch, length, k, d), given with its transpose."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, maps: tuple[Map, Map]) -> None:
+    def __init__(
+        self, inputs: tuple[str, ...], output: str, x: Tensor, maps: tuple[Map, Map]
+    ) -> None:
         self.inputs, self.output, (self.there, self.back) = inputs, output, maps
         self.value = self.there(x.unsqueeze(2)).squeeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         return None if dxs[0] is None else self.there(dxs[0])
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         return [None if dy_bar is None else self.back(dy_bar)]
 
 
@@ -36,7 +40,10 @@ def times(factor: float | Float[Tensor, "length 1 1"]) -> tuple[Map, Map]:
 
 def averaged(length: int) -> tuple[Map, Map]:
     """Return the mean over `length` positions, as one position."""
-    return (lambda rows: rows.mean(dim=1, keepdim=True), lambda rows: rows.expand(-1, length, -1, -1) / length)
+    return (
+        lambda rows: rows.mean(dim=1, keepdim=True),
+        lambda rows: rows.expand(-1, length, -1, -1) / length,
+    )
 
 
 def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
@@ -47,7 +54,11 @@ def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
         return (rows.transpose(1, 2)[:, None] * seen.to(rows.dtype)).flatten(3)
 
     def back(rows: Tensor) -> Tensor:
-        return (rows.unflatten(-1, (len(known.T), -1)) * seen.to(rows.dtype)).sum(dim=1).transpose(1, 2)
+        return (
+            (rows.unflatten(-1, (len(known.T), -1)) * seen.to(rows.dtype))
+            .sum(dim=1)
+            .transpose(1, 2)
+        )
 
     return there, back
 
@@ -70,7 +81,10 @@ def picked(index: Tensor, number: int) -> tuple[Map, Map]:
         sums = rows.new_zeros(number, *rows.shape[2:])
         return sums.index_add_(0, index.flatten(), rows.flatten(0, 1)).unsqueeze(0)
 
-    return lambda rows: rows[0].index_select(0, index.flatten()).unflatten(0, index.shape), back
+    return (
+        lambda rows: rows[0].index_select(0, index.flatten()).unflatten(0, index.shape),
+        back,
+    )
 
 
 def split(heads: int) -> tuple[Map, Map]:
@@ -89,7 +103,11 @@ def joined(heads: int) -> tuple[Map, Map]:
 def repeated(groups: int, repeats: int) -> tuple[Map, Map]:
     """Return the map that repeats each of `groups` equal parts of a row, with copies next to each other."""
     return (
-        lambda rows: rows.unflatten(-1, (groups, -1)).repeat_interleave(repeats, dim=-2).flatten(-2),
+        lambda rows: (
+            rows.unflatten(-1, (groups, -1))
+            .repeat_interleave(repeats, dim=-2)
+            .flatten(-2)
+        ),
         lambda rows: rows.unflatten(-1, (groups, repeats, -1)).sum(-2).flatten(-2),
     )
 
@@ -121,15 +139,22 @@ def rotation(heads: int, positions: Tensor) -> tuple[Map, Map]:
 class Multiply(Step):
     """y = a * b, entry by entry."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor) -> None:
+    def __init__(
+        self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor
+    ) -> None:
         self.inputs, self.output, self.value = inputs, output, left * right
         self.factors = (right.unsqueeze(2), left.unsqueeze(2))
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        first, second = (None if dx is None else dx * factor for dx, factor in zip(dxs, self.factors, strict=True))
+        first, second = (
+            None if dx is None else dx * factor
+            for dx, factor in zip(dxs, self.factors, strict=True)
+        )
         return plus(first, second)
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         """Return dybar times the other factor, and ybar times the other factor's tangent."""
         others = (None, None) if dxs is None else (dxs[1], dxs[0])
         return [
@@ -147,9 +172,14 @@ class Multiply(Step):
 class Gain(Step):
     """y = w_h x for every head h of a row."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, gain: nn.Module) -> None:
+    def __init__(
+        self, inputs: tuple[str, ...], output: str, x: Tensor, gain: nn.Module
+    ) -> None:
         self.inputs, self.output, self.x = inputs, output, x.unsqueeze(2)
-        self.parameters, self.perturbed = dict[str, Tensor](gain.named_parameters()), dict[str, Probes]()
+        self.parameters, self.perturbed = (
+            dict[str, Tensor](gain.named_parameters()),
+            dict[str, Probes](),
+        )
         self.width = x.shape[-1] // self.parameters[WEIGHT].numel()
         self.gains = self._spread(self.parameters[WEIGHT])
         self.value = self.gains * x
@@ -159,17 +189,29 @@ class Gain(Step):
         dy = None if dxs[0] is None else self.gains * dxs[0]
         return dy if dw is None else plus(dy, self._spread(dw) * self.x)
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         dw = self.perturbed.get(WEIGHT)
         first = None if dy_bar is None else self.gains * dy_bar
-        return [first if dxs is None or dw is None else plus(first, self._spread(dw) * self.y_bar)]
+        return [
+            first
+            if dxs is None or dw is None
+            else plus(first, self._spread(dw) * self.y_bar)
+        ]
 
-    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+    def weight_product(
+        self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
+    ) -> Probes | None:
         """Return the tangent of wbar: x dybar + ybar dx, summed over batch, positions and each head's entries."""
         product = None if dy_bar is None else self.x * dy_bar
         if dxs is not None and dxs[0] is not None:
             product = plus(product, self.y_bar * dxs[0])
-        return None if product is None else product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
+        return (
+            None
+            if product is None
+            else product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
+        )
 
     def _spread(self, gains: Tensor) -> Tensor:
         return gains.repeat_interleave(self.width, dim=-1)
@@ -178,7 +220,9 @@ class Gain(Step):
 NOT_ON_THE_TAPE = (Attention.kernel,)  # its Jacobian is not symmetric
 
 
-def along_pattern(kind: Attention, weights: Tensor, allowed: Tensor, rows: Tensor) -> Tensor:
+def along_pattern(
+    kind: Attention, weights: Tensor, allowed: Tensor, rows: Tensor
+) -> Tensor:
     """Apply the Jacobian of scores -> weights, which is symmetric, to `rows`.
 
     `weights` are the mixing weights of one query along the last axis, 0 for masked keys.
@@ -194,12 +238,16 @@ def along_pattern(kind: Attention, weights: Tensor, allowed: Tensor, rows: Tenso
     if kind in (Attention.sparsemax, Attention.entmax15):
         root = _root(kind, weights)
         weighted = root * rows
-        return weighted - root * weighted.sum(-1, keepdim=True) / root.sum(-1, keepdim=True)
+        return weighted - root * weighted.sum(-1, keepdim=True) / root.sum(
+            -1, keepdim=True
+        )
     weighted = weights * rows
     return weighted - weights * weighted.sum(-1, keepdim=True)
 
 
-def second_of_pattern(kind: Attention, weights: Tensor, weights_bar: Tensor, dweights: Tensor) -> Tensor | None:
+def second_of_pattern(
+    kind: Attention, weights: Tensor, weights_bar: Tensor, dweights: Tensor
+) -> Tensor | None:
     """Return the derivative of `along_pattern(weights_bar)` along `dweights`.
 
     Lemma C.1 for softmax; None if the weights are piecewise linear in the scores.
@@ -216,7 +264,11 @@ def second_of_pattern(kind: Attention, weights: Tensor, weights_bar: Tensor, dwe
 
 
 def _root(kind: Attention, weights: Tensor) -> Tensor:
-    return weights.sqrt() if kind == Attention.entmax15 else (weights > 0).to(weights.dtype)
+    return (
+        weights.sqrt()
+        if kind == Attention.entmax15
+        else (weights > 0).to(weights.dtype)
+    )
 
 
 def _of_entmax(weights: Tensor, weights_bar: Tensor, dweights: Tensor) -> Tensor:
@@ -225,5 +277,7 @@ def _of_entmax(weights: Tensor, weights_bar: Tensor, dweights: Tensor) -> Tensor
     droot = (dweights / (2 * root)).where(weights > 0, 0.0)
     total = root.sum(-1, keepdim=True)
     mean = (root * weights_bar).sum(-1, keepdim=True) / total
-    dmean = ((droot * weights_bar).sum(-1, keepdim=True) - mean * droot.sum(-1, keepdim=True)) / total
+    dmean = (
+        (droot * weights_bar).sum(-1, keepdim=True) - mean * droot.sum(-1, keepdim=True)
+    ) / total
     return droot * (weights_bar - mean) - root * dmean

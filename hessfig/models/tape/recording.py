@@ -14,7 +14,14 @@ from hessfig.models import components, networks
 from hessfig.models.components import UNIT_EPS, Attending, GatedMLP, RMSNorm
 from hessfig.models.tape import component_steps
 from hessfig.models.tape.component_steps import NOT_ON_THE_TAPE, Fixed, Gain, Multiply
-from hessfig.models.tape.steps import DERIVATIVES, Activate, Mixing, Normalise, Sum, of_sigmoid
+from hessfig.models.tape.steps import (
+    DERIVATIVES,
+    Activate,
+    Mixing,
+    Normalise,
+    Sum,
+    of_sigmoid,
+)
 from hessfig.models.tape.tape import BIAS, WEIGHT, LinearMap, Lookup, Node, Tape, Weight
 from hessfig.terms import Matrix
 
@@ -43,35 +50,69 @@ class Builder:
         values = [self.tape.values[name] for name in inputs]
         return self.tape.add(make(inputs, output, *values, **settings), weights)
 
-    def layer(self, layer: networks.Layer, index: int, hidden: str, queries: slice) -> str:
+    def layer(
+        self, layer: networks.Layer, index: int, hidden: str, queries: slice
+    ) -> str:
         """Add a layer of a transformer, its outputs at the positions `queries`."""
         norm, attention = self.model.norm, layer.attn
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
-        x = self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1")) if before else hidden
+        x = (
+            self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1"))
+            if before
+            else hidden
+        )
         length = self.index.get(hidden, self.tape.values[hidden]).shape[1]
-        mixed = self.attention(attention, index, x, queries, allowed=~attention.causal_mask[:length, :length])
-        residual = self.linear(mixed, f"attended{index}", attention.o, (index, Matrix.W_O))
+        mixed = self.attention(
+            attention,
+            index,
+            x,
+            queries,
+            allowed=~attention.causal_mask[:length, :length],
+        )
+        residual = self.linear(
+            mixed, f"attended{index}", attention.o, (index, Matrix.W_O)
+        )
         residual = self._branch(residual, layer.ln1_post, (index, "ln1_post"))
         if self.model.attention_skip:
             kept = self.spread(self._select(hidden, queries))
             residual = self.sum(kept, residual, f"residual{index}")
         if after:
-            residual = self.normalise(residual, f"norm{index}", layer.ln1, (index, "ln1"))
-        return residual if self.model.mlp == MLP.none else self._feed_forward(layer, index, residual)
+            residual = self.normalise(
+                residual, f"norm{index}", layer.ln1, (index, "ln1")
+            )
+        return (
+            residual
+            if self.model.mlp == MLP.none
+            else self._feed_forward(layer, index, residual)
+        )
 
     def _branch(self, x: str, norm: nn.Module, weights: tuple[int, str]) -> str:
         """Add the step between a sublayer and the sum with its skip: a norm, a fixed factor, or nothing."""
         if self.model.norm == Norm.sandwich:
             x = self.normalise(x, f"{x}_normed", norm, weights)
         factor = self.model.residual_scale
-        return x if factor == 1 else self.alike(Fixed, f"{x}_scaled", x, maps=component_steps.times(factor))
+        return (
+            x
+            if factor == 1
+            else self.alike(Fixed, f"{x}_scaled", x, maps=component_steps.times(factor))
+        )
 
-    def attention(self, attention: Attending, index: int, x: str, queries: slice, *, allowed: Tensor) -> str:
+    def attention(
+        self,
+        attention: Attending,
+        index: int,
+        x: str,
+        queries: slice,
+        *,
+        allowed: Tensor,
+    ) -> str:
         """Add queries, keys, values and mixing at the positions `queries`; `allowed` is the mask of all positions."""
         model, sets = self.model, attention.sets
         heads, kv_heads = model.n_heads * sets, attention.kv_heads
         query, key = self._query_and_key(attention, index, x, queries, len(allowed))
-        value = self.spread(self.linear(x, f"v{index}", attention.v, (index, Matrix.W_V)))
+        value = self.spread(
+            self.linear(x, f"v{index}", attention.v, (index, Matrix.W_V))
+        )
         value = self._repeated(value, kv_heads, heads // kv_heads)
         settings: dict[str, Any] = {
             "kind": model.attention,
@@ -80,19 +121,46 @@ class Builder:
             "cap": model.softcap if model.scores == Scores.softcap else None,
         }
         if model.centring:
-            equal = components.equal_weights(allowed[queries], like=self.tape.values[value])
+            equal = components.equal_weights(
+                allowed[queries], like=self.tape.values[value]
+            )
             settings["centre"] = model.centring * equal
         if not settings["bias"].any():
             del settings["bias"]
-        mixed = self.step(Mixing, f"m{index}", query, key, value, heads=heads, scale=attention.divisor, **settings)
-        return self._gated(attention, index, x, queries, self._one_set(attention, index, mixed))
+        mixed = self.step(
+            Mixing,
+            f"m{index}",
+            query,
+            key,
+            value,
+            heads=heads,
+            scale=attention.divisor,
+            **settings,
+        )
+        return self._gated(
+            attention, index, x, queries, self._one_set(attention, index, mixed)
+        )
 
-    def _query_and_key(self, attention: Attending, index: int, x: str, queries: slice, length: int) -> tuple[str, str]:
-        heads, kv_heads = self.model.n_heads * attention.sets, attention.kv_heads * attention.sets
+    def _query_and_key(
+        self, attention: Attending, index: int, x: str, queries: slice, length: int
+    ) -> tuple[str, str]:
+        heads, kv_heads = (
+            self.model.n_heads * attention.sets,
+            attention.kv_heads * attention.sets,
+        )
         matrix = Matrix.W_QK if attention.is_single else Matrix.W_Q
-        query = self.spread(self.linear(self._select(x, queries), f"q{index}", attention.q, (index, matrix)))
+        query = self.spread(
+            self.linear(
+                self._select(x, queries), f"q{index}", attention.q, (index, matrix)
+            )
+        )
         if attention.is_single:
-            return query, self.step(Fixed, f"k{index}", self.spread(x), maps=component_steps.repeated(1, heads))
+            return query, self.step(
+                Fixed,
+                f"k{index}",
+                self.spread(x),
+                maps=component_steps.repeated(1, heads),
+            )
         key = self.spread(self.linear(x, f"k{index}", attention.k, (index, Matrix.W_K)))
         if self.model.scores == Scores.qk_norm:
             query = self._head_norm(query, heads, attention.q_norm, (index, "gain_Q"))
@@ -100,19 +168,39 @@ class Builder:
         if attention.score_gain is not None:
             query = self._head_norm(query, heads, self._unit(query, heads))
             weight = {WEIGHT: (index, "gain_S")}
-            query = self.step(Gain, f"{query}_gain", query, weights=weight, gain=attention.score_gain)
+            query = self.step(
+                Gain, f"{query}_gain", query, weights=weight, gain=attention.score_gain
+            )
             key = self._head_norm(key, kv_heads, self._unit(key, kv_heads))
         if self.model.positions == Positions.rope:
             positions = torch.arange(length, device=self.tape.values[key].device)
-            query = self.step(Fixed, f"{query}_turned", query, maps=component_steps.rotation(heads, positions[queries]))
-            key = self.step(Fixed, f"{key}_turned", key, maps=component_steps.rotation(kv_heads, positions))
-        return query, self._repeated(key, attention.kv_heads, self.model.n_heads // attention.kv_heads)
+            query = self.step(
+                Fixed,
+                f"{query}_turned",
+                query,
+                maps=component_steps.rotation(heads, positions[queries]),
+            )
+            key = self.step(
+                Fixed,
+                f"{key}_turned",
+                key,
+                maps=component_steps.rotation(kv_heads, positions),
+            )
+        return query, self._repeated(
+            key, attention.kv_heads, self.model.n_heads // attention.kv_heads
+        )
 
-    def _bias(self, attention: Attending, length: int) -> Float[Tensor, "heads length length"]:
+    def _bias(
+        self, attention: Attending, length: int
+    ) -> Float[Tensor, "heads length length"]:
         """Return the bias of the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention."""
         like = attention.v.weight
-        bias = components.with_sink(like.new_zeros(1, length, length), components.score_sink(self.model))
-        bias = bias + components.sigmoid_bias(self.model, self._longest(attention, length))
+        bias = components.with_sink(
+            like.new_zeros(1, length, length), components.score_sink(self.model)
+        )
+        bias = bias + components.sigmoid_bias(
+            self.model, self._longest(attention, length)
+        )
         if self.model.positions != Positions.alibi:
             return bias
         return bias + components.slopes(self.model, attention.sets, length, like=like)
@@ -120,60 +208,116 @@ class Builder:
     @staticmethod
     def _longest(attention: Attending, length: int) -> int:
         """Return the length of sequences, including positions that no scored position reads."""
-        return len(attention.causal_mask) if isinstance(attention, networks.SelfAttention) else length
+        return (
+            len(attention.causal_mask)
+            if isinstance(attention, networks.SelfAttention)
+            else length
+        )
 
     def _repeated(self, x: str, groups: int, repeats: int) -> str:
-        return x if repeats == 1 else self.step(Fixed, f"{x}_shared", x, maps=component_steps.repeated(groups, repeats))
+        return (
+            x
+            if repeats == 1
+            else self.step(
+                Fixed, f"{x}_shared", x, maps=component_steps.repeated(groups, repeats)
+            )
+        )
 
     def _unit(self, x: str, heads: int) -> RMSNorm:
         """Return the norm without gain for cosine scores."""
         value = self.tape.values[x]
         return RMSNorm(value.shape[-1] // heads, UNIT_EPS).to(value)
 
-    def _head_norm(self, x: str, heads: int, norm: nn.Module, weights: tuple[int, str] | None = None) -> str:
+    def _head_norm(
+        self,
+        x: str,
+        heads: int,
+        norm: nn.Module,
+        weights: tuple[int, str] | None = None,
+    ) -> str:
         """Add a separate norm of every head, with one gain for all heads."""
         rows = self.step(Fixed, f"{x}_split", x, maps=component_steps.split(heads))
         held_weights = None if weights is None else {WEIGHT: weights}
-        normed = self.step(Normalise, f"{x}_normed", rows, weights=held_weights, norm=norm)
-        return self.step(Fixed, f"{x}_joined", normed, maps=component_steps.joined(heads))
+        normed = self.step(
+            Normalise, f"{x}_normed", rows, weights=held_weights, norm=norm
+        )
+        return self.step(
+            Fixed, f"{x}_joined", normed, maps=component_steps.joined(heads)
+        )
 
     def _one_set(self, attention: Attending, index: int, mixed: str) -> str:
         """Add the difference of the two sets of differential attention, and its norm."""
         if attention.sets == 1:
             return mixed
         heads, factor = self.model.n_heads, self.model.differential_lambda
-        mixed = self.step(Fixed, f"d{index}", mixed, maps=component_steps.difference(heads, factor))
+        mixed = self.step(
+            Fixed, f"d{index}", mixed, maps=component_steps.difference(heads, factor)
+        )
         if attention.head_norm is None:
             return mixed
         mixed = self._head_norm(mixed, heads, attention.head_norm, (index, "gain_D"))
-        return self.step(Fixed, f"{mixed}_less", mixed, maps=component_steps.times(1 - factor))
+        return self.step(
+            Fixed, f"{mixed}_less", mixed, maps=component_steps.times(1 - factor)
+        )
 
-    def _gated(self, attention: Attending, index: int, x: str, queries: slice, mixed: str) -> str:
+    def _gated(
+        self, attention: Attending, index: int, x: str, queries: slice, mixed: str
+    ) -> str:
         if attention.g is None:
             return mixed
-        gate = self.linear(self._select(x, queries), f"g{index}", attention.g, (index, Matrix.W_G))
-        gate = self.alike(Activate, f"open{index}", gate, act=torch.sigmoid, derivatives=of_sigmoid)
+        gate = self.linear(
+            self._select(x, queries), f"g{index}", attention.g, (index, Matrix.W_G)
+        )
+        gate = self.alike(
+            Activate, f"open{index}", gate, act=torch.sigmoid, derivatives=of_sigmoid
+        )
         return self.step(Multiply, f"gated{index}", mixed, self.spread(gate))
 
     def _feed_forward(self, layer: networks.Layer, index: int, residual: str) -> str:
         norm, mlp = self.model.norm, layer.mlp
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
-        y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if before else residual
+        y = (
+            self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2"))
+            if before
+            else residual
+        )
         z = self.linear(y, f"z{index}", mlp.fc_in, (index, Matrix.W_in))
-        bent = self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate)) if isinstance(mlp, GatedMLP) else z
-        p = self.alike(Activate, f"p{index}", bent, act=mlp.act, derivatives=DERIVATIVES[self.model.mlp])
+        bent = (
+            self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate))
+            if isinstance(mlp, GatedMLP)
+            else z
+        )
+        p = self.alike(
+            Activate,
+            f"p{index}",
+            bent,
+            act=mlp.act,
+            derivatives=DERIVATIVES[self.model.mlp],
+        )
         p = self.alike(Multiply, f"pz{index}", p, z) if isinstance(mlp, GatedMLP) else p
         output = self.linear(p, f"mlp{index}", mlp.fc_out, (index, Matrix.W_out))
-        total = self.sum(residual, self._branch(output, layer.ln2_post, (index, "ln2_post")), f"hidden{index}")
-        return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2")) if after else total
+        total = self.sum(
+            residual,
+            self._branch(output, layer.ln2_post, (index, "ln2_post")),
+            f"hidden{index}",
+        )
+        return (
+            self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2"))
+            if after
+            else total
+        )
 
-    def linear(self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]) -> str:
+    def linear(
+        self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]
+    ) -> str:
         """Add a linear map with its bias, if it has one."""
         layer, matrix = weight
         names = {WEIGHT: weight, BIAS: (layer, matrix.replace("W", "b", 1))}
         return self.alike(LinearMap, output, x, weights=names, linear=linear)
 
-    def normalise(self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]) -> str:
+    def normalise(
+        self, x: str, output: str, norm: nn.Module, weights: tuple[int, str]
+    ) -> str:
         """Add a norm with its gain and shift, if it has them."""
         layer, name = weights
         names = {WEIGHT: (layer, f"{name}_gain"), BIAS: (layer, f"{name}_shift")}
@@ -183,7 +327,9 @@ class Builder:
         """Add a sum of two variables with the same order of rows."""
         return self.alike(Sum, output, left, right)
 
-    def alike(self, make: Callable[..., Node], output: str, *inputs: str, **settings: Any) -> str:
+    def alike(
+        self, make: Callable[..., Node], output: str, *inputs: str, **settings: Any
+    ) -> str:
         """Add a step that acts on each row separately, so that its rows have the same order as those of its input."""
         if inputs[0] in self.index:
             self.index[output] = self.index[inputs[0]]
@@ -195,16 +341,28 @@ class Builder:
         if positions == EVERY or name in self.tape.values:
             return x if positions == EVERY else name
         if x not in self.index:
-            return self.step(Fixed, name, x, maps=component_steps.at_positions(positions, self._rows(x)))
+            return self.step(
+                Fixed,
+                name,
+                x,
+                maps=component_steps.at_positions(positions, self._rows(x)),
+            )
         rows, self.index[name] = self.index[x][:, positions].unique(return_inverse=True)
-        return self.step(Fixed, name, x, maps=component_steps.picked(rows.unsqueeze(0), self._rows(x)))
+        return self.step(
+            Fixed,
+            name,
+            x,
+            maps=component_steps.picked(rows.unsqueeze(0), self._rows(x)),
+        )
 
     def spread(self, x: str) -> str:
         """Return x with one row per position of every sequence."""
         name = f"{x}*"
         if x not in self.index or name in self.tape.values:
             return x if x not in self.index else name
-        return self.step(Fixed, name, x, maps=component_steps.picked(self.index[x], self._rows(x)))
+        return self.step(
+            Fixed, name, x, maps=component_steps.picked(self.index[x], self._rows(x))
+        )
 
     def _rows(self, x: str) -> int:
         return self.tape.values[x].shape[1]
@@ -216,10 +374,16 @@ def can_build(network: nn.Module, model: ModelConfig) -> bool:
     Settings do not describe a network that a user has built, even if it is of a built-in class.
     """
     is_own = model.kind == Kind.python
-    return not is_own and model.attention not in NOT_ON_THE_TAPE and isinstance(network, tuple(_RECORDERS))
+    return (
+        not is_own
+        and model.attention not in NOT_ON_THE_TAPE
+        and isinstance(network, tuple(_RECORDERS))
+    )
 
 
-def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False) -> Tape:
+def build_tape(
+    network: nn.Module, batch: Batch, model: ModelConfig, *, merged: bool = False
+) -> Tape:
     """Evaluate `network` on `batch` step by step, with the last layer at the scored positions only.
 
     Positions after the last scored one, which a causal network never reads, are not evaluated. If `merged`, variables
@@ -227,7 +391,9 @@ def build_tape(network: nn.Module, batch: Batch, model: ModelConfig, *, merged: 
     once for equal tokens at equal positions. Products are then equal up to rounding, with fewer operations.
     """
     build = Builder(batch, model, merged=merged)
-    record = next(record for kind, record in _RECORDERS.items() if isinstance(network, kind))
+    record = next(
+        record for kind, record in _RECORDERS.items() if isinstance(network, kind)
+    )
     record(build, network)
     return build.tape
 
@@ -236,23 +402,40 @@ def _transformer(build: Builder, network: networks.Transformer) -> None:
     tokens = build.batch.inputs[:, : build.batch.scored.stop]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if build.merged:
-        pairs, places = torch.stack([tokens, positions]).flatten(1).unique(dim=1, return_inverse=True)
+        pairs, places = (
+            torch.stack([tokens, positions])
+            .flatten(1)
+            .unique(dim=1, return_inverse=True)
+        )
         build.index["tokens"] = places.view(tokens.shape)
         tokens, positions = pairs[:1], pairs[1:]
-    build.tape.add(Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)})
+    build.tape.add(
+        Lookup("tokens", tokens, network.tok_embed.weight), {WEIGHT: (0, Matrix.W_E)}
+    )
     hidden = "tokens"
     if network.pos is not None:
-        build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
+        build.tape.add(
+            Lookup("positions", positions, network.pos.weight),
+            {WEIGHT: (0, Matrix.W_pos)},
+        )
         hidden = build.sum("tokens", "positions", "hidden0")
     if sink := networks.embedding_sink(build.model):
-        factors = networks.position_factors(positions[0], sink, build.tape.values[hidden])
-        hidden = build.alike(Fixed, "sunk0", hidden, maps=component_steps.times(factors.unsqueeze(1)))
+        factors = networks.position_factors(
+            positions[0], sink, build.tape.values[hidden]
+        )
+        hidden = build.alike(
+            Fixed, "sunk0", hidden, maps=component_steps.times(factors.unsqueeze(1))
+        )
     hidden = _layers(build, network, hidden, last=build.batch.scored)
     build.linear(hidden, "outputs", network.head, (0, Matrix.W_U))
 
 
 def _layers(
-    build: Builder, network: networks.Transformer | networks.VisionTransformer, hidden: str, *, last: slice
+    build: Builder,
+    network: networks.Transformer | networks.VisionTransformer,
+    hidden: str,
+    *,
+    last: slice,
 ) -> str:
     """Add all layers, with outputs of the last layer at the positions `last`, and the final norm, if there is one."""
     for index, layer in enumerate(network.layers, start=1):
@@ -276,14 +459,22 @@ def _linear_mlp(build: Builder, network: networks.LinearMLP) -> None:
 
 
 def _mlp(build: Builder, network: networks.PrefixMLP) -> None:
-    embedding = Lookup("tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight)
+    embedding = Lookup(
+        "tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight
+    )
     rows = build.tape.add(embedding, {WEIGHT: (0, Matrix.W_E)})
     known = networks.known(build.tape.values[rows], build.batch.scored)
     rows = build.step(Fixed, "prefixes", rows, maps=component_steps.prefixes(known))
     for index, layer in enumerate(network.layers, start=1):
         weight = (index, Matrix.W_in if index == 1 else Matrix.W)
         z = build.linear(rows, f"z{index}", layer, weight)  # type: ignore[arg-type]
-        rows = build.step(Activate, f"p{index}", z, act=network.act, derivatives=DERIVATIVES[build.model.mlp])
+        rows = build.step(
+            Activate,
+            f"p{index}",
+            z,
+            act=network.act,
+            derivatives=DERIVATIVES[build.model.mlp],
+        )
     build.linear(rows, "outputs", network.head, (0, Matrix.W_U))
 
 
@@ -292,16 +483,22 @@ def _vision_transformer(build: Builder, network: networks.VisionTransformer) -> 
     patches = build.linear("pixels", "patches", network.patch, (0, Matrix.W_patch))
     rows = build.tape.values[patches]
     positions = torch.arange(rows.shape[1], device=rows.device).expand(rows.shape[:2])
-    build.tape.add(Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)})
+    build.tape.add(
+        Lookup("positions", positions, network.pos.weight), {WEIGHT: (0, Matrix.W_pos)}
+    )
     hidden = build.sum(patches, "positions", "hidden0")
     hidden = _layers(build, network, hidden, last=EVERY)
-    mean = build.step(Fixed, "mean", hidden, maps=component_steps.averaged(rows.shape[1]))
+    mean = build.step(
+        Fixed, "mean", hidden, maps=component_steps.averaged(rows.shape[1])
+    )
     build.linear(mean, "outputs", network.head, (0, Matrix.W_U))
 
 
 def _bare_attention(build: Builder, network: networks.BareAttention) -> None:
     build.tape.values["inputs"] = network.hidden(build.batch.inputs, 0)
-    outside = components.outside_window(build.batch.length, build.model.window, build.batch.inputs.device)
+    outside = components.outside_window(
+        build.batch.length, build.model.window, build.batch.inputs.device
+    )
     build.attention(network, 1, "inputs", EVERY, allowed=~outside)
 
 

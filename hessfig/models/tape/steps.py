@@ -17,13 +17,17 @@ from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Step, Tangent, Tape, 
 class Sum(Step):
     """y = x1 + x2 (a skip connection)."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor) -> None:
+    def __init__(
+        self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor
+    ) -> None:
         self.inputs, self.output, self.value = inputs, output, left + right
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         return plus(dxs[0], dxs[1])
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         return [dy_bar if need else None for need in needed]
 
 
@@ -34,7 +38,12 @@ class Activate(Step):
     """An activation, entry by entry; `curvature` (phi'') is None when it is piecewise linear."""
 
     def __init__(
-        self, inputs: tuple[str, ...], output: str, z: Tensor, act: Callable[[Tensor], Tensor], derivatives: Derivatives
+        self,
+        inputs: tuple[str, ...],
+        output: str,
+        z: Tensor,
+        act: Callable[[Tensor], Tensor],
+        derivatives: Derivatives,
     ) -> None:
         self.inputs, self.output, self.value = inputs, output, act(z)
         slope, self.curvature = derivatives(z)
@@ -43,9 +52,16 @@ class Activate(Step):
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         return None if dxs[0] is None else self.slope * dxs[0]
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         first = None if dy_bar is None else self.slope * dy_bar
-        if dxs is None or dxs[0] is None or self.curvature is None or self.cotangent is None:
+        if (
+            dxs is None
+            or dxs[0] is None
+            or self.curvature is None
+            or self.cotangent is None
+        ):
             return [first]
         return [plus(first, (self.curvature * self.cotangent).unsqueeze(2) * dxs[0])]
 
@@ -89,12 +105,28 @@ DERIVATIVES: dict[MLP, Derivatives] = {
 class Normalise(Step):
     """y = w n + b with n = C x / s and s^2 = |C x|^2 / d + eps; C is the centring matrix, for RMSNorm the identity."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, norm: nn.LayerNorm | RMSNorm) -> None:
-        self.inputs, self.output, self.value, self.weight = inputs, output, norm(x), norm.weight
-        self.parameters, self.perturbed = dict[str, Tensor](norm.named_parameters()), dict[str, Probes]()
+    def __init__(
+        self,
+        inputs: tuple[str, ...],
+        output: str,
+        x: Tensor,
+        norm: nn.LayerNorm | RMSNorm,
+    ) -> None:
+        self.inputs, self.output, self.value, self.weight = (
+            inputs,
+            output,
+            norm(x),
+            norm.weight,
+        )
+        self.parameters, self.perturbed = (
+            dict[str, Tensor](norm.named_parameters()),
+            dict[str, Probes](),
+        )
         self.is_centred = isinstance(norm, nn.LayerNorm)
         centred = self._centre(x)
-        self.s = (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().unsqueeze(2)
+        self.s = (
+            (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt().unsqueeze(2)
+        )
         self.n = centred.unsqueeze(2) / self.s
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -104,15 +136,26 @@ class Normalise(Step):
         dy = dy if dw is None else plus(dy, dw * self.n)
         return dy if db is None else plus(dy, db.expand(*self.n.shape[:2], *db.shape))
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         """Return the Jacobian times w dybar + dw ybar, plus the tangent of the Jacobian times w ybar."""
-        dn_bar, dw = None if dy_bar is None else self.weight * dy_bar, self.perturbed.get(WEIGHT)
+        dn_bar, dw = (
+            None if dy_bar is None else self.weight * dy_bar,
+            self.perturbed.get(WEIGHT),
+        )
         if dxs is not None and dw is not None:
             dn_bar = plus(dn_bar, dw * self.y_bar)
         first = None if dn_bar is None else self._project(dn_bar)
-        return [first if dxs is None or dxs[0] is None else plus(first, self._second_order(dxs[0]))]
+        return [
+            first
+            if dxs is None or dxs[0] is None
+            else plus(first, self._second_order(dxs[0]))
+        ]
 
-    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+    def weight_product(
+        self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
+    ) -> Probes | None:
         """Return the tangent of wbar, n dybar + ybar dn, or of bbar, dybar, summed over batch and positions."""
         if name == BIAS:
             return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
@@ -122,12 +165,16 @@ class Normalise(Step):
         return None if product is None else product.sum(dim=(0, 1))
 
     @cached_property
-    def _centred(self) -> tuple[Float[Tensor, "batch length 1 d"], Float[Tensor, "batch length 1 1"]]:
+    def _centred(
+        self,
+    ) -> tuple[Float[Tensor, "batch length 1 d"], Float[Tensor, "batch length 1 1"]]:
         """C r and r.n of r = w ybar."""
         r = self.weight * self.y_bar
         return self._centre(r), (r * self.n).sum(-1, keepdim=True)
 
-    def _second_order(self, dx: Float[Tensor, "batch length k d"]) -> Float[Tensor, "batch length k d"]:
+    def _second_order(
+        self, dx: Float[Tensor, "batch length k d"]
+    ) -> Float[Tensor, "batch length k d"]:
         """Apply the second derivative contracted with r = w ybar (theory.md, ln2).
 
         Lambda = (3 (r.n) n n^T / d - (r.n) C - n (C r)^T - (C r) n^T) / (d s^2).
@@ -135,10 +182,14 @@ class Normalise(Step):
         (centred_r, rn), d = self._centred, dx.shape[-1]
         ndx = (self.n * dx).sum(-1, keepdim=True)
         along_n = 3 * rn * ndx / d - (centred_r * dx).sum(-1, keepdim=True)
-        return (along_n * self.n - rn * self._centre(dx) - ndx * centred_r) / (d * self.s.square())
+        return (along_n * self.n - rn * self._centre(dx) - ndx * centred_r) / (
+            d * self.s.square()
+        )
 
     def _project(self, rows: Tensor) -> Tensor:
-        return (self._centre(rows) - self.n * (self.n * rows).mean(-1, keepdim=True)) / self.s
+        return (
+            self._centre(rows) - self.n * (self.n * rows).mean(-1, keepdim=True)
+        ) / self.s
 
     def _centre(self, rows: Tensor) -> Tensor:
         return rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
@@ -167,13 +218,21 @@ class Mixing(Step):
         centre: Float[Tensor, "queries length"] | None = None,
     ) -> None:
         self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
-        self.kind, self.is_linear, self.allowed = kind, kind == Attention.linear, allowed
-        self.q, self.k, self.v = (self._split(rows.unsqueeze(2)).squeeze(3) for rows in values)
+        self.kind, self.is_linear, self.allowed = (
+            kind,
+            kind == Attention.linear,
+            allowed,
+        )
+        self.q, self.k, self.v = (
+            self._split(rows.unsqueeze(2)).squeeze(3) for rows in values
+        )
         scores = self.q @ self.k.mT / scale
         self._cap_derivatives = None if cap is None else _capped(scores, cap)
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
         # Derivatives of the pattern, in the type of the evaluation, are those of a_ij without the centre.
-        self.weights = PATTERNS[kind](scores if isinstance(bias, float) else scores + bias, ~allowed)
+        self.weights = PATTERNS[kind](
+            scores if isinstance(bias, float) else scores + bias, ~allowed
+        )
         self.pattern = self.weights if centre is None else self.weights - centre
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
 
@@ -182,11 +241,19 @@ class Mixing(Step):
         dq, dk, dv = self._split_all(dxs)
         dpattern = self._dpattern(self._dscore(dq, dk))
         dm = None if dpattern is None else _rows_times(dpattern, self.v)
-        return self._merged(dm if dv is None else plus(dm, _times_rows(self.pattern, dv)))
+        return self._merged(
+            dm if dv is None else plus(dm, _times_rows(self.pattern, dv))
+        )
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         pulled = self.pull_back_scores(dy_bar, dxs, needed)
-        return pulled if dxs is None else list(map(plus, pulled, self.bilinear(dxs, needed)))
+        return (
+            pulled
+            if dxs is None
+            else list(map(plus, pulled, self.bilinear(dxs, needed)))
+        )
 
     def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
         """Return the terms of the second derivative of T = q k^T / c: Tbar dk / c in dqbar, Tbar^T dq / c in dkbar.
@@ -194,11 +261,21 @@ class Mixing(Step):
         T are the scores. These terms are all of H_fT, the functional part of the split at the scores (Remark D.1).
         """
         dq, dk, _ = self._split_all(dxs)
-        to_query = _times_rows(self.score_gradient, dk) / self.scale if needed[0] and dk is not None else None
-        to_key = _times_rows(self.score_gradient.mT, dq) / self.scale if needed[1] and dq is not None else None
+        to_query = (
+            _times_rows(self.score_gradient, dk) / self.scale
+            if needed[0] and dk is not None
+            else None
+        )
+        to_key = (
+            _times_rows(self.score_gradient.mT, dq) / self.scale
+            if needed[1] and dq is not None
+            else None
+        )
         return [self._merged(to_query), self._merged(to_key), None]
 
-    def pull_back_scores(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back_scores(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         """Return the result of `pull_back` without `bilinear`, for H_oT: scores count as linear in q and k."""
         dm_bar = None if dy_bar is None else self._split(dy_bar)
         dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
@@ -207,7 +284,9 @@ class Mixing(Step):
         dv_bar = self._value_cotangent(dm_bar, dpattern) if needed[2] else None
         if not (needed[0] or needed[1]):
             return [None, None, self._merged(dv_bar)]
-        dscore_bar = self._through_cap(self._score_cotangent(dm_bar, dpattern, dv), dscore)
+        dscore_bar = self._through_cap(
+            self._score_cotangent(dm_bar, dpattern, dv), dscore
+        )
         flipped = None if dscore_bar is None else _swapped(dscore_bar)
         dq_bar = self._first_order(dscore_bar, self.k) if needed[0] else None
         dk_bar = self._first_order(flipped, self.q) if needed[1] else None
@@ -216,17 +295,27 @@ class Mixing(Step):
     def _value_cotangent(self, dm_bar: Tangent, dpattern: Tangent) -> Tangent:
         """Return A^T dmbar + dA^T mbar."""
         dv_bar = None if dm_bar is None else _times_rows(self.pattern.mT, dm_bar)
-        return dv_bar if dpattern is None else plus(dv_bar, _rows_times(_swapped(dpattern), self._m_bar))
+        return (
+            dv_bar
+            if dpattern is None
+            else plus(dv_bar, _rows_times(_swapped(dpattern), self._m_bar))
+        )
 
-    def _score_cotangent(self, dm_bar: Tangent, dpattern: Tangent, dv: Tangent) -> Tangent:
+    def _score_cotangent(
+        self, dm_bar: Tangent, dpattern: Tangent, dv: Tangent
+    ) -> Tangent:
         """Return a'(dAbar) + a''[ds](Abar) with dAbar = dmbar v^T + mbar dv^T (Lemma C.1 for a'')."""
         dpattern_bar = None if dm_bar is None else _rows_times(dm_bar, self.v.mT)
         if dv is not None:
             dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
-        dscore_bar = None if dpattern_bar is None else self._through_pattern(dpattern_bar)
+        dscore_bar = (
+            None if dpattern_bar is None else self._through_pattern(dpattern_bar)
+        )
         if dpattern is None:
             return dscore_bar
-        second = second_of_pattern(self.kind, self.weights.unsqueeze(3), self._pattern_bar, dpattern)
+        second = second_of_pattern(
+            self.kind, self.weights.unsqueeze(3), self._pattern_bar, dpattern
+        )
         return plus(dscore_bar, second)
 
     def _through_cap(self, dscore_bar: Tangent, dscore: Tangent) -> Tangent:
@@ -235,10 +324,18 @@ class Mixing(Step):
             return dscore_bar
         slope, curvature = self._cap_derivatives
         first = None if dscore_bar is None else slope * dscore_bar
-        return first if dscore is None else plus(first, curvature * self._through_pattern(self._pattern_bar) * dscore)
+        return (
+            first
+            if dscore is None
+            else plus(
+                first, curvature * self._through_pattern(self._pattern_bar) * dscore
+            )
+        )
 
     def _first_order(self, dscore_bar: Tangent, other: Tensor) -> Tangent:
-        return None if dscore_bar is None else _rows_times(dscore_bar, other) / self.scale
+        return (
+            None if dscore_bar is None else _rows_times(dscore_bar, other) / self.scale
+        )
 
     @cached_property
     def _m_bar(self) -> Float[Tensor, "batch heads queries d_head"]:
@@ -252,7 +349,11 @@ class Mixing(Step):
     def score_gradient(self) -> Float[Tensor, "batch heads queries length"]:
         """dl/dT of the scores T = q k^T / c, 0 for masked keys."""
         gradient = self._through_pattern(self._pattern_bar)
-        return (gradient if self._cap_derivatives is None else self._cap_derivatives[0] * gradient).squeeze(3)
+        return (
+            gradient
+            if self._cap_derivatives is None
+            else self._cap_derivatives[0] * gradient
+        ).squeeze(3)
 
     def _dscore(self, dq: Tangent, dk: Tangent) -> Tangent:
         """Return dT = dq k^T / c + q dk^T / c."""
@@ -264,19 +365,31 @@ class Mixing(Step):
     def _dpattern(self, dscore: Tangent) -> Tangent:
         if dscore is None:
             return None
-        return self._through_pattern(dscore if self._cap_derivatives is None else self._cap_derivatives[0] * dscore)
+        return self._through_pattern(
+            dscore
+            if self._cap_derivatives is None
+            else self._cap_derivatives[0] * dscore
+        )
 
-    def _through_pattern(self, rows: Float[Tensor, "batch heads queries k length"]) -> Tensor:
+    def _through_pattern(
+        self, rows: Float[Tensor, "batch heads queries k length"]
+    ) -> Tensor:
         """Apply the (symmetric) Jacobian of scores -> pattern."""
-        return along_pattern(self.kind, self.weights.unsqueeze(3), self.allowed.unsqueeze(1), rows)
+        return along_pattern(
+            self.kind, self.weights.unsqueeze(3), self.allowed.unsqueeze(1), rows
+        )
 
     def _split_all(self, dxs: Sequence[Tangent]) -> list[Tangent]:
         return [None if dx is None else self._split(dx) for dx in dxs]
 
-    def _split(self, rows: Float[Tensor, "batch length k inner"]) -> Float[Tensor, "batch heads length k d_head"]:
+    def _split(
+        self, rows: Float[Tensor, "batch length k inner"]
+    ) -> Float[Tensor, "batch heads length k d_head"]:
         return rows.unflatten(-1, (self.heads, -1)).movedim(3, 1)
 
-    def _merge(self, rows: Float[Tensor, "batch heads length k d_head"]) -> Float[Tensor, "batch length k inner"]:
+    def _merge(
+        self, rows: Float[Tensor, "batch heads length k d_head"]
+    ) -> Float[Tensor, "batch length k inner"]:
         return rows.movedim(1, 3).flatten(3)
 
     def _merged(self, rows: Tangent) -> Tangent:
@@ -296,12 +409,16 @@ def mixing_of(tape: Tape, layer: int) -> Mixing:
     return step
 
 
-def _rows_times(rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]) -> Float[Tensor, "b h i k m"]:
+def _rows_times(
+    rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]
+) -> Float[Tensor, "b h i k m"]:
     """Multiply every row (i, k) by the matrix of its batch and head, in the matrix's type."""
     return (rows.flatten(2, 3).to(matrix.dtype) @ matrix).unflatten(2, rows.shape[2:4])
 
 
-def _times_rows(matrix: Float[Tensor, "b h i j"], rows: Float[Tensor, "b h j k n"]) -> Float[Tensor, "b h i k n"]:
+def _times_rows(
+    matrix: Float[Tensor, "b h i j"], rows: Float[Tensor, "b h j k n"]
+) -> Float[Tensor, "b h i k n"]:
     """Return sum_j matrix_ij rows_j for every position i."""
     return (matrix @ rows.flatten(3)).unflatten(3, rows.shape[3:])
 

@@ -42,15 +42,22 @@ _CPU = Path("/proc/cpuinfo")  # on Linux
 
 def _is_intel(cpu: Path) -> bool:
     """Whether the first processor is made by Intel."""
-    return cpu.exists() and "GenuineIntel" in cpu.read_text(errors="replace").partition("\n\n")[0]
+    return (
+        cpu.exists()
+        and "GenuineIntel" in cpu.read_text(errors="replace").partition("\n\n")[0]
+    )
 
 
 # MKL, used by `@`, selects narrow kernels on other processors; oneDNN, also part of torch, selects the widest ones.
-_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(
+    torch.ops.mkldnn, "_linear_pointwise"
+)
 _BY_ONEDNN = _HAS_ONEDNN and not _is_intel(_CPU)
 
 
-def times_transposed(rows: Float[Tensor, "*n k"], matrix: Float[Tensor, "m k"]) -> Float[Tensor, "*n m"]:
+def times_transposed(
+    rows: Float[Tensor, "*n k"], matrix: Float[Tensor, "m k"]
+) -> Float[Tensor, "*n m"]:
     """Return rows matrix^T.
 
     Float32 on the CPU uses oneDNN in full precision, which is 2.3 times as fast as MKL on an AMD EPYC; on an Intel Xeon
@@ -58,7 +65,9 @@ def times_transposed(rows: Float[Tensor, "*n k"], matrix: Float[Tensor, "m k"]) 
     """
     if not _goes_to_onednn(rows):
         return rows @ matrix.T
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, matrix, None, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(
+        rows, matrix, None, "none", [], ""
+    )
     return product
 
 
@@ -84,7 +93,9 @@ class Node(Protocol):
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         """Return the tangent of the output."""
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         """Return the tangents of the cotangents of the inputs (None if not `needed`)."""
 
 
@@ -121,33 +132,49 @@ class Holder(Node, Protocol):
     parameters: dict[str, Tensor]
     perturbed: dict[str, Probes]
 
-    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+    def weight_product(
+        self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
+    ) -> Probes | None:
         """Return the tangent of the cotangent of parameter `name`, summed over batch and positions."""
 
 
 class LinearMap(Step):
     """y = x W^T + b. A perturbation dW adds x dW^T to dy and ybar dW to the tangent of xbar; db adds itself to dy."""
 
-    def __init__(self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear) -> None:
+    def __init__(
+        self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear
+    ) -> None:
         self.inputs, self.output, self.x, self.weight = inputs, output, x, linear.weight
-        self.value, self.parameters = linear(x), dict[str, Tensor](linear.named_parameters())
+        self.value, self.parameters = (
+            linear(x),
+            dict[str, Tensor](linear.named_parameters()),
+        )
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         dy = None if dxs[0] is None else times_transposed(dxs[0], self.weight)
         dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
         if dw is not None:
-            dy = plus(dy, times_transposed(self.x, dw.flatten(0, 1)).unflatten(-1, dw.shape[:2]))
+            dy = plus(
+                dy,
+                times_transposed(self.x, dw.flatten(0, 1)).unflatten(-1, dw.shape[:2]),
+            )
         return dy if db is None else plus(dy, db.expand(*self.x.shape[:2], *db.shape))
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         if not needed[0]:
             return [None]
         first = None if dy_bar is None else times_transposed(dy_bar, self.weight.T)
         dw = self.perturbed.get(WEIGHT)
-        return [first if dxs is None or dw is None else plus(first, self._from_weight(dw))]
+        return [
+            first if dxs is None or dw is None else plus(first, self._from_weight(dw))
+        ]
 
-    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+    def weight_product(
+        self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
+    ) -> Probes | None:
         """Return the tangent of Wbar, dybar^T x + ybar^T dx, or of bbar, dybar."""
         if name == BIAS:
             return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
@@ -167,7 +194,9 @@ class LinearMap(Step):
         return times_transposed(self.cotangent, by_input).unflatten(-1, (k, inputs))
 
 
-def _summed(left: Float[Tensor, "batch length m"], right: Float[Tensor, "batch length n"]) -> Float[Tensor, "m n"]:
+def _summed(
+    left: Float[Tensor, "batch length m"], right: Float[Tensor, "batch length n"]
+) -> Float[Tensor, "m n"]:
     """Return the sum of left^T right over batch and positions."""
     return times_transposed(left.flatten(0, 1).T, right.flatten(0, 1).T)
 
@@ -178,7 +207,12 @@ class Lookup(Step):
     inputs: tuple[str, ...] = ()
 
     def __init__(self, output: str, index: Tensor, weight: Tensor) -> None:
-        self.output, self.index, self.weight, self.value = output, index, weight, weight[index]
+        self.output, self.index, self.weight, self.value = (
+            output,
+            index,
+            weight,
+            weight[index],
+        )
         self.parameters = {WEIGHT: weight}
         self.perturbed: dict[str, Probes] = {}
 
@@ -186,15 +220,21 @@ class Lookup(Step):
         dw = self.perturbed.get(WEIGHT)
         return None if dw is None else torch.movedim(dw[:, self.index], 0, 2)
 
-    def pull_back(self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]) -> list[Tangent]:
+    def pull_back(
+        self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
+    ) -> list[Tangent]:
         return []
 
-    def weight_product(self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None) -> Probes | None:
+    def weight_product(
+        self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
+    ) -> Probes | None:
         """Return the tangent of Wbar: the rows of dybar summed by index."""
         if dy_bar is None:
             return None
         table = dy_bar.new_zeros(len(self.weight), *dy_bar.shape[2:])
-        return table.index_add(0, self.index.flatten(), dy_bar.flatten(0, 1)).transpose(0, 1)
+        return table.index_add(0, self.index.flatten(), dy_bar.flatten(0, 1)).transpose(
+            0, 1
+        )
 
 
 Weight = tuple[int, str]
@@ -235,7 +275,9 @@ class Tape:
 
     def record(self, gradient: Float[Tensor, "batch scored vocab"]) -> None:
         """Store dl/dy at every step, with dl/df = `gradient` held fixed."""
-        for node, bar, _ in self.down(gradient.unsqueeze(2), None, {node.output for node in self.nodes}):
+        for node, bar, _ in self.down(
+            gradient.unsqueeze(2), None, {node.output for node in self.nodes}
+        ):
             assert bar is not None
             node.cotangent = bar.squeeze(2)
 
@@ -258,7 +300,9 @@ class Tape:
         tangents = dict(known)
         for node in self.nodes:
             if node.output in reached and node.output not in known:
-                tangents[node.output] = node.push([tangents.get(name) for name in node.inputs])
+                tangents[node.output] = node.push(
+                    [tangents.get(name) for name in node.inputs]
+                )
         return tangents
 
     def pull_back(
@@ -277,10 +321,14 @@ class Tape:
             rows_of[self.holders[row].output].append(row)
         for node, bar, dxs in self.down(df_bar, tangents, self.reach(rows), instead):
             for row in rows_of.get(node.output, ()):
-                products[row] = self.holders[row].weight_product(self.names[row], bar, dxs)
+                products[row] = self.holders[row].weight_product(
+                    self.names[row], bar, dxs
+                )
         return products
 
-    def pull_to(self, names: Collection[str], df_bar: Tangent, tangents: Tangents | None) -> Tangents:
+    def pull_to(
+        self, names: Collection[str], df_bar: Tangent, tangents: Tangents | None
+    ) -> Tangents:
         """Return the tangents of the cotangents of `names`, given that of the outputs.
 
         Without `tangents` these are the rows df_bar df/d(name); with `tangents`, second-order terms of H_f are added.
@@ -305,11 +353,17 @@ class Tape:
             if node.output not in reached:
                 continue
             bar = bars.pop(node.output, None)
-            dxs = None if tangents is None else [tangents.get(name) for name in node.inputs]
+            dxs = (
+                None
+                if tangents is None
+                else [tangents.get(name) for name in node.inputs]
+            )
             yield node, bar, dxs
             needed = [name in reached for name in node.inputs]
             if any(needed):
-                pulled = (instead or {}).get(node.output, node.pull_back)(bar, dxs, needed)
+                pulled = (instead or {}).get(node.output, node.pull_back)(
+                    bar, dxs, needed
+                )
                 for name, part in zip(node.inputs, pulled, strict=True):
                     bars[name] = plus(bars.get(name), part)
 

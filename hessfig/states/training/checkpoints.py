@@ -29,11 +29,18 @@ class Damaged(Exception):
 def write(path: Path, tensors: Mapping[str, Tensor], *, key: str, step: int) -> None:
     """Write named tensors atomically."""
     plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    about = {"key": key, "step": step, "version": _VERSION, "checksum": _checksum(plain, key, step)}
+    about = {
+        "key": key,
+        "step": step,
+        "version": _VERSION,
+        "checksum": _checksum(plain, key, step),
+    }
     write_bytes(path, save(plain, {_ABOUT: json.dumps(about, sort_keys=True)}))
 
 
-def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int] | None:
+def read(
+    path: Path, *, key: str, step: int | None = None
+) -> tuple[Tensors, int] | None:
     """Return the tensors and their step; None if there is no file.
 
     Raises Damaged, with the name of the file, if this training did not write it (at `step`, if given).
@@ -45,10 +52,22 @@ def read(path: Path, *, key: str, step: int | None = None) -> tuple[Tensors, int
             about = json.loads((handle.metadata() or {})[_ABOUT])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         written = int(about["step"])
-        vouched = (key, written) if "version" in about else ()  # version 0.2.0 hashed the numbers only
-        sound = about["key"] == key and about["checksum"] == _checksum(tensors, *vouched)
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Damaged(f"{path}: truncated or no checkpoint of a training ({type(error).__name__})") from error
+        # Version 0.2.0 hashed the numbers only.
+        vouched = (key, written) if "version" in about else ()
+        sound = about["key"] == key and about["checksum"] == _checksum(
+            tensors, *vouched
+        )
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ) as error:
+        raise Damaged(
+            f"{path}: truncated or no checkpoint of a training ({type(error).__name__})"
+        ) from error
     if not sound or step not in (None, written):
         raise Damaged(f"{path}: its checksum, key or step is not that of its content")
     return tensors, written
@@ -81,7 +100,11 @@ class Folder:
     """The stored states of `trajectory`. Invalid files are reported on stderr and treated as missing."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self.trajectory, self.path, self.key = trajectory, trajectory.folder, trajectory.key
+        self.trajectory, self.path, self.key = (
+            trajectory,
+            trajectory.folder,
+            trajectory.key,
+        )
 
     def weights_path(self, step: int) -> Path:
         """Path of the weights after `step` updates, under the network's own names."""
@@ -114,7 +137,10 @@ class Folder:
         if on_the_way is not None and on_the_way.step > step:
             on_the_way = None
         least = on_the_way.step if on_the_way else -1
-        for kept in sorted((kept_step for kept_step in self._steps() if least < kept_step <= step), reverse=True):
+        for kept in sorted(
+            (kept_step for kept_step in self._steps() if least < kept_step <= step),
+            reverse=True,
+        ):
             state = self.at(kept)
             if state is not None:
                 return state
@@ -122,7 +148,12 @@ class Folder:
 
     def keep(self, now: TrainingState) -> None:
         """Store a state permanently. Moments are written first, so that training can resume from every stored state."""
-        write(self.optimiser_path(now.step), {**now.moments, _LOG: now.log}, key=self.key, step=now.step)
+        write(
+            self.optimiser_path(now.step),
+            {**now.moments, _LOG: now.log},
+            key=self.key,
+            step=now.step,
+        )
         write(self.weights_path(now.step), now.weights, key=self.key, step=now.step)
 
     def keep_for_resuming(self, now: TrainingState) -> None:
@@ -130,7 +161,12 @@ class Folder:
         latest = self._resume()
         if latest is None or latest.step < now.step:
             weights = {f"{_WEIGHT}{name}": value for name, value in now.weights.items()}
-            write(self._resume_path, {**weights, **now.moments, _LOG: now.log}, key=self.key, step=now.step)
+            write(
+                self._resume_path,
+                {**weights, **now.moments, _LOG: now.log},
+                key=self.key,
+                step=now.step,
+            )
 
     def forget_resuming(self, step: int) -> None:
         """Remove the state of `keep_for_resuming` if it is not beyond `step`, or if it is invalid."""
@@ -140,7 +176,11 @@ class Folder:
 
     def describe(self) -> None:
         """Write training.json, the description of this training."""
-        content = {"key": self.key, "label": self.trajectory.label, "settings": self.trajectory.science}
+        content = {
+            "key": self.key,
+            "label": self.trajectory.label,
+            "settings": self.trajectory.science,
+        }
         self._write_json("training.json", content)
 
     def log(self, now: TrainingState) -> None:
@@ -151,13 +191,19 @@ class Folder:
 
     def note_divergence(self, step: int, cause: str) -> None:
         """Record that the training has no state at `step` and beyond, and the cause."""
-        self._write_json("diverged.json", {"key": self.key, "step": step, "cause": cause})
+        self._write_json(
+            "diverged.json", {"key": self.key, "step": step, "cause": cause}
+        )
 
     def divergence(self) -> tuple[int, str] | None:
         """Return the first step that this training does not reach, and the cause; None if none is known."""
         try:
             record = read_checked(self.path / "diverged.json")
-            return (int(record["step"]), str(record["cause"])) if record["key"] == self.key else None
+            return (
+                (int(record["step"]), str(record["cause"]))
+                if record["key"] == self.key
+                else None
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 
@@ -169,20 +215,34 @@ class Folder:
         tensors, step = self._read(self._resume_path)
         if tensors is None or not _reaches(tensors, step):
             return None
-        weights = {n.removeprefix(_WEIGHT): t for n, t in tensors.items() if n.startswith(_WEIGHT)}
-        moments = {n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG}
+        weights = {
+            n.removeprefix(_WEIGHT): t
+            for n, t in tensors.items()
+            if n.startswith(_WEIGHT)
+        }
+        moments = {
+            n: t for n, t in tensors.items() if not n.startswith(_WEIGHT) and n != _LOG
+        }
         return TrainingState(step, weights, moments, tensors[_LOG])
 
-    def _read(self, path: Path, step: int | None = None) -> tuple[Tensors, int] | tuple[None, int]:
+    def _read(
+        self, path: Path, step: int | None = None
+    ) -> tuple[Tensors, int] | tuple[None, int]:
         """Return the tensors of a file and their step; without tensors, and with a warning, if the file is invalid."""
         try:
             return read(path, key=self.key, step=step) or (None, -1)
         except Damaged as error:
-            print(f"warning: {error}; it counts as not there, and is computed again", file=sys.stderr)
+            print(
+                f"warning: {error}; it counts as not there, and is computed again",
+                file=sys.stderr,
+            )
             return None, -1
 
     def _steps(self) -> list[int]:
-        names = (path.name.split(".")[0].removeprefix("step_") for path in self.path.glob("step_*.safetensors"))
+        names = (
+            path.name.split(".")[0].removeprefix("step_")
+            for path in self.path.glob("step_*.safetensors")
+        )
         return sorted({int(name) for name in names if name.isdigit()})
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
@@ -196,14 +256,20 @@ def log_text(log: Tensor) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(COLUMNS)
     for step, *values in log.tolist():
-        writer.writerow([int(step), *("" if value != value else f"{value:.9g}" for value in values)])
+        writer.writerow(
+            [int(step), *("" if value != value else f"{value:.9g}" for value in values)]
+        )
     return buffer.getvalue()
 
 
 def _reaches(tensors: Tensors, step: int) -> bool:
     """Whether the log among the tensors has a row for each update up to `step`."""
     log = tensors.get(_LOG)
-    return log is not None and log.shape == (step, len(COLUMNS)) and (step == 0 or int(log[-1, 0]) == step)
+    return (
+        log is not None
+        and log.shape == (step, len(COLUMNS))
+        and (step == 0 or int(log[-1, 0]) == step)
+    )
 
 
 def _last_step(path: Path) -> int:

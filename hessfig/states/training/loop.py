@@ -25,7 +25,10 @@ AT_ONCE = 1000  # sums per forward pass; the bits of their logits depend on it
 
 
 def right_answers(
-    network: nn.Module, task: TaskConfig, size: int, examples: Callable[..., Batch] = unseen_batch
+    network: nn.Module,
+    task: TaskConfig,
+    size: int,
+    examples: Callable[..., Batch] = unseen_batch,
 ) -> Bool[Tensor, "examples places"]:
     """Return which answers to held-out examples are right: `size` sums, digit by digit, or the test pictures.
 
@@ -42,7 +45,10 @@ def right_in(network: nn.Module, batch: Batch) -> Bool[Tensor, "examples places"
     """Return at which scored positions the most likely output is the target class."""
     parameter = next(network.parameters())
     inputs = batch.cast(parameter.dtype).inputs.split(AT_ONCE)
-    outputs = [scored_outputs(network, piece.to(parameter.device), batch.scored).cpu() for piece in inputs]
+    outputs = [
+        scored_outputs(network, piece.to(parameter.device), batch.scored).cpu()
+        for piece in inputs
+    ]
     return torch.cat(outputs).argmax(dim=-1) == batch.targets
 
 
@@ -53,7 +59,9 @@ class Diverged(ArithmeticError):
     """Raised for a training whose loss or weights are not finite: it has no state at `step` and beyond."""
 
     def __init__(self, step: int, cause: str) -> None:
-        super().__init__(f"the training has no state at step {step} and beyond: {cause}")
+        super().__init__(
+            f"the training has no state at step {step} and beyond: {cause}"
+        )
         self.step, self.cause = step, cause
 
 
@@ -69,7 +77,9 @@ class Progress:
 
 
 def ensure(
-    trajectory: Trajectory, steps: Iterable[int], report: Callable[[Progress], None] = lambda progress: None
+    trajectory: Trajectory,
+    steps: Iterable[int],
+    report: Callable[[Progress], None] = lambda progress: None,
 ) -> int:
     """Train until the states at `steps` are stored; return the number of updates that this call made.
 
@@ -94,12 +104,22 @@ def ensure(
 class _Run:
     """A network in training; `until` is the last step."""
 
-    def __init__(self, folder: Folder, until: int, report: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, folder: Folder, until: int, report: Callable[[Progress], None]
+    ) -> None:
         self.folder, self.until, self.report = folder, until, report
         self.config, self.seed = folder.trajectory.config, folder.trajectory.seed
-        drawn = initialised(replace(self.config, dtype=DType.float64), sigma=folder.trajectory.sigma, seed=self.seed)
-        self.drawn_weights = {name: p.detach().clone() for name, p in drawn.network.named_parameters()}
-        self.network = drawn.network.to(getattr(torch, self.config.training.dtype)).requires_grad_(True)
+        drawn = initialised(
+            replace(self.config, dtype=DType.float64),
+            sigma=folder.trajectory.sigma,
+            seed=self.seed,
+        )
+        self.drawn_weights = {
+            name: p.detach().clone() for name, p in drawn.network.named_parameters()
+        }
+        self.network = drawn.network.to(
+            getattr(torch, self.config.training.dtype)
+        ).requires_grad_(True)
         self.loss, self.rule = drawn.loss, StepRule(self.network, self.config.training)
         self.step, self.updates, self.log = 0, 0, list[list[float]]()
         self.started = self.saved = self.reported = time.monotonic()
@@ -127,7 +147,9 @@ class _Run:
         value = float(loss.detach())
         if not math.isfinite(value):
             self._diverge(step, f"the loss at step {self.step} is {value}")
-        norm = get_total_norm([p.grad for p in self.network.parameters() if p.grad is not None])
+        norm = get_total_norm(
+            [p.grad for p in self.network.parameters() if p.grad is not None]
+        )
         self.rule.refresh_curvature(step, of_batch, seed=self.seed)
         rate = self.rule.update(step)
         self.step, self.updates = step, self.updates + 1
@@ -155,7 +177,9 @@ class _Run:
     def _progress(self, now: float) -> Progress:
         tests = (row[-1] for row in reversed(self.log) if not math.isnan(row[-1]))
         rate = self.updates / (now - self.started)
-        return Progress(self.step, self.until, self.log[-1][1], next(tests, math.nan), rate)
+        return Progress(
+            self.step, self.until, self.log[-1][1], next(tests, math.nan), rate
+        )
 
     def _check_finite(self) -> None:
         if not all(bool(p.isfinite().all()) for p in self.network.parameters()):
@@ -168,9 +192,16 @@ class _Run:
 
     def _now(self) -> TrainingState:
         """Return the current state without copies, as it is written at once. At step 0 weights are unrounded draws."""
-        weights = dict(self.network.named_parameters()) if self.step else self.drawn_weights
+        weights = (
+            dict(self.network.named_parameters()) if self.step else self.drawn_weights
+        )
         log = torch.tensor(self.log, dtype=torch.float64).reshape(-1, len(COLUMNS))
-        return TrainingState(self.step, {name: p.detach() for name, p in weights.items()}, self.rule.moments(), log)
+        return TrainingState(
+            self.step,
+            {name: p.detach() for name, p in weights.items()},
+            self.rule.moments(),
+            log,
+        )
 
     def _restore(self, kept: TrainingState) -> None:
         with torch.no_grad():

@@ -21,13 +21,19 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
     V_l^T, without what belongs to singular values 0; sum tr S_l. What is 0 stays 0.
     """
     if norm == StepNorm.largest_entry:
-        return [slope.sign() for slope in slopes], math.fsum(float(slope.abs().sum()) for slope in slopes)
+        return [slope.sign() for slope in slopes], math.fsum(
+            float(slope.abs().sum()) for slope in slopes
+        )
     if norm == StepNorm.spectral:
         pairs = [_orthogonalised(slope) for slope in slopes]
-        return [direction for direction, _ in pairs], math.fsum(size for _, size in pairs)
+        return [direction for direction, _ in pairs], math.fsum(
+            size for _, size in pairs
+        )
     sizes = [float(slope.norm()) for slope in slopes]
     if norm == StepNorm.blockwise:
-        return [_over(slope, size) for slope, size in zip(slopes, sizes, strict=True)], math.fsum(sizes)
+        return [
+            _over(slope, size) for slope, size in zip(slopes, sizes, strict=True)
+        ], math.fsum(sizes)
     whole = math.hypot(*sizes)
     return [_over(slope, whole) for slope in slopes], whole
 
@@ -38,19 +44,30 @@ def length(tensors: Tensors, norm: StepNorm) -> float:
     if norm == StepNorm.largest_entry:
         return max(float(tensor.abs().max()) for tensor in tensors)
     if norm == StepNorm.spectral:
-        return max(float(torch.linalg.matrix_norm(_matrix(tensor), 2)) for tensor in tensors)
+        return max(
+            float(torch.linalg.matrix_norm(_matrix(tensor), 2)) for tensor in tensors
+        )
     sizes = [float(tensor.norm()) for tensor in tensors]
     return max(sizes) if norm == StepNorm.blockwise else math.hypot(*sizes)
 
 
 def _orthogonalised(slope: Tensor) -> tuple[Tensor, float]:
     left, values, right = torch.linalg.svd(_matrix(slope), full_matrices=False)
-    kept = values > torch.finfo(values.dtype).eps * max(left.shape[0], right.shape[1]) * values[:1]
+    kept = (
+        values
+        > torch.finfo(values.dtype).eps
+        * max(left.shape[0], right.shape[1])
+        * values[:1]
+    )
     return (left[:, kept] @ right[kept]).view_as(slope), float(values.sum())
 
 
 def _matrix(tensor: Tensor) -> Tensor:
-    return tensor.reshape(len(tensor), math.prod(tensor.shape[1:])) if tensor.ndim else tensor.reshape(1, 1)
+    return (
+        tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+        if tensor.ndim
+        else tensor.reshape(1, 1)
+    )
 
 
 def _over(tensor: Tensor, size: float) -> Tensor:
@@ -63,7 +80,9 @@ class NormDescent(torch.optim.Optimizer):
     `weight_decay` times w is added to the gradient.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, norm: str) -> None:
+    def __init__(
+        self, params: Iterable[nn.Parameter], lr: float, weight_decay: float, norm: str
+    ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "norm": norm})
 
     @torch.no_grad()
@@ -71,8 +90,13 @@ class NormDescent(torch.optim.Optimizer):
         """Take a step along the current gradients; parameters without a gradient do not move."""
         del closure
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            slopes = [parameter.grad + group["weight_decay"] * parameter for parameter in parameters]
+            parameters = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
+            slopes = [
+                parameter.grad + group["weight_decay"] * parameter
+                for parameter in parameters
+            ]
             directions, dual = steepest(slopes, StepNorm(group["norm"]))
             for parameter, direction in zip(parameters, directions, strict=True):
                 parameter -= group["lr"] * dual * direction

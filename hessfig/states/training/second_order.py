@@ -60,7 +60,9 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
     sizes = [parameter.numel() for parameter in parameters]
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
     blocks = [_damped(whole[a:b, a:b], damping) for a, b in pairwise(ends)]
-    return lambda slopes: [solve([slope])[0] for solve, slope in zip(blocks, slopes, strict=True)]
+    return lambda slopes: [
+        solve([slope])[0] for solve, slope in zip(blocks, slopes, strict=True)
+    ]
 
 
 def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
@@ -74,7 +76,9 @@ def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
         return sum(parameter.numel() for parameter in parameters)
     outputs, calls = _calls(loss)
     inside = {parameter for module in calls for parameter in module.parameters()}
-    return outputs[0].numel() + sum(parameter.numel() for parameter in parameters if parameter not in inside)
+    return outputs[0].numel() + sum(
+        parameter.numel() for parameter in parameters if parameter not in inside
+    )
 
 
 def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
@@ -110,14 +114,18 @@ def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
 
     This is the case if the matrix is not finite, or so large that rounding errors exceed the damping.
     """
-    root, failed = torch.linalg.cholesky_ex(matrix + damping * torch.eye(len(matrix)).to(matrix))
+    root, failed = torch.linalg.cholesky_ex(
+        matrix + damping * torch.eye(len(matrix)).to(matrix)
+    )
     if not bool(matrix.isfinite().all()) or int(failed):
         return lambda slopes: [torch.full_like(one, math.nan) for one in slopes]
 
     def solve(slopes: Slopes) -> Slopes:
         solution = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
         pieces = solution.split([slope.numel() for slope in slopes])
-        return [piece.view_as(slope) for piece, slope in zip(pieces, slopes, strict=True)]
+        return [
+            piece.view_as(slope) for piece, slope in zip(pieces, slopes, strict=True)
+        ]
 
     return solve
 
@@ -126,7 +134,9 @@ def _flat(pieces: Sequence[Tensor]) -> Float[Tensor, " n"]:
     return torch.cat([one.flatten() for one in pieces])
 
 
-def _curved(loss: BatchLoss, outputs: Tensor, vectors: Float[Tensor, "k m"]) -> Float[Tensor, "k m"]:
+def _curved(
+    loss: BatchLoss, outputs: Tensor, vectors: Float[Tensor, "k m"]
+) -> Float[Tensor, "k m"]:
     """Return V H_L, H_L the Hessian of the loss in the outputs."""
     leaf = outputs.detach().requires_grad_()
     (slope,) = gradients(loss.of(leaf), [leaf], create_graph=True)
@@ -135,9 +145,17 @@ def _curved(loss: BatchLoss, outputs: Tensor, vectors: Float[Tensor, "k m"]) -> 
 
 def _maps(network: nn.Module) -> list[nn.Module]:
     """Return the linear maps and embeddings whose parameters no other module shares."""
-    maps = [module for module in network.modules() if type(module) in (nn.Linear, nn.Embedding)]
+    maps = [
+        module
+        for module in network.modules()
+        if type(module) in (nn.Linear, nn.Embedding)
+    ]
     owners = [id(p) for module in maps for p in module.parameters()]
-    return [module for module in maps if all(owners.count(id(p)) == 1 for p in module.parameters())]
+    return [
+        module
+        for module in maps
+        if all(owners.count(id(p)) == 1 for p in module.parameters())
+    ]
 
 
 @dataclass
@@ -148,14 +166,24 @@ class _Kronecker:
     left: tuple[Tensor, Tensor]
     right: tuple[Tensor, Tensor]
 
-    def solve(self, slopes: Mapping[Tensor, Tensor], damping: float) -> dict[Tensor, Tensor]:
+    def solve(
+        self, slopes: Mapping[Tensor, Tensor], damping: float
+    ) -> dict[Tensor, Tensor]:
         """Return (A (x) B + damping I)^-1 times the gradient, by parameter."""
         table = isinstance(self.module, nn.Embedding)
         own = list(self.module.parameters())
-        matrix = slopes[own[0]].T if table else torch.cat([slopes[p].reshape(len(slopes[p]), -1) for p in own], dim=1)
+        matrix = (
+            slopes[own[0]].T
+            if table
+            else torch.cat([slopes[p].reshape(len(slopes[p]), -1) for p in own], dim=1)
+        )
         (b, ub), (a, ua) = self.left, self.right
         solution = ub @ ((ub.T @ matrix @ ua) / (b[:, None] * a + damping)) @ ua.T
-        pieces = [solution.T] if table else solution.split([p.numel() // len(p) for p in own], dim=1)
+        pieces = (
+            [solution.T]
+            if table
+            else solution.split([p.numel() // len(p) for p in own], dim=1)
+        )
         return {p: piece.reshape(p.shape) for p, piece in zip(own, pieces, strict=True)}
 
 
@@ -167,7 +195,9 @@ def _kfac(loss: BatchLoss, parameters: list[nn.Parameter], damping: float) -> So
 
     def solve(slopes: Slopes) -> Slopes:
         at: dict[Tensor, Tensor] = dict(zip(parameters, slopes, strict=True))
-        steps: dict[Tensor, Tensor] = {p: solve_one([at[p]])[0] for p, solve_one in zip(others, whole, strict=True)}
+        steps: dict[Tensor, Tensor] = {
+            p: solve_one([at[p]])[0] for p, solve_one in zip(others, whole, strict=True)
+        }
         for block in factored:
             steps |= block.solve(at, damping)
         return [steps[p] for p in parameters]
@@ -180,9 +210,19 @@ def _factored(loss: BatchLoss) -> list[_Kronecker]:
     outputs, calls = _calls(loss)
     leaves = [of for _, of in calls.values()]
     with torch.enable_grad():
-        sent = pulled_back(outputs, leaves, _roots(loss, outputs)).split([of.numel() for of in leaves], dim=1)
+        sent = pulled_back(outputs, leaves, _roots(loss, outputs)).split(
+            [of.numel() for of in leaves], dim=1
+        )
     return [
-        _Kronecker(module, *map(_eigen, kronecker_factors(back.reshape(-1, of.shape[-1]), _inputs(module, given))))
+        _Kronecker(
+            module,
+            *map(
+                _eigen,
+                kronecker_factors(
+                    back.reshape(-1, of.shape[-1]), _inputs(module, given)
+                ),
+            ),
+        )
         for (module, (given, of)), back in zip(calls.items(), sent, strict=True)
     ]
 
@@ -196,29 +236,50 @@ def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tenso
 
     with hooked(_maps(loss.network), note), torch.enable_grad():
         outputs = loss.outputs()
-    return outputs, {module: seen[0] for module, seen in calls.items() if len(seen) == 1}
+    return outputs, {
+        module: seen[0] for module, seen in calls.items() if len(seen) == 1
+    }
 
 
 def _roots(loss: BatchLoss, outputs: Tensor) -> Float[Tensor, "columns m"]:
     """Return one vector per scored position and column of a root of H_L there, for all samples together."""
     count, width = outputs[0].numel(), outputs.shape[-1]
-    units = torch.eye(width).to(outputs).expand(*outputs.shape[:-1], -1, -1).movedim(-1, 0).flatten(1)
-    hessian = _curved(loss, outputs, units).reshape(width, len(outputs), -1, width).permute(1, 2, 0, 3)
+    units = (
+        torch.eye(width)
+        .to(outputs)
+        .expand(*outputs.shape[:-1], -1, -1)
+        .movedim(-1, 0)
+        .flatten(1)
+    )
+    hessian = (
+        _curved(loss, outputs, units)
+        .reshape(width, len(outputs), -1, width)
+        .permute(1, 2, 0, 3)
+    )
     values, vectors = _eigenpairs(hessian)
-    root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).flatten(-1)  # samples, positions, width * columns
+    # Samples, positions, width * columns.
+    root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).flatten(-1)
     places = count // width
     spread = torch.zeros(places, width, len(outputs), places, width).to(outputs)
     for place in range(places):
-        spread[place, :, :, place] = root[:, place].reshape(-1, width, width).permute(2, 0, 1)
+        spread[place, :, :, place] = (
+            root[:, place].reshape(-1, width, width).permute(2, 0, 1)
+        )
     return spread.reshape(places * width, -1)
 
 
 def _inputs(module: nn.Module, given: Tensor) -> Float[Tensor, "uses n"]:
     """Return the inputs of a map, row by row: one-hot tokens for an embedding, a 1 last for a map with a bias."""
     if isinstance(module, nn.Embedding):
-        return nn.functional.one_hot(given.flatten(), module.num_embeddings).to(module.weight)
+        return nn.functional.one_hot(given.flatten(), module.num_embeddings).to(
+            module.weight
+        )
     rows = given.reshape(-1, given.shape[-1])
-    return rows if module.bias is None else torch.cat([rows, torch.ones(len(rows), 1).to(rows)], dim=1)
+    return (
+        rows
+        if module.bias is None
+        else torch.cat([rows, torch.ones(len(rows), 1).to(rows)], dim=1)
+    )
 
 
 def _eigen(factor: Float[Tensor, "n n"]) -> tuple[Tensor, Tensor]:

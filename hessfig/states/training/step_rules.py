@@ -28,7 +28,9 @@ Loss = Callable[[], Tensor]
 
 def products_of_a_refresh(kind: Curvature, parameters: int) -> int:
     """Return how many Hessian products one refresh takes in a network of so many parameters (tensors)."""
-    return {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}.get(kind, 0)
+    return {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}.get(
+        kind, 0
+    )
 
 
 def factors(
@@ -41,24 +43,48 @@ def factors(
     min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)) from the current gradients.
     """
     if kind == Curvature.gradient_norm:
-        return _stand_in([parameter.grad for parameter in named.values() if parameter.grad is not None])
+        return _stand_in(
+            [
+                parameter.grad
+                for parameter in named.values()
+                if parameter.grad is not None
+            ]
+        )
     parameters = list(named.values())
-    groups = [[parameter] for parameter in parameters] if kind == Curvature.blocks else [parameters]
+    groups = (
+        [[parameter] for parameter in parameters]
+        if kind == Curvature.blocks
+        else [parameters]
+    )
     with torch.enable_grad():
         slopes = gradients(loss(), parameters, create_graph=True)
     at = dict(zip(parameters, slopes, strict=True))
     steepest = [
-        _largest(group, [at[parameter] for parameter in group], seed=seed, step=step, number=number)
+        _largest(
+            group,
+            [at[parameter] for parameter in group],
+            seed=seed,
+            step=step,
+            number=number,
+        )
         for number, group in enumerate(groups)
     ]
     curvatures = torch.tensor(steepest, dtype=torch.float64)
     curvatures = curvatures.clamp(min=max(FLATTEST * float(curvatures.max()), _TINY))
-    return 1 / curvatures if kind == Curvature.whole else curvatures.log().mean().exp() / curvatures
+    return (
+        1 / curvatures
+        if kind == Curvature.whole
+        else curvatures.log().mean().exp() / curvatures
+    )
 
 
-def _largest(group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int) -> float:
+def _largest(
+    group: list[Tensor], slopes: list[Tensor], *, seed: int, step: int, number: int
+) -> float:
     sizes = [one.numel() for one in group]
-    start = torch.randn(sum(sizes), generator=stream(seed, "steepest", step, number)).to(slopes[0])
+    start = torch.randn(
+        sum(sizes), generator=stream(seed, "steepest", step, number)
+    ).to(slopes[0])
 
     def product(vector: Tensor) -> Tensor:
         return hessian_product(slopes, vector, group)
@@ -110,7 +136,12 @@ class StepRule:
     def __init__(self, network: nn.Module, training: TrainingConfig) -> None:
         self._training, self._named = training, dict(network.named_parameters())
         self._optimisers = list(_optimisers(self._named, training))
-        self._owners = {id(p): one for one in self._optimisers for group in one.param_groups for p in group["params"]}
+        self._owners = {
+            id(p): one
+            for one in self._optimisers
+            for group in one.param_groups
+            for p in group["params"]
+        }
         self._factors = torch.ones(len(self._groups), dtype=torch.float64)
         self._refreshed: dict[str, Tensor] = {}
         self._solver: Solver | None = None
@@ -129,9 +160,13 @@ class StepRule:
             self._factors = factors(kind, self._named, loss, seed=seed, step=step)
         if self._training.optimiser.facts.divides and (due or self._solver is None):
             if due:
-                self._refreshed = {name: one.detach().clone() for name, one in self._named.items()}
+                self._refreshed = {
+                    name: one.detach().clone() for name, one in self._named.items()
+                }
             with self._at(self._refreshed):
-                self._solver = solver(self._training.optimiser, loss, self._training.damping)
+                self._solver = solver(
+                    self._training.optimiser, loss, self._training.damping
+                )
 
     def update(self, step: int) -> float:
         """Take update `step` along the current gradients; return its learning rate (the geometric mean)."""
@@ -142,9 +177,14 @@ class StepRule:
         if self._training.clip_norm:
             nn.utils.clip_grad_norm_(parameters, self._training.clip_norm)
         if self._solver is not None:
-            slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            for parameter, direction in zip(parameters, self._solver(slopes), strict=True):
-                parameter.grad = direction.contiguous()  # fused kernels take a gradient as it lies in memory
+            slopes = [
+                torch.zeros_like(p) if p.grad is None else p.grad for p in parameters
+            ]
+            for parameter, direction in zip(
+                parameters, self._solver(slopes), strict=True
+            ):
+                # Fused kernels take a gradient as it lies in memory.
+                parameter.grad = direction.contiguous()
         for optimiser in self._optimisers:
             optimiser.step()
         self._put_back(self._kept())
@@ -156,7 +196,11 @@ class StepRule:
         A rule that uses the curvature adds FACTORS, the factors of the groups' learning rates. A rule that divides by a
         curvature matrix adds REFRESHED/parameter, the weights at which the matrix was computed.
         """
-        looked = {} if self._training.curvature == Curvature.none else {FACTORS: self._factors}
+        looked = (
+            {}
+            if self._training.curvature == Curvature.none
+            else {FACTORS: self._factors}
+        )
         looked |= {f"{REFRESHED}/{name}": one for name, one in self._refreshed.items()}
         return looked | self._kept()
 
@@ -164,10 +208,21 @@ class StepRule:
         """Restore what `moments` returned after `step` updates."""
         facts = self._training.optimiser.facts
         self._factors = moments.get(FACTORS, self._factors)
-        refreshed = {key: one for key, one in moments.items() if key.startswith(f"{REFRESHED}/")}
-        self._refreshed = {key.partition("/")[2]: row_major(one.clone()) for key, one in refreshed.items()}
+        refreshed = {
+            key: one for key, one in moments.items() if key.startswith(f"{REFRESHED}/")
+        }
+        self._refreshed = {
+            key.partition("/")[2]: row_major(one.clone())
+            for key, one in refreshed.items()
+        }
         self._solver = None
-        self._put_back({key: one.clone() for key, one in moments.items() if key not in {FACTORS, *refreshed}})
+        self._put_back(
+            {
+                key: one.clone()
+                for key, one in moments.items()
+                if key not in {FACTORS, *refreshed}
+            }
+        )
         for parameter in self._named.values():
             state = self._state(parameter)
             if "exp_avg" in state and not facts.is_of_extra:
@@ -184,7 +239,9 @@ class StepRule:
             key: tensor
             for name, parameter in self._named.items()
             for moment in self._training.optimiser.facts.moments
-            for key, tensor in _tensors(self._state(parameter).get(moment), moment, name)
+            for key, tensor in _tensors(
+                self._state(parameter).get(moment), moment, name
+            )
         }
 
     def _put_back(self, kept: Mapping[str, Tensor]) -> None:
@@ -192,7 +249,12 @@ class StepRule:
         for key, tensor in kept.items():
             moment, _, name = key.partition("/")
             parameter = self._named[name]
-            _put(self._state(parameter), moment, tensor.to(parameter.device), parameter.ndim)
+            _put(
+                self._state(parameter),
+                moment,
+                tensor.to(parameter.device),
+                parameter.ndim,
+            )
 
     def _state(self, parameter: Tensor) -> dict[str, Any]:
         """Return the state of a parameter in its optimiser."""
@@ -219,7 +281,11 @@ def _copy(weights: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
 def _tensors(value: Any, moment: str, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yield a moment under its name; a list of matrices, one per axis of the parameter, under moment.AXIS."""
     if isinstance(value, list):
-        yield from ((f"{moment}.{axis}/{name}", one) for axis, one in enumerate(value) if len(one))
+        yield from (
+            (f"{moment}.{axis}/{name}", one)
+            for axis, one in enumerate(value)
+            if len(one)
+        )
     elif value is not None:
         yield f"{moment}/{name}", value
 
@@ -242,21 +308,44 @@ def laid_out(moment: str, tensor: Tensor) -> Tensor:
     return row_major(tensor.mT).mT if moment == EIGENBASES else row_major(tensor)
 
 
-def _optimisers(named: Mapping[str, nn.Parameter], training: TrainingConfig) -> Iterator[torch.optim.Optimizer]:
+def _optimisers(
+    named: Mapping[str, nn.Parameter], training: TrainingConfig
+) -> Iterator[torch.optim.Optimizer]:
     facts, parameters = training.optimiser.facts, list(named.values())
     package = import_module(facts.package)  # slow for optional packages
-    every: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
-    read = {name: getattr(training, name) for name in ("betas", "eps", "momentum") if name in facts.reads}
+    every: dict[str, Any] = {
+        "lr": training.learning_rate,
+        "weight_decay": training.weight_decay,
+    }
+    read = {
+        name: getattr(training, name)
+        for name in ("betas", "eps", "momentum")
+        if name in facts.reads
+    }
     if facts.of_matrices:
-        matrices, of_both = _hidden_matrices(named), {"adjust_lr_fn": "match_rms_adamw"}  # so both take one rate
-        yield getattr(package, facts.of_matrices)(matrices, **every, momentum=read.pop("momentum"), **of_both)
-        parameters = [one for one in parameters if not any(one is matrix for matrix in matrices)]
-    groups: Any = [{"params": [one]} for one in parameters] if _by_block(training) else parameters
+        # So both take one rate.
+        matrices, of_both = (
+            _hidden_matrices(named),
+            {"adjust_lr_fn": "match_rms_adamw"},
+        )
+        yield getattr(package, facts.of_matrices)(
+            matrices, **every, momentum=read.pop("momentum"), **of_both
+        )
+        parameters = [
+            one for one in parameters if not any(one is matrix for matrix in matrices)
+        ]
+    groups: Any = (
+        [{"params": [one]} for one in parameters] if _by_block(training) else parameters
+    )
     if parameters:
         yield getattr(package, facts.made_by)(groups, **every, **read, **facts.options)
 
 
 def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     """Return the matrices of the layers, or all matrices of a network without layers."""
-    matrices = {name: parameter for name, parameter in named.items() if parameter.ndim == 2}
-    return [parameter for name, parameter in matrices.items() if name.startswith("layers.")] or list(matrices.values())
+    matrices = {
+        name: parameter for name, parameter in named.items() if parameter.ndim == 2
+    }
+    return [
+        parameter for name, parameter in matrices.items() if name.startswith("layers.")
+    ] or list(matrices.values())

@@ -35,7 +35,11 @@ class Trajectory:
     @cached_property
     def science(self) -> dict[str, Any]:
         """Everything that influences a weight at some step, as plain values."""
-        return {**(self.common or science(self.config)), "sigma": self.sigma, "seed": self.seed}
+        return {
+            **(self.common or science(self.config)),
+            "sigma": self.sigma,
+            "seed": self.seed,
+        }
 
     @cached_property
     def key(self) -> str:
@@ -51,8 +55,16 @@ class Trajectory:
     def label(self) -> dict[str, Any]:
         """Description of the training with one line per setting, for readers of the folder."""
         model, training = self.config.model, self.config.training
-        words = {"model": model.kind, "n_layers": model.n_layers, "d_model": model.d_model, "norm": model.norm}
-        optimiser = {"optimiser": training.optimiser, "learning_rate": training.learning_rate}
+        words = {
+            "model": model.kind,
+            "n_layers": model.n_layers,
+            "d_model": model.d_model,
+            "norm": model.norm,
+        }
+        optimiser = {
+            "optimiser": training.optimiser,
+            "learning_rate": training.learning_rate,
+        }
         return {**words, **optimiser, "sigma": self.sigma, "seed": self.seed}
 
     def __str__(self) -> str:
@@ -65,7 +77,11 @@ def science(config: Config) -> dict[str, Any]:
     whole = replace(config, model=with_defaults(config.model))
     plain = in_key(whole)
     fixed = config.training.data == TrainingData.fixed
-    task = {name: value for name, value in plain["task"].items() if fixed or name not in _MEASURING}
+    task = {
+        name: value
+        for name, value in plain["task"].items()
+        if fixed or name not in _MEASURING
+    }
     return {
         "algorithm": ALGORITHM_VERSION,
         "task": task,
@@ -79,7 +95,11 @@ def _read(config: Config, training: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that this training uses: a constant schedule has no end, a fixed set no enrichment."""
     chosen = config.training
     looks = set() if chosen.curvature == Curvature.none else {"curvature", "refresh"}
-    unread = {*_WATCHING, *RULE_SETTINGS, "curvature"} - {*chosen.optimiser.facts.reads} - looks
+    unread = (
+        {*_WATCHING, *RULE_SETTINGS, "curvature"}
+        - {*chosen.optimiser.facts.reads}
+        - looks
+    )
     unread |= {"steps"} if chosen.schedule == Schedule.constant else set()
     unread |= {"cascades"} if chosen.data == TrainingData.fixed else set()
     return {name: value for name, value in training.items() if name not in unread}

@@ -17,9 +17,28 @@ from hessfig.figures.parts import labels, panels
 from hessfig.figures.parts.colours import GUIDE, matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
-from hessfig.figures.parts.measured import MeasuredCurves, read_measured, windows_in_words
-from hessfig.figures.parts.panel_sheet import APART, ONE_SCALE, Page, Sheet, label_side, say, width_in
-from hessfig.figures.parts.rows import BLOCK_KEY, BlockKey, as_written, blocks_in_order, where, with_pairs
+from hessfig.figures.parts.measured import (
+    MeasuredCurves,
+    read_measured,
+    windows_in_words,
+)
+from hessfig.figures.parts.panel_sheet import (
+    APART,
+    ONE_SCALE,
+    Page,
+    Sheet,
+    label_side,
+    say,
+    width_in,
+)
+from hessfig.figures.parts.rows import (
+    BLOCK_KEY,
+    BlockKey,
+    as_written,
+    blocks_in_order,
+    where,
+    with_pairs,
+)
 from hessfig.figures.parts.slope_words import rows_of, window_of
 from hessfig.figures.parts.ticks import set_decades
 from hessfig.predictions.growth_rates import Prediction, growth_rate
@@ -42,35 +61,67 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
     first window of sigma is drawn, with a page for every further one.
     """
-    measured, part = read_measured(spec, source), Part(spec.choice("part", tuple(Part), Part.H))
+    measured, part = (
+        read_measured(spec, source),
+        Part(spec.choice("part", tuple(Part), Part.H)),
+    )
     if spec.switch("ratios", False):
         yield _ratios(measured, part)
         return
     for number, window in enumerate(measured.windows):
-        yield _exponents(spec, measured, part, window, f"_window{number + 1}" if number else "")
+        yield _exponents(
+            spec, measured, part, window, f"_window{number + 1}" if number else ""
+        )
 
 
 def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     """Draw the ratio of the two norms for every network, a dot for each sigma."""
     numbers = where(measured.table, part=part)
-    variants, sigmas = list(dict.fromkeys(numbers["variant"])), sorted(numbers[X].unique())
+    variants, sigmas = (
+        list(dict.fromkeys(numbers["variant"])),
+        sorted(numbers[X].unique()),
+    )
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    style = ONE_SCALE.replace(left=0.1 + max(map(width_of, names)), top=0.3, height=_LINE * len(variants) + 0.1)
+    style = ONE_SCALE.replace(
+        left=0.1 + max(map(width_of, names)),
+        top=0.3,
+        height=_LINE * len(variants) + 0.1,
+    )
     about = f"{labels.part_words(part)}. Dots: geometric mean over {labels.seeds_words(measured.table)}"
     note = f"{about}; bars: 95% interval (Student's t).{measured.setting}"
     sheet = Sheet.grid(measured.paper, [["ratio"]], note, style)
     ax, points = sheet.first, _ratio_points(numbers)
-    for rank, (sigma, colour) in enumerate(zip(sigmas, shades(tone(0), len(sigmas)), strict=True)):
+    for rank, (sigma, colour) in enumerate(
+        zip(sigmas, shades(tone(0), len(sigmas)), strict=True)
+    ):
         here = points[points[X] == sigma]
-        reach = np.abs(here[["low", "high"]].sub(here["mean"], axis=0)).T.fillna(0).to_numpy()
-        look: dict[str, Any] = {"fmt": "so^D"[rank % 4], "color": colour, "markersize": 3.5, "elinewidth": 0.8}
-        ax.errorbar(here["mean"], here["variant"].map(variants.index), xerr=reach, label=f"σ = {sigma:g}", **look)
+        reach = (
+            np.abs(here[["low", "high"]].sub(here["mean"], axis=0))
+            .T.fillna(0)
+            .to_numpy()
+        )
+        look: dict[str, Any] = {
+            "fmt": "so^D"[rank % 4],
+            "color": colour,
+            "markersize": 3.5,
+            "elinewidth": 0.8,
+        }
+        ax.errorbar(
+            here["mean"],
+            here["variant"].map(variants.index),
+            xerr=reach,
+            label=f"σ = {sigma:g}",
+            **look,
+        )
     _stripe(ax, len(variants))
     ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=1)
     set_decades(ax, "x")
     ax.set_yticks(range(len(variants)), names)
     ax.set_ylim(len(variants) - 0.4, -0.6)
-    words = ["norm of the query block / norm of the value block", "query block / value block"]
+    words = [
+        "norm of the query block / norm of the value block",
+        "query block / value block",
+    ]
     ax.set_xlabel(fitting(words, width_in(ax)))
     sheet.name_above(ax, long=1.0)
     return sheet.page("", as_written(points, measured.axis))
@@ -79,11 +130,23 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
 def _ratio_points(numbers: pd.DataFrame) -> pd.DataFrame:
     """Return the geometric mean over seeds of the ratio, with its interval, for every network and sigma."""
     of_block = [where(numbers, row=name, col=name) for name in _PAIR]
-    value, query = (rows.groupby(["variant", X, "seed"], sort=False)["value"].mean() for rows in of_block)
+    value, query = (
+        rows.groupby(["variant", X, "seed"], sort=False)["value"].mean()
+        for rows in of_block
+    )
     points = []
-    for (variant, sigma), ratios in (query / value).groupby(level=["variant", X], sort=False):
+    for (variant, sigma), ratios in (query / value).groupby(
+        level=["variant", X], sort=False
+    ):
         found = geometric_interval(ratios)
-        points.append({"variant": variant, X: sigma, "part": numbers["part"].iloc[0], **found.found})
+        points.append(
+            {
+                "variant": variant,
+                X: sigma,
+                "part": numbers["part"].iloc[0],
+                **found.found,
+            }
+        )
     return pd.DataFrame(points)
 
 
@@ -93,18 +156,27 @@ def _stripe(ax: Axes, count: int) -> None:
         ax.axhspan(place - 0.5, place + 0.5, color="#f4f4f4", zorder=0)
 
 
-def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: Window, suffix: str) -> Page:
+def _exponents(
+    spec: FigureSpec, measured: MeasuredCurves, part: Part, window: Window, suffix: str
+) -> Page:
     slopes = with_pairs(measured.slopes[measured.slopes["part"] == part])
     here = slopes[[window_of(row) == window for row in rows_of(slopes)]]
     variants, blocks = list(dict.fromkeys(here["variant"])), _by_exponent(here)
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
-    style = ONE_SCALE.replace(left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5)
+    style = ONE_SCALE.replace(
+        left=0.1 + max(map(width_of, names)), bottom=0.52, across=0.08, narrowest=0.5
+    )
     style = style.replace(height=_LINE * len(variants) + 0.1)
     words = [f"{labels.block_name(row, col)}:{part}" for row, col, _ in blocks]
     sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
     for _, column, ax in sheet:
         row, col, _ = blocks[column]
-        _draw_exponents(ax, where(here, row=row, col=col), variants, matrix_colour(row if row == col else ""))
+        _draw_exponents(
+            ax,
+            where(here, row=row, col=col),
+            variants,
+            matrix_colour(row if row == col else ""),
+        )
         ax.set_title(labels.block_title(row, col, quantity=""))
         ax.set_xlabel("exponent")
     _set_range(sheet.first, here)
@@ -113,20 +185,47 @@ def _exponents(spec: FigureSpec, measured: MeasuredCurves, part: Part, window: W
     return sheet.page(suffix, here.drop(columns="across"))
 
 
-def _draw_exponents(ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str) -> None:
+def _draw_exponents(
+    ax: Axes, slopes: pd.DataFrame, variants: Sequence[str], colour: str
+) -> None:
     places = {variant: place for place, variant in enumerate(variants)}
     _stripe(ax, len(variants))
     for row in slopes.itertuples():
         here = places[str(row.variant)]
         if row.is_zero:
-            ax.text(0.5, here, "= 0", transform=ax.get_yaxis_transform(), ha="center", va="center", fontsize=6)
+            ax.text(
+                0.5,
+                here,
+                "= 0",
+                transform=ax.get_yaxis_transform(),
+                ha="center",
+                va="center",
+                fontsize=6,
+            )
             continue
         if row.prediction == Prediction.exponent:
-            ax.plot(row.predicted, here, "o", markersize=6, markerfacecolor="none", markeredgecolor="#555555", zorder=3)
+            ax.plot(
+                row.predicted,
+                here,
+                "o",
+                markersize=6,
+                markerfacecolor="none",
+                markeredgecolor="#555555",
+                zorder=3,
+            )
         if np.isfinite(row.slope):
             half = row.ci_high - row.slope
             reach = half if np.isfinite(half) else 0.0
-            ax.errorbar(row.slope, here, xerr=reach, fmt="o", markersize=3, color=colour, elinewidth=0.8, zorder=4)
+            ax.errorbar(
+                row.slope,
+                here,
+                xerr=reach,
+                fmt="o",
+                markersize=3,
+                color=colour,
+                elinewidth=0.8,
+                zorder=4,
+            )
     ax.grid(visible=True, axis="x", linewidth=0.4, color="#dddddd")
 
 
@@ -143,19 +242,33 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
     """Return the blocks in the order of the first network's predictions: its circles rise from left to right."""
     base = slopes[slopes["variant"] == slopes["variant"].iloc[0]]
     known = {key: one["predicted"].iloc[0] for key, one in base.groupby(BLOCK_KEY)}
-    return sorted(blocks_in_order(slopes), key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf))
+    return sorted(
+        blocks_in_order(slopes),
+        key=lambda block: np.nan_to_num(known.get(block, np.inf), nan=np.inf),
+    )
 
 
 # Words for values of settings, by the last word of the setting and by value; "" matches any value, which replaces {}.
 _NAMES: dict[str, dict[str, str]] = {
     "attention": {
-        **{one: f"{one} attention" for one in ("linear", "sigmoid", "kernel", "differential")},
-        **{"sparsemax": "sparsemax", "entmax15": "entmax, α = 1.5", "off_by_one": "softmax off by one"},
+        **{
+            one: f"{one} attention"
+            for one in ("linear", "sigmoid", "kernel", "differential")
+        },
+        **{
+            "sparsemax": "sparsemax",
+            "entmax15": "entmax, α = 1.5",
+            "off_by_one": "softmax off by one",
+        },
     },
     "attention_bias": {"log_length": "bias −log L"},
     "differential_norm": {"False": "no norm"},
     "centring": {"": "λ = {}"},
-    "scores": {"qk_norm": "QK-norm", "cosine": "cosine scores", "softcap": "soft-capped scores"},
+    "scores": {
+        "qk_norm": "QK-norm",
+        "cosine": "cosine scores",
+        "softcap": "soft-capped scores",
+    },
     "positions": {"rope": "rotary positions", "alibi": "ALiBi", "none": "no positions"},
     "norm": {"pre": "pre-norm", "post": "post-norm", "sandwich": "sandwich norms"},
     "norm_kind": {"rms": "RMSNorm"},
@@ -170,12 +283,21 @@ _NAMES: dict[str, dict[str, str]] = {
 
 def name_of(variant: str) -> str:
     """Return the changes of a network in words: 'sigmoid attention, bias −log L'; 'base' for no changes."""
-    return ", ".join(_worded(last_word(key), value) for key, value in settings_of(variant).items()) or _BASE
+    return (
+        ", ".join(
+            _worded(last_word(key), value)
+            for key, value in settings_of(variant).items()
+        )
+        or _BASE
+    )
 
 
 def _worded(name: str, value: str) -> str:
     named = _NAMES.get(name, {})
-    return named.get(value, named.get("", "")).format(value) or f"{labels.plain(name)} {labels.plain(value)}"
+    return (
+        named.get(value, named.get("", "")).format(value)
+        or f"{labels.plain(name)} {labels.plain(value)}"
+    )
 
 
 def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
@@ -187,7 +309,12 @@ def _note(measured: MeasuredCurves, part: Part, window: Window) -> str:
 
 _SIGMAS = (0.02, 0.1, 0.3, 1.0)
 _SMALL: Window = (None, 0.02)
-_OPTIMISERS = {"sgd": "SGD", "sgd, momentum": "momentum", "adamw": "AdamW", "muon": "Muon"}
+_OPTIMISERS = {
+    "sgd": "SGD",
+    "sgd, momentum": "momentum",
+    "adamw": "AdamW",
+    "muon": "Muon",
+}
 _NETWORKS = {
     per_seed.SOFTMAX: "0",
     per_seed.CENTRED[0]: "0.9",
@@ -218,7 +345,11 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
             allowed="trainings at several learning rates, the best of which is not the first or last",
             remedy="hessfig run sweep=centring_training",
         )
-    panels_of = {"gap": "gap of exponents", "ratio": r"$\|H_{QQ}\| / \|H_{VV}\|$", "loss": "loss in nats"}
+    panels_of = {
+        "gap": "gap of exponents",
+        "ratio": r"$\|H_{QQ}\| / \|H_{VV}\|$",
+        "loss": "loss in nats",
+    }
     sheet = Sheet.grid(
         spec.paper,
         [list(panels_of)],
@@ -233,7 +364,9 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
     }
     for ax, words in zip(sheet.axes, panels_of.values(), strict=True):
         label_side(ax, words)
-    numbers = pd.concat([rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True)
+    numbers = pd.concat(
+        [rows.assign(panel=panel) for panel, rows in drawn.items()], ignore_index=True
+    )
     yield sheet.page("", numbers)
 
 
@@ -251,8 +384,17 @@ def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     rows = []
     for place, (centring, own) in enumerate(fitted.groupby(level=per_seed.CENTRING)):
         interval = student_interval(own)
-        ax.plot(place, _predicted_gap(run, str(centring)), "o", markersize=7, color="#555555", markerfacecolor="none")
-        ax.errorbar(place, interval.mean, interval.reach, fmt="o", markersize=3, color=tone(0))
+        ax.plot(
+            place,
+            _predicted_gap(run, str(centring)),
+            "o",
+            markersize=7,
+            color="#555555",
+            markerfacecolor="none",
+        )
+        ax.errorbar(
+            place, interval.mean, interval.reach, fmt="o", markersize=3, color=tone(0)
+        )
         rows.append({"line": "gap", "place": float(centring or 0), **interval.found})
     ax.axhline(0, color=GUIDE, linestyle="--", linewidth=0.8)
     _name_places(ax, [f"{row['place']:g}" for row in rows])
@@ -263,7 +405,8 @@ def _predicted_gap(run: RecordedRun, centring: str) -> float:
     variant = f"{per_seed.CENTRING}={centring}" if centring else ""
     architecture = run.architectures[variant, 1]
     query, value = (
-        growth_rate(Block(1, name, name), Part.H, architecture).exponent for name in (Matrix.W_Q, Matrix.W_V)
+        growth_rate(Block(1, name, name), Part.H, architecture).exponent
+        for name in (Matrix.W_Q, Matrix.W_V)
     )
     return math.nan if query is None or value is None else query - value
 
@@ -271,18 +414,27 @@ def _predicted_gap(run: RecordedRun, centring: str) -> float:
 def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     rows = per_seed.log_norms(run.table, per_seed.CENTRING)
     place = [per_seed.CENTRING, "sigma", "seed"]
-    query, value = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1])
+    query, value = (
+        rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1]
+    )
     ratios, points, ends = query - value, [], []
     names = list(dict.fromkeys(ratios.index.get_level_values(0)))
-    for mark, sigma, colour in zip(_MARKS, _SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True):
+    for mark, sigma, colour in zip(
+        _MARKS, _SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True
+    ):
         if sigma not in set(ratios.index.get_level_values("sigma")):
             continue
-        intervals = [student_interval(ratios.xs((name, sigma), level=(0, 1))) for name in names]
+        intervals = [
+            student_interval(ratios.xs((name, sigma), level=(0, 1))) for name in names
+        ]
         means = [10**one.mean for one in intervals]
         ax.plot(range(len(names)), means, f"{mark}-", color=colour, markersize=3.5)
         ends.append((means[-1], f"σ = {sigma:g}", colour))
         lines = dict(zip(names, intervals, strict=True))
-        points += [{"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found} for name, one in lines.items()]
+        points += [
+            {"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found}
+            for name, one in lines.items()
+        ]
     set_decades(ax, "y")
     panels.name_ends(ax, ends)
     _name_places(ax, [f"{float(name or 0):g}" for name in names])
@@ -293,24 +445,51 @@ def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.Dat
     losses, points = 10**log_losses, []
     for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
         own = losses[losses.index.get_level_values("optimiser") == optimiser]
-        by_network = {name: student_interval(one) for name, one in own.groupby(level="network")}
-        shown = {place: by_network[name] for place, name in enumerate(_NETWORKS) if name in by_network}
+        by_network = {
+            name: student_interval(one) for name, one in own.groupby(level="network")
+        }
+        shown = {
+            place: by_network[name]
+            for place, name in enumerate(_NETWORKS)
+            if name in by_network
+        }
         means = [one.mean for one in shown.values()]
-        reach = np.array([np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]).T
+        reach = np.array(
+            [np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]
+        ).T
         look = {"color": tone(rank), "fmt": _MARKS[rank], "markersize": 3.5}
         style: dict[str, Any] = {**look, "elinewidth": 0.8, "label": words}
         ax.errorbar(list(shown), means, reach if reach.size else None, **style)
-        joined = [(place, one.mean) for place, one in shown.items() if place <= len(per_seed.CENTRED)]
+        joined = [
+            (place, one.mean)
+            for place, one in shown.items()
+            if place <= len(per_seed.CENTRED)
+        ]
         ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
-        points += [{"line": words, "place": place, **one.found} for place, one in shown.items()]
+        points += [
+            {"line": words, "place": place, **one.found} for place, one in shown.items()
+        ]
     bigram = per_seed.rows_of(table, "bigram_loss")["value"]
     if len(bigram):
         ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
         ax.text(
-            2.3, 0.998 * float(bigram.iloc[0]), "pairs of characters", color=GUIDE, fontsize=6, ha="center", va="top"
+            2.3,
+            0.998 * float(bigram.iloc[0]),
+            "pairs of characters",
+            color=GUIDE,
+            fontsize=6,
+            ha="center",
+            va="top",
         )
         points.append({"line": "bigram", "place": 0, "mean": float(bigram.iloc[0])})
-    ax.legend(fontsize=5, loc="upper left", bbox_to_anchor=(0, 1.02), ncols=2, handlelength=1, columnspacing=0.8)
+    ax.legend(
+        fontsize=5,
+        loc="upper left",
+        bbox_to_anchor=(0, 1.02),
+        ncols=2,
+        handlelength=1,
+        columnspacing=0.8,
+    )
     low, high = ax.get_ylim()
     ax.set_ylim(low, high + 0.25 * (high - low))
     _name_places(ax, list(_NETWORKS.values()), r"$\lambda$, and two controls")

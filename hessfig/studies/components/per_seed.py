@@ -42,7 +42,9 @@ def gaps(table: pd.DataFrame, setting: str, *, window: Window) -> pd.Series:
     norms = log_norms(table, setting)
     norms = norms[within(norms["sigma"], window)]
     slopes = {
-        weight: norms[norms["row"] == weight].groupby([setting, "seed"])[["sigma", "value"]].apply(_exponent)
+        weight: norms[norms["row"] == weight]
+        .groupby([setting, "seed"])[["sigma", "value"]]
+        .apply(_exponent)
         for weight in ("W_Q", "W_V")
     }
     if any(one.empty for one in slopes.values()):
@@ -64,15 +66,23 @@ def tuned_losses(table: pd.DataFrame) -> pd.Series:
     the grid is left out. A rate counts as tried, with an infinite loss, if every run at it diverged.
     """
     runs = _named(with_settings(table, CENTRING, SCALE, OPTIMISER, MOMENTUM, RATE))
-    losses = _named(rows_of(table, "held_out_loss", CENTRING, SCALE, OPTIMISER, MOMENTUM, RATE))
+    losses = _named(
+        rows_of(table, "held_out_loss", CENTRING, SCALE, OPTIMISER, MOMENTUM, RATE)
+    )
     losses = losses[losses["step"] == losses["step"].max()]
     found = {}
     for place, own in losses.groupby(_RUN):
-        tried = runs[(runs["network"] == place[0]) & (runs["optimiser"] == place[1])]["rate"]
-        by_rate = own.pivot_table(index="rate", columns="seed", values="value").reindex(sorted(tried.unique()))
+        tried = runs[(runs["network"] == place[0]) & (runs["optimiser"] == place[1])][
+            "rate"
+        ]
+        by_rate = own.pivot_table(index="rate", columns="seed", values="value").reindex(
+            sorted(tried.unique())
+        )
         for seed, loss in _at_tuned_rate(by_rate.fillna(np.inf)).items():
             found[*place, seed] = loss
-    index = pd.MultiIndex.from_tuples(list(found), names=[*_RUN, "seed"]) if found else None
+    index = (
+        pd.MultiIndex.from_tuples(list(found), names=[*_RUN, "seed"]) if found else None
+    )
     return pd.Series(list(found.values()), index=index, dtype=float)
 
 
@@ -80,15 +90,23 @@ def _at_tuned_rate(losses: pd.DataFrame) -> dict[int, float]:
     """Return log10 of the loss at the tuned rate by seed, where that rate is inside the grid."""
     rates = tuned_rates(losses)
     inside = rates[(rates > losses.index.min()) & (rates < losses.index.max())]
-    return {seed: float(np.log10(losses.loc[rate, seed])) for seed, rate in inside.items()}
+    return {
+        seed: float(np.log10(losses.loc[rate, seed])) for seed, rate in inside.items()
+    }
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows with `network`, `optimiser` (with its momentum in words) and `rate`."""
-    networks = [_network(*words) for words in zip(rows[CENTRING], rows[SCALE], strict=True)]
+    networks = [
+        _network(*words) for words in zip(rows[CENTRING], rows[SCALE], strict=True)
+    ]
     has_momentum = (rows[OPTIMISER] == _SGD) & (rows[MOMENTUM] != "")
     optimisers = rows[OPTIMISER].where(~has_momentum, _WITH_MOMENTUM)
-    return rows.assign(network=networks, optimiser=optimisers, rate=pd.to_numeric(rows[RATE], errors="coerce"))
+    return rows.assign(
+        network=networks,
+        optimiser=optimisers,
+        rate=pd.to_numeric(rows[RATE], errors="coerce"),
+    )
 
 
 def _network(centring: str, scale: str) -> str:

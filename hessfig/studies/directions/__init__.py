@@ -8,11 +8,21 @@ from hessfig.terms import SliceDirection
 STUDY = Study(
     rows={
         **dict.fromkeys(NORM_SHARPNESS, RowFacts()),
-        **{f"{ray}_ray_departure": RowFacts(may_be_undefined=True) for ray in SliceDirection},
+        **{
+            f"{ray}_ray_departure": RowFacts(may_be_undefined=True)
+            for ray in SliceDirection
+        },
         "descent_horizon": RowFacts(may_be_undefined=True),
-        **{name: RowFacts(has_part=name not in WITHOUT_PART, may_be_undefined=True) for name in ALONG},
-        "curvature_exponent": RowFacts("exponent α of the curvature", may_be_undefined=True),
-        "adamw_update_curvature": RowFacts("along AdamW's update", may_be_undefined=True),
+        **{
+            name: RowFacts(has_part=name not in WITHOUT_PART, may_be_undefined=True)
+            for name in ALONG
+        },
+        "curvature_exponent": RowFacts(
+            "exponent α of the curvature", may_be_undefined=True
+        ),
+        "adamw_update_curvature": RowFacts(
+            "along AdamW's update", may_be_undefined=True
+        ),
         "muon_update_curvature": RowFacts("along Muon's update", may_be_undefined=True),
         "euclidean_sharpness": RowFacts("sharpness"),
         "spectral_sharpness": RowFacts("spectral sharpness"),

@@ -16,7 +16,15 @@ from hessfig.curvature.rounding import norm, unit_of
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
 from hessfig.measurements.eigenvalues import extremes_of, square_columns
-from hessfig.measurements.quantity import Measured, Request, Row, block_row, exact, state_row, state_rows
+from hessfig.measurements.quantity import (
+    Measured,
+    Request,
+    Row,
+    block_row,
+    exact,
+    state_row,
+    state_rows,
+)
 from hessfig.measurements.stability import Named, update_of
 from hessfig.terms import Block, Optimiser, Part
 from hessfig.weights import Weight
@@ -45,12 +53,17 @@ class StateDirections:
     @cached_property
     def _signs(self) -> Named:
         reliable = above_rounding(self._problem)
-        return {name: slope.sign() * reliable[name] for name, slope in self.gradient.items()}
+        return {
+            name: slope.sign() * reliable[name] for name, slope in self.gradient.items()
+        }
 
     @cached_property
     def _updates(self) -> dict[Optimiser, Named]:
         at = self._request.at
-        return {rule: update_of(self._problem, at, rule, at.config.directions.gradients) for rule in self.rules}
+        return {
+            rule: update_of(self._problem, at, rule, at.config.directions.gradients)
+            for rule in self.rules
+        }
 
     def of(self, block: Block, column: Column) -> Iterator[tuple[str, Vector, bool]]:
         """Yield name, direction and whether its search converged, for all but the singular directions."""
@@ -59,7 +72,10 @@ class StateDirections:
                 vector, is_found = self._eigenvector(End(heading.value), block, column)
                 yield f"{heading}_direction", vector, is_found
             elif heading == NamedDirection.update:
-                yield from ((f"{rule}_update", self.entries(one, block), True) for rule, one in self._updates.items())
+                yield from (
+                    (f"{rule}_update", self.entries(one, block), True)
+                    for rule, one in self._updates.items()
+                )
             elif heading != NamedDirection.singular:
                 yield f"{heading}_direction", self._plain(heading, block), True
 
@@ -68,7 +84,9 @@ class StateDirections:
         side = self._problem.layout.side(block.layer, block.col)
         return entries_of(named, side).detach().double().cpu()
 
-    def singular(self, block: Block) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]] | None:
+    def singular(
+        self, block: Block
+    ) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]] | None:
         """Return singular values of the gradient of a block of one matrix, and u_k v_k^T as columns; None for others.
 
         A tensor with more axes (the kernels of a convolution) is a matrix with one row per entry of the first axis.
@@ -87,16 +105,23 @@ class StateDirections:
 
     def _plain(self, heading: NamedDirection, block: Block) -> Vector:
         if heading == NamedDirection.random:
-            dim, generator = self._problem.layout.size(block.layer, block.col), self._stream(block)
+            dim, generator = (
+                self._problem.layout.size(block.layer, block.col),
+                self._stream(block),
+            )
             return torch.randn(dim, dtype=torch.float64, generator=generator)
         if heading == NamedDirection.sign:
             return self.entries(self._signs, block)
         return self.entries(self.gradient, block)
 
-    def _eigenvector(self, end: End, block: Block, column: Column) -> tuple[Vector, bool]:
+    def _eigenvector(
+        self, end: End, block: Block, column: Column
+    ) -> tuple[Vector, bool]:
         square = Square(column, block, Part.H)
         try:
-            extremes = extremes_of(square, end, self._request.spectrum, self._stream(block))
+            extremes = extremes_of(
+                square, end, self._request.spectrum, self._stream(block)
+            )
         except NotFinite:
             return torch.full((square.dim,), torch.nan, dtype=torch.float64), False
         return extremes.vectors[:, 0].double().cpu(), extremes.converged
@@ -126,14 +151,26 @@ def along(objective: Objective, request: Request) -> Measured:
             vector = vector / unit
             rows += _facts(name, request, block, slope, vector, unit)
             for part, numbers in _split(column, block, request, side, vector).items():
-                rows += _rows(name, request, block, part, numbers, is_unreliable=not is_found)
+                rows += _rows(
+                    name, request, block, part, numbers, is_unreliable=not is_found
+                )
         rows += _singular(named, column, block, request)
     return Measured(rows)
 
 
-def _facts(name: str, request: Request, block: Block, slope: Vector, vector: Vector, unit: float) -> list[Row]:
+def _facts(
+    name: str,
+    request: Request,
+    block: Block,
+    slope: Vector,
+    vector: Vector,
+    unit: float,
+) -> list[Row]:
     length = float(vector.norm())
-    facts = {f"{name}_slope": float(slope @ vector) / length if length else math.nan, f"{name}_length": length * unit}
+    facts = {
+        f"{name}_slope": float(slope @ vector) / length if length else math.nan,
+        f"{name}_length": length * unit,
+    }
     return state_rows(request, facts, block=block)
 
 
@@ -148,28 +185,46 @@ def _rows(
     is_unreliable: bool = False,
 ) -> list[Row]:
     estimates = {
-        f"{name}_{number}": exact(value, _BY, is_unreliable=is_unreliable) for number, value in numbers.items()
+        f"{name}_{number}": exact(value, _BY, is_unreliable=is_unreliable)
+        for number, value in numbers.items()
     }
-    return [block_row(number, request, block, part, estimate, index=index) for number, estimate in estimates.items()]
+    return [
+        block_row(number, request, block, part, estimate, index=index)
+        for number, estimate in estimates.items()
+    ]
 
 
 def _split(
-    column: Column, block: Block, request: Request, side: tuple[Weight, ...], vector: Vector
+    column: Column,
+    block: Block,
+    request: Request,
+    side: tuple[Weight, ...],
+    vector: Vector,
 ) -> dict[Part, Numbers]:
     """Return the numbers of a direction by part. They take one product per weight of the block."""
     pieces = torch.zeros(len(vector), len(side), dtype=torch.float64)
-    for place, rows in enumerate(torch.arange(len(vector)).split([weight.size for weight in side])):
+    for place, rows in enumerate(
+        torch.arange(len(vector)).split([weight.size for weight in side])
+    ):
         pieces[rows, place] = vector[rows]
     products = _multiplied(column, block, request, pieces)
     squared = float(vector.square().sum())
     by_part = {}
     for part, product in products.items():
-        shares = pieces.T @ product / squared if squared else torch.full((len(side),) * 2, math.nan)
-        by_part[part] = _whole(float(shares.sum()), product.sum(dim=1), squared) | _within(shares, side)
+        shares = (
+            pieces.T @ product / squared
+            if squared
+            else torch.full((len(side),) * 2, math.nan)
+        )
+        by_part[part] = _whole(
+            float(shares.sum()), product.sum(dim=1), squared
+        ) | _within(shares, side)
     return by_part
 
 
-def _multiplied(column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]) -> dict[Part, Tensor]:
+def _multiplied(
+    column: Column, block: Block, request: Request, vectors: Float[Tensor, "n k"]
+) -> dict[Part, Tensor]:
     """Return the products A V of every part A, in float64 on the CPU."""
     products = multiplied(column, vectors, request.parts)
     return {part: products[block, part].double().cpu() for part in request.parts}
@@ -177,7 +232,11 @@ def _multiplied(column: Column, block: Block, request: Request, vectors: Float[T
 
 def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
     size = norm(product) / squared**0.5 if squared else math.nan
-    return {"curvature": curvature, "product": size, "cosine": curvature / size if size else math.nan}
+    return {
+        "curvature": curvature,
+        "product": size,
+        "cosine": curvature / size if size else math.nan,
+    }
 
 
 def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
@@ -194,7 +253,9 @@ def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
     return shares_of
 
 
-def _singular(named: StateDirections, column: Column, block: Block, request: Request) -> Iterator[Row]:
+def _singular(
+    named: StateDirections, column: Column, block: Block, request: Request
+) -> Iterator[Row]:
     """Yield the rows of the singular directions of the gradient of a block, and their exponents."""
     pair = named.singular(block)
     if pair is None:
@@ -204,11 +265,17 @@ def _singular(named: StateDirections, column: Column, block: Block, request: Req
     for k, value in zip(places, values.tolist(), strict=True):
         yield state_row(f"{name}_value", request, value, block=block, index=k)
     at = torch.arange(1, len(values) + 1).double()
-    yield state_row("singular_decay", request, -_slope(at, values, _counts(values)), block=block)
+    yield state_row(
+        "singular_decay", request, -_slope(at, values, _counts(values)), block=block
+    )
     for part, products in _multiplied(column, block, request, vectors).items():
         heights = (vectors * products).sum(dim=0)
-        for k, height, product in zip(places, heights.tolist(), products.T, strict=True):
-            yield from _rows(name, request, block, part, _whole(height, product, 1.0), index=k)
+        for k, height, product in zip(
+            places, heights.tolist(), products.T, strict=True
+        ):
+            yield from _rows(
+                name, request, block, part, _whole(height, product, 1.0), index=k
+            )
         counts = _counts(values)
         fits = {
             "exponent": _slope(values, heights, counts),

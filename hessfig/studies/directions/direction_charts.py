@@ -17,7 +17,15 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.figures.parts.colours import GUIDE, TONES
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import plain, setting_words, variant_words
-from hessfig.figures.parts.panel_sheet import APART, OWN_Y, SHARED, Page, Sheet, in_rows, say
+from hessfig.figures.parts.panel_sheet import (
+    APART,
+    OWN_Y,
+    SHARED,
+    Page,
+    Sheet,
+    in_rows,
+    say,
+)
 from hessfig.figures.parts.rows import where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import set_decades
@@ -28,7 +36,8 @@ _DASHED: dict[str, Any] = {"color": _MODEL, "linestyle": (0, (3, 2)), "linewidth
 _OWN_Y = OWN_Y.replace(top=0.26, across=0.42, down=0.26)
 _APART = APART.replace(top=0.26, down=0.26, narrowest=None)
 _LEVELS, _ROOM = 12, 0.15
-_INNER, _FAR = (0.05, 0.95), 20  # a range beyond this multiple of that between these quantiles has diverged
+# A range beyond this multiple of that between these quantiles has diverged.
+_INNER, _FAR = ((0.05, 0.95), 20)
 _RAYS = {
     "largest": "largest eigenvalue's vector",
     "smallest": "smallest eigenvalue's vector",
@@ -77,7 +86,11 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
         _draw_searches(ax, points, names[0][column])
         if column and np.isfinite(tolerance):
             ax.axhline(tolerance, color=GUIDE, linestyle=":", linewidth=0.8)
-    sheet.label("loss at the end of the search", ["index: negative eigenvalues", "norm of the gradient"], [""])
+    sheet.label(
+        "loss at the end of the search",
+        ["index: negative eigenvalues", "norm of the gradient"],
+        [""],
+    )
     sheet.first.legend(title="started at step", loc="best", ncols=2)
     yield sheet.page("", points)
 
@@ -94,22 +107,37 @@ def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     run, courses = _first_seed(source, DESCENT)
     states = list(dict.fromkeys(course.where for course in courses))
     for state in states:
-        chosen = sorted((course for course in courses if course.where == state), key=_rate)
-        yield _descent_page(spec, run, chosen, f"_{file_words(state)}" if len(states) > 1 else "")
+        chosen = sorted(
+            (course for course in courses if course.where == state), key=_rate
+        )
+        yield _descent_page(
+            spec, run, chosen, f"_{file_words(state)}" if len(states) > 1 else ""
+        )
     yield _horizon_page(spec, run)
 
 
-def _first_seed(source: Source, quantity: str) -> tuple[RecordedRun, list[StoredLosses]]:
+def _first_seed(
+    source: Source, quantity: str
+) -> tuple[RecordedRun, list[StoredLosses]]:
     courses = read_courses(source.folder, quantity)
     first = min(course.seed for course in courses)
     return source.run, [course for course in courses if course.seed == first]
 
 
-def _by_variant(stored: Sequence[StoredLosses]) -> Iterator[tuple[str, list[StoredLosses]]]:
-    networks = list(dict.fromkeys((state.variant, state.num_layers) for state in stored))
+def _by_variant(
+    stored: Sequence[StoredLosses],
+) -> Iterator[tuple[str, list[StoredLosses]]]:
+    networks = list(
+        dict.fromkeys((state.variant, state.num_layers) for state in stored)
+    )
     for number, network in enumerate(networks, 1):
-        states = [state for state in stored if (state.variant, state.num_layers) == network]
-        yield (f"_network{number}" if len(networks) > 1 else ""), sorted(states, key=lambda at: (at.step, at.sigma))
+        states = [
+            state for state in stored if (state.variant, state.num_layers) == network
+        ]
+        yield (
+            (f"_network{number}" if len(networks) > 1 else ""),
+            sorted(states, key=lambda at: (at.step, at.sigma)),
+        )
 
 
 def _setting(run: RecordedRun) -> str:
@@ -126,19 +154,24 @@ def _note(run: RecordedRun, state: StoredLosses) -> str:
     return f"Blue: loss, first seed ({state.seed}); dashed: second order.{network}{_setting(run)}"
 
 
-def _lines_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
+def _lines_page(
+    spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str
+) -> Page:
     rays = list(states[0].names["rays"])
     shown = [ray for ray in _SHOWN if ray in rays] or rays[: len(_SHOWN)]
     names = [[f"{ray}:{state.where or 'state'}" for state in states] for ray in shown]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
     note += f" Directions u: {', '.join(_RAYS.get(ray, ray) for ray in shown)}."
-    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=1.1, down=0.36))  # words above each panel
+    # Words above each panel.
+    sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=1.1, down=0.36))
     for row, column, ax in sheet:
         _line(ax, run, states[column], rays.index(shown[row]))
     sheet.label_sides(["loss"] * len(shown))
     sheet.label_below("distance from the state")
     for row, column, ax in sheet:
-        bent = f"{_number(run, states[column], f'{shown[row]}_ray_curvature'):.2g}".replace("-", "−")
+        bent = f"{_number(run, states[column], f'{shown[row]}_ray_curvature'):.2g}".replace(
+            "-", "−"
+        )
         ax.set_title(f"{states[column].where or 'state'}, {shown[row]}: u·Hu = {bent}")
     drawn = [_along_ray(state, k) for k in range(len(rays)) for state in states]
     return sheet.page(suffix, pd.concat(drawn))
@@ -157,13 +190,25 @@ def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
 
 
 def _ray_numbers(state: StoredLosses, k: int) -> tuple[NDArray[np.float64], ...]:
-    return tuple(state.numbers[name][k] for name in ("distances", "losses", "expansions"))
+    return tuple(
+        state.numbers[name][k] for name in ("distances", "losses", "expansions")
+    )
 
 
 def _along_ray(state: StoredLosses, k: int) -> pd.DataFrame:
     ray = state.names["rays"][k]
-    numbers = dict(zip(("distance", "loss", "expansion"), _ray_numbers(state, k), strict=True))
-    return pd.DataFrame({"step": state.step, "sigma": state.sigma, "seed": state.seed, "direction": ray, **numbers})
+    numbers = dict(
+        zip(("distance", "loss", "expansion"), _ray_numbers(state, k), strict=True)
+    )
+    return pd.DataFrame(
+        {
+            "step": state.step,
+            "sigma": state.sigma,
+            "seed": state.seed,
+            "direction": ray,
+            **numbers,
+        }
+    )
 
 
 def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
@@ -177,26 +222,45 @@ def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
     ax.set_ylim(float(drawn.min()) - room, float(drawn.max()) + room)
 
 
-def _number(run: RecordedRun, state: StoredLosses, quantity: str, index: int | None = None) -> float:
-    place = {name: getattr(state, name) for name in ("variant", "num_layers", "seed", "step", "sigma")}
-    rows = where(run.table, quantity=quantity, **place, **({} if index is None else {"index": index}))
+def _number(
+    run: RecordedRun, state: StoredLosses, quantity: str, index: int | None = None
+) -> float:
+    place = {
+        name: getattr(state, name)
+        for name in ("variant", "num_layers", "seed", "step", "sigma")
+    }
+    rows = where(
+        run.table,
+        quantity=quantity,
+        **place,
+        **({} if index is None else {"index": index}),
+    )
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
 
 
-def _plane_page(spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str) -> Page:
+def _plane_page(
+    spec: FigureSpec, run: RecordedRun, states: Sequence[StoredLosses], suffix: str
+) -> Page:
     names = [[f"plane:{state.where or 'state'}" for state in states]]
     note = f"Colours and solid: loss, first seed ({states[0].seed}); dashed: second order, same levels.{_setting(run)} "
     note += f"Red: second order off by {_share(run)} along rays from the state (black)."
     sheet = Sheet.grid(spec.paper, names, note, _APART.replace(height=2.2))
     drawn = [_plane(ax, states[column]) for _, column, ax in sheet]
     first, second = (_RAYS.get(ray, ray) for ray in states[0].names["plane_rays"])
-    sheet.label(f"along the first: {first}", [state.where for state in states], [f"along the second: {second}"])
+    sheet.label(
+        f"along the first: {first}",
+        [state.where for state in states],
+        [f"along the second: {second}"],
+    )
     return sheet.page(suffix, pd.concat(drawn))
 
 
 def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
     x, y = state.numbers["plane_places"]
-    losses, expansions = state.numbers["plane_losses"], state.numbers["plane_expansions"]
+    losses, expansions = (
+        state.numbers["plane_losses"],
+        state.numbers["plane_expansions"],
+    )
     finite = losses[np.isfinite(losses)]
     if not finite.size or np.ptp(finite) == 0:
         say(ax, "the loss is constant, or not finite")
@@ -204,18 +268,31 @@ def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
         levels = np.linspace(float(finite.min()), float(finite.max()), _LEVELS)
         ax.contourf(x, y, losses, levels, cmap="Blues_r", alpha=0.8)
         ax.contour(x, y, losses, levels, colors=_TRUE, linewidths=0.5, linestyles="-")
-        ax.contour(x, y, expansions, levels, colors=_MODEL, linewidths=0.5, linestyles="--")
+        ax.contour(
+            x, y, expansions, levels, colors=_MODEL, linewidths=0.5, linestyles="--"
+        )
     ax.plot(*state.numbers["plane_edge"], ".", color=_OTHER, markersize=3.5)
     ax.plot(0, 0, "o", color="black", markersize=3)
     ax.set(xlim=(x[0], x[-1]), ylim=(y[0], y[-1]))
     places = {"first": np.tile(x, len(y)), "second": np.repeat(y, len(x))}
     numbers = {"loss": losses.ravel(), "expansion": expansions.ravel()}
-    return pd.DataFrame({"step": state.step, "sigma": state.sigma, "seed": state.seed, **places, **numbers})
+    return pd.DataFrame(
+        {
+            "step": state.step,
+            "sigma": state.sigma,
+            "seed": state.seed,
+            **places,
+            **numbers,
+        }
+    )
 
 
 def _searches(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per search: loss, index, gradient, status."""
-    rows = table[table["quantity"].str.startswith("critical_") & (table["estimator"] == "least squares")]
+    rows = table[
+        table["quantity"].str.startswith("critical_")
+        & (table["estimator"] == "least squares")
+    ]
     keys = ["variant", "num_layers", "sigma", "step", "seed", "status"]
     named = rows.assign(quantity=rows["quantity"].str.removeprefix("critical_"))
     wide = named.pivot_table("value", keys, "quantity", dropna=False, aggfunc="first")
@@ -224,12 +301,28 @@ def _searches(table: pd.DataFrame) -> pd.DataFrame:
 
 def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
     tones = itertools.cycle(TONES)
-    for (step, here), tone in zip(points.groupby("step", dropna=False), tones, strict=False):
+    for (step, here), tone in zip(
+        points.groupby("step", dropna=False), tones, strict=False
+    ):
         for is_found, fill in ((True, "full"), (False, "none")):
             dots = here[(here["status"] == "ok") == is_found]
-            label = f"{step:g}" if is_found or not (here["status"] == "ok").any() else None
-            style: dict[str, Any] = {"fillstyle": fill, "markersize": 4, "markeredgewidth": 0.7, "linestyle": "none"}
-            ax.plot(dots["loss"], dots[name], "o", color=tone, label=label if len(dots) else None, **style)
+            label = (
+                f"{step:g}" if is_found or not (here["status"] == "ok").any() else None
+            )
+            style: dict[str, Any] = {
+                "fillstyle": fill,
+                "markersize": 4,
+                "markeredgewidth": 0.7,
+                "linestyle": "none",
+            }
+            ax.plot(
+                dots["loss"],
+                dots[name],
+                "o",
+                color=tone,
+                label=label if len(dots) else None,
+                **style,
+            )
     if name == "gradient":
         set_decades(ax, "y")
     else:
@@ -240,7 +333,9 @@ def _rate(course: StoredLosses) -> float:
     return float(settings_of(course.variant).get(RATE, math.nan))
 
 
-def _descent_page(spec: FigureSpec, run: RecordedRun, courses: Sequence[StoredLosses], suffix: str) -> Page:
+def _descent_page(
+    spec: FigureSpec, run: RecordedRun, courses: Sequence[StoredLosses], suffix: str
+) -> Page:
     style = _OWN_Y.replace(height=1.1, down=0.32)
     columns = min(_ABREAST, style.columns(spec.paper))
     names = in_rows([f"loss:{_rate(course):g}" for course in courses], columns)
@@ -266,28 +361,64 @@ def _draw_descent(ax: Axes, run: RecordedRun, course: StoredLosses) -> None:
 
 
 def _written(walk: StoredLosses) -> pd.DataFrame:
-    numbers = pd.DataFrame({name: pd.Series(array) for name, array in walk.numbers.items()})
-    head = {"start": walk.step, "sigma": walk.sigma, "seed": walk.seed, "rate": _rate(walk), "step": numbers.index}
+    numbers = pd.DataFrame(
+        {name: pd.Series(array) for name, array in walk.numbers.items()}
+    )
+    head = {
+        "start": walk.step,
+        "sigma": walk.sigma,
+        "seed": walk.seed,
+        "rate": _rate(walk),
+        "step": numbers.index,
+    }
     return pd.concat([pd.DataFrame(head), numbers], axis=1)
 
 
 def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     rows = where(run.table, quantity="descent_horizon")
-    rows = rows.assign(rate=with_settings(rows, RATE, default="nan")[RATE].astype(float))
-    top = float((run.config.get("directions") or {}).get("steps", rows["value"].replace(np.inf, 1).max()))
+    rows = rows.assign(
+        rate=with_settings(rows, RATE, default="nan")[RATE].astype(float)
+    )
+    top = float(
+        (run.config.get("directions") or {}).get(
+            "steps", rows["value"].replace(np.inf, 1).max()
+        )
+    )
     off = f"the quadratic model's loss is off by {_share(run)} of the largest change"
     note = f"Dots, each one of {rows['seed'].nunique()} seeds: the first step at which {off}; triangles: not within "
     note += f"{top:g} steps.{_setting(run)}"
-    sheet = Sheet.grid(spec.paper, [["horizon"]], note, SHARED.replace(height=1.9, top=0.3))
+    sheet = Sheet.grid(
+        spec.paper, [["horizon"]], note, SHARED.replace(height=1.9, top=0.3)
+    )
     ax = sheet.first
     set_decades(ax, "x")
     set_decades(ax, "y")
-    for (step, here), tone in zip(rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False):
-        inside, beyond = here[np.isfinite(here["value"])], here[np.isposinf(here["value"])]
-        style: dict[str, Any] = {"color": tone, "linestyle": "none", "ms": 4, "markeredgewidth": 0, "alpha": 0.7}
-        ax.plot(inside["rate"], inside["value"], "o", label=plain(f"step {step:g}"), **style)
+    for (step, here), tone in zip(
+        rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False
+    ):
+        inside, beyond = (
+            here[np.isfinite(here["value"])],
+            here[np.isposinf(here["value"])],
+        )
+        style: dict[str, Any] = {
+            "color": tone,
+            "linestyle": "none",
+            "ms": 4,
+            "markeredgewidth": 0,
+            "alpha": 0.7,
+        }
+        ax.plot(
+            inside["rate"], inside["value"], "o", label=plain(f"step {step:g}"), **style
+        )
         ax.plot(beyond["rate"], [1.3 * top] * len(beyond), "^", **style)
     ax.set_ylim(0.7, 1.8 * top)
     ax.legend(loc="lower left", title="from")
-    sheet.label("learning rate over 2 / largest eigenvalue", [""], ["steps within the model's reach"], [""])
-    return sheet.page("_horizon", rows[["sigma", "step", "seed", "rate", "value", "status"]])
+    sheet.label(
+        "learning rate over 2 / largest eigenvalue",
+        [""],
+        ["steps within the model's reach"],
+        [""],
+    )
+    return sheet.page(
+        "_horizon", rows[["sigma", "step", "seed", "rate", "value", "status"]]
+    )

@@ -34,12 +34,20 @@ class Surface:
     problem's own network is not changed.
     """
 
-    def __init__(self, objective: Objective, model: ModelConfig, products: Products) -> None:
+    def __init__(
+        self, objective: Objective, model: ModelConfig, products: Products
+    ) -> None:
         self._problem = replace(objective, network=copy.deepcopy(objective.network))
         self._model, self._products = model, products
-        parameters, numbers, first = dict(objective.network.named_parameters()), dict[str, Tensor](), 0
+        parameters, numbers, first = (
+            dict(objective.network.named_parameters()),
+            dict[str, Tensor](),
+            0,
+        )
         for name, parameter in parameters.items():
-            numbers[name] = torch.arange(first, first + parameter.numel()).view(parameter.shape)
+            numbers[name] = torch.arange(first, first + parameter.numel()).view(
+                parameter.shape
+            )
             first += parameter.numel()
         side = objective.layout.side(0, Group.all.value)
         self._places = entries_of(numbers, side)
@@ -59,7 +67,9 @@ class Surface:
 
     def at(self, w: Float[Tensor, " n"]) -> LossPoint:
         """Return loss, gradient and products at w, by plain double backward."""
-        return LossPoint(w, LossGradient(self.moved(w)), self._places, self._problem.decay)
+        return LossPoint(
+            w, LossGradient(self.moved(w)), self._places, self._problem.decay
+        )
 
     def operator(self, w: Float[Tensor, " n"]) -> Square:
         """Return the Hessian at w as an operator, whose products take the route of these settings."""
@@ -67,7 +77,9 @@ class Surface:
         engines = Engines(problem, self._model, self._products)
         return Square(engines.column(0, Group.all.value, [_WHOLE]), _WHOLE, Part.H)
 
-    def extreme(self, end: End, settings: SpectrumConfig, generator: Generator) -> Extremes:
+    def extreme(
+        self, end: End, settings: SpectrumConfig, generator: Generator
+    ) -> Extremes:
         """Return the outermost eigenvalue of the Hessian at the start, by Lanczos. Raises NotFinite."""
         return extremes_of(self.operator(self.start), end, settings, generator)
 
@@ -139,17 +151,27 @@ class ExpansionRule:
 
     def is_off(self, gap: float, change: float, start: float) -> bool:
         """Whether a gap is too large; nan counts as too large."""
-        return not abs(gap) <= self.share * change + self.rounding * max(abs(start), self.size)
+        return not abs(gap) <= self.share * change + self.rounding * max(
+            abs(start), self.size
+        )
 
     def horizon(self, losses: Sequence[float], expansion: Sequence[float]) -> float:
         """Return the first place at which the expansion has departed, or infinity if there is none."""
         changes = np.fmax.accumulate(np.abs(np.subtract(losses, losses[0])))
         gaps = np.subtract(losses, expansion)
-        each = (t for t in range(len(losses)) if self.is_off(float(gaps[t]), float(changes[t]), losses[0]))
+        each = (
+            t
+            for t in range(len(losses))
+            if self.is_off(float(gaps[t]), float(changes[t]), losses[0])
+        )
         return float(next(each, np.inf))
 
     def departure(
-        self, loss: Callable[[float], float], expansion: Callable[[float], float], *, first: float = FIRST
+        self,
+        loss: Callable[[float], float],
+        expansion: Callable[[float], float],
+        *,
+        first: float = FIRST,
     ) -> tuple[float, float]:
         """Return the distance at which the expansion departs, and half of its bracket; infinite beyond LAST / FIRST.
 
@@ -163,7 +185,9 @@ class ExpansionRule:
             change = max(largest, abs(value - start))
             return self.is_off(value - expansion(t), change, start)
 
-        for high in (first * 2 ** (np.arange(np.log2(LAST / FIRST) * _PER_OCTAVE) / _PER_OCTAVE)).tolist():
+        for high in (
+            first * 2 ** (np.arange(np.log2(LAST / FIRST) * _PER_OCTAVE) / _PER_OCTAVE)
+        ).tolist():
             change = largest
             if is_off(high):
                 return _bisected(is_off, low, high)
@@ -171,7 +195,9 @@ class ExpansionRule:
         return np.inf, 0.0
 
 
-def _bisected(is_off: Callable[[float], bool], low: float, high: float) -> tuple[float, float]:
+def _bisected(
+    is_off: Callable[[float], bool], low: float, high: float
+) -> tuple[float, float]:
     """Return the middle and half the length of a bracket after _HALVINGS bisections."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -10,12 +10,21 @@ from hessfig.curvature.gradients import LossGradient, WholeHessian
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
 from hessfig.measurements.eigenvalues import extremes_of, outer_estimate
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, exact, state_row, state_rows
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    exact,
+    state_row,
+    state_rows,
+)
 from hessfig.measurements.stability import coming_rate
 from hessfig.states.training.norm_descent import length, steepest
 from hessfig.terms import Block, Group, Part, StepNorm
 
-_ITERATIONS, _GAP = 500, 1e-8  # largest number of iterations of a search, and the relative gap at which it ends
+# Largest number of iterations of a search, and the relative gap at which it ends.
+_ITERATIONS, _GAP = (500, 1e-8)
 Vector = Float[Tensor, " n"]
 
 
@@ -31,8 +40,14 @@ def norm_sharpness(objective: Objective, request: Request) -> Measured:
     """
     search = _Search(objective, request)
     rows = [row for norm in StepNorm for row in search.rows(norm)]
-    is_training = request.at.moments is not None or request.at.config.task.data.facts.is_trainable
-    edge = [state_row("sharpness_edge", request, 2 / coming_rate(request.at))] if is_training else []
+    is_training = (
+        request.at.moments is not None or request.at.config.task.data.facts.is_trainable
+    )
+    edge = (
+        [state_row("sharpness_edge", request, 2 / coming_rate(request.at))]
+        if is_training
+        else []
+    )
     return Measured([*rows, *edge])
 
 
@@ -44,19 +59,35 @@ class _Search:
         self._shapes = [slope.shape for slope in self._slope.gradient.values()]
         self._hessian = WholeHessian(self._slope)
         self._generator = request.stream(0, Group.all.value)
-        self._largest = extremes_of(self._hessian, End.largest, request.spectrum, self._generator)
+        self._largest = extremes_of(
+            self._hessian, End.largest, request.spectrum, self._generator
+        )
 
     def rows(self, norm: StepNorm) -> list[Row]:
         """Return rows with the sharpness of a norm and the curvature along its steepest direction."""
         steep, _ = self._steepest(self._slope.flat.double().cpu(), norm)
         along = exact(float(steep @ self._product(steep)), "products")
-        sharpness = outer_estimate(self._largest) if norm == StepNorm.euclidean else self._best(norm, steep)
+        sharpness = (
+            outer_estimate(self._largest)
+            if norm == StepNorm.euclidean
+            else self._best(norm, steep)
+        )
         numbers = {f"{norm}_sharpness": sharpness, f"{norm}_steepest_curvature": along}
-        return state_rows(self._request, numbers, block=Block(0, Group.all.value, Group.all.value), part=Part.H)
+        return state_rows(
+            self._request,
+            numbers,
+            block=Block(0, Group.all.value, Group.all.value),
+            part=Part.H,
+        )
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
-        count, vector = self._request.at.config.directions.starts, self._largest.vectors[:, 0].double().cpu()
-        drawn = torch.randn(count, self._hessian.dim, dtype=torch.float64, generator=self._generator)
+        count, vector = (
+            self._request.at.config.directions.starts,
+            self._largest.vectors[:, 0].double().cpu(),
+        )
+        drawn = torch.randn(
+            count, self._hessian.dim, dtype=torch.float64, generator=self._generator
+        )
         climbs = [self._climbed(start, norm) for start in (steep, vector, *drawn)]
         values = [value for value, _ in climbs]
         best = max(values)
@@ -93,4 +124,6 @@ class _Search:
 
     def _shaped(self, vector: Vector) -> list[Tensor]:
         pieces = vector.split([shape.numel() for shape in self._shapes])
-        return [piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)]
+        return [
+            piece.view(shape) for piece, shape in zip(pieces, self._shapes, strict=True)
+        ]

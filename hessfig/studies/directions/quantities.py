@@ -7,9 +7,19 @@ from hessfig.config.enums import SliceDirection
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
-from hessfig.measurements.requirements import MOST_DENSE, has_all_eigenvectors, leaves_the_weights
+from hessfig.measurements.requirements import (
+    MOST_DENSE,
+    has_all_eigenvectors,
+    leaves_the_weights,
+)
 from hessfig.measurements.settings_and_costs import OF_BLOCKS, reads
-from hessfig.studies.directions.row_names import ALONG, CRITICAL_POINT, DESCENT, NORM_SHARPNESS, SLICES
+from hessfig.studies.directions.row_names import (
+    ALONG,
+    CRITICAL_POINT,
+    DESCENT,
+    NORM_SHARPNESS,
+    SLICES,
+)
 from hessfig.terms import Group
 from hessfig.weights import Layout
 
@@ -23,9 +33,16 @@ def check_rules(config: Config, layout: Layout) -> None:
 
 def check_slices(config: Config, layout: Layout) -> None:
     """Raise UserError for a direction of the bulk in a network that is too large for a full eigendecomposition."""
-    size, asked = layout.size(0, Group.all.value), {*config.directions.along, *config.directions.plane}
+    size, asked = (
+        layout.size(0, Group.all.value),
+        {*config.directions.along, *config.directions.plane},
+    )
     if not has_all_eigenvectors(size) and SliceDirection.bulk in asked:
-        others = ",".join(direction for direction in config.directions.along if direction != SliceDirection.bulk)
+        others = ",".join(
+            direction
+            for direction in config.directions.along
+            if direction != SliceDirection.bulk
+        )
         raise UserError(
             "directions.along, directions.plane: an eigenvector of the bulk takes all eigenvectors of the Hessian",
             got=f"bulk, with {size} weights",
@@ -74,7 +91,11 @@ QUANTITIES = (
     Quantity(
         "descent",
         f"{_HERE}.walks",
-        reads("products", directions=("rate", "steps", "departure"), spectrum=("tolerance", "steps")),
+        reads(
+            "products",
+            directions=("rate", "steps", "departure"),
+            spectrum=("tolerance", "steps"),
+        ),
         gives=DESCENT,
         knows_decay=True,
         walks=leaves_the_weights,
@@ -82,7 +103,11 @@ QUANTITIES = (
     Quantity(
         "along",
         f"{_HERE}.along",
-        reads(*(*OF_BLOCKS, "training"), directions=("named", "rules", "gradients"), spectrum=("tolerance", "steps")),
+        reads(
+            *(*OF_BLOCKS, "training"),
+            directions=("named", "rules", "gradients"),
+            spectrum=("tolerance", "steps"),
+        ),
         check_rules,
         serves=attrgetter("is_diagonal"),
         gives=ALONG,

@@ -12,7 +12,14 @@ _WHOLE = (
 )
 _OF_PARTS = ("curvature", "product", "cosine")
 _OF_DIRECTIONS = ("slope", "length")
-_NUMBERS = (*_OF_PARTS, "within_weights", "across_weights", "within_layers", "across_layers", *_OF_DIRECTIONS)
+_NUMBERS = (
+    *_OF_PARTS,
+    "within_weights",
+    "across_weights",
+    "within_layers",
+    "across_layers",
+    *_OF_DIRECTIONS,
+)
 ALONG = (
     *(f"{name}_{number}" for name in _WHOLE for number in _NUMBERS),
     *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
@@ -27,11 +34,24 @@ CRITICAL_POINT = (
     *("critical_distance", "critical_start"),
 )
 SLICES = (
-    *(f"{ray}_ray_{number}" for ray in SliceDirection for number in ("slope", "curvature", "departure")),
+    *(
+        f"{ray}_ray_{number}"
+        for ray in SliceDirection
+        for number in ("slope", "curvature", "departure")
+    ),
     *("convex_directions", "flat_directions", "concave_directions"),
 )
-DESCENT = ("descent_horizon", "descent_rate", "descent_run_curvature", "descent_line_curvature")
+DESCENT = (
+    "descent_horizon",
+    "descent_rate",
+    "descent_run_curvature",
+    "descent_line_curvature",
+)
 NORM_SHARPNESS = (
-    *(f"{norm}_{number}" for norm in StepNorm for number in ("sharpness", "steepest_curvature")),
+    *(
+        f"{norm}_{number}"
+        for norm in StepNorm
+        for number in ("sharpness", "steepest_curvature")
+    ),
     "sharpness_edge",
 )

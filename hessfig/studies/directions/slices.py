@@ -12,13 +12,22 @@ from torch import Tensor
 from hessfig.config.enums import SliceDirection
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.spectral.extremes import End
-from hessfig.measurements.quantity import Arrays, Estimate, Measured, Request, Row, state_row, state_rows
+from hessfig.measurements.quantity import (
+    Arrays,
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    state_row,
+    state_rows,
+)
 from hessfig.measurements.requirements import has_all_eigenvectors
 from hessfig.studies.directions.loss_surface import ExpansionRule, LossPoint, Surface
 from hessfig.terms import Group
 
 Array = NDArray[np.float64]
-_BEYOND, _UNBOUNDED = 1.5, 1.0  # reach: multiple of the farther departure, and the distance if no side departs
+# Reach: multiple of the farther departure, and the distance if no side departs.
+_BEYOND, _UNBOUNDED = (1.5, 1.0)
 _ANGLES = 64  # number of rays in a plane along which departures are searched
 
 
@@ -36,13 +45,24 @@ def slices(objective: Objective, request: Request) -> Measured:
     """
     surface = Surface(objective, request.model, request.estimator.products)
     axes, settings = _Axes(surface, request), request.at.config.directions
-    lines = {ray: _Line(axes, ray) for ray in dict.fromkeys([*settings.along, *settings.plane])}
+    lines = {
+        ray: _Line(axes, ray)
+        for ray in dict.fromkeys([*settings.along, *settings.plane])
+    }
     rows = [row for ray in settings.along for row in lines[ray].rows(request)]
     drawn = [lines[ray].drawn(settings.points) for ray in settings.along]
-    arrays = {name: np.stack([line[name] for line in drawn]) for name in ("distances", "losses", "expansions")}
+    arrays = {
+        name: np.stack([line[name] for line in drawn])
+        for name in ("distances", "losses", "expansions")
+    }
     plane = _Plane(axes, [lines[ray] for ray in settings.plane])
-    names = {"rays": [*map(str, settings.along)], "plane_rays": [*map(str, settings.plane)]}
-    return Measured(rows + axes.counted(), {**names, **arrays, **plane.drawn(settings.points)})
+    names = {
+        "rays": [*map(str, settings.along)],
+        "plane_rays": [*map(str, settings.plane)],
+    }
+    return Measured(
+        rows + axes.counted(), {**names, **arrays, **plane.drawn(settings.points)}
+    )
 
 
 class _Axes:
@@ -63,7 +83,9 @@ class _Axes:
         if not has_all_eigenvectors(self.surface.dim):
             return None
         matrix = self.surface.hessian(self.surface.start)
-        return tuple(torch.linalg.eigh(matrix)) if bool(matrix.isfinite().all()) else None
+        return (
+            tuple(torch.linalg.eigh(matrix)) if bool(matrix.isfinite().all()) else None
+        )
 
     def direction(self, ray: SliceDirection) -> Float[Tensor, " n"]:
         """Return a unit vector that points downhill, or the zero vector for a gradient that vanishes."""
@@ -78,20 +100,41 @@ class _Axes:
             return []
         values = self.spectrum[0]
         cut = self.request.spectrum.cut * float(values.abs().max())
-        counts = {"convex": values > cut, "flat": values.abs() <= cut, "concave": values < -cut}
-        return state_rows(self.request, {f"{name}_directions": float(chosen.sum()) for name, chosen in counts.items()})
+        counts = {
+            "convex": values > cut,
+            "flat": values.abs() <= cut,
+            "concave": values < -cut,
+        }
+        return state_rows(
+            self.request,
+            {
+                f"{name}_directions": float(chosen.sum())
+                for name, chosen in counts.items()
+            },
+        )
 
     def _drawn(self, ray: SliceDirection) -> Tensor:
         if ray == SliceDirection.gradient:
             return self.here.gradient
         if ray == SliceDirection.random:
-            return torch.randn(self.surface.dim, dtype=torch.float64, generator=self.request.stream(0, "random"))
+            return torch.randn(
+                self.surface.dim,
+                dtype=torch.float64,
+                generator=self.request.stream(0, "random"),
+            )
         if self.spectrum is not None:
-            return self.spectrum[1][:, _place(ray, self.spectrum[0], self.request.spectrum.cut)]
+            return self.spectrum[1][
+                :, _place(ray, self.spectrum[0], self.request.spectrum.cut)
+            ]
         if has_all_eigenvectors(self.surface.dim):  # not finite
             return torch.full_like(self.surface.start, torch.nan)
         generator = self.request.stream(0, Group.all.value)
-        return self.surface.extreme(End(ray.value), self.request.spectrum, generator).vectors[:, 0].double().cpu()
+        return (
+            self.surface.extreme(End(ray.value), self.request.spectrum, generator)
+            .vectors[:, 0]
+            .double()
+            .cpu()
+        )
 
 
 def _place(ray: SliceDirection, values: Tensor, cut: float) -> int:
@@ -116,12 +159,18 @@ class _Line:
         """Distance of the departure and half of its bracket, downhill and uphill."""
         rule = self.axes.rule
         downhill = rule.departure(self.loss, self.expansion)
-        return [downhill, rule.departure(lambda t: self.loss(-t), lambda t: self.expansion(-t))]
+        return [
+            downhill,
+            rule.departure(lambda t: self.loss(-t), lambda t: self.expansion(-t)),
+        ]
 
     @property
     def reach(self) -> float:
         """The largest distance of the slice from the state."""
-        asked, ends = self.axes.request.at.config.directions.reach, [end for end, _ in self.departures]
+        asked, ends = (
+            self.axes.request.at.config.directions.reach,
+            [end for end, _ in self.departures],
+        )
         finite = [end for end in ends if np.isfinite(end)]
         return asked or (_BEYOND * max(finite) if finite else _UNBOUNDED)
 
@@ -136,7 +185,12 @@ class _Line:
         name = f"{self.ray}_ray"
         numbers = {f"{name}_slope": self.slope, f"{name}_curvature": self.curvature}
         departures = [
-            state_row(f"{name}_departure", request, Estimate(value, error, 0, "losses"), index=side)
+            state_row(
+                f"{name}_departure",
+                request,
+                Estimate(value, error, 0, "losses"),
+                index=side,
+            )
             for side, (value, error) in enumerate(self.departures, 1)
         ]
         return state_rows(request, numbers) + departures
@@ -144,7 +198,9 @@ class _Line:
     def drawn(self, points: int) -> dict[str, Array]:
         """Return distances from -reach to reach, and the loss and its expansion there."""
         places = np.linspace(-self.reach, self.reach, points)
-        losses, expansions = (np.array([f(float(t)) for t in places]) for f in (self.loss, self.expansion))
+        losses, expansions = (
+            np.array([f(float(t)) for t in places]) for f in (self.loss, self.expansion)
+        )
         return {"distances": places, "losses": losses, "expansions": expansions}
 
 
@@ -157,27 +213,45 @@ class _Plane:
         self.axes, self.reaches = axes, [line.reach for line in lines]
         self.basis = torch.stack([first, rest / rest.norm()], dim=1)
         self.gradient = self.basis.T @ axes.here.gradient
-        self.hessian = self.basis.T @ torch.stack([axes.here.product(vector) for vector in self.basis.T], dim=1)
+        self.hessian = self.basis.T @ torch.stack(
+            [axes.here.product(vector) for vector in self.basis.T], dim=1
+        )
 
     def loss(self, at: Array) -> float:
-        return self.axes.surface.loss(self.axes.surface.start + self.basis @ torch.from_numpy(at))
+        return self.axes.surface.loss(
+            self.axes.surface.start + self.basis @ torch.from_numpy(at)
+        )
 
     def expansion(self, at: Array) -> float:
         offset = torch.from_numpy(at)
-        return self.axes.here.loss + float(self.gradient @ offset + offset @ self.hessian @ offset / 2)
+        return self.axes.here.loss + float(
+            self.gradient @ offset + offset @ self.hessian @ offset / 2
+        )
 
     def drawn(self, points: int) -> Arrays:
         """Return the arrays of the plane."""
         x, y = (np.linspace(-reach, reach, points) for reach in self.reaches)
         grid = [[np.array([a, b]) for a in x] for b in y]
-        losses, expansions = (np.array([[f(at) for at in row] for row in grid]) for f in (self.loss, self.expansion))
+        losses, expansions = (
+            np.array([[f(at) for at in row] for row in grid])
+            for f in (self.loss, self.expansion)
+        )
         angles = 2 * np.pi * np.arange(_ANGLES) / _ANGLES
-        ways = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(self.reaches)
+        ways = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(
+            self.reaches
+        )
         edge = np.stack([self._edge(way) for way in ways], axis=1)
-        named = {"places": np.stack([x, y]), "losses": losses, "expansions": expansions, "edge": edge}
+        named = {
+            "places": np.stack([x, y]),
+            "losses": losses,
+            "expansions": expansions,
+            "edge": edge,
+        }
         return {f"plane_{name}": array for name, array in named.items()}
 
     def _edge(self, way: Array) -> Array:
         """Return the place along a ray at which the expansion departs; NaN where it does not."""
-        t, _ = self.axes.rule.departure(lambda t: self.loss(t * way), lambda t: self.expansion(t * way))
+        t, _ = self.axes.rule.departure(
+            lambda t: self.loss(t * way), lambda t: self.expansion(t * way)
+        )
         return (t if np.isfinite(t) else np.nan) * way

@@ -35,30 +35,47 @@ def descent(objective: Objective, request: Request) -> Measured:
     Arrays over steps: `losses`, `model_losses`, `distances` |w_t - w_0|, `model_distances`, `gaps` |w_t - v_t|;
     `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of the run NaN.
     """
-    surface, settings = Surface(objective, request.model, request.estimator.products), request.at.config.directions
+    surface, settings = (
+        Surface(objective, request.model, request.estimator.products),
+        request.at.config.directions,
+    )
     largest, converged = _largest_eigenvalue(surface, request)
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
     rule = ExpansionRule(settings.departure, surface.rounding, surface.size)
     numbers = {
         "rate": rate,
-        "horizon": rule.horizon(course["losses"], course["model_losses"]) if math.isfinite(rate) else math.nan,
+        "horizon": rule.horizon(course["losses"], course["model_losses"])
+        if math.isfinite(rate)
+        else math.nan,
         "run_curvature": _ratio(course["run_curvatures"], course["curvatures"]),
         "line_curvature": _ratio(course["line_curvatures"], course["curvatures"]),
     }
-    estimates = {f"descent_{name}": exact(one, "descent", is_unreliable=not converged) for name, one in numbers.items()}
-    return Measured(state_rows(request, estimates), {name: np.array(one) for name, one in course.items()})
+    estimates = {
+        f"descent_{name}": exact(one, "descent", is_unreliable=not converged)
+        for name, one in numbers.items()
+    }
+    return Measured(
+        state_rows(request, estimates),
+        {name: np.array(one) for name, one in course.items()},
+    )
 
 
 def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]:
     """Return the arrays over steps, by name."""
-    start, course, sizes = surface.at(surface.start), defaultdict[str, list[float]](list), list[float]()
+    start, course, sizes = (
+        surface.at(surface.start),
+        defaultdict[str, list[float]](list),
+        list[float](),
+    )
     w, away = surface.start, torch.zeros_like(surface.start)
     for step in range(steps + 1):
         here = surface.at(w)
         bent = start.product(away)
         course["losses"].append(here.loss)
-        course["model_losses"].append(start.loss + float(start.gradient @ away + away @ bent / 2))
+        course["model_losses"].append(
+            start.loss + float(start.gradient @ away + away @ bent / 2)
+        )
         course["distances"].append(float((w - surface.start).norm()))
         course["model_distances"].append(float(away.norm()))
         course["gaps"].append(float((w - surface.start - away).norm()))
@@ -68,7 +85,9 @@ def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]
         size, ahead = float(move.norm()), surface.loss(w + move)
         sizes.append(size)
         course["curvatures"].append(_over(float(move @ here.product(move)), size**2))
-        course["line_curvatures"].append(_over(ahead - 2 * here.loss + surface.loss(w - move), size**2))
+        course["line_curvatures"].append(
+            _over(ahead - 2 * here.loss + surface.loss(w - move), size**2)
+        )
         w, away = w + move, away - rate * (start.gradient + bent)
     return {**course, "run_curvatures": _run_curvatures(course["losses"], sizes)}
 
@@ -95,14 +114,18 @@ def _ratio(estimated: list[float], true: list[float]) -> float:
 
 def _largest_eigenvalue(surface: Surface, request: Request) -> tuple[float, bool]:
     try:
-        extremes = surface.extreme(End.largest, request.spectrum, request.stream(0, Group.all.value))
+        extremes = surface.extreme(
+            End.largest, request.spectrum, request.stream(0, Group.all.value)
+        )
     except NotFinite:
         return math.nan, False
     return float(extremes.values[0]), extremes.converged
 
 
 Array = NDArray[np.float64]
-_FIRST = 0.1  # largest length of the first step over |w0|; MINPACK allows no smaller value
+_FIRST = (
+    0.1  # largest length of the first step over |w0|; MINPACK allows no smaller value
+)
 _ENDS = 1e-15  # relative changes of |g|^2 and w at which a search stops: rounding
 
 
@@ -118,7 +141,10 @@ def critical_points(objective: Objective, request: Request) -> Measured:
     """
     surface = Surface(objective, request.model, request.estimator.products)
     end = _searched(surface, request.at.config.directions.evaluations)
-    values, norm = eigenvalues(surface.hessian(end)), float(surface.at(end).gradient.norm())
+    values, norm = (
+        eigenvalues(surface.hessian(end)),
+        float(surface.at(end).gradient.norm()),
+    )
     cut = request.spectrum.cut * float(values.abs().max())
     numbers = {
         "gradient": norm,
@@ -130,7 +156,8 @@ def critical_points(objective: Objective, request: Request) -> Measured:
     }
     is_found = norm <= request.at.config.directions.tolerance
     named = {
-        f"critical_{name}": exact(one, "least squares", is_unreliable=not is_found) for name, one in numbers.items()
+        f"critical_{name}": exact(one, "least squares", is_unreliable=not is_found)
+        for name, one in numbers.items()
     }
     return Measured(state_rows(request, named), {"eigenvalues": values.numpy()})
 
@@ -138,8 +165,16 @@ def critical_points(objective: Objective, request: Request) -> Measured:
 def _searched(surface: Surface, evaluations: int) -> Tensor:
     """Return the end point of the search, or the state itself if its gradient or Hessian is not finite."""
     start = surface.start.numpy()
-    same = {"diag": np.ones_like(start)}  # MINPACK's own scaling takes giant steps along flat directions
-    options = {"xtol": _ENDS, "ftol": _ENDS, "gtol": _ENDS, "factor": _FIRST, "maxiter": evaluations, **same}
+    # MINPACK's own scaling takes giant steps along flat directions.
+    same = {"diag": np.ones_like(start)}
+    options = {
+        "xtol": _ENDS,
+        "ftol": _ENDS,
+        "gtol": _ENDS,
+        "factor": _FIRST,
+        "maxiter": evaluations,
+        **same,
+    }
 
     def gradient(w: Array) -> Array:
         slope: Array = surface.at(torch.from_numpy(w)).gradient.numpy()
@@ -151,4 +186,6 @@ def _searched(surface: Surface, evaluations: int) -> Tensor:
 
     if not (np.isfinite(gradient(start)).all() and np.isfinite(hessian(start)).all()):
         return surface.start
-    return torch.from_numpy(root(gradient, start, jac=hessian, method="lm", options=options).x)
+    return torch.from_numpy(
+        root(gradient, start, jac=hessian, method="lm", options=options).x
+    )

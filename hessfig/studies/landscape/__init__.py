@@ -18,8 +18,12 @@ STUDY = Study(
         "delta_1": RowFacts("Δ₁"),
         "delta_2": RowFacts("Δ₂"),
         "delta_2_null": RowFacts("Δ₂ by chance"),
-        "landscape_top_share": RowFacts("share of top eigenvectors", may_be_undefined=True),
-        "landscape_random_share": RowFacts("share of random directions", may_be_undefined=True),
+        "landscape_top_share": RowFacts(
+            "share of top eigenvectors", may_be_undefined=True
+        ),
+        "landscape_random_share": RowFacts(
+            "share of random directions", may_be_undefined=True
+        ),
         "stationarity": RowFacts("length of the gradient of k samples"),
         "stationarity_rms": RowFacts("its root mean square"),
     },

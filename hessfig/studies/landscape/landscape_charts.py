@@ -55,18 +55,37 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     run, axis = source.run, Axis("index")
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
-    rest = run.table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE))
+    rest = run.table["variant"].map(
+        lambda variant: without(variant, DIRECTION, DISTANCE)
+    )
     table = with_settings(run.table, DIRECTION, DISTANCE).assign(other=rest)
-    fixed, others = str((run.config.get("landscape") or {}).get("distance")), table["other"].unique()
+    fixed, others = (
+        str((run.config.get("landscape") or {}).get("distance")),
+        table["other"].unique(),
+    )
     for other in others:
         suffix = f"_{file_words(other)}" if len(others) > 1 else ""
-        yield _page(spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix)
+        yield _page(
+            spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix
+        )
 
 
-def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, fixed: str, suffix: str) -> Page:
+def _page(
+    spec: FigureSpec,
+    table: pd.DataFrame,
+    axis: Axis,
+    fits: FitSettings,
+    fixed: str,
+    suffix: str,
+) -> Page:
     """Draw a page; `fixed` is the common distance of all numbers if the sweep does not vary it ('None': at w*)."""
-    directions, distances = (list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE))
-    names = [[f"{one or 'direction'}:{distance or fixed}" for one in directions] for distance in distances]
+    directions, distances = (
+        list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE)
+    )
+    names = [
+        [f"{one or 'direction'}:{distance or fixed}" for one in directions]
+        for distance in distances
+    ]
     style = ONE_SCALE.replace(height=1.6, top=0.52, down=0.3, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
@@ -82,36 +101,77 @@ def _page(spec: FigureSpec, table: pd.DataFrame, axis: Axis, fits: FitSettings, 
     for which in ("x", "y"):
         set_decades(sheet.first, which)
     places = [distance or fixed for distance in distances]
-    places = [f"at distance {labels.plain(one)}" if one != "None" else "at $w^*$" for one in places]
+    places = [
+        f"at distance {labels.plain(one)}" if one != "None" else "at $w^*$"
+        for one in places
+    ]
     columns = [f"{labels.plain(one)} direction" if one else "" for one in directions]
-    sheet.label("number of samples k", columns, [f"{_DIFFERENCE} {one}" for one in places], places, _DIFFERENCE)
+    sheet.label(
+        "number of samples k",
+        columns,
+        [f"{_DIFFERENCE} {one}" for one in places],
+        places,
+        _DIFFERENCE,
+    )
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
     sheet.name_above(sheet.outermost, long=1.2)
     return sheet.page(suffix, as_written(pd.concat(drawn), axis))
 
 
-def _place(spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: FitSettings) -> _Place:
+def _place(
+    spec: FigureSpec, table: pd.DataFrame, axis: Axis, distance: str, fits: FitSettings
+) -> _Place:
     present = [name for name in _ALONG_K if name in set(table["quantity"])]
     curves = {name: growth_curves(table, axis=axis, quantity=name) for name in present}
     windows = list(spec.windows)[:1] or [WHOLE]
     slopes = {}
     for name in present:
-        slopes[name] = fit_slopes(table, {}, windows, fits, axis=axis, quantity=name).iloc[0]
+        slopes[name] = fit_slopes(
+            table, {}, windows, fits, axis=axis, quantity=name
+        ).iloc[0]
     used = counted(table)
-    numbers = {name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE}
+    numbers = {
+        name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE
+    }
     differences = along(where(table, quantity=_SIZE), axis)
-    return _Place(differences, curves, numbers, slopes, 0.0 if distance == "None" else float(distance))
+    return _Place(
+        differences,
+        curves,
+        numbers,
+        slopes,
+        0.0 if distance == "None" else float(distance),
+    )
 
 
 def _draw(ax: Axes, place: _Place) -> None:
     null, size, rms = (place.curves[name] for name in (_NULL, _SIZE, _RMS))
-    ax.plot(null[X], null["mean"], color=GUIDE, linewidth=2.2, alpha=0.6, label="chance (rms)", zorder=1)
+    ax.plot(
+        null[X],
+        null["mean"],
+        color=GUIDE,
+        linewidth=2.2,
+        alpha=0.6,
+        label="chance (rms)",
+        zorder=1,
+    )
     draw_curve(ax, size, place.table, colour=_TONE, label="mean")
-    ax.plot(rms[X], rms["mean"], "o", color=_TONE, fillstyle="none", markeredgewidth=0.5, label="rms")
+    ax.plot(
+        rms[X],
+        rms["mean"],
+        "o",
+        color=_TONE,
+        fillstyle="none",
+        markeredgewidth=0.5,
+        label="rms",
+    )
     if "landscape_prediction" in place.curves:
         predicted = place.curves["landscape_prediction"]
-        dashed: dict[str, Any] = {"color": "black", "linestyle": (0, (3, 2)), "linewidth": 0.8}
+        dashed: dict[str, Any] = {
+            "color": "black",
+            "linestyle": (0, (3, 2)),
+            "linewidth": 0.8,
+        }
         ax.plot(predicted[X], predicted["mean"], label="2nd order", zorder=4, **dashed)
     bound = place.curves["landscape_bound"]
     ax.plot(bound[X], bound["mean"], color=_BOUND, linewidth=0.8, label="bound")
@@ -126,7 +186,9 @@ def _draw(ax: Axes, place: _Place) -> None:
 def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
-    words = labels.note_words(chosen, axis, [table["other"].iloc[0]], several_points=True)
+    words = labels.note_words(
+        chosen, axis, [table["other"].iloc[0]], several_points=True
+    )
     words = words.replace("orders, ", "").replace("probes", "orders of the samples")
     tail = "a few large losses dominate the rms. r, b: correlation and slope of the 2nd order with the truth"
     return f"{words} Slopes ± 95% intervals: {window}; chance has slope −1 whatever the network; {tail}."

@@ -2,5 +2,12 @@
 
 from hessfig.figures.parts.figure_spec import FigureLayout, Requires
 
-_DIFFERENCES = (Requires("landscape_difference"), Requires("landscape_difference", ("landscape_null",)))
-LAYOUTS = {"landscape": FigureLayout("hessfig.studies.landscape.landscape_charts:landscape", (), _DIFFERENCES)}
+_DIFFERENCES = (
+    Requires("landscape_difference"),
+    Requires("landscape_difference", ("landscape_null",)),
+)
+LAYOUTS = {
+    "landscape": FigureLayout(
+        "hessfig.studies.landscape.landscape_charts:landscape", (), _DIFFERENCES
+    )
+}

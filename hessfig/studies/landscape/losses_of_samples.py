@@ -17,7 +17,14 @@ from hessfig.curvature.losses import no_mean
 from hessfig.curvature.problem import Objective
 from hessfig.curvature.samples import by_sample, check_alike, counted
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, state_row, state_rows
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    state_row,
+    state_rows,
+)
 from hessfig.rng import stream
 
 Array = NDArray[np.float64]
@@ -40,21 +47,34 @@ def landscape_difference(objective: Objective, request: Request) -> Measured:
     `prediction_correlation` (of ranks) and `prediction_slope`: of l_i(w) - l_i(w*) on its prediction.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
-    at, orders = places(settings.first, samples.count - 1, settings.points), orders_of(request, samples.count)
+    at, orders = (
+        places(settings.first, samples.count - 1, settings.points),
+        orders_of(request, samples.count),
+    )
     if settings.distance is None:
         losses = samples.losses()
         rows = _all_rows(request, losses, orders, at, float(losses.max()), 0.0)
         return Measured(rows, _kept(losses=losses))
     direction, distance = direction_of(samples, request), settings.distance
-    expanded, losses = samples.along(direction), samples.losses(samples.moved(direction, distance))
+    expanded, losses = (
+        samples.along(direction),
+        samples.losses(samples.moved(direction, distance)),
+    )
     change = distance * expanded.slopes + distance**2 / 2 * expanded.curvatures
     curvature = _curvature_rows(samples.problem, request, expanded)
     term = float(curvature[0]["value"]) * distance**2
-    rows = _all_rows(request, losses, orders, at, float(expanded.losses.max()), term) + curvature
+    rows = (
+        _all_rows(request, losses, orders, at, float(expanded.losses.max()), term)
+        + curvature
+    )
     predicted = differences(in_orders(expanded.losses + change, orders), at)
     rows += averaged_rows("landscape_prediction", request, at, mean_size(predicted))
     rows += _agreement(request, _array(change), _array(losses - expanded.losses))
-    start = {"losses_start": expanded.losses, "slopes": expanded.slopes, "curvatures": expanded.curvatures}
+    start = {
+        "losses_start": expanded.losses,
+        "slopes": expanded.slopes,
+        "curvatures": expanded.curvatures,
+    }
     return Measured(rows, _kept(losses=losses, **start))
 
 
@@ -65,10 +85,15 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
     `delta_2_null` is the mean over w of the squared null (see null_difference).
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
-    at, orders = places(settings.first, samples.count - 1, settings.points), orders_of(request, samples.count)
+    at, orders = (
+        places(settings.first, samples.count - 1, settings.points),
+        orders_of(request, samples.count),
+    )
     generator, losses = request.stream(0, POINTS), []
     for _ in range(settings.draws):
-        shift = samples.shaped(torch.randn(samples.dim, dtype=torch.float64, generator=generator))
+        shift = samples.shaped(
+            torch.randn(samples.dim, dtype=torch.float64, generator=generator)
+        )
         losses.append(samples.losses(samples.moved(shift, settings.spread)))
     changes = [differences(in_orders(one, orders), at) for one in losses]
     kept_losses = torch.stack(losses).double().cpu().numpy()
@@ -78,9 +103,14 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
         "delta_2_null": [null_difference(one, at) ** 2 for one in kept_losses],
     }
     rows = []
-    for name, values in numbers.items():  # one number per point w: the errors are over these
+    for (
+        name,
+        values,
+    ) in numbers.items():  # one number per point w: the errors are over these
         mean = mean_size(np.stack(values))
-        rows += averaged_rows(name, request, at, mean, over=POINTS, number=settings.draws)
+        rows += averaged_rows(
+            name, request, at, mean, over=POINTS, number=settings.draws
+        )
     return Measured(rows, {"losses": kept_losses})
 
 
@@ -93,16 +123,27 @@ def stationarity(objective: Objective, request: Request) -> Measured:
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     at = places(settings.first, samples.count, settings.points)
-    lengths = np.stack([_lengths(samples, order, at) for order in orders_of(request, samples.count)])
+    lengths = np.stack(
+        [_lengths(samples, order, at) for order in orders_of(request, samples.count)]
+    )
     squares, mean = samples.gradient_lengths(), float(lengths[0, -1])
-    spread = max(float(squares.sum()) - samples.count * mean**2, 0.0) / (samples.count - 1)
+    spread = max(float(squares.sum()) - samples.count * mean**2, 0.0) / (
+        samples.count - 1
+    )
     rows = [
         *averaged_rows("stationarity", request, at, mean_size(lengths)),
         *averaged_rows("stationarity_rms", request, at, root_mean_square(lengths)),
-        *exact_rows("stationarity_expected", request, at, expected_gradient(mean, spread**0.5, samples.count, at)),
+        *exact_rows(
+            "stationarity_expected",
+            request,
+            at,
+            expected_gradient(mean, spread**0.5, samples.count, at),
+        ),
         *exact_rows("stationarity_null", request, at, null_gradient(spread**0.5, at)),
     ]
-    return Measured(rows, {"k": at, "lengths": lengths, "squares": squares.cpu().numpy()})
+    return Measured(
+        rows, {"k": at, "lengths": lengths, "squares": squares.cpu().numpy()}
+    )
 
 
 @dataclass(frozen=True)
@@ -162,7 +203,10 @@ def root_mean_square(values: Array) -> Averaged:
 
 def rank_correlation(one: Array, other: Array) -> tuple[float, float]:
     """Return Spearman's correlation and its standard error sqrt((1 - r^2) / (n - 2)); nan where one is constant."""
-    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float) for values in (one, other)]
+    ranks = [
+        np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
+        for values in (one, other)
+    ]
     if min(np.ptp(one), np.ptp(other)) == 0 or len(one) < 3:
         return float("nan"), float("nan")
     correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
@@ -180,7 +224,9 @@ def regression(predicted: Array, true: Array) -> tuple[float, float]:
 
 
 def _mean(values: Array) -> Averaged:
-    return Averaged(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
+    return Averaged(
+        values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    )
 
 
 def samples_of(objective: Objective, request: Request) -> Samples:
@@ -219,17 +265,31 @@ def in_orders(values: torch.Tensor, orders: Iterable[torch.Tensor]) -> Array:
 
 
 def averaged_rows(
-    name: str, request: Request, at: Places, averaged: Averaged, *, over: str = ORDERS, number: int | None = None
+    name: str,
+    request: Request,
+    at: Places,
+    averaged: Averaged,
+    *,
+    over: str = ORDERS,
+    number: int | None = None,
 ) -> list[Row]:
     """Return means as rows with `index` k. Errors are over `number` values of `over` (by default, all orders)."""
     count = request.at.config.landscape.permutations if number is None else number
     numbers = zip(at, averaged.value, averaged.error, strict=True)
-    return [state_row(name, request, Estimate(float(v), float(e), count, over), index=int(k)) for k, v, e in numbers]
+    return [
+        state_row(
+            name, request, Estimate(float(v), float(e), count, over), index=int(k)
+        )
+        for k, v, e in numbers
+    ]
 
 
 def exact_rows(name: str, request: Request, at: Places, values: Array) -> list[Row]:
     """Return numbers that do not depend on an order of the samples as rows with `index` k."""
-    return [state_row(name, request, float(value), index=int(k)) for k, value in zip(at, values, strict=True)]
+    return [
+        state_row(name, request, float(value), index=int(k))
+        for k, value in zip(at, values, strict=True)
+    ]
 
 
 def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
@@ -252,8 +312,12 @@ def largest_curvature(objective: Objective, chosen: list[int]) -> float:
 
 
 def _spectral_norm(objective: Objective, sample: int) -> float:
-    slope = LossGradient(replace(objective, batch=objective.batch.samples(slice(sample, sample + 1))))
-    vector = torch.randn(len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")).to(slope.flat)
+    slope = LossGradient(
+        replace(objective, batch=objective.batch.samples(slice(sample, sample + 1)))
+    )
+    vector = torch.randn(
+        len(slope.flat), dtype=torch.float64, generator=stream(sample, "power")
+    ).to(slope.flat)
     norm = vector.norm()
     for _ in range(_PRODUCTS):
         vector = slope.product(vector / norm)
@@ -264,7 +328,12 @@ def _spectral_norm(objective: Objective, sample: int) -> float:
 
 
 def _all_rows(
-    request: Request, losses: Tensor, orders: list[Tensor], at: Places, largest: float, term: float
+    request: Request,
+    losses: Tensor,
+    orders: list[Tensor],
+    at: Places,
+    largest: float,
+    term: float,
 ) -> list[Row]:
     """Return the rows that exist at every distance; `largest` is L_max, `term` is M d^2."""
     true = differences(in_orders(losses, orders), at)
@@ -277,18 +346,30 @@ def _all_rows(
     ]
 
 
-def _curvature_rows(objective: Objective, request: Request, expanded: Along) -> list[Row]:
+def _curvature_rows(
+    objective: Objective, request: Request, expanded: Along
+) -> list[Row]:
     sizes = expanded.curvatures.abs()
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
-    norm = Estimate(largest_curvature(objective, [int(sample) for sample in chosen]), np.nan, number, "power")
-    return state_rows(request, {"largest_curvature": norm, "directional_curvature": float(sizes.max())})
+    norm = Estimate(
+        largest_curvature(objective, [int(sample) for sample in chosen]),
+        np.nan,
+        number,
+        "power",
+    )
+    return state_rows(
+        request,
+        {"largest_curvature": norm, "directional_curvature": float(sizes.max())},
+    )
 
 
 def _agreement(request: Request, predicted: np.ndarray, true: np.ndarray) -> list[Row]:
     correlation = Estimate(*rank_correlation(predicted, true), 0, "samples")
     slope = Estimate(*regression(predicted, true), 0, "samples")
-    return state_rows(request, {"prediction_correlation": correlation, "prediction_slope": slope})
+    return state_rows(
+        request, {"prediction_correlation": correlation, "prediction_slope": slope}
+    )
 
 
 def _kept(**numbers: Tensor) -> dict[str, np.ndarray]:
@@ -303,4 +384,6 @@ def _lengths(samples: Samples, order: torch.Tensor, at: Places) -> Array:
     """Return |grad L_k| at the places k of one order; the last place is all samples."""
     pieces = torch.tensor_split(order, [int(k) for k in at[:-1]])
     sums = accumulate(samples.summed_gradient(piece) for piece in pieces)
-    return np.array([float(total.norm()) / k for total, k in zip(sums, at, strict=True)])
+    return np.array(
+        [float(total.norm()) / k for total, k in zip(sums, at, strict=True)]
+    )

@@ -7,7 +7,12 @@ from hessfig.config.enums import Data, Method
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Quantity
-from hessfig.measurements.requirements import MATRIX_BYTES, entries_of_block, leaves_the_weights, num_matrices
+from hessfig.measurements.requirements import (
+    MATRIX_BYTES,
+    entries_of_block,
+    leaves_the_weights,
+    num_matrices,
+)
 from hessfig.measurements.settings_and_costs import norm_settings, reads
 from hessfig.models.blocks import blocks_of
 from hessfig.terms import Group
@@ -27,7 +32,12 @@ def distance_settings(config: Config, layout: Layout) -> dict[str, Any]:
         "products": config.estimator.products.value,
     }
     method = norms["estimator"] if dense else probes
-    return {**norms, "estimator": method, "landscape": places, "cut": config.spectrum.cut if dense else None}
+    return {
+        **norms,
+        "estimator": method,
+        "landscape": places,
+        "cut": config.spectrum.cut if dense else None,
+    }
 
 
 def check_samples(config: Config, layout: Layout) -> None:
@@ -56,7 +66,12 @@ def check_distance(config: Config, layout: Layout) -> None:
     if config.estimator.method != Method.dense:
         return
     for block in blocks_of(config.blocks, layout, config.model):
-        needed = 8 * entries_of_block(block, layout) * num_matrices(config.parts) * (config.landscape.points + 1)
+        needed = (
+            8
+            * entries_of_block(block, layout)
+            * num_matrices(config.parts)
+            * (config.landscape.points + 1)
+        )
         if needed > MATRIX_BYTES:
             raise UserError(
                 f"quantities=[hessian_distance]: the matrices of block {block} at every k would take "
@@ -76,7 +91,11 @@ QUANTITIES = (
         check_distance,
         gives=(
             *("hessian_distance", "hessian_distance_null", "subset_norm"),
-            *("subset_largest_eigenvalue", "subset_smallest_eigenvalue", "subset_condition_number"),
+            *(
+                "subset_largest_eigenvalue",
+                "subset_smallest_eigenvalue",
+                "subset_condition_number",
+            ),
         ),
     ),
     Quantity(
@@ -85,7 +104,13 @@ QUANTITIES = (
         reads(landscape=(*_SAMPLES, "distance", "direction", "curvatures")),
         check_samples,
         gives=(
-            *("landscape_difference", "landscape_rms", "landscape_prediction", "landscape_null", "landscape_bound"),
+            *(
+                "landscape_difference",
+                "landscape_rms",
+                "landscape_prediction",
+                "landscape_null",
+                "landscape_bound",
+            ),
             *("largest_loss", "largest_curvature", "directional_curvature"),
             *("prediction_correlation", "prediction_slope"),
         ),
@@ -102,10 +127,19 @@ QUANTITIES = (
     Quantity(
         "landscape_subspace",
         "hessfig.studies.landscape.top_subspace",
-        reads(landscape=("samples", "draws", "spread", "dimensions"), spectrum=("tolerance", "steps")),
+        reads(
+            landscape=("samples", "draws", "spread", "dimensions"),
+            spectrum=("tolerance", "steps"),
+        ),
         check_subspace,
         gives=(
-            *("landscape_start", "landscape_full", "landscape_top", "landscape_top_share", "landscape_random_share"),
+            *(
+                "landscape_start",
+                "landscape_full",
+                "landscape_top",
+                "landscape_top_share",
+                "landscape_random_share",
+            ),
             *(f"landscape_{name}_quadratic" for name in ("full", "top", "random")),
         ),
         walks=leaves_the_weights,
@@ -115,6 +149,11 @@ QUANTITIES = (
         _LOSSES,
         reads(landscape=_SAMPLES),
         check_samples,
-        gives=("stationarity", "stationarity_rms", "stationarity_expected", "stationarity_null"),
+        gives=(
+            "stationarity",
+            "stationarity_rms",
+            "stationarity_expected",
+            "stationarity_null",
+        ),
     ),
 )

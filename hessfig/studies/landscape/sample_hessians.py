@@ -13,7 +13,14 @@ from hessfig.curvature.column import PROBES_AT_ONCE, completed, multiplied, summ
 from hessfig.curvature.problem import Objective, rademacher, standard_error
 from hessfig.curvature.spectral.densities import eigenvalues
 from hessfig.measurements.block_norms import COLUMNS_AT_ONCE
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, block_row, columns
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    block_row,
+    columns,
+)
 from hessfig.models.routes import Engines
 from hessfig.studies.landscape.losses_of_samples import Places, places, samples_of
 from hessfig.terms import Block, Part
@@ -40,7 +47,9 @@ def hessian_distance(objective: Objective, request: Request) -> Measured:
         sums = _sums(objective, request, (layer, col, blocks), at)
         for block in blocks:
             for part in request.parts:
-                rows += _rows(request, (block, part), at, [one[block, part] for one in sums])
+                rows += _rows(
+                    request, (block, part), at, [one[block, part] for one in sums]
+                )
     return Measured(rows)
 
 
@@ -50,7 +59,10 @@ def is_dense(request: Request) -> bool:
 
 
 def _sums(
-    objective: Objective, request: Request, place: tuple[int, str, list[Block]], at: Places
+    objective: Objective,
+    request: Request,
+    place: tuple[int, str, list[Block]],
+    at: Places,
 ) -> list[dict[Key, Tensor]]:
     """Return k H_k V at every place k."""
     layer, col, blocks = place
@@ -59,33 +71,50 @@ def _sums(
     sums, start = [], 0
     for k in map(int, at):
         for piece, size in _pieces(objective, start, k):
-            column = Engines(piece, request.model, request.estimator.products).column(layer, col, blocks)
-            vectors = _vectors(request, layer, col, column.dim) if vectors is None else vectors
+            column = Engines(piece, request.model, request.estimator.products).column(
+                layer, col, blocks
+            )
+            vectors = (
+                _vectors(request, layer, col, column.dim)
+                if vectors is None
+                else vectors
+            )
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
             products = multiplied(column, vectors, summands(request.parts), at_once)
             whole = {key: product.double().cpu() for key, product in products.items()}
             for key, product in completed(whole, request.parts).items():
-                total[key] = total[key] + size * product if key in total else size * product
+                total[key] = (
+                    total[key] + size * product if key in total else size * product
+                )
         sums.append(dict(total))
         start = k
     return sums
 
 
-def _pieces(objective: Objective, start: int, stop: int) -> Iterator[tuple[Objective, int]]:
+def _pieces(
+    objective: Objective, start: int, stop: int
+) -> Iterator[tuple[Objective, int]]:
     """Yield the problem on successive pieces of at most AT_ONCE samples, with their sizes."""
     for first in range(start, stop, AT_ONCE):
         end = min(first + AT_ONCE, stop)
-        yield replace(objective, batch=objective.batch.samples(slice(first, end))), end - first
+        yield (
+            replace(objective, batch=objective.batch.samples(slice(first, end))),
+            end - first,
+        )
 
 
 def _vectors(request: Request, layer: int, col: str, dim: int) -> Tensor:
     if is_dense(request):
         return torch.eye(dim, dtype=torch.float64)
     number = request.estimator.num_probes
-    return rademacher(dim, number, generator=request.stream(layer, col), dtype=torch.float64)
+    return rademacher(
+        dim, number, generator=request.stream(layer, col), dtype=torch.float64
+    )
 
 
-def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tensor]) -> list[Row]:
+def _rows(
+    request: Request, of: tuple[Block, Part], at: Places, sums: list[Tensor]
+) -> list[Row]:
     whole, last = sums[-1] / int(at[-1]), int(at[-1])
     spread = _spread(sums, at, whole, request)
     rows = []
@@ -97,15 +126,22 @@ def _rows(request: Request, of: tuple[Block, Part], at: Places, sums: list[Tenso
             "hessian_distance_null": _times(spread, max(1 / k - 1 / last, 0.0) ** 0.5),
             **_eigenvalues(here, of[0], request),
         }
-        rows += [block_row(name, request, *of, found, index=k) for name, found in numbers.items()]
+        rows += [
+            block_row(name, request, *of, found, index=k)
+            for name, found in numbers.items()
+        ]
     return rows
 
 
 def _times(estimate: Estimate, factor: float) -> Estimate:
-    return replace(estimate, value=factor * estimate.value, error=factor * estimate.error)
+    return replace(
+        estimate, value=factor * estimate.value, error=factor * estimate.error
+    )
 
 
-def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> Estimate:
+def _spread(
+    sums: list[Tensor], at: Places, whole: Tensor, request: Request
+) -> Estimate:
     """Return S / ||H_N||_F: each disjoint piece of m samples has E ||H_piece - H_N||^2 = S^2 (1/m - 1/N).
 
     Its error is that of the ratio of two means over the test vectors, to first order.
@@ -117,7 +153,9 @@ def _spread(sums: list[Tensor], at: Places, whole: Tensor, request: Request) -> 
         share = 1 / (stop - start) - 1 / int(at[-1])
         if share > 0:
             spreads.append(((high - low) / (stop - start) - whole) / share**0.5)
-    stacked = torch.cat(spreads) / len(spreads) ** 0.5 if spreads else torch.zeros_like(whole)
+    stacked = (
+        torch.cat(spreads) / len(spreads) ** 0.5 if spreads else torch.zeros_like(whole)
+    )
     return _ratio(stacked, whole, request)
 
 
@@ -127,7 +165,9 @@ def _norm(products: Tensor, request: Request) -> Estimate:
     if is_dense(request):
         return _estimate(float(squares.sum()) ** 0.5, 0.0, request)
     value = float(squares.mean()) ** 0.5
-    return _estimate(value, standard_error(squares) / (2 * value) if value else 0.0, request)
+    return _estimate(
+        value, standard_error(squares) / (2 * value) if value else 0.0, request
+    )
 
 
 def _ratio(difference: Tensor, whole: Tensor, request: Request) -> Estimate:
@@ -136,7 +176,9 @@ def _ratio(difference: Tensor, whole: Tensor, request: Request) -> Estimate:
     value = above / below if below else 0.0
     if is_dense(request) or not value:
         return _estimate(value, 0.0, request)
-    relative = difference.square().sum(dim=0) / above**2 - whole.square().sum(dim=0) / below**2
+    relative = (
+        difference.square().sum(dim=0) / above**2 - whole.square().sum(dim=0) / below**2
+    )
     return _estimate(value, value * standard_error(relative) / 2, request)
 
 
@@ -147,7 +189,9 @@ def _eigenvalues(matrix: Tensor, block: Block, request: Request) -> dict[str, Es
     numbers = {
         "subset_largest_eigenvalue": float(values[-1]),
         "subset_smallest_eigenvalue": float(values[0]),
-        "subset_condition_number": _condition_above(values, request.at.config.spectrum.cut),
+        "subset_condition_number": _condition_above(
+            values, request.at.config.spectrum.cut
+        ),
     }
     return {name: _estimate(value, 0.0, request) for name, value in numbers.items()}
 

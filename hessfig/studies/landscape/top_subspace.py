@@ -14,7 +14,15 @@ from hessfig.curvature.gradients import LossGradient, Samples, WholeHessian
 from hessfig.curvature.problem import Objective, standard_error
 from hessfig.curvature.spectral.extremes import End, Extremes
 from hessfig.measurements.eigenvalues import extremes_of
-from hessfig.measurements.quantity import Estimate, Measured, Request, Row, exact, state_row, state_rows
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    exact,
+    state_row,
+    state_rows,
+)
 from hessfig.studies.landscape.losses_of_samples import POINTS, samples_of
 from hessfig.terms import Group
 
@@ -36,26 +44,55 @@ def landscape_subspace(objective: Objective, request: Request) -> Measured:
     converged is `not_converged`.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
-    extremes, drawn = _top(samples.problem, samples.count, request), request.stream(0, POINTS)
+    extremes, drawn = (
+        _top(samples.problem, samples.count, request),
+        request.stream(0, POINTS),
+    )
     top, most = extremes.vectors.double().cpu(), extremes.vectors.shape[1]
-    points = torch.randn(samples.dim, settings.draws, dtype=torch.float64, generator=drawn)
+    points = torch.randn(
+        samples.dim, settings.draws, dtype=torch.float64, generator=drawn
+    )
     inside = torch.randn(most, settings.draws, dtype=torch.float64, generator=drawn)
-    random = torch.linalg.qr(torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)).Q
+    random = torch.linalg.qr(
+        torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)
+    ).Q
     start = float(samples.losses().double().var())
-    full, bent = _mean(_measured(samples, points, settings.spread)), _mean(_expanded(samples, points, settings.spread))
-    numbers = {"landscape_start": exact(start), "landscape_full": full, "landscape_full_quadratic": bent}
+    full, bent = (
+        _mean(_measured(samples, points, settings.spread)),
+        _mean(_expanded(samples, points, settings.spread)),
+    )
+    numbers = {
+        "landscape_start": exact(start),
+        "landscape_full": full,
+        "landscape_full_quadratic": bent,
+    }
     rows = state_rows(request, numbers)
-    closed = {"top": Expansion.of(samples, top), "random": Expansion.of(samples, random)}
+    closed = {
+        "top": Expansion.of(samples, top),
+        "random": Expansion.of(samples, random),
+    }
     for count in settings.dimensions:
-        here = _mean(_measured(samples, top[:, :count] @ inside[:count], settings.spread))
+        here = _mean(
+            _measured(samples, top[:, :count] @ inside[:count], settings.spread)
+        )
         rows.append(_row("landscape_top", request, here, count, extremes))
         for name, expansion in closed.items():
             value = expansion.within(count).mean_variance(settings.spread)
             share = (value - start) / (bent.value - start)
             error = abs(share / (bent.value - start)) * bent.error
             ratio = replace(bent, value=share, error=error)
-            rows.append(_row(f"landscape_{name}_quadratic", request, exact(value, _CLOSED), count, extremes))
-            rows.append(_row(f"landscape_{name}_share", request, ratio, count, extremes))
+            rows.append(
+                _row(
+                    f"landscape_{name}_quadratic",
+                    request,
+                    exact(value, _CLOSED),
+                    count,
+                    extremes,
+                )
+            )
+            rows.append(
+                _row(f"landscape_{name}_share", request, ratio, count, extremes)
+            )
     return Measured(rows)
 
 
@@ -74,15 +111,24 @@ class Expansion:
         bent = torch.stack([curve.curvatures.double() for curve in single], dim=1)
         curvatures = torch.diag_embed(bent)
         for i, j in combinations(range(vectors.shape[1]), 2):
-            both = samples.along(samples.shaped(vectors[:, i] + vectors[:, j])).curvatures.double()
+            both = samples.along(
+                samples.shaped(vectors[:, i] + vectors[:, j])
+            ).curvatures.double()
             mixed = (both - bent[:, i] - bent[:, j]) / 2
             curvatures[:, i, j] = curvatures[:, j, i] = mixed
         slopes = torch.stack([curve.slopes.double() for curve in single], dim=1)
-        return cls(*(terms - terms.mean(dim=0) for terms in (single[0].losses.double(), slopes, curvatures)))
+        return cls(
+            *(
+                terms - terms.mean(dim=0)
+                for terms in (single[0].losses.double(), slopes, curvatures)
+            )
+        )
 
     def within(self, count: int) -> Expansion:
         """Return the expansion along the first `count` columns."""
-        return type(self)(self.losses, self.slopes[:, :count], self.curvatures[:, :count, :count])
+        return type(self)(
+            self.losses, self.slopes[:, :count], self.curvatures[:, :count, :count]
+        )
 
     def mean_variance(self, spread: float) -> float:
         """Return the mean over z ~ N(0, s^2 I) of the variance over samples of a + c.z + z.Bz / 2.
@@ -99,14 +145,26 @@ class Expansion:
 def _top(objective: Objective, count: int, request: Request) -> Extremes:
     """Return the outermost eigenvectors of the Hessian of the first samples, in every parameter."""
     chosen = replace(objective, batch=objective.batch.samples(slice(count)))
-    hessian, generator = WholeHessian(LossGradient(chosen)), request.stream(0, Group.all.value)
-    return extremes_of(hessian, End.largest, request.spectrum, generator, k=max(request.at.config.landscape.dimensions))
+    hessian, generator = (
+        WholeHessian(LossGradient(chosen)),
+        request.stream(0, Group.all.value),
+    )
+    return extremes_of(
+        hessian,
+        End.largest,
+        request.spectrum,
+        generator,
+        k=max(request.at.config.landscape.dimensions),
+    )
 
 
 def _measured(samples: Samples, points: Columns, spread: float) -> Iterator[float]:
     """Yield the mean of v at both points of every pair."""
     for shift in map(samples.shaped, points.T):
-        ends = [samples.losses(samples.moved(shift, sign * spread)).double() for sign in (1, -1)]
+        ends = [
+            samples.losses(samples.moved(shift, sign * spread)).double()
+            for sign in (1, -1)
+        ]
         yield sum(float(end.var()) for end in ends) / 2
 
 
@@ -123,6 +181,10 @@ def _mean(values: Iterator[float]) -> Estimate:
     return Estimate(float(each.mean()), standard_error(each), len(each), POINTS)
 
 
-def _row(name: str, request: Request, estimate: Estimate, count: int, eigenvectors: Extremes) -> Row:
+def _row(
+    name: str, request: Request, estimate: Estimate, count: int, eigenvectors: Extremes
+) -> Row:
     is_unreliable = "top" in name and not eigenvectors.converged
-    return state_row(name, request, replace(estimate, is_unreliable=is_unreliable), index=count)
+    return state_row(
+        name, request, replace(estimate, is_unreliable=is_unreliable), index=count
+    )

@@ -15,7 +15,12 @@ from hessfig.errors import UserError
 from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import matrix_colour, shades
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.measured import MeasuredCurves, drawn_numbers, read_measured, read_numbers
+from hessfig.figures.parts.measured import (
+    MeasuredCurves,
+    drawn_numbers,
+    read_measured,
+    read_numbers,
+)
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, label_side, say
 from hessfig.figures.parts.panels import name_ends, reach
 from hessfig.figures.parts.rows import as_written, different, where
@@ -26,7 +31,8 @@ from hessfig.terms import AT_SCORES, Part
 TOGETHER = ("together", "together")  # the block of all diagonal ones
 _SHOWN = 3
 _MARKS = "s^Dvo"
-_PANEL, _NAMES = 2.6, 0.95  # inches of a panel with its names of lines, and of these names
+# Inches of a panel with its names of lines, and of these names.
+_PANEL, _NAMES = (2.6, 0.95)
 
 
 def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -40,13 +46,21 @@ def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the places).
     """
     measured = read_measured(spec, source)
-    pages = measured.curves[["num_layers", "layer"]].drop_duplicates().sort_values(["num_layers", "layer"])
+    pages = (
+        measured.curves[["num_layers", "layer"]]
+        .drop_duplicates()
+        .sort_values(["num_layers", "layer"])
+    )
     for depth, layer in pages.itertuples(index=False):
         suffix = f"_depth{depth}_layer{layer}" if len(pages) > 1 or depth > 1 else ""
-        yield draw_ablation(measured.of(num_layers=depth, layer=layer), spec, suffix=suffix)
+        yield draw_ablation(
+            measured.of(num_layers=depth, layer=layer), spec, suffix=suffix
+        )
 
 
-def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "") -> Page:
+def draw_ablation(
+    measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = ""
+) -> Page:
     """Draw one layer with one panel per block, and one of all diagonal blocks where some have no functional part."""
     shares = functional_shares(measured.table, measured.axis)
     blocks, null = _split_blocks(measured)
@@ -55,20 +69,32 @@ def draw_ablation(measured: MeasuredCurves, spec: FigureSpec, *, suffix: str = "
     words = ""
     if null:
         together = _together(measured)
-        shares = pd.concat([shares, functional_shares(together, measured.axis)], ignore_index=True)
+        shares = pd.concat(
+            [shares, functional_shares(together, measured.axis)], ignore_index=True
+        )
         blocks = [*blocks, TOGETHER]
-        weights = labels.block_words(*measured.matrices()) if len(measured.matrices()) == 2 else "diagonal"
+        weights = (
+            labels.block_words(*measured.matrices())
+            if len(measured.matrices()) == 2
+            else "diagonal"
+        )
         titles.append(f"{weights} blocks together")
         words = f" Together: their squared norms added. Of {', '.join(null)} the functional part is 0 (theorem)."
-    marks = "Share of the functional part: its norm over the sum of both. Dots: mean over"
+    marks = (
+        "Share of the functional part: its norm over the sum of both. Dots: mean over"
+    )
     marks += f" {labels.seeds_words(measured.table)}; bars: 95% interval of the mean; dotted: 1/2."
     note = f"{marks}{labels.made_words(measured.table, measured.axis, measured.setting)}{words}"
     room = measured.paper.inches - ONE_SCALE.left - len(blocks) * _PANEL
     style = ONE_SCALE.replace(height=1.8, right=max(_NAMES, room), across=_NAMES)
-    sheet = Sheet.grid(measured.paper, [[labels.block_name(*block) for block in blocks]], note, style)
+    sheet = Sheet.grid(
+        measured.paper, [[labels.block_name(*block) for block in blocks]], note, style
+    )
     for _, column, ax in sheet:
         row, col = blocks[column]
-        curves = measured if blocks[column] == TOGETHER else measured.of(row=row, col=col)
+        curves = (
+            measured if blocks[column] == TOGETHER else measured.of(row=row, col=col)
+        )
         _draw_shares(ax, where(shares, row=row, col=col), curves, places)
     share = f"share of {labels.symbol(Part.H_f)}"
     name, values = varied_setting(list(measured.curves["variant"].unique()))
@@ -86,9 +112,16 @@ def _together(measured: MeasuredCurves) -> pd.DataFrame:
     squares = (table["value"] ** 2).where(~table["status"].isin(LEFT_OUT), np.inf)
     diagonal = table.assign(value=squares)[table["row"] == table["col"]]
     one_sum = [*NETWORK, "layer", "row_layer", X, "seed", "part"]
-    sums = diagonal.groupby(one_sum, sort=False, dropna=False)["value"].sum().pow(0.5).reset_index()
+    sums = (
+        diagonal.groupby(one_sum, sort=False, dropna=False)["value"]
+        .sum()
+        .pow(0.5)
+        .reset_index()
+    )
     sums = sums[np.isfinite(sums["value"])]
-    return sums.assign(row=TOGETHER[0], col=TOGETHER[1], status=Status.ok, quantity=FROBENIUS)
+    return sums.assign(
+        row=TOGETHER[0], col=TOGETHER[1], status=Status.ok, quantity=FROBENIUS
+    )
 
 
 def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list[str]]:
@@ -97,7 +130,11 @@ def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list
     zero = functional.groupby(["row", "col"])["is_zero"].all()
     every = _blocks(measured)
     drawn = [block for block in every if not zero.get(block, False)]
-    words = [f"({row.removeprefix('W_')}, {col.removeprefix('W_')})" for row, col in every if (row, col) not in drawn]
+    words = [
+        f"({row.removeprefix('W_')}, {col.removeprefix('W_')})"
+        for row, col in every
+        if (row, col) not in drawn
+    ]
     return (drawn, words) if drawn else (every, [])
 
 
@@ -108,7 +145,9 @@ def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
     return diagonal + [pair for pair in present if pair not in diagonal]
 
 
-def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: MeasuredCurves) -> list[float]:
+def _chosen_places(
+    shares: pd.DataFrame, wanted: list[float] | None, measured: MeasuredCurves
+) -> list[float]:
     """Return the places nearest to the wanted ones; by default the lowest, middle and highest (sigma: up to 1)."""
     known = np.sort(shares[X].unique())
     known = known[known > 0]
@@ -117,10 +156,14 @@ def _chosen_places(shares: pd.DataFrame, wanted: list[float] | None, measured: M
     low = known[known <= 1.0 + 1e-9] if measured.axis.is_sigma else known
     practical = low if low.size else known
     targets = wanted or np.geomspace(practical[0], practical[-1], _SHOWN)
-    return sorted({float(known[np.abs(np.log(known / target)).argmin()]) for target in targets})
+    return sorted(
+        {float(known[np.abs(np.log(known / target)).argmin()]) for target in targets}
+    )
 
 
-def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float]) -> None:
+def _draw_shares(
+    ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: list[float]
+) -> None:
     """Draw the shares of one block, with names at the ends of the lines."""
     variants = list(block.curves["variant"].unique())
     _, values = varied_setting(variants)
@@ -131,7 +174,9 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: 
         say(ax, "= 0 (theorem)" if len(shares) else "(not measured)")
         places, variants = [], []
     if numbers:
-        lines = _by_place(shares, block.axis, places, dict(zip(variants, numbers, strict=False)))
+        lines = _by_place(
+            shares, block.axis, places, dict(zip(variants, numbers, strict=False))
+        )
         name_values(ax, values, numbers)
     else:
         lines = _by_variant(shares, block, variants)
@@ -140,31 +185,58 @@ def _draw_shares(ax: Axes, shares: pd.DataFrame, block: MeasuredCurves, places: 
     for words, here, style in lines:
         if here.empty:
             continue
-        ax.errorbar(here["x"], here["mean"], np.nan_to_num(reach(here, logs=False)), elinewidth=0.8, **style)
-        ends.append((float(here.sort_values("x")["mean"].iloc[-1]), words, style["color"]))
+        ax.errorbar(
+            here["x"],
+            here["mean"],
+            np.nan_to_num(reach(here, logs=False)),
+            elinewidth=0.8,
+            **style,
+        )
+        ends.append(
+            (float(here.sort_values("x")["mean"].iloc[-1]), words, style["color"])
+        )
     name_ends(ax, ends)
 
 
-_Line = tuple[str, pd.DataFrame, dict[str, Any]]  # its name, its points in the columns x and mean, its style
+# Its name, its points in the columns x and mean, its style.
+_Line = tuple[str, pd.DataFrame, dict[str, Any]]
 
 
-def _by_place(shares: pd.DataFrame, axis: Axis, places: list[float], settings: Mapping[str, float]) -> Iterator[_Line]:
+def _by_place(
+    shares: pd.DataFrame, axis: Axis, places: list[float], settings: Mapping[str, float]
+) -> Iterator[_Line]:
     """Yield a line per place on the axis against the setting of each variant, darker for later places."""
-    for rank, (tone, at) in enumerate(zip(shades("#555555", len(places)), places, strict=True)):
+    for rank, (tone, at) in enumerate(
+        zip(shades("#555555", len(places)), places, strict=True)
+    ):
         here = shares[np.isclose(shares[X], at)]
         words = f"{axis.symbol} = {at:{'.2g' if axis.is_sigma else 'g'}}"
-        yield words, here.assign(x=here["variant"].map(settings)), {"fmt": f"{_MARKS[rank % 5]}-", "color": tone}
+        yield (
+            words,
+            here.assign(x=here["variant"].map(settings)),
+            {"fmt": f"{_MARKS[rank % 5]}-", "color": tone},
+        )
 
 
-def _by_variant(shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]) -> Iterator[_Line]:
+def _by_variant(
+    shares: pd.DataFrame, block: MeasuredCurves, variants: Sequence[str]
+) -> Iterator[_Line]:
     """Yield a line per variant along the axis."""
     rows = list(block.curves["row"].unique())
     weight, colour = (
-        (f"{labels.weight_words(rows[0])}, ", matrix_colour(rows[0])) if len(rows) == 1 else ("", "#555555")
+        (f"{labels.weight_words(rows[0])}, ", matrix_colour(rows[0]))
+        if len(rows) == 1
+        else ("", "#555555")
     )
-    for rank, (tone, variant) in enumerate(zip(shades(colour, len(variants)), variants, strict=True)):
+    for rank, (tone, variant) in enumerate(
+        zip(shades(colour, len(variants)), variants, strict=True)
+    ):
         words = f"{weight}{labels.variant_words(variant)}"
-        yield words, where(shares, variant=variant), {"fmt": f"{_MARKS[rank % 5]}-", "color": tone}
+        yield (
+            words,
+            where(shares, variant=variant),
+            {"fmt": f"{_MARKS[rank % 5]}-", "color": tone},
+        )
 
 
 def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> None:
@@ -172,7 +244,11 @@ def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> Non
     if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
-    names = [f"{number:g}" for number in numbers] if numbers else list(map(labels.plain, values))
+    names = (
+        [f"{number:g}" for number in numbers]
+        if numbers
+        else list(map(labels.plain, values))
+    )
     ax.set_xticks(numbers or range(len(values)), names)
     ax.margins(x=0.1)
 
@@ -204,11 +280,21 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
     words = f"Lines: mean over {labels.seeds_words(table)}; bands: 95% interval of the mean (Student's t)."
     settings = f"{labels.setting_words(run.config, table, run.axis)} {labels.estimator_words(table)}."
     about = f"{words} {settings}{labels.left_out_words(table)}"
-    sheet = Sheet.grid(spec.paper, [names], about, ONE_SCALE.replace(height=1.7, across=_ENDS, right=_ENDS))
+    sheet = Sheet.grid(
+        spec.paper,
+        [names],
+        about,
+        ONE_SCALE.replace(height=1.7, across=_ENDS, right=_ENDS),
+    )
     for _, column, ax in sheet:
         depth, layer, row, col = panels[column]
-        _draw_score_shares(ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis)
-        ax.set_title(labels.block_words(row, col) + (f", layer {layer} of {depth}" if depth > 1 else ""))
+        _draw_score_shares(
+            ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis
+        )
+        ax.set_title(
+            labels.block_words(row, col)
+            + (f", layer {layer} of {depth}" if depth > 1 else "")
+        )
     outer, functional = (labels.symbol(part) for part in AT_SCORES)
     label_side(sheet.first, rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$")
     yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
@@ -229,17 +315,29 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     ends: list[tuple[float, str, Any]] = []
     groups = list(shares.sort_values(x).groupby(by, sort=bool(numbers), dropna=False))
     marks = itertools.cycle("o" if numbers else _MARKS)
-    for mark, tone, (at, group) in zip(marks, shades("#2166ac", len(groups)), groups, strict=False):
-        words = f"{axis.symbol} = {at:g}" if numbers else labels.variant_words(group["variant"].iloc[0])
-        ax.plot(group[x], group["mean"], f"{mark}-", color=tone, markersize=3, label=words)
+    for mark, tone, (at, group) in zip(
+        marks, shades("#2166ac", len(groups)), groups, strict=False
+    ):
+        words = (
+            f"{axis.symbol} = {at:g}"
+            if numbers
+            else labels.variant_words(group["variant"].iloc[0])
+        )
+        ax.plot(
+            group[x], group["mean"], f"{mark}-", color=tone, markersize=3, label=words
+        )
         ends.append((float(group["mean"].iloc[-1]), words, tone))
-        ax.fill_between(group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0)
+        ax.fill_between(
+            group[x], group["low"], group["high"], color=tone, alpha=0.25, linewidth=0
+        )
     ax.axhline(0.5, color="#333333", linestyle=(0, (1, 2)), linewidth=0.6, zorder=1)
     ax.set(xlabel=labels.plain(name) if numbers else axis.symbol, ylim=(-0.03, 1.03))
     places = sorted(numbers or shares[X].unique())
     name_values(ax, [f"{place:g}" for place in places], places)
     ax.set_xticks(places[:: 1 + len(places) // _MOST_NAMED])
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda place, _: _as_ratio(place) if numbers else f"{place:g}"))
+    ax.xaxis.set_major_formatter(
+        FuncFormatter(lambda place, _: _as_ratio(place) if numbers else f"{place:g}")
+    )
     name_ends(ax, ends)
 
 

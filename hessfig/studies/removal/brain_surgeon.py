@@ -22,7 +22,10 @@ def damped_inverse(matrix: Matrix, damping: float) -> Matrix:
     signs (Dauphin et al. 2014, arXiv 1406.2572). If A + shift I is positive definite, it is inverted instead. A zero
     matrix counts as the identity; a matrix that is not finite gives nan.
     """
-    shift, identity = damping * float(matrix.diagonal().abs().mean()), torch.eye(len(matrix), dtype=matrix.dtype)
+    shift, identity = (
+        damping * float(matrix.diagonal().abs().mean()),
+        torch.eye(len(matrix), dtype=matrix.dtype),
+    )
     if not matrix.isfinite().all():
         return torch.full_like(matrix, torch.nan)
     if not matrix.any():
@@ -47,7 +50,10 @@ def obs(weights: Vector, inverse: Matrix) -> Vector:
 def obs_of_group(weights: Vector, inverse: Matrix, places: Places) -> float:
     """Return w_S.([A^-1]_SS)^-1 w_S / 2, the smallest rise with all weights of a set S at zero."""
     removed = weights[places]
-    return float(removed @ torch.linalg.solve(inverse[places[:, None], places], removed)) / 2
+    return (
+        float(removed @ torch.linalg.solve(inverse[places[:, None], places], removed))
+        / 2
+    )
 
 
 def compensated(weights: Vector, inverse: Matrix) -> Matrix:
@@ -56,30 +62,42 @@ def compensated(weights: Vector, inverse: Matrix) -> Matrix:
     return moved.fill_diagonal_(0.0)
 
 
-def zeroed(weights: Vector, order: Places, counts: Sequence[int]) -> Float[Tensor, "counts n"]:
+def zeroed(
+    weights: Vector, order: Places, counts: Sequence[int]
+) -> Float[Tensor, "counts n"]:
     """Return one row per count: the weights with the first `count` weights of an order at zero."""
     ranks = torch.empty_like(order)
     ranks[order] = torch.arange(len(order))
     return torch.where(ranks < torch.tensor(counts)[:, None], 0.0, weights)
 
 
-def surgery(weights: Vector, inverse: Matrix, counts: Sequence[int]) -> Iterator[Vector]:
+def surgery(
+    weights: Vector, inverse: Matrix, counts: Sequence[int]
+) -> Iterator[Vector]:
     """Yield the weights after `count` of them were removed and the others compensated, for ascending counts.
 
     From one count to the next, the set S of weights with the smallest saliencies is removed at once. The other weights
     move by -[A^-1]_RS ([A^-1]_SS)^-1 w_S, and the inverse becomes that of A on the remaining weights (a Schur
     complement). Saliencies are then computed for the new weights with the same A.
     """
-    current, inverse, remaining = weights.clone(), inverse.clone(), torch.arange(len(weights))
+    current, inverse, remaining = (
+        weights.clone(),
+        inverse.clone(),
+        torch.arange(len(weights)),
+    )
     for count in counts:
         new = count - (len(weights) - len(remaining))
         if new:
             ranks = obs(current[remaining], inverse).argsort(stable=True)
             gone, left = ranks[:new], ranks[new:].sort().values
-            gains = torch.linalg.solve(inverse[gone[:, None], gone], inverse[gone[:, None], left])
+            gains = torch.linalg.solve(
+                inverse[gone[:, None], gone], inverse[gone[:, None], left]
+            )
             current[remaining[left]] -= current[remaining[gone]] @ gains
             current[remaining[gone]] = 0.0
-            inverse = inverse[left[:, None], left] - inverse[left[:, None], gone] @ gains
+            inverse = (
+                inverse[left[:, None], left] - inverse[left[:, None], gone] @ gains
+            )
             remaining = remaining[left]
         yield current.clone()
 
@@ -97,7 +115,10 @@ class RowGrids:
     def __init__(self, matrices: Sequence[Float[Tensor, "_ _"]], bits: int) -> None:
         scales, zeros, self._most = [], [], 2**bits - 1
         for matrix in matrices:
-            low, high = matrix.min(dim=1).values.clamp(max=0), matrix.max(dim=1).values.clamp(min=0)
+            low, high = (
+                matrix.min(dim=1).values.clamp(max=0),
+                matrix.max(dim=1).values.clamp(min=0),
+            )
             scale = (high - low) / self._most
             scale = torch.where(scale > 0, scale, 1.0)
             scales.append(scale[:, None].expand_as(matrix).flatten())
@@ -121,6 +142,8 @@ def gptq(weights: Vector, inverse: Matrix, rounded: Rounding) -> Vector:
     upper = torch.linalg.cholesky(inverse, upper=True) if is_finite else inverse
     for place in range(len(weights)):
         level = rounded(left[place], place)
-        left[place + 1 :] -= (left[place] - level) / upper[place, place] * upper[place, place + 1 :]
+        left[place + 1 :] -= (
+            (left[place] - level) / upper[place, place] * upper[place, place + 1 :]
+        )
         left[place] = level
     return left

@@ -17,14 +17,23 @@ from hessfig.curvature.problem import Objective, evaluating
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_parts
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import EXACT, Arrays, Estimate, Measured, Request, Row, state_row
+from hessfig.measurements.quantity import (
+    EXACT,
+    Arrays,
+    Estimate,
+    Measured,
+    Request,
+    Row,
+    state_row,
+)
 from hessfig.models.blocks import matrices_of
 from hessfig.studies.removal import brain_surgeon
 from hessfig.studies.removal.row_names import PRUNED_BY, Surrogate
 from hessfig.terms import Approximation, Block, Matrix, Part
 from hessfig.weights import Weight
 
-AT_ONCE, BYTES = 64, 2**28  # limits of a batch of points at which the loss is evaluated: number, memory
+# Limits of a batch of points at which the loss is evaluated: number, memory.
+AT_ONCE, BYTES = (64, 2**28)
 
 
 class PerturbedBlock:
@@ -33,12 +42,16 @@ class PerturbedBlock:
     Weights have the dtype of the network. Losses and matrices are returned in float64, in the order of the block.
     """
 
-    def __init__(self, objective: Objective, request: Request, block: Block, column: Column) -> None:
+    def __init__(
+        self, objective: Objective, request: Request, block: Block, column: Column
+    ) -> None:
         self.problem, self.block, self._column = objective, block, column
         self.side = objective.layout.side(block.layer, str(block.col))
         self._samples = SampleGradients(objective, request.stream(0, "labels"))
         self._suffix = objective.suffix(self.side)
-        self.weights = self.flat({name: one.detach() for name, one in objective.network.named_parameters()})
+        self.weights = self.flat(
+            {name: one.detach() for name, one in objective.network.named_parameters()}
+        )
 
     def flat(self, by_parameter: dict[str, Tensor]) -> Float[Tensor, " dim"]:
         """Return the block's entries of tensors with the shapes of the parameters."""
@@ -47,8 +60,13 @@ class PerturbedBlock:
     @cached_property
     def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:
         """Each weight of the block with its shape and the positions of its entries in the block's vector."""
-        shapes = [view_of(self.problem.network.get_parameter(weight.parameter), weight).shape for weight in self.side]
-        places = torch.arange(sum(shape.numel() for shape in shapes)).split([shape.numel() for shape in shapes])
+        shapes = [
+            view_of(self.problem.network.get_parameter(weight.parameter), weight).shape
+            for weight in self.side
+        ]
+        places = torch.arange(sum(shape.numel() for shape in shapes)).split(
+            [shape.numel() for shape in shapes]
+        )
         return list(zip(self.side, shapes, places, strict=True))
 
     @property
@@ -62,39 +80,65 @@ class PerturbedBlock:
         with evaluating(self.problem.network):
             try:
                 losses = vmap(self._loss, chunk_size=chunk)(points - self.weights)
-            except RuntimeError:  # networks without support for vmap are evaluated point by point
+            except (
+                RuntimeError
+            ):  # networks without support for vmap are evaluated point by point
                 steps = (points - self.weights).requires_grad_()
                 losses = torch.stack([self._loss(step).detach() for step in steps])
         return losses.detach().double().cpu()
 
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
-        terms = [scalar(self._suffix.at(moved, start)) for start, scalar in self._suffix.terms(Part.H)]
+        terms = [
+            scalar(self._suffix.at(moved, start))
+            for start, scalar in self._suffix.terms(Part.H)
+        ]
         return torch.stack(terms).sum()
 
     def _moved(self, step: Tensor) -> dict[str, Tensor]:
         """Return copies of the parameters that contain the block, moved by a step; nothing is changed in place."""
         moved: dict[str, Tensor] = {}
         for weight, _, places in self.pieces:
-            values = moved.get(weight.parameter, self.problem.network.get_parameter(weight.parameter).detach())
-            at = view_of(torch.arange(values.numel(), device=values.device).view_as(values), weight).flatten()
-            flat = torch.zeros_like(values).flatten().index_put((at,), step[places], accumulate=True)
+            values = moved.get(
+                weight.parameter,
+                self.problem.network.get_parameter(weight.parameter).detach(),
+            )
+            at = view_of(
+                torch.arange(values.numel(), device=values.device).view_as(values),
+                weight,
+            ).flatten()
+            flat = (
+                torch.zeros_like(values)
+                .flatten()
+                .index_put((at,), step[places], accumulate=True)
+            )
             moved[weight.parameter] = values + flat.view_as(values)
         return moved
 
-    def surrogates(self, names: Collection[Surrogate]) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
+    def surrogates(
+        self, names: Collection[Surrogate]
+    ) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
         """Return the block's matrices with these names."""
         parts = dense_parts(self._column, [Part.H, Part.H_o])
         by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
-        matrices = {name: parts[self.block, part].double().cpu() for name, part in by_part.items()}
+        matrices = {
+            name: parts[self.block, part].double().cpu()
+            for name, part in by_part.items()
+        }
         outer = matrices[Surrogate.gauss_newton].diagonal()
         if Surrogate.empirical_fisher in names:
-            rows = self._material(self.side, outer.shape).approximation(Approximation.empirical_fisher)
-            matrices[Surrogate.empirical_fisher] = rows.matmat(torch.eye(len(outer), dtype=torch.float64))
+            rows = self._material(self.side, outer.shape).approximation(
+                Approximation.empirical_fisher
+            )
+            matrices[Surrogate.empirical_fisher] = rows.matmat(
+                torch.eye(len(outer), dtype=torch.float64)
+            )
         matrices.update(self._of_maps(names, outer))
         return {name: (matrices[name] + matrices[name].T) / 2 for name in names}
 
-    def _of_maps(self, names: Collection[Surrogate], outer: Tensor) -> dict[Surrogate, Tensor]:
+    def _of_maps(
+        self, names: Collection[Surrogate], outer: Tensor
+    ) -> dict[Surrogate, Tensor]:
         """Return K-FAC and the matrix of inputs: blocks for linear maps, and a diagonal for all other weights.
 
         The diagonal is that of the Gauss-Newton matrix for K-FAC. It is 1 for the inputs, whose blocks are scaled to a
@@ -103,11 +147,18 @@ class PerturbedBlock:
         inputs = torch.eye(len(outer), dtype=torch.float64)
         for material, places in self._maps():
             seen = material.inputs.matmat(torch.eye(len(places), dtype=torch.float64))
-            inputs[places[:, None], places] = seen / (float(seen.diagonal().mean()) or 1.0)
-        matrices = {Surrogate.kfac: self.of_maps(Approximation.kfac, outer), Surrogate.inputs: inputs}
+            inputs[places[:, None], places] = seen / (
+                float(seen.diagonal().mean()) or 1.0
+            )
+        matrices = {
+            Surrogate.kfac: self.of_maps(Approximation.kfac, outer),
+            Surrogate.inputs: inputs,
+        }
         return {name: matrix for name, matrix in matrices.items() if name in names}
 
-    def of_maps(self, name: Approximation, elsewhere: Float[Tensor, " dim"]) -> Float[Tensor, "dim dim"]:
+    def of_maps(
+        self, name: Approximation, elsewhere: Float[Tensor, " dim"]
+    ) -> Float[Tensor, "dim dim"]:
         """Return the approximation of every linear map's block, with the diagonal `elsewhere` for all other weights."""
         matrix = elsewhere.diag()
         for material, places in self._maps():
@@ -127,7 +178,8 @@ class PerturbedBlock:
 
 _FIELLER = 1.06  # the variance of Spearman's z is this over n - 3 (Fieller, Hartley and Pearson 1957)
 _ROUNDINGS = 64  # rises below this multiple of the loss's rounding (saliencies: of the largest one's) rank as 0
-_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)  # a head has some of their rows, and some columns of W_O
+# A head has some of their rows, and some columns of W_O.
+_BY_ROWS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)
 Groups = list[Tensor]
 
 
@@ -149,7 +201,10 @@ def pruning(objective: Objective, request: Request) -> Measured:
         pruned = _Pruned(PerturbedBlock(objective, request, block, column), request)
         rows += pruned.rows()
         place = f"{block.layer}_{block.col}"
-        arrays |= {f"{place}_{name}": values.numpy() for name, values in pruned.of_weights().items()}
+        arrays |= {
+            f"{place}_{name}": values.numpy()
+            for name, values in pruned.of_weights().items()
+        }
         arrays[f"{place}_weights"] = [one.name for one in pruned.subject.side]
         arrays[f"{place}_sizes"] = [one.size for one in pruned.subject.side]
     return Measured(rows, arrays)
@@ -184,60 +239,119 @@ class _Pruned:
         self._rounding = _ROUNDINGS * torch.finfo(subject.weights.dtype).eps
         eye = torch.arange(size)
         self._rises = self._rise(zeroed_each([one[None] for one in eye], self._weights))
-        self._rows = [row for _, shape, places in subject.matrices for row in places.view(shape)]
+        self._rows = [
+            row for _, shape, places in subject.matrices for row in places.view(shape)
+        ]
         self._heads = _heads(subject, request)
         self._saliencies = dict(self._all(request.stream(0, "random")))
 
     def rows(self) -> Iterator[Row]:
         """Yield all rows of the block."""
-        yield from self._along("removed_share", [count / len(self._weights) for count in self._counts])
-        of_rows, of_heads = (self._rise(zeroed_each(one, self._weights)) for one in (self._rows, self._heads))
+        yield from self._along(
+            "removed_share", [count / len(self._weights) for count in self._counts]
+        )
+        of_rows, of_heads = (
+            self._rise(zeroed_each(one, self._weights))
+            for one in (self._rows, self._heads)
+        )
         yield from self._along("head_increase", of_heads.tolist(), first=1)
         for name, saliency in self._saliencies.items():
             yield self._correlation(f"{name}_correlation", saliency.single, self._rises)
-            saliencies = torch.tensor([saliency.of(row) for row in self._rows], dtype=torch.float64)
+            saliencies = torch.tensor(
+                [saliency.of(row) for row in self._rows], dtype=torch.float64
+            )
             yield self._correlation(f"{name}_row_correlation", saliencies, of_rows)
             if saliency.inverse is not None:
-                moved = self._rise(brain_surgeon.compensated(self._weights, saliency.inverse))
-                yield self._correlation(f"{name}_compensated_correlation", saliency.single, moved)
-            yield from self._along(f"{name}_loss", self.subject.losses(saliency.path.to(self.subject.weights)).tolist())
-            yield from self._along(f"{name}_head", [saliency.of(head) for head in self._heads], first=1)
+                moved = self._rise(
+                    brain_surgeon.compensated(self._weights, saliency.inverse)
+                )
+                yield self._correlation(
+                    f"{name}_compensated_correlation", saliency.single, moved
+                )
+            yield from self._along(
+                f"{name}_loss",
+                self.subject.losses(saliency.path.to(self.subject.weights)).tolist(),
+            )
+            yield from self._along(
+                f"{name}_head", [saliency.of(head) for head in self._heads], first=1
+            )
 
     def of_weights(self) -> dict[str, Tensor]:
         """Return the true rise and every saliency of all weights."""
-        return {"increase": self._rises, **{name: one.single for name, one in self._saliencies.items()}}
+        return {
+            "increase": self._rises,
+            **{name: one.single for name, one in self._saliencies.items()},
+        }
 
     def _rise(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
-        return self.subject.losses(points.to(self.subject.weights)) - self._before if len(points) else torch.empty(0)
+        return (
+            self.subject.losses(points.to(self.subject.weights)) - self._before
+            if len(points)
+            else torch.empty(0)
+        )
 
     def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
         weights, matrices = self._weights, self.subject.surrogates(PRUNED_BY)
-        slope = self.subject.flat(LossGradient(self.subject.problem).gradient).double().cpu()
+        slope = (
+            self.subject.flat(LossGradient(self.subject.problem).gradient)
+            .double()
+            .cpu()
+        )
         curved = brain_surgeon.obd(weights, matrices[Surrogate.hessian].diagonal())
-        yield "random", self._additive(torch.rand(len(weights), generator=generator, dtype=torch.float64))
+        yield (
+            "random",
+            self._additive(
+                torch.rand(len(weights), generator=generator, dtype=torch.float64)
+            ),
+        )
         yield "magnitude", self._additive(weights.square())
         yield "taylor", self._additive(curved - slope * weights)
         for name, matrix in matrices.items():
-            yield f"obd_{name}", self._additive(brain_surgeon.obd(weights, matrix.diagonal()))
-            inverse = brain_surgeon.damped_inverse(matrix, self._request.at.config.compression.damping)
-            path = torch.stack(list(brain_surgeon.surgery(weights, inverse, self._counts)))
-            yield f"obs_{name}", _Saliency(brain_surgeon.obs(weights, inverse), path, inverse, weights)
+            yield (
+                f"obd_{name}",
+                self._additive(brain_surgeon.obd(weights, matrix.diagonal())),
+            )
+            inverse = brain_surgeon.damped_inverse(
+                matrix, self._request.at.config.compression.damping
+            )
+            path = torch.stack(
+                list(brain_surgeon.surgery(weights, inverse, self._counts))
+            )
+            yield (
+                f"obs_{name}",
+                _Saliency(brain_surgeon.obs(weights, inverse), path, inverse, weights),
+            )
 
     def _additive(self, single: Tensor) -> _Saliency:
-        return _Saliency(single, brain_surgeon.zeroed(self._weights, single.argsort(stable=True), self._counts))
+        return _Saliency(
+            single,
+            brain_surgeon.zeroed(
+                self._weights, single.argsort(stable=True), self._counts
+            ),
+        )
 
-    def _along(self, name: str, values: Sequence[float], *, first: int = 0) -> Iterator[Row]:
+    def _along(
+        self, name: str, values: Sequence[float], *, first: int = 0
+    ) -> Iterator[Row]:
         for place, value in enumerate(values, first):
-            yield state_row(name, self._request, value, block=self.subject.block, index=place)
+            yield state_row(
+                name, self._request, value, block=self.subject.block, index=place
+            )
 
     def _correlation(self, name: str, one: Tensor, other: Tensor) -> Row:
         """Return Spearman's correlation of saliencies with rises; values that are rounding of 0 have equal ranks."""
-        saliencies = _flushed(one, self._rounding * float(one.abs().max()) if len(one) else 0.0)
-        correlation = correlated(saliencies, _flushed(other, self._rounding * abs(self._before)))
+        saliencies = _flushed(
+            one, self._rounding * float(one.abs().max()) if len(one) else 0.0
+        )
+        correlation = correlated(
+            saliencies, _flushed(other, self._rounding * abs(self._before))
+        )
         return state_row(name, self._request, correlation, block=self.subject.block)
 
 
-def zeroed_each(groups: Groups, weights: Float[Tensor, " dim"]) -> Float[Tensor, "k dim"]:
+def zeroed_each(
+    groups: Groups, weights: Float[Tensor, " dim"]
+) -> Float[Tensor, "k dim"]:
     """Return one row per group: the weights with the entries of the group at zero."""
     points = weights.repeat(len(groups), 1)
     for row, group in zip(points, groups, strict=True):
@@ -254,7 +368,11 @@ def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate
 
 def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
     """Return Spearman's rank correlation, with mean ranks for ties; nan if one of the two is constant."""
-    return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1]) if len(one) > 1 else nan
+    return (
+        float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1])
+        if len(one) > 1
+        else nan
+    )
 
 
 def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
@@ -272,12 +390,19 @@ def _heads(subject: PerturbedBlock, request: Request) -> Groups:
 
     The result is empty for networks whose attention is unknown or shares keys among heads.
     """
-    if not {Matrix.W_O, *_BY_ROWS} <= {*matrices_of(request.model)} or request.model.n_kv_heads:
+    if (
+        not {Matrix.W_O, *_BY_ROWS} <= {*matrices_of(request.model)}
+        or request.model.n_kv_heads
+    ):
         return []
     entries: dict[tuple[int, int], list[Tensor]] = {}
     for weight, shape, places in subject.matrices:
         if weight.name in (*_BY_ROWS, Matrix.W_O):
-            along = places.view(shape).T if weight.name == Matrix.W_O else places.view(shape)
+            along = (
+                places.view(shape).T
+                if weight.name == Matrix.W_O
+                else places.view(shape)
+            )
             for head, cut in enumerate(along.chunk(request.model.n_heads)):
                 entries.setdefault((weight.layer, head), []).append(cut.flatten())
     return [torch.cat(entries[key]) for key in sorted(entries)]
@@ -291,7 +416,9 @@ def quantisation(objective: Objective, request: Request) -> Measured:
     block without a matrix.
     """
     subjects = _rounded("quantisation", objective, request)
-    return Measured([row for subject in subjects for row in _of_block(subject, request)])
+    return Measured(
+        [row for subject in subjects for row in _of_block(subject, request)]
+    )
 
 
 def rounding(objective: Objective, request: Request) -> Measured:
@@ -306,12 +433,17 @@ def rounding(objective: Objective, request: Request) -> Measured:
     rows, values_of = list[Row](), dict[tuple[str, int], dict[str, float]]()
     for subject in _rounded("rounding", objective, request):
         for (name, bits), value in _predicted(subject, request).items():
-            rows.append(state_row(name, request, value, block=subject.block, index=bits))
+            rows.append(
+                state_row(name, request, value, block=subject.block, index=bits)
+            )
             if len(subject.side) == 1:
                 values_of.setdefault((name, bits), {})[str(subject.block)] = value
     for (name, bits), values in values_of.items():
         if name != RISE and len(values) > _FEWEST:
-            sides = (torch.tensor([*one.values()], dtype=torch.float64) for one in (values, values_of[RISE, bits]))
+            sides = (
+                torch.tensor([*one.values()], dtype=torch.float64)
+                for one in (values, values_of[RISE, bits])
+            )
             label = name.replace("prediction", "rank_correlation")
             rows.append(state_row(label, request, correlated(*sides), index=bits))
     return Measured(rows)
@@ -320,26 +452,46 @@ def rounding(objective: Objective, request: Request) -> Measured:
 RISE, _FEWEST = "rounding_increase", 3
 
 
-def _predicted(subject: PerturbedBlock, request: Request) -> dict[tuple[str, int], float]:
+def _predicted(
+    subject: PerturbedBlock, request: Request
+) -> dict[tuple[str, int], float]:
     """Return the rise and its predictions by name and bits."""
-    weights, places = subject.weights.double().cpu(), torch.cat([one for _, _, one in subject.matrices])
+    weights, places = (
+        subject.weights.double().cpu(),
+        torch.cat([one for _, _, one in subject.matrices]),
+    )
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
     hessian, fisher = (surrogates[name][places[:, None], places] for name in surrogates)
     slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
-    before, numbers = subject.losses(subject.weights[None]), dict[tuple[str, int], float]()
+    before, numbers = (
+        subject.losses(subject.weights[None]),
+        dict[tuple[str, int], float](),
+    )
     for bits in request.at.config.compression.bits:
-        grid = brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], bits)
+        grid = brain_surgeon.RowGrids(
+            [weights[one].view(shape) for _, shape, one in subject.matrices], bits
+        )
         step = grid(weights[places]) - weights[places]
-        moved = _placed(weights, places, (weights[places] + step)[None]).to(subject.weights)
+        moved = _placed(weights, places, (weights[places] + step)[None]).to(
+            subject.weights
+        )
         mean, bent = float(step.square().mean()), float(step @ hessian @ step) / 2
         values = {RISE: float(subject.losses(moved) - before)}
-        values |= {"hawq_prediction": float(hessian.trace()) * mean, "fisher_prediction": float(fisher.trace()) * mean}
-        values |= {"quadratic_prediction": bent, "taylor_prediction": float(slope @ step) + bent}
+        values |= {
+            "hawq_prediction": float(hessian.trace()) * mean,
+            "fisher_prediction": float(fisher.trace()) * mean,
+        }
+        values |= {
+            "quadratic_prediction": bent,
+            "taylor_prediction": float(slope @ step) + bent,
+        }
         numbers |= {(name, bits): value for name, value in values.items()}
     return numbers
 
 
-def _rounded(name: str, objective: Objective, request: Request) -> Iterator[PerturbedBlock]:
+def _rounded(
+    name: str, objective: Objective, request: Request
+) -> Iterator[PerturbedBlock]:
     """Yield every requested block. Raises UserError for a block without a matrix."""
     for block, column in square_columns(objective, request):
         subject = PerturbedBlock(objective, request, block, column)
@@ -358,18 +510,26 @@ def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
     places = torch.cat([one for _, _, one in subject.matrices])
     square, damping = (places[:, None], places), request.at.config.compression.damping
     grids = [
-        brain_surgeon.RowGrids([weights[one].view(shape) for _, shape, one in subject.matrices], count)
+        brain_surgeon.RowGrids(
+            [weights[one].view(shape) for _, shape, one in subject.matrices], count
+        )
         for count in bits
     ]
     rounded = {"nearest": [grid(weights[places]) for grid in grids]}
     for surrogate, matrix in subject.surrogates(list(Surrogate)).items():
         inverse = brain_surgeon.damped_inverse(matrix[square], damping)
-        rounded[f"gptq_{surrogate}"] = [brain_surgeon.gptq(weights[places], inverse, grid) for grid in grids]
+        rounded[f"gptq_{surrogate}"] = [
+            brain_surgeon.gptq(weights[places], inverse, grid) for grid in grids
+        ]
     before = subject.losses(subject.weights[None])
     for name, changed in rounded.items():
         points = _placed(weights, places, torch.stack(changed)).to(subject.weights)
-        for count, rise in zip(bits, (subject.losses(points) - before).tolist(), strict=True):
-            yield state_row(f"{name}_increase", request, rise, block=subject.block, index=count)
+        for count, rise in zip(
+            bits, (subject.losses(points) - before).tolist(), strict=True
+        ):
+            yield state_row(
+                f"{name}_increase", request, rise, block=subject.block, index=count
+            )
 
 
 def _placed(weights: Tensor, places: Tensor, values: Tensor) -> Tensor:

@@ -20,21 +20,41 @@ from hessfig.figures.parts.labels import are_few
 from hessfig.figures.parts.lettering import TINY, width_of
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
 from hessfig.figures.parts.panels import draw_interval, seed_means
-from hessfig.figures.parts.rows import as_written, at_one_place, by_network, counted, in_order, networks_of, where
+from hessfig.figures.parts.rows import (
+    as_written,
+    at_one_place,
+    by_network,
+    counted,
+    in_order,
+    networks_of,
+    where,
+)
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades, set_y_scale
-from hessfig.studies.removal.row_names import OF_PRUNING, OF_QUANTISATION, ROUNDINGS, SALIENCIES, Surrogate
+from hessfig.studies.removal.row_names import (
+    OF_PRUNING,
+    OF_QUANTISATION,
+    ROUNDINGS,
+    SALIENCIES,
+    Surrogate,
+)
 
-_COLOURS = {**{one.value: tone(rank) for rank, one in enumerate(Surrogate)}, "random": "#999999", "nearest": tone(6)}
+_COLOURS = {
+    **{one.value: tone(rank) for rank, one in enumerate(Surrogate)},
+    "random": "#999999",
+    "nearest": tone(6),
+}
 _COLOURS |= {"magnitude": tone(6), "taylor": tone(5)}
 _MARKS = {"correlation": "o", "row_correlation": "s", "compensated_correlation": "x"}
 _LOSSES = "Dashed: OBD; solid: OBS, where other weights compensate, and the rest. Geometric means"
 _CORRELATIONS = (
-    "Dots: single weights; squares: rows of matrices; crosses: single weights with compensation. Means by Fisher's z"
+    "Dots: single weights; squares: rows of matrices; "
+    "crosses: single weights with compensation. Means by Fisher's z"
 )
 _LINES = ("o", "s", "^", "D", "v", "P", "X")  # markers of curves
 _STYLE = APART.replace(across=0.4, bottom=0.4, narrowest=None)
-_LINE, _ACROSS, _APART = 0.14, 4, 0.22  # height of a saliency in inches, blocks per line, gap between marks
+# Height of a saliency in inches, blocks per line, gap between marks.
+_LINE, _ACROSS, _APART = (0.14, 4, 0.22)
 
 
 def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -49,17 +69,26 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
     `saliencies`: those that are drawn).
     """
     run, table, place = _read(spec, source, OF_PRUNING)
-    blocks = list(table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None))
+    blocks = list(
+        table[["layer", "row"]].drop_duplicates().itertuples(index=False, name=None)
+    )
     names = _chosen(spec)
     for layer, name in blocks:
         rows = where(table, layer=layer, row=name)
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
         block = f"{'All weights' if name == 'all' else name}, {place}."
         few = are_few(rows["seed"].nunique())
-        note = _note(run, rows, f"{block} {_LOSSES}", "their 95% intervals are in the CSV file" if few else _INTERVALS)
+        note = _note(
+            run,
+            rows,
+            f"{block} {_LOSSES}",
+            "their 95% intervals are in the CSV file" if few else _INTERVALS,
+        )
         yield _draw_pruned(rows, names, "loss", note, spec, suffix)
         note = _note(run, rows, f"{block} {_CORRELATIONS}")
-        yield _draw_pruned(rows, names, "correlation", note, spec, f"{suffix}_correlations")
+        yield _draw_pruned(
+            rows, names, "correlation", note, spec, f"{suffix}_correlations"
+        )
 
 
 def _chosen(spec: FigureSpec) -> list[str]:
@@ -67,19 +96,38 @@ def _chosen(spec: FigureSpec) -> list[str]:
     names = spec.words("saliencies") or list(SALIENCIES)
     for name in names:
         if name not in SALIENCIES:
-            raise unknown_name("figure.options.saliencies: there is no such saliency", name, SALIENCIES, "leave it out")
+            raise unknown_name(
+                "figure.options.saliencies: there is no such saliency",
+                name,
+                SALIENCIES,
+                "leave it out",
+            )
     return names
 
 
 def _draw_pruned(
-    rows: pd.DataFrame, names: Sequence[str], number: str, note: str, spec: FigureSpec, suffix: str
+    rows: pd.DataFrame,
+    names: Sequence[str],
+    number: str,
+    note: str,
+    spec: FigureSpec,
+    suffix: str,
 ) -> Page:
     """Draw a panel per network of one number of the saliencies: the `loss`, or the `correlation`."""
     networks, is_loss = networks_of(rows), number == "loss"
     marks = [[f"{network}:{number}" for network in panel_names(networks)]]
-    left = _STYLE.left if is_loss else 0.2 + max(width_of(SALIENCIES[name]) for name in names)
+    left = (
+        _STYLE.left
+        if is_loss
+        else 0.2 + max(width_of(SALIENCIES[name]) for name in names)
+    )
     style = _STYLE.replace(left=left, top=0.5 if is_loss else 0.24)
-    sheet = Sheet.grid(spec.paper, marks, note, style.replace(height=2.0 if is_loss else _LINE * len(names) + 0.1))
+    sheet = Sheet.grid(
+        spec.paper,
+        marks,
+        note,
+        style.replace(height=2.0 if is_loss else _LINE * len(names) + 0.1),
+    )
     drawn = []
     for _, column, ax in sheet:
         variant, depth = networks[column]
@@ -95,7 +143,9 @@ def _draw_pruned(
     return sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
-def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[RecordedRun, pd.DataFrame, str]:
+def _read(
+    spec: FigureSpec, source: Source, names: Sequence[str]
+) -> tuple[RecordedRun, pd.DataFrame, str]:
     """Return a sweep, its numbers of some quantities at one place on the axis, and this place in words."""
     run = source.run
     table = counted(run.table[run.table["quantity"].isin(names)])
@@ -106,15 +156,21 @@ def _read(spec: FigureSpec, source: Source, names: Sequence[str]) -> tuple[Recor
 _INTERVALS = "with 95% intervals"
 
 
-def _note(run: RecordedRun, rows: pd.DataFrame, words: str, intervals: str = _INTERVALS) -> str:
+def _note(
+    run: RecordedRun, rows: pd.DataFrame, words: str, intervals: str = _INTERVALS
+) -> str:
     setting = labels.setting_words(run.config, rows, run.axis)
     seeds = labels.seeds_words(along(rows, run.axis))
-    return f"{words} over {seeds}, {intervals}.{setting}{labels.left_out_words(run.table)}"
+    return (
+        f"{words} over {seeds}, {intervals}.{setting}{labels.left_out_words(run.table)}"
+    )
 
 
 def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.DataFrame:
     same = ["sigma", "seed", "index"]
-    shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(columns={"value": "share"})
+    shares = where(rows, quantity="removed_share")[[*same, "value"]].rename(
+        columns={"value": "share"}
+    )
     curves = []
     losses = rows[rows["quantity"].isin([f"{name}_loss" for name in chosen])]
     if (losses["value"] > 0).all():
@@ -124,27 +180,46 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.Data
         joined = where(losses, quantity=f"{name}_loss").merge(shares, on=same)
         points = seed_means(joined, ["share"], logs=True)
         style: dict[str, Any] = {"linestyle": _stroke(name), "label": SALIENCIES[name]}
-        style |= {"marker": _LINES[rank % len(_LINES)], "markersize": 2.8, "linewidth": 0.8}
-        shown = points if not are_few(rows["seed"].nunique()) else points.assign(low=np.nan, high=np.nan)
+        style |= {
+            "marker": _LINES[rank % len(_LINES)],
+            "markersize": 2.8,
+            "linewidth": 0.8,
+        }
+        shown = (
+            points
+            if not are_few(rows["seed"].nunique())
+            else points.assign(low=np.nan, high=np.nan)
+        )
         draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
         curves.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
     return pd.concat(curves, ignore_index=True)
 
 
-def _draw_correlations(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.DataFrame:
+def _draw_correlations(
+    ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]
+) -> pd.DataFrame:
     drawn = []
     for rank, name in enumerate(chosen):
-        for shift, (number, mark) in zip((-_APART, 0.0, _APART), _MARKS.items(), strict=True):
+        for shift, (number, mark) in zip(
+            (-_APART, 0.0, _APART), _MARKS.items(), strict=True
+        ):
             values = where(rows, quantity=f"{name}_{number}")["value"]
             if values.empty:
                 continue
             interval = fisher_interval(values)
-            style: dict[str, Any] = {"fmt": mark, "markersize": 3, "color": _colour(name), "elinewidth": 0.7}
+            style: dict[str, Any] = {
+                "fmt": mark,
+                "markersize": 3,
+                "color": _colour(name),
+                "elinewidth": 0.7,
+            }
             ax.errorbar([interval.mean], [rank + shift], xerr=interval.reach, **style)
             drawn.append({"saliency": name, "number": number, **interval.found})
     ax.axvline(0, color=GUIDE, linewidth=0.6, zorder=0)
-    ax.set_yticks(range(len(chosen)), [SALIENCIES[name] for name in chosen], fontsize=TINY)
+    ax.set_yticks(
+        range(len(chosen)), [SALIENCIES[name] for name in chosen], fontsize=TINY
+    )
     for tick, name in zip(ax.get_yticklabels(), chosen, strict=True):
         tick.set_color(_colour(name))
     ax.set_ylim(len(chosen) - 0.4, -0.6)
@@ -174,12 +249,17 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, (variant, _), rows in by_network(table):
         places = rows[["layer", "row"]].drop_duplicates()
         order = ["all", *in_order(rows["row"])]
-        blocks = sorted(places.itertuples(index=False, name=None), key=lambda key: (order.index(key[1]), key[0]))
+        blocks = sorted(
+            places.itertuples(index=False, name=None),
+            key=lambda key: (order.index(key[1]), key[0]),
+        )
         words = ", ".join(filter(None, [labels.variant_words(variant), place]))
         lines = in_rows(blocks, _ACROSS)
         names = [[f"{name}{layer or ''}" for layer, name in line] for line in lines]
         style = APART.replace(height=1.3, down=0.36, narrowest=None, most=_ACROSS)
-        sheet = Sheet.grid(spec.paper, names, _note(run, rows, f"{words}: means"), style)
+        sheet = Sheet.grid(
+            spec.paper, names, _note(run, rows, f"{words}: means"), style
+        )
         drawn = []
         for line, column, ax in sheet:
             layer, name = lines[line][column]
@@ -187,7 +267,11 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
             drawn.append(points.assign(variant=variant, layer=layer, row=name))
             ax.set_title("all matrices" if name == "all" else labels.weight_words(name))
             if (line, column) == (len(lines) - 1, len(lines[-1]) - 1):
-                beside = {"loc": "upper left", "bbox_to_anchor": (1.02, 1)} if column < _ACROSS - 1 else {"loc": "best"}
+                beside = (
+                    {"loc": "upper left", "bbox_to_anchor": (1.02, 1)}
+                    if column < _ACROSS - 1
+                    else {"loc": "best"}
+                )
                 ax.legend(fontsize=TINY, handlelength=1.2, **beside)
             if column == 0:
                 ax.set_ylabel("rise of the loss")
@@ -199,10 +283,23 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     rounded = rows.rename(columns={"index": "bits"})
     names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
-    curves = [seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(rounding=name) for name in names]
+    curves = [
+        seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(
+            rounding=name
+        )
+        for name in names
+    ]
     _set_scale(ax, pd.concat(curves)["mean"])
     for name, points in zip(names, curves, strict=True):
-        draw_interval(ax, points, "bits", colour=_colour(name), label=ROUNDINGS[name], markersize=2, alpha=0.1)
+        draw_interval(
+            ax,
+            points,
+            "bits",
+            colour=_colour(name),
+            label=ROUNDINGS[name],
+            markersize=2,
+            alpha=0.1,
+        )
     ax.set_xticks(sorted(rows["index"].unique()))
     ax.invert_xaxis()
     return pd.concat(curves, ignore_index=True)
@@ -214,7 +311,9 @@ def _set_scale(ax: Axes, means: pd.Series) -> None:
     if len(rises) == 0 or (means > 0).all():
         set_y_scale(ax, means)
         return
-    ax.set_yscale("symlog", linthresh=10 ** math.floor(math.log10(rises.quantile(0.25))))
+    ax.set_yscale(
+        "symlog", linthresh=10 ** math.floor(math.log10(rises.quantile(0.25)))
+    )
     locator = SymmetricalLogLocator(ax.yaxis.get_transform())
     locator.set_params(numticks=5)
     ax.yaxis.set_major_locator(locator)

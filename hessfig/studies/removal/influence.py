@@ -14,7 +14,14 @@ from hessfig.curvature.column import entries_of
 from hessfig.curvature.losses import per_sample
 from hessfig.curvature.problem import Objective, scored_outputs
 from hessfig.measurements.eigenvalues import square_columns
-from hessfig.measurements.quantity import Estimate, Measured, Request, exact, state_row, state_rows
+from hessfig.measurements.quantity import (
+    Estimate,
+    Measured,
+    Request,
+    exact,
+    state_row,
+    state_rows,
+)
 from hessfig.measurements.stability import Trial
 from hessfig.rng import one_thread
 from hessfig.states.initialised import initialised
@@ -46,16 +53,27 @@ def influence(objective: Objective, request: Request) -> Measured:
     left_out, before = _subsets(request, count), _losses(objective.network, tests)
     with one_thread():
         networks = (retrained(request, _others(subset, count)) for subset in left_out)
-        ends = [_losses(network.to(tests.batch.inputs.device, objective.dtype), tests) for network in networks]
+        ends = [
+            _losses(network.to(tests.batch.inputs.device, objective.dtype), tests)
+            for network in networks
+        ]
     true = torch.stack([end - before for end in ends], dim=1)
     rows = [state_row("influence_spread", request, float(true.square().mean().sqrt()))]
     for block, column in square_columns(objective, request):
         subject = PerturbedBlock(objective, request, block, column)
         each, seen = _gradients(subject, objective), _gradients(subject, tests)
-        removed = torch.stack([each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out], dim=1)
-        for name, (matrix, error) in _matrices(subject, config.compression.damping).items():
+        removed = torch.stack(
+            [each[subset].sum(dim=0) / (count - len(subset)) for subset in left_out],
+            dim=1,
+        )
+        for name, (matrix, error) in _matrices(
+            subject, config.compression.damping
+        ).items():
             scored = score(seen @ torch.linalg.solve(matrix, removed), true)
-            numbers = {f"{name}_influence_score": scored, f"{name}_influence_error": exact(error)}
+            numbers = {
+                f"{name}_influence_score": scored,
+                f"{name}_influence_error": exact(error),
+            }
             rows += state_rows(request, numbers, block=block)
     return Measured(rows, {"true": true.numpy()})
 
@@ -64,29 +82,50 @@ def score(predicted: Changes, true: Changes) -> Estimate:
     """Return the mean over tests of Spearman's correlation over subsets, with a jackknife error over subsets."""
     count = true.shape[1]
     kept = ~torch.eye(count, dtype=torch.bool)
-    folds = torch.tensor([_mean_correlation(predicted[:, one], true[:, one]) for one in kept], dtype=torch.float64)
+    folds = torch.tensor(
+        [_mean_correlation(predicted[:, one], true[:, one]) for one in kept],
+        dtype=torch.float64,
+    )
     error = float((folds - folds.mean()).square().sum() * (count - 1) / count) ** 0.5
     return Estimate(_mean_correlation(predicted, true), error, count, SUBSETS)
 
 
 def _mean_correlation(predicted: Changes, true: Changes) -> float:
-    return statistics.fmean(spearman(*pair) for pair in zip(predicted, true, strict=True))
+    return statistics.fmean(
+        spearman(*pair) for pair in zip(predicted, true, strict=True)
+    )
 
 
-def _matrices(subject: PerturbedBlock, damping: float) -> dict[str, tuple[Tensor, float]]:
+def _matrices(
+    subject: PerturbedBlock, damping: float
+) -> dict[str, tuple[Tensor, float]]:
     """Return each matrix with damping, and its error, by name."""
-    surrogates = subject.surrogates([Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac])
+    surrogates = subject.surrogates(
+        [Surrogate.hessian, Surrogate.gauss_newton, Surrogate.kfac]
+    )
     outer = surrogates[Surrogate.gauss_newton].diagonal()
-    others = (subject.of_maps(Approximation.ekfac, outer), outer.diag(), torch.zeros(len(outer), len(outer)).double())
-    shift, hessian = torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping, surrogates[Surrogate.hessian]
+    others = (
+        subject.of_maps(Approximation.ekfac, outer),
+        outer.diag(),
+        torch.zeros(len(outer), len(outer)).double(),
+    )
+    shift, hessian = (
+        torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping,
+        surrogates[Surrogate.hessian],
+    )
     every = zip(INFLUENCES, (*surrogates.values(), *others), strict=True)
-    return {name: (one + shift, float((one - hessian).norm() / hessian.norm())) for name, one in every}
+    return {
+        name: (one + shift, float((one - hessian).norm() / hessian.norm()))
+        for name, one in every
+    }
 
 
 def _subsets(request: Request, count: int) -> list[Int[Tensor, " k"]]:
     settings, drawn = request.at.config.approximation, request.stream(0, SUBSETS)
     size = max(1, math.floor(settings.left_out * count))
-    return [torch.randperm(count, generator=drawn)[:size] for _ in range(settings.subsets)]
+    return [
+        torch.randperm(count, generator=drawn)[:size] for _ in range(settings.subsets)
+    ]
 
 
 def _others(left: Int[Tensor, " k"], count: int) -> Int[Tensor, " m"]:
@@ -98,7 +137,9 @@ def _others(left: Int[Tensor, " k"], count: int) -> Int[Tensor, " m"]:
 def retrained(request: Request, kept: Int[Tensor, " m"]) -> nn.Module:
     """Return the network after training as for the state, but on some of the samples only."""
     at = request.at
-    start = initialised(replace(at.config, dtype=DType.float64), sigma=at.sigma, seed=at.seed)
+    start = initialised(
+        replace(at.config, dtype=DType.float64), sigma=at.sigma, seed=at.seed
+    )
     whole = training_batch(at.config, seed=at.seed, step=1)
     part, trial = whole.samples(kept), Trial(start, at.config.training)
     for step in range(1, (at.step or 0) + 1):
@@ -109,12 +150,25 @@ def retrained(request: Request, kept: Int[Tensor, " m"]) -> nn.Module:
 def _losses(network: nn.Module, tests: Objective) -> Float[Tensor, " tests"]:
     batch = tests.batch
     with torch.no_grad():
-        return per_sample(tests.loss, scored_outputs(network, batch.inputs, batch.scored), batch.targets).double().cpu()
+        return (
+            per_sample(
+                tests.loss,
+                scored_outputs(network, batch.inputs, batch.scored),
+                batch.targets,
+            )
+            .double()
+            .cpu()
+        )
 
 
-def _gradients(subject: PerturbedBlock, objective: Objective) -> Float[Tensor, "samples dim"]:
+def _gradients(
+    subject: PerturbedBlock, objective: Objective
+) -> Float[Tensor, "samples dim"]:
     """Return the gradients of single samples with respect to the entries of the block."""
     shares = SampleGradients(objective, torch.Generator()).true
     count = len(objective.batch.inputs)
-    each = [entries_of({name: one[sample] for name, one in shares.items()}, subject.side) for sample in range(count)]
+    each = [
+        entries_of({name: one[sample] for name, one in shares.items()}, subject.side)
+        for sample in range(count)
+    ]
     return torch.stack(each) * count

@@ -13,7 +13,11 @@ from hessfig.studies.removal.row_names import INFLUENCES
 from hessfig.terms import Approximation
 
 _ROW, _LEFT = 0.15, 0.9  # inches: height of a matrix's line, and room for the names
-_MATRICES = {"hessian": "Hessian", "gauss_newton": "Gauss-Newton", "identity": "identity"}
+_MATRICES = {
+    "hessian": "Hessian",
+    "gauss_newton": "Gauss-Newton",
+    "identity": "identity",
+}
 
 
 def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -36,13 +40,30 @@ def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
     every = pd.DataFrame(rows)
     note = f"Score: rank correlation with retraining, step {last['step'].max():g}. Mean over {last['seed'].nunique()}"
     note += " seeds with 95% intervals."
-    style = APART.replace(left=_LEFT, across=0.2, height=_ROW * len(INFLUENCES) + 0.1, top=0.1, narrowest=0.9)
+    style = APART.replace(
+        left=_LEFT,
+        across=0.2,
+        height=_ROW * len(INFLUENCES) + 0.1,
+        top=0.1,
+        narrowest=0.9,
+    )
     sheet = Sheet.grid(spec.paper, [list(numbers)], note, style)
     for _, column, ax in sheet:
         shown = where(every, number=list(numbers)[column])
         ends = [shown["mean"] - shown["low"], shown["high"] - shown["mean"]]
-        ax.errorbar(shown["mean"], range(len(shown)), xerr=ends, fmt="o", markersize=3, color="black", elinewidth=0.7)
-        names = [_MATRICES.get(name) or Approximation(name).facts.label for name in shown["matrix"]]
+        ax.errorbar(
+            shown["mean"],
+            range(len(shown)),
+            xerr=ends,
+            fmt="o",
+            markersize=3,
+            color="black",
+            elinewidth=0.7,
+        )
+        names = [
+            _MATRICES.get(name) or Approximation(name).facts.label
+            for name in shown["matrix"]
+        ]
         ax.set_yticks(range(len(shown)), names if column == 0 else [""] * len(shown))
         ax.set_ylim(len(shown) - 0.5, -0.5)
         ax.xaxis.set_major_locator(MaxNLocator(3))

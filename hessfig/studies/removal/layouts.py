@@ -7,7 +7,15 @@ _HERE = "hessfig.studies.removal"
 _REMOVED = Requires("pruning", OF_PRUNING, "pruning", "such numbers")
 _ROUNDED = Requires("quantisation", OF_QUANTISATION, "quantisation", "such numbers")
 LAYOUTS = {
-    "pruning": FigureLayout(f"{_HERE}.compression_curves:pruning", ("at", "saliencies"), (_REMOVED,)),
-    "quantisation": FigureLayout(f"{_HERE}.compression_curves:quantisation", ("at",), (_ROUNDED,)),
-    "influence": FigureLayout(f"{_HERE}.influence_chart:influence", (), (STEPS, Requires("influence", OF_INFLUENCE))),
+    "pruning": FigureLayout(
+        f"{_HERE}.compression_curves:pruning", ("at", "saliencies"), (_REMOVED,)
+    ),
+    "quantisation": FigureLayout(
+        f"{_HERE}.compression_curves:quantisation", ("at",), (_ROUNDED,)
+    ),
+    "influence": FigureLayout(
+        f"{_HERE}.influence_chart:influence",
+        (),
+        (STEPS, Requires("influence", OF_INFLUENCE)),
+    ),
 }

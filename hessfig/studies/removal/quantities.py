@@ -8,12 +8,21 @@ from hessfig.config.schema import Config
 from hessfig.measurements.quantity import Quantity, Requirement
 from hessfig.measurements.requirements import EXAMPLES, check_dense, leaves_the_weights
 from hessfig.measurements.settings_and_costs import reads
-from hessfig.studies.removal.row_names import OF_INFLUENCE, OF_PRUNING, OF_QUANTISATION, RANK_CORRELATIONS, ROUNDED
+from hessfig.studies.removal.row_names import (
+    OF_INFLUENCE,
+    OF_PRUNING,
+    OF_QUANTISATION,
+    RANK_CORRELATIONS,
+    ROUNDED,
+)
 
 
 def _sees_all(config: Config) -> bool:
     training = config.training
-    whole = training.optimiser.facts.is_full_batch or training.batch_size >= config.task.batch_size
+    whole = (
+        training.optimiser.facts.is_full_batch
+        or training.batch_size >= config.task.batch_size
+    )
     return whole and training.data == TrainingData.fixed
 
 
@@ -25,7 +34,12 @@ _FIXED_SET = Requirement(
     "training.data=fixed training.batch_size={task.batch_size}, or leave {quantity} out",
 )
 _COMPRESSION = "hessfig.studies.removal.compression"
-_of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"), check=check_dense, walks=leaves_the_weights)
+_of_blocks = partial(
+    Quantity,
+    serves=attrgetter("is_diagonal"),
+    check=check_dense,
+    walks=leaves_the_weights,
+)
 QUANTITIES = (
     _of_blocks(
         "pruning",

@@ -43,12 +43,17 @@ class Collected:
     @cached_property
     def places(self) -> list[SpectrumKey]:
         """The keys of all spectra and densities."""
-        return [*(one.place for one in self.spectra), *(one.place for one in self.densities)]
+        return [
+            *(one.place for one in self.spectra),
+            *(one.place for one in self.densities),
+        ]
 
     @cached_property
     def networks(self) -> list[Network]:
         """(variant, num_layers) of every network, as stored."""
-        return list(dict.fromkeys((place.variant, place.num_layers) for place in self.places))
+        return list(
+            dict.fromkeys((place.variant, place.num_layers) for place in self.places)
+        )
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -67,12 +72,19 @@ class Collected:
 
     @cached_property
     def _sigmas(self) -> list[str]:
-        return [f"σ = {sigma:g}" for sigma in {place.sigma for place in self.places if not math.isnan(place.sigma)}]
+        return [
+            f"σ = {sigma:g}"
+            for sigma in {
+                place.sigma for place in self.places if not math.isnan(place.sigma)
+            }
+        ]
 
     @cached_property
     def step(self) -> float | None:
         """The common step of the training, if there is one."""
-        return next((place.step for place in self.places if not math.isnan(place.step)), None)
+        return next(
+            (place.step for place in self.places if not math.isnan(place.step)), None
+        )
 
     @property
     def step_words(self) -> str:
@@ -81,30 +93,58 @@ class Collected:
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
-        blocks = {(place.layer, place.row) for place in self.places if (place.row in list(Group)) == whole}
+        blocks = {
+            (place.layer, place.row)
+            for place in self.places
+            if (place.row in list(Group)) == whole
+        }
         return in_network_order(blocks)
 
     @cached_property
     def parts(self) -> list[str]:
         """The parts, the full Hessian last."""
-        return [part.value for part in Part if any(place.part == part for place in self.places)]
+        return [
+            part.value
+            for part in Part
+            if any(place.part == part for place in self.places)
+        ]
 
-    def spectra_of(self, network: Network, block: BlockName, part: str) -> list[Spectrum]:
+    def spectra_of(
+        self, network: Network, block: BlockName, part: str
+    ) -> list[Spectrum]:
         """Return the eigenvalues of a block, one spectrum per seed."""
-        return [spectrum for spectrum in self.spectra if _is_of(spectrum.place, network, block, part)]
+        return [
+            spectrum
+            for spectrum in self.spectra
+            if _is_of(spectrum.place, network, block, part)
+        ]
 
-    def densities_of(self, network: Network, block: BlockName, part: str) -> list[Density]:
+    def densities_of(
+        self, network: Network, block: BlockName, part: str
+    ) -> list[Density]:
         """Return the densities of a block, one per seed."""
-        return [density for density in self.densities if _is_of(density.place, network, block, part)]
+        return [
+            density
+            for density in self.densities
+            if _is_of(density.place, network, block, part)
+        ]
 
 
 def in_network_order(blocks: Collection[BlockName]) -> list[BlockName]:
     """Return (layer, name) of blocks from the network's input to its output, with the unembedding last."""
     rank = name_order([name for _, name in blocks])
-    return sorted(blocks, key=lambda block: (math.inf if block[1] == Matrix.W_U else block[0], rank(block[1])))
+    return sorted(
+        blocks,
+        key=lambda block: (
+            math.inf if block[1] == Matrix.W_U else block[0],
+            rank(block[1]),
+        ),
+    )
 
 
-def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, Collected]]:
+def collected(
+    source: Source, wanted: Wanted | None = None
+) -> Iterator[tuple[str, Collected]]:
     """Yield (words, stored spectra) for every sigma and step of a sweep; the words name coordinates that vary.
 
     Networks without a sigma are collected with the others if these share a single sigma. Raises UserError for a sweep
@@ -124,7 +164,9 @@ def collected(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[st
         )
     sigmas = {place.sigma for place in every.places if not math.isnan(place.sigma)}
     alone = sigmas.pop() if len(sigmas) == 1 else None
-    coordinates = list(dict.fromkeys(_coordinates(place, alone) for place in every.places))
+    coordinates = list(
+        dict.fromkeys(_coordinates(place, alone) for place in every.places)
+    )
     several = [len({place[axis] for place in coordinates}) > 1 for axis in range(2)]
     for place in coordinates:
         yield _words(place, several), _at(every, place, alone)
@@ -135,7 +177,9 @@ def _sentence(words: Sequence[str]) -> str:
     return f" {named}." if named else ""
 
 
-def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple[str, list[Collected]]]:
+def side_by_side(
+    source: Source, wanted: Wanted | None = None
+) -> Iterator[tuple[str, list[Collected]]]:
     """Yield (words, stored spectra of every step of a training) for every sigma; see `collected`."""
     of_sigma: dict[str, list[Collected]] = {}
     for words, state in collected(source, wanted):
@@ -146,7 +190,12 @@ def side_by_side(source: Source, wanted: Wanted | None = None) -> Iterator[tuple
 def by_rank(spectra: list[Spectrum], ranks: list[int]) -> pd.DataFrame:
     """Return mean, sem and count over seeds of the eigenvalues with these ranks (0: the smallest)."""
     values = pd.DataFrame([one.eigenvalues[ranks] for one in spectra])
-    counted = {"rank": [rank + 1 for rank in ranks], "mean": values.mean(), "sem": values.sem(), "count": len(values)}
+    counted = {
+        "rank": [rank + 1 for rank in ranks],
+        "mean": values.mean(),
+        "sem": values.sem(),
+        "count": len(values),
+    }
     return pd.DataFrame(counted)
 
 
@@ -167,12 +216,16 @@ def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) ->
 
 def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
     """Return sigma and step of a place; `alone` replaces a missing sigma."""
-    return alone if math.isnan(place.sigma) else place.sigma, None if math.isnan(place.step) else place.step
+    return alone if math.isnan(place.sigma) else place.sigma, None if math.isnan(
+        place.step
+    ) else place.step
 
 
 def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:
     named = zip(("sigma", "step"), coordinates, several, strict=True)
-    return "_".join(f"{name}_{value:g}" for name, value, told in named if told and value is not None)
+    return "_".join(
+        f"{name}_{value:g}" for name, value, told in named if told and value is not None
+    )
 
 
 def _at(every: Collected, coordinates: Coordinates, alone: float | None) -> Collected:
@@ -180,7 +233,8 @@ def _at(every: Collected, coordinates: Coordinates, alone: float | None) -> Coll
         return _coordinates(place, alone) == coordinates
 
     return Collected(
-        [one for one in every.spectra if here(one.place)], [one for one in every.densities if here(one.place)]
+        [one for one in every.spectra if here(one.place)],
+        [one for one in every.densities if here(one.place)],
     )
 
 
@@ -197,7 +251,8 @@ _KEY = ["variant", "num_layers", "layer", "row", "part", X]
 _LINE = 0.12  # height of a row in inches
 _FIRST = 0.27  # share of the page that the first column takes
 _ROUNDING = 1e-12  # eigenvalues below this share of the largest are zero up to rounding
-_MOMENTS = ("density_mean", "density_second_moment")  # shown if there are no exact eigenvalues
+# Shown if there are no exact eigenvalues.
+_MOMENTS = ("density_mean", "density_second_moment")
 
 
 def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
@@ -206,21 +261,41 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
     Of a quantity with several numbers (index), the table has the outermost. Without such quantities there is no page.
     """
     names = [name for name in _WORDS if name in set(table["quantity"])]
-    names = [name for name in names if name not in _MOMENTS] if len(names) > len(_MOMENTS) else names
+    names = (
+        [name for name in names if name not in _MOMENTS]
+        if len(names) > len(_MOMENTS)
+        else names
+    )
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
-    points = pd.concat([growth_curves(first, axis=SIGMA, quantity=name) for name in names])
+    points = pd.concat(
+        [growth_curves(first, axis=SIGMA, quantity=name) for name in names]
+    )
     whole = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
     shown = whole if len(whole) else points
     known = set(shown[np.isfinite(shown["mean"])]["quantity"])
-    yield _draw(shown, points, [name for name in names if name in known], len(set(table["seed"])), spec)
+    yield _draw(
+        shown,
+        points,
+        [name for name in names if name in known],
+        len(set(table["seed"])),
+        spec,
+    )
 
 
-def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: int, spec: FigureSpec) -> Page:
+def _draw(
+    shown: pd.DataFrame,
+    points: pd.DataFrame,
+    names: list[str],
+    seeds: int,
+    spec: FigureSpec,
+) -> Page:
     keys = different(shown, *_KEY)
     note = f"Mean ± standard error over {seeds} seeds. Every block's numbers are in the file of this page."
-    style = SHARED.replace(left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2))
+    style = SHARED.replace(
+        left=0.08, top=0.1, bottom=0.05, height=_LINE * (len(keys) + 2)
+    )
     sheet = Sheet.grid(spec.paper, [["table"]], note, style)
     ax = sheet.first
     ax.set_axis_off()
@@ -229,7 +304,9 @@ def _draw(shown: pd.DataFrame, points: pd.DataFrame, names: list[str], seeds: in
     places = [0.0, *(_FIRST + width * (np.arange(len(names)) + 0.5))]
     header = ["", *(_WORDS[name] for name in names)]
     for x, word in zip(places, header, strict=True):
-        ax.text(x, 0, word, weight="bold", ha="left" if x == 0 else "center", size=SMALL)
+        ax.text(
+            x, 0, word, weight="bold", ha="left" if x == 0 else "center", size=SMALL
+        )
     ax.axhline(0.4, color="black", linewidth=0.5)
     for line, key in enumerate(keys, start=1):
         ax.text(0, line + 0.2, _row_words(key, keys), size=SMALL)
@@ -243,8 +320,15 @@ def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
     """Return the network and part of a row in words, with block, depth and sigma if several are shown."""
     variant, depth, layer, row, part, sigma = key
     several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
-    texts = {1: f"{depth} layers", 3: f"{row} {layer or ''}".strip(), 5: f"σ = {sigma:g}"}
-    words = [variant_words(str(variant)), *(text for place, text in texts.items() if several[place])]
+    texts = {
+        1: f"{depth} layers",
+        3: f"{row} {layer or ''}".strip(),
+        5: f"σ = {sigma:g}",
+    }
+    words = [
+        variant_words(str(variant)),
+        *(text for place, text in texts.items() if several[place]),
+    ]
     return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 
@@ -253,12 +337,22 @@ def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"
     mean, error = chosen[["mean", "sem"]].iloc[0]
-    if abs(mean) < _ROUNDING * points["mean"].abs().max() and abs(mean) <= max(2 * error, _ROUNDING):
+    if abs(mean) < _ROUNDING * points["mean"].abs().max() and abs(mean) <= max(
+        2 * error, _ROUNDING
+    ):
         return "0"
-    return _short(mean) + (f" ± {_short(error, digits=1)}" if np.isfinite(error) else "")
+    return _short(mean) + (
+        f" ± {_short(error, digits=1)}" if np.isfinite(error) else ""
+    )
 
 
 def _short(value: float, *, digits: int = 3) -> str:
     """Return a number with the given number of digits: 1.23e7, 0.0012, −4e−16."""
-    words = f"{value:.0f}" if 10 <= abs(value) < 100 and digits == 1 else f"{value:.{digits}g}"
-    return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace("-", "−")
+    words = (
+        f"{value:.0f}"
+        if 10 <= abs(value) < 100 and digits == 1
+        else f"{value:.{digits}g}"
+    )
+    return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace(
+        "-", "−"
+    )

@@ -20,7 +20,11 @@ from hessfig.figures.parts.panels import colour_bar, draw_matrix, name_sides
 from hessfig.figures.parts.rows import Network, where
 from hessfig.figures.parts.saving import panel_names
 from hessfig.record import NETWORK
-from hessfig.studies.spectra.collected_spectra import Collected, in_network_order, side_by_side
+from hessfig.studies.spectra.collected_spectra import (
+    Collected,
+    in_network_order,
+    side_by_side,
+)
 from hessfig.studies.spectra.eigenvalue_plots import kernel_of
 from hessfig.studies.spectra.spectral_distances import (
     FIXED,
@@ -37,7 +41,9 @@ _MANY = 20  # number of weights beyond which names do not fit next to a map of h
 _DIGITS = 6.0  # font size of the numbers in cells, in points
 _BAR = 0.0825  # inches: how wide a colour bar is, and how far from its map
 _WRITTEN = 0.17  # inches: from this width of a cell on, its number is written in it
-_STYLE = APART.replace(left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9)
+_STYLE = APART.replace(
+    left=0.42, right=0.58, top=0.36, bottom=0.42, across=0.5, down=0.72, narrowest=0.9
+)
 
 
 def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -57,14 +63,23 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
-    pages = [(words, [_distances(one, kernel) for one in states]) for words, states in side_by_side(source, is_weight)]
+    pages = [
+        (words, [_distances(one, kernel) for one in states])
+        for words, states in side_by_side(source, is_weight)
+    ]
     scale = _distance_scale([one.pairs for _, states in pages for one in states])
     for words, states in pages:
         first = states[0].of
         for part in first.parts:
-            end = (f"_{part}" if len(first.parts) > 1 else "") + (f"_{words}" if words else "")
+            end = (f"_{part}" if len(first.parts) > 1 else "") + (
+                f"_{words}" if words else ""
+            )
             steps = [state.of.step_words for state in states]
-            sides = f" Below the diagonal: {steps[0]}; above: {steps[1]}." if _is_split(states) else ""
+            sides = (
+                f" Below the diagonal: {steps[0]}; above: {steps[1]}."
+                if _is_split(states)
+                else ""
+            )
             note = (
                 f"{labels.part_words(part)}, {'exact eigenvalues' if first.spectra else 'Lanczos densities'}, mean over"
                 f" {len(first.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}; natural logarithms."
@@ -91,15 +106,30 @@ class _Distances:
 def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
     """Return one scale for all pages: from 0 to the largest mean distance of a pair, in steps of 0.1; ln 2 at most."""
     keys = [*NETWORK, "part", *PAIR]
-    largest = max((pairs.groupby(keys)["distance"].mean().max() for pairs in every), default=math.nan)
-    return Normalize(0, min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2))
+    largest = max(
+        (pairs.groupby(keys)["distance"].mean().max() for pairs in every),
+        default=math.nan,
+    )
+    return Normalize(
+        0,
+        min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2),
+    )
 
 
 def _distances(state: Collected, kernel: Kernel) -> _Distances:
     """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
-    stored, other = state.spectra or state.densities, PUBLISHED if kernel == FIXED else FIXED
-    (pairs, means), (other_pairs, other_means) = (pair_distances(stored, each) for each in (kernel, other))
-    pairs = pairs.assign(other_distance=other_pairs["distance"], kernel=kernel.words, other_kernel=other.words)
+    stored, other = (
+        state.spectra or state.densities,
+        PUBLISHED if kernel == FIXED else FIXED,
+    )
+    (pairs, means), (other_pairs, other_means) = (
+        pair_distances(stored, each) for each in (kernel, other)
+    )
+    pairs = pairs.assign(
+        other_distance=other_pairs["distance"],
+        kernel=kernel.words,
+        other_kernel=other.words,
+    )
     return _Distances(state, pairs, means.assign(other_average=other_means["average"]))
 
 
@@ -109,7 +139,11 @@ def _is_split(states: Sequence[_Distances]) -> bool:
 
 
 def _draw_page(
-    states: Sequence[_Distances], part: str, scale: Normalize, note: str, spec: FigureSpec
+    states: Sequence[_Distances],
+    part: str,
+    scale: Normalize,
+    note: str,
+    spec: FigureSpec,
 ) -> tuple[Sheet, pd.DataFrame]:
     """Draw the maps of one part: one per network, or with more than two states a row per network.
 
@@ -118,42 +152,71 @@ def _draw_page(
     networks = states[0].of.networks
     of_map = [tuple(states)] if _is_split(states) else [(state,) for state in states]
     maps = [(network, shown) for network in networks for shown in of_map]
-    blocks = {network: _blocks(states[0].map_of(network, part)[0]) for network in networks}
+    blocks = {
+        network: _blocks(states[0].map_of(network, part)[0]) for network in networks
+    }
     most = max(map(len, blocks.values()))
     is_comparable = len(states) > 1 or len(set(map(tuple, blocks.values()))) == 1
-    columns = min(1 if most > _MANY else max(len(of_map), _COLUMNS), _STYLE.columns(spec.paper))
+    columns = min(
+        1 if most > _MANY else max(len(of_map), _COLUMNS), _STYLE.columns(spec.paper)
+    )
     lines = in_rows(maps, columns)
     cell = _STYLE.width(spec.paper, columns) / most
-    heights = [cell * max(len(blocks[network]) for network, _ in line) for line in lines]
-    names = in_rows([_map_name(network, shown, len(of_map) > 1) for network, shown in maps], columns)
-    sheet, numbers = Sheet.grid(spec.paper, names, note, _STYLE.replace(height=heights, most=columns)), []
+    heights = [
+        cell * max(len(blocks[network]) for network, _ in line) for line in lines
+    ]
+    names = in_rows(
+        [_map_name(network, shown, len(of_map) > 1) for network, shown in maps], columns
+    )
+    sheet, numbers = (
+        Sheet.grid(
+            spec.paper, names, note, _STYLE.replace(height=heights, most=columns)
+        ),
+        [],
+    )
     place = sheet.outermost.get_position()
     for row, column, ax in sheet:
         network, shown = lines[row][column]
         found = [state.map_of(network, part) for state in shown]
         _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
         image = _draw_map(ax, [pairs for pairs, _ in found], blocks[network], scale)
-        averages = [[student_interval(means[name]) for name in ("average", "other_average")] for _, means in found]
+        averages = [
+            [student_interval(means[name]) for name in ("average", "other_average")]
+            for _, means in found
+        ]
         told = averages if is_comparable else []
-        ax.set_title(_title(network, shown, told, len(blocks[network]), len(of_map) > 1), loc="left")
-        for state, (pairs, _), (average, other) in zip(shown, found, averages, strict=True):
+        ax.set_title(
+            _title(network, shown, told, len(blocks[network]), len(of_map) > 1),
+            loc="left",
+        )
+        for state, (pairs, _), (average, other) in zip(
+            shown, found, averages, strict=True
+        ):
             numbers.append(_written(pairs, network, average, other, state.of.step))
     _place_bar(sheet, place, image)
     return sheet, pd.concat(numbers, ignore_index=True)
 
 
 def _title(
-    network: Network, shown: Sequence[_Distances], averages: Sequence[Sequence[Interval]], blocks: int, has_step: bool
+    network: Network,
+    shown: Sequence[_Distances],
+    averages: Sequence[Sequence[Interval]],
+    blocks: int,
+    has_step: bool,
 ) -> str:
     """Return the network, its step if the page has several maps of it, the number of pairs, and their averages."""
     step = shown[0].of.step_words if has_step else ""
-    network_words = ", ".join(filter(None, [labels.variant_words(network[0]) or "network", step]))
+    network_words = ", ".join(
+        filter(None, [labels.variant_words(network[0]) or "network", step])
+    )
     if averages and all(math.isnan(average.mean) for average, _ in averages):
         return f"{network_words}\nno distances"
     pairs = blocks * (blocks - 1) // 2
     lines = [f"{network_words}: {pairs} {'pair' if pairs == 1 else 'pairs'}"]
     if averages:
-        lines.append(f"JS⁰ = {' → '.join(_average_words(average) for average, _ in averages)}")
+        lines.append(
+            f"JS⁰ = {' → '.join(_average_words(average) for average, _ in averages)}"
+        )
     return "\n".join(lines)
 
 
@@ -179,22 +242,34 @@ def _shrink(ax: Axes, share: float, of_height: float) -> None:
 
 
 def _blocks(pairs: pd.DataFrame) -> list[tuple[int, str]]:
-    return in_network_order(list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None)))
+    return in_network_order(
+        list(pairs[PAIR[:2]].drop_duplicates().itertuples(index=False, name=None))
+    )
 
 
 def _draw_map(
-    ax: Axes, halves: Sequence[pd.DataFrame], names: Sequence[tuple[int, str]], scale: Normalize
+    ax: Axes,
+    halves: Sequence[pd.DataFrame],
+    names: Sequence[tuple[int, str]],
+    scale: Normalize,
 ) -> AxesImage:
     """Draw the mean distances of all pairs: those of the first of two tables below the diagonal."""
     square, *above = (_square(pairs, names) for pairs in halves)
     for other in above:
         square = np.tril(square) + np.triu(other, 1)
     fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
-    words = np.array([f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]).reshape(square.shape)
+    words = np.array(
+        [f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]
+    ).reshape(square.shape)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
-    image = draw_matrix(ax, square, scale, words=words if fits else None, size=_DIGITS, **style)
+    image = draw_matrix(
+        ax, square, scale, words=words if fits else None, size=_DIGITS, **style
+    )
     alone = Counter(name for _, name in names)
-    words_of = [labels.weight_words(name, layer if alone[name] > 1 else 0) for layer, name in names]
+    words_of = [
+        labels.weight_words(name, layer if alone[name] > 1 else 0)
+        for layer, name in names
+    ]
     name_sides(ax, rows=words_of, columns=words_of)
     return image
 
@@ -210,19 +285,39 @@ def _square(pairs: pd.DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray
 
 def _average_words(interval: Interval) -> str:
     """Return in words the average with its margin."""
-    return f"{interval.mean:.3f}" + (f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else "")
+    return f"{interval.mean:.3f}" + (
+        f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""
+    )
 
 
 def _written(
-    pairs: pd.DataFrame, network: Network, interval: Interval, other: Interval, step: float | None
+    pairs: pd.DataFrame,
+    network: Network,
+    interval: Interval,
+    other: Interval,
+    step: float | None,
 ) -> pd.DataFrame:
     """Return mean, standard error and count of every pair, with the network's average next to them."""
     grouped = pairs.groupby(PAIR, sort=False)
-    rows = grouped["distance"].agg(["mean", "sem", "count"]).assign(other_mean=grouped["other_distance"].mean())
+    rows = (
+        grouped["distance"]
+        .agg(["mean", "sem", "count"])
+        .assign(other_mean=grouped["other_distance"].mean())
+    )
     rows = rows.reset_index()
     averages = {"average": interval, "other_average": other}
     bounds = {"": "mean", "_low": "low", "_high": "high"}
-    beside = {f"{name}{end}": getattr(one, bound) for name, one in averages.items() for end, bound in bounds.items()}
+    beside = {
+        f"{name}{end}": getattr(one, bound)
+        for name, one in averages.items()
+        for end, bound in bounds.items()
+    }
     beside |= {name: pairs[name].iloc[0] for name in ("kernel", "other_kernel")}
-    network_of = {"variant": network[0], "num_layers": network[1], "part": pairs["part"].iloc[0]}
-    return rows.assign(**network_of, **({} if step is None else {"step": step}), **beside)
+    network_of = {
+        "variant": network[0],
+        "num_layers": network[1],
+        "part": pairs["part"].iloc[0],
+    }
+    return rows.assign(
+        **network_of, **({} if step is None else {"step": step}), **beside
+    )

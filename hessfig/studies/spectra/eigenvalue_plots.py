@@ -13,13 +13,25 @@ from hessfig.analysis.intervals import band
 from hessfig.analysis.stored_spectra import Density, Spectrum
 from hessfig.figures.parts.colours import matrix_colour, part_colour
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
-from hessfig.figures.parts.labels import are_few, spread_words, symbol, variant_words, weight_words
+from hessfig.figures.parts.labels import (
+    are_few,
+    spread_words,
+    symbol,
+    variant_words,
+    weight_words,
+)
 from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_sheets, say
 from hessfig.figures.parts.panels import draw_mean, draw_seed, name_ends
 from hessfig.figures.parts.rows import Network, where
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades
-from hessfig.studies.spectra.collected_spectra import BlockName, Collected, by_rank, extremes_page, side_by_side
+from hessfig.studies.spectra.collected_spectra import (
+    BlockName,
+    Collected,
+    by_rank,
+    extremes_page,
+    side_by_side,
+)
 from hessfig.studies.spectra.spectral_distances import (
     Banded,
     Kernel,
@@ -50,7 +62,9 @@ class Panel:
     def exact(self) -> Spectrum | None:
         """The exact eigenvalues of the seed of the first density (or of the first seed)."""
         seeds = {one.place.seed: one for one in self.spectra}
-        wanted = self.densities[0].place.seed if self.densities else next(iter(seeds), None)
+        wanted = (
+            self.densities[0].place.seed if self.densities else next(iter(seeds), None)
+        )
         return seeds.get(wanted) if wanted is not None else None
 
     @property
@@ -73,17 +87,20 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
         for spectrum in spectra:
             draw_seed(ax, shares, spectrum.eigenvalues[ranks], colour=part_colour(part))
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
-    style |= (
-        {"linestyle": _DASHED, "zorder": 3} if part == Part.H else {}
-    )  # H lies on H_f where that is the larger part
-    draw_mean(ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style)
+    # H lies on H_f where that is the larger part.
+    style |= {"linestyle": _DASHED, "zorder": 3} if part == Part.H else {}
+    draw_mean(
+        ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style
+    )
     return points.assign(share=shares)
 
 
 def drawn_ranks(count: int) -> list[int]:
     """Return all ranks at both ends and some between; more would be indistinguishable in print."""
     ends = [*range(min(count, _OUTER)), *range(max(0, count - _OUTER), count)]
-    return sorted({*ends, *np.linspace(0, count - 1, _INNER).round().astype(int).tolist()})
+    return sorted(
+        {*ends, *np.linspace(0, count - 1, _INNER).round().astype(int).tolist()}
+    )
 
 
 def set_sorted_scales(ax: Axes, largest: float, *, floor: float) -> None:
@@ -113,7 +130,10 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     if panel.exact is not None:
         exact, _ = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)
         ax.fill_between(grid, exact, _LOWEST, color="#d0d0d0", linewidth=0)
-        numbers, peak = pd.DataFrame({"eigenvalue": grid, "exact": exact}), [exact.max()]
+        numbers, peak = (
+            pd.DataFrame({"eigenvalue": grid, "exact": exact}),
+            [exact.max()],
+        )
     if panel.densities:
         banded = smoothed(panel.densities[0], grid, deviation)
         _draw_banded(ax, banded, 0.0, colour)
@@ -137,25 +157,51 @@ def draw_cumulative_error(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     _draw_banded(ax, banded, truth, colour)
     ax.plot(grid, banded.half - truth, color=_HALF, linestyle=_DOTTED, linewidth=0.8)
     ax.axhline(0, color="black", linestyle=_DASHED, linewidth=0.6)
-    reach = np.nanmax([np.abs(banded.mean - truth) + np.nan_to_num(banded.margin), np.abs(banded.half - truth)])
+    reach = np.nanmax(
+        [
+            np.abs(banded.mean - truth) + np.nan_to_num(banded.margin),
+            np.abs(banded.half - truth),
+        ]
+    )
     ax.set_ylim(-1.2 * reach or -1.0, 1.2 * reach or 1.0)
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}".replace("-", "−")))
+    ax.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{100 * value:g}".replace("-", "−"))
+    )
     return _with_band(pd.DataFrame({"eigenvalue": grid, "exact": truth}), banded)
 
 
-def _draw_banded(ax: Axes, banded: Banded, less: np.ndarray | float, colour: str) -> None:
+def _draw_banded(
+    ax: Axes, banded: Banded, less: np.ndarray | float, colour: str
+) -> None:
     """Draw the mean minus `less` with its band, which is a factor on a logarithmic axis and so never reaches zero."""
     middle = banded.mean - less
     low, high = middle - banded.margin, middle + banded.margin
     if ax.get_yscale() == "log":
         low = np.where(low > 0, low, middle**2 / np.where(high > 0, high, np.nan))
     band = banded.grid, low, high
-    draw_mean(ax, banded.grid, middle, band, colour=colour, alpha=0.3, linewidth=0.8, marker="")
+    draw_mean(
+        ax,
+        banded.grid,
+        middle,
+        band,
+        colour=colour,
+        alpha=0.3,
+        linewidth=0.8,
+        marker="",
+    )
 
 
 def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
-    band = {"lanczos": banded.mean, "margin": banded.margin, "half_the_steps": banded.half}
-    return numbers.assign(**band) if len(numbers) else pd.DataFrame({"eigenvalue": banded.grid, **band})
+    band = {
+        "lanczos": banded.mean,
+        "margin": banded.margin,
+        "half_the_steps": banded.half,
+    }
+    return (
+        numbers.assign(**band)
+        if len(numbers)
+        else pd.DataFrame({"eigenvalue": banded.grid, **band})
+    )
 
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
@@ -169,7 +215,11 @@ def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) ->
 _COLUMNS, _ROWS = 4, 10  # of panels on a page
 _FLOOR = 1e-6
 _SORTED, _DENSITY, _CUMULATIVE = "sorted", "density", "cumulative"
-_LABELS = {_SORTED: "eigenvalue", _DENSITY: "density", _CUMULATIVE: "cumulative: error (%)"}
+_LABELS = {
+    _SORTED: "eigenvalue",
+    _DENSITY: "density",
+    _CUMULATIVE: "cumulative: error (%)",
+}
 _PAGES = {_DENSITY: "_density", _CUMULATIVE: "_error"}
 _STYLE = APART.replace(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest=None)
 
@@ -193,17 +243,38 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
         first = states[0]
         needed = {_SORTED: first.spectra, _DENSITY: True, _CUMULATIVE: first.densities}
         kinds = [kind for kind in _LABELS if needed[kind]]
-        weights = [block for block in first.blocks(whole=False) if chosen is None or block[1] in chosen]
-        every = [_Column(state, network, len(states) > 1) for network in first.networks for state in states]
+        weights = [
+            block
+            for block in first.blocks(whole=False)
+            if chosen is None or block[1] in chosen
+        ]
+        every = [
+            _Column(state, network, len(states) > 1)
+            for network in first.networks
+            for state in states
+        ]
         for columns, beside in in_sheets(every, _COLUMNS, "columns"):
             suffix = (f"_{words}" if words else "") + beside
             for block in first.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
-                for rank, kind in enumerate(kinds):  # without eigenvalues, densities come first
-                    yield _page(columns, [block], kind, asked, suffix=suffix + name + (_PAGES[kind] if rank else ""))
+                # Without eigenvalues, densities come first.
+                for rank, kind in enumerate(kinds):
+                    yield _page(
+                        columns,
+                        [block],
+                        kind,
+                        asked,
+                        suffix=suffix + name + (_PAGES[kind] if rank else ""),
+                    )
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
-                for blocks, below in in_sheets(weights, _ROWS, "rows") if weights and kind in kinds else ():
-                    yield _page(columns, blocks, kind, asked, suffix=suffix + name + below)
+                for blocks, below in (
+                    in_sheets(weights, _ROWS, "rows")
+                    if weights and kind in kinds
+                    else ()
+                ):
+                    yield _page(
+                        columns, blocks, kind, asked, suffix=suffix + name + below
+                    )
     yield from extremes_page(source.table, spec)
 
 
@@ -219,8 +290,13 @@ class _Column:
     def title(self) -> str:
         """The network and, if there are several steps, the step."""
         depths = len({depth for _, depth in self.of.networks}) > 1
-        words = [variant_words(self.network[0]), f"{self.network[1]} layers" if depths else ""]
-        return ", ".join(filter(None, [*words, self.of.step_words if self.of_several_steps else ""]))
+        words = [
+            variant_words(self.network[0]),
+            f"{self.network[1]} layers" if depths else "",
+        ]
+        return ", ".join(
+            filter(None, [*words, self.of.step_words if self.of_several_steps else ""])
+        )
 
     @property
     def name(self) -> str:
@@ -247,39 +323,77 @@ def kernel_of(spec: FigureSpec, default: Kernel | None = None) -> Kernel:
     return Kernel(width or Kernel.width, variance)
 
 
-def _page(columns: Sequence[_Column], blocks: Sequence[BlockName], kind: str, asked: _Asked, *, suffix: str) -> Page:
+def _page(
+    columns: Sequence[_Column],
+    blocks: Sequence[BlockName],
+    kind: str,
+    asked: _Asked,
+    *,
+    suffix: str,
+) -> Page:
     """Draw a page of one kind of panel: one row per block, one column per network and step."""
     first, several = columns[0].of, len(blocks) > 1 or blocks[0] != (0, "all")
-    names = [[f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns] for block in blocks]
+    names = [
+        [f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns]
+        for block in blocks
+    ]
     note = _note(first, asked.kernel, asked.part, kind)
     note += first.where_but_steps if columns[0].of_several_steps else first.where
-    style = _STYLE.replace(height=1.5 if len(blocks) == 1 else 1.15 if len(blocks) <= 4 else 0.8)
+    style = _STYLE.replace(
+        height=1.5 if len(blocks) == 1 else 1.15 if len(blocks) <= 4 else 0.8
+    )
     if kind == _SORTED:
-        style = style.replace(share_x=True, share_y="row", across=0.14, down=0.16, right=0.26)
+        style = style.replace(
+            share_x=True, share_y="row", across=0.14, down=0.16, right=0.26
+        )
     sheet, numbers = Sheet.grid(asked.spec.paper, names, note, style), []
     for row, column, ax in sheet:
-        block, (here, network) = blocks[row], (columns[column].of, columns[column].network)
-        place: dict[str, Any] = {"variant": network[0], "num_layers": network[1], "layer": block[0], "row": block[1]}
+        block, (here, network) = (
+            blocks[row],
+            (columns[column].of, columns[column].network),
+        )
+        place: dict[str, Any] = {
+            "variant": network[0],
+            "num_layers": network[1],
+            "layer": block[0],
+            "row": block[1],
+        }
         place |= {"step": here.step} if columns[column].of_several_steps else {}
         drawn = _draw(ax, here, network, block, kind, asked)
         numbers.append(drawn.assign(**place, panel=kind, column=column))
         if kind != _SORTED:
             ax.set_xlabel("eigenvalue", labelpad=0)
-    short = [weight_words(name, layer if layer > 1 else 0) if several else "" for layer, name in blocks]
+    short = [
+        weight_words(name, layer if layer > 1 else 0) if several else ""
+        for layer, name in blocks
+    ]
     labels = [": ".join(filter(None, (words, _LABELS[kind]))) for words in short]
     titles = [column.title for column in columns]
-    sheet.label("share below" if kind == _SORTED else "", titles, labels, short, _LABELS[kind])
+    sheet.label(
+        "share below" if kind == _SORTED else "", titles, labels, short, _LABELS[kind]
+    )
     every = pd.concat(numbers, ignore_index=True)
     if kind == _SORTED:
         _scale_rows(sheet, blocks, every, asked.floor)
     return sheet.page(suffix, every.drop(columns="column"))
 
 
-def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: str, asked: _Asked) -> pd.DataFrame:
+def _draw(
+    ax: Axes,
+    state: Collected,
+    network: Network,
+    block: BlockName,
+    kind: str,
+    asked: _Asked,
+) -> pd.DataFrame:
     if kind == _SORTED:
         return _draw_parts(ax, state, network, block)
     part = asked.part
-    panel = Panel(state.spectra_of(network, block, part), state.densities_of(network, block, part), asked.kernel)
+    panel = Panel(
+        state.spectra_of(network, block, part),
+        state.densities_of(network, block, part),
+        asked.kernel,
+    )
     empty = not (panel.spectra or panel.densities)
     if empty or panel.range == (0.0, 0.0):
         say(ax, "(not measured)" if empty else "= 0 (every eigenvalue)")
@@ -289,32 +403,54 @@ def _draw(ax: Axes, state: Collected, network: Network, block: BlockName, kind: 
     return draw(ax, panel, colour).assign(part=part)
 
 
-def _draw_parts(ax: Axes, state: Collected, network: Network, block: BlockName) -> pd.DataFrame:
+def _draw_parts(
+    ax: Axes, state: Collected, network: Network, block: BlockName
+) -> pd.DataFrame:
     found = {part: state.spectra_of(network, block, part) for part in state.parts}
-    numbers = [draw_sorted(ax, spectra, part).assign(part=part) for part, spectra in found.items() if spectra]
+    numbers = [
+        draw_sorted(ax, spectra, part).assign(part=part)
+        for part, spectra in found.items()
+        if spectra
+    ]
     if not numbers:
         say(ax, "(not measured)")
     return pd.concat([pd.DataFrame(), *numbers])
 
 
-def _scale_rows(sheet: Sheet, blocks: Sequence[BlockName], drawn: pd.DataFrame, floor: float) -> None:
+def _scale_rows(
+    sheet: Sheet, blocks: Sequence[BlockName], drawn: pd.DataFrame, floor: float
+) -> None:
     """Give every row the scale of its largest eigenvalue, and name the parts where the lines of each line end."""
     for row, (layer, name) in enumerate(blocks):
         here = where(drawn, layer=layer, row=name)
         for ax in sheet.row(row):
-            set_sorted_scales(ax, float(here["mean"].abs().max() if len(here) else 0.0), floor=floor)
+            set_sorted_scales(
+                ax, float(here["mean"].abs().max() if len(here) else 0.0), floor=floor
+            )
     for line in sheet.lines:
         last, (layer, name) = line[-1], blocks[line[-1][0]]
         here = where(drawn, layer=layer, row=name, column=last[1])
-        lasts = here.groupby("part", sort=False)["mean"].last() if len(here) else pd.Series()
-        name_ends(sheet.panels[last], [(y, symbol(str(part)), part_colour(str(part))) for part, y in lasts.items()])
+        lasts = (
+            here.groupby("part", sort=False)["mean"].last()
+            if len(here)
+            else pd.Series()
+        )
+        name_ends(
+            sheet.panels[last],
+            [
+                (y, symbol(str(part)), part_colour(str(part)))
+                for part, y in lasts.items()
+            ],
+        )
 
 
 def _note(state: Collected, kernel: Kernel, part: str, kind: str) -> str:
     """Return the note of a page: meaning of the marks, and what was measured."""
     if kind == _SORTED:
         count = len(state.seeds)
-        means = f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
+        means = (
+            f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
+        )
         return f"Eigenvalues over the share of them that is smaller, {means}."
     marks = ["grey: exact eigenvalues"] if state.spectra and kind == _DENSITY else []
     if state.densities:

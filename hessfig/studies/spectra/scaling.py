@@ -9,7 +9,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
-from hessfig.analysis.axis import Axis, X, along, check_places, varied_key, with_settings
+from hessfig.analysis.axis import (
+    Axis,
+    X,
+    along,
+    check_places,
+    varied_key,
+    with_settings,
+)
 from hessfig.analysis.curves import of_quantity
 from hessfig.errors import UserError
 from hessfig.figures.parts import labels
@@ -17,9 +24,32 @@ from hessfig.figures.parts.colours import matrix_colour, shades, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import fitting, width_of
 from hessfig.figures.parts.measured import wanted_quantities
-from hessfig.figures.parts.panel_sheet import BY_COLUMN, OWN_Y, Page, Sheet, say, width_in
-from hessfig.figures.parts.panels import draw_interval, draw_means, draw_seed, mark_one, name_ends, seed_means
-from hessfig.figures.parts.rows import Network, as_written, by_part, counted, different, networks_of, of_network, where
+from hessfig.figures.parts.panel_sheet import (
+    BY_COLUMN,
+    OWN_Y,
+    Page,
+    Sheet,
+    say,
+    width_in,
+)
+from hessfig.figures.parts.panels import (
+    draw_interval,
+    draw_means,
+    draw_seed,
+    mark_one,
+    name_ends,
+    seed_means,
+)
+from hessfig.figures.parts.rows import (
+    Network,
+    as_written,
+    by_part,
+    counted,
+    different,
+    networks_of,
+    of_network,
+    where,
+)
 from hessfig.figures.parts.saving import panel_names
 from hessfig.figures.parts.ticks import set_decades, set_x_scale
 from hessfig.record import NETWORK
@@ -50,26 +80,41 @@ def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     chosen = _of_quantities(table, spec.words("quantity"))
     asked = str(spec.options.get("columns", _WEIGHT))
     key = varied_key(asked, table["variant"].unique(), asked="figure.options.columns")
-    for suffix, rows in by_part(with_settings(chosen, key).rename(columns={key: "column"})):
+    for suffix, rows in by_part(
+        with_settings(chosen, key).rename(columns={key: "column"})
+    ):
         yield _draw_scaled(rows, axis, spec, suffix)
 
 
-def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
+def _draw_scaled(
+    table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
+) -> Page:
     columns = list(table["column"].unique())
     rows = different(table, *_ROW)
     part = labels.part_words(table["part"].iloc[0])
     means = f"{part}: geometric mean" if part else "Geometric mean"
     words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
-    blocks = [f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows]
+    blocks = [
+        f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows
+    ]
     names = [[f"{block}:{column}" for column in columns] for block in blocks]
-    note, style = words + labels.made_words(table, axis), BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
+    note, style = (
+        words + labels.made_words(table, axis),
+        BY_COLUMN.replace(left=0.62, down=0.12, height=1.1),
+    )
     sheet = Sheet.grid(spec.paper, names, note, style)
     numbers, drawn = counted(table), []
     for ax in sheet.axes:
         set_decades(ax, "y")
     for row, column, ax in sheet:
-        here = where(numbers, column=columns[column], **dict(zip(_ROW, rows[row], strict=True)))
-        drawn.append(draw_means(ax, here, *_ROW, "column", X, colour=matrix_colour(columns[column])))
+        here = where(
+            numbers, column=columns[column], **dict(zip(_ROW, rows[row], strict=True))
+        )
+        drawn.append(
+            draw_means(
+                ax, here, *_ROW, "column", X, colour=matrix_colour(columns[column])
+            )
+        )
         if drawn[-1]["mean"].notna().any():
             ax.axvline(1, color="#999999", linewidth=0.4, zorder=0)
         else:
@@ -78,15 +123,21 @@ def _draw_scaled(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str)
     set_x_scale(sheet.axes[-1], numbers[X])
     named = places[:: math.ceil(len(places) * _TICK / width_in(sheet.first))]
     sheet.axes[-1].xaxis.set_major_locator(FixedLocator(named.tolist()))
-    sheet.axes[-1].xaxis.set_major_formatter(FixedFormatter([f"{place:g}" for place in named]))
+    sheet.axes[-1].xaxis.set_major_formatter(
+        FixedFormatter([f"{place:g}" for place in named])
+    )
     titles = [f"scaled: {labels.weight_words(column)}" for column in columns]
-    along_x = fitting([labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])], 0.9 * width_in(sheet.first))
+    along_x = fitting(
+        [labels.plain(axis.symbol), labels.plain(axis.symbol.split()[0])],
+        0.9 * width_in(sheet.first),
+    )
     sheet.label(along_x, titles, [_row_words(*row) for row in rows])
     return sheet.page(suffix, as_written(pd.concat(drawn, ignore_index=True), axis))
 
 
 def _row_words(quantity: str, layer: int, row: str) -> str:
-    block = "" if row == Group.all else labels.block_words(row, row)  # the whole network needs no name
+    # The whole network needs no name.
+    block = "" if row == Group.all else labels.block_words(row, row)
     which = block + (f" {layer}" if layer > 1 else "")
     return f"{which} {labels.plain(labels.quantity_words(quantity))}".strip()
 
@@ -94,14 +145,29 @@ def _row_words(quantity: str, layer: int, row: str) -> str:
 def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame:
     none_measured = "none of largest_eigenvalue, condition_number"
     known = counted(table)["quantity"].unique()
-    wanted = wanted_quantities(table, asked, [name for name in _QUANTITIES if name in known], found=none_measured)
-    chosen = table[table["quantity"].isin(wanted) & (table["index"] <= 1) & (table["row"] == table["col"])]
+    wanted = wanted_quantities(
+        table,
+        asked,
+        [name for name in _QUANTITIES if name in known],
+        found=none_measured,
+    )
+    chosen = table[
+        table["quantity"].isin(wanted)
+        & (table["index"] <= 1)
+        & (table["row"] == table["col"])
+    ]
     if chosen.empty:
         wanted_quantities(table, None, (), found=none_measured)
-    return chosen.sort_values("quantity", key=lambda names: names.map(wanted.index), kind="stable")
+    return chosen.sort_values(
+        "quantity", key=lambda names: names.map(wanted.index), kind="stable"
+    )
 
 
-LARGEST, SMALLEST, QUANTILES = "largest_eigenvalue", "smallest_eigenvalue", "density_quantile"
+LARGEST, SMALLEST, QUANTILES = (
+    "largest_eigenvalue",
+    "smallest_eigenvalue",
+    "density_quantile",
+)
 EXACT_QUANTILES = "eigenvalue_quantile"
 _CURVE = [*NETWORK, X]
 _PLACE = [*_CURVE, "seed"]
@@ -125,37 +191,57 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     axis, block = source.run.axis, str(spec.options.get("block", "all"))
     table = where(along(source.table, axis), row=block, col=block)
     _check_stretch(table, block)
-    table = table[table["quantity"].isin([LARGEST, SMALLEST, QUANTILES, EXACT_QUANTILES])]
+    table = table[
+        table["quantity"].isin([LARGEST, SMALLEST, QUANTILES, EXACT_QUANTILES])
+    ]
     check_places(table, axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
-            yield _draw_stretch(here, axis, spec, suffix + (f"_layer{layer}" if layer else ""))
+            yield _draw_stretch(
+                here, axis, spec, suffix + (f"_layer{layer}" if layer else "")
+            )
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
     """Return the largest |eigenvalue| over the width of the bulk, by network, place and seed."""
     ends = table[table["quantity"].isin([LARGEST, SMALLEST]) & (table["index"] <= 1)]
     outer = ends.assign(value=ends["value"].abs()).groupby(_PLACE)["value"].max()
-    low, high = (_quantile(table, percent).groupby(_PLACE)["value"].mean() for percent in _BULK)
+    low, high = (
+        _quantile(table, percent).groupby(_PLACE)["value"].mean() for percent in _BULK
+    )
     width = (high - low).where(high > low)
     return (outer / width).dropna().rename("value").reset_index()
 
 
-def _draw_stretch(table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str) -> Page:
+def _draw_stretch(
+    table: pd.DataFrame, axis: Axis, spec: FigureSpec, suffix: str
+) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
-    first, spread = f"{axis.symbol} = {rows[X].min():g}", labels.spread_words(rows["seed"].nunique())
+    first, spread = (
+        f"{axis.symbol} = {rows[X].min():g}",
+        labels.spread_words(rows["seed"].nunique()),
+    )
     note = (
         f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
         f" decade of it).{labels.made_words(table, axis)}"
     )
-    names = [[f"{network}:{kind}" for network in panel_names(networks)] for kind in ("eigenvalue", "ratio")]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5))
+    names = [
+        [f"{network}:{kind}" for network in panel_names(networks)]
+        for kind in ("eigenvalue", "ratio")
+    ]
+    sheet = Sheet.grid(
+        spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5)
+    )
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = of_network(rows, networks[column])
-        numbers.append(_draw_ends(ax, here, floor) if row == 0 else _draw_changes(ax, outstanding(here)))
+        numbers.append(
+            _draw_ends(ax, here, floor)
+            if row == 0
+            else _draw_changes(ax, outstanding(here))
+        )
     set_x_scale(sheet.axes[-1], rows[X])
     titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
     sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
@@ -170,7 +256,9 @@ def _draw_ends(ax: Axes, here: pd.DataFrame, floor: float) -> pd.DataFrame:
     shown = []
     percents = sorted(_quantiles(here)["index"].unique())
     for percent, colour in zip(percents, shades(_QUANTILE, len(percents)), strict=True):
-        points = draw_means(ax, _quantile(here, percent), *_CURVE, colour=colour, label=f"{percent}%")
+        points = draw_means(
+            ax, _quantile(here, percent), *_CURVE, colour=colour, label=f"{percent}%"
+        )
         shown.append(points.assign(shown=f"quantile_{percent}"))
     for quantity, words in ((LARGEST, "largest, smallest"), (SMALLEST, "")):
         rows = here[(here["quantity"] == quantity) & (here["index"] <= 1)]
@@ -195,7 +283,10 @@ def _draw_changes(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _floor(counted: pd.DataFrame) -> float:
     """Return the value below which the axis is linear: the smallest width of a bulk, or a millionth of the outliers."""
-    low, high = (_quantile(counted, percent).groupby(["variant", X])["value"].mean().abs() for percent in _BULK)
+    low, high = (
+        _quantile(counted, percent).groupby(["variant", X])["value"].mean().abs()
+        for percent in _BULK
+    )
     widths = np.concatenate([low.to_numpy(), high.to_numpy()])
     largest = float(counted[counted["quantity"] == LARGEST]["value"].abs().max()) or 1.0
     smallest = float(widths[widths > 0].min()) if (widths > 0).any() else largest
@@ -235,7 +326,11 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (options
     `block`: all by default; `up_to`: the last place on the axis).
     """
-    axis, block, last = source.run.axis, str(spec.options.get("block", "all")), spec.number("up_to")
+    axis, block, last = (
+        source.run.axis,
+        str(spec.options.get("block", "all")),
+        spec.number("up_to"),
+    )
     table = where(along(of_quantity(source.table, LARGEST), axis), row=block, col=block)
     table = table[(table["index"] <= 1) & (last is None or table[X] <= last)]
     _check_proxies(table, block)
@@ -245,8 +340,14 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def ratios(table: pd.DataFrame) -> pd.DataFrame:
     """Return the largest eigenvalue of H_o over that of H by network, place and seed, if that of H is positive."""
-    wide = counted(table).pivot_table(index=_PLACE, columns="part", values="value").reset_index()
-    return wide.assign(ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0))
+    wide = (
+        counted(table)
+        .pivot_table(index=_PLACE, columns="part", values="value")
+        .reset_index()
+    )
+    return wide.assign(
+        ratio=(wide[Part.H_o.value] / wide[Part.H.value]).where(wide[Part.H.value] > 0)
+    )
 
 
 _RATIO = "ratio"
@@ -282,29 +383,53 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         if kind == _RATIO:
             ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
         mark_one(ax, axis)
-        ax.set_ylabel(r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$" if kind == _RATIO else "largest eigenvalue")
+        ax.set_ylabel(
+            r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$"
+            if kind == _RATIO
+            else "largest eigenvalue"
+        )
     sheet.axes[-1].set_xlabel(axis.symbol)
     _align_labels(sheet)
     return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis))
 
 
-def _draw_lines(ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str) -> Iterator[pd.DataFrame]:
+def _draw_lines(
+    ax: Axes, of_parts: pd.DataFrame, named: dict[Network, str], kind: str
+) -> Iterator[pd.DataFrame]:
     """Draw the lines of a panel with one colour and marker per network; yield their means."""
     set_decades(ax, "y")
     for rank, (network, words) in enumerate(named.items()):
         here = of_network(of_parts, network)
         for name, dashes in _DRAWN[kind]:
-            style: dict[str, Any] = {"linestyle": dashes, "marker": _MARKS[rank % len(_MARKS)], "markersize": 2.6}
+            style: dict[str, Any] = {
+                "linestyle": dashes,
+                "marker": _MARKS[rank % len(_MARKS)],
+                "markersize": 2.6,
+            }
             style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}
             means = draw_means(ax, here.assign(value=here[name]), *_CURVE, **style)
             yield means.assign(shown=kind, part="" if kind == _RATIO else name)
 
 
-def _ends(lines: list[pd.DataFrame], named: dict[Network, str]) -> list[tuple[float, str, Any]]:
+def _ends(
+    lines: list[pd.DataFrame], named: dict[Network, str]
+) -> list[tuple[float, str, Any]]:
     """Return (last mean, words, colour) of every network: of its ratio, or of H."""
-    drawn = [means.dropna(subset=["mean"]) for means in lines if set(means["part"]) <= {"", Part.H.value}]
-    lasts = {tuple(means[NETWORK].iloc[0]): means["mean"].iloc[-1] for means in drawn if len(means)}
-    return [(float(lasts[key]), words, tone(rank)) for rank, (key, words) in enumerate(named.items()) if key in lasts]
+    drawn = [
+        means.dropna(subset=["mean"])
+        for means in lines
+        if set(means["part"]) <= {"", Part.H.value}
+    ]
+    lasts = {
+        tuple(means[NETWORK].iloc[0]): means["mean"].iloc[-1]
+        for means in drawn
+        if len(means)
+    }
+    return [
+        (float(lasts[key]), words, tone(rank))
+        for rank, (key, words) in enumerate(named.items())
+        if key in lasts
+    ]
 
 
 def _align_labels(sheet: Sheet) -> None:

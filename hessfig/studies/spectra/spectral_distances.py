@@ -10,7 +10,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from hessfig.analysis.intervals import student_band
-from hessfig.analysis.stored_spectra import Density, Spectrum, SpectrumKey, StoredQuadrature
+from hessfig.analysis.stored_spectra import (
+    Density,
+    Spectrum,
+    SpectrumKey,
+    StoredQuadrature,
+)
 from hessfig.terms import Group
 
 Numbers = NDArray[np.float64]
@@ -67,7 +72,9 @@ def span(density: Density) -> tuple[float, float]:
     return float(used.min()), float(used.max())
 
 
-def grid_over(low: float, high: float, deviation: float, *, points: int = 400) -> Numbers:
+def grid_over(
+    low: float, high: float, deviation: float, *, points: int = 400
+) -> Numbers:
     """Return evenly spaced places from three deviations below `low` to three above `high`."""
     return np.linspace(low - 3 * deviation, high + 3 * deviation, points)
 
@@ -82,19 +89,30 @@ def cumulative(density: Density, grid: Numbers, deviation: float) -> Banded:
     return _banded(density, grid, deviation, _share_below)
 
 
-def _banded(density: Density, grid: Numbers, deviation: float, kernel: Profile) -> Banded:
-    every, half = (_per_probe(one, grid, deviation, kernel) for one in (density.whole, density.half))
+def _banded(
+    density: Density, grid: Numbers, deviation: float, kernel: Profile
+) -> Banded:
+    every, half = (
+        _per_probe(one, grid, deviation, kernel)
+        for one in (density.whole, density.half)
+    )
     return Banded(grid, *student_band(every), half.mean(axis=0))
 
 
-def of_eigenvalues(eigenvalues: Numbers, grid: Numbers, deviation: float) -> tuple[Numbers, Numbers]:
+def of_eigenvalues(
+    eigenvalues: Numbers, grid: Numbers, deviation: float
+) -> tuple[Numbers, Numbers]:
     """Return density and cumulative of all eigenvalues under the same kernel, which the bands should contain."""
     weights = np.full((1, len(eigenvalues)), 1 / len(eigenvalues))
     exact = StoredQuadrature(eigenvalues[None], weights)
-    return _per_probe(exact, grid, deviation, _bell)[0], _per_probe(exact, grid, deviation, _share_below)[0]
+    return _per_probe(exact, grid, deviation, _bell)[0], _per_probe(
+        exact, grid, deviation, _share_below
+    )[0]
 
 
-def _per_probe(quadrature: StoredQuadrature, grid: Numbers, deviation: float, kernel: Profile) -> Numbers:
+def _per_probe(
+    quadrature: StoredQuadrature, grid: Numbers, deviation: float, kernel: Profile
+) -> Numbers:
     """Return sum_i w_i kernel((t - theta_i) / deviation), one row per probe."""
     rows = []
     for nodes, weights in zip(quadrature.nodes, quadrature.weights, strict=True):
@@ -103,11 +121,16 @@ def _per_probe(quadrature: StoredQuadrature, grid: Numbers, deviation: float, ke
     return np.stack(rows)
 
 
-def _sum(grid: Numbers, nodes: Numbers, weights: Numbers, deviation: float, kernel: Profile) -> Numbers:
+def _sum(
+    grid: Numbers, nodes: Numbers, weights: Numbers, deviation: float, kernel: Profile
+) -> Numbers:
     total = np.zeros_like(grid)
     for start in range(0, len(nodes), 512):  # a table of 512 x 400 numbers at a time
         piece = slice(start, start + 512)
-        total += kernel((grid[:, None] - nodes[piece]) / deviation, deviation) @ weights[piece]
+        total += (
+            kernel((grid[:, None] - nodes[piece]) / deviation, deviation)
+            @ weights[piece]
+        )
     return total
 
 
@@ -129,7 +152,9 @@ _ROUNDING = 1e-12
 def as_weighted(block: Spectrum | Density) -> tuple[Numbers, Numbers]:
     """Return (numbers, shares) of a spectrum or quadrature; all probes have the same weight, and shares sum to 1."""
     if isinstance(block, Spectrum):
-        return block.eigenvalues, np.full(len(block.eigenvalues), 1 / len(block.eigenvalues))
+        return block.eigenvalues, np.full(
+            len(block.eigenvalues), 1 / len(block.eigenvalues)
+        )
     nodes, weights = block.whole.nodes, block.whole.weights
     used = weights > 0
     return nodes[used], weights[used] / weights.sum()
@@ -158,7 +183,8 @@ def kth_in_size(block: Spectrum | Density, k: int) -> float:
 
 
 PUBLISHED = Kernel(variance=1e-5)
-FIXED = Kernel(absolute=0.03)  # what PUBLISHED is for numbers over a range of some 100 units
+# What PUBLISHED is for numbers over a range of some 100 units.
+FIXED = Kernel(absolute=0.03)
 KERNELS = {"published": PUBLISHED, "fixed": FIXED}
 UNIT = 10  # rank by size of the eigenvalue that is the unit
 _CELLS = 4  # grid cells per standard deviation of the kernel
@@ -166,20 +192,28 @@ _MOST_CELLS = 2**20
 _REACH = 6.0  # standard deviations that the grid goes beyond the outermost eigenvalue
 
 
-def distances(blocks: Sequence[Spectrum | Density], kernel: Kernel = PUBLISHED) -> Numbers:
+def distances(
+    blocks: Sequence[Spectrum | Density], kernel: Kernel = PUBLISHED
+) -> Numbers:
     """Return the matrix of distances, 0 .. ln 2, between the blocks of one network.
 
     Distances are nan for a block without a unit, whose 10th largest eigenvalue is zero or missing.
     """
     units = [kth_in_size(block, UNIT) for block in blocks]
     usable = [k for k, unit in enumerate(units) if unit > 0]
-    scaled = [(numbers / units[k], shares) for k in usable for numbers, shares in [as_weighted(blocks[k])]]
+    scaled = [
+        (numbers / units[k], shares)
+        for k in usable
+        for numbers, shares in [as_weighted(blocks[k])]
+    ]
     matrix = np.full((len(blocks), len(blocks)), math.nan)
     probabilities = on_common_grid(scaled, kernel)
     for place, i in enumerate(usable):
         matrix[i, i] = 0.0
         for other, j in enumerate(usable[:place]):
-            matrix[i, j] = matrix[j, i] = jensen_shannon(probabilities[place], probabilities[other])
+            matrix[i, j] = matrix[j, i] = jensen_shannon(
+                probabilities[place], probabilities[other]
+            )
     return matrix
 
 
@@ -190,7 +224,9 @@ def average_distance(matrix: Numbers) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def on_common_grid(spectra: Sequence[tuple[Numbers, Numbers]], kernel: Kernel) -> list[Numbers]:
+def on_common_grid(
+    spectra: Sequence[tuple[Numbers, Numbers]], kernel: Kernel
+) -> list[Numbers]:
     """Return each spectrum's probabilities, smoothed, in the cells of one even grid that holds them all.
 
     A cell is a quarter of the kernel's standard deviation, unless that makes more than a million of them.
@@ -216,12 +252,16 @@ def _kl(p: Numbers, m: Numbers) -> float:
     return float((p[positive] * np.log(p[positive] / m[positive])).sum())
 
 
-def _smooth(numbers: Numbers, shares: Numbers, edges: Numbers, deviation: float) -> Numbers:
+def _smooth(
+    numbers: Numbers, shares: Numbers, edges: Numbers, deviation: float
+) -> Numbers:
     from scipy.ndimage import gaussian_filter1d
 
     counts, _ = np.histogram(numbers, bins=edges, weights=shares)
     cell = edges[1] - edges[0]
-    density = gaussian_filter1d(counts, deviation / cell, mode="constant", truncate=_REACH)
+    density = gaussian_filter1d(
+        counts, deviation / cell, mode="constant", truncate=_REACH
+    )
     return np.asarray(density / density.sum())
 
 
@@ -232,10 +272,16 @@ PAIR = ["one_layer", "one", "other_layer", "other"]
 
 def is_weight(place: SpectrumKey) -> bool:
     """Return whether a place is the diagonal block of a single weight, not of a group or a pair."""
-    return place.row == place.col and place.row not in list(Group) and place.row_layer == place.layer
+    return (
+        place.row == place.col
+        and place.row not in list(Group)
+        and place.row_layer == place.layer
+    )
 
 
-def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> tuple[pd.DataFrame, pd.DataFrame]:
+def pair_distances(
+    blocks: Iterable[Block], kernel: Kernel = PUBLISHED
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the distances of every network's blocks, and their averages.
 
     The first table: a row for every pair (both orders), in columns NETWORK, PAIR and `distance`. The second: JS^0, the
@@ -246,7 +292,9 @@ def pair_distances(blocks: Iterable[Block], kernel: Kernel = PUBLISHED) -> tuple
         matrix = distances(members, kernel)
         means.append({**network, "average": average_distance(matrix)})
         for (i, row), (j, col) in product(enumerate(members), repeat=2):
-            pairs.append({**network, **_pair(row.place, col.place), "distance": matrix[i, j]})
+            pairs.append(
+                {**network, **_pair(row.place, col.place), "distance": matrix[i, j]}
+            )
     return _table(pairs, [*PAIR, "distance"]), _table(means, ["average"])
 
 
@@ -255,11 +303,14 @@ def _table(rows: list[dict[str, object]], columns: list[str]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*NETWORK, *columns]).astype({columns[-1]: float})
 
 
-def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequence[Block]]]:
+def _networks(
+    blocks: Iterable[Block],
+) -> Iterable[tuple[dict[str, object], Sequence[Block]]]:
     """Yield the columns of each network, state and part, with its blocks in stored order."""
 
     def key(block: Block) -> str:
-        return repr([getattr(block.place, name) for name in NETWORK])  # nan equals nan, as text
+        # Nan equals nan, as text.
+        return repr([getattr(block.place, name) for name in NETWORK])
 
     stored = list(blocks)
     order = {name: rank for rank, name in enumerate(dict.fromkeys(map(key, stored)))}
@@ -269,4 +320,7 @@ def _networks(blocks: Iterable[Block]) -> Iterable[tuple[dict[str, object], Sequ
 
 
 def _pair(one: SpectrumKey, other: SpectrumKey) -> dict[str, object]:
-    return {**{"one_layer": one.layer, "one": one.row}, **{"other_layer": other.layer, "other": other.row}}
+    return {
+        **{"one_layer": one.layer, "one": one.row},
+        **{"other_layer": other.layer, "other": other.row},
+    }

@@ -6,7 +6,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from hessfig.analysis.intervals import Interval
-from hessfig.analysis.training_runs import EDGE_TOLERANCE, THRESHOLD, late_shares, of_whole, shares
+from hessfig.analysis.training_runs import (
+    EDGE_TOLERANCE,
+    THRESHOLD,
+    late_shares,
+    of_whole,
+    shares,
+)
 from hessfig.errors import UserError
 from hessfig.figures.layouts.courses import how, scale, variant_titles
 from hessfig.figures.parts import labels
@@ -45,20 +51,36 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
     place = ["variant", "num_layers", "layer", "part", "seed", "step"]
-    above, below = (rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER)
+    above, below = (
+        rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER
+    )
     return (above / below).rename("value").dropna().reset_index()
 
 
 def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
-    variants = [name for name in dict.fromkeys(table["variant"]) if name in set(ratios["variant"])]
+    variants = [
+        name
+        for name in dict.fromkeys(table["variant"])
+        if name in set(ratios["variant"])
+    ]
     layers = sorted(ratios["layer"].unique())
-    note = how(table, "Geometric means of the ratio of the two blocks' norms; dashed: as large.")
-    names = [[f"{variant}:{layer}" for variant in variant_names(variants)] for layer in layers]
+    note = how(
+        table,
+        "Geometric means of the ratio of the two blocks' norms; dashed: as large.",
+    )
+    names = [
+        [f"{variant}:{layer}" for variant in variant_names(variants)]
+        for layer in layers
+    ]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.5))
     drawn = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
-        drawn.append(_draw_survival_panel(ax, where(ratios, variant=variants[column], layer=layers[row])))
+        drawn.append(
+            _draw_survival_panel(
+                ax, where(ratios, variant=variants[column], layer=layers[row])
+            )
+        )
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
     short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
@@ -71,14 +93,26 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     if ratios.empty:
         say(ax, "(no ratio)")
     drawn = [
-        draw_means(ax, where(ratios, part=part), *_PLACE, colour=part_colour(part), label=labels.symbol(part))
+        draw_means(
+            ax,
+            where(ratios, part=part),
+            *_PLACE,
+            colour=part_colour(part),
+            label=labels.symbol(part),
+        )
         for part in parts_of(ratios)
     ]
     return pd.concat([pd.DataFrame(), *drawn], ignore_index=True)
 
 
-_PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}  # its own words are longer than a panel is high
-_QUANTITIES = ("largest_eigenvalue", "preconditioned_eigenvalue", "batch_sharpness", "critical_sharpness")
+# Its own words are longer than a panel is high.
+_PRECONDITIONED = {"preconditioned_eigenvalue": "eigenvalue of P⁻¹H"}
+_QUANTITIES = (
+    "largest_eigenvalue",
+    "preconditioned_eigenvalue",
+    "batch_sharpness",
+    "critical_sharpness",
+)
 
 
 def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -92,7 +126,9 @@ def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     table = source.table
     measured = set(table["quantity"])
-    wanted = spec.words("quantity") or [name for name in _QUANTITIES if name in measured]
+    wanted = spec.words("quantity") or [
+        name for name in _QUANTITIES if name in measured
+    ]
     missing = [name for name in (*wanted, THRESHOLD) if name not in measured]
     if missing or not wanted:
         raise UserError(
@@ -106,10 +142,17 @@ def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page:
     variants = list(dict.fromkeys(table["variant"]))
-    note = how(table, "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.")
+    note = how(
+        table,
+        "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.",
+    )
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
-    names = [[f"{name}:{variant}" for variant in variant_names(variants)] for name in rows]
-    sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.3, down=0.16))
+    names = [
+        [f"{name}:{variant}" for variant in variant_names(variants)] for name in rows
+    ]
+    sheet = Sheet.grid(
+        spec.paper, names, note, BY_COLUMN.replace(height=1.3, down=0.16)
+    )
     values = [_values(table, name) for name in rows]
     ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
     drawn = []
@@ -121,10 +164,17 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
             say(ax, "(no number)")
         points = draw_means(ax, here, "step", colour=tone(row))
         drawn.append(points.assign(quantity=rows[row], variant=variants[column]))
-    for row, column, ax in sheet:  # after the curves: lines at 1 widen the range of the axis
+    for (
+        row,
+        column,
+        ax,
+    ) in sheet:  # after the curves: lines at 1 widen the range of the axis
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
-    named = [_PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name))) for name in rows]
+    named = [
+        _PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name)))
+        for name in rows
+    ]
     words = [f"{name} / threshold" if name != "loss" else name for name in named]
     sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(drawn, ignore_index=True))
@@ -143,6 +193,19 @@ def _mark(ax: Axes, end: Interval | None) -> None:
         half = (end.high - end.low) / 2
         form = ".3f" if end.mean < 100 else ".3g"
         words = f"{end.mean:{form}}" + (f" ± {half:{form}}" if half == half else "")
-        words += "\nat the edge" if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE else ""
+        words += (
+            "\nat the edge"
+            if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE
+            else ""
+        )
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
-        ax.text(0.97, 0.98, words, transform=ax.transAxes, ha="right", va="top", fontsize=TINY, bbox=box)
+        ax.text(
+            0.97,
+            0.98,
+            words,
+            transform=ax.transAxes,
+            ha="right",
+            va="top",
+            fontsize=TINY,
+            bbox=box,
+        )

@@ -6,6 +6,8 @@ _HERE = "hessfig.studies.training"
 LAYOUTS = {
     "steps": FigureLayout(f"{_HERE}.races:steps", (), (STEPS,)),
     "race": FigureLayout(f"{_HERE}.races:race_of_rules", ("reference",), (STEPS,)),
-    "heterogeneity_trained": FigureLayout(f"{_HERE}.edges:heterogeneity_trained", ("quantity",), (STEPS,)),
+    "heterogeneity_trained": FigureLayout(
+        f"{_HERE}.edges:heterogeneity_trained", ("quantity",), (STEPS,)
+    ),
     "edge": FigureLayout(f"{_HERE}.edges:edge", ("quantity",), (STEPS,)),
 }

@@ -45,7 +45,10 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     names = [list(_ALONG), [f"{along}:loss" for along in _ALONG]]
     style = APART.replace(left=1.25, across=1.35, down=0.4, height=1.6, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, how(table, words), style)
-    results = {along: _results_of(result.tuned[result.tuned["budget"] == along], rules) for along in _ALONG}
+    results = {
+        along: _results_of(result.tuned[result.tuned["budget"] == along], rules)
+        for along in _ALONG
+    }
     for row, column, ax in sheet:
         along = list(_ALONG)[column]
         if row == 0:
@@ -60,9 +63,12 @@ def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 _MARKS = "os^Dv<>PXpd"  # markers of rules, so that colour is not the only distinction
-_MORE_TONES = ("#7f7f7f", "#8f9000", "#e15759", "#4f9d9a")  # colours of further rules, for which `tone` has none
-_LEADER, _NAMES = 0.3, 1.35  # inches: of the lines from the ends of curves to their names, and of the names
-_BUDGETS = {"step": ("same gradients", None), "seconds": ("same time", "white")}  # words, and the face of dots
+# Colours of further rules, for which `tone` has none.
+_MORE_TONES = ("#7f7f7f", "#8f9000", "#e15759", "#4f9d9a")
+# Inches: of the lines from the ends of curves to their names, and of the names.
+_LEADER, _NAMES = (0.3, 1.35)
+# Words, and the face of dots.
+_BUDGETS = {"step": ("same gradients", None), "seconds": ("same time", "white")}
 
 
 def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -79,10 +85,17 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     table = source.table
     result, reference = race(table), str(spec.options.get("reference", ""))
     rules = list(dict.fromkeys(result.losses["rule"]))
-    results = {along: _results_of(where(result.tuned, budget=along), rules, reference) for along in _BUDGETS}
+    results = {
+        along: _results_of(where(result.tuned, budget=along), rules, reference)
+        for along in _BUDGETS
+    }
     points = {rule: _points(result, rule, "step", "step") for rule in rules}
-    ends = {rule: frame["mean"].iloc[-1] if len(frame) else math.inf for rule, frame in points.items()}
-    order = sorted(rules, key=ends.__getitem__)  # the rows of dots, from below, stand as the curves end
+    ends = {
+        rule: frame["mean"].iloc[-1] if len(frame) else math.inf
+        for rule, frame in points.items()
+    }
+    # The rows of dots, from below, stand as the curves end.
+    order = sorted(rules, key=ends.__getitem__)
     words = (
         f"Geometric means over {table['seed'].nunique()} seeds with 95% intervals; every rule at the rate or damping"
         f" that is best for the other seeds. Same gradients: {result.budget['step']:g}; same time:"
@@ -90,14 +103,21 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     )
     style = APART.replace(left=0.5, top=0.33, across=_LEADER + _NAMES, height=2.3)
     style = style.replace(left=_NAMES) if style.columns(spec.paper) == 1 else style
-    sheet = Sheet.grid(spec.paper, [["step", "ratio"]], words + labels.left_out_words(table), style)
+    sheet = Sheet.grid(
+        spec.paper, [["step", "ratio"]], words + labels.left_out_words(table), style
+    )
     for _, column, ax in sheet:
         if column == 0:
             _curves(ax, result, rules, "step")
             ax.set_xlabel("gradients")
             label_side(ax, "loss")
         else:
-            _draw_ratios(ax, [_in_rows(results[along], order) for along in _BUDGETS], rules, reference)
+            _draw_ratios(
+                ax,
+                [_in_rows(results[along], order) for along in _BUDGETS],
+                rules,
+                reference,
+            )
     _name_rules(sheet, ends, order, rules)
     yield sheet.page("", _written(result, points, results))
 
@@ -107,9 +127,13 @@ def _in_rows(results: pd.DataFrame, order: list[str]) -> pd.DataFrame:
     return results.set_index("rule").loc[order].reset_index()
 
 
-def _draw_ratios(ax: Axes, results: list[pd.DataFrame], rules: list[str], reference: str) -> None:
+def _draw_ratios(
+    ax: Axes, results: list[pd.DataFrame], rules: list[str], reference: str
+) -> None:
     """Draw a row of dots per rule: its loss over that of the reference (or its loss) with an interval per budget."""
-    name, low, high = ("ratio", "ratio_low", "ratio_high") if reference else ("mean", "low", "high")
+    name, low, high = (
+        ("ratio", "ratio_low", "ratio_high") if reference else ("mean", "low", "high")
+    )
     set_decades(ax, "x")
     for rows, (_, face) in zip(results, _BUDGETS.values(), strict=True):
         shift = 0.16 if face is None else -0.16
@@ -117,19 +141,42 @@ def _draw_ratios(ax: Axes, results: list[pd.DataFrame], rules: list[str], refere
         for rank, row in enumerate(rows.to_dict("records")):
             colour = _tone(rules.index(row["rule"]))
             ends = np.array([[row[name] - row[low]], [row[high] - row[name]]])
-            style: dict[str, Any] = {"color": colour, "mfc": face or colour, "markersize": 3.5, "elinewidth": 0.8}
-            ax.errorbar([row[name]], [rank + shift], xerr=ends if np.isfinite(ends).all() else None, fmt="o", **style)
+            style: dict[str, Any] = {
+                "color": colour,
+                "mfc": face or colour,
+                "markersize": 3.5,
+                "elinewidth": 0.8,
+            }
+            ax.errorbar(
+                [row[name]],
+                [rank + shift],
+                xerr=ends if np.isfinite(ends).all() else None,
+                fmt="o",
+                **style,
+            )
     if reference:
         ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.set_ylim(-0.6, len(results[0]) - 0.4)
     ax.set_xlabel(f"loss / loss of {_named(reference)}" if reference else "loss")
-    dot: dict[str, Any] = {"marker": "o", "color": "#333333", "linestyle": "", "markersize": 3.5}
-    keys = [Line2D([], [], **dot, markerfacecolor=fill or "#333333") for _, fill in _BUDGETS.values()]
+    dot: dict[str, Any] = {
+        "marker": "o",
+        "color": "#333333",
+        "linestyle": "",
+        "markersize": 3.5,
+    }
+    keys = [
+        Line2D([], [], **dot, markerfacecolor=fill or "#333333")
+        for _, fill in _BUDGETS.values()
+    ]
     words = [f"after the {budget}" for budget, _ in _BUDGETS.values()]
-    ax.legend(keys, words, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8)
+    ax.legend(
+        keys, words, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8
+    )
 
 
-def _name_rules(sheet: Sheet, ends: dict[str, float], order: list[str], rules: list[str]) -> None:
+def _name_rules(
+    sheet: Sheet, ends: dict[str, float], order: list[str], rules: list[str]
+) -> None:
     """Write the names of the rules next to the rows of dots, with a line to each from the end of its curve."""
     curves, dots = sheet.panels.get((0, 0)), sheet.panels.get((0, 1))
     if dots is not None:
@@ -150,20 +197,39 @@ def _name_rules(sheet: Sheet, ends: dict[str, float], order: list[str], rules: l
         reach = 1 + (_LEADER + _NAMES - 0.06 - width_of(_named(rule))) / across
         colour = _tone(rules.index(rule))
         if math.isfinite(ends[rule]):
-            start = curves.transAxes.inverted().transform(curves.transData.transform((0.0, ends[rule])))[1]
+            start = curves.transAxes.inverted().transform(
+                curves.transData.transform((0.0, ends[rule]))
+            )[1]
             bend = 1 + _LEADER / across
-            line: dict[str, Any] = {"transform": curves.transAxes, "clip_on": False, "color": colour, "linewidth": 0.4}
+            line: dict[str, Any] = {
+                "transform": curves.transAxes,
+                "clip_on": False,
+                "color": colour,
+                "linewidth": 0.4,
+            }
             curves.plot([1.0, bend, reach], [start, height, height], **line)
 
 
-def _written(result: Race, points: dict[str, pd.DataFrame], results: dict[str, pd.DataFrame]) -> pd.DataFrame:
+def _written(
+    result: Race, points: dict[str, pd.DataFrame], results: dict[str, pd.DataFrame]
+) -> pd.DataFrame:
     """Return the curves with their costs and ratios of decreases, and below them the results at both budgets."""
     chosen = where(result.tuned, budget="step")[["rule", "seed", "rate"]]
-    ratios = result.ratios.merge(chosen, on=["rule", "seed", "rate"]).groupby(["rule", "step"])["ratio"].median()
+    ratios = (
+        result.ratios.merge(chosen, on=["rule", "seed", "rate"])
+        .groupby(["rule", "step"])["ratio"]
+        .median()
+    )
     costs = result.losses.groupby(["rule", "step"])[["products", "seconds"]].first()
-    curves = pd.concat([frame.assign(rule=rule) for rule, frame in points.items()], ignore_index=True)
-    curves = curves.join(costs, on=["rule", "step"]).join(ratios.rename("decrease_ratio"), on=["rule", "step"])
-    curves = curves.rename(columns={"step": "gradients", "products": "gradients_and_products"}).assign(panel="curve")
+    curves = pd.concat(
+        [frame.assign(rule=rule) for rule, frame in points.items()], ignore_index=True
+    )
+    curves = curves.join(costs, on=["rule", "step"]).join(
+        ratios.rename("decrease_ratio"), on=["rule", "step"]
+    )
+    curves = curves.rename(
+        columns={"step": "gradients", "products": "gradients_and_products"}
+    ).assign(panel="curve")
     dots = [frame.assign(panel=f"same {along}") for along, frame in results.items()]
     return pd.concat([curves, *dots], ignore_index=True)
 
@@ -180,13 +246,19 @@ def _line(rank: int) -> str:
 
 def _tone(rank: int) -> str:
     """Return the colour of a rule; the first eleven rules have distinct colours."""
-    return tone(rank) if rank < len(TONES) else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
+    return (
+        tone(rank)
+        if rank < len(TONES)
+        else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
+    )
 
 
 def _points(result: Race, rule: str, along: str, budget: str) -> pd.DataFrame:
     """Return the means over seeds of a rule's losses at its best rates; a mean needs all seeds."""
     tuned = where(result.tuned, budget=budget)
-    runs = where(result.losses, rule=rule).merge(where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"])
+    runs = where(result.losses, rule=rule).merge(
+        where(tuned, rule=rule)[["seed", "rate"]], on=["seed", "rate"]
+    )
     points = seed_means(runs, [along], "loss", logs=True)
     return points[points["count"] == tuned["seed"].nunique()]
 
@@ -195,40 +267,80 @@ def _curves(ax: Axes, result: Race, rules: list[str], along: str) -> None:
     set_decades(ax, "y")
     for rank, rule in enumerate(rules):
         points = _points(result, rule, along, along)
-        style: dict[str, Any] = {"linestyle": _line(rank), "marker": _MARKS[rank % len(_MARKS)], "alpha": 0.12}
-        draw_interval(ax, points, along, colour=_tone(rank), label=_named(rule), markersize=2.6, **style)
-    furthest = result.losses[along].max() if along == "step" else 2 * result.budget["seconds"]
+        style: dict[str, Any] = {
+            "linestyle": _line(rank),
+            "marker": _MARKS[rank % len(_MARKS)],
+            "alpha": 0.12,
+        }
+        draw_interval(
+            ax,
+            points,
+            along,
+            colour=_tone(rank),
+            label=_named(rule),
+            markersize=2.6,
+            **style,
+        )
+    furthest = (
+        result.losses[along].max() if along == "step" else 2 * result.budget["seconds"]
+    )
     ax.set_xlim(0, 1.02 * furthest)
     ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
 
-def _results_of(tuned: pd.DataFrame, rules: list[str], reference: str = "") -> pd.DataFrame:
+def _results_of(
+    tuned: pd.DataFrame, rules: list[str], reference: str = ""
+) -> pd.DataFrame:
     """Return the mean loss of every rule with its interval, and its rates in words."""
     rows = []
     for rule in rules:
         runs = where(tuned, rule=rule)
-        lost = int(np.isinf(runs["loss"]).sum())  # seeds whose run at the rate of the others diverged
+        # Seeds whose run at the rate of the others diverged.
+        lost = int(np.isinf(runs["loss"]).sum())
         interval = geometric_interval([math.nan] if lost else runs["loss"])
         words = " or ".join(f"{rate:g}" for rate in sorted(runs["rate"].unique()))
-        words += ("*" if runs["at_edge"].any() else "") + (f"; {lost} of {len(runs)} diverged" if lost else "")
-        rows.append({"budget": tuned["budget"].iloc[0], "rule": rule, **interval.found, "rates": words})
-    return pd.DataFrame(rows).merge(against_plain(tuned, reference), on=["budget", "rule"], how="left")
+        words += ("*" if runs["at_edge"].any() else "") + (
+            f"; {lost} of {len(runs)} diverged" if lost else ""
+        )
+        rows.append(
+            {
+                "budget": tuned["budget"].iloc[0],
+                "rule": rule,
+                **interval.found,
+                "rates": words,
+            }
+        )
+    return pd.DataFrame(rows).merge(
+        against_plain(tuned, reference), on=["budget", "rule"], how="left"
+    )
 
 
 def _ratio(row: Any) -> str:
     """Return the loss relative to the plain optimiser in words; "" without an interval."""
-    return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]" if np.isfinite(row.ratio_low) else ""
+    return (
+        f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]"
+        if np.isfinite(row.ratio_low)
+        else ""
+    )
 
 
 def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
     for rank, row in enumerate(results.itertuples()):
         ends = [[row.mean - row.low], [row.high - row.mean]]
-        style: dict[str, Any] = {"fmt": _MARKS[rank % len(_MARKS)], "markersize": 3, "color": _tone(rank)}
-        ax.errorbar([row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, **style)
+        style: dict[str, Any] = {
+            "fmt": _MARKS[rank % len(_MARKS)],
+            "markersize": 3,
+            "color": _tone(rank),
+        }
+        ax.errorbar(
+            [row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, **style
+        )
 
 
 def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
     _draw_dots(ax, results)
-    names = [f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()]
+    names = [
+        f"{_named(row.rule)} ({row.rates}){_ratio(row)}" for row in results.itertuples()
+    ]
     ax.set_yticks(range(len(names)), names, fontsize=TINY, linespacing=1.0)
     ax.set_ylim(len(names) - 0.5, -0.5)

@@ -17,12 +17,16 @@ TRUE = 5.0
 NOISES: dict[str, Draw] = {
     "log-normal": lambda rng, shape: np.exp(0.3 * rng.normal(size=shape)),
     "log-normal, decades": lambda rng, shape: np.exp(rng.normal(size=shape)),
-    "Student's t of three in logarithms": lambda rng, shape: np.exp(0.3 * rng.standard_t(3, size=shape)),
+    "Student's t of three in logarithms": lambda rng, shape: np.exp(
+        0.3 * rng.standard_t(3, size=shape)
+    ),
     "Pareto of 2.5": lambda rng, shape: 1 + rng.pareto(2.5, size=shape),
 }
 
 
-def coverage(noise: str, average: str, seeds: int, points: int, *, sweeps: int) -> float:
+def coverage(
+    noise: str, average: str, seeds: int, points: int, *, sweeps: int
+) -> float:
     """Return in which share of sweeps with a known slope the interval holds it.
 
     The noise is independent from seed to seed and from place to place and of the same size at all places, so that

@@ -27,7 +27,9 @@ def frame_of(settings: dict[str, Any] = CONFIG, **options: Any) -> pd.DataFrame:
     return fit_slopes(table, architectures(table, {"config": settings}), [(None, 1.0)])
 
 
-def five_for_six(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+def five_for_six(
+    block: Block, part: Part, architecture: Architecture, sigma: float
+) -> float:
     """Return the predicted norm, but sigma^5 where the query block's H_o should go like sigma^6."""
     value = predicted_law(block, part, architecture, sigma)
     return value / sigma if part == Part.H_o and block.row == "W_Q" else value
@@ -80,13 +82,21 @@ def test_few_seeds_do_not_refute() -> None:
         slopes = 6 + 0.15 * rng.normal(size=3)
         values = np.array([[sigma**slope for sigma in SIGMAS] for slope in slopes])
         fit = fit_slope(values, np.array(SIGMAS), average="geometric")
-        row = SimpleNamespace(**asdict(fit), is_zero=False, predicted=6.0, prediction="exponent", regime="sigma -> 0")
+        row = SimpleNamespace(
+            **asdict(fit),
+            is_zero=False,
+            predicted=6.0,
+            prediction="exponent",
+            regime="sigma -> 0",
+        )
         wrong += judge(row, 0.05) == SlopeVerdict.deviates
     assert wrong <= 8  # of 200; two errors, without Student, call 18 of them deviating
 
 
 def test_one_seed_is_no_pass() -> None:
-    assert all("undecided" in line for line in violations(frame_of(seeds=1, noise=0), 0.1))
+    assert all(
+        "undecided" in line for line in violations(frame_of(seeds=1, noise=0), 0.1)
+    )
     assert len(violations(frame_of(seeds=1, noise=0), 0.1)) == 5
 
 
@@ -96,7 +106,9 @@ def test_no_points_is_no_pass() -> None:
     assert all("too few points: 0 sigmas" in line for line in lines)
 
 
-def bending(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+def bending(
+    block: Block, part: Part, architecture: Architecture, sigma: float
+) -> float:
     """Return a norm that starts out on its prediction and bends upwards before sigma = 1."""
     return predicted_law(block, part, architecture, sigma) * float(np.exp(2 * sigma**2))
 
@@ -105,7 +117,10 @@ def test_drift_is_noted_and_is_no_violation() -> None:
     frame = frame_of(law=bending, blocks=[("W_Q", "W_Q")])
     assert violations(frame, 0.1) == []
     assert len(asymptotic(frame, 0.1)) == 3
-    assert all("asymptote only" in line and "lower half" in line for line in asymptotic(frame, 0.1))
+    assert all(
+        "asymptote only" in line and "lower half" in line
+        for line in asymptotic(frame, 0.1)
+    )
 
 
 def test_a_wrong_exponent_does_not_pass_as_drift() -> None:
@@ -122,24 +137,39 @@ def test_only_windows_where_a_prediction_applies_are_checked() -> None:
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), windows)
     assert checked(frame)["window_high"].tolist() == [1.0, 0.9]
     assert len(violations(frame, 0.1)) == 2
-    short = frame_of(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"], sigma=[0.1, 0.3, 0.6, 1.0])
+    short = frame_of(
+        law=five_for_six,
+        blocks=[("W_Q", "W_Q")],
+        parts=["H_o"],
+        sigma=[0.1, 0.3, 0.6, 1.0],
+    )
     assert len(violations(short.assign(window_high=np.nan), 0.1)) == 1
 
 
 def test_a_prediction_for_every_sigma_is_checked_on_every_window() -> None:
-    settings = {**config(kind="linear_mlp"), "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"}}
+    settings = {
+        **config(kind="linear_mlp"),
+        "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"},
+    }
     table = make_table(settings=settings, blocks=[("W", "W")], parts=["H"])
-    frame = fit_slopes(table, architectures(table, {"config": settings}), [(None, None), (1.0, None)])
+    frame = fit_slopes(
+        table, architectures(table, {"config": settings}), [(None, None), (1.0, None)]
+    )
     assert len(checked(frame)) == 2
 
 
 def test_a_zero_that_is_not_zero_fails() -> None:
-    (line,) = violations(frame_of(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s), 0.1)
+    (line,) = violations(
+        frame_of(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s), 0.1
+    )
     assert "not zero, predicted to vanish (Theorem 3.2" in line
 
 
 def test_a_norm_that_is_zero_fails() -> None:
-    (line,) = violations(frame_of(blocks=[("W_Q", "W_Q")], parts=["H_f"], law=lambda b, p, a, s: 0.0), 0.1)
+    (line,) = violations(
+        frame_of(blocks=[("W_Q", "W_Q")], parts=["H_f"], law=lambda b, p, a, s: 0.0),
+        0.1,
+    )
     assert "every number is zero, predicted exponent 5" in line
 
 
@@ -152,13 +182,19 @@ def test_nonfinite_numbers_fail() -> None:
 
 
 def test_the_summary_counts_what_was_checked() -> None:
-    assert summary(frame_of(), 0.1) == (["6 slopes checked, 6 pass, 0 outside tolerance 0.1"], 0)
+    assert summary(frame_of(), 0.1) == (
+        ["6 slopes checked, 6 pass, 0 outside tolerance 0.1"],
+        0,
+    )
     lines, code = summary(frame_of(law=five_for_six), 0.1)
     assert (code, len(lines)) == (1, 2) and "H_o(W_Q, W_Q)" in lines[0]
     assert lines[-1] == "6 slopes checked, 5 pass, 1 outside tolerance 0.1"
     lines, code = summary(frame_of(law=bending, blocks=[("W_Q", "W_Q")]), 0.1)
     assert code == 0 and all(line.startswith("note: ") for line in lines[:-1])
-    assert lines[-1] == "3 slopes checked, 0 pass, 0 outside tolerance 0.1, 3 asymptote only (notes above)"
+    assert (
+        lines[-1]
+        == "3 slopes checked, 0 pass, 0 outside tolerance 0.1, 3 asymptote only (notes above)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,17 +207,26 @@ def test_the_summary_counts_what_was_checked() -> None:
         ({"num_nonfinite": 3, "num_not_converged": 1}, "1 with numbers left out"),
     ],
 )
-def test_what_cannot_be_told_is_counted_apart_from_what_deviates(change: dict[str, float], counted: str) -> None:
+def test_what_cannot_be_told_is_counted_apart_from_what_deviates(
+    change: dict[str, float], counted: str
+) -> None:
     frame = frame_of()
     frame = frame.astype(dict.fromkeys(change, float))
-    frame.loc[frame["prediction"].eq("exponent").idxmax(), list(change)] = list(change.values())
+    frame.loc[frame["prediction"].eq("exponent").idxmax(), list(change)] = list(
+        change.values()
+    )
     lines, code = summary(frame, 0.1)
-    assert code == 1 and lines[-1] == f"6 slopes checked, 5 pass, 0 outside tolerance 0.1, {counted}"
+    assert (
+        code == 1
+        and lines[-1] == f"6 slopes checked, 5 pass, 0 outside tolerance 0.1, {counted}"
+    )
 
 
 def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:
     nothing = ["no slope has a prediction: nothing was checked"]
-    assert summary(frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1) == (nothing, 1)
+    assert summary(
+        frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1
+    ) == (nothing, 1)
     assert summary(frame_of(config(kind="python")), 0.1) == (nothing, 1)
 
 
@@ -196,4 +241,6 @@ def test_numbers_that_did_not_converge_fail() -> None:
 def test_without_predictions_nothing_is_checked() -> None:
     frame = frame_of(config(kind="python"))
     assert violations(frame, 0.1) == ["no slope has a prediction: nothing was checked"]
-    assert violations(frame.iloc[:0], 0.1) == ["no slope has a prediction: nothing was checked"]
+    assert violations(frame.iloc[:0], 0.1) == [
+        "no slope has a prediction: nothing was checked"
+    ]

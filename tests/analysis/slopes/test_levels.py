@@ -18,12 +18,20 @@ ONE = {"blocks": [("W_Q", "W_Q")], "parts": ["H"]}
 
 
 def test_a_plateau_and_its_error_over_seeds() -> None:
-    table = make_table(**ONE, sigma=[0.01, 0.1, 1.0, 10.0], law=lambda b, p, a, s: 7.0 if s < 1 else 1.0, seeds=4)
+    table = make_table(
+        **ONE,
+        sigma=[0.01, 0.1, 1.0, 10.0],
+        law=lambda b, p, a, s: 7.0 if s < 1 else 1.0,
+        seeds=4,
+    )
     low, every = window_levels(table, [(None, 0.5), (None, None)]).to_dict("records")
     of_seeds = table[table["sigma"] < 0.5].groupby("seed")["value"].mean()
     assert low["level"] == pytest.approx(of_seeds.mean())
     assert low["level_se"] == pytest.approx(of_seeds.sem())
-    assert low["ci_high"] - low["level"] == pytest.approx(3.182446 * of_seeds.sem(), rel=1e-6)  # t(0.975, 3)
+    # T(0.975, 3).
+    assert low["ci_high"] - low["level"] == pytest.approx(
+        3.182446 * of_seeds.sem(), rel=1e-6
+    )
     assert (low["num_points"], low["num_seeds"], every["num_points"]) == (2, 4, 4)
     geometric = window_levels(table, [(None, None)], average="geometric").iloc[0]
     logs = np.log(table["value"]).groupby(table["seed"]).mean()
@@ -33,7 +41,9 @@ def test_a_plateau_and_its_error_over_seeds() -> None:
 
 def test_seeds_that_lack_a_number_and_places_without_any() -> None:
     table = make_table(**ONE, sigma=[0.1, 1.0], law=lambda b, p, a, s: 1.0, seeds=3)
-    table.loc[(table["seed"] == 1234) & (table["sigma"] == 0.1), ["value", "status"]] = [math.inf, "nonfinite"]
+    table.loc[
+        (table["seed"] == 1234) & (table["sigma"] == 0.1), ["value", "status"]
+    ] = [math.inf, "nonfinite"]
     assert window_levels(table, [(None, None)])["num_seeds"].tolist() == [2]
     table.loc[table["sigma"] == 0.1, ["value", "status"]] = [math.inf, "nonfinite"]
     (level,) = window_levels(table, [(None, None)]).to_dict("records")
@@ -45,16 +55,28 @@ def test_seeds_that_lack_a_number_and_places_without_any() -> None:
 def test_the_level_goes_with_a_varied_setting(tmp_path: Path) -> None:
     networks = [(f"model.d_mlp={width}", 1) for width in (8, 16, 32)]
     table = make_table(
-        **ONE, networks=networks, settings=config(d_mlp=8), law=lambda b, p, a, s: 2.0, noise=0, wander=0.3, seeds=3
+        **ONE,
+        networks=networks,
+        settings=config(d_mlp=8),
+        law=lambda b, p, a, s: 2.0,
+        noise=0,
+        wander=0.3,
+        seeds=3,
     )
     width = table["variant"].str.partition("=")[2].astype(float)
-    folder = write_sweep(table.assign(value=table["value"] * width**1.5), tmp_path, settings=None)
+    folder = write_sweep(
+        table.assign(value=table["value"] * width**1.5), tmp_path, settings=None
+    )
     levels, trends = run(folder, [(None, 1.0)])
     assert levels["level"].is_monotonic_increasing and len(levels) == 3
     (trend,) = trends.to_dict("records")
     assert trend["setting"] == "model.d_mlp" and trend["exponent"] == pytest.approx(1.5)
     assert trend["exponent_se"] < 0.5 and trend["num_values"] == 3
-    assert {path.name for path in folder.glob("*.csv")} == {"table.csv", "levels.csv", "trends.csv"}
+    assert {path.name for path in folder.glob("*.csv")} == {
+        "table.csv",
+        "levels.csv",
+        "trends.csv",
+    }
     assert rich_table(levels).row_count == 3 and rich_table(trends).row_count == 1
 
 
@@ -63,5 +85,7 @@ def test_lines_of_some_rows_and_parts() -> None:
     assert len(chosen(levels)) == 6
     some = chosen(levels, rows="W_Q", parts=["H_o", "H"])
     assert set(some["row"]) == {"W_Q"} and set(some["part"]) == {"H_o", "H"}
-    with pytest.raises(UserError, match=r"rows: no line is of W_Qs[\s\S]*did you mean 'W_Q'"):
+    with pytest.raises(
+        UserError, match=r"rows: no line is of W_Qs[\s\S]*did you mean 'W_Q'"
+    ):
         chosen(levels, rows=["W_Qs"])

@@ -14,7 +14,9 @@ def names(*words: str) -> list[str]:
 
 
 def test_variants_are_every_combination_in_order() -> None:
-    found = configs("sweep.vary={model.n_layers: [1, 2], model.temperature: [1.0, 2.0]}")
+    found = configs(
+        "sweep.vary={model.n_layers: [1, 2], model.temperature: [1.0, 2.0]}"
+    )
     assert [(name, config.model.n_layers) for name, config in found] == [
         ("model.temperature=1.0", 1),
         ("model.temperature=2.0", 1),
@@ -68,24 +70,43 @@ def test_a_setting_given_by_hand_is_not_varied() -> None:
 
 
 def test_options_of_a_factory_can_vary() -> None:
-    found = configs("sweep=network", "model.factory=a.py:b", "sweep.vary={model.options.width: [3, 4]}")
+    found = configs(
+        "sweep=network",
+        "model.factory=a.py:b",
+        "sweep.vary={model.options.width: [3, 4]}",
+    )
     assert [config.model.options for _, config in found] == [{"width": 3}, {"width": 4}]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sweep.vary={model.n_hed: [1]}"], r"no setting 'model.n_hed'(.|\n)*did you mean 'model.n_heads'"),
-        (["sweep.vary={n_heads: [1]}"], r"no setting 'n_heads'(.|\n)*did you mean 'model.n_heads'"),
-        (["sweep.vary={seeds: [1, 2]}"], "seeds cannot be varied(.|\n)*once for each value"),
+        (
+            ["sweep.vary={model.n_hed: [1]}"],
+            r"no setting 'model.n_hed'(.|\n)*did you mean 'model.n_heads'",
+        ),
+        (
+            ["sweep.vary={n_heads: [1]}"],
+            r"no setting 'n_heads'(.|\n)*did you mean 'model.n_heads'",
+        ),
+        (
+            ["sweep.vary={seeds: [1, 2]}"],
+            "seeds cannot be varied(.|\n)*once for each value",
+        ),
         (["sweep.vary={output_dir: [a]}"], "output_dir cannot be varied"),
         (["sweep.vary={model.n_heads: []}"], "model.n_heads has no values"),
         (["sweep.vary={model.n_heads: [2, 2]}"], "a value twice"),
         (["sweep.vary={model.n_heads: [[1]]}"], "cannot name a variant"),
         (["sweep.vary={state.path: ['a,b']}"], "cannot name a variant"),
-        (["sweep.vary={model.n_heads: [1, x]}"], "model.n_heads must be a whole number"),
+        (
+            ["sweep.vary={model.n_heads: [1, x]}"],
+            "model.n_heads must be a whole number",
+        ),
         (["sweep.vary={model.n_layers: [1, 0]}"], "model.n_layers"),
-        (["sweep.vary={model.n_heads: 2}", "model.n_heads=4"], "given one value as well"),
+        (
+            ["sweep.vary={model.n_heads: 2}", "model.n_heads=4"],
+            "given one value as well",
+        ),
     ],
 )
 def test_what_cannot_be_varied(words: list[str], message: str) -> None:
@@ -98,4 +119,6 @@ def test_what_cannot_be_varied(words: list[str], message: str) -> None:
 def test_too_many_combinations_are_counted_not_listed() -> None:
     many = ",".join(str(0.5 + i / 1000) for i in range(300))
     with pytest.raises(UserError, match=r"sweep\.vary: 27000000 combinations"):
-        configs(f"sweep.vary={{model.temperature: [{many}], grid.low: [{many}], estimator.variance_share: [{many}]}}")
+        configs(
+            f"sweep.vary={{model.temperature: [{many}], grid.low: [{many}], estimator.variance_share: [{many}]}}"
+        )

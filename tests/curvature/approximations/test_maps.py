@@ -23,11 +23,15 @@ Batches = list[tuple[Tensor, Tensor]]
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(
+        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def labels(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, CLASSES, shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, CLASSES, shape, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 @dataclass
@@ -48,7 +52,9 @@ class Case:
     def made(self, name: str, held: Sequence[str]) -> Tensor:
         """Return the approximation of a block, dense."""
         paths = [f"{self.path}.{one}" for one in held]
-        problem = hessfig.Problem(self.network, self.batches, loss=self.loss, weights={"block": paths})
+        problem = hessfig.Problem(
+            self.network, self.batches, loss=self.loss, weights={"block": paths}
+        )
         return problem.approximation(name, "block").dense()
 
     def curvatures(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -57,30 +63,56 @@ class Case:
             outputs = self.network(x).detach()
             seen, shifts = list[Tensor](), list[Tensor]()
 
-            def shift(module: nn.Module, given: Any, output: Tensor, seen: Any = seen, shifts: Any = shifts) -> Tensor:
+            def shift(
+                module: nn.Module,
+                given: Any,
+                output: Tensor,
+                seen: Any = seen,
+                shifts: Any = shifts,
+            ) -> Tensor:
                 seen.append(self.positions(module, given[0].detach()))
                 shifts.append(torch.zeros_like(output).requires_grad_())
                 return output + shifts[-1]
 
             with hooked([self.module], shift):
                 shifted = self.network(x)
-            rows = [torch.autograd.grad(one, shifts[0], retain_graph=True)[0] for one in shifted.flatten()]
-            J = torch.stack(rows).movedim(-1 if isinstance(self.module, nn.Linear) else 2, -1)
-            J = J.reshape(len(x), -1, len(x), *seen[0].shape[1:2], J.shape[-1])[range(len(x)), :, range(len(x))]
+            rows = [
+                torch.autograd.grad(one, shifts[0], retain_graph=True)[0]
+                for one in shifted.flatten()
+            ]
+            J = torch.stack(rows).movedim(
+                -1 if isinstance(self.module, nn.Linear) else 2, -1
+            )
+            J = J.reshape(len(x), -1, len(x), *seen[0].shape[1:2], J.shape[-1])[
+                range(len(x)), :, range(len(x))
+            ]
             leaf = outputs.requires_grad_()
             H = hessian(lambda leaf=leaf, y=y: self.plain(leaf, y), [leaf])
-            H = H.view(len(x), leaf[0].numel(), len(x), leaf[0].numel())[range(len(x)), :, range(len(x))]
+            H = H.view(len(x), leaf[0].numel(), len(x), leaf[0].numel())[
+                range(len(x)), :, range(len(x))
+            ]
             yield seen[0], J, H
 
     def factors(self, held: Sequence[str], *, reduce: bool) -> tuple[Tensor, Tensor]:
         """Return sum g g^T and mean x x^T by loops over the samples that count, of all batches, and their positions."""
         left, right, count = 0, 0, 0
         for x, J, H in self.curvatures():
-            x = torch.cat([x] * ("weight" in held) + [torch.ones_like(x[..., :1])] * ("bias" in held), dim=-1)
-            x, J = (x.mean(1, keepdim=True), J.sum(2, keepdim=True)) if reduce else (x, J)
-            for sample, t in product([one for one in range(len(x)) if H[one].any()], range(x.shape[1])):
+            x = torch.cat(
+                [x] * ("weight" in held)
+                + [torch.ones_like(x[..., :1])] * ("bias" in held),
+                dim=-1,
+            )
+            x, J = (
+                (x.mean(1, keepdim=True), J.sum(2, keepdim=True)) if reduce else (x, J)
+            )
+            for sample, t in product(
+                [one for one in range(len(x)) if H[one].any()], range(x.shape[1])
+            ):
                 left = left + J[sample, :, t].T @ H[sample] @ J[sample, :, t]
-                right, count = right + torch.outer(x[sample, t], x[sample, t]), count + 1
+                right, count = (
+                    right + torch.outer(x[sample, t], x[sample, t]),
+                    count + 1,
+                )
         return left, right / count
 
     def places(self, held: Sequence[str], columns: int) -> Tensor:
@@ -104,12 +136,17 @@ class Case:
         for x, y in self.batches:
             J = jacobian(lambda x=x: self.network(x), at)
             leaf = self.network(x).detach().requires_grad_()
-            total = total + J.T @ hessian(lambda leaf=leaf, y=y: self.plain(leaf, y), [leaf]) @ J
+            total = (
+                total
+                + J.T @ hessian(lambda leaf=leaf, y=y: self.plain(leaf, y), [leaf]) @ J
+            )
         return total
 
     def hessian(self, held: Sequence[str]) -> Tensor:
         at = [self.module.get_parameter(one) for one in held]
-        return hessian(lambda: sum(self.plain(self.network(x), y) for x, y in self.batches), at)
+        return hessian(
+            lambda: sum(self.plain(self.network(x), y) for x, y in self.batches), at
+        )
 
     def ekfac(self, held: Sequence[str]) -> Tensor:
         left, right = self.factors(held, reduce=False)
@@ -123,14 +160,25 @@ def windows(module: nn.Module, given: Tensor) -> Tensor:
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     widths = [width for pad in reversed(module.padding) for width in (pad, pad)]
     padded = F.pad(given, widths, mode=mode)
-    spans = [d * (k - 1) + 1 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    spans = [
+        d * (k - 1) + 1
+        for d, k in zip(module.dilation, module.kernel_size, strict=True)
+    ]
     starts = [
         range(0, length - span + 1, stride)
-        for length, span, stride in zip(padded.shape[2:], spans, module.stride, strict=True)
+        for length, span, stride in zip(
+            padded.shape[2:], spans, module.stride, strict=True
+        )
     ]
     cuts = [
         padded[
-            (..., *(slice(at, at + span, d) for at, span, d in zip(place, spans, module.dilation, strict=True)))
+            (
+                ...,
+                *(
+                    slice(at, at + span, d)
+                    for at, span, d in zip(place, spans, module.dilation, strict=True)
+                ),
+            )
         ].flatten(1)
         for place in product(*starts)
     ]
@@ -148,12 +196,17 @@ def drawn(network: nn.Module) -> nn.Module:
     return network
 
 
-def classified(sizes: tuple[int, ...], *shape: int) -> tuple[Batches, Callable[[Tensor, Tensor], Tensor]]:
+def classified(
+    sizes: tuple[int, ...], *shape: int
+) -> tuple[Batches, Callable[[Tensor, Tensor], Tensor]]:
     """Return batches of unequal sizes, some of whose targets are ignored, and the share of a batch in the mean."""
     targets = [labels(size, seed=seed) for seed, size in enumerate(sizes)]
     targets[-1][0] = IGNORED
     count = sum(int((y != IGNORED).sum()) for y in targets)
-    batches = [(draws(size, *shape, seed=seed), y) for seed, (size, y) in enumerate(zip(sizes, targets, strict=True))]
+    batches = [
+        (draws(size, *shape, seed=seed), y)
+        for seed, (size, y) in enumerate(zip(sizes, targets, strict=True))
+    ]
     return batches, lambda f, y: F.cross_entropy(f, y, reduction="sum") / count
 
 
@@ -161,7 +214,9 @@ def pictures(*sizes: int, **settings: Any) -> Case:
     """A convolution with a map before it and a read-out behind it."""
     ends = nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(6, CLASSES)
     between = nn.Conv2d(2, 3, (2, 3), **settings)
-    network = drawn(nn.Sequential(nn.Conv2d(1, 2, 1), nn.Tanh(), between, nn.Tanh(), *ends))
+    network = drawn(
+        nn.Sequential(nn.Conv2d(1, 2, 1), nn.Tanh(), between, nn.Tanh(), *ends)
+    )
     batches, plain = classified(sizes, 1, 5, 6)
     return Case(network, "2", batches, "cross_entropy", plain, windows)
 
@@ -185,7 +240,11 @@ class Read(nn.Module):
 
     def __init__(self, *, is_linear: bool = False) -> None:
         super().__init__()
-        self.inner, self.outer, self.is_linear = nn.Linear(3, 4), nn.Linear(4, CLASSES), is_linear
+        self.inner, self.outer, self.is_linear = (
+            nn.Linear(3, 4),
+            nn.Linear(4, CLASSES),
+            is_linear,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.inner(x)
@@ -194,7 +253,10 @@ class Read(nn.Module):
 
 def sequences(*sizes: int) -> Case:
     """Sequences of another length in every batch, with a loss that is a sum of squares."""
-    batches = [(draws(size, 2 + at, 3, seed=at), draws(size, CLASSES, seed=9)) for at, size in enumerate(sizes)]
+    batches = [
+        (draws(size, 2 + at, 3, seed=at), draws(size, CLASSES, seed=9))
+        for at, size in enumerate(sizes)
+    ]
     loss = nn.MSELoss(reduction="sum")
     return Case(drawn(Read()), "inner", batches, loss, loss, as_rows)
 
@@ -202,7 +264,9 @@ def sequences(*sizes: int) -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "patches": lambda: pictures(3),
     "padded": lambda: pictures(3, padding=(1, 2), stride=(2, 1)),
-    "circular, dilated": lambda: pictures(2, 3, padding=1, padding_mode="circular", dilation=2),
+    "circular, dilated": lambda: pictures(
+        2, 3, padding=1, padding_mode="circular", dilation=2
+    ),
     "one axis": lambda: sounds(2, 3),
     "three axes": lambda: films(1, 2),
     "sequences": lambda: sequences(2, 3, 1),
@@ -213,9 +277,18 @@ CASES: dict[str, Callable[[], Case]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_kfac_is_what_its_definition_says(name: str, held: Sequence[str]) -> None:
     case = CASES[name]()
-    torch.testing.assert_close(case.made("kfac", held), case.kfac(held), rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(case.made("kfac_reduce", held), case.kfac(held, reduce=True), rtol=1e-10, atol=1e-13)
-    torch.testing.assert_close(case.made("ekfac", held), case.ekfac(held), rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(
+        case.made("kfac", held), case.kfac(held), rtol=1e-10, atol=1e-13
+    )
+    torch.testing.assert_close(
+        case.made("kfac_reduce", held),
+        case.kfac(held, reduce=True),
+        rtol=1e-10,
+        atol=1e-13,
+    )
+    torch.testing.assert_close(
+        case.made("ekfac", held), case.ekfac(held), rtol=1e-8, atol=1e-11
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -223,35 +296,66 @@ def test_identities_of_maps_with_several_positions(name: str) -> None:
     """K-FAC-reduce of a bias is H_o, whose trace is that of EK-FAC; neither is true of K-FAC."""
     case, held = CASES[name](), ["weight", "bias"]
     bias, whole = case.gauss_newton(["bias"]), case.gauss_newton(held)
-    torch.testing.assert_close(case.made("kfac_reduce", ["bias"]), bias, rtol=1e-10, atol=1e-13)
-    assert float(case.made("ekfac", held).trace()) == pytest.approx(float(whole.trace()), rel=1e-10)
-    assert float((case.made("kfac", ["bias"]) - bias).norm()) > 1e-2 * float(bias.norm())
+    torch.testing.assert_close(
+        case.made("kfac_reduce", ["bias"]), bias, rtol=1e-10, atol=1e-13
+    )
+    assert float(case.made("ekfac", held).trace()) == pytest.approx(
+        float(whole.trace()), rel=1e-10
+    )
+    assert float((case.made("kfac", ["bias"]) - bias).norm()) > 1e-2 * float(
+        bias.norm()
+    )
 
 
-def squared(network: nn.Module, path: str, x: Tensor, positions: Any, *sizes: int) -> Case:
+def squared(
+    network: nn.Module, path: str, x: Tensor, positions: Any, *sizes: int
+) -> Case:
     """The mean of squared errors over batches of these sizes."""
     y = draws(*network(x).shape, seed=5)
     batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
-    return Case(network, path, batches, "mse", lambda f, t: (f - t).square().sum() / y.numel(), positions)
+    return Case(
+        network,
+        path,
+        batches,
+        "mse",
+        lambda f, t: (f - t).square().sum() / y.numel(),
+        positions,
+    )
 
 
 @pytest.mark.parametrize("held", SIDES, ids=" and ".join)
 @pytest.mark.parametrize("path", ["0", "2", "4"])
-def test_it_is_exact_for_a_deep_linear_network_at_one_sample(path: str, held: Sequence[str]) -> None:
+def test_it_is_exact_for_a_deep_linear_network_at_one_sample(
+    path: str, held: Sequence[str]
+) -> None:
     """Squared errors, a convolution over the whole picture and two linear maps: every block is one product."""
     network = drawn(
-        nn.Sequential(nn.Conv2d(2, 4, (3, 2)), nn.Flatten(), nn.Linear(4, 3), nn.Identity(), nn.Linear(3, 2))
+        nn.Sequential(
+            nn.Conv2d(2, 4, (3, 2)),
+            nn.Flatten(),
+            nn.Linear(4, 3),
+            nn.Identity(),
+            nn.Linear(3, 2),
+        )
     )
-    case = squared(network, path, draws(1, 2, 3, 2), windows if path == "0" else as_rows, 1)
+    case = squared(
+        network, path, draws(1, 2, 3, 2), windows if path == "0" else as_rows, 1
+    )
     for name in ("kfac", "kfac_reduce", "ekfac"):
-        torch.testing.assert_close(case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(
+            case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("held", SIDES, ids=" and ".join)
 def test_it_is_exact_for_a_single_linear_map(held: Sequence[str]) -> None:
-    case = squared(drawn(nn.Sequential(nn.Linear(3, 2))), "0", draws(7, 3), as_rows, 2, 4, 1)
+    case = squared(
+        drawn(nn.Sequential(nn.Linear(3, 2))), "0", draws(7, 3), as_rows, 2, 4, 1
+    )
     for name in ("kfac", "kfac_reduce", "ekfac"):
-        torch.testing.assert_close(case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(
+            case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("held", SIDES, ids=" and ".join)
@@ -259,17 +363,40 @@ def test_expand_and_reduce_are_exact_in_their_settings(held: Sequence[str]) -> N
     """Eschenhagen et al. 2023, propositions 1 and 2: deep linear networks, with a loss by position, and with means."""
     loss_by_position = drawn(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
     expand = squared(loss_by_position, "0", draws(5, 4, 3), as_rows, 2, 3)
-    reduce = squared(drawn(Read(is_linear=True)), "inner", draws(5, 4, 3), as_rows, 2, 3)
-    pooled = nn.Sequential(nn.Conv2d(1, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))
+    reduce = squared(
+        drawn(Read(is_linear=True)), "inner", draws(5, 4, 3), as_rows, 2, 3
+    )
+    pooled = nn.Sequential(
+        nn.Conv2d(1, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)
+    )
     convolved = squared(drawn(pooled), "0", draws(5, 1, 4, 3), windows, 2, 3)
-    for case, name in ((expand, "kfac"), (reduce, "kfac_reduce"), (convolved, "kfac_reduce")):
-        truth, other = case.hessian(held), {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name]
+    for case, name in (
+        (expand, "kfac"),
+        (reduce, "kfac_reduce"),
+        (convolved, "kfac_reduce"),
+    ):
+        truth, other = (
+            case.hessian(held),
+            {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name],
+        )
         torch.testing.assert_close(case.made(name, held), truth, rtol=1e-10, atol=1e-13)
-        is_trivial = case is expand and held == ["bias"]  # an output depends on one position alone
-        assert is_trivial or float((case.made(other, held) - truth).norm()) > 1e-2 * float(truth.norm())
+        # An output depends on one position alone.
+        is_trivial = case is expand and held == ["bias"]
+        assert is_trivial or float(
+            (case.made(other, held) - truth).norm()
+        ) > 1e-2 * float(truth.norm())
 
 
-NAMES = ["kfac", "kfac_reduce", "ekfac", "empirical_fisher", "sampled_fisher", "adam_expected", "adam_mini", "diagonal"]
+NAMES = [
+    "kfac",
+    "kfac_reduce",
+    "ekfac",
+    "empirical_fisher",
+    "sampled_fisher",
+    "adam_expected",
+    "adam_mini",
+    "diagonal",
+]
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "weighted", "sum", "own"])
@@ -283,12 +410,23 @@ def test_several_batches_are_one(loss: str) -> None:
         "own": lambda f, y: F.cross_entropy(f, y.clamp(min=0)),
     }[loss]
     case = pictures(7, stride=3)
-    (x, y), names = case.batches[0], [name for name in NAMES if (loss, name) != ("own", "empirical_fisher")]
+    (x, y), names = (
+        case.batches[0],
+        [name for name in NAMES if (loss, name) != ("own", "empirical_fisher")],
+    )
     y[3:5] = IGNORED
     cut = [(x[:2], y[:2]), (x[2:4], y[2:4]), (x[4:], y[4:])]
-    single, several = (hessfig.Problem(case.network, batches, loss=chosen) for batches in ([(x, y)], cut))
-    for block, name in [*product(["2.weight"], names), *product(["6.weight"], ["shampoo", "soap", "muon", "kfoc"])]:
-        one, other = (problem.approximation(name, block).dense() for problem in (single, several))
+    single, several = (
+        hessfig.Problem(case.network, batches, loss=chosen)
+        for batches in ([(x, y)], cut)
+    )
+    for block, name in [
+        *product(["2.weight"], names),
+        *product(["6.weight"], ["shampoo", "soap", "muon", "kfoc"]),
+    ]:
+        one, other = (
+            problem.approximation(name, block).dense() for problem in (single, several)
+        )
         assert float(one.norm()) > 1e-3
         torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-9)
 
@@ -298,7 +436,11 @@ class Tagged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.key, self.value = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.words, self.key, self.value = (
+            nn.Embedding(9, 4),
+            nn.Linear(4, 4),
+            nn.Linear(4, 4),
+        )
         self.inner, self.out = nn.Linear(4, 2), nn.Linear(2, CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
@@ -308,7 +450,9 @@ class Tagged(nn.Module):
         return self.out(torch.relu(self.inner(y)))  # both units of some words are off
 
 
-WORDS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, 0, 0, 0], [5, 3, 5, 8, 0], [7, 7, 2, 3, 0]])
+WORDS = torch.tensor(
+    [[3, 1, 4, 1, 5], [2, 6, 0, 0, 0], [5, 3, 5, 8, 0], [7, 7, 2, 3, 0]]
+)
 TAGS = labels(4, 5).where(WORDS != 0, IGNORED)
 
 
@@ -317,15 +461,33 @@ def test_padding_has_no_part_in_kfac(name: str) -> None:
     """As much as one likes of it changes nothing; nor does a sentence without a target, or cutting the batch."""
     network, loss = drawn(Tagged()), "cross_entropy"
     wide = [(F.pad(WORDS, (0, 3)), F.pad(TAGS, (0, 3), value=IGNORED))]
-    more = [(torch.cat([WORDS, WORDS[:1]]), torch.cat([TAGS, torch.full_like(TAGS[:1], IGNORED)]))]
+    more = [
+        (
+            torch.cat([WORDS, WORDS[:1]]),
+            torch.cat([TAGS, torch.full_like(TAGS[:1], IGNORED)]),
+        )
+    ]
     cut = [(WORDS[:3], TAGS[:3]), (WORDS[3:], TAGS[3:])]
-    short = [(WORDS[[0]], TAGS[[0]]), (WORDS[[1], :2], TAGS[[1], :2]), (WORDS[2:, :4], TAGS[2:, :4])]
+    short = [
+        (WORDS[[0]], TAGS[[0]]),
+        (WORDS[[1], :2], TAGS[[1], :2]),
+        (WORDS[2:, :4], TAGS[2:, :4]),
+    ]
     for block in ("key.weight", "value.weight", "inner.weight", "out.weight"):
-        first = hessfig.Problem(network, WORDS, TAGS, loss).approximation(name, block).dense()
-        is_zero = (name, block) == ("kfac_reduce", "key.weight")  # a shift of all keys changes no attention
+        first = (
+            hessfig.Problem(network, WORDS, TAGS, loss)
+            .approximation(name, block)
+            .dense()
+        )
+        # A shift of all keys changes no attention.
+        is_zero = (name, block) == ("kfac_reduce", "key.weight")
         assert (float(first.norm()) > 1e-4) != is_zero
         for batches in (wide, more, cut, short):
-            again = hessfig.Problem(network, batches, loss=loss).approximation(name, block).dense()
+            again = (
+                hessfig.Problem(network, batches, loss=loss)
+                .approximation(name, block)
+                .dense()
+            )
             torch.testing.assert_close(again, first, rtol=1e-8, atol=1e-10)
 
 
@@ -337,10 +499,13 @@ def test_rows_whose_targets_are_ignored_and_units_that_are_off() -> None:
     off = int((torch.relu(network[0](x[:20])) == 0).all(dim=1).sum())
     assert off
     made, alone = (
-        hessfig.Problem(network, *some).approximation("kfac", "0.weight").dense() for some in ((x, y), (x[:20], y[:20]))
+        hessfig.Problem(network, *some).approximation("kfac", "0.weight").dense()
+        for some in ((x, y), (x[:20], y[:20]))
     )
     torch.testing.assert_close(made, alone, rtol=1e-10, atol=1e-13)
-    case = Case(network, "0", [(x[:20], y[:20])], "cross_entropy", F.cross_entropy, as_rows)
+    case = Case(
+        network, "0", [(x[:20], y[:20])], "cross_entropy", F.cross_entropy, as_rows
+    )
     torch.testing.assert_close(alone, case.kfac(["weight"]), rtol=1e-10, atol=1e-13)
 
 
@@ -348,24 +513,42 @@ def test_words_without_targets_that_others_attend_to_count() -> None:
     network, y = drawn(Tagged()), TAGS.clone()
     y[:, 0] = IGNORED
     problem, seen = hessfig.Problem(network, WORDS, y, "cross_entropy"), list[Tensor]()
-    values, outputs = (problem.approximation("kfac", f"{one}.weight").dense() for one in ("value", "out"))
-    with hooked([network.value, network.out], lambda _, given, __: seen.append(given[0].detach())):
+    values, outputs = (
+        problem.approximation("kfac", f"{one}.weight").dense()
+        for one in ("value", "out")
+    )
+    with hooked(
+        [network.value, network.out],
+        lambda _, given, __: seen.append(given[0].detach()),
+    ):
         network(WORDS)
-    for made, given, counts in zip((values, outputs), seen, (WORDS != 0, y != IGNORED), strict=True):
+    for made, given, counts in zip(
+        (values, outputs), seen, (WORDS != 0, y != IGNORED), strict=True
+    ):
         rows, n = given[counts], given.shape[-1]
-        right, found = rows.T @ rows, made[:n, :n]  # up to a factor, the corner of a Kronecker product
-        torch.testing.assert_close(found / found.norm(), right / right.norm(), rtol=1e-8, atol=1e-10)
+        # Up to a factor, the corner of a Kronecker product.
+        right, found = (rows.T @ rows, made[:n, :n])
+        torch.testing.assert_close(
+            found / found.norm(), right / right.norm(), rtol=1e-8, atol=1e-10
+        )
 
 
 def test_systems_of_a_map_with_its_bias_are_solved() -> None:
     case = CASES["padded"]()
-    problem = hessfig.Problem(case.network, case.batches, loss=case.loss, weights={"map": ["2.weight", "2.bias"]})
+    problem = hessfig.Problem(
+        case.network,
+        case.batches,
+        loss=case.loss,
+        weights={"map": ["2.weight", "2.bias"]},
+    )
     for name in ("kfac", "ekfac"):
         made = problem.approximation(name, "map")
         b = draws(made.shape[0])
         x, residual = made.solve(b, damping=1e-2)
         assert residual < 1e-12
-        torch.testing.assert_close(case.made(name, ["weight", "bias"]) @ x + 1e-2 * x, b, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(
+            case.made(name, ["weight", "bias"]) @ x + 1e-2 * x, b, rtol=1e-9, atol=1e-9
+        )
 
 
 class Upsampled(nn.Module):
@@ -373,11 +556,16 @@ class Upsampled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.grouped, self.back = nn.Conv2d(2, 4, 2, groups=2), nn.ConvTranspose2d(4, 2, 2)
+        self.grouped, self.back = (
+            nn.Conv2d(2, 4, 2, groups=2),
+            nn.ConvTranspose2d(4, 2, 2),
+        )
         self.plain, self.out = nn.Conv2d(2, 2, 1), nn.Linear(2, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.plain(self.back(torch.tanh(self.grouped(x)))) + F.conv2d(x, self.plain.weight)
+        y = self.plain(self.back(torch.tanh(self.grouped(x)))) + F.conv2d(
+            x, self.plain.weight
+        )
         return self.out(y.mean(dim=(2, 3)))
 
 
@@ -393,7 +581,9 @@ class Upsampled(nn.Module):
     ],
 )
 def test_what_is_no_linear_map_is_refused(paths: list[str], match: str) -> None:
-    problem = hessfig.Problem(drawn(Upsampled()), draws(4, 2, 3, 3), labels(4), weights={"block": paths})
+    problem = hessfig.Problem(
+        drawn(Upsampled()), draws(4, 2, 3, 3), labels(4), weights={"block": paths}
+    )
     with pytest.raises(UserError, match=match):
         problem.approximation("kfac", "block")
 
@@ -416,4 +606,9 @@ def test_inputs_by_keyword_are_refused() -> None:
 def test_the_bias_of_a_grouped_convolution_has_its_own_factor() -> None:
     network, x, y = drawn(Upsampled()), draws(4, 2, 3, 3), labels(4)
     case = Case(network, "grouped", [(x, y)], "cross_entropy", F.cross_entropy, windows)
-    torch.testing.assert_close(case.made("kfac_reduce", ["bias"]), case.gauss_newton(["bias"]), rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(
+        case.made("kfac_reduce", ["bias"]),
+        case.gauss_newton(["bias"]),
+        rtol=1e-10,
+        atol=1e-13,
+    )

@@ -87,7 +87,11 @@ class Adapted(nn.Module):
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
-        self.base, self.down, self.up = base, nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, WORDS, bias=False)
+        self.base, self.down, self.up = (
+            base,
+            nn.Linear(WIDTH, 2, bias=False),
+            nn.Linear(2, WORDS, bias=False),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x))
@@ -142,19 +146,27 @@ WITHOUT = {
 
 def tokens(count: int = 3) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(count)
-    inputs, targets = (torch.randint(0, WORDS, (count, 5), generator=draw) for _ in range(2))
+    inputs, targets = (
+        torch.randint(0, WORDS, (count, 5), generator=draw) for _ in range(2)
+    )
     targets[0, 1:3] = -100
     return inputs, targets
 
 
-def problem_of(network: nn.Module, loss: object = "cross_entropy", weights: object = None) -> hessfig.Problem:
+def problem_of(
+    network: nn.Module, loss: object = "cross_entropy", weights: object = None
+) -> hessfig.Problem:
     return hessfig.Problem(network.double(), *tokens(), loss, weights)  # type: ignore[arg-type]
 
 
-def check_same_without(problem: hessfig.Problem, monkeypatch: pytest.MonkeyPatch, name: str = "all") -> None:
+def check_same_without(
+    problem: hessfig.Problem, monkeypatch: pytest.MonkeyPatch, name: str = "all"
+) -> None:
     """Compare products with those of the outputs as features; neither may fall back."""
     column = column_of(problem, name=name)
-    vectors = torch.randn(column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors = torch.randn(
+        column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     monkeypatch.setattr(own_column, "head_of", lambda objective: None)
     plain = column_of(problem, name=name)
     assert column.network.head is not None and plain.network.head is None
@@ -162,22 +174,32 @@ def check_same_without(problem: hessfig.Problem, monkeypatch: pytest.MonkeyPatch
     for parts in (PARTS, *((part,) for part in PARTS)):
         truth = products(plain, vectors, *parts)
         for part, one in products(column, vectors, *parts).items():
-            torch.testing.assert_close(one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
+            torch.testing.assert_close(
+                one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
+            )
 
 
 @pytest.mark.parametrize("name", WITH)
-def test_products_below_a_head_are_those_without_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_below_a_head_are_those_without_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_same_without(problem_of(WITH[name]()), monkeypatch)
 
 
 @pytest.mark.parametrize("name", ["head.weight", "head.bias", "embed.weight"])
-def test_columns_of_a_tied_head_are_those_without_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_a_tied_head_are_those_without_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = Body() if name == "head.weight" else Tied()
     check_same_without(problem_of(network), monkeypatch, name)
 
 
-@pytest.mark.parametrize("frozen", [["head.weight"], ["head.bias"], ["head.weight", "head.bias"]])
-def test_a_frozen_head_is_a_constant(frozen: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "frozen", [["head.weight"], ["head.bias"], ["head.weight", "head.bias"]]
+)
+def test_a_frozen_head_is_a_constant(
+    frozen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     network = Body()
     for path in frozen:
         network.get_parameter(path).requires_grad_(False)
@@ -200,11 +222,15 @@ def classes_second(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs[:, :-1].reshape(-1, WORDS), targets[:, 1:].reshape(-1))
+    return F.cross_entropy(
+        outputs[:, :-1].reshape(-1, WORDS), targets[:, 1:].reshape(-1)
+    )
 
 
 def padded(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.cross_entropy(outputs.flatten(0, 1), targets.where(targets >= 0, 3).flatten(), ignore_index=3)
+    return F.cross_entropy(
+        outputs.flatten(0, 1), targets.where(targets >= 0, 3).flatten(), ignore_index=3
+    )
 
 
 def by_module(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -242,12 +268,18 @@ SPELLINGS = {
 OTHERS = {
     "smoothing": OfRows(label_smoothing=0.1),
     "class weights": OfRows(weight=torch.linspace(0.5, 2, WORDS).double()),
-    "weighted rows": lambda outputs, targets: (by_rows(outputs, targets) * torch.arange(len(outputs) * 5)).mean(),
+    "weighted rows": lambda outputs, targets: (
+        by_rows(outputs, targets) * torch.arange(len(outputs) * 5)
+    ).mean(),
     "every row": lambda outputs, targets: by_rows(outputs, targets).mean(),
-    "a penalty of outputs": lambda outputs, targets: flat(outputs, targets) + 1e-6 * outputs.square().mean(),
+    "a penalty of outputs": lambda outputs, targets: (
+        flat(outputs, targets) + 1e-6 * outputs.square().mean()
+    ),
     "scaled": lambda outputs, targets: 3 * flat(outputs, targets),
     "temperature": lambda outputs, targets: flat(outputs / 2, targets),
-    "focal": lambda outputs, targets: (by_rows(outputs, targets) * (1 - (-by_rows(outputs, targets)).exp())).mean(),
+    "focal": lambda outputs, targets: (
+        by_rows(outputs, targets) * (1 - (-by_rows(outputs, targets)).exp())
+    ).mean(),
 }
 
 
@@ -260,17 +292,24 @@ def of_loss(loss: object, *, flattened: bool = False) -> hessfig.Problem:
     inputs, targets = tokens()
     targets = targets.where(targets >= 0, getattr(loss, "ignore_index", -100))
     network = nn.Sequential(Body(), nn.Flatten(0, 1)) if flattened else Body()
-    return hessfig.Problem(network.double(), inputs, targets.flatten() if flattened else targets, loss)  # type: ignore
+    return hessfig.Problem(
+        network.double(), inputs, targets.flatten() if flattened else targets, loss
+    )  # type: ignore
 
 
 @pytest.mark.parametrize("name", SPELLINGS)
-def test_spellings_of_cross_entropy_have_a_head(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spellings_of_cross_entropy_have_a_head(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Products are those of the user's own function, in chunks and without logits."""
     monkeypatch.setattr(readouts, "CHUNK_BYTES", 8 * WORDS * 2)
     check_same_without(of_loss(SPELLINGS[name]), monkeypatch)
 
 
-@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy])
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy],
+)
 def test_a_plain_module_or_function_has_a_head_where_classes_are_the_last_axis(
     loss: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,12 +324,17 @@ def test_other_losses_of_classes_have_no_head(name: str) -> None:
 
 def test_squared_errors_have_no_head() -> None:
     inputs, targets = tokens()
-    problem = hessfig.Problem(Body().double(), inputs, F.one_hot(targets.clamp(0), WORDS).double(), "mse")
+    problem = hessfig.Problem(
+        Body().double(), inputs, F.one_hot(targets.clamp(0), WORDS).double(), "mse"
+    )
     assert head_of(problem.objective("float64")) is None
 
 
 def test_a_target_that_one_batch_ignores_and_another_counts_has_no_labels() -> None:
-    search, outputs = LabelSearch(Called(ignoring_the_first)), torch.randn(4, 5, dtype=torch.float64)
+    search, outputs = (
+        LabelSearch(Called(ignoring_the_first)),
+        torch.randn(4, 5, dtype=torch.float64),
+    )
     search.see(outputs, torch.tensor([2, 0, 1, 4]))
     assert search.labels == Labels(ignored=(2,))
     search.see(outputs, torch.tensor([3, 0, 2, 4]))
@@ -302,7 +346,9 @@ def ignoring_the_first(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples: int) -> None:
+def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(
+    samples: int,
+) -> None:
     for name in ("next token", "padding", "sum"):
         problem = of_loss(SPELLINGS[name])
         whole = column_of(problem)
@@ -311,17 +357,30 @@ def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples: in
         bound = f"{(memory.peak(samples) + memory.each / 2) / 1e3:.3f}KB"
         column = column_of(replace(problem, memory=bound))
         assert len(column.network) > 1 and column.network.head is not None
-        vectors = torch.randn(column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        vectors = torch.randn(
+            column.dim,
+            1,
+            generator=torch.Generator().manual_seed(1),
+            dtype=torch.float64,
+        )
         truth = products(whole, vectors, *PARTS)
         for part, one in products(column, vectors, *PARTS).items():
-            torch.testing.assert_close(one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
+            torch.testing.assert_close(
+                one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
+            )
 
 
 def test_a_head_that_is_last_for_some_batches_alone_is_none() -> None:
     (first, one), (second, other) = tokens(3), tokens(2)
     problem = hessfig.Problem(Branching().double(), [first, second], [one, other])
     column = column_of(problem)
-    vectors = torch.randn(column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    truth = hessfig.Problem.operator(problem, "all", products="curvlinops") @ vectors[:, 0]
+    vectors = torch.randn(
+        column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    truth = (
+        hessfig.Problem.operator(problem, "all", products="curvlinops") @ vectors[:, 0]
+    )
     assert column.network.head is None
-    torch.testing.assert_close(products(column, vectors, *PARTS)[PARTS[-1]][:, 0], truth, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        products(column, vectors, *PARTS)[PARTS[-1]][:, 0], truth, rtol=1e-9, atol=1e-12
+    )

@@ -34,13 +34,18 @@ ROW = Block(0, "all", "all")
 @pytest.mark.parametrize("text", ["lots", "16", "-1GB", "0MB", -3, 2**30])
 def test_what_is_no_size_is_refused(text: Any) -> None:
     problem = hessfig.Problem(network(), *data(), memory=text)
-    with pytest.raises(UserError, match=f"memory\n.*got: .*{re.escape(str(text))}\n.*a number and KB, MB, GB, TB"):
+    with pytest.raises(
+        UserError,
+        match=f"memory\n.*got: .*{re.escape(str(text))}\n.*a number and KB, MB, GB, TB",
+    ):
         problem.operator("all")
 
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)).double()
+    return nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
+    ).double()
 
 
 def data() -> tuple[Tensor, Tensor]:
@@ -102,7 +107,9 @@ class TwoOutputs(nn.Module):
         return {"one": outputs, "two": outputs.sin()}
 
 
-def cancelling(network: nn.Module, x: Tensor, numbers: Tensor) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+def cancelling(
+    network: nn.Module, x: Tensor, numbers: Tensor
+) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
     """Return a loss that is zero at the weights up to rounding, a mean of samples of both signs."""
 
     def each(result: dict[str, Tensor], targets: Tensor) -> Tensor:
@@ -122,11 +129,22 @@ of_two.reduction = "sum"  # type: ignore[attr-defined]
 def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
     x, y = data()
     two = TwoOutputs().double()
-    numbers = torch.randn(SAMPLES, CLASSES, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    weighted = nn.CrossEntropyLoss(weight=torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64))
+    numbers = torch.randn(
+        SAMPLES,
+        CLASSES,
+        generator=torch.Generator().manual_seed(5),
+        dtype=torch.float64,
+    )
+    weighted = nn.CrossEntropyLoss(
+        weight=torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
+    )
 
-    def case(inputs: Any, targets: Any = None, loss: Any = None, of: nn.Module | None = None) -> Any:
-        return lambda memory: hessfig.Problem(of or network(), inputs, targets, loss, memory=memory)
+    def case(
+        inputs: Any, targets: Any = None, loss: Any = None, of: nn.Module | None = None
+    ) -> Any:
+        return lambda memory: hessfig.Problem(
+            of or network(), inputs, targets, loss, memory=memory
+        )
 
     return {
         "cross-entropy": case(x, y),
@@ -135,13 +153,22 @@ def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
         "class weights": case(x, ignored(y), weighted),
         "mse": case(x, numbers, "mse"),
         "mse_sum": case(x, numbers, "mse_sum"),
-        "own loss": case(x, y, lambda outputs, targets: 3 * F.cross_entropy(outputs, targets)),
+        "own loss": case(
+            x, y, lambda outputs, targets: 3 * F.cross_entropy(outputs, targets)
+        ),
         "loss inside": case({"x": x, "labels": y}, of=WithLoss().double()),
         "sum inside": case({"x": x, "labels": numbers}, of=SumInside().double()),
         "sum of outputs": case({"x": x}, numbers, of_two, TwoOutputs().double()),
         "cancelling terms": case({"x": x}, numbers, cancelling(two, x, numbers), two),
-        "sums of batches": case([{"x": x}, {"x": x[:5]}], [numbers, numbers[:5]], of_two, TwoOutputs().double()),
-        "dictionaries": case([{"input": x}, {"input": x[:5]}], [y, y[:5]], "cross_entropy"),
+        "sums of batches": case(
+            [{"x": x}, {"x": x[:5]}],
+            [numbers, numbers[:5]],
+            of_two,
+            TwoOutputs().double(),
+        ),
+        "dictionaries": case(
+            [{"input": x}, {"input": x[:5]}], [y, y[:5]], "cross_entropy"
+        ),
     }
 
 
@@ -152,21 +179,29 @@ def test_micro_batches_have_the_products_of_the_whole(name: str) -> None:
     column = column_of(make(enough_for(memory_of(make(None)), 4)))
     pieces = [len(batch.inputs) for batch in column.network.problem.batches]
     assert len(pieces) > 1 and max(pieces) <= 4
-    vectors = torch.randn(column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors = torch.randn(
+        column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     whole = ColumnOperator(make(None).objective("float64"), 0, "all", {ROW: (0, "all")})
     truth = {part: one for (_, part), one in whole.split_matmat(vectors, PARTS).items()}
     assert all(map(column.network.holds, PARTS))
     for part, one in products(column, vectors, *PARTS).items():
-        torch.testing.assert_close(one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
+        torch.testing.assert_close(
+            one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
+        )
 
 
 def test_batches_of_several_sizes_and_counts_add_up_without_a_bound() -> None:
     make = cases()["several batches"]
     column = column_of(make(None))
     assert [len(batch.inputs) for batch in column.network.problem.batches] == [12, 7, 3]
-    vectors = torch.randn(column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    vectors = torch.randn(
+        column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     truth = make(None).operator("all", products="curvlinops") @ vectors[:, 0]
-    torch.testing.assert_close(products(column, vectors, Part.H)[Part.H][:, 0], truth, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        products(column, vectors, Part.H)[Part.H][:, 0], truth, rtol=1e-9, atol=1e-12
+    )
 
 
 class OverTheBatch(nn.Module):
@@ -223,16 +258,25 @@ def apart() -> dict[str, Callable[[str | None], hessfig.Problem]]:
     x, y = data()
     torch.manual_seed(0)
     over, first = OverTheBatch().double(), TimeFirst().double()
-    steps, labels = torch.randn(12, 3, 8, dtype=torch.float64), torch.randint(0, CLASSES, (12, 3))
+    steps, labels = (
+        torch.randn(12, 3, 8, dtype=torch.float64),
+        torch.randint(0, CLASSES, (12, 3)),
+    )
     return {
         "network": lambda memory: hessfig.Problem(over, x, y, memory=memory),
-        "dictionary": lambda memory: hessfig.Problem(over, {"x": x}, y, "cross_entropy", memory=memory),
-        "loss": lambda memory: hessfig.Problem(network(), x, y, pairwise, memory=memory),
+        "dictionary": lambda memory: hessfig.Problem(
+            over, {"x": x}, y, "cross_entropy", memory=memory
+        ),
+        "loss": lambda memory: hessfig.Problem(
+            network(), x, y, pairwise, memory=memory
+        ),
         "gain": lambda memory: hessfig.Problem(Gain().double(), x, y, memory=memory),
         "gain, dictionary": lambda memory: hessfig.Problem(
             Gain().double(), {"x": x}, y, "cross_entropy", memory=memory
         ),
-        "one number": lambda memory: hessfig.Problem(OneNumber().double(), x, y, lambda out, _: out, memory=memory),
+        "one number": lambda memory: hessfig.Problem(
+            OneNumber().double(), x, y, lambda out, _: out, memory=memory
+        ),
         "axis": lambda memory: hessfig.Problem(first, steps, labels, memory=memory),
     }
 
@@ -242,7 +286,10 @@ def test_batches_whose_samples_interact_are_not_split(name: str) -> None:
     """They are measured whole while they fit."""
     make = apart()[name]
     memory = memory_of(make(None))
-    with pytest.raises(UserError, match=r"memory: the batch must be split, but its samples [\s\S]*a larger memory="):
+    with pytest.raises(
+        UserError,
+        match=r"memory: the batch must be split, but its samples [\s\S]*a larger memory=",
+    ):
         column_of(make(enough_for(memory, 5)))
     assert len(column_of(make(enough_for(memory, 12))).network) == 1
 
@@ -250,14 +297,24 @@ def test_batches_whose_samples_interact_are_not_split(name: str) -> None:
 def test_too_little_for_one_sample_is_refused_with_the_estimate() -> None:
     need = memory_of(hessfig.Problem(network(), *data())).peak(1)
     problem = hessfig.Problem(network(), *data(), memory=f"{0.9 * need / 1e3:.3f}KB")
-    with pytest.raises(UserError, match="memory: too little for the product of one sample") as caught:
+    with pytest.raises(
+        UserError, match="memory: too little for the product of one sample"
+    ) as caught:
         column_of(problem)
-    assert caught.value.allowed == f"at least {need / 1e9:.3g} GB" and "memory=" in caught.value.remedy
+    assert (
+        caught.value.allowed == f"at least {need / 1e9:.3g} GB"
+        and "memory=" in caught.value.remedy
+    )
 
 
 def test_bounds_come_from_the_problem_or_the_host() -> None:
-    plain, bounded = (hessfig.Problem(network(), *data(), memory=text) for text in (None, "3MB"))
-    assert [bound_of(one.objective("float64")) for one in (plain, bounded)] == [8e9, 3e6]
+    plain, bounded = (
+        hessfig.Problem(network(), *data(), memory=text) for text in (None, "3MB")
+    )
+    assert [bound_of(one.objective("float64")) for one in (plain, bounded)] == [
+        8e9,
+        3e6,
+    ]
 
 
 def test_live_bytes_counts_what_is_created_and_what_stays() -> None:
@@ -294,9 +351,17 @@ def counted(column: OwnColumn) -> int:
 
 @pytest.mark.parametrize(
     ("batches", "length"),
-    [(4, 8), *(pytest.param(n, m, marks=pytest.mark.long) for n, m in [(16, 8), (1, 16), (1, 64), (1, 256), (4, 64)])],
+    [
+        (4, 8),
+        *(
+            pytest.param(n, m, marks=pytest.mark.long)
+            for n, m in [(16, 8), (1, 16), (1, 64), (1, 256), (4, 64)]
+        ),
+    ],
 )
-def test_the_estimate_is_that_of_a_product_within_a_fifth(batches: int, length: int) -> None:
+def test_the_estimate_is_that_of_a_product_within_a_fifth(
+    batches: int, length: int
+) -> None:
     model, tokens, targets = of_transformers("GPT2LMHeadModel", length)
     problem = scored_problem(model, [tokens] * batches, [targets] * batches)
     column = column_of(problem, "float32")
@@ -312,9 +377,13 @@ def test_products_stay_within_the_bound(samples: int) -> None:
     bound = enough_for(memory, samples)
     taken = []
     for batches in (1, 3):
-        problem = scored_problem(model, [tokens] * batches, [targets] * batches, memory=bound)
+        problem = scored_problem(
+            model, [tokens] * batches, [targets] * batches, memory=bound
+        )
         column = column_of(problem, "float32")
-        assert len(column.network) == batches * 4 // samples and column.network._kept < len(column.network)
+        assert len(
+            column.network
+        ) == batches * 4 // samples and column.network._kept < len(column.network)
         taken.append(counted(column))
     assert max(taken) <= 1.2 * bytes_of(bound) and taken[1] <= 1.05 * taken[0]
 
@@ -324,7 +393,10 @@ def test_an_operator_tells_what_its_products_take() -> None:
     memory = memory_of(make(None))
     assert make(None).operator("all").memory == memory.peak(SAMPLES)
     split = make(enough_for(memory, 4)).operator("all").memory
-    assert split is not None and memory.peak(4) <= split <= memory.peak(4) + memory.each / 2
+    assert (
+        split is not None
+        and memory.peak(4) <= split <= memory.peak(4) + memory.each / 2
+    )
     small = hessfig.Problem(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
     assert small.operator("all").memory is None
 
@@ -340,14 +412,21 @@ def test_first_samples_that_do_not_count_bound_memory_too(loss: str) -> None:
 
     summed.reduction = "sum"  # type: ignore[attr-defined]
     chosen: Any = summed if loss == "a sum" else loss
-    bound = enough_for(memory_of(hessfig.Problem(network(), x, y.clamp(min=0), chosen)), 4)
+    bound = enough_for(
+        memory_of(hessfig.Problem(network(), x, y.clamp(min=0), chosen)), 4
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        operator = hessfig.Problem(network(), x, y, chosen, memory=bound).operator("all")
+        operator = hessfig.Problem(network(), x, y, chosen, memory=bound).operator(
+            "all"
+        )
         vector = torch.ones(operator.shape[1], dtype=torch.float64)
         product = operator @ vector
     assert operator.memory is not None and operator.memory <= bytes_of(bound)
-    whole = hessfig.Problem(network(), x, y, chosen).operator("all", products="curvlinops") @ vector
+    whole = (
+        hessfig.Problem(network(), x, y, chosen).operator("all", products="curvlinops")
+        @ vector
+    )
     torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
 
@@ -358,7 +437,11 @@ def test_nothing_of_an_operator_waits_for_the_garbage_collector() -> None:
     gc.disable()
     try:
         objective = problem.objective("float64")
-        kept = [*objective.network.parameters(), objective.batch.inputs, objective.batch.targets]
+        kept = [
+            *objective.network.parameters(),
+            objective.batch.inputs,
+            objective.batch.targets,
+        ]
         routes = Engines(objective, ModelConfig("python"), Products.linearised)
 
         def work() -> None:
@@ -370,4 +453,5 @@ def test_nothing_of_an_operator_waits_for_the_garbage_collector() -> None:
         _, stays = live_bytes(work, kept)
     finally:
         gc.enable()
-    assert stays < 68_904 * 8 / 2  # half a vector; the check alone had left four of them
+    # Half a vector; the check alone had left four of them.
+    assert stays < 68_904 * 8 / 2

@@ -32,13 +32,23 @@ from tests.curvature.large.large_networks import (
 )
 
 EVERY_DAY = ("GPT2LMHeadModel", "ViT")
-OF_SOFTMAX_IN_FLOAT32 = ("GPTNeoXForCausalLM", "OPTForCausalLM", "LlamaForCausalLM", "ViT")
+OF_SOFTMAX_IN_FLOAT32 = (
+    "GPTNeoXForCausalLM",
+    "OPTForCausalLM",
+    "LlamaForCausalLM",
+    "ViT",
+)
 BOUNDS = {"float64": 1e-9, "float32": 1e-4}
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in EVERY_DAY else pytest.mark.long) for n in CASES])
-def test_rows_of_every_parameter_are_those_of_plain_double_backward(name: str, dtype: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in EVERY_DAY else pytest.mark.long) for n in CASES],
+)
+def test_rows_of_every_parameter_are_those_of_plain_double_backward(
+    name: str, dtype: str
+) -> None:
     """For a constant and a random vector and along the gradient; no part falls back.
 
     Some models evaluate their softmax in float32, so that their float64 has fewer digits. In float32 the constant
@@ -49,9 +59,15 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name: str, d
     truth = Plain(case, torch.float64)
     count = len(truth.gradient)
     assert count > 65_536
-    bound = 1e-5 if dtype == "float64" and name in OF_SOFTMAX_IN_FLOAT32 else BOUNDS[dtype]
-    random = torch.randn(count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    vectors = torch.stack([torch.ones_like(random), random, truth.gradient / truth.gradient.norm()], dim=1)
+    bound = (
+        1e-5 if dtype == "float64" and name in OF_SOFTMAX_IN_FLOAT32 else BOUNDS[dtype]
+    )
+    random = torch.randn(
+        count, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    vectors = torch.stack(
+        [torch.ones_like(random), random, truth.gradient / truth.gradient.norm()], dim=1
+    )
     column = column_of(problem_of(network, inputs, targets), dtype)
     assert all(map(column.network.holds, PARTS))
     mine, wrong = products(column, vectors, *PARTS), {}
@@ -59,10 +75,14 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name: str, d
         real = truth.products(vector)
         longest = max(float(one.norm()) for one in real.values())
         for part, one in real.items():
-            for parameter, off in off_by_parameter(network, mine[part][:, k], one, longest).items():
+            for parameter, off in off_by_parameter(
+                network, mine[part][:, k], one, longest
+            ).items():
                 if off <= bound:
                     continue
-                if dtype == "float32" and off <= 3 * rounding_of(case, vector, part, parameter):
+                if dtype == "float32" and off <= 3 * rounding_of(
+                    case, vector, part, parameter
+                ):
                     continue
                 wrong[part, k, parameter] = off
     assert wrong == {}
@@ -80,12 +100,18 @@ def rounding_of(case: Any, vector: Tensor, part: Part, parameter: str) -> float:
         draw = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for one in moved.parameters() if seed else ():
-                one.mul_(1 + torch.randint(-3, 4, one.shape, generator=draw) * torch.finfo(torch.float32).eps)
+                one.mul_(
+                    1
+                    + torch.randint(-3, 4, one.shape, generator=draw)
+                    * torch.finfo(torch.float32).eps
+                )
         here = (moved, inputs, targets)
         real = Plain(here, torch.float64).products(vector)
         rounded = Plain(here, torch.float32).products(vector.float())
         longest = max(float(product.norm()) for product in real.values())
-        squares.append(off_by_parameter(moved, rounded[part], real[part], longest)[parameter] ** 2)
+        squares.append(
+            off_by_parameter(moved, rounded[part], real[part], longest)[parameter] ** 2
+        )
     return float(sum(squares) / len(squares)) ** 0.5
 
 
@@ -95,7 +121,11 @@ class Changing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body, self.head, self.read = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES), READ
+        self.body, self.head, self.read = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, CLASSES),
+            READ,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x).tanh() * self.read["factor"])
@@ -112,7 +142,9 @@ WIDTH, CLASSES = 260, 4
 
 def data(count: int = 6) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(3)
-    return torch.randn(count, WIDTH, generator=draw), torch.randint(0, CLASSES, (count,), generator=draw)
+    return torch.randn(count, WIDTH, generator=draw), torch.randint(
+        0, CLASSES, (count,), generator=draw
+    )
 
 
 def mlp() -> nn.Sequential:
@@ -121,24 +153,39 @@ def mlp() -> nn.Sequential:
 
 
 def vectors_of(column: OwnColumn, count: int = 2) -> Tensor:
-    return torch.randn(column.dim, count, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(
+        column.dim,
+        count,
+        generator=torch.Generator().manual_seed(1),
+        dtype=torch.float64,
+    )
 
 
-def test_a_function_that_changes_is_noticed_when_graphs_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_changes_is_noticed_when_graphs_are_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     x, y = data()
-    column = column_of(hessfig.Problem(Changing(), [x, x[:3]], [y, y[:3]], "cross_entropy"))
+    column = column_of(
+        hessfig.Problem(Changing(), [x, x[:3]], [y, y[:3]], "cross_entropy")
+    )
     monkeypatch.setattr(column.network, "_kept", 0)
     products(column, vectors_of(column), Part.H)
     monkeypatch.setitem(READ, "factor", 1.001)
-    with pytest.raises(UserError, match="the function has changed since this operator was created"):
+    with pytest.raises(
+        UserError, match="the function has changed since this operator was created"
+    ):
         products(column, vectors_of(column), Part.H)
 
 
-def test_kept_graphs_are_those_of_the_function_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_graphs_are_those_of_the_function_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     column = column_of(hessfig.Problem(Changing(), *data(), "cross_entropy"))
     before = products(column, vectors_of(column), Part.H)[Part.H]
     monkeypatch.setitem(READ, "factor", 1.001)
-    torch.testing.assert_close(products(column, vectors_of(column), Part.H)[Part.H], before, rtol=0, atol=0)
+    torch.testing.assert_close(
+        products(column, vectors_of(column), Part.H)[Part.H], before, rtol=0, atol=0
+    )
 
 
 def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,22 +204,62 @@ def without_unembedding(ctx: Any, tangent: Tensor) -> tuple[Tensor | None, ...]:
 
 RIGHT = _Slope.backward
 PLANTED: dict[str, tuple[type, str, Any, tuple[Part, ...], str]] = {
-    "scaled products": (VocabularyReadout, "products", scaled(VocabularyReadout.products), PARTS, r"\S+"),
-    "scaled gradient": (VocabularyReadout, "cotangent", scaled(VocabularyReadout.cotangent), (Part.H_f,), r"\S+"),
-    "no direction of the head": (_Slope, "backward", staticmethod(without_unembedding), (Part.H,), r"\S+"),
-    "rows of the head": (LargeProducts, "_add_to_head", lambda *_: None, (Part.H, Part.H_o), r"2\.(weight|bias)"),
-    "outputs": (OutputReadout, "products", scaled(OutputReadout.products), (Part.H_o,), r"\S+"),
+    "scaled products": (
+        VocabularyReadout,
+        "products",
+        scaled(VocabularyReadout.products),
+        PARTS,
+        r"\S+",
+    ),
+    "scaled gradient": (
+        VocabularyReadout,
+        "cotangent",
+        scaled(VocabularyReadout.cotangent),
+        (Part.H_f,),
+        r"\S+",
+    ),
+    "no direction of the head": (
+        _Slope,
+        "backward",
+        staticmethod(without_unembedding),
+        (Part.H,),
+        r"\S+",
+    ),
+    "rows of the head": (
+        LargeProducts,
+        "_add_to_head",
+        lambda *_: None,
+        (Part.H, Part.H_o),
+        r"2\.(weight|bias)",
+    ),
+    "outputs": (
+        OutputReadout,
+        "products",
+        scaled(OutputReadout.products),
+        (Part.H_o,),
+        r"\S+",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_wrong_engine_is_noticed_and_replaced(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_engine_is_noticed_and_replaced(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The warning names engine and parameter; the products are then those of ColumnOperator."""
     owner, method, wrong, parts, parameter = PLANTED[name]
     x, y = data()
-    loss = nn.CrossEntropyLoss(label_smoothing=0.1) if owner is OutputReadout else "cross_entropy"
+    loss = (
+        nn.CrossEntropyLoss(label_smoothing=0.1)
+        if owner is OutputReadout
+        else "cross_entropy"
+    )
     problem = hessfig.Problem(mlp(), x, y, loss)
-    truth = {part: problem.operator("all", str(part), products="curvlinops") @ torch.ones(68_904) for part in parts}
+    truth = {
+        part: problem.operator("all", str(part), products="curvlinops")
+        @ torch.ones(68_904)
+        for part in parts
+    }
     monkeypatch.setattr(owner, method, wrong)
     column = column_of(problem)
     assert (column.network.head is None) == (owner is OutputReadout)
@@ -187,7 +274,9 @@ LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
     "exp log": lambda out: out.exp().log().mean(),
     "root of square": lambda out: (out + 20).square().sqrt().mean(),
     "softplus": lambda out: (F.softplus(out) - F.softplus(-out)).mean(),
-    "log-sum-exp": lambda out: (out.log_softmax(-1) - out + out.logsumexp(-1, keepdim=True)).sum() + out.mean(),
+    "log-sum-exp": lambda out: (
+        (out.log_softmax(-1) - out + out.logsumexp(-1, keepdim=True)).sum() + out.mean()
+    ),
 }
 
 
@@ -195,28 +284,42 @@ LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("name", LINEAR)
 @pytest.mark.parametrize("width", [8, 260])
-def test_parts_that_are_zero_up_to_rounding_are_no_fault(name: str, dtype: str, width: int) -> None:
+def test_parts_that_are_zero_up_to_rounding_are_no_fault(
+    name: str, dtype: str, width: int
+) -> None:
     """H_o of a loss that is linear in the outputs, up to rounding; every part, where the network is linear too."""
     torch.manual_seed(0)
-    x, y = torch.randn(5, width, dtype=torch.float64), torch.zeros(5, 1, dtype=torch.float64)
+    x, y = (
+        torch.randn(5, width, dtype=torch.float64),
+        torch.zeros(5, 1, dtype=torch.float64),
+    )
     for network in (
         nn.Linear(width, width),
         nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)),
     ):
-        problem = hessfig.Problem(network.double(), x, y, lambda out, y: LINEAR[name](out))
+        problem = hessfig.Problem(
+            network.double(), x, y, lambda out, y: LINEAR[name](out)
+        )
         column = engines(problem, dtype).column(0, "all", [Block(0, "all", "all")])
         assert isinstance(column, OwnColumn) == (width == 260)
         column.split_matmat(torch.ones(column.dim, 1, dtype=column.dtype), PARTS)
-        network_of: Any = getattr(column, "network", None) or getattr(column, "_network", None)
+        network_of: Any = getattr(column, "network", None) or getattr(
+            column, "_network", None
+        )
         assert all(map(network_of.holds, PARTS))
 
 
-def test_a_wrong_part_beside_one_that_is_rounding_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_part_beside_one_that_is_rounding_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     problem = hessfig.Problem(mlp(), *data(), lambda out, y: LINEAR["exp log"](out))
     monkeypatch.setattr(OutputReadout, "cotangent", scaled(OutputReadout.cotangent))
     column = column_of(problem)
-    with pytest.warns(RuntimeWarning, match=r"H_f: hessfig.curvature.large's product is off by \S+ % here"):
+    with pytest.warns(
+        RuntimeWarning,
+        match=r"H_f: hessfig.curvature.large's product is off by \S+ % here",
+    ):
         assert not column.network.holds(Part.H_f)
 
 
@@ -225,7 +328,11 @@ class Late(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.late, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(3, 3), nn.Linear(WIDTH, CLASSES)
+        self.body, self.late, self.head = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(3, 3),
+            nn.Linear(WIDTH, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.body(x).tanh()
@@ -233,19 +340,31 @@ class Late(nn.Module):
         return self.head(hidden + torch.nn.functional.pad(late, (0, WIDTH - 3)))
 
 
-def test_rows_that_the_first_samples_do_not_reach_are_compared_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_the_first_samples_do_not_reach_are_compared_on_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     torch.manual_seed(0)
     x, y = data(16)
     x[:, 0] = torch.where(torch.arange(16) < 8, -1.0, 1.0)
     right = Totals.tensors
-    monkeypatch.setattr(Totals, "tensors", lambda self: [(1 + (k == 2)) * one for k, one in enumerate(right(self))])
+    monkeypatch.setattr(
+        Totals,
+        "tensors",
+        lambda self: [(1 + (k == 2)) * one for k, one in enumerate(right(self))],
+    )
     column = column_of(hessfig.Problem(Late(), x, y, "cross_entropy"))
-    with pytest.warns(RuntimeWarning, match=r"in the rows of late\.weight; plain double backward"):
+    with pytest.warns(
+        RuntimeWarning, match=r"in the rows of late\.weight; plain double backward"
+    ):
         assert not column.network.holds(Part.H)
 
 
 def test_an_engine_that_fails_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LargeProducts, "_add_whole", lambda *_: (_ for _ in ()).throw(ValueError("planted")))
+    monkeypatch.setattr(
+        LargeProducts,
+        "_add_whole",
+        lambda *_: (_ for _ in ()).throw(ValueError("planted")),
+    )
     column = column_of(hessfig.Problem(mlp(), *data(), "cross_entropy"))
     said = r"H: hessfig.curvature.large cannot differentiate this network \(ValueError: planted\); plain"
     with pytest.warns(RuntimeWarning, match=said):
@@ -268,19 +387,29 @@ class Catching(nn.Module):
             return self.head(2 * hidden)
 
 
-@pytest.mark.filterwarnings("ignore:.*plain double backward is used instead:RuntimeWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*plain double backward is used instead:RuntimeWarning"
+)
 def test_a_network_that_catches_everything_is_measured_without_its_head() -> None:
     problem = hessfig.Problem(Catching(), *data(), "cross_entropy")
     column = column_of(problem)
     assert not column.network.holds(Part.H)
     truth = problem.operator("all", products="curvlinops") @ vectors_of(column, 1)[:, 0]
-    torch.testing.assert_close(products(column, vectors_of(column, 1), Part.H)[Part.H][:, 0], truth, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        products(column, vectors_of(column, 1), Part.H)[Part.H][:, 0],
+        truth,
+        rtol=1e-12,
+        atol=0,
+    )
 
 
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rnn, self.head = nn.LSTM(16, 140, batch_first=True), nn.Linear(140, CLASSES)
+        self.rnn, self.head = (
+            nn.LSTM(16, 140, batch_first=True),
+            nn.Linear(140, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rnn(x)[0][:, -1])
@@ -301,7 +430,10 @@ class Pooled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.factor, self.unread = nn.Parameter(torch.tensor(0.7)), nn.Parameter(torch.ones(3))
+        self.factor, self.unread = (
+            nn.Parameter(torch.tensor(0.7)),
+            nn.Parameter(torch.ones(3)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.factor * self.body(x).tanh().mean(0))
@@ -310,10 +442,18 @@ class Pooled(nn.Module):
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.into, self.body, self.head = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, CLASSES),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(checkpoint(lambda one: self.body(one).tanh(), self.into(x), use_reentrant=False))
+        return self.head(
+            checkpoint(
+                lambda one: self.body(one).tanh(), self.into(x), use_reentrant=False
+            )
+        )
 
 
 class Differentiating(nn.Module):
@@ -325,7 +465,9 @@ class Differentiating(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
-        return torch.autograd.grad(self.out(self.body(x).tanh()).sum(), x, create_graph=True)[0]
+        return torch.autograd.grad(
+            self.out(self.body(x).tanh()).sum(), x, create_graph=True
+        )[0]
 
 
 def frozen() -> nn.Module:
@@ -336,7 +478,13 @@ def frozen() -> nn.Module:
 
 def pictures() -> hessfig.Problem:
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.GroupNorm(4, 16), nn.AvgPool2d(2), nn.Flatten()]
+    layers = [
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.GroupNorm(4, 16),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+    ]
     network = nn.Sequential(*layers, nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 10))
     return hessfig.Problem(network, torch.randn(3, 3, 8, 8), torch.tensor([1, 9, 4]))
 
@@ -345,31 +493,55 @@ VIEWS = {"rows": ("0.weight", numpy.s_[:3, :]), "head": ("2.weight", numpy.s_[1:
 ODD: dict[str, Callable[[], hessfig.Problem]] = {
     "frozen": lambda: hessfig.Problem(frozen(), *data(), "cross_entropy"),
     "views": lambda: hessfig.Problem(mlp(), *data(), "cross_entropy", VIEWS),
-    "group": lambda: hessfig.Problem(mlp(), *data(), "cross_entropy", {"both": ["0.bias", "2.bias", VIEWS["head"]]}),
-    "LSTM": lambda: hessfig.Problem(Recurrent(), torch.randn(3, 5, 16), torch.tensor([1, 0, 3])),
+    "group": lambda: hessfig.Problem(
+        mlp(), *data(), "cross_entropy", {"both": ["0.bias", "2.bias", VIEWS["head"]]}
+    ),
+    "LSTM": lambda: hessfig.Problem(
+        Recurrent(), torch.randn(3, 5, 16), torch.tensor([1, 0, 3])
+    ),
     "pictures": pictures,
     "in place": lambda: hessfig.Problem(InPlace(), *data(), "cross_entropy"),
     "no axis": lambda: hessfig.Problem(Pooled(), data()[0], torch.arange(4.0), "mse"),
     "checkpoint": lambda: hessfig.Problem(Checkpointed(), *data(), "cross_entropy"),
-    "derivative inside": lambda: hessfig.Problem(Differentiating(), data()[0], data()[0].flip(0), "mse"),
-    "compiled": lambda: hessfig.Problem(torch.compile(mlp(), backend="eager"), *data(), "cross_entropy"),
+    "derivative inside": lambda: hessfig.Problem(
+        Differentiating(), data()[0], data()[0].flip(0), "mse"
+    ),
+    "compiled": lambda: hessfig.Problem(
+        torch.compile(mlp(), backend="eager"), *data(), "cross_entropy"
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n == "compiled" else []) for n in ODD])
-@pytest.mark.filterwarnings("ignore:.*curvlinops.*plain double backward is used instead:RuntimeWarning")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long if n == "compiled" else []) for n in ODD],
+)
+@pytest.mark.filterwarnings(
+    "ignore:.*curvlinops.*plain double backward is used instead:RuntimeWarning"
+)
 def test_odd_networks_have_the_products_of_plain_double_backward(name: str) -> None:
     """Along all pairs of their weights (of views and groups), next to ColumnOperator; the engine itself holds."""
     routes = engines(ODD[name]())
     objective = routes.problem
-    names = ["all"] if name not in ("views", "group") else ["all", *VIEWS] if name == "views" else ["both"]
+    names = (
+        ["all"]
+        if name not in ("views", "group")
+        else ["all", *VIEWS]
+        if name == "views"
+        else ["both"]
+    )
     for col in names:
         rows = {Block(0, row, col): (0, row) for row in names}
-        column, plain = routes.column(0, col, [*rows]), ColumnOperator(objective, 0, col, rows)
+        column, plain = (
+            routes.column(0, col, [*rows]),
+            ColumnOperator(objective, 0, col, rows),
+        )
         assert isinstance(column, OwnColumn) and all(map(column.network.holds, PARTS))
         truth = plain.split_matmat(vectors_of(column), PARTS)
         for key, one in column.split_matmat(vectors_of(column), PARTS).items():
-            torch.testing.assert_close(one, truth[key], rtol=1e-9, atol=1e-12 * float(truth[key].norm()))
+            torch.testing.assert_close(
+                one, truth[key], rtol=1e-9, atol=1e-12 * float(truth[key].norm())
+            )
 
 
 def test_off_diagonal_blocks_are_those_of_the_whole() -> None:
@@ -381,15 +553,21 @@ def test_off_diagonal_blocks_are_those_of_the_whole() -> None:
     for at, col in enumerate(names):
         column = routes.column(0, col, [Block(0, row, col) for row in names])
         probes = vectors_of(column)
-        spread = torch.cat([probes if k == at else torch.zeros(n, 2) for k, n in enumerate(sizes)])
+        spread = torch.cat(
+            [probes if k == at else torch.zeros(n, 2) for k, n in enumerate(sizes)]
+        )
         truth = products(whole, spread, *PARTS)
         for (block, part), one in column.split_matmat(probes, PARTS).items():
             rows = truth[part].split(sizes)[names.index(str(block.row))]
-            torch.testing.assert_close(one, rows, rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
+            torch.testing.assert_close(
+                one, rows, rtol=1e-9, atol=1e-12 * float(truth[part].norm())
+            )
 
 
 def test_reentrant_checkpoints_are_refused_with_a_remedy() -> None:
     network = Checkpointed()
     network.forward = lambda x: checkpoint(network.into, x, use_reentrant=True)  # type: ignore[method-assign]
     with pytest.raises(UserError, match="use_reentrant=False"):
-        column_of(hessfig.Problem(network, data()[0].requires_grad_(), data()[0], "mse"))
+        column_of(
+            hessfig.Problem(network, data()[0].requires_grad_(), data()[0], "mse")
+        )

@@ -16,7 +16,10 @@ class Explicit:
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.dim, self.products = matrix, len(matrix), 0
-        self.rounding, self.like = 100 * torch.finfo(torch.float64).eps, torch.empty(0, dtype=torch.float64)
+        self.rounding, self.like = (
+            100 * torch.finfo(torch.float64).eps,
+            torch.empty(0, dtype=torch.float64),
+        )
 
     def matmat(self, vectors: Tensor) -> Tensor:
         self.products += vectors.shape[1]
@@ -30,7 +33,9 @@ class Explicit:
 class Diagonal(Explicit):
     """A diagonal matrix that is too large to be held as one; its products are made in `dtype`."""
 
-    def __init__(self, values: Sequence[float], dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, values: Sequence[float], dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__(torch.tensor(values, dtype=dtype)[:, None])
         self.rounding = 100 * torch.finfo(dtype).eps
 
@@ -42,7 +47,9 @@ class Diagonal(Explicit):
 class InFloat32(Explicit):
     """The same matrix with products in float32; `overflow` makes them infinite, `skew` adds what is not symmetric."""
 
-    def __init__(self, exact: Explicit, *, overflow: bool = False, skew: float = 0.0) -> None:
+    def __init__(
+        self, exact: Explicit, *, overflow: bool = False, skew: float = 0.0
+    ) -> None:
         super().__init__(exact.matrix)
         self.rounding = 100 * torch.finfo(torch.float32).eps
         self.overflow, skewed = overflow, torch.ones_like(exact.matrix).triu(1)
@@ -66,7 +73,12 @@ def with_eigenvalues(values: Sequence[float], *, seed: int = 0) -> Explicit:
 
 def rotated(values: Tensor, *, seed: int) -> Tensor:
     """Return Q diag(values) Q^T with a random orthogonal Q."""
-    drawn = torch.randn(len(values), len(values), dtype=torch.float64, generator=stream(seed, "rotation"))
+    drawn = torch.randn(
+        len(values),
+        len(values),
+        dtype=torch.float64,
+        generator=stream(seed, "rotation"),
+    )
     basis, _ = torch.linalg.qr(drawn)
     product = basis * values @ basis.T
     return (product + product.T) / 2

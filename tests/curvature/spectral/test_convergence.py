@@ -25,7 +25,10 @@ VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
 
 
 def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
-    generator, none = stream(seed, "pursuit"), torch.zeros(operator.dim, 0, dtype=torch.float64)
+    generator, none = (
+        stream(seed, "pursuit"),
+        torch.zeros(operator.dim, 0, dtype=torch.float64),
+    )
     runs = begin(goal, starts_of(goal, operator, generator, None), generator, none)
     run_until_converged(runs, operator, goal)
     return runs
@@ -33,7 +36,9 @@ def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-10])
-def test_one_run_reaches_the_residual_and_all_the_values(k: int, tolerance: float) -> None:
+def test_one_run_reaches_the_residual_and_all_the_values(
+    k: int, tolerance: float
+) -> None:
     truth, shorter = torch.tensor(sorted(VALUES)[::-1][:k], dtype=torch.float64), 0
     for seed in range(5):
         goal = Goal(End.largest, k, tolerance, 100)
@@ -43,7 +48,9 @@ def test_one_run_reaches_the_residual_and_all_the_values(k: int, tolerance: floa
         residuals = [float(one.residuals[-k:].max()) for one in ritz]
         assert min(residuals) <= tolerance * max(VALUES)
         for one in ritz:
-            assert float((one.values.flip(0)[:k] - truth).abs().max()) <= tolerance * max(VALUES)
+            assert float(
+                (one.values.flip(0)[:k] - truth).abs().max()
+            ) <= tolerance * max(VALUES)
         shorter += max(residuals) > tolerance * max(VALUES)
     assert shorter > 0
 
@@ -67,9 +74,14 @@ def test_a_strict_goal_is_reached_by_every_run() -> None:
 
 @pytest.mark.parametrize("dim", [10, 40_000, 10**8])
 @pytest.mark.parametrize("tolerance", [0.05, 1e-3, 1e-6])
-def test_a_step_fewer_would_miss_a_value_with_more_than_one_percent(dim: int, tolerance: float) -> None:
+def test_a_step_fewer_would_miss_a_value_with_more_than_one_percent(
+    dim: int, tolerance: float
+) -> None:
     """The bound of Kuczynski and Wozniakowski is relative to the spread, which is up to twice the scale."""
     steps = fewest_steps(dim, tolerance, 10**9)
-    missed = [1.648 * dim**0.5 * math.exp(-(2 * k - 1) * (tolerance / 2) ** 0.5) for k in (steps - 1, steps)]
+    missed = [
+        1.648 * dim**0.5 * math.exp(-(2 * k - 1) * (tolerance / 2) ** 0.5)
+        for k in (steps - 1, steps)
+    ]
     assert missed[1] <= 0.01 < missed[0]
     assert fewest_steps(dim, tolerance, steps - 1) == steps - 1

@@ -26,19 +26,32 @@ class Parts:
 
     def __init__(self, outer: Tensor, functional: Tensor) -> None:
         self.given = {Part.H_o: outer, Part.H_f: functional, Part.H: outer + functional}
-        self.dim, self.dtype, self.shape = len(outer), outer.dtype, torch.Size([len(outer)])
+        self.dim, self.dtype, self.shape = (
+            len(outer),
+            outer.dtype,
+            torch.Size([len(outer)]),
+        )
         self.like = outer.new_empty(0)
 
-    def split_matmat(self, probes: Tensor, parts: Sequence[Part] = SPLIT) -> dict[tuple[str, Part], Tensor]:
-        return completed({("W", part): self.given[part] @ probes for part in to_multiply(parts)}, parts)
+    def split_matmat(
+        self, probes: Tensor, parts: Sequence[Part] = SPLIT
+    ) -> dict[tuple[str, Part], Tensor]:
+        return completed(
+            {("W", part): self.given[part] @ probes for part in to_multiply(parts)},
+            parts,
+        )
 
 
 def parts_of(dim: int, seed: int = 0) -> Parts:
     outer = rotated(torch.linspace(0, 3, dim, dtype=torch.float64), seed=seed)
-    return Parts(outer, rotated(torch.linspace(-1, 1, dim, dtype=torch.float64), seed=seed + 1))
+    return Parts(
+        outer, rotated(torch.linspace(-1, 1, dim, dtype=torch.float64), seed=seed + 1)
+    )
 
 
-@pytest.mark.parametrize("asked", [[Part.H_o, Part.H_f, Part.H], [Part.H], [Part.H_f, Part.H], [Part.H_o]])
+@pytest.mark.parametrize(
+    "asked", [[Part.H_o, Part.H_f, Part.H], [Part.H], [Part.H_f, Part.H], [Part.H_o]]
+)
 @pytest.mark.parametrize("dim", [1, 63, 600])
 def test_every_part_has_numpys_eigenvalues(dim: int, asked: list[Part]) -> None:
     """600 rows: several bands and chunks; H's eigenvalues come from a triangle that is put back."""
@@ -46,7 +59,9 @@ def test_every_part_has_numpys_eigenvalues(dim: int, asked: list[Part]) -> None:
     found = dense_eigenvalues(column, "W", asked)
     assert list(found) == asked
     for part, values in found.items():
-        np.testing.assert_allclose(values, np.linalg.eigvalsh(column.given[part].numpy()), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            values, np.linalg.eigvalsh(column.given[part].numpy()), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -54,14 +69,27 @@ def test_every_part_has_numpys_eigenvalues(dim: int, asked: list[Part]) -> None:
 def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) -> None:
     model = ARCHITECTURES[name]
     problem = toy_problem(model)
-    names = [Matrix(weight.name) for weight in problem.layout.weights if weight.layer == 1 and weight.is_main]
-    chosen = [matrix for matrix in names if matrix in (Matrix.W_Q, Matrix.W_QK, Matrix.W_V, Matrix.W)][:2]
+    names = [
+        Matrix(weight.name)
+        for weight in problem.layout.weights
+        if weight.layer == 1 and weight.is_main
+    ]
+    chosen = [
+        matrix
+        for matrix in names
+        if matrix in (Matrix.W_Q, Matrix.W_QK, Matrix.W_V, Matrix.W)
+    ][:2]
     truth = dense_oracle(problem, 1, chosen)
     engines = Engines(problem, model, Products.linearised)
     for matrix in chosen:
         block = Block(1, matrix, matrix)
-        found = dense_eigenvalues(engines.column(1, matrix, [block]), block, list(PARTS))
-        scale = float(truth[Part.H_o][matrix, matrix].norm() + truth[Part.H_f][matrix, matrix].norm())
+        found = dense_eigenvalues(
+            engines.column(1, matrix, [block]), block, list(PARTS)
+        )
+        scale = float(
+            truth[Part.H_o][matrix, matrix].norm()
+            + truth[Part.H_f][matrix, matrix].norm()
+        )
         for part in PARTS:
             expected = np.linalg.eigvalsh(truth[part][matrix, matrix].numpy())
             values = found[part]
@@ -72,7 +100,9 @@ def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) ->
 def test_what_is_not_symmetric_is_refused() -> None:
     column = parts_of(30)
     column.given[Part.H_f] = torch.randn(30, 30, dtype=torch.float64)
-    with pytest.raises(ArithmeticError, match="H_f are not those of a symmetric operator"):
+    with pytest.raises(
+        ArithmeticError, match="H_f are not those of a symmetric operator"
+    ):
         dense_eigenvalues(column, "W", [Part.H_f])
 
 
@@ -87,4 +117,6 @@ def test_a_part_that_is_not_finite_has_none_and_the_others_stay() -> None:
     column.given[Part.H_f] = torch.full((30, 30), torch.inf, dtype=torch.float64)
     found = dense_eigenvalues(column, "W", list(PARTS))
     assert found[Part.H] is None and found[Part.H_f] is None
-    np.testing.assert_allclose(found[Part.H_o], np.linspace(0, 3, 30), rtol=0, atol=1e-12)  # type: ignore[arg-type]
+    np.testing.assert_allclose(
+        found[Part.H_o], np.linspace(0, 3, 30), rtol=0, atol=1e-12
+    )  # type: ignore[arg-type]

@@ -28,7 +28,9 @@ def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it() 
     run = LanczosRun(start(80), 60)
     finished(operator, run)
     assert run.length == 60 and run.is_full
-    torch.testing.assert_close(run.basis @ run.basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        run.basis @ run.basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-13
+    )
     truth = run.basis @ operator.matrix @ run.basis.T
     torch.testing.assert_close(run.projection, truth, rtol=0, atol=1e-12)
 
@@ -44,59 +46,93 @@ def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart() -> None:
         torch.testing.assert_close(ritz.residuals, truth, rtol=1e-6, atol=1e-11)
         run.restart([17, 18, 19])
         kept = run.ritz()
-        torch.testing.assert_close(kept.values, ritz.values[17:], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(kept.residuals, ritz.residuals[17:], rtol=1e-6, atol=1e-11)
+        torch.testing.assert_close(
+            kept.values, ritz.values[17:], rtol=1e-10, atol=1e-12
+        )
+        torch.testing.assert_close(
+            kept.residuals, ritz.residuals[17:], rtol=1e-6, atol=1e-11
+        )
 
 
 def test_all_runs_share_their_products_and_do_not_touch_each_other() -> None:
     operator, calls = with_eigenvalues(SPREAD), []
     multiply = operator.matmat
-    operator.matmat = lambda vectors: calls.append(vectors.shape[1]) or multiply(vectors)  # type: ignore[func-returns-value, method-assign, assignment]
-    together, alone = [LanczosRun(start(80, seed), 12) for seed in (1, 2, 3)], LanczosRun(start(80, 2), 12)
+    operator.matmat = lambda vectors: (
+        calls.append(vectors.shape[1]) or multiply(vectors)
+    )  # type: ignore[func-returns-value, method-assign, assignment]
+    together, alone = (
+        [LanczosRun(start(80, seed), 12) for seed in (1, 2, 3)],
+        LanczosRun(start(80, 2), 12),
+    )
     finished(operator, *together)
     assert calls == [3] * 12
     finished(operator, alone)
-    torch.testing.assert_close(together[1].projection, alone.projection, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        together[1].projection, alone.projection, rtol=1e-12, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize(("values", "length"), [([0.0] * 9, 1), ([5.0] + [0.0] * 8, 2), ([3.0] * 9, 1)])
-def test_an_invariant_subspace_ends_a_run_with_its_exact_values(values: list[float], length: int) -> None:
+@pytest.mark.parametrize(
+    ("values", "length"), [([0.0] * 9, 1), ([5.0] + [0.0] * 8, 2), ([3.0] * 9, 1)]
+)
+def test_an_invariant_subspace_ends_a_run_with_its_exact_values(
+    values: list[float], length: int
+) -> None:
     operator = with_eigenvalues(values)
     run = LanczosRun(start(9), 9)
     finished(operator, run)
     assert run.length == length and run.vector is None
     found = run.ritz()
-    torch.testing.assert_close(found.values, torch.tensor(sorted(set(values)), dtype=torch.float64), rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        found.values,
+        torch.tensor(sorted(set(values)), dtype=torch.float64),
+        rtol=0,
+        atol=1e-14,
+    )
     assert not found.residuals.any()
 
 
 def test_with_fresh_vectors_a_run_spans_the_whole_space() -> None:
     """A start inside an eigenspace sees one eigenvalue of five; going on, the run finds all with their copies."""
-    operator = Explicit(torch.diag(torch.tensor([4.0, 4.0, 2.0, 0.0, -1.0], dtype=torch.float64)))
+    operator = Explicit(
+        torch.diag(torch.tensor([4.0, 4.0, 2.0, 0.0, -1.0], dtype=torch.float64))
+    )
     first = torch.eye(5, dtype=torch.float64)[3]
     short, long = LanczosRun(first, 5), LanczosRun(first, 5, fresh=stream(0, "fresh"))
     finished(operator, short, long)
     assert short.ritz().values.tolist() == [0.0]
     torch.testing.assert_close(
-        long.ritz().values, torch.tensor([-1.0, 0.0, 2.0, 4.0, 4.0], dtype=torch.float64), rtol=0, atol=1e-13
+        long.ritz().values,
+        torch.tensor([-1.0, 0.0, 2.0, 4.0, 4.0], dtype=torch.float64),
+        rtol=0,
+        atol=1e-13,
     )
 
 
 def test_a_start_of_zeros_breaks_nothing() -> None:
-    operator, nothing = with_eigenvalues([1.0, 2.0]), torch.zeros(2, dtype=torch.float64)
+    operator, nothing = (
+        with_eigenvalues([1.0, 2.0]),
+        torch.zeros(2, dtype=torch.float64),
+    )
     run = LanczosRun(nothing, 2)
     finished(operator, run)
     assert run.length == 0
     going_on = LanczosRun(nothing, 2, fresh=stream(0, "fresh"))
     finished(operator, going_on)
-    torch.testing.assert_close(going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64)
+    )
 
 
 def test_locked_vectors_are_left_out() -> None:
-    operator = Explicit(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64)))
+    operator = Explicit(
+        torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64))
+    )
     run = LanczosRun(start(4), 9, locked=torch.eye(4, dtype=torch.float64)[:, :2])
     finished(operator, run)
-    torch.testing.assert_close(run.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        run.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64)
+    )
 
 
 @pytest.mark.parametrize("skew", [1e-3, 1.0])

@@ -14,21 +14,36 @@ BULK = [*torch.linspace(-0.5, 1, 300, dtype=torch.float64).tolist(), 1.2, 1.3, 1
 
 
 def found(
-    exact: Explicit, low_precision: Explicit | None, end: End = End.largest, k: int = 1, tolerance: float = 1e-6
+    exact: Explicit,
+    low_precision: Explicit | None,
+    end: End = End.largest,
+    k: int = 1,
+    tolerance: float = 1e-6,
 ) -> Extremes:
-    return extremes(exact, end, k=k, tolerance=tolerance, generator=stream(0, "rough"), low_precision=low_precision)
+    return extremes(
+        exact,
+        end,
+        k=k,
+        tolerance=tolerance,
+        generator=stream(0, "rough"),
+        low_precision=low_precision,
+    )
 
 
 @pytest.mark.parametrize("end", End)
 @pytest.mark.parametrize("name", SPECTRA)
-def test_values_are_within_their_float64_residual_of_the_truth(name: str, end: End) -> None:
+def test_values_are_within_their_float64_residual_of_the_truth(
+    name: str, end: End
+) -> None:
     """Zero, rank one, multiplicities, and numbers below the range of float32 ("tiny")."""
     values = SPECTRA[name]
     for k in {1, min(3, len(values))}:
         exact = with_eigenvalues(values)
         result = found(exact, InFloat32(exact), end, k)
         check(result, values, end, k)
-        own = (exact.matrix @ result.vectors - result.vectors * result.values).norm(dim=0)
+        own = (exact.matrix @ result.vectors - result.vectors * result.values).norm(
+            dim=0
+        )
         torch.testing.assert_close(result.residuals, own, rtol=1e-6, atol=1e-13)
 
 
@@ -36,9 +51,15 @@ def test_values_are_within_their_float64_residual_of_the_truth(name: str, end: E
 def test_float64_only_certifies_where_float32_reaches_the_tolerance(end: End) -> None:
     exact = with_eigenvalues(BULK)
     low_precision = InFloat32(exact)
-    result, alone = found(exact, low_precision, end), found(with_eigenvalues(BULK), None, end)
+    result, alone = (
+        found(exact, low_precision, end),
+        found(with_eigenvalues(BULK), None, end),
+    )
     check(result, BULK, end, 1)
-    assert result.products == exact.products <= 3 and result.rough_products == low_precision.products > 10
+    assert (
+        result.products == exact.products <= 3
+        and result.rough_products == low_precision.products > 10
+    )
     assert alone.products >= result.rough_products and alone.rough_products == 0
     assert abs(float(result.values[0] - alone.values[0])) <= 1e-6 * result.scale
     assert result.scale == pytest.approx(1.5, rel=1e-6)
@@ -46,22 +67,37 @@ def test_float64_only_certifies_where_float32_reaches_the_tolerance(end: End) ->
 
 def test_a_tolerance_beyond_float32_is_reached_in_float64_from_there() -> None:
     exact = with_eigenvalues(BULK)
-    result, alone = (found(exact, low_precision, tolerance=1e-11) for low_precision in (InFloat32(exact), None))
+    result, alone = (
+        found(exact, low_precision, tolerance=1e-11)
+        for low_precision in (InFloat32(exact), None)
+    )
     check(result, BULK, End.largest, 1, 1e-11)
     assert 3 < result.products < alone.products
 
 
-@pytest.mark.parametrize("options", [{"overflow": True}, {"skew": 1.0}], ids=["overflow", "not symmetric"])
-def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(options: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"overflow": True}, {"skew": 1.0}], ids=["overflow", "not symmetric"]
+)
+def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(
+    options: dict[str, bool],
+) -> None:
     exact = with_eigenvalues(BULK)
-    result, alone = (found(exact, low_precision) for low_precision in (InFloat32(exact, **options), None))  # type: ignore[arg-type]
-    assert torch.equal(result.values, alone.values) and torch.equal(result.vectors, alone.vectors)
+    result, alone = (
+        found(exact, low_precision)
+        for low_precision in (InFloat32(exact, **options), None)
+    )  # type: ignore[arg-type]
+    assert torch.equal(result.values, alone.values) and torch.equal(
+        result.vectors, alone.vectors
+    )
     assert result.products == alone.products and result.rough_products > 0
 
 
 def test_a_rough_operator_that_is_another_one_cannot_mislead() -> None:
     """Its vectors are no eigenvectors of the operator, its values are not used, and neither is its scale."""
-    exact, other = with_eigenvalues(BULK), with_eigenvalues([100 * value for value in BULK], seed=1)
+    exact, other = (
+        with_eigenvalues(BULK),
+        with_eigenvalues([100 * value for value in BULK], seed=1),
+    )
     result = found(exact, InFloat32(other))
     check(result, BULK, End.largest, 1)
     assert result.scale <= 1.5 * (1 + 1e-12)
@@ -75,5 +111,9 @@ def test_rounding_of_an_operator_that_is_zero_is_no_scale() -> None:
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
-    first, again = (found(exact, InFloat32(exact)) for exact in [with_eigenvalues(BULK)] * 2)
-    assert torch.equal(first.values, again.values) and torch.equal(first.vectors, again.vectors)
+    first, again = (
+        found(exact, InFloat32(exact)) for exact in [with_eigenvalues(BULK)] * 2
+    )
+    assert torch.equal(first.values, again.values) and torch.equal(
+        first.vectors, again.vectors
+    )

@@ -14,7 +14,9 @@ from tests.curvature.spectral.matrices import Explicit, rotated, with_eigenvalue
 
 
 def starts(dim: int, count: int, seed: int = 0) -> Tensor:
-    return torch.randn(dim, count, dtype=torch.float64, generator=stream(seed, "starts"))
+    return torch.randn(
+        dim, count, dtype=torch.float64, generator=stream(seed, "starts")
+    )
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7, 12])
@@ -22,7 +24,9 @@ def test_moments_below_twice_the_steps_are_those_of_the_start(steps: int) -> Non
     operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
     probes = starts(40, 3)
     found = quadrature(operator, probes, steps)
-    torch.testing.assert_close(found.weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(
+        found.weights.sum(dim=1), torch.ones(3, dtype=torch.float64)
+    )
     units, power = probes / probes.norm(dim=0), torch.eye(40, dtype=torch.float64)
     for degree in range(2 * steps):
         truth = (units * (power @ units)).sum(dim=0)
@@ -35,14 +39,22 @@ def test_moments_below_twice_the_steps_are_those_of_the_start(steps: int) -> Non
 
 
 def test_half_the_steps_are_those_of_a_run_of_half_the_length() -> None:
-    operator, probes = with_eigenvalues(torch.linspace(-1, 2, 40).tolist()), starts(40, 3)
+    operator, probes = (
+        with_eigenvalues(torch.linspace(-1, 2, 40).tolist()),
+        starts(40, 3),
+    )
     long, short = quadrature(operator, probes, 20), quadrature(operator, probes, 10)
     torch.testing.assert_close(long.half_nodes, short.nodes)
     torch.testing.assert_close(long.half_weights, short.weights)
 
 
-@pytest.mark.parametrize(("values", "distinct"), [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)])
-def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values: list[float], distinct: int) -> None:
+@pytest.mark.parametrize(
+    ("values", "distinct"),
+    [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)],
+)
+def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(
+    values: list[float], distinct: int
+) -> None:
     found = quadrature(with_eigenvalues(values), starts(8, 4), 6)
     assert found.nodes.shape == (4, 6) and found.half_nodes.shape == (4, 3)
     assert not found.nodes[:, distinct:].any() and not found.weights[:, distinct:].any()
@@ -54,24 +66,37 @@ def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values: list[float
 def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues() -> None:
     values = [1.0, 2.0, 4.0, 8.0]
     found = quadrature(with_eigenvalues(values), starts(4, 2), 9)
-    torch.testing.assert_close(found.nodes[0, :4], torch.tensor(values, dtype=torch.float64))
+    torch.testing.assert_close(
+        found.nodes[0, :4], torch.tensor(values, dtype=torch.float64)
+    )
 
 
-def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    operator, probes = with_eigenvalues(torch.linspace(-1, 2, 40).tolist()), starts(40, 5)
+def test_probes_that_do_not_fit_at_once_are_taken_in_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    operator, probes = (
+        with_eigenvalues(torch.linspace(-1, 2, 40).tolist()),
+        starts(40, 5),
+    )
     whole = quadrature(operator, probes, 10)
-    monkeypatch.setattr("hessfig.curvature.spectral.densities.BASIS_BYTES", 2 * 8 * 40 * 10)
+    monkeypatch.setattr(
+        "hessfig.curvature.spectral.densities.BASIS_BYTES", 2 * 8 * 40 * 10
+    )
     parts = quadrature(operator, probes, 10)
     torch.testing.assert_close(parts.nodes, whole.nodes, rtol=1e-9, atol=1e-12)
 
 
-def cumulative(nodes: Tensor, weights: Tensor, at: np.ndarray, width: float) -> np.ndarray:
+def cumulative(
+    nodes: Tensor, weights: Tensor, at: np.ndarray, width: float
+) -> np.ndarray:
     """Return the cumulative of every probe's density, smoothed by a Gaussian of standard deviation `width`."""
     z = (torch.from_numpy(at)[:, None, None] - nodes) / (width * 2**0.5)
     return (weights * (1 + torch.erf(z)) / 2).sum(dim=-1).numpy()
 
 
-def band(found: Quadrature, at: np.ndarray, width: float) -> tuple[np.ndarray, np.ndarray]:
+def band(
+    found: Quadrature, at: np.ndarray, width: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean cumulative and its half-width: 95 % of Student's t over probes, and the error of the steps.
 
     The error of the steps is what all steps change against half of them, averaged over probes.
@@ -110,9 +135,13 @@ def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count: int) -> None
         found = quadrature(Explicit(matrix), starts(80, 10, seed), 40)
         mean, half = band(found, at, width)
         inside.append(np.abs(mean - truth) <= half)
-        steps = np.abs(mean - cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1))
+        steps = np.abs(
+            mean
+            - cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1)
+        )
         probe_only.append(np.abs(mean - truth) <= half - steps)
     rate, alone = np.mean(inside), np.mean(probe_only)
     error = (0.95 * 0.05 / count) ** 0.5
     assert rate >= 0.95 - 3 * error
-    assert abs(alone - 0.95) <= 3 * error  # 40 steps are enough here: probes are all there is
+    # 40 steps are enough here: probes are all there is.
+    assert abs(alone - 0.95) <= 3 * error

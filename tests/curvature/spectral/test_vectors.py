@@ -8,8 +8,23 @@ from torch import Tensor, nn
 
 from hessfig.curvature.problem import LONG, rademacher, recurrence_like
 from hessfig.curvature.spectral import extremes as module
-from hessfig.curvature.spectral.extremes import End, Extremes, Goal, extremes, long_sizes
-from hessfig.curvature.spectral.vectors import combined, dots, drawn, grams, length, residuals, rotate, without
+from hessfig.curvature.spectral.extremes import (
+    End,
+    Extremes,
+    Goal,
+    extremes,
+    long_sizes,
+)
+from hessfig.curvature.spectral.vectors import (
+    combined,
+    dots,
+    drawn,
+    grams,
+    length,
+    residuals,
+    rotate,
+    without,
+)
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Diagonal
 from tests.toys import ARCHITECTURES, toy_problem
@@ -26,7 +41,10 @@ class Long(Diagonal):
 
     def matmat(self, vectors: Tensor) -> Tensor:
         assert vectors.dtype == torch.float32
-        self.products, self.at_once = self.products + vectors.shape[1], max(self.at_once, vectors.shape[1])
+        self.products, self.at_once = (
+            self.products + vectors.shape[1],
+            max(self.at_once, vectors.shape[1]),
+        )
         return self.matrix * vectors
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
@@ -34,7 +52,12 @@ class Long(Diagonal):
 
 
 def bulk(*outer: float) -> Tensor:
-    return torch.cat([torch.linspace(-0.5, 0.5, DIM - len(outer), dtype=torch.float64), torch.tensor(outer).double()])
+    return torch.cat(
+        [
+            torch.linspace(-0.5, 0.5, DIM - len(outer), dtype=torch.float64),
+            torch.tensor(outer).double(),
+        ]
+    )
 
 
 def solved(values: Tensor, end: End, **options: object) -> tuple[Extremes, Long]:
@@ -51,20 +74,35 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("k", "tolerance"), [(1, 1e-3), (1, 1e-6), (3, 1e-5)])
 @pytest.mark.parametrize("end", list(End))
-def test_runs_of_a_few_vectors_find_the_outermost(end: End, k: int, tolerance: float) -> None:
+def test_runs_of_a_few_vectors_find_the_outermost(
+    end: End, k: int, tolerance: float
+) -> None:
     sign = 1 if end == End.largest else -1
     result, operator = solved(sign * bulk(2.0, 1.5, 1.2), end, k=k, tolerance=tolerance)
-    assert result.converged and operator.at_once == 1 and result.products == operator.products < 400
+    assert (
+        result.converged
+        and operator.at_once == 1
+        and result.products == operator.products < 400
+    )
     truth = sign * torch.tensor([2.0, 1.5, 1.2][:k]).double()
     assert float((result.values - truth).abs().max()) <= 2 * tolerance * result.scale
-    assert result.vectors.dtype == torch.float32 and float(result.residuals.max()) <= tolerance * result.scale
-    own = operator.matrix.double() * result.vectors.double() - result.vectors.double() * result.values
+    assert (
+        result.vectors.dtype == torch.float32
+        and float(result.residuals.max()) <= tolerance * result.scale
+    )
+    own = (
+        operator.matrix.double() * result.vectors.double()
+        - result.vectors.double() * result.values
+    )
     torch.testing.assert_close(own.norm(dim=0), result.residuals, rtol=1e-2, atol=1e-7)
 
 
 @pytest.mark.usefixtures("few")
 def test_a_single_run_of_a_few_vectors_takes_half_the_products() -> None:
-    one, two = (solved(bulk(2.0, 1.5, 1.2), End.largest, tolerance=1e-4, starts=starts)[0] for starts in (1, 2))
+    one, two = (
+        solved(bulk(2.0, 1.5, 1.2), End.largest, tolerance=1e-4, starts=starts)[0]
+        for starts in (1, 2)
+    )
     assert one.converged and float(one.values[0]) == pytest.approx(2.0, rel=1e-4)
     assert one.products <= 0.6 * two.products
 
@@ -73,32 +111,57 @@ def test_a_single_run_of_a_few_vectors_takes_half_the_products() -> None:
 @pytest.mark.usefixtures("few")
 def test_both_vectors_of_a_double_eigenvalue_are_found() -> None:
     result, _ = solved(bulk(2.0, 2.0, 1.2), End.largest, k=2, tolerance=1e-5)
-    assert result.converged and result.values.tolist() == pytest.approx([2.0, 2.0], rel=1e-5)
+    assert result.converged and result.values.tolist() == pytest.approx(
+        [2.0, 2.0], rel=1e-5
+    )
     gram = result.vectors.double().T @ result.vectors.double()
-    torch.testing.assert_close(gram, torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        gram, torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-5
+    )
 
 
 def test_many_vectors_agree_with_float64() -> None:
     values = bulk(2.0, -3.0)
     result, _ = solved(values, End.largest, tolerance=1e-5)
-    exact = extremes(Diagonal(values.tolist()), End.largest, tolerance=1e-5, generator=stream(0, "long"))
-    assert result.converged and float(result.values[0]) == pytest.approx(float(exact.values[0]), rel=1e-6)
-    assert result.scale == pytest.approx(3.0, rel=1e-4) and exact.vectors.dtype == torch.float64
+    exact = extremes(
+        Diagonal(values.tolist()),
+        End.largest,
+        tolerance=1e-5,
+        generator=stream(0, "long"),
+    )
+    assert result.converged and float(result.values[0]) == pytest.approx(
+        float(exact.values[0]), rel=1e-6
+    )
+    assert (
+        result.scale == pytest.approx(3.0, rel=1e-4)
+        and exact.vectors.dtype == torch.float64
+    )
 
 
 @pytest.mark.parametrize(("dim", "k"), [(10**7, 1), (10**9, 1), (10**7, 9)])
 def test_the_bases_of_both_runs_stay_within_the_stated_number(dim: int, k: int) -> None:
     (first, second), remaining = long_sizes(Goal(End.largest, k, 1e-3, 100), dim)
     most = max(12, 3 * k + 6)
-    assert first + 2 <= most and remaining + second + 2 <= most and second >= 2 * k + 2 and remaining > k
+    assert (
+        first + 2 <= most
+        and remaining + second + 2 <= most
+        and second >= 2 * k + 2
+        and remaining > k
+    )
 
 
 def test_sums_in_bands_are_those_in_float64() -> None:
-    rows, vector = torch.randn(3, DIM, generator=stream(1)), torch.randn(DIM, generator=stream(2))
+    rows, vector = (
+        torch.randn(3, DIM, generator=stream(1)),
+        torch.randn(DIM, generator=stream(2)),
+    )
     weights = torch.randn(3, 2, dtype=torch.float64, generator=stream(3))
     exact, images = rows.double(), [2 * row for row in rows]
     sizes = exact.norm(dim=1) * vector.double().norm()
-    assert bool(((dots(rows, vector) - exact @ vector.double()).abs() < 1e-8 * sizes).all())  # float32 has 6e-8
+    # Float32 has 6e-8.
+    assert bool(
+        ((dots(rows, vector) - exact @ vector.double()).abs() < 1e-8 * sizes).all()
+    )
     assert length(vector) == pytest.approx(float(vector.double().norm()), rel=1e-8)
     gram, product = grams(rows, images)
     torch.testing.assert_close(gram, exact @ exact.T, rtol=1e-12, atol=1e-9)
@@ -106,26 +169,37 @@ def test_sums_in_bands_are_those_in_float64() -> None:
     off = residuals(rows, images, weights, torch.tensor([2.0, 1.0]).double())
     lone = (exact.T @ weights)[:, 1].norm()
     torch.testing.assert_close(off, torch.stack([torch.zeros_like(lone), lone]))
-    torch.testing.assert_close(combined(rows, weights).double(), exact.T @ weights, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        combined(rows, weights).double(), exact.T @ weights, rtol=1e-6, atol=1e-6
+    )
     left = without(vector.clone(), rows, dots(rows, vector) / DIM)
     truth = vector.double() - exact.T @ (exact @ vector.double()) / DIM
     torch.testing.assert_close(left.double(), truth, rtol=1e-6, atol=1e-6)
     rotate(turned := rows.clone(), weights)
-    torch.testing.assert_close(turned[:2].double(), weights.T @ exact, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        turned[:2].double(), weights.T @ exact, rtol=1e-6, atol=1e-6
+    )
     assert torch.equal(turned[2], rows[2])
 
 
 def test_starts_and_probes_are_those_of_float64() -> None:
-    single, double = (drawn(torch.empty(0, dtype=d), 2**17 + 32, stream(4)) for d in (torch.float32, torch.float64))
+    single, double = (
+        drawn(torch.empty(0, dtype=d), 2**17 + 32, stream(4))
+        for d in (torch.float32, torch.float64)
+    )
     assert torch.equal(single, double.float())
     signs = rademacher(7, 3, generator=stream(5), dtype=torch.int8)
-    bits = torch.randint(0, 2, (3, 7), generator=stream(5))  # as drawn by 0.3.0, all at once
+    # As drawn by 0.3.0, all at once.
+    bits = torch.randint(0, 2, (3, 7), generator=stream(5))
     assert torch.equal(signs, (2 * bits - 1).T.to(torch.int8))
 
 
 def test_only_long_vectors_of_other_networks_are_float32() -> None:
     own, other = toy_problem(ARCHITECTURES["pre"]).network, nn.Linear(2, 2)
-    types = {name: recurrence_like(one, torch.float32, LONG).dtype for name, one in (("own", own), ("other", other))}
+    types = {
+        name: recurrence_like(one, torch.float32, LONG).dtype
+        for name, one in (("own", own), ("other", other))
+    }
     assert types == {"own": torch.float64, "other": torch.float32}
     assert recurrence_like(other, torch.float32, LONG - 1).dtype == torch.float64
     assert recurrence_like(other, torch.float64, LONG).dtype == torch.float64

@@ -20,16 +20,21 @@ ERRORS = {"kfac": 0.25, "kfoc": 0.125}
 
 def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path: Path) -> None:
     made = [
-        make_table(seeds=2, sigma=[0.1, 1.0], blocks=[("W_Q", "W_Q"), ("W_V", "W_V")], parts=["H"]).assign(
-            quantity=f"{name}_{number}", value=value, status="ok"
-        )
+        make_table(
+            seeds=2,
+            sigma=[0.1, 1.0],
+            blocks=[("W_Q", "W_Q"), ("W_V", "W_V")],
+            parts=["H"],
+        ).assign(quantity=f"{name}_{number}", value=value, status="ok")
         for name, value in ERRORS.items()
         for number in ("error", "scale_error")
     ]
     table = pd.concat(made, ignore_index=True)
     lost = (table["quantity"] == "kfac_scale_error") & (table["row"] == "W_Q")
     folder = write_sweep(table[~lost], tmp_path, settings=CONFIG)
-    spec = FigureSpec("maps", folder.name, "approximations", [(None, None)], {}, paper=Paper())
+    spec = FigureSpec(
+        "maps", folder.name, "approximations", [(None, None)], {}, paper=Paper()
+    )
     with styled(spec.paper):
         (page,) = LAYOUTS["approximations"].draw(spec, folder)
     shown = page.figure.axes[0].images[0].get_array().filled(np.nan)
@@ -40,31 +45,53 @@ def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path: Path) -> None:
 
 def test_a_table_without_approximations_is_refused(tmp_path: Path) -> None:
     folder = write_sweep(make_table(seeds=1), tmp_path, settings=CONFIG)
-    spec = FigureSpec("maps", folder.name, "approximations", [(None, None)], {}, paper=Paper())
+    spec = FigureSpec(
+        "maps", folder.name, "approximations", [(None, None)], {}, paper=Paper()
+    )
     with pytest.raises(UserError, match="the table has no approximations"):
         list(LAYOUTS["approximations"].draw(spec, folder))
 
 
 def test_scores_of_predictions_stand_next_to_errors_of_matrices(tmp_path: Path) -> None:
-    numbers = {name: (0.9 - 0.1 * rank, 0.2 * rank) for rank, name in enumerate(INFLUENCES)}
+    numbers = {
+        name: (0.9 - 0.1 * rank, 0.2 * rank) for rank, name in enumerate(INFLUENCES)
+    }
     table = spectral_table(
         [
-            {"quantity": f"{name}_influence_{which}", "value": value + 0.01 * seed, "step": step, "seed": seed}
+            {
+                "quantity": f"{name}_influence_{which}",
+                "value": value + 0.01 * seed,
+                "step": step,
+                "seed": seed,
+            }
             for step, off in ((1.0, -0.2), (2.0, 0.0))
             for seed in range(3)
             for name, (score, error) in numbers.items()
             for which, value in (("score", score + off), ("error", error))
         ]
     )
-    folder = write_sweep(table, tmp_path, settings={**CONFIG, "sweep": {"axis": "step"}})
-    spec = FigureSpec("influence", folder.name, "influence", [(None, None)], {}, paper=Paper())
+    folder = write_sweep(
+        table, tmp_path, settings={**CONFIG, "sweep": {"axis": "step"}}
+    )
+    spec = FigureSpec(
+        "influence", folder.name, "influence", [(None, None)], {}, paper=Paper()
+    )
     with styled(spec.paper):
         (page,) = LAYOUTS["influence"].draw(spec, folder)
     for column, ax in enumerate(page.figure.axes):
         (dots,) = [line for line in ax.lines if line.get_marker() == "o"]
         np.testing.assert_allclose(
-            np.asarray(dots.get_xdata(), dtype=float), [one[column] + 0.01 for one in numbers.values()], atol=2e-3
+            np.asarray(dots.get_xdata(), dtype=float),
+            [one[column] + 0.01 for one in numbers.values()],
+            atol=2e-3,
         )
     names = [text.get_text() for text in page.figure.axes[0].get_yticklabels()]
-    assert names == ["Hessian", "Gauss-Newton", "K-FAC", "EK-FAC", "diagonal", "identity"]
+    assert names == [
+        "Hessian",
+        "Gauss-Newton",
+        "K-FAC",
+        "EK-FAC",
+        "diagonal",
+        "identity",
+    ]
     assert (page.numbers["low"] < page.numbers["mean"]).all()

@@ -32,38 +32,63 @@ def masses() -> pd.DataFrame:
                     "num_layers": 2,
                 }
                 rows += [
-                    {**place, "quantity": "sink_mass", "index": head, "value": 0.1 * layer * head * (step > 0)}
+                    {
+                        **place,
+                        "quantity": "sink_mass",
+                        "index": head,
+                        "value": 0.1 * layer * head * (step > 0),
+                    }
                     for head in (1, 2, 3)
                 ]
-                rows += [{**place, "quantity": "key_mass", "index": key, "value": layer / key} for key in range(1, 5)]
+                rows += [
+                    {
+                        **place,
+                        "quantity": "key_mass",
+                        "index": key,
+                        "value": layer / key,
+                    }
+                    for key in range(1, 5)
+                ]
     return spectral_table(rows)
 
 
 def test_attention_is_drawn_by_head_along_steps_and_by_key(pages: Draw) -> None:
     (page,) = pages("attention_mass", masses(), settings=ALONG)
     heads, steps, keys = page.figure.axes
-    np.testing.assert_allclose(heads.images[0].get_array(), [[0.1, 0.2, 0.3], [0.2, 0.4, 0.6]])
+    np.testing.assert_allclose(
+        heads.images[0].get_array(), [[0.1, 0.2, 0.3], [0.2, 0.4, 0.6]]
+    )
     ends = [line.get_ydata()[-1] for line in steps.lines if line.get_marker() == "o"]
     np.testing.assert_allclose(sorted(ends), [0.2, 0.4])
     assert len(steps.lines) == 2 + 4  # the means of two layers, and two seeds of each
     curves = [line.get_ydata() for line in keys.lines if line.get_marker() == "o"]
     np.testing.assert_allclose(curves, [[1, 1 / 2, 1 / 3, 1 / 4], [2, 1, 2 / 3, 1 / 2]])
     uniform = (1 / 2 + 1 / 3 + 1 / 4) / 3
-    assert f"gives the first of 4 keys {uniform:.3f}" in "".join(text.get_text() for text in page.figure.texts).replace(
-        "\n", " "
-    )
+    assert f"gives the first of 4 keys {uniform:.3f}" in "".join(
+        text.get_text() for text in page.figure.texts
+    ).replace("\n", " ")
     assert set(page.numbers["panel"]) == {"first_key", "steps", "keys"}
 
 
 def test_attention_that_was_not_measured_is_said(pages: Draw) -> None:
     table = masses().replace({"sink_mass": "score_spread"})
-    with pytest.raises(UserError, match=r"the table has none(.|\n)*sweep=language_sinks"):
+    with pytest.raises(
+        UserError, match=r"the table has none(.|\n)*sweep=language_sinks"
+    ):
         pages("attention_mass", table, settings=ALONG)
 
 
 def test_heat_maps_have_a_page_a_part(pages: Draw) -> None:
     rows = [
-        {"row": "W_V", "layer": 1, "row_layer": 1, "seed": seed, "step": step, "part": part, "value": value}
+        {
+            "row": "W_V",
+            "layer": 1,
+            "row_layer": 1,
+            "seed": seed,
+            "step": step,
+            "part": part,
+            "value": value,
+        }
         for seed in (1, 2)
         for step in (0.0, 9.0)
         for part, value in (("H", 10.0), ("H_o", 100.0), ("H_f", 1000.0))
@@ -71,6 +96,11 @@ def test_heat_maps_have_a_page_a_part(pages: Draw) -> None:
     table = spectral_table(rows)
     found = pages("curvature_flow", table, settings=ALONG, parts=["H", "H_f"])
     assert [page.suffix for page in found] == ["_H", "_H_f"]
-    assert [float(page.figure.axes[0].images[0].get_array().max()) for page in found] == [1.0, 3.0]
+    assert [
+        float(page.figure.axes[0].images[0].get_array().max()) for page in found
+    ] == [1.0, 3.0]
     (alone,) = pages("curvature_flow", table, settings=ALONG)
-    assert alone.suffix == "" and float(alone.figure.axes[0].images[0].get_array().max()) == 1.0
+    assert (
+        alone.suffix == ""
+        and float(alone.figure.axes[0].images[0].get_array().max()) == 1.0
+    )

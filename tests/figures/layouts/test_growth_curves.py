@@ -33,17 +33,30 @@ def test_figure_3a(pages: Draw) -> None:
             assert words(ax) == "= 0 (theorem)"
             continue
         (line,) = curves(ax)
-        here = means[(means["row"] == ("W_V", "W_Q")[row]) & (means["part"] == ("H_o", "H_f", "H")[column])]
+        here = means[
+            (means["row"] == ("W_V", "W_Q")[row])
+            & (means["part"] == ("H_o", "H_f", "H")[column])
+        ]
         np.testing.assert_allclose(line.get_ydata(), here["mean"])
         assert to_hex(line.get_color()) == ("#7570b3", "#1b9e77")[row]
-        assert f"slope {EXPONENTS[row, column]}." in words(ax).replace("1.99", "2.").replace("4.99", "5.")
-        assert {2: "σ²", 5: "σ⁵", 6: "σ⁶"}[EXPONENTS[row, column]] in words(ax).splitlines()
+        assert f"slope {EXPONENTS[row, column]}." in words(ax).replace(
+            "1.99", "2."
+        ).replace("4.99", "5.")
+        assert {2: "σ²", 5: "σ⁵", 6: "σ⁶"}[EXPONENTS[row, column]] in words(
+            ax
+        ).splitlines()
 
 
-def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(pages: Draw) -> None:
+def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(
+    pages: Draw,
+) -> None:
     for preset, said in (("sigma", "published 6.00 (se 0.01)"), ("", "")):
         (page,) = pages("growth", make_table(), preset=preset)
-        told = [line for line in words(page.figure.axes[3]).splitlines() if line.startswith("published")]
+        told = [
+            line
+            for line in words(page.figure.axes[3]).splitlines()
+            if line.startswith("published")
+        ]
         assert told == [said] * bool(said)
 
 
@@ -64,7 +77,8 @@ def test_band_is_the_interval_of_the_mean(pages: Draw) -> None:
     curve = growth_curves(table)
     edges = band.get_paths()[0].vertices[:, 1]
     t = stats.t.ppf(0.975, curve["count"] - 1)
-    factor = np.exp(t * curve["sem"] / curve["mean"])  # logarithmic axes: as far up as down, as factors
+    # Logarithmic axes: as far up as down, as factors.
+    factor = np.exp(t * curve["sem"] / curve["mean"])
     assert edges.max() == pytest.approx((curve["mean"] * factor).max())
     assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
@@ -74,7 +88,9 @@ def test_few_seeds_are_thin_lines_and_no_band(pages: Draw) -> None:
     (page,) = pages("growth", table)
     ax = page.figure.axes[2]
     thin = [line for line in ax.lines if line.get_linewidth() < 0.5]
-    assert len(thin) == 5 and not any(path.vertices.size > 6 for band in ax.collections for path in band.get_paths())
+    assert len(thin) == 5 and not any(
+        path.vertices.size > 6 for band in ax.collections for path in band.get_paths()
+    )
     first = table[table["seed"] == 1234].sort_values("sigma")
     np.testing.assert_allclose(thin[0].get_ydata(), first["value"])
     assert "thin: the seeds" in " ".join(text.get_text() for text in page.figure.texts)
@@ -88,7 +104,10 @@ def test_sigma_one_is_marked(pages: Draw) -> None:
 
 def test_no_panel_is_blank(pages: Draw) -> None:
     table = make_table(parts=["H_o", "H"])
-    table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["value", "status"]] = [np.inf, "nonfinite"]
+    table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["value", "status"]] = [
+        np.inf,
+        "nonfinite",
+    ]
     (page,) = pages("growth", table)
     assert "(not measured)" in words(page.figure.axes[1])
     assert "(not finite)" in words(page.figure.axes[5])
@@ -113,16 +132,27 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
     windows = [(None, 0.1), (1.0, None), (None, None)]
     (page,) = pages("growth", table, settings=config(norm="pre"), windows=windows)
     for ax in page.figure.axes:
-        assert len(guides(ax)) == 2  # the whole grid reaches over two regimes, and has no law
+        # The whole grid reaches over two regimes, and has no law.
+        assert len(guides(ax)) == 2
         lines = [line for line in words(ax).splitlines() if ":" in line]
-        assert [line.partition(":")[0] for line in lines] == ["σ ≤ 0.1", "σ ≥ 1", "all σ"]
+        assert [line.partition(":")[0] for line in lines] == [
+            "σ ≤ 0.1",
+            "σ ≥ 1",
+            "all σ",
+        ]
         assert all("−" in line and "±" in line for line in lines)
-    (note,) = (one.get_text() for one in page.figure.texts if one.get_text().startswith(("Dots", "Pre")))
+    (note,) = (
+        one.get_text()
+        for one in page.figure.texts
+        if one.get_text().startswith(("Dots", "Pre"))
+    )
     assert "dashed and dotted grey: power laws" in " ".join(note.split())
 
 
 @pytest.mark.long
-def test_depths_have_their_own_sheets_and_layers_their_shades(pages: Draw, deep: object) -> None:
+def test_depths_have_their_own_sheets_and_layers_their_shades(
+    pages: Draw, deep: object
+) -> None:
     found = pages("growth", deep)
     assert [page.suffix for page in found] == ["_depth1", "_depth2", "_depth3"]
     ax = found[2].figure.axes[0]
@@ -136,17 +166,27 @@ def test_depths_have_their_own_sheets_and_layers_their_shades(pages: Draw, deep:
 def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
     settings = config(attention="linear", attention_skip=False, mlp="none")
     settings["task"] = {"loss": "mse_sum_unshifted"}
-    table = make_table(sweep="softmax", networks=[("", 2)], sigma=SIGMA[:6], settings=settings)
+    table = make_table(
+        sweep="softmax", networks=[("", 2)], sigma=SIGMA[:6], settings=settings
+    )
     (page,) = pages("growth", table, settings=settings)
     full = page.figure.axes[5]
     powers = sorted(
-        round(float(np.diff(np.log(g.get_ydata()))[0] / np.diff(np.log(g.get_xdata()))[0])) for g in guides(full)
+        round(
+            float(np.diff(np.log(g.get_ydata()))[0] / np.diff(np.log(g.get_xdata()))[0])
+        )
+        for g in guides(full)
     )
     assert powers == [9, 18]
-    assert all(re.search(rf"σ\S+ \((layer )?{layer}\)", words(full)) for layer in (1, 2))
+    assert all(
+        re.search(rf"σ\S+ \((layer )?{layer}\)", words(full)) for layer in (1, 2)
+    )
 
 
-@pytest.mark.parametrize("settings", [config(sigma_scales="tokens"), {**config(), "state": {"kind": "loaded"}}])
+@pytest.mark.parametrize(
+    "settings",
+    [config(sigma_scales="tokens"), {**config(), "state": {"kind": "loaded"}}],
+)
 def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
     (page,) = pages("growth", make_table(noise=0, wander=0), settings=settings)
     for ax in page.figure.axes:
@@ -159,27 +199,66 @@ def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
 def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
     names = ["blocks.0.attn.qkv", "a$b_{x", "mlp", "W_V"]
     blocks = [(name, name) for name in names]
-    for layout in ("growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "blocks", "ablation"):
-        (page, *_) = pages(layout, make_table(blocks=blocks, networks=[("", 1)], sigma=SIGMA[:4], seeds=2))
+    for layout in (
+        "growth",
+        "growth_by_depth",
+        "linear_axes",
+        "one_panel",
+        "pairs",
+        "blocks",
+        "ablation",
+    ):
+        (page, *_) = pages(
+            layout,
+            make_table(blocks=blocks, networks=[("", 1)], sigma=SIGMA[:4], seeds=2),
+        )
         page.figure.draw_without_rendering()  # every label can be laid out
     (page,) = pages("growth", make_table(blocks=blocks, seeds=2))
     labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
-    assert [label.partition(" block")[0] for label in labels[1:]] == [names[0], r"a\$b_{x", "MLP"]
+    assert [label.partition(" block")[0] for label in labels[1:]] == [
+        names[0],
+        r"a\$b_{x",
+        "MLP",
+    ]
 
 
 @pytest.mark.long
 def test_along_steps_there_is_no_sigma(pages: Draw) -> None:
-    table = make_table(sigma=[0.1], steps=[1, 10, 100, 1000], law=lambda b, p, a, s: 1.0, noise=0, wander=0)
+    table = make_table(
+        sigma=[0.1],
+        steps=[1, 10, 100, 1000],
+        law=lambda b, p, a, s: 1.0,
+        noise=0,
+        wander=0,
+    )
     table = table.assign(value=table["value"] / table["step"] ** 0.5)
     settings = {**config(), "sweep": {"axis": "step"}}
     for layout in ("growth", "linear_axes", "one_panel"):
         (page,) = pages(layout, table, settings=settings, windows=[(None, 100.0)])
         assert page.figure.axes[-1].get_xlabel() == "step"
-        assert not any(list(line.get_xdata()) == [1.0, 1.0] for ax in page.figure.axes for line in ax.lines)
+        assert not any(
+            list(line.get_xdata()) == [1.0, 1.0]
+            for ax in page.figure.axes
+            for line in ax.lines
+        )
         note = " ".join(text.get_text() for text in reversed(page.figure.texts))
-        assert "σ = 1" not in note and "At σ = 0.1." in note and "step ≤ 100" in note.replace("\u00a0", " ")
-    (page,) = pages("growth", table, settings=settings, windows=[(None, 100.0), (None, None)])
-    assert words(page.figure.axes[0]).split() == ["step", "≤", "100:", "−0.50", "all", "step:", "−0.50"]
+        assert (
+            "σ = 1" not in note
+            and "At σ = 0.1." in note
+            and "step ≤ 100" in note.replace("\u00a0", " ")
+        )
+    (page,) = pages(
+        "growth", table, settings=settings, windows=[(None, 100.0), (None, None)]
+    )
+    assert words(page.figure.axes[0]).split() == [
+        "step",
+        "≤",
+        "100:",
+        "−0.50",
+        "all",
+        "step:",
+        "−0.50",
+    ]
 
 
 @pytest.mark.long
@@ -194,23 +273,35 @@ def test_another_quantity_is_named_and_has_no_prediction(pages: Draw) -> None:
 
 
 def test_other_weights_get_rows_of_their_own(pages: Draw) -> None:
-    (page,) = pages("growth", make_table(blocks=[("W_K", "W_K"), ("W_V", "W_V"), ("W_K", "W_V")]))
+    (page,) = pages(
+        "growth", make_table(blocks=[("W_K", "W_K"), ("W_V", "W_V"), ("W_K", "W_V")])
+    )
     labels = [ax.get_ylabel() for ax in page.figure.axes[::3]]
     assert len(labels) == 2 and "V" in labels[0] and "K" in labels[1]
 
 
-@pytest.mark.parametrize("layout", ["growth", "growth_by_depth", "linear_axes", "one_panel"])
-def test_a_table_of_pairs_alone_says_what_is_not_measured(pages: Draw, layout: str) -> None:
+@pytest.mark.parametrize(
+    "layout", ["growth", "growth_by_depth", "linear_axes", "one_panel"]
+)
+def test_a_table_of_pairs_alone_says_what_is_not_measured(
+    pages: Draw, layout: str
+) -> None:
     table = make_table(seeds=2, sigma=[0.1, 0.3, 1.0], blocks=[("W_K", "W_Q")])
     for page in pages(layout, table):
         assert all(words(ax).startswith("(not measured)") for ax in page.figure.axes)
 
 
-def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(tmp_path: Path) -> None:
+def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(
+    tmp_path: Path,
+) -> None:
     table = make_table(seeds=6, sigma=SIGMA[:4], noise=0.5)
     folder, fields = write_sweep(table, tmp_path), {"average": "geometric"}
-    measured = read_measured(FigureSpec("6", "sigma", "growth", [(None, 1.0)], **fields), Source(folder))
-    values = table[(table["row"] == "W_Q") & (table["part"] == "H")].groupby("sigma")["value"]
+    measured = read_measured(
+        FigureSpec("6", "sigma", "growth", [(None, 1.0)], **fields), Source(folder)
+    )
+    values = table[(table["row"] == "W_Q") & (table["part"] == "H")].groupby("sigma")[
+        "value"
+    ]
     logs = values.agg(lambda of_sigma: np.log(of_sigma).mean())
     query = measured.of(row="W_Q", part="H").curves
     np.testing.assert_allclose(query["mean"], np.exp(logs))

@@ -19,7 +19,11 @@ VARIANTS = ["model.attention=softmax", "model.attention=linear"]
 
 def entry_pages(layout: str, folder: Path, **options: Any) -> list[Page]:
     with styled():
-        return list(LAYOUTS[layout].draw(FigureSpec("1", "entries", layout, (), options), folder))
+        return list(
+            LAYOUTS[layout].draw(
+                FigureSpec("1", "entries", layout, (), options), folder
+            )
+        )
 
 
 @pytest.fixture
@@ -47,7 +51,11 @@ def test_entries(stored: Path) -> None:
     assert "42" in whole.get_title() and "attention: 32" in attention.get_title()
     assert whole.images[0].get_clim() == (-6, -1)
     assert whole.images[0].get_cmap().name == "viridis"
-    borders = [line.get_ydata()[0] for line in attention.lines if line.get_ydata()[0] == line.get_ydata()[1]]
+    borders = [
+        line.get_ydata()[0]
+        for line in attention.lines
+        if line.get_ydata()[0] == line.get_ydata()[1]
+    ]
     assert borders == [8, 16, 24]
     assert len(whole.get_xticklabels()) == 5
     shares = page.numbers.groupby("block")["share"].sum()
@@ -61,26 +69,41 @@ def test_every_variant_has_a_page_and_a_plain_name(stored: Path) -> None:
 
 def test_histograms_of_variants_share_their_bins(stored: Path) -> None:
     (page,) = entry_pages("histograms", stored)
-    assert [ax.get_title() for ax in page.figure.axes] == ["softmax", "linear attention"]
+    assert [ax.get_title() for ax in page.figure.axes] == [
+        "softmax",
+        "linear attention",
+    ]
     assert list(page.numbers["variant"].unique()) == VARIANTS
     shown = page.numbers[page.numbers["block"] == "W_V"]
     mean = {
-        name: np.average(np.log10(rows["bin_low"]), weights=rows["share"]) for name, rows in shown.groupby("variant")
+        name: np.average(np.log10(rows["bin_low"]), weights=rows["share"])
+        for name, rows in shown.groupby("variant")
     }
-    assert mean[VARIANTS[1]] - mean[VARIANTS[0]] == pytest.approx(1, abs=0.1)  # ten times as large
+    # Ten times as large.
+    assert mean[VARIANTS[1]] - mean[VARIANTS[0]] == pytest.approx(1, abs=0.1)
     for ax, variant in zip(page.figure.axes, VARIANTS, strict=True):
         tops = {patch.get_data().values.max() for patch in ax.patches}
-        assert tops == set(page.numbers[page.numbers["variant"] == variant].groupby("block")["share"].max())
+        assert tops == set(
+            page.numbers[page.numbers["variant"] == variant]
+            .groupby("block")["share"]
+            .max()
+        )
     with pytest.raises(UserError, match="variant was not measured"):
         entry_pages("entries", stored, variant="model.attention=cubic")
 
 
 def test_weights_of_other_networks_are_named_by_options(tmp_path: Path) -> None:
     listed(tmp_path, store(tmp_path, names=["fc.weight", "a$b", "head"]))
-    with pytest.raises(UserError, match=r"no parameter W_Q, W_K, W_V, W_O[\s\S]*figure.options.weights"):
+    with pytest.raises(
+        UserError, match=r"no parameter W_Q, W_K, W_V, W_O[\s\S]*figure.options.weights"
+    ):
         entry_pages("entries", tmp_path)
-    with pytest.raises(UserError, match=r"no parameter W_V[\s\S]*figure.options.blocks"):
+    with pytest.raises(
+        UserError, match=r"no parameter W_V[\s\S]*figure.options.blocks"
+    ):
         entry_pages("entries", tmp_path, weights=["head"])
-    (page,) = entry_pages("entries", tmp_path, weights="a$b", blocks=["fc.weight", "a$b"])
+    (page,) = entry_pages(
+        "entries", tmp_path, weights="a$b", blocks=["fc.weight", "a$b"]
+    )
     assert set(page.numbers["block"]) == {"fc.weight", "a$b"}
     assert "some weights: 3" in page.figure.axes[1].get_title()

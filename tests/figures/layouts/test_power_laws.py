@@ -14,20 +14,47 @@ from tests.analysis.synthetic import CONFIG, make_table
 from tests.figures.conftest import Draw, curves, words
 
 PLACES = (8, 16, 32, 64, 128)
-ALONG_K = {**CONFIG, "sweep": {"axis": "index"}, "landscape": {"distance": None, "direction": "random"}}
+ALONG_K = {
+    **CONFIG,
+    "sweep": {"axis": "index"},
+    "landscape": {"distance": None, "direction": "random"},
+}
 
 
-def k_rows(values: dict[str, Any], variant: str = "", single: dict[str, float] | None = None) -> pd.DataFrame:
+def k_rows(
+    values: dict[str, Any], variant: str = "", single: dict[str, float] | None = None
+) -> pd.DataFrame:
     """Return a table of quantities of the network along k, three seeds; `values` are laws of k."""
     shared = {
-        **{"sweep": "sigma", "variant": variant, "num_layers": 1, "layer": 0, "row_layer": 0, "row": "", "col": ""},
-        **{"part": "", "error": 0.0, "sigma": 0.1, "step": float("nan"), "num_probes": 0, "estimator": "orders"},
+        **{
+            "sweep": "sigma",
+            "variant": variant,
+            "num_layers": 1,
+            "layer": 0,
+            "row_layer": 0,
+            "row": "",
+            "col": "",
+        },
+        **{
+            "part": "",
+            "error": 0.0,
+            "sigma": 0.1,
+            "step": float("nan"),
+            "num_probes": 0,
+            "estimator": "orders",
+        },
         **{"dtype": "float64", "status": "ok", "seconds": 0.1, "config": f"c{variant}"},
     }
     numbers = [(name, k, law(k)) for name, law in values.items() for k in PLACES]
     numbers += [(name, 0, value) for name, value in (single or {}).items()]
     rows = [
-        {**shared, "quantity": name, "index": k, "value": value * (1 + 0.1 * seed), "seed": 1234 + seed}
+        {
+            **shared,
+            "quantity": name,
+            "index": k,
+            "value": value * (1 + 0.1 * seed),
+            "seed": 1234 + seed,
+        }
         for name, k, value in numbers
         for seed in range(3)
     ]
@@ -35,7 +62,9 @@ def k_rows(values: dict[str, Any], variant: str = "", single: dict[str, float] |
 
 
 def test_curves_along_k_with_chance_beside_them(pages: Draw) -> None:
-    table = k_rows({"stationarity": lambda k: 3 * k**-0.5, "chance": lambda k: 2 * k**-0.5})
+    table = k_rows(
+        {"stationarity": lambda k: 3 * k**-0.5, "chance": lambda k: 2 * k**-0.5}
+    )
     (page,) = pages(
         "power_laws",
         table,
@@ -50,9 +79,15 @@ def test_curves_along_k_with_chance_beside_them(pages: Draw) -> None:
     np.testing.assert_allclose(curve.get_ydata(), [3.3 * k**-0.5 for k in PLACES])
     (grey,) = [line for line in ax.lines if line.get_linestyle() == "--"]
     np.testing.assert_allclose(grey.get_ydata(), [2.2 * k**-0.5 for k in PLACES])
-    assert "−0.500" in words(ax) and "published slope −2" in words(ax) and "chance: slope −0.500" in words(ax)
+    assert (
+        "−0.500" in words(ax)
+        and "published slope −2" in words(ax)
+        and "chance: slope −0.500" in words(ax)
+    )
     assert ax.get_xlabel() == "k" and ax.get_xscale() == ax.get_yscale() == "log"
-    assert page.numbers.query("quantity == 'stationarity'")["slope"].iloc[0] == pytest.approx(-0.5)
+    assert page.numbers.query("quantity == 'stationarity'")["slope"].iloc[
+        0
+    ] == pytest.approx(-0.5)
     assert set(page.numbers["index"]) == set(PLACES)
 
 
@@ -68,7 +103,13 @@ def test_blocks_are_rows_and_quantities_columns(pages: Draw) -> None:
     table["value"] *= table["variant"].str.extract(r"=(\d+)")[0].astype(float)
     both = pd.concat([table, table.assign(quantity="trace", value=table["value"] ** 2)])
     settings = {**CONFIG, "sweep": {"axis": "model.d_model"}}
-    (page,) = pages("power_laws", both, settings=settings, windows=[(None, None)], quantity=["frobenius", "trace"])
+    (page,) = pages(
+        "power_laws",
+        both,
+        settings=settings,
+        windows=[(None, None)],
+        quantity=["frobenius", "trace"],
+    )
     axes = page.figure.axes
     assert len(axes) == 4 and axes[-1].get_xlabel() == "width"
     assert "1.00" in words(axes[0]) and "2.00" in words(axes[1])
@@ -84,13 +125,21 @@ def landscape_table() -> pd.DataFrame:
     far = {**laws, "landscape_prediction": lambda k: 0.7 / (k + 1)}
     agreed = {"prediction_correlation": 0.9, "prediction_slope": 0.5}
     places = [("None", laws, {}), ("0.5", far, agreed)]
-    return pd.concat([k_rows(rows, f"landscape.distance={d}", one) for d, rows, one in places])
+    return pd.concat(
+        [k_rows(rows, f"landscape.distance={d}", one) for d, rows, one in places]
+    )
 
 
-def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages: Draw) -> None:
-    (page,) = pages("landscape", landscape_table(), settings=ALONG_K, windows=[(None, None)])
+def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(
+    pages: Draw,
+) -> None:
+    (page,) = pages(
+        "landscape", landscape_table(), settings=ALONG_K, windows=[(None, None)]
+    )
     at_state, far = page.figure.axes
-    assert at_state.get_ylabel().endswith("at $w^*$") and far.get_ylabel().endswith("at distance 0.5")
+    assert at_state.get_ylabel().endswith("at $w^*$") and far.get_ylabel().endswith(
+        "at distance 0.5"
+    )
     lines = {line.get_label(): np.asarray(line.get_ydata()) for line in far.lines}
     k = np.array(PLACES)
     np.testing.assert_allclose(lines["mean"], 1.1 * 0.8 / (k + 1))

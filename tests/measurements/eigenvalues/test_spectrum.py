@@ -25,7 +25,13 @@ EXACT = EstimatorConfig(Method.dense)
 
 
 def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
-    chosen = {"model": model, "task": toy_task(model), "blocks": "each", "spectrum": SMALL, "quantities": [name]}
+    chosen = {
+        "model": model,
+        "task": toy_task(model),
+        "blocks": "each",
+        "spectrum": SMALL,
+        "quantities": [name],
+    }
     parts = [Part(part) for part in settings.pop("parts", list(PARTS))]
     config = Config(**{**chosen, "estimator": EXACT, "parts": parts, **settings})
     variant = Variant("", config)
@@ -37,7 +43,9 @@ def found(name: str, model: ModelConfig, **settings: Any) -> Measured:
     return compute_cell(cell(name, model, **settings))
 
 
-def by_place(measured: Measured, quantity: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+def by_place(
+    measured: Measured, quantity: str
+) -> dict[tuple[Any, ...], dict[str, Any]]:
     return {
         (row["layer"], row["col"], row["part"], row["index"]): row
         for row in measured.rows
@@ -45,7 +53,9 @@ def by_place(measured: Measured, quantity: str) -> dict[tuple[Any, ...], dict[st
     }
 
 
-@pytest.mark.parametrize("name", ["softmax", "pre", "two layers", "linear", "linear mlp", "bare"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "pre", "two layers", "linear", "linear mlp", "bare"]
+)
 def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) -> None:
     model = ARCHITECTURES[name]
     spectrum = found("spectrum", model)
@@ -54,19 +64,35 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) 
     labels = json.loads(str(spectrum.arrays["entries"]))
     assert len(labels) == len(norms) == len(traces)
     for k, label in enumerate(labels):
-        values, at = spectrum.arrays[f"eigenvalues_{k}"], (label["layer"], label["col"], label["part"], None)
+        values, at = (
+            spectrum.arrays[f"eigenvalues_{k}"],
+            (label["layer"], label["col"], label["part"], None),
+        )
         norm, trace = norms[at]["value"], traces[at]["value"]
-        assert values.dtype == np.float64 and len(values) == label["dim"] and bool((np.diff(values) >= 0).all())
-        assert np.sqrt(np.square(values).sum()) == pytest.approx(norm, rel=1e-11, abs=1e-15)
-        assert values.sum() == pytest.approx(trace, rel=1e-9, abs=1e-12 * len(values) * norm + 1e-15)
+        assert (
+            values.dtype == np.float64
+            and len(values) == label["dim"]
+            and bool((np.diff(values) >= 0).all())
+        )
+        assert np.sqrt(np.square(values).sum()) == pytest.approx(
+            norm, rel=1e-11, abs=1e-15
+        )
+        assert values.sum() == pytest.approx(
+            trace, rel=1e-9, abs=1e-12 * len(values) * norm + 1e-15
+        )
         rank = by_place(spectrum, "effective_rank")[at]["value"]
-        assert rank == pytest.approx(np.abs(values).sum() ** 2 / np.square(values).sum() if norm else 0.0, rel=1e-9)
+        assert rank == pytest.approx(
+            np.abs(values).sum() ** 2 / np.square(values).sum() if norm else 0.0,
+            rel=1e-9,
+        )
 
 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
 @pytest.mark.parametrize("name", ["softmax", "pre", "heads", "linear", "linear mlp"])
 @pytest.mark.long
-def test_extremes_are_those_of_the_spectrum_within_their_error(name: str, end: str) -> None:
+def test_extremes_are_those_of_the_spectrum_within_their_error(
+    name: str, end: str
+) -> None:
     """An eigenvalue lies within the residual; it is the outermost up to the tolerance (many lie next to zero)."""
     model, quantity = ARCHITECTURES[name], f"{end}_eigenvalue"
     whole = found("spectrum", model)
@@ -81,14 +107,20 @@ def test_extremes_are_those_of_the_spectrum_within_their_error(name: str, end: s
         scale = np.abs(values).max()
         assert row["status"] in ("ok", "structural_zero"), row
         assert row["status"] == truth[at]["status"]
-        assert row["error"] <= 1e-6 * scale and row["num_probes"] == 0 and row["estimator"] == "lanczos"
+        assert (
+            row["error"] <= 1e-6 * scale
+            and row["num_probes"] == 0
+            and row["estimator"] == "lanczos"
+        )
         assert np.abs(row["value"] - values).min() <= row["error"] + 1e-12 * scale
         assert abs(row["value"] - truth[at]["value"]) <= 1e-6 * scale
 
 
 @pytest.mark.parametrize("probes", Probes)
 @pytest.mark.long
-def test_densities_have_mean_and_second_moment_within_their_errors(probes: Probes) -> None:
+def test_densities_have_mean_and_second_moment_within_their_errors(
+    probes: Probes,
+) -> None:
     model = ARCHITECTURES["softmax"]
     settings = SpectrumConfig(steps=12, num_probes=40, probes=probes)
     blocks = ["W_Q", "W_V", "W_out"]
@@ -98,13 +130,20 @@ def test_densities_have_mean_and_second_moment_within_their_errors(probes: Probe
     assert labels[0]["cut"] == 1e-10
     for k, label in enumerate(labels):
         values = whole.arrays[f"eigenvalues_{k}"]
-        nodes, weights = (density.arrays[f"{name}_{k}"] for name in ("nodes", "weights"))
+        nodes, weights = (
+            density.arrays[f"{name}_{k}"] for name in ("nodes", "weights")
+        )
         assert nodes.shape == weights.shape == (40, 12)
         assert density.arrays[f"half_nodes_{k}"].shape == (40, 6)
         np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-12)
         for power, quantity in ((1, "density_mean"), (2, "density_second_moment")):
-            row = by_place(density, quantity)[label["layer"], label["col"], label["part"], None]
-            assert abs(row["value"] - (values**power).mean()) <= 4 * row["error"] + 1e-12 * np.abs(values).max()
+            row = by_place(density, quantity)[
+                label["layer"], label["col"], label["part"], None
+            ]
+            assert (
+                abs(row["value"] - (values**power).mean())
+                <= 4 * row["error"] + 1e-12 * np.abs(values).max()
+            )
             assert row["num_probes"] == 40
 
 
@@ -112,17 +151,25 @@ def test_quantiles_of_a_density_are_those_of_the_spectrum() -> None:
     """As many steps as there are eigenvalues: nodes are exact, the cumulative there is off by the weights alone."""
     model, settings = ARCHITECTURES["softmax"], SpectrumConfig(steps=48, num_probes=60)
     density = found("density", model, spectrum=settings, blocks=["W_in"], parts=["H"])
-    values = found("spectrum", model, blocks=["W_in"], parts=["H"]).arrays["eigenvalues_0"]
+    values = found("spectrum", model, blocks=["W_in"], parts=["H"]).arrays[
+        "eigenvalues_0"
+    ]
     rows, rounding = by_place(density, "density_quantile"), 1e-12 * np.abs(values).max()
     assert [index for *_, index in rows] == [5, 25, 50, 75, 95]
     for (*_, percent), row in rows.items():
         assert np.abs(values - row["value"]).min() <= rounding
-        below, upto = (np.mean(values < row["value"] + sign * rounding) for sign in (-1, 1))
+        below, upto = (
+            np.mean(values < row["value"] + sign * rounding) for sign in (-1, 1)
+        )
         assert below - 0.06 <= percent / 100 <= upto + 0.06
 
 
 def test_one_probe_has_no_error() -> None:
-    rows = found("density", ARCHITECTURES["softmax"], spectrum=SpectrumConfig(num_probes=1, steps=5)).rows
+    rows = found(
+        "density",
+        ARCHITECTURES["softmax"],
+        spectrum=SpectrumConfig(num_probes=1, steps=5),
+    ).rows
     assert {row["error"] for row in rows} == {None}
 
 
@@ -130,14 +177,18 @@ def test_a_part_that_vanishes_by_theorem_has_eigenvalues_of_exactly_zero() -> No
     """H_f of the value weight of the last layer: no rank, no condition, nothing that is not a number but that."""
     model = ModelConfig(d_model=4, d_mlp=6, attention=Attention.linear)
     for name in ("spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"):
-        rows = found(name, model, blocks=["W_V"], parts=["H_f"], spectrum=SpectrumConfig(steps=5)).rows
+        rows = found(
+            name, model, blocks=["W_V"], parts=["H_f"], spectrum=SpectrumConfig(steps=5)
+        ).rows
         for row in rows:
             no_number = row["quantity"] == "condition_number"
             assert row["status"] == ("nonfinite" if no_number else "structural_zero")
             assert np.isnan(row["value"]) if no_number else row["value"] == 0.0
 
 
-@pytest.mark.parametrize("name", ["spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"])
+@pytest.mark.parametrize(
+    "name", ["spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"]
+)
 def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> None:
     """Finite outputs, and a derivative in one weight whose square is beyond any double."""
     import hessfig
@@ -151,35 +202,60 @@ def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x @ self.second + 1e200 * (x @ self.first)
 
-    problem = hessfig.Problem(Huge(), torch.ones(3, 2).double(), torch.zeros(3, 2).double(), loss="mse")
-    table = hessfig.measure(problem, blocks=["first", "second"], parts=["H_o"], quantities=[name])
+    problem = hessfig.Problem(
+        Huge(), torch.ones(3, 2).double(), torch.zeros(3, 2).double(), loss="mse"
+    )
+    table = hessfig.measure(
+        problem, blocks=["first", "second"], parts=["H_o"], quantities=[name]
+    )
     status = {col: set(rows["status"]) for col, rows in table.groupby("col")}
     singular = {"nonfinite"} if name == "spectrum" else set()  # its condition number
     assert status == {"first": {"nonfinite"}, "second": {"ok"} | singular}
-    given = {col: set(zip(rows["quantity"], rows["index"], strict=True)) for col, rows in table.groupby("col")}
+    given = {
+        col: set(zip(rows["quantity"], rows["index"], strict=True))
+        for col, rows in table.groupby("col")
+    }
     assert len(given["first"]) == len(given["second"])
     assert len(json.loads(str(table.attrs["arrays"][name]["entries"]))) == 1
 
 
-@pytest.mark.parametrize("name", ["density", "largest_eigenvalue", "smallest_eigenvalue"])
+@pytest.mark.parametrize(
+    "name", ["density", "largest_eigenvalue", "smallest_eigenvalue"]
+)
 def test_float32_products_serve_float64_recurrences(name: str) -> None:
     settings = SpectrumConfig(steps=30, tolerance=1e-4)
-    model, asked = ARCHITECTURES["softmax"], {"blocks": ["W_V"], "parts": ["H"], "spectrum": settings}
-    rough, fine = (found(name, model, dtype=dtype, **asked) for dtype in (DType.float32, DType.float64))
+    model, asked = (
+        ARCHITECTURES["softmax"],
+        {"blocks": ["W_V"], "parts": ["H"], "spectrum": settings},
+    )
+    rough, fine = (
+        found(name, model, dtype=dtype, **asked)
+        for dtype in (DType.float32, DType.float64)
+    )
     for row, truth in zip(rough.rows, fine.rows, strict=True):
         assert (row["status"], row["dtype"]) == ("ok", "float32")
         if row["quantity"] != "density_quantile":
             assert row["value"] == pytest.approx(truth["value"], rel=1e-3, abs=1e-4)
-    assert all(value.dtype == np.float64 for key, value in rough.arrays.items() if key != "entries")
+    assert all(
+        value.dtype == np.float64
+        for key, value in rough.arrays.items()
+        if key != "entries"
+    )
 
 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
-def test_large_blocks_on_the_tape_take_products_in_float32_first(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_blocks_on_the_tape_take_products_in_float32_first(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Large ones alone, in float64, on the tape; the numbers agree with float64's within both residuals."""
     from hessfig.models import routes
 
     model = ARCHITECTURES["softmax"]
-    asked: dict[str, Any] = {"blocks": ["all"], "parts": ["H"], "spectrum": SpectrumConfig()}
+    asked: dict[str, Any] = {
+        "blocks": ["all"],
+        "parts": ["H"],
+        "spectrum": SpectrumConfig(),
+    }
     fine = found(f"{end}_eigenvalue", model, **asked)
     monkeypatch.setattr(routes, "LARGE", 1)
     rough = found(f"{end}_eigenvalue", model, **asked)
@@ -187,32 +263,51 @@ def test_large_blocks_on_the_tape_take_products_in_float32_first(end: str, monke
     assert labels[0]["rough_products"] == 0 < labels[1]["rough_products"]
     assert labels[1]["products"] < labels[0]["products"]
     assert fine.rows[0]["status"] == rough.rows[0]["status"] == "ok"
-    assert abs(fine.rows[0]["value"] - rough.rows[0]["value"]) <= 1e-6 * labels[0]["scale"]
-    for change in ({"dtype": DType.float32}, {"estimator": EstimatorConfig(products=Products.curvlinops)}):
-        other = found(f"{end}_eigenvalue", model, **{**asked, "blocks": ["W_V"], **change})
+    assert (
+        abs(fine.rows[0]["value"] - rough.rows[0]["value"]) <= 1e-6 * labels[0]["scale"]
+    )
+    for change in (
+        {"dtype": DType.float32},
+        {"estimator": EstimatorConfig(products=Products.curvlinops)},
+    ):
+        other = found(
+            f"{end}_eigenvalue", model, **{**asked, "blocks": ["W_V"], **change}
+        )
         assert json.loads(str(other.arrays["entries"]))[0]["rough_products"] == 0
 
 
 def test_the_same_settings_give_the_same_bits() -> None:
     for name in ("spectrum", "density", "largest_eigenvalue"):
-        first, again = (found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]) for _ in range(2))
-        assert [row["value"] for row in first.rows] == [row["value"] for row in again.rows]
-        assert all(np.array_equal(first.arrays[key], again.arrays[key]) for key in first.arrays)
+        first, again = (
+            found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]) for _ in range(2)
+        )
+        assert [row["value"] for row in first.rows] == [
+            row["value"] for row in again.rows
+        ]
+        assert all(
+            np.array_equal(first.arrays[key], again.arrays[key]) for key in first.arrays
+        )
 
 
 def test_vectors_are_kept_for_warm_starts() -> None:
     from hessfig.curvature.spectral.lanczos import Square
     from hessfig.models.routes import Engines
 
-    asked = cell("largest_eigenvalue", ARCHITECTURES["softmax"], blocks=["W_Q"], parts=["H"])
+    asked = cell(
+        "largest_eigenvalue", ARCHITECTURES["softmax"], blocks=["W_Q"], parts=["H"]
+    )
     kept = compute_cell(asked).arrays
     problem = draw_problem(asked)
     (block,) = request_of(asked, problem).blocks
     engines = Engines(problem, asked.config.model, asked.config.estimator.products)
-    operator = Square(engines.column(block.layer, block.col, [block]), block, asked.config.parts[0])
+    operator = Square(
+        engines.column(block.layer, block.col, [block]), block, asked.config.parts[0]
+    )
     vectors = torch.from_numpy(kept["vectors_0"])
     np.testing.assert_allclose(
-        operator.matmat(vectors).numpy(), kept["vectors_0"] * kept["values_0"], atol=1e-6 * kept["values_0"][0]
+        operator.matmat(vectors).numpy(),
+        kept["vectors_0"] * kept["values_0"],
+        atol=1e-6 * kept["values_0"][0],
     )
 
 
@@ -221,12 +316,21 @@ def test_only_what_changes_a_number_is_in_its_key() -> None:
     keys = {
         name: {
             change: cell(name, model, spectrum=SpectrumConfig(**{change: value})).key  # type: ignore[arg-type]
-            for change, value in {"k": 2, "steps": 7, "num_probes": 3, "cut": 1e-3, "tolerance": 1e-3}.items()
+            for change, value in {
+                "k": 2,
+                "steps": 7,
+                "num_probes": 3,
+                "cut": 1e-3,
+                "tolerance": 1e-3,
+            }.items()
         }
         for name in ("spectrum", "density", "largest_eigenvalue", "frobenius")
     }
     own = {name: cell(name, model, spectrum=SpectrumConfig()).key for name in keys}
-    changed = {name: {c for c, key in found.items() if key != own[name]} for name, found in keys.items()}
+    changed = {
+        name: {c for c, key in found.items() if key != own[name]}
+        for name, found in keys.items()
+    }
     assert changed == {
         "spectrum": {"k", "cut"},
         "density": {"steps", "num_probes"},
@@ -238,13 +342,31 @@ def test_only_what_changes_a_number_is_in_its_key() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("density", {"blocks": [["W_Q", "W_V"]]}, "cannot be had for any of these blocks"),
-        ("largest_eigenvalue", {"spectrum": SpectrumConfig(k=17), "blocks": ["W_Q"]}, "fewer eigenvalues"),
-        ("spectrum", {"model": ModelConfig(d_model=128)}, "would take 4.3 GB(.|\n)*8660(.|\n)*density"),
-        ("spectrum", {"quantities": ["largest_eigenvalue", "spectrum"]}, "give the same rows"),
+        (
+            "density",
+            {"blocks": [["W_Q", "W_V"]]},
+            "cannot be had for any of these blocks",
+        ),
+        (
+            "largest_eigenvalue",
+            {"spectrum": SpectrumConfig(k=17), "blocks": ["W_Q"]},
+            "fewer eigenvalues",
+        ),
+        (
+            "spectrum",
+            {"model": ModelConfig(d_model=128)},
+            "would take 4.3 GB(.|\n)*8660(.|\n)*density",
+        ),
+        (
+            "spectrum",
+            {"quantities": ["largest_eigenvalue", "spectrum"]},
+            "give the same rows",
+        ),
     ],
 )
-def test_what_cannot_be_had_is_refused(name: str, settings: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_had_is_refused(
+    name: str, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message) as caught:
         cell(name, **{"model": ARCHITECTURES["softmax"], **settings})
     assert caught.value.allowed and caught.value.remedy
@@ -254,11 +376,15 @@ def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other() -> None:
     from hessfig.measurements.catalogue import quantity
 
     for name in ("spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"):
-        given = {row["quantity"] for row in found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]).rows}
+        given = {
+            row["quantity"]
+            for row in found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]).rows
+        }
         assert given == set(quantity(name).rows)
         assert (
             quantity(name).operations(
-                cell(name, ARCHITECTURES["softmax"]).config, cell(name, ARCHITECTURES["softmax"]).variant.layout
+                cell(name, ARCHITECTURES["softmax"]).config,
+                cell(name, ARCHITECTURES["softmax"]).variant.layout,
             )
             > 0
         )

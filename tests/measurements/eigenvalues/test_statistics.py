@@ -37,7 +37,9 @@ def test_a_matrix_of_zeros_and_one_of_tiny_numbers() -> None:
 
 def test_quantiles_are_eigenvalues() -> None:
     values = np.arange(1.0, 21.0)
-    assert [read.quantile_of_eigenvalues(values, percent) for percent in read.PERCENT] == [1.0, 5.0, 10.0, 15.0, 19.0]
+    assert [
+        read.quantile_of_eigenvalues(values, percent) for percent in read.PERCENT
+    ] == [1.0, 5.0, 10.0, 15.0, 19.0]
     assert read.quantile_of_eigenvalues(np.array([3.0]), 5) == 3.0
 
 
@@ -47,7 +49,9 @@ def test_sampled_numbers_come_with_their_spread_over_probes() -> None:
     mean = read.moment(nodes, weights, 1)
     assert mean.value == pytest.approx(np.mean([0.5, 1.5, 1.5, 0.5]))
     assert mean.error == pytest.approx(np.std([0.5, 1.5, 1.5, 0.5], ddof=1) / 2)
-    median, top = (read.sampled_quantile(nodes, weights, percent) for percent in (50, 95))
+    median, top = (
+        read.sampled_quantile(nodes, weights, percent) for percent in (50, 95)
+    )
     assert (median.value, top.value) == (0.0, 3.0)
     assert median.error > 0 and top.error >= 0
 

@@ -15,18 +15,40 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.measurements.block_norms import Estimator
 from hessfig.measurements.exact_choice import WORTH, expensive_blocks, is_turned
-from hessfig.measurements.settings_and_costs import frobenius_settings, is_cheap, norm_settings
+from hessfig.measurements.settings_and_costs import (
+    frobenius_settings,
+    is_cheap,
+    norm_settings,
+)
 from hessfig.models.blocks import weight_size
-from hessfig.models.exact.costs import ITEMS_FLOPS, PROBES_FLOPS, Sizes, exact_cost, probe_cost, setup_cost
+from hessfig.models.exact.costs import (
+    ITEMS_FLOPS,
+    PROBES_FLOPS,
+    Sizes,
+    exact_cost,
+    probe_cost,
+    setup_cost,
+)
 from hessfig.rng import stream
 from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Matrix, Part
 
-WEIGHTS = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O, Matrix.W_in, Matrix.W_out, Matrix.W_U)
+WEIGHTS = (
+    Matrix.W_Q,
+    Matrix.W_K,
+    Matrix.W_V,
+    Matrix.W_O,
+    Matrix.W_in,
+    Matrix.W_out,
+    Matrix.W_U,
+)
 ATEN = torch.ops.aten
-IN_PLACE = {ATEN.addmm_: flop_registry[ATEN.addmm], ATEN.baddbmm_: flop_registry[ATEN.baddbmm]}
+IN_PLACE = {
+    ATEN.addmm_: flop_registry[ATEN.addmm],
+    ATEN.baddbmm_: flop_registry[ATEN.baddbmm],
+}
 LINEAR = torch.ops.mkldnn._linear_pointwise
 
 
@@ -35,7 +57,9 @@ class Counted(TorchDispatchMode):
 
     flops = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Run an operator, and count it if it multiplies matrices."""
         result = function(*args, **(kwargs or {}))
         name = function._overloadpacket
@@ -47,11 +71,16 @@ class Counted(TorchDispatchMode):
         return result
 
 
-def cell(weight: str, *, heads: int, norm: Norm, layers: int = 1, **estimator: Any) -> Cell:
+def cell(
+    weight: str, *, heads: int, norm: Norm, layers: int = 1, **estimator: Any
+) -> Cell:
     """Return the cell of one weight of a network half as wide as the paper's, on a quarter of its batch."""
     model = ModelConfig(n_layers=layers, n_heads=heads, norm=norm, d_model=64)
     config = Config(
-        model=model, task=TaskConfig(batch_size=16), estimator=EstimatorConfig(**estimator), blocks=[weight]
+        model=model,
+        task=TaskConfig(batch_size=16),
+        estimator=EstimatorConfig(**estimator),
+        blocks=[weight],
     )
     return Cell(Variant("", config), 0.5, 0)
 
@@ -61,17 +90,27 @@ def counted(one: Cell) -> int:
     estimator = Estimator(draw_problem(one), one.config.model, one.config.estimator)
     last = one.variant.blocks[-1]
     with Counted() as count:
-        estimator.column_norms(last.layer, last.col, [last], PARTS, generator=stream(0, "costs"))
+        estimator.column_norms(
+            last.layer, last.col, [last], PARTS, generator=stream(0, "costs")
+        )
     return count.flops
 
 
-@pytest.mark.parametrize(("heads", "norm"), [(1, Norm.none), (4, Norm.none), (1, Norm.pre), (4, Norm.post)])
+@pytest.mark.parametrize(
+    ("heads", "norm"), [(1, Norm.none), (4, Norm.none), (1, Norm.pre), (4, Norm.post)]
+)
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_predicted_operations_are_those_taken(weight: Matrix, heads: int, norm: Norm) -> None:
+def test_predicted_operations_are_those_taken(
+    weight: Matrix, heads: int, norm: Norm
+) -> None:
     exact = cell(weight, heads=heads, norm=norm, method=Method.exact)
     model, task, [block] = exact.config.model, exact.config.task, exact.variant.blocks
-    assert exact_cost(model, task, block, PARTS).flops == pytest.approx(counted(exact), rel=0.3)
-    probed = cell(weight, heads=heads, norm=norm, method=Method.hutchinson, num_probes=10)
+    assert exact_cost(model, task, block, PARTS).flops == pytest.approx(
+        counted(exact), rel=0.3
+    )
+    probed = cell(
+        weight, heads=heads, norm=norm, method=Method.hutchinson, num_probes=10
+    )
     sizes = Sizes.of(model, task)
     predicted = setup_cost(sizes).flops + 10 * probe_cost(sizes, block, PARTS).flops
     assert predicted == pytest.approx(counted(probed), rel=0.3)
@@ -80,16 +119,24 @@ def test_predicted_operations_are_those_taken(weight: Matrix, heads: int, norm: 
 @pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre, Norm.post])
 def test_predicted_operations_of_lower_layers(layers: int, norm: Norm) -> None:
-    one = cell("W_Q", heads=2, norm=norm, layers=layers, method=Method.hutchinson, num_probes=5)
+    one = cell(
+        "W_Q", heads=2, norm=norm, layers=layers, method=Method.hutchinson, num_probes=5
+    )
     first, sizes = one.variant.blocks[0], Sizes.of(one.config.model, one.config.task)
     estimator = Estimator(draw_problem(one), one.config.model, one.config.estimator)
     with Counted() as count:
-        estimator.column_norms(1, first.col, [first], PARTS, generator=stream(0, "costs"))
+        estimator.column_norms(
+            1, first.col, [first], PARTS, generator=stream(0, "costs")
+        )
     predicted = setup_cost(sizes).flops + 5 * probe_cost(sizes, first, PARTS).flops
     assert predicted == pytest.approx(count.flops, rel=0.3)
 
 
-GRID = list(product((1, 2, 4, 8, 16), (1, 2, 3), (Norm.none, Norm.pre, Norm.post), (16, 64, 256)))
+GRID = list(
+    product(
+        (1, 2, 4, 8, 16), (1, 2, 3), (Norm.none, Norm.pre, Norm.post), (16, 64, 256)
+    )
+)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -97,12 +144,25 @@ def test_the_choice_takes_at_most_twice_the_faster_of_both(weight: Matrix) -> No
     """In predicted seconds, which are within a factor of two of those taken (docs/performance.md)."""
     chosen: set[bool] = set()
     for heads, layers, norm, batch in GRID:
-        model, task = ModelConfig(n_layers=layers, n_heads=heads, norm=norm), TaskConfig(batch_size=batch)
-        block, estimator = Block(0 if weight == Matrix.W_U else layers, weight, weight), EstimatorConfig()
-        sizes, each = Sizes.of(model, task), probe_cost(Sizes.of(model, task), block, PARTS)
+        model, task = (
+            ModelConfig(n_layers=layers, n_heads=heads, norm=norm),
+            TaskConfig(batch_size=batch),
+        )
+        block, estimator = (
+            Block(0 if weight == Matrix.W_U else layers, weight, weight),
+            EstimatorConfig(),
+        )
+        sizes, each = (
+            Sizes.of(model, task),
+            probe_cost(Sizes.of(model, task), block, PARTS),
+        )
         exact = exact_cost(model, task, block, PARTS).seconds(ITEMS_FLOPS)
-        probes = (setup_cost(sizes).seconds(PROBES_FLOPS)) + 20 * each.seconds(PROBES_FLOPS)
-        expensive = expensive_blocks(model, task, estimator, [block], PARTS, DType.float64)
+        probes = (setup_cost(sizes).seconds(PROBES_FLOPS)) + 20 * each.seconds(
+            PROBES_FLOPS
+        )
+        expensive = expensive_blocks(
+            model, task, estimator, [block], PARTS, DType.float64
+        )
         is_probed = not is_cheap(model, block, Part.H, expensive)
         taken = probes * WORTH if is_probed else exact
         assert taken <= 2 * min(exact, probes), (heads, layers, norm, batch)
@@ -113,11 +173,18 @@ def test_the_choice_takes_at_most_twice_the_faster_of_both(weight: Matrix) -> No
 def test_keys_with_several_heads_are_probed_and_their_key_says_so() -> None:
     one = cell("W_K", heads=16, norm=Norm.none)
     variant = one.variant
-    assert frobenius_settings(one.config, variant.layout)["estimator"].pop("probed") == [[1, 1, "W_K", "W_K"]]
+    assert frobenius_settings(one.config, variant.layout)["estimator"].pop(
+        "probed"
+    ) == [[1, 1, "W_K", "W_K"]]
     single = cell("W_K", heads=1, norm=Norm.none)
-    assert "probed" not in frobenius_settings(single.config, single.variant.layout)["estimator"]
+    assert (
+        "probed"
+        not in frobenius_settings(single.config, single.variant.layout)["estimator"]
+    )
     first = cell("W_K", heads=16, norm=Norm.none, rules=1)
-    assert frobenius_settings(first.config, variant.layout) == norm_settings(first.config, variant.layout)
+    assert frobenius_settings(first.config, variant.layout) == norm_settings(
+        first.config, variant.layout
+    )
     assert one.key != first.key
     assert {row["num_probes"] for row in compute_cell(one).rows} == {20}
 
@@ -125,15 +192,25 @@ def test_keys_with_several_heads_are_probed_and_their_key_says_so() -> None:
 def test_an_expensive_weight_leaves_the_others_exact() -> None:
     model, task = ModelConfig(n_heads=8), TaskConfig()
     blocks = [Block(1, weight, weight) for weight in (Matrix.W_Q, Matrix.W_K)]
-    found = expensive_blocks(model, task, EstimatorConfig(), blocks, PARTS, DType.float64)
+    found = expensive_blocks(
+        model, task, EstimatorConfig(), blocks, PARTS, DType.float64
+    )
     assert found == {blocks[1]}
 
 
 def test_probes_are_turned_where_that_is_a_small_part_of_their_products() -> None:
     model, estimator = ModelConfig(), EstimatorConfig()
-    for batch, weight, expected in ((64, Matrix.W_V, True), (16, Matrix.W_in, False), (256, Matrix.W_in, True)):
+    for batch, weight, expected in (
+        (64, Matrix.W_V, True),
+        (16, Matrix.W_in, False),
+        (256, Matrix.W_in, True),
+    ):
         task, block = TaskConfig(batch_size=batch), Block(1, weight, weight)
         entries = weight_size(weight, model, task)
-        assert is_turned(model, task, estimator, block, entries, DType.float64) == expected
+        assert (
+            is_turned(model, task, estimator, block, entries, DType.float64) == expected
+        )
     one = cell("W_in", heads=1, norm=Norm.pre)
-    assert frobenius_settings(one.config, one.variant.layout)["estimator"]["plain"] == [[1, 1, "W_in", "W_in"]]
+    assert frobenius_settings(one.config, one.variant.layout)["estimator"]["plain"] == [
+        [1, 1, "W_in", "W_in"]
+    ]

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hessfig.config.enums import MLP, Attention, DType, Kind, Loss, Norm, QueryKey, Scored
+from hessfig.config.enums import (
+    MLP,
+    Attention,
+    DType,
+    Kind,
+    Loss,
+    Norm,
+    QueryKey,
+    Scored,
+)
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import Objective
@@ -36,7 +45,9 @@ transformers = st.builds(
 )
 
 
-def assert_exact(objective: Objective, model: ModelConfig, layer: int, tolerance: float = 1e-10) -> None:
+def assert_exact(
+    objective: Objective, model: ModelConfig, layer: int, tolerance: float = 1e-10
+) -> None:
     """Compare every supported block of `layer` with the dense one of curvlinops."""
     engine, weights = ExactEngine(objective, model), matrices_of(model)
     for index, col in enumerate(weights):
@@ -44,16 +55,26 @@ def assert_exact(objective: Objective, model: ModelConfig, layer: int, tolerance
         dense = dense_norms(ColumnOperator(objective, layer, col, rows), PARTS)
         for row in rows:
             block = Block(layer if row.has_layer or col.has_layer else 0, row, col)
-            parts = [part for part in PARTS if exactness(model, block, part).level != Level.unsupported]
-            for (_, part), norm in engine.column(block.layer, col, [row], parts).items():
+            parts = [
+                part
+                for part in PARTS
+                if exactness(model, block, part).level != Level.unsupported
+            ]
+            for (_, part), norm in engine.column(
+                block.layer, col, [row], parts
+            ).items():
                 oracle, whole = dense[row, part].value, dense[row, Part.H].value
-                assert norm == pytest.approx(oracle, rel=tolerance, abs=1e-13 * whole), (block, part)
+                assert norm == pytest.approx(
+                    oracle, rel=tolerance, abs=1e-13 * whole
+                ), (block, part)
 
 
 @settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(transformers, st.sampled_from(Loss), st.sampled_from([0.1, 0.7, 2.0]))
 @pytest.mark.long
-def test_every_supported_block_of_a_transformer(model: ModelConfig, loss: Loss, sigma: float) -> None:
+def test_every_supported_block_of_a_transformer(
+    model: ModelConfig, loss: Loss, sigma: float
+) -> None:
     task = toy_task(model, loss=loss, batch_size=2)
     for layer in range(1, model.n_layers + 1):
         assert_exact(toy_problem(model, task, sigma=sigma), model, layer)
@@ -61,7 +82,13 @@ def test_every_supported_block_of_a_transformer(model: ModelConfig, loss: Loss, 
 
 @pytest.mark.parametrize("loss", [Loss.mse, Loss.mse_sum_unshifted])
 def test_without_the_attention_skip(loss: Loss) -> None:
-    model = ModelConfig(d_model=4, d_mlp=5, attention_skip=False, mlp=MLP.none, attention=Attention.linear)
+    model = ModelConfig(
+        d_model=4,
+        d_mlp=5,
+        attention_skip=False,
+        mlp=MLP.none,
+        attention=Attention.linear,
+    )
     assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, 1)
 
 
@@ -84,15 +111,27 @@ def test_lower_layers_of_three(layer: int) -> None:
 def test_a_block_and_its_transpose_have_one_norm() -> None:
     model = ARCHITECTURES["heads"]
     engine = ExactEngine(toy_problem(model), model)
-    for row, col in [(Matrix.W_V, Matrix.W_Q), (Matrix.W_E, Matrix.W_O), (Matrix.W_in, Matrix.W_K)]:
-        one, other = (engine.column(1, *pair, PARTS) for pair in [(col, [row]), (row, [col])])
+    for row, col in [
+        (Matrix.W_V, Matrix.W_Q),
+        (Matrix.W_E, Matrix.W_O),
+        (Matrix.W_in, Matrix.W_K),
+    ]:
+        one, other = (
+            engine.column(1, *pair, PARTS) for pair in [(col, [row]), (row, [col])]
+        )
         assert list(one.values()) == list(other.values())
 
 
 @pytest.mark.parametrize("query_key", list(QueryKey))
 @pytest.mark.parametrize("attention", PAPER.attentions)
 def test_bare_attention(attention: Attention, query_key: QueryKey) -> None:
-    model = ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2, attention=attention, query_key=query_key)
+    model = ModelConfig(
+        kind=Kind.self_attention,
+        d_model=4,
+        n_heads=2,
+        attention=attention,
+        query_key=query_key,
+    )
     assert_exact(toy_problem(model), model, 1)
 
 
@@ -125,15 +164,24 @@ def test_a_part_alone_is_the_part_among_all() -> None:
     engine, rows = ExactEngine(toy_problem(model), model), [Matrix.W_Q, Matrix.W_V]
     together = engine.column(2, Matrix.W_Q, rows, PARTS)
     for part in PARTS:
-        assert exact_norms(toy_problem(model), 2, Matrix.W_Q, rows, [part], model=model) == {
-            key: norm for key, norm in together.items() if key[1] == part
-        }
+        assert exact_norms(
+            toy_problem(model), 2, Matrix.W_Q, rows, [part], model=model
+        ) == {key: norm for key, norm in together.items() if key[1] == part}
 
 
 def test_float32_problems_are_measured_in_float64() -> None:
     model, task = ARCHITECTURES["heads"], TaskConfig(digits=1, batch_size=3)
-    single = exact_norms(toy_problem(model, task, dtype=DType.float32), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model)
-    double = exact_norms(toy_problem(model, task), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model)
+    single = exact_norms(
+        toy_problem(model, task, dtype=DType.float32),
+        1,
+        Matrix.W_Q,
+        [Matrix.W_Q],
+        PARTS,
+        model=model,
+    )
+    double = exact_norms(
+        toy_problem(model, task), 1, Matrix.W_Q, [Matrix.W_Q], PARTS, model=model
+    )
     for key, norm in single.items():
         assert norm == pytest.approx(double[key], rel=1e-5)
         assert norm != double[key]
@@ -142,8 +190,13 @@ def test_float32_problems_are_measured_in_float64() -> None:
 def test_no_exact_functional_part_below_the_last_layer() -> None:
     model = ARCHITECTURES["two layers"]
     engine = ExactEngine(toy_problem(model), model)
-    assert engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])[Matrix.W_V, Part.H_o] > 0
-    with pytest.raises(UserError, match=r"no exact H_f of block \(W_V, W_V\) of layer 1(.|\n)*hutchinson"):
+    assert (
+        engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o])[Matrix.W_V, Part.H_o] > 0
+    )
+    with pytest.raises(
+        UserError,
+        match=r"no exact H_f of block \(W_V, W_V\) of layer 1(.|\n)*hutchinson",
+    ):
         engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o, Part.H_f])
 
 
@@ -169,7 +222,16 @@ def test_gpu_agrees(name: str) -> None:
     model = ARCHITECTURES[name]
     for layer in range(1, model.n_layers + 1):
         rows, parts = [Matrix.W_Q], PARTS
-        here = exact_norms(toy_problem(model), layer, Matrix.W_Q, rows, parts, model=model)
-        there = exact_norms(toy_problem(model).to(torch.device("cuda")), layer, Matrix.W_Q, rows, parts, model=model)
+        here = exact_norms(
+            toy_problem(model), layer, Matrix.W_Q, rows, parts, model=model
+        )
+        there = exact_norms(
+            toy_problem(model).to(torch.device("cuda")),
+            layer,
+            Matrix.W_Q,
+            rows,
+            parts,
+            model=model,
+        )
         for key, value in here.items():
             assert there[key] == pytest.approx(value, rel=1e-10)

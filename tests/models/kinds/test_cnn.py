@@ -28,26 +28,43 @@ from tests.toys import toy_problem
 
 CNN = ModelConfig(kind=Kind.cnn, d_model=4, n_heads=2)
 TASK = TaskConfig(data=Data.digits, batch_size=3)
-SHAPES = [CNN, replace(CNN, norm=Norm.post), replace(CNN, norm=Norm.post, mlp=MLP.gelu), replace(CNN, mlp=MLP.gelu)]
-shape = pytest.mark.parametrize("model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp}")
+SHAPES = [
+    CNN,
+    replace(CNN, norm=Norm.post),
+    replace(CNN, norm=Norm.post, mlp=MLP.gelu),
+    replace(CNN, mlp=MLP.gelu),
+]
+shape = pytest.mark.parametrize(
+    "model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp}"
+)
 
 
 def built(model: ModelConfig) -> ConvolutionalNetwork:
-    network = build_network(Config(model=model, task=TASK, dtype=DType.float64), sigma=1.0, seed=1)
+    network = build_network(
+        Config(model=model, task=TASK, dtype=DType.float64), sigma=1.0, seed=1
+    )
     assert isinstance(network, ConvolutionalNetwork)
     return network
 
 
-def by_hand(network: ConvolutionalNetwork, model: ModelConfig, images: torch.Tensor) -> torch.Tensor:
+def by_hand(
+    network: ConvolutionalNetwork, model: ModelConfig, images: torch.Tensor
+) -> torch.Tensor:
     """Return the logits of a network of torch's own layers with the same parameters."""
     act = {MLP.relu: nn.ReLU, MLP.gelu: nn.GELU}[model.mlp]
     modules: list[nn.Module] = []
     for rank, layer in enumerate(network.layers):
         weight = layer.conv.weight  # type: ignore[union-attr]
-        conv = nn.Conv2d(weight.shape[1] // 9, len(weight), 3, padding=1, dtype=weight.dtype)  # type: ignore[arg-type,operator]
-        conv.load_state_dict({"weight": weight.reshape(conv.weight.shape), "bias": layer.conv.bias})  # type: ignore[union-attr,operator]
+        conv = nn.Conv2d(
+            weight.shape[1] // 9, len(weight), 3, padding=1, dtype=weight.dtype
+        )  # type: ignore[arg-type,operator]
+        conv.load_state_dict(
+            {"weight": weight.reshape(conv.weight.shape), "bias": layer.conv.bias}
+        )  # type: ignore[union-attr,operator]
         norm = (
-            nn.GroupNorm(model.n_heads, len(weight), dtype=weight.dtype) if model.norm == Norm.post else nn.Identity()
+            nn.GroupNorm(model.n_heads, len(weight), dtype=weight.dtype)
+            if model.norm == Norm.post
+            else nn.Identity()
         )  # type: ignore[arg-type]
         modules += [nn.AvgPool2d(2)] * (rank in (2, 4)) + [conv, norm, act()]
     pixels = nn.Sequential(*modules)(images.unsqueeze(1))
@@ -61,14 +78,19 @@ def test_it_is_the_network_of_torchs_own_layers(model: ModelConfig) -> None:
     ours = network.from_hidden(network.hidden(images, 0), 0, slice(0, 1)).squeeze(1)
     assert torch.allclose(ours, by_hand(network, model, images), rtol=1e-12, atol=1e-14)
     for depth in range(7):
-        cut = network.from_hidden(network.hidden(images, depth), depth, slice(0, 1)).squeeze(1)
+        cut = network.from_hidden(
+            network.hidden(images, depth), depth, slice(0, 1)
+        ).squeeze(1)
         assert torch.allclose(cut, ours, rtol=1e-12, atol=1e-14)
 
 
 @shape
 def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
     problem = toy_problem(model, TASK)
-    held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
+    held = {
+        path: parameter.numel()
+        for path, parameter in problem.network.named_parameters()
+    }
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert problem.layout.names == ["W", "W_U"] and problem.layout.num_layers == 6
     assert (
@@ -80,17 +102,28 @@ def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
 
 @shape
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
-def test_blocks_are_those_of_dense_differentiation(model: ModelConfig, loss: Loss) -> None:
-    problem, weights = toy_problem(model, replace(TASK, loss=loss)), [Matrix.W, Matrix.W_U]
+def test_blocks_are_those_of_dense_differentiation(
+    model: ModelConfig, loss: Loss
+) -> None:
+    problem, weights = (
+        toy_problem(model, replace(TASK, loss=loss)),
+        [Matrix.W, Matrix.W_U],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for layer in (1, 4):
             oracle = dense_oracle(problem, layer, weights)
             for col in weights:
-                for (row, part), block in dense_blocks(ColumnOperator(problem, layer, col, weights)).items():
+                for (row, part), block in dense_blocks(
+                    ColumnOperator(problem, layer, col, weights)
+                ).items():
                     truth = oracle[part][row, col]  # type: ignore[index]
-                    assert (block - truth).abs().max() <= 1e-10 * max(float(truth.abs().max()), 1e-8), (row, part)
-                    if row == col and is_structural_zero(model, Block(layer, row, row), part):
+                    assert (block - truth).abs().max() <= 1e-10 * max(
+                        float(truth.abs().max()), 1e-8
+                    ), (row, part)
+                    if row == col and is_structural_zero(
+                        model, Block(layer, row, row), part
+                    ):
                         assert not block.any(), (row, part, layer)
 
 
@@ -98,7 +131,9 @@ def test_zeros_are_promised_for_piecewise_linear_networks_alone() -> None:
     block = Block(2, "W", "W")
     promised = [is_structural_zero(model, block, Part.H_f) for model in SHAPES]
     assert promised == [True, False, False, False]
-    assert all(is_structural_zero(model, Block(0, "W_U", "W_U"), Part.H_f) for model in SHAPES)
+    assert all(
+        is_structural_zero(model, Block(0, "W_U", "W_U"), Part.H_f) for model in SHAPES
+    )
 
 
 def config(**settings: object) -> Config:
@@ -108,31 +143,54 @@ def config(**settings: object) -> Config:
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops.*:RuntimeWarning")
 def test_groups_and_norms_are_measured_and_sigma_means_nothing() -> None:
-    chosen = config(blocks=["mlp", "norms", "biases", "W_U", "all"], model=replace(CNN, norm=Norm.post), parts=[Part.H])
+    chosen = config(
+        blocks=["mlp", "norms", "biases", "W_U", "all"],
+        model=replace(CNN, norm=Norm.post),
+        parts=[Part.H],
+    )
     assert Variant("", chosen).sigmas() == [None]
     found = compute_cell(Cell(Variant("", chosen), None, 1)).rows
-    assert {(row["row"], row["layer"]) for row in found} >= {("mlp", 6), ("norms", 1), ("biases", 3), ("all", 0)}
+    assert {(row["row"], row["layer"]) for row in found} >= {
+        ("mlp", 6),
+        ("norms", 1),
+        ("biases", 3),
+        ("all", 0),
+    }
     assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
 
 
 BAD = {
-    "batch": ({"task": replace(TASK, batch_size=1438)}, r"not as many training pictures(.|\n)*1 to 1437"),
-    "file": ({"task": replace(TASK, path="nowhere.npz")}, "task.path: there is no such file"),
+    "batch": (
+        {"task": replace(TASK, batch_size=1438)},
+        r"not as many training pictures(.|\n)*1 to 1437",
+    ),
+    "file": (
+        {"task": replace(TASK, path="nowhere.npz")},
+        "task.path: there is no such file",
+    ),
     "weight": ({"blocks": ["W_Q"]}, r"no weight W_Q \(model.kind=cnn\)"),
 }
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings: dict[str, object], message: str) -> None:
+def test_what_cannot_be_built_is_refused_before_anything_is_measured(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Sweep([("", config(**settings))])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"mlp": MLP.none}, "an activation behind"), ({"norm": Norm.pre}, "GroupNorm"), ({"n_heads": 4}, "4, 2 channels")],
+    [
+        ({"mlp": MLP.none}, "an activation behind"),
+        ({"norm": Norm.pre}, "GroupNorm"),
+        ({"n_heads": 4}, "4, 2 channels"),
+    ],
 )
-def test_settings_of_other_networks_are_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_of_other_networks_are_refused(
+    settings: dict[str, object], message: str
+) -> None:
     from hessfig.models.network_checks import check_model
 
     with pytest.raises(UserError, match=message):

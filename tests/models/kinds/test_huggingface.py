@@ -44,7 +44,12 @@ from tests.models.tiny_models import (
 PARTS = list(PARTS)
 KIND = kind("huggingface")
 # What a float64 network of these gives: transformers takes their softmax and RMS norms in float32.
-IN_FLOAT32 = {"gpt_neox": "attention", "llama": "self_attn", "qwen2": "self_attn", "mistral": "self_attn"}
+IN_FLOAT32 = {
+    "gpt_neox": "attention",
+    "llama": "self_attn",
+    "qwen2": "self_attn",
+    "mistral": "self_attn",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,30 +60,48 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def saved(name: str, home: Path) -> Config:
     """Return the settings that measure a saved model on saved ids."""
-    return config_of(save(name, home / name.replace(" ", "_")), save_ids(home / "ids.npy"))
+    return config_of(
+        save(name, home / name.replace(" ", "_")), save_ids(home / "ids.npy")
+    )
 
 
 @cache
-def truth(name: str, home: Path, only: str = "") -> tuple[Objective, dict[Part, Tensor]]:
+def truth(
+    name: str, home: Path, only: str = ""
+) -> tuple[Objective, dict[Part, Tensor]]:
     problem = drawn(saved(name, home), sigma=None, seed=0)
     rounding = 1e-5 if name in IN_FLOAT32 else 1e-11
-    return problem, dense(model_of(problem.network), problem.batch.inputs, only, rounding)
+    return problem, dense(
+        model_of(problem.network), problem.batch.inputs, only, rounding
+    )
 
 
 def probes(dim: int) -> Tensor:
     """Return four directions: what is wrong in a block is wrong along them, for all but a null set."""
-    return torch.randn(dim, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(dim))
+    return torch.randn(
+        dim, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)
+    )
 
 
 def column(
-    objective: Objective, layer: int, col: str, rows: list[Block], products: Products = Products.linearised
+    objective: Objective,
+    layer: int,
+    col: str,
+    rows: list[Block],
+    products: Products = Products.linearised,
 ) -> dict[Any, Tensor]:
-    engine = Engines(objective, ModelConfig(kind="huggingface"), products).column(layer, col, rows)
+    engine = Engines(objective, ModelConfig(kind="huggingface"), products).column(
+        layer, col, rows
+    )
     return engine.split_matmat(probes(engine.dim), PARTS)
 
 
 def off(
-    found: dict[Any, Tensor], block: Block, objective: Objective, parts: dict[Part, Tensor], only: str = ""
+    found: dict[Any, Tensor],
+    block: Block,
+    objective: Objective,
+    parts: dict[Part, Tensor],
+    only: str = "",
 ) -> float:
     """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
 
@@ -88,45 +111,85 @@ def off(
         places(model_of(objective.network), objective.layout.side(*at), only)
         for at in ((block.row_layer, block.row), (block.layer, block.col))
     )
-    cut = {part: matrix[rows][:, cols] @ probes(len(cols)) for part, matrix in parts.items()}
-    scale = max(cut[Part.H_o].abs().max(), cut[Part.H_f].abs().max(), 1e-4 * parts[Part.H].abs().max())
-    return max(float((found[block, part] - cut[part]).abs().max() / scale) for part in PARTS)
+    cut = {
+        part: matrix[rows][:, cols] @ probes(len(cols))
+        for part, matrix in parts.items()
+    }
+    scale = max(
+        cut[Part.H_o].abs().max(),
+        cut[Part.H_f].abs().max(),
+        1e-4 * parts[Part.H].abs().max(),
+    )
+    return max(
+        float((found[block, part] - cut[part]).abs().max() / scale) for part in PARTS
+    )
 
 
-@pytest.mark.timeout(900)  # ten seconds of one idle core: every weight is held against dense autodiff
+@pytest.mark.timeout(
+    900
+)  # ten seconds of one idle core: every weight is held against dense autodiff
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied"])
 @pytest.mark.long
-def test_every_weight_head_group_and_pair_is_dense_autodiffs(name: str, home: Path) -> None:
+def test_every_weight_head_group_and_pair_is_dense_autodiffs(
+    name: str, home: Path
+) -> None:
     problem, parts = truth(name, home)
     whole = Block(0, "all", "all")
     assert off(column(problem, 0, "all", [whole]), whole, problem, parts) < 1e-10
     for weight in {(w.layer, w.name) for w in problem.layout.weights}:
         layer, col = weight
-        rows = [Block(layer, col, col), Block(layer, "W_out", col, 1), Block(layer, "W_K.head2", col, 2)]
+        rows = [
+            Block(layer, col, col),
+            Block(layer, "W_out", col, 1),
+            Block(layer, "W_K.head2", col, 2),
+        ]
         found = column(problem, layer, col, rows)
         assert max(off(found, block, problem, parts) for block in rows) < 1e-10, weight
-    for layer, group in [(1, "attention"), (2, "layer"), (2, "norms"), (0, "norms"), (0, "embeddings")]:
+    for layer, group in [
+        (1, "attention"),
+        (2, "layer"),
+        (2, "norms"),
+        (0, "norms"),
+        (0, "embeddings"),
+    ]:
         block = Block(layer, group, group)
-        assert off(column(problem, layer, group, [block]), block, problem, parts) < 1e-10, group
+        assert (
+            off(column(problem, layer, group, [block]), block, problem, parts) < 1e-10
+        ), group
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
 @pytest.mark.long
-def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(name: str, home: Path) -> None:
+def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(
+    name: str, home: Path
+) -> None:
     only = IN_FLOAT32[name]
     problem, parts = truth(name, home, only)
     names = ["W_Q", "W_K", "W_V", "W_Q.head2", "W_K.head2", "W_O.head1", "attention"]
     for col in [*names, *(["b_V"] if "b_V" in problem.layout.others else [])]:
         block = Block(1, col, col)
-        assert off(column(problem, 1, col, [block]), block, problem, parts, only) < 2e-5, col
+        assert (
+            off(column(problem, 1, col, [block]), block, problem, parts, only) < 2e-5
+        ), col
 
 
 def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
     layout = saved("gpt2", home) and KIND.layout(saved("gpt2", home))
     held = {weight.parameter for weight in layout.parameters if weight.layer == 1}
-    assert layout.size(1, "layer") == sum(w.size for w in layout.parameters if w.parameter in held)
+    assert layout.size(1, "layer") == sum(
+        w.size for w in layout.parameters if w.parameter in held
+    )
     assert layout.size(1, "W_Q") == 2 * layout.size(1, "W_Q.head1") == 16
-    assert layout.names == ["W_E+W_U", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"]
+    assert layout.names == [
+        "W_E+W_U",
+        "W_pos",
+        "W_Q",
+        "W_K",
+        "W_V",
+        "W_O",
+        "W_in",
+        "W_out",
+    ]
     assert layout.num_layers == 2
 
 
@@ -145,15 +208,17 @@ def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
 @pytest.mark.long
 def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> None:
     problem, parts = truth(name, home)
-    engine = Engines(problem, ModelConfig(kind="huggingface"), Products.linearised).column(
-        block.layer, block.col, [block]
-    )
+    engine = Engines(
+        problem, ModelConfig(kind="huggingface"), Products.linearised
+    ).column(block.layer, block.col, [block])
     every = engine.split_matmat(probes(engine.dim), PARTS)
     assert off(every, block, problem, parts) < 1e-10
     for part in PARTS:
         alone = engine.split_matmat(probes(engine.dim), [part])
         assert list(alone) == [(block, part)]
-        torch.testing.assert_close(alone[block, part], every[block, part], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            alone[block, part], every[block, part], rtol=1e-9, atol=1e-12
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
@@ -171,13 +236,24 @@ def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
     from hessfig.models.kinds.huggingface import STORED
     from hessfig.models.stored.loaded_model import drawn as split
 
-    found = split(config, 0, STORED.sizes(config), KIND.layout(config), STORED.ids(config), sequences)
-    assert [len(batch.inputs) for batch in (found.batch, *found.more)] == ([1] * 4 if sequences == 1 else [3, 1])
+    found = split(
+        config,
+        0,
+        STORED.sizes(config),
+        KIND.layout(config),
+        STORED.ids(config),
+        sequences,
+    )
+    assert [len(batch.inputs) for batch in (found.batch, *found.more)] == (
+        [1] * 4 if sequences == 1 else [3, 1]
+    )
     problem, parts = truth("gpt2", home)
     assert off(column((found), 0, "all", [block]), block, problem, parts) < 1e-10
 
 
-def test_logits_in_chunks_are_the_whole(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_in_chunks_are_the_whole(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, parts = truth("gpt2", home)
     monkeypatch.setattr("hessfig.curvature.large.readouts.CHUNK_BYTES", 3 * 5 * 8 * 5)
     block = Block(0, "W_E+W_U", "W_E+W_U")
@@ -200,13 +276,21 @@ class Logits(nn.Module):
 def test_the_command_and_the_python_interface_agree(home: Path) -> None:
     blocks = ["W_Q", "W_V.head2", ["W_Q", "W_V"], "W_out"]
     config = replace(
-        saved("gpt2", home), estimator=EstimatorConfig(method=Method.dense), blocks=blocks, quantities=["frobenius"]
+        saved("gpt2", home),
+        estimator=EstimatorConfig(method=Method.dense),
+        blocks=blocks,
+        quantities=["frobenius"],
     )
     (cell,) = Sweep([("", config)]).cells
-    rows = {(r["layer"], r["row"], r["col"], r["part"]): r["value"] for r in compute_cell(cell).rows}
+    rows = {
+        (r["layer"], r["row"], r["col"], r["part"]): r["value"]
+        for r in compute_cell(cell).rows
+    }
     from transformers import GPT2LMHeadModel
 
-    model = GPT2LMHeadModel.from_pretrained(config.model.path, dtype=torch.float64).eval()
+    model = GPT2LMHeadModel.from_pretrained(
+        config.model.path, dtype=torch.float64
+    ).eval()
     ids = torch.tensor(np.load(str(config.task.path)))
     fused = "model.transformer.h.{}.attn.c_attn.weight"
     weights: dict[str, Any] = {}
@@ -222,7 +306,9 @@ def test_the_command_and_the_python_interface_agree(home: Path) -> None:
     table = hessfig.measure(problem, blocks=blocks, estimator="dense")
     assert len(table) == len(rows) == 24
     for row in table.itertuples():
-        assert row.value == pytest.approx(rows[row.layer, row.row, row.col, row.part], rel=1e-10), row
+        assert row.value == pytest.approx(
+            rows[row.layer, row.row, row.col, row.part], rel=1e-10
+        ), row
 
 
 def test_random_weights_follow_the_seed(home: Path) -> None:
@@ -230,25 +316,40 @@ def test_random_weights_follow_the_seed(home: Path) -> None:
     config = config_of(home, save_ids(home / "ids.npy"), model={**sized, "path": None})
     config = replace(config, task=replace(config.task, path=None, length=CONTEXT))
     first, again, other = (
-        drawn(config, sigma=None, seed=seed).network.get_parameter("lm_head.weight") for seed in (3, 3, 4)
+        drawn(config, sigma=None, seed=seed).network.get_parameter("lm_head.weight")
+        for seed in (3, 3, 4)
     )
     assert torch.equal(first, again) and not torch.equal(first, other)
-    assert KIND.axes(config) == {"seed"} and KIND.axes(saved("gpt2", home)) == frozenset()
+    assert (
+        KIND.axes(config) == {"seed"} and KIND.axes(saved("gpt2", home)) == frozenset()
+    )
     path = saved("gpt2", home).model.path
-    read = drawn(replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)), sigma=None, seed=0)
-    drawn_anew = replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path, random=True))
+    read = drawn(
+        replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)),
+        sigma=None,
+        seed=0,
+    )
+    drawn_anew = replace(
+        saved("gpt2", home), model=ModelConfig("huggingface", path=path, random=True)
+    )
     anew = drawn(drawn_anew, sigma=None, seed=0)
-    heads = [one.network.get_parameter("transformer.wte.weight") for one in (anew, read)]
+    heads = [
+        one.network.get_parameter("transformer.wte.weight") for one in (anew, read)
+    ]
     assert heads[0].shape == heads[1].shape and not torch.equal(*heads)
 
 
-def test_a_key_knows_the_content_of_files_and_not_their_place(home: Path, tmp_path: Path) -> None:
+def test_a_key_knows_the_content_of_files_and_not_their_place(
+    home: Path, tmp_path: Path
+) -> None:
     config = saved("gpt2", home)
     key = Variant("", config).science("frobenius")
     shutil.copytree(str(config.model.path), tmp_path / "elsewhere")
     shutil.copy(str(config.task.path), tmp_path / "other.npy")
     model = replace(config.model, path=str(tmp_path / "elsewhere"))
-    moved = replace(config, model=model, task=replace(config.task, path=str(tmp_path / "other.npy")))
+    moved = replace(
+        config, model=model, task=replace(config.task, path=str(tmp_path / "other.npy"))
+    )
     assert Variant("", moved).science("frobenius") == key
     assert Variant("", replace(moved, memory="9GB")).science("frobenius") == key
     np.save(tmp_path / "other.npy", np.zeros((4, CONTEXT), dtype=int))
@@ -259,21 +360,36 @@ def test_a_key_knows_the_content_of_files_and_not_their_place(home: Path, tmp_pa
 
 def test_other_kinds_keep_their_keys() -> None:
     plain = Variant("", Config()).science("frobenius")
-    assert not {"path", "random", "download", "architecture", "vocabulary"} & set(plain["model"])
+    assert not {"path", "random", "download", "architecture", "vocabulary"} & set(
+        plain["model"]
+    )
     assert not {"path", "length", "first_scored"} & set(plain["task"])
 
 
-def test_a_text_goes_through_the_tokenizer_of_the_folder(home: Path, tmp_path: Path) -> None:
+def test_a_text_goes_through_the_tokenizer_of_the_folder(
+    home: Path, tmp_path: Path
+) -> None:
     shutil.copytree(str(saved("gpt2", home).model.path), tmp_path / "model")
     (tmp_path / "text.txt").write_text("a b c d d c b a a a a a b b b b")
-    config = config_of(tmp_path / "model", tmp_path / "text.txt", task={"length": CONTEXT})
-    with pytest.raises(hessfig.errors.UserError, match="needs the tokenizer of the model's folder"):
+    config = config_of(
+        tmp_path / "model", tmp_path / "text.txt", task={"length": CONTEXT}
+    )
+    with pytest.raises(
+        hessfig.errors.UserError, match="needs the tokenizer of the model's folder"
+    ):
         KIND.check(config)
     save_tokenizer(tmp_path / "model", "abcd")
     KIND.check(config)
     found = drawn(config, sigma=None, seed=0).batch
-    assert found.inputs.tolist() == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]
-    assert found.targets.tolist() == [[*row[1:], IGNORED] for row in found.inputs.tolist()]
+    assert found.inputs.tolist() == [
+        [0, 1, 2, 3],
+        [3, 2, 1, 0],
+        [0, 0, 0, 0],
+        [1, 1, 1, 1],
+    ]
+    assert found.targets.tolist() == [
+        [*row[1:], IGNORED] for row in found.inputs.tolist()
+    ]
     before = KIND.source(config)
     save_tokenizer(tmp_path / "model", "dcba")
     assert KIND.source(config) != before  # other ids of the same text are other data
@@ -281,21 +397,29 @@ def test_a_text_goes_through_the_tokenizer_of_the_folder(home: Path, tmp_path: P
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_logits_are_those_of_from_pretrained(name: str, dtype: str, home: Path) -> None:
+def test_the_logits_are_those_of_from_pretrained(
+    name: str, dtype: str, home: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     config = replace(saved(name, home), dtype=dtype)
     network = model_of(drawn(config, sigma=None, seed=0).network)
     kind_of = getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(str(config.model.path), dtype=kind_of, attn_implementation="eager")
+    model = AutoModelForCausalLM.from_pretrained(
+        str(config.model.path), dtype=kind_of, attn_implementation="eager"
+    )
     held = dict(model.named_parameters())
     for key, weight in network.named_parameters():
         assert torch.equal(weight, held[key]), key
     tokens = torch.tensor(np.load(str(config.task.path)))
-    assert torch.equal(network(input_ids=tokens).logits, model.eval()(input_ids=tokens).logits)
+    assert torch.equal(
+        network(input_ids=tokens).logits, model.eval()(input_ids=tokens).logits
+    )
 
 
-def test_the_words_of_padding_have_derivatives_like_any_other(home: Path, tmp_path: Path) -> None:
+def test_the_words_of_padding_have_derivatives_like_any_other(
+    home: Path, tmp_path: Path
+) -> None:
     """transformers' embedding withholds them: the Hessian of W_E would not be that of the loss."""
     values = []
     shutil.copytree(str(saved("llama", home).model.path), tmp_path / "padded")
@@ -316,12 +440,18 @@ def dense_of(config: Config, blocks: list[Any]) -> Config:
 def weights_changed(model: Path) -> None:
     path = model / "model.safetensors"
     found = load_file(path)
-    save_file({name: 1.25 * one for name, one in found.items()}, path, metadata={"format": "pt"})
+    save_file(
+        {name: 1.25 * one for name, one in found.items()},
+        path,
+        metadata={"format": "pt"},
+    )
 
 
 def settings_changed(model: Path) -> None:
     path = model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "layer_norm_epsilon": 0.5}))
+    path.write_text(
+        json.dumps({**json.loads(path.read_text()), "layer_norm_epsilon": 0.5})
+    )
 
 
 REPLACED: dict[str, Callable[[Path], object]] = {
@@ -347,7 +477,9 @@ def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_ano
     (cell,) = Sweep([("", config)]).cells
     key, before = cell.key, values_of(cell)
     REPLACED[what](model)
-    with pytest.raises(hessfig.errors.UserError, match="is not the one that was planned"):
+    with pytest.raises(
+        hessfig.errors.UserError, match="is not the one that was planned"
+    ):
         compute_cell(cell)
     (again,) = Sweep([("", config)]).cells
     shutil.copytree(model, tmp_path / "fresh")

@@ -47,7 +47,13 @@ print((held("VmHWM") - before) / STORED.plan(config).bytes)
         ("gpt2", "all", 64, 4, 50257),  # logits
     ],
 )
-def test_the_plan_counts_from_above(name: str, block: str, length: int, batch: int, words: int) -> None:
-    program = PROGRAM.format(name=name, block=block, length=length, batch=batch, words=words)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+def test_the_plan_counts_from_above(
+    name: str, block: str, length: int, batch: int, words: int
+) -> None:
+    program = PROGRAM.format(
+        name=name, block=block, length=length, batch=batch, words=words
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert 0.1 < float(done.stdout) < 1.0

@@ -47,17 +47,24 @@ def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
     (cell,) = Sweep([("", replace(saved(name, home), quantities=[quantity]))]).cells
     rows = compute_cell(cell).rows
     assert rows and all(row["status"] == "ok" for row in rows)
-    return {(row["quantity"], row["layer"], row["row"], row["part"]): row["value"] for row in rows}
+    return {
+        (row["quantity"], row["layer"], row["row"], row["part"]): row["value"]
+        for row in rows
+    }
 
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every sequence be a micro-batch, as a small bound on memory does."""
-    monkeypatch.setattr("hessfig.models.stored.token_batches.planned", lambda *_: Plan(1, SEQUENCES, 0))
+    monkeypatch.setattr(
+        "hessfig.models.stored.token_batches.planned", lambda *_: Plan(1, SEQUENCES, 0)
+    )
 
 
 @pytest.mark.parametrize("quantity", [*MEASURED, "gradient_covariance"])
 @pytest.mark.long
-def test_micro_batches_change_no_number(quantity: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_change_no_number(
+    quantity: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = values("gpt2", quantity, home)
     one_by_one(monkeypatch)
     assert values("gpt2", quantity, home) == pytest.approx(whole, rel=1e-10, abs=1e-14)
@@ -67,22 +74,32 @@ def test_loss_and_norms_are_the_models_own(home: Path) -> None:
     model = model_of(drawn(saved("gpt_neox", home), sigma=None, seed=0).network)
     ids = torch.tensor(np.load(home / "ids.npy"))
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-    assert values("gpt_neox", "loss", home) == pytest.approx({("loss", 0, "", ""): float(loss)}, rel=1e-6)
+    assert values("gpt_neox", "loss", home) == pytest.approx(
+        {("loss", 0, "", ""): float(loss)}, rel=1e-6
+    )
     fused = model.gpt_neox.layers[0].attention.query_key_value.weight.detach()
     by_head = fused.unflatten(0, (2, 3, -1))  # heads, then q, k, v
     norms = values("gpt_neox", "weight_norm", home)
-    assert norms["weight_norm", 1, "W_Q", ""] == pytest.approx(float(by_head[:, 0].norm()), rel=1e-12)
-    assert norms["weight_norm", 1, "W_V.head2", ""] == pytest.approx(float(by_head[1, 2].norm()), rel=1e-12)
+    assert norms["weight_norm", 1, "W_Q", ""] == pytest.approx(
+        float(by_head[:, 0].norm()), rel=1e-12
+    )
+    assert norms["weight_norm", 1, "W_V.head2", ""] == pytest.approx(
+        float(by_head[1, 2].norm()), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(("quantity", "message"), REFUSED.items(), ids=REFUSED)
-def test_what_needs_a_task_or_a_training_is_refused(quantity: str, message: str, home: Path) -> None:
+def test_what_needs_a_task_or_a_training_is_refused(
+    quantity: str, message: str, home: Path
+) -> None:
     with pytest.raises(UserError, match=message):
         Sweep([("", replace(saved("gpt2", home), quantities=[quantity]))])
 
 
 @pytest.mark.long
-def test_the_landscape_is_of_one_batch(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_landscape_is_of_one_batch(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = replace(saved("gpt2", home), quantities=["stationarity"])
     (cell,) = Sweep([("", config)]).cells
     assert compute_cell(cell).rows

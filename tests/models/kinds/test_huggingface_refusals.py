@@ -21,7 +21,14 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
 from hessfig.states.point import drawn
-from tests.models.tiny_models import CONTEXT, config_of, model_of, save, save_ids, save_tokenizer
+from tests.models.tiny_models import (
+    CONTEXT,
+    config_of,
+    model_of,
+    save,
+    save_ids,
+    save_tokenizer,
+)
 
 KIND = kind("huggingface")
 BIG = {"path": None, "d_model": 768, "n_heads": 12, "n_layers": 12}
@@ -53,27 +60,47 @@ def damaged(home: Path, place: Path, **changes: Any) -> Path:
     ("changes", "message"),
     [
         ({"model": {"path": "nowhere"}}, "no such folder[\\s\\S]*save_pretrained"),
-        ({"model": {"options": {"attn_implementation": "sdpa"}}}, "double backward[\\s\\S]*eager"),
-        ({"model": {"path": None, "architecture": "gtp2"}}, "not known here[\\s\\S]*did you mean 'gpt2'"),
-        ({"model": {"path": None, "d_model": 9, "n_heads": 2}}, "heads do not divide the width"),
+        (
+            {"model": {"options": {"attn_implementation": "sdpa"}}},
+            "double backward[\\s\\S]*eager",
+        ),
+        (
+            {"model": {"path": None, "architecture": "gtp2"}},
+            "not known here[\\s\\S]*did you mean 'gpt2'",
+        ),
+        (
+            {"model": {"path": None, "d_model": 9, "n_heads": 2}},
+            "heads do not divide the width",
+        ),
         ({"task": {"path": "nowhere.npy"}}, "task.path: there is no such file"),
         ({"task": {"batch_size": 5}}, "holds too little[\\s\\S]*task.batch_size=4"),
-        ({"task": {"length": 6, "path": None}}, f"longer than the network's context[\\s\\S]*at most {CONTEXT}"),
+        (
+            {"task": {"length": 6, "path": None}},
+            f"longer than the network's context[\\s\\S]*at most {CONTEXT}",
+        ),
         ({"task": {"first_scored": 3}}, "first_scored[\\s\\S]*0 to 2"),
         ({"task": {"scored": "answer"}}, "task.scored=all"),
         ({"memory": "lots"}, "memory[\\s\\S]*memory=8GB"),
         ({"memory": "1MB"}, "too little for one sequence[\\s\\S]*at least"),
-        ({"model": BIG, "task": {"path": None}, "blocks": ["all"], "memory": "4GB"}, "too little[\\s\\S]*at least"),
+        (
+            {"model": BIG, "task": {"path": None}, "blocks": ["all"], "memory": "4GB"},
+            "too little[\\s\\S]*at least",
+        ),
     ],
 )
-def test_settings_that_cannot_be_had(home: Path, changes: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_be_had(
+    home: Path, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         KIND.check(settings(home, **changes))
 
 
 def test_ids_beyond_the_vocabulary_are_named(home: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", np.full((4, CONTEXT), 5))
-    with pytest.raises(UserError, match="not words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4"):
+    with pytest.raises(
+        UserError,
+        match="not words of the network's vocabulary\n  got:     5\n  allowed: 0 to 4",
+    ):
         KIND.check(config_of(home / "gpt2", tmp_path / "ids.npy"))
 
 
@@ -82,7 +109,9 @@ def test_folders_that_hold_something_else(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         KIND.check(config_of(tmp_path / "empty", home / "ids.npy"))
     other = damaged(home, tmp_path / "t5", model_type="t5")
-    with pytest.raises(UserError, match="not known here\n  got:     t5\n  allowed: gpt2, gpt_neox"):
+    with pytest.raises(
+        UserError, match="not known here\n  got:     t5\n  allowed: gpt2, gpt_neox"
+    ):
         KIND.check(config_of(other, home / "ids.npy"))
     for path in other.glob("*.safetensors"):
         path.unlink()
@@ -101,7 +130,9 @@ def read_alone(config: Config) -> None:
 
 
 @pytest.mark.parametrize("read", [KIND.check, read_alone], ids=["planning", "worker"])
-def test_missing_weights_and_other_shapes_are_named(home: Path, tmp_path: Path, read: Callable[[Config], None]) -> None:
+def test_missing_weights_and_other_shapes_are_named(
+    home: Path, tmp_path: Path, read: Callable[[Config], None]
+) -> None:
     lacking = damaged(home, tmp_path / "lacking")
     tensors = load_file(lacking / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if ".ln_1." not in name}
@@ -113,36 +144,50 @@ def test_missing_weights_and_other_shapes_are_named(home: Path, tmp_path: Path, 
     ):
         read(config_of(lacking, home / "ids.npy"))
     wider = damaged(home, tmp_path / "wider", n_inner=8)
-    with pytest.raises(UserError, match=r"of another shape: transformer\.h\.0\.mlp\.c_fc\.bias"):
+    with pytest.raises(
+        UserError, match=r"of another shape: transformer\.h\.0\.mlp\.c_fc\.bias"
+    ):
         read(config_of(wider, home / "ids.npy"))
 
 
 def test_weights_of_another_architecture_are_named(home: Path, tmp_path: Path) -> None:
     save("llama", tmp_path / "llama")
-    (tmp_path / "llama/config.json").write_bytes((home / "gpt2/config.json").read_bytes())
+    (tmp_path / "llama/config.json").write_bytes(
+        (home / "gpt2/config.json").read_bytes()
+    )
     message = r"missing: transformer\.h\.0\.attn\.c_attn\.bias, [\s\S]* more[\s\S]*surplus: model\.embed_tokens"
     with pytest.raises(UserError, match=message):
         KIND.check(config_of(tmp_path / "llama", home / "ids.npy"))
 
 
-def test_weights_without_the_base_models_name_are_the_same(home: Path, tmp_path: Path) -> None:
+def test_weights_without_the_base_models_name_are_the_same(
+    home: Path, tmp_path: Path
+) -> None:
     bare = damaged(home, tmp_path / "bare")
     tensors = load_file(bare / "model.safetensors")
-    short = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    short = {
+        name.removeprefix("transformer."): tensor for name, tensor in tensors.items()
+    }
     save_file(short, bare / "model.safetensors", metadata={"format": "pt"})
     config = config_of(bare, home / "ids.npy")
     KIND.check(config)
     network = drawn(config, sigma=None, seed=0).network
     whole = drawn(settings(home), sigma=None, seed=0).network
-    assert torch.equal(*(one.get_parameter("transformer.wte.weight") for one in (network, whole)))
+    assert torch.equal(
+        *(one.get_parameter("transformer.wte.weight") for one in (network, whole))
+    )
 
 
 @pytest.mark.parametrize("keep", [0, 4, 40, -8])
-def test_files_that_are_cut_short_are_named(home: Path, tmp_path: Path, keep: int) -> None:
+def test_files_that_are_cut_short_are_named(
+    home: Path, tmp_path: Path, keep: int
+) -> None:
     cut = damaged(home, tmp_path / "cut")
     path = cut / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(UserError, match=r"model\.safetensors cannot be read as weights[\s\S]*save_file"):
+    with pytest.raises(
+        UserError, match=r"model\.safetensors cannot be read as weights[\s\S]*save_file"
+    ):
         KIND.check(config_of(cut, home / "ids.npy"))
 
 
@@ -155,7 +200,9 @@ def test_pickles_are_read_as_tensors_or_not_at_all(home: Path, tmp_path: Path) -
     KIND.check(config)
     assert drawn(config, sigma=None, seed=0).network
     (old / "pytorch_model.bin").write_bytes(pickle.dumps(Path, protocol=2))
-    with pytest.raises(UserError, match=r"cannot be read as weights[\s\S]*more than tensors"):
+    with pytest.raises(
+        UserError, match=r"cannot be read as weights[\s\S]*more than tensors"
+    ):
         KIND.check(config)
 
 
@@ -165,8 +212,14 @@ def test_pickles_are_read_as_tensors_or_not_at_all(home: Path, tmp_path: Path) -
         ({"activation_function": "nope"}, "transformers cannot make this model"),
         ({"activation_function": 3}, "transformers cannot make this model"),
         ({"resid_pdrop": "much"}, "transformers cannot make this model"),
-        ({"quantization_config": {"load_in_8bit": True}}, "quantization_config is not served"),
-        ({"transformers_weights": "other.safetensors"}, "transformers_weights is not served"),
+        (
+            {"quantization_config": {"load_in_8bit": True}},
+            "quantization_config is not served",
+        ),
+        (
+            {"transformers_weights": "other.safetensors"},
+            "transformers_weights is not served",
+        ),
         ({"num_hidden_layers": 3}, "n_layer has two values\n  got:     2 and 3"),
     ],
 )
@@ -196,7 +249,11 @@ def test_configurations_that_make_no_network_are_refused_when_planned(
 def test_sizes_are_bounded_before_anything_of_that_size_is_made(
     home: Path, tmp_path: Path, changes: dict[str, Any], message: str, is_random: bool
 ) -> None:
-    config = config_of(damaged(home, tmp_path / "vast", **changes), home / "ids.npy", model={"random": is_random})
+    config = config_of(
+        damaged(home, tmp_path / "vast", **changes),
+        home / "ids.npy",
+        model={"random": is_random},
+    )
     with pytest.raises(UserError, match=message) if message else nullcontext():
         KIND.check(config)
 
@@ -204,12 +261,18 @@ def test_sizes_are_bounded_before_anything_of_that_size_is_made(
 def test_rotary_positions_stay_within_a_head(home: Path, tmp_path: Path) -> None:
     save("gpt_neox", tmp_path / "neox")
     path = tmp_path / "neox/config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rotary_pct": 1e9, "rope_parameters": None}))
+    path.write_text(
+        json.dumps(
+            {**json.loads(path.read_text()), "rotary_pct": 1e9, "rope_parameters": None}
+        )
+    )
     with pytest.raises(UserError, match="partial_rotary_factor"):
         KIND.check(config_of(tmp_path / "neox", home / "ids.npy"))
 
 
-def test_weights_that_are_no_finite_floating_point_numbers(home: Path, tmp_path: Path) -> None:
+def test_weights_that_are_no_finite_floating_point_numbers(
+    home: Path, tmp_path: Path
+) -> None:
     name = "transformer.h.0.attn.c_attn.bias"
     for kind_of, message in {
         "int32": rf"missing: {name}; [\s\S]*of another type: {name} \(int32\)",
@@ -231,7 +294,9 @@ def test_weights_that_are_no_finite_floating_point_numbers(home: Path, tmp_path:
 def test_masks_beside_the_weights_are_left_alone(home: Path, tmp_path: Path) -> None:
     place = damaged(home, tmp_path / "masked")
     masks = {"transformer.h.0.attn.bias": torch.ones(1, 1, 4, 4, dtype=torch.bool)}
-    save_file({**load_file(place / "model.safetensors"), **masks}, place / "model.safetensors")
+    save_file(
+        {**load_file(place / "model.safetensors"), **masks}, place / "model.safetensors"
+    )
     KIND.check(config_of(place, home / "ids.npy"))
 
 
@@ -242,54 +307,97 @@ def shards(place: Path) -> Path:
     names, index = sorted(tensors), place / "model.safetensors.index.json"
     parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
     for file, held in parts.items():
-        save_file({name: tensors[name] for name in held}, place / file, metadata={"format": "pt"})
+        save_file(
+            {name: tensors[name] for name in held},
+            place / file,
+            metadata={"format": "pt"},
+        )
     where = {name: file for file, held in parts.items() for name in held}
     index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return index
 
 
-def test_what_is_hashed_is_what_transformers_would_read(home: Path, tmp_path: Path) -> None:
+def test_what_is_hashed_is_what_transformers_would_read(
+    home: Path, tmp_path: Path
+) -> None:
     place = damaged(home, tmp_path / "one")
     save_file({"other": torch.ones(2)}, place / "adapter.safetensors")
     whole = settings(home)
-    assert KIND.source(config_of(place, home / "ids.npy")) == KIND.source(whole)  # another file is never read
+    # Another file is never read.
+    assert KIND.source(config_of(place, home / "ids.npy")) == KIND.source(whole)
     index = shards(place)
     torch.save({"transformer.wte.weight": torch.zeros(2)}, place / "pytorch_model.bin")
     config = config_of(place, home / "ids.npy")
     KIND.check(config)
-    mine, own = (drawn(one, sigma=None, seed=0).network.state_dict() for one in (config, whole))
-    assert mine.keys() == own.keys() and all(torch.equal(mine[name], own[name]) for name in mine)
+    mine, own = (
+        drawn(one, sigma=None, seed=0).network.state_dict() for one in (config, whole)
+    )
+    assert mine.keys() == own.keys() and all(
+        torch.equal(mine[name], own[name]) for name in mine
+    )
     before = KIND.source(config)
     tensors = load_file(place / "model-2.safetensors")
-    save_file({name: one + 1 for name, one in tensors.items()}, place / "model-2.safetensors")
+    save_file(
+        {name: one + 1 for name, one in tensors.items()}, place / "model-2.safetensors"
+    )
     assert KIND.source(config) != before
     shutil.copy(place / "model-2.safetensors", place / "model-1.safetensors")
     with pytest.raises(UserError, match="a weight is contained in two files"):
         KIND.check(config)
-    (tmp_path / "evil.safetensors").write_bytes((home / "gpt2/model.safetensors").read_bytes())
+    (tmp_path / "evil.safetensors").write_bytes(
+        (home / "gpt2/model.safetensors").read_bytes()
+    )
     evil = tmp_path / "evil.safetensors"
-    for name in ("../evil.safetensors", str(evil), "a\\b.safetensors", "a.bin", -1, None, "c:x.safetensors"):
-        index.write_text(json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": name}}))
-        with pytest.raises(UserError, match=r"is not an index of weights[\s\S]*files in the same folder"):
+    for name in (
+        "../evil.safetensors",
+        str(evil),
+        "a\\b.safetensors",
+        "a.bin",
+        -1,
+        None,
+        "c:x.safetensors",
+    ):
+        index.write_text(
+            json.dumps({"metadata": {}, "weight_map": {"transformer.wte.weight": name}})
+        )
+        with pytest.raises(
+            UserError,
+            match=r"is not an index of weights[\s\S]*files in the same folder",
+        ):
             KIND.check(config)
     for text in ("[]", "{}", '{"weight_map": []}', '{"weight_map": {}}', "null", "{"):
         index.write_text(text)
         with pytest.raises(UserError, match=r"index\.json (is no|cannot be read)"):
             KIND.check(config)
-    index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": "gone.safetensors"}}))
-    with pytest.raises(UserError, match=r"lacks files that model\.safetensors\.index\.json names"):
+    index.write_text(
+        json.dumps({"weight_map": {"transformer.wte.weight": "gone.safetensors"}})
+    )
+    with pytest.raises(
+        UserError, match=r"lacks files that model\.safetensors\.index\.json names"
+    ):
         KIND.check(config)
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_experts_implementation"])
-@pytest.mark.parametrize("kernel", ["sdpa", "flash_attention_2", "kernels-community/flash-attn"])
+@pytest.mark.parametrize(
+    "key", ["attn_implementation", "_attn_implementation", "_experts_implementation"]
+)
+@pytest.mark.parametrize(
+    "kernel", ["sdpa", "flash_attention_2", "kernels-community/flash-attn"]
+)
 def test_a_folder_that_asks_for_a_kernel_gets_the_eager_one(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, kernel: str
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("transformers.modeling_utils.lazy_import_flash_attention", lambda *a, **k: asked.append(a))
-    monkeypatch.setattr("transformers.modeling_utils.is_kernels_available", lambda: True)
-    config = config_of(damaged(home, tmp_path / "fused", **{key: kernel}), home / "ids.npy")
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention",
+        lambda *a, **k: asked.append(a),
+    )
+    monkeypatch.setattr(
+        "transformers.modeling_utils.is_kernels_available", lambda: True
+    )
+    config = config_of(
+        damaged(home, tmp_path / "fused", **{key: kernel}), home / "ids.npy"
+    )
     KIND.check(config)
     for is_random in (False, True):
         config.model.random = is_random
@@ -303,11 +411,18 @@ def test_code_in_a_folder_is_never_run(home: Path, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     code = f"open({str(mark)!r}, 'w').close()\nclass Mine: pass\n"
     wanted = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM"), "mine.Mine")
-    place = damaged(home, tmp_path / "coded", auto_map={**wanted, "AutoTokenizer": ["mine.Mine", None]})
+    place = damaged(
+        home,
+        tmp_path / "coded",
+        auto_map={**wanted, "AutoTokenizer": ["mine.Mine", None]},
+    )
     (place / "mine.py").write_text(code)
     save_tokenizer(place, "abcd")
     path = place / "tokenizer_config.json"
-    asked = {"auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}, "tokenizer_file": "/etc/passwd"}
+    asked = {
+        "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]},
+        "tokenizer_file": "/etc/passwd",
+    }
     path.write_text(json.dumps({**json.loads(path.read_text()), **asked}))
     (tmp_path / "text.txt").write_text("a b c d " * 4)
     config = config_of(place, tmp_path / "text.txt", task={"length": CONTEXT})
@@ -318,20 +433,31 @@ def test_code_in_a_folder_is_never_run(home: Path, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"version": "1.0", "model": 3}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b"\xff", b'{"version": "1.0", "model": 3}']
+)
 def test_tokenizers_that_are_none(home: Path, tmp_path: Path, content: bytes) -> None:
     place = damaged(home, tmp_path / "odd")
     (place / "tokenizer.json").write_bytes(content)
     (tmp_path / "text.txt").write_text("a b c d")
-    with pytest.raises(UserError, match="a text needs the tokenizer of the model's folder"):
-        KIND.check(config_of(place, tmp_path / "text.txt", task={"length": 2, "batch_size": 2}))
+    with pytest.raises(
+        UserError, match="a text needs the tokenizer of the model's folder"
+    ):
+        KIND.check(
+            config_of(place, tmp_path / "text.txt", task={"length": 2, "batch_size": 2})
+        )
 
 
 def test_sequences_of_a_file_that_are_too_long(home: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "long.npy", np.zeros((4, CONTEXT + 2), dtype=int))
-    with pytest.raises(UserError, match=rf"longer than the network's context[\s\S]*task\.length={CONTEXT}"):
+    with pytest.raises(
+        UserError,
+        match=rf"longer than the network's context[\s\S]*task\.length={CONTEXT}",
+    ):
         KIND.check(config_of(home / "gpt2", tmp_path / "long.npy"))
-    KIND.check(config_of(home / "gpt2", tmp_path / "long.npy", task={"length": CONTEXT}))
+    KIND.check(
+        config_of(home / "gpt2", tmp_path / "long.npy", task={"length": CONTEXT})
+    )
 
 
 def test_the_memory_that_is_said_to_be_needed_is_enough(home: Path) -> None:
@@ -346,13 +472,28 @@ def test_tokens_and_huggingface_belong_together(home: Path) -> None:
     config = settings(home)
     check_config(config)
     config.task.data = "addition"  # type: ignore[assignment]
-    with pytest.raises(UserError, match=r"tokens with huggingface[\s\S]*remedy: *task=tokens"):
+    with pytest.raises(
+        UserError, match=r"tokens with huggingface[\s\S]*remedy: *task=tokens"
+    ):
         check_config(config)
 
 
 def test_a_smaller_bound_makes_more_micro_batches(home: Path) -> None:
-    model = {"path": None, "d_model": 96, "n_heads": 12, "n_layers": 12, "vocabulary": 512}
+    model = {
+        "path": None,
+        "d_model": 96,
+        "n_heads": 12,
+        "n_layers": 12,
+        "vocabulary": 512,
+    }
     task = {"path": None, "length": 64, "batch_size": 64}
-    found = [KIND.about(settings(home, model=model, task=task, memory=m)) for m in ("100GB", "2GB", "1GB")]
+    found = [
+        KIND.about(settings(home, model=model, task=task, memory=m))
+        for m in ("100GB", "2GB", "1GB")
+    ]
     assert found[0].startswith("64 sequences at once")
-    assert "micro-batches" in found[1] and "micro-batches" in found[2] and found[1] != found[2]
+    assert (
+        "micro-batches" in found[1]
+        and "micro-batches" in found[2]
+        and found[1] != found[2]
+    )

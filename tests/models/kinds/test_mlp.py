@@ -29,8 +29,15 @@ from tests.curvature.oracle import dense_oracle
 from tests.toys import PAPER, build_model, layout_of, toy_problem, toy_task
 
 DEEP = ModelConfig(kind=Kind.mlp, d_model=3, n_layers=3, d_mlp=5)
-SHAPES = [replace(DEEP, n_layers=1), DEEP, replace(DEEP, mlp=MLP.gelu), replace(DEEP, mlp=MLP.linear)]
-name = pytest.mark.parametrize("model", SHAPES, ids=lambda model: f"{model.n_layers} {model.mlp}")
+SHAPES = [
+    replace(DEEP, n_layers=1),
+    DEEP,
+    replace(DEEP, mlp=MLP.gelu),
+    replace(DEEP, mlp=MLP.linear),
+]
+name = pytest.mark.parametrize(
+    "model", SHAPES, ids=lambda model: f"{model.n_layers} {model.mlp}"
+)
 
 
 def size(config: Config) -> int:
@@ -59,23 +66,35 @@ def test_it_has_the_number_of_parameters_of_the_transformer_within_half_a_hidden
     goal = size(Config(model=model, task=task))
     mlp = Config(model=replace(model, kind=Kind.mlp), task=task)
     units = width(mlp)
-    around = [size(replace(mlp, model=replace(mlp.model, d_mlp=units + step))) for step in (-1, 0, 1) if units + step]
+    around = [
+        size(replace(mlp, model=replace(mlp.model, d_mlp=units + step)))
+        for step in (-1, 0, 1)
+        if units + step
+    ]
     assert abs(size(mlp) - goal) == min(abs(found - goal) for found in around)
 
 
 def test_the_published_size_is_matched() -> None:
-    found = {one: size(Config(model=ModelConfig(kind=one, n_layers=2))) for one in (Kind.transformer, Kind.mlp)}
+    found = {
+        one: size(Config(model=ModelConfig(kind=one, n_layers=2)))
+        for one in (Kind.transformer, Kind.mlp)
+    }
     assert abs(found[Kind.mlp] / found[Kind.transformer] - 1) < 0.005
 
 
 @name
 def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
     problem = toy_problem(model)
-    held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
+    held = {
+        path: parameter.numel()
+        for path, parameter in problem.network.named_parameters()
+    }
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert len(problem.layout.weights) == len(held)
     assert layout_of(model).names == [str(matrix) for matrix in matrices_of(model)]
-    assert {weight.name for weight in problem.layout.members(1, Group.biases)} == {"b_in"}
+    assert {weight.name for weight in problem.layout.members(1, Group.biases)} == {
+        "b_in"
+    }
 
 
 @name
@@ -87,7 +106,10 @@ def test_later_tokens_change_nothing_at_earlier_positions(model: ModelConfig) ->
         changed = tokens.clone()
         changed[:, later:] = (changed[:, later:] + 3) % 12
         for scored in (slice(0, 8), slice(2, 8)):
-            before, after = (network.from_hidden(network.hidden(x, 0), 0, scored) for x in (tokens, changed))
+            before, after = (
+                network.from_hidden(network.hidden(x, 0), 0, scored)
+                for x in (tokens, changed)
+            )
             kept = max(0, later - scored.start)
             assert torch.equal(before[:, :kept], after[:, :kept])
             assert not torch.allclose(before[:, kept:], after[:, kept:])
@@ -96,27 +118,47 @@ def test_later_tokens_change_nothing_at_earlier_positions(model: ModelConfig) ->
 @name
 def test_cut_behind_a_layer_it_is_the_same_network(model: ModelConfig) -> None:
     problem = toy_problem(model)
-    network, inputs, scored = problem.layered, problem.batch.inputs, problem.batch.scored
-    outputs = [network.from_hidden(network.hidden(inputs, depth), depth, scored) for depth in range(model.n_layers + 1)]
-    assert all(torch.allclose(one, outputs[0], rtol=1e-13, atol=1e-15) for one in outputs)
+    network, inputs, scored = (
+        problem.layered,
+        problem.batch.inputs,
+        problem.batch.scored,
+    )
+    outputs = [
+        network.from_hidden(network.hidden(inputs, depth), depth, scored)
+        for depth in range(model.n_layers + 1)
+    ]
+    assert all(
+        torch.allclose(one, outputs[0], rtol=1e-13, atol=1e-15) for one in outputs
+    )
 
 
 @name
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
 @pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig, loss: Loss) -> None:
+def test_both_routes_give_the_blocks_of_dense_differentiation(
+    model: ModelConfig, loss: Loss
+) -> None:
     problem = toy_problem(model, toy_task(model, loss=loss))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):
-        weights = [one for one in matrices_of(model) if layout_of(model).members(layer, one) or not one.has_layer]
+        weights = [
+            one
+            for one in matrices_of(model)
+            if layout_of(model).members(layer, one) or not one.has_layer
+        ]
         oracle = dense_oracle(problem, layer, weights)
         for col in weights:
-            for column in (tape.column(layer, col, weights), ColumnOperator(problem, layer, col, weights)):
+            for column in (
+                tape.column(layer, col, weights),
+                ColumnOperator(problem, layer, col, weights),
+            ):
                 for (row, part), block in dense_blocks(column).items():
                     truth = oracle[part][row, col]  # type: ignore[index]
-                    assert (block - truth).abs().max() <= 1e-11 * max(float(truth.abs().max()), 1e-8)
+                    assert (block - truth).abs().max() <= 1e-11 * max(
+                        float(truth.abs().max()), 1e-8
+                    )
 
 
 @name
@@ -126,7 +168,9 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> 
     for weight in problem.layout.weights:
         column = ColumnOperator(problem, weight.layer, weight.name, [weight.name])
         functional = dense_blocks(column)[weight.name, Part.H_f]
-        promised = is_structural_zero(model, Block(weight.layer, weight.name, weight.name), Part.H_f)
+        promised = is_structural_zero(
+            model, Block(weight.layer, weight.name, weight.name), Part.H_f
+        )
         assert promised == (not functional.any()), weight.name
     assert not is_structural_zero(model, Block(1, Group.mlp, Group.mlp), Part.H_f)
     assert not is_structural_zero(model, Block(0, "W_U", "W_U"), Part.H)
@@ -135,8 +179,14 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> 
 def test_weights_keep_the_scale_of_their_inputs() -> None:
     model = ModelConfig(kind=Kind.mlp, d_model=16, n_layers=2, d_mlp=50)
     network = build_model(model, sigma=0.3, seed=1, length=9, dtype=DType.float64)
-    for linear, inputs in ((network.layers[0], 8 * 16), (network.layers[1], 50), (network.head, 50)):
-        assert linear.weight.std().item() == pytest.approx((0.64 / inputs) ** 0.5, rel=0.1)
+    for linear, inputs in (
+        (network.layers[0], 8 * 16),
+        (network.layers[1], 50),
+        (network.head, 50),
+    ):
+        assert linear.weight.std().item() == pytest.approx(
+            (0.64 / inputs) ** 0.5, rel=0.1
+        )
         assert not linear.bias.any()
     assert network.tok_embed.weight.std().item() == pytest.approx(0.3, rel=0.2)
 
@@ -153,19 +203,53 @@ def test_auto_probes_it_and_exact_is_refused() -> None:
 def test_the_whole_hessian_has_every_parameter() -> None:
     from hessfig.sweep.measure import compute_cell
 
-    config = Config(model=DEEP, task=toy_task(DEEP), blocks=["W_in"], quantities=["hessian"], seeds=1)
+    config = Config(
+        model=DEEP,
+        task=toy_task(DEEP),
+        blocks=["W_in"],
+        quantities=["hessian"],
+        seeds=1,
+    )
     arrays = compute_cell(Cell(Variant("", config), 0.5, 1, "hessian")).arrays
     problem = toy_problem(DEEP)
-    assert sum(arrays["sizes"]) == len(arrays["hessian"]) == sum(w.size for w in problem.layout.weights)
-    assert arrays["names"] == ["W_E", "W_in_1", "b_in_1", "W_2", "b_2", "W_3", "b_3", "W_U", "b_U"]
+    assert (
+        sum(arrays["sizes"])
+        == len(arrays["hessian"])
+        == sum(w.size for w in problem.layout.weights)
+    )
+    assert arrays["names"] == [
+        "W_E",
+        "W_in_1",
+        "b_in_1",
+        "W_2",
+        "b_2",
+        "W_3",
+        "b_3",
+        "W_U",
+        "b_U",
+    ]
 
 
-def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key_of_its_own() -> None:
+def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key_of_its_own() -> (
+    None
+):
     with pytest.raises(UserError, match="nothing but an MLP"):
-        Sweep([("", Config(model=replace(DEEP, mlp=MLP.none), task=toy_task(DEEP), blocks=["W_in"]))])
+        Sweep(
+            [
+                (
+                    "",
+                    Config(
+                        model=replace(DEEP, mlp=MLP.none),
+                        task=toy_task(DEEP),
+                        blocks=["W_in"],
+                    ),
+                )
+            ]
+        )
     model = ModelConfig(kind=Kind.mlp, d_model=8)
     keys = {
-        Cell(Variant("", Config(model=one, blocks=["W_in"])), 0.1, 1).key for one in (model, replace(model, d_mlp=32))
+        Cell(Variant("", Config(model=one, blocks=["W_in"])), 0.1, 1).key
+        for one in (model, replace(model, d_mlp=32))
     }
     assert len(keys) == 2
 
@@ -173,4 +257,6 @@ def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key
 def test_the_tape_is_taken() -> None:
     problem = toy_problem(DEEP)
     engines = Engines(problem, DEEP, Config().estimator.products)
-    assert not isinstance(engines.column(1, "W_in", [Block(1, "W_in", "W_in")]), ColumnOperator)
+    assert not isinstance(
+        engines.column(1, "W_in", [Block(1, "W_in", "W_in")]), ColumnOperator
+    )

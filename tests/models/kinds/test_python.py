@@ -84,7 +84,11 @@ def config(factory: str | None, folder: Path | None = None, **model: object) -> 
 
 def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
     variant = Variant("", config("mynet.py:make"))
-    assert [(b.layer, b.row) for b in variant.blocks] == [(1, "W"), (1, "half"), (2, "W")]
+    assert [(b.layer, b.row) for b in variant.blocks] == [
+        (1, "W"),
+        (1, "half"),
+        (2, "W"),
+    ]
     assert variant.layout.size(0, "all") == 4 * 5 + 5 + 5 * 2 + 2
     assert variant.axes == {"seed"} and variant.sigmas() == [None]
 
@@ -98,24 +102,32 @@ def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -
     assert (summary.measured, summary.failed) == (4, 0)
     with summary.table.open() as handle:
         rows = list(csv.DictReader(handle))
-    assert {row["sigma"] for row in rows} == {""} and {row["num_layers"] for row in rows} == {"2"}
+    assert {row["sigma"] for row in rows} == {""} and {
+        row["num_layers"] for row in rows
+    } == {"2"}
     for seed in (3, 4):
         made = find_factory(config("mynet.py:make"))(seed=seed)
         problem = hessfig.Problem(*made)
         parts = [str(part) for part in config(None).parts]
-        here = hessfig.measure(problem, quantities=["frobenius", "trace"], parts=parts, seed=seed)
+        here = hessfig.measure(
+            problem, quantities=["frobenius", "trace"], parts=parts, seed=seed
+        )
         there = [row for row in rows if row["seed"] == str(seed)]
         assert [float(row["value"]) for row in there] == here["value"].tolist()
         assert [float(row["error"]) for row in there] == here["error"].tolist()
 
 
-def test_the_preview_states_what_a_product_of_a_large_network_takes(folder: Path) -> None:
+def test_the_preview_states_what_a_product_of_a_large_network_takes(
+    folder: Path,
+) -> None:
     variants = [Variant("", config(f"mynet.py:{name}")) for name in ("make", "large")]
     size = kind(Kind.python).product_bytes(variants[1].config)
     made = find_factory(variants[1].config)()
     assert size == made.operator("all", dtype=variants[1].config.dtype).memory
     assert size is not None and 8 * 68_382 < size < 20 * 8 * 68_382
-    assert preview._product_lines(variants) == [f"memory of a product: about {size / 1e9:.2g} GB"]
+    assert preview._product_lines(variants) == [
+        f"memory of a product: about {size / 1e9:.2g} GB"
+    ]
     assert preview._product_lines(variants[:1]) == []
 
 
@@ -129,7 +141,10 @@ def test_the_preview_counts_the_graphs_of_every_batch(folder: Path) -> None:
 
 def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder: Path) -> None:
     bounded = config("mynet.py:large", options={"memory": "3MB"})
-    assert draw(bounded, None, 3).memory == 3e6 and draw(config("mynet.py:large"), None, 3).memory is None
+    assert (
+        draw(bounded, None, 3).memory == 3e6
+        and draw(config("mynet.py:large"), None, 3).memory is None
+    )
 
 
 def test_a_factory_that_takes_sigma_is_swept(folder: Path) -> None:
@@ -141,7 +156,11 @@ def test_another_text_of_the_file_makes_other_cells(folder: Path) -> None:
     keys = []
     for name in ("one.py", "two.py", "same.py"):
         (folder / name).write_text(NETWORK + "# changed" * (name == "two.py"))
-        keys.append(Sweep([("", config(f"{name}:make"))]).cells[0].variant.science("frobenius")["source"])
+        keys.append(
+            Sweep([("", config(f"{name}:make"))])
+            .cells[0]
+            .variant.science("frobenius")["source"]
+        )
     assert keys[0] == keys[2] != keys[1]
 
 
@@ -150,11 +169,21 @@ def test_options_are_arguments(folder: Path) -> None:
     assert wide.layout.size(1, "W") == 28
 
 
-def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(folder: Path) -> None:
+def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(
+    folder: Path,
+) -> None:
     """Networks of pilots have negative seeds; a factory that changes the folder moves no results."""
     text = NETWORK + "\n\ndef strict(seed):\n    import os, numpy\n    os.chdir('/')\n"
-    (folder / "strict.py").write_text(text + "    return make(int(numpy.random.default_rng(seed).integers(2**31)))\n")
-    where, inputs = Path.cwd(), [draw(config("strict.py:strict"), None, seed).batch.inputs for seed in (3, 2**32 + 3)]
+    (folder / "strict.py").write_text(
+        text + "    return make(int(numpy.random.default_rng(seed).integers(2**31)))\n"
+    )
+    where, inputs = (
+        Path.cwd(),
+        [
+            draw(config("strict.py:strict"), None, seed).batch.inputs
+            for seed in (3, 2**32 + 3)
+        ],
+    )
     assert not inputs[0].equal(inputs[1])
     assert draw(config("strict.py:strict"), None, -3).layout.size(1, "W")
     assert Path.cwd() == where
@@ -174,7 +203,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("factory", REFUSED, ids=str)
-def test_factories_that_cannot_serve_are_explained(folder: Path, factory: str | None) -> None:
+def test_factories_that_cannot_serve_are_explained(
+    folder: Path, factory: str | None
+) -> None:
     with pytest.raises(UserError, match=REFUSED[factory]) as caught:
         Variant("", config(factory)).check()
     assert caught.value.allowed and caught.value.remedy

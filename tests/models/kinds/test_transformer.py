@@ -17,7 +17,9 @@ from hessfig.rng import stream
 from tests.toys import ARCHITECTURES, build_model, toy_problem
 
 LENGTH, VOCABULARY = 9, 12
-TRANSFORMERS = [name for name, model in ARCHITECTURES.items() if model.kind == "transformer"]
+TRANSFORMERS = [
+    name for name, model in ARCHITECTURES.items() if model.kind == "transformer"
+]
 
 
 def tokens() -> torch.Tensor:
@@ -29,7 +31,9 @@ def randomised(model: ModelConfig) -> Transformer:
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     for name, parameter in network.named_parameters():
         if parameter.ndim == 1:
-            parameter += torch.randn(parameter.shape, dtype=torch.float64, generator=stream(1, "bias", name))
+            parameter += torch.randn(
+                parameter.shape, dtype=torch.float64, generator=stream(1, "bias", name)
+            )
     assert isinstance(network, Transformer)
     return network
 
@@ -57,10 +61,18 @@ def native_twin(network: Transformer, model: ModelConfig) -> NativeModel:
 
 @pytest.mark.parametrize(
     ("norm", "n_heads", "n_layers", "mlp"),
-    list(itertools.product([Norm.none, Norm.pre], [1, 2], [1, 3], [MLP.relu, MLP.gelu, MLP.none])),
+    list(
+        itertools.product(
+            [Norm.none, Norm.pre], [1, 2], [1, 3], [MLP.relu, MLP.gelu, MLP.none]
+        )
+    ),
 )
-def test_logits_equal_transformer_lens(norm: Norm, n_heads: int, n_layers: int, mlp: MLP) -> None:
-    model = ModelConfig(norm=norm, n_heads=n_heads, n_layers=n_layers, mlp=mlp, d_model=8, d_mlp=11)
+def test_logits_equal_transformer_lens(
+    norm: Norm, n_heads: int, n_layers: int, mlp: MLP
+) -> None:
+    model = ModelConfig(
+        norm=norm, n_heads=n_heads, n_layers=n_layers, mlp=mlp, d_model=8, d_mlp=11
+    )
     network = randomised(model)
     logits, native = network(tokens()), native_twin(network, model)(tokens())
     assert (logits - native).abs().max() <= 1e-14 * max(1.0, native.abs().max())
@@ -69,7 +81,9 @@ def test_logits_equal_transformer_lens(norm: Norm, n_heads: int, n_layers: int, 
 def test_heads_need_not_fill_the_model() -> None:
     model = ModelConfig(d_model=8, n_heads=2, d_head=3)
     network = randomised(model)
-    assert (network(tokens()) - native_twin(network, model)(tokens())).abs().max() <= 1e-13
+    assert (
+        network(tokens()) - native_twin(network, model)(tokens())
+    ).abs().max() <= 1e-13
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -78,7 +92,9 @@ def test_the_suffix_gives_the_full_forwards_outputs(name: str) -> None:
     network, batch = problem.network, problem.batch
     full = network(batch.inputs)[:, batch.scored]
     for depth in range(len(network.layers) + 1):
-        cut = network.from_hidden(network.hidden(batch.inputs, depth), depth, batch.scored)
+        cut = network.from_hidden(
+            network.hidden(batch.inputs, depth), depth, batch.scored
+        )
         assert (cut - full).abs().max() <= 1e-14 * max(1.0, full.abs().max())
 
 
@@ -93,8 +109,15 @@ def test_post_norm_normalises_each_residual_sum() -> None:
     model = ModelConfig(d_model=8, norm=Norm.post)
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     hidden = network.hidden(tokens(), 1)
-    torch.testing.assert_close(hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12)
-    torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(5, LENGTH).double(), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(
+        hidden.var(-1, unbiased=False),
+        torch.ones(5, LENGTH).double(),
+        rtol=0,
+        atol=1e-3,
+    )
 
 
 def test_without_skip_and_mlp_only_the_attention_output_is_left() -> None:
@@ -110,12 +133,21 @@ def test_residual_scale_zero_keeps_the_skip_around_the_mlp() -> None:
     network = randomised(model)
     layer, hidden = network.layers[0], network.hidden(tokens(), 0)
     attended = layer.attn(hidden)
-    torch.testing.assert_close(network.hidden(tokens(), 1), attended + layer.mlp(attended))
+    torch.testing.assert_close(
+        network.hidden(tokens(), 1), attended + layer.mlp(attended)
+    )
 
 
 @pytest.mark.parametrize(
-    "setting", [{"temperature": 2.0}, {"attention": Attention.linear}, {"query_key": QueryKey.single}]
+    "setting",
+    [
+        {"temperature": 2.0},
+        {"attention": Attention.linear},
+        {"query_key": QueryKey.single},
+    ],
 )
 def test_every_ablation_changes_the_outputs(setting: dict[str, object]) -> None:
     plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)  # type: ignore[arg-type]
-    assert (randomised(plain)(tokens()) - randomised(changed)(tokens())).abs().max() > 1e-3
+    assert (
+        randomised(plain)(tokens()) - randomised(changed)(tokens())
+    ).abs().max() > 1e-3

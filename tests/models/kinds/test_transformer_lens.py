@@ -28,13 +28,33 @@ from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
-from tests.models.tiny_models import CONTEXT, VOCABULARY, config_of, dense, places, save, save_ids
+from tests.models.tiny_models import (
+    CONTEXT,
+    VOCABULARY,
+    config_of,
+    dense,
+    places,
+    save,
+    save_ids,
+)
 
 KIND = kind("transformer_lens")
 PARTS = list(PARTS)
 GPT2 = {
-    **{"n_layers": 2, "n_heads": 2, "d_model": 4, "d_head": 3, "d_mlp": 6, "d_vocab": VOCABULARY},
-    **{"n_ctx": CONTEXT + 1, "act_fn": "gelu_new", "normalization_type": "LN", "attn_only": False},
+    **{
+        "n_layers": 2,
+        "n_heads": 2,
+        "d_model": 4,
+        "d_head": 3,
+        "d_mlp": 6,
+        "d_vocab": VOCABULARY,
+    },
+    **{
+        "n_ctx": CONTEXT + 1,
+        "act_fn": "gelu_new",
+        "normalization_type": "LN",
+        "attn_only": False,
+    },
 }
 NETWORKS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
@@ -60,11 +80,20 @@ class AsModel(nn.Module):
 
 def shapes_of(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of HookedTransformer's parameters."""
-    width, heads, inner, hidden = (settings[name] for name in ("d_model", "n_heads", "d_head", "d_mlp"))
-    norm = {"w": (width,), "b": (width,)} if settings["normalization_type"] == "LN" else {}
-    layer: dict[str, tuple[int, ...]] = {f"ln1.{name}": shape for name, shape in norm.items()}
+    width, heads, inner, hidden = (
+        settings[name] for name in ("d_model", "n_heads", "d_head", "d_mlp")
+    )
+    norm = (
+        {"w": (width,), "b": (width,)} if settings["normalization_type"] == "LN" else {}
+    )
+    layer: dict[str, tuple[int, ...]] = {
+        f"ln1.{name}": shape for name, shape in norm.items()
+    }
     for name in "QKV":
-        layer |= {f"attn.W_{name}": (heads, width, inner), f"attn.b_{name}": (heads, inner)}
+        layer |= {
+            f"attn.W_{name}": (heads, width, inner),
+            f"attn.b_{name}": (heads, inner),
+        }
     layer |= {"attn.W_O": (heads, inner, width), "attn.b_O": (width,)}
     if not settings["attn_only"]:
         layer |= {f"ln2.{name}": shape for name, shape in norm.items()}
@@ -74,7 +103,11 @@ def shapes_of(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {
         "embed.W_E": (words, width),
         "pos_embed.W_pos": (settings["n_ctx"], width),
-        **{f"blocks.{n}.{name}": shape for n in range(settings["n_layers"]) for name, shape in layer.items()},
+        **{
+            f"blocks.{n}.{name}": shape
+            for n in range(settings["n_layers"])
+            for name, shape in layer.items()
+        },
         **{f"ln_final.{name}": shape for name, shape in norm.items()},
         "unembed.W_U": (width, words),
         "unembed.b_U": (words,),
@@ -85,11 +118,22 @@ def state(settings: dict[str, Any]) -> dict[str, Tensor]:
     """Return random weights by HookedTransformer's names, with its buffers."""
     generator = torch.Generator().manual_seed(0)
     shapes = shapes_of(settings)
-    found = {name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in shapes.items()}
-    return found | {"blocks.0.attn.mask": torch.ones(2, 2), "blocks.0.attn.IGNORE": torch.tensor(-1e5)}
+    found = {
+        name: 0.6 * torch.randn(shape, dtype=torch.float64, generator=generator)
+        for name, shape in shapes.items()
+    }
+    return found | {
+        "blocks.0.attn.mask": torch.ones(2, 2),
+        "blocks.0.attn.IGNORE": torch.tensor(-1e5),
+    }
 
 
-def written(folder: Path, settings: dict[str, Any], tensors: dict[str, Tensor], name: str = "state.pth") -> Path:
+def written(
+    folder: Path,
+    settings: dict[str, Any],
+    tensors: dict[str, Tensor],
+    name: str = "state.pth",
+) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     if name.endswith(".safetensors"):
@@ -122,25 +166,42 @@ def bridge_of(settings: dict[str, Any]) -> Any:
     """Return TransformerLens's own network with the same weights, by its own converter."""
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge import TransformerBridge
-    from transformer_lens.utilities.tl_checkpoint_conversion import convert_tl_checkpoint
+    from transformer_lens.utilities.tl_checkpoint_conversion import (
+        convert_tl_checkpoint,
+    )
 
-    made = TransformerBridgeConfig(**settings, architecture="TransformerLensNative", device="cpu")
+    made = TransformerBridgeConfig(
+        **settings, architecture="TransformerLensNative", device="cpu"
+    )
     bridge = TransformerBridge.boot_native(made, dtype=torch.float64)
     bridge.load_state_dict(convert_tl_checkpoint(state(settings), made), strict=True)
     return bridge
 
 
-@pytest.mark.parametrize(("settings", "digits"), [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)])
+@pytest.mark.parametrize(
+    ("settings", "digits"),
+    [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)],
+)
 def test_the_logits_are_transformer_lens_own(
     settings: dict[str, Any], digits: float, home: Path, tmp_path: Path
 ) -> None:
     """LNPre there is float32 inside, here of the network's type."""
     bridge = bridge_of(settings)
-    states = {"hooked": state(settings), "bridge": bridge.state_dict(), "params": bridge.tl_parameters()}
+    states = {
+        "hooked": state(settings),
+        "bridge": bridge.state_dict(),
+        "params": bridge.tl_parameters(),
+    }
     for name, tensors in states.items():
-        folder = written(tmp_path / name, settings, {key: one.detach() for key, one in tensors.items()})
+        folder = written(
+            tmp_path / name,
+            settings,
+            {key: one.detach() for key, one in tensors.items()},
+        )
         network = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0).network
-        tokens = torch.randint(VOCABULARY, (3, CONTEXT), generator=torch.Generator().manual_seed(1))
+        tokens = torch.randint(
+            VOCABULARY, (3, CONTEXT), generator=torch.Generator().manual_seed(1)
+        )
         own = bridge(tokens, return_type="logits").detach()
         assert (network(tokens) - own).abs().max() < digits * own.abs().max()
 
@@ -150,20 +211,31 @@ def test_a_model_of_transformers_through_its_bridge(home: Path, tmp_path: Path) 
     from transformer_lens.model_bridge import TransformerBridge
     from transformers import GPT2LMHeadModel
 
-    model = GPT2LMHeadModel.from_pretrained(save("gpt2", tmp_path / "model"), dtype=torch.float64).eval()
+    model = GPT2LMHeadModel.from_pretrained(
+        save("gpt2", tmp_path / "model"), dtype=torch.float64
+    ).eval()
     bridge = TransformerBridge.boot_transformers(
         str(tmp_path / "model"), hf_model=model, dtype=torch.float64, load_weights=False
     )
-    blocks = re.findall(r"```python\n(.*?)```", Path("docs/real-models.md").read_text(), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", Path("docs/real-models.md").read_text(), flags=re.DOTALL
+    )
     (shown,) = [block for block in blocks if "tl_parameters" in block]
     folder = tmp_path / "lens"
     folder.mkdir()
-    exec(shown.replace("DIR", str(folder)), {"bridge": bridge, "json": json, "torch": torch, "Path": Path})
+    exec(
+        shown.replace("DIR", str(folder)),
+        {"bridge": bridge, "json": json, "torch": torch, "Path": Path},
+    )
     problem = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0)
     own = model(problem.batch.inputs).logits.detach()
-    torch.testing.assert_close(problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        problem.network(problem.batch.inputs), own, rtol=1e-10, atol=1e-12
+    )
     torch.save(dict(bridge.state_dict()), folder / "state.pth")
-    with pytest.raises(UserError, match=r"GPT2LMHeadModel(.|\n)*tl_parameters(.|\n)*model=huggingface"):
+    with pytest.raises(
+        UserError, match=r"GPT2LMHeadModel(.|\n)*tl_parameters(.|\n)*model=huggingface"
+    ):
         KIND.check(config(folder, home / "ids.npy"))
 
 
@@ -174,28 +246,63 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name: str, home: Path) -
     model = AsModel(bridge_of(NETWORKS[name]))
     parts = dense(model, problem.batch.inputs)
     weights = {(one.layer, one.name) for one in problem.layout.weights}
-    groups = [(0, "all"), (1, "attention"), (2, "layer"), (1, "biases"), (0, "embeddings")]
+    groups = [
+        (0, "all"),
+        (1, "attention"),
+        (2, "layer"),
+        (1, "biases"),
+        (0, "embeddings"),
+    ]
     for layer, col in [*weights, *groups]:
         block = Block(layer, col, col)
-        found = Engines(problem, ModelConfig("transformer_lens"), Products.linearised).column(layer, col, [block])
+        found = Engines(
+            problem, ModelConfig("transformer_lens"), Products.linearised
+        ).column(layer, col, [block])
         members = problem.layout.side(layer, col)
-        side = places(model, tuple(replace(one, parameter=f"model.{one.parameter}") for one in members))
+        side = places(
+            model,
+            tuple(replace(one, parameter=f"model.{one.parameter}") for one in members),
+        )
         assert len(side) == found.dim
-        probes = torch.randn(found.dim, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        probes = torch.randn(
+            found.dim,
+            2,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(1),
+        )
         products = found.split_matmat(probes, PARTS)
         whole = {part: matrix[side][:, side] @ probes for part, matrix in parts.items()}
-        scale = max(float(parts[Part.H].abs().max()) * 1e-4, *(float(one.abs().max()) for one in whole.values()))
+        scale = max(
+            float(parts[Part.H].abs().max()) * 1e-4,
+            *(float(one.abs().max()) for one in whole.values()),
+        )
         for part in PARTS:
-            assert (products[block, part] - whole[part]).abs().max() < 1e-10 * scale, (col, part)
+            assert (products[block, part] - whole[part]).abs().max() < 1e-10 * scale, (
+                col,
+                part,
+            )
 
 
 def test_a_layout_is_every_parameter_once(home: Path) -> None:
     problem = problem_of("gpt2", home)
-    held = {name: parameter.numel() for name, parameter in problem.network.named_parameters()}
+    held = {
+        name: parameter.numel()
+        for name, parameter in problem.network.named_parameters()
+    }
     assert {one.parameter: one.size for one in problem.layout.parameters} == held
     assert problem.layout.size(0, "W_U") == VOCABULARY * GPT2["d_model"]
     assert problem.layout.size(0, "b_U") == VOCABULARY
-    assert problem.layout.names == ["W_E", "W_pos", "W_Q", "W_K", "W_V", "W_O", "W_in", "W_out", "W_U"]
+    assert problem.layout.names == [
+        "W_E",
+        "W_pos",
+        "W_Q",
+        "W_K",
+        "W_V",
+        "W_O",
+        "W_in",
+        "W_out",
+        "W_U",
+    ]
 
 
 def test_cells_are_measured_and_keyed_by_content(home: Path, tmp_path: Path) -> None:
@@ -205,12 +312,23 @@ def test_cells_are_measured_and_keyed_by_content(home: Path, tmp_path: Path) -> 
     check_config(asked)
     (cell,) = Sweep([("", asked)]).cells
     rows = compute_cell(cell).rows
-    assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"} and all(row["value"] > 0 for row in rows)
+    assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"} and all(
+        row["value"] > 0 for row in rows
+    )
     moved = written(tmp_path / "two", {**GPT2, "seed": 3}, tensors, "state.safetensors")
     model = replace(asked.model, path=str(moved / "state.safetensors"))
-    assert Variant("", replace(asked, model=model)).science("frobenius") == cell.variant.science("frobenius")
-    written(moved, GPT2, {**tensors, "unembed.b_U": torch.zeros(VOCABULARY)}, "state.safetensors")
-    assert Variant("", replace(asked, model=model)).science("frobenius") != cell.variant.science("frobenius")
+    assert Variant("", replace(asked, model=model)).science(
+        "frobenius"
+    ) == cell.variant.science("frobenius")
+    written(
+        moved,
+        GPT2,
+        {**tensors, "unembed.b_U": torch.zeros(VOCABULARY)},
+        "state.safetensors",
+    )
+    assert Variant("", replace(asked, model=model)).science(
+        "frobenius"
+    ) != cell.variant.science("frobenius")
 
 
 def test_a_state_without_a_last_bias_has_zeros(home: Path, tmp_path: Path) -> None:
@@ -223,7 +341,10 @@ def test_a_state_without_a_last_bias_has_zeros(home: Path, tmp_path: Path) -> No
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "rotary": ({"positional_embedding_type": "rotary"}, "positional_embedding_type(.|\n)*allowed: standard"),
+    "rotary": (
+        {"positional_embedding_type": "rotary"},
+        "positional_embedding_type(.|\n)*allowed: standard",
+    ),
     "gated": ({"gated_mlp": True}, "gated_mlp(.|\n)*got:     True"),
     "grouped": ({"n_key_value_heads": 1}, "n_key_value_heads"),
     "shortformer": ({"shortformer_pos": True}, "shortformer_pos(.|\n)*model=python"),
@@ -249,7 +370,9 @@ def test_networks_that_are_not_served_are_named(
 def test_states_that_do_not_fit_are_named(home: Path, tmp_path: Path) -> None:
     tensors = state(GPT2)
     lacking = {name: one for name, one in tensors.items() if ".ln2." not in name}
-    folder = written(tmp_path / "odd", GPT2, {**lacking, "blocks.1.mlp.W_in": torch.zeros(6, 4)})
+    folder = written(
+        tmp_path / "odd", GPT2, {**lacking, "blocks.1.mlp.W_in": torch.zeros(6, 4)}
+    )
     message = (
         r"missing: blocks\.0\.ln2\.weight, [\s\S]*"
         r"of another shape: blocks\.1\.mlp\.in\.weight \(4, 6\) for \(6, 4\)[\s\S]*tl_parameters"
@@ -257,39 +380,63 @@ def test_states_that_do_not_fit_are_named(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         KIND.check(config(folder, home / "ids.npy"))
     written(folder, GPT2, {**tensors, "blocks.0.attn.qkv.weight": torch.zeros(2)})
-    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.weight[\s\S]*tl_parameters"):
+    with pytest.raises(
+        UserError, match=r"blocks\.0\.attn\.qkv\.weight[\s\S]*tl_parameters"
+    ):
         KIND.check(config(folder, home / "ids.npy"))
     written(folder, {**GPT2, "attn_scale": 1.0}, tensors)
     with pytest.raises(UserError, match=r"attn_scale=1\.0 with d_head=3"):
         KIND.check(config(folder, home / "ids.npy"))
-    written(folder, GPT2, {**tensors, "unembed.b_U": torch.full((VOCABULARY,), float("nan"))})
+    written(
+        folder,
+        GPT2,
+        {**tensors, "unembed.b_U": torch.full((VOCABULARY,), float("nan"))},
+    )
     with pytest.raises(UserError, match=r"not finite(.|\n)*unembed\.b_U"):
         KIND.check(config(folder, home / "ids.npy"))
     written(folder, GPT2, tensors, "another.pth")
-    with pytest.raises(UserError, match=r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth"):
+    with pytest.raises(
+        UserError,
+        match=r"several files(.|\n)*another\.pth, state\.pth(.|\n)*model\.path=.*state\.pth",
+    ):
         KIND.check(config(folder, home / "ids.npy"))
 
 
 def test_folders_that_hold_no_state(home: Path, tmp_path: Path) -> None:
     ids = home / "ids.npy"
-    with pytest.raises(UserError, match=r"model\.path is missing(.|\n)*model\.path=DIR"):
+    with pytest.raises(
+        UserError, match=r"model\.path is missing(.|\n)*model\.path=DIR"
+    ):
         KIND.check(config(tmp_path, ids, model={"path": None}))
-    with pytest.raises(UserError, match=r"no weights(.|\n)*\*\.safetensors, \*\.pth(.|\n)*state_dict"):
+    with pytest.raises(
+        UserError, match=r"no weights(.|\n)*\*\.safetensors, \*\.pth(.|\n)*state_dict"
+    ):
         KIND.check(config(tmp_path, ids))
     (tmp_path / "state.pth").write_text("no tensors")
-    with pytest.raises(UserError, match=r"has no config\.json(.|\n)*TransformerLens's configuration"):
+    with pytest.raises(
+        UserError, match=r"has no config\.json(.|\n)*TransformerLens's configuration"
+    ):
         KIND.check(config(tmp_path, ids))
     (tmp_path / "config.json").write_text(json.dumps(GPT2))
-    with pytest.raises(UserError, match=r"model\.path: .*state\.pth cannot be read as weights"):
+    with pytest.raises(
+        UserError, match=r"model\.path: .*state\.pth cannot be read as weights"
+    ):
         KIND.check(config(tmp_path, ids))
     with pytest.raises(UserError, match=r"there is no such folder"):
         KIND.check(config(tmp_path / "nowhere", ids))
 
 
-@pytest.mark.parametrize("changes", [{"random": True}, {"download": True}, {"options": {"n_layer": 2}}])
-def test_settings_of_another_kind_are_refused(changes: dict[str, Any], home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"random": True}, {"download": True}, {"options": {"n_layer": 2}}]
+)
+def test_settings_of_another_kind_are_refused(
+    changes: dict[str, Any], home: Path, tmp_path: Path
+) -> None:
     folder = written(tmp_path / "gpt2", GPT2, state(GPT2))
-    with pytest.raises(UserError, match=rf"model\.{next(iter(changes))}: kind=transformer_lens (does not read|reads)"):
+    with pytest.raises(
+        UserError,
+        match=rf"model\.{next(iter(changes))}: kind=transformer_lens (does not read|reads)",
+    ):
         check_config(config(folder, home / "ids.npy", model=changes))
 
 
@@ -298,9 +445,15 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
 ) -> None:
     folder = written(tmp_path / "one", GPT2, state(GPT2))
     asked = replace(config(folder, home / "ids.npy"), blocks=["W_V"])
-    changed = {name: 2 * one if one.dim() > 1 else one for name, one in state(GPT2).items()}
+    changed = {
+        name: 2 * one if one.dim() > 1 else one for name, one in state(GPT2).items()
+    }
     keys, values = [], []
-    for settings, tensors in ((GPT2, state(GPT2)), ({**GPT2, "act_fn": "relu"}, state(GPT2)), (GPT2, changed)):
+    for settings, tensors in (
+        (GPT2, state(GPT2)),
+        ({**GPT2, "act_fn": "relu"}, state(GPT2)),
+        (GPT2, changed),
+    ):
         if keys:
             written(folder, settings, tensors)
             with pytest.raises(UserError, match="is not the one that was planned"):
@@ -318,7 +471,10 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
         ({"n_heads": 10**9}, "more layers and heads than are served"),
         ({"d_vocab": 10**12}, "d_vocab[\\s\\S]*1 to 2147483648"),
         ({"d_vocab": 2**31}, "memory: too little|of another shape"),
-        ({"d_model": 2**31, "d_head": 3}, r"W_Q' has shape \(2, 4, 3\), expected \(2, 2147483648, 3\)"),
+        (
+            {"d_model": 2**31, "d_head": 3},
+            r"W_Q' has shape \(2, 4, 3\), expected \(2, 2147483648, 3\)",
+        ),
         ({"n_ctx": 2**15}, "of another shape: pos_embed"),
     ],
 )
@@ -352,9 +508,14 @@ def test_tensors_that_are_no_weights(home: Path, tmp_path: Path, odd: Tensor) ->
         KIND.check(config(folder, home / "ids.npy", dtype="float32"))
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x05\x06" + bytes(18), b"\x80\x02}q\x00.", b"\x80\x02K\x01.", b"\x80"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x05\x06" + bytes(18), b"\x80\x02}q\x00.", b"\x80\x02K\x01.", b"\x80"],
+)
 def test_pickles_of_nothing(home: Path, tmp_path: Path, content: bytes) -> None:
     folder = written(tmp_path / "odd", GPT2, state(GPT2))
     (folder / "state.pth").write_bytes(content)
-    with pytest.raises(UserError, match=r"state\.pth cannot be read as weights\n  got:     \S"):
+    with pytest.raises(
+        UserError, match=r"state\.pth cannot be read as weights\n  got:     \S"
+    ):
         KIND.check(config(folder, home / "ids.npy"))

@@ -29,7 +29,9 @@ from tests.curvature.oracle import dense_oracle
 from tests.double_backward import hessian
 from tests.toys import toy_problem
 
-VIT = ModelConfig(kind=Kind.vit, d_model=4, d_mlp=5, n_heads=2, norm=Norm.post, mlp=MLP.gelu, patch=4)
+VIT = ModelConfig(
+    kind=Kind.vit, d_model=4, d_mlp=5, n_heads=2, norm=Norm.post, mlp=MLP.gelu, patch=4
+)
 TASK = TaskConfig(data=Data.digits, batch_size=4)
 SHAPES = [
     VIT,
@@ -37,11 +39,15 @@ SHAPES = [
     replace(VIT, norm=Norm.none, mlp=MLP.relu),
     replace(VIT, norm=Norm.none, attention=Attention.linear, mlp=MLP.none),
 ]
-shape = pytest.mark.parametrize("model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp} {model.n_layers}")
+shape = pytest.mark.parametrize(
+    "model", SHAPES, ids=lambda model: f"{model.norm} {model.mlp} {model.n_layers}"
+)
 
 
 def built(model: ModelConfig, *, sigma: float = 0.7) -> VisionTransformer:
-    network = build_network(Config(model=model, task=TASK, dtype=DType.float64), sigma=sigma, seed=1)
+    network = build_network(
+        Config(model=model, task=TASK, dtype=DType.float64), sigma=sigma, seed=1
+    )
     assert isinstance(network, VisionTransformer)
     return network
 
@@ -62,11 +68,15 @@ def test_patches_are_squares_row_by_row() -> None:
 
 
 @shape
-def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone(model: ModelConfig) -> None:
+def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone(
+    model: ModelConfig,
+) -> None:
     network = built(model)
     hidden = network.hidden(images(), 0)
     turned = network.from_hidden(hidden.flip(1), 0, slice(0, 1))
-    assert torch.allclose(network.from_hidden(hidden, 0, slice(0, 1)), turned, rtol=1e-12, atol=1e-14)
+    assert torch.allclose(
+        network.from_hidden(hidden, 0, slice(0, 1)), turned, rtol=1e-12, atol=1e-14
+    )
     moved = hidden.clone()
     moved[:, -1] = moved[:, -1].flip(-1)
     first = [network.layers[0](rows)[:, 0] for rows in (hidden, moved)]
@@ -76,10 +86,17 @@ def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone
 @shape
 def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
     problem = toy_problem(model, TASK)
-    held = {path: parameter.numel() for path, parameter in problem.network.named_parameters()}
+    held = {
+        path: parameter.numel()
+        for path, parameter in problem.network.named_parameters()
+    }
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
     assert problem.layout.names == [str(matrix) for matrix in matrices_of(model)]
-    biases = {w.name for layer in range(model.n_layers + 1) for w in problem.layout.members(layer, Group.biases)}
+    biases = {
+        w.name
+        for layer in range(model.n_layers + 1)
+        for w in problem.layout.members(layer, Group.biases)
+    }
     assert {"b_patch", "b_Q", "b_O", "b_U"} <= biases
     assert not any("ln" in name for name in biases)
 
@@ -105,7 +122,9 @@ def test_sigma_scales_patches_and_positions() -> None:
 @shape
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
 @pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig, loss: Loss) -> None:
+def test_both_routes_give_the_blocks_of_dense_differentiation(
+    model: ModelConfig, loss: Loss
+) -> None:
     problem, weights = toy_problem(model, replace(TASK, loss=loss)), matrices_of(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -113,10 +132,15 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(model: ModelConfig
     for layer in range(1, model.n_layers + 1):
         oracle = dense_oracle(problem, layer, weights)
         for col in weights:
-            for column in (tape.column(layer, col, weights), ColumnOperator(problem, layer, col, weights)):
+            for column in (
+                tape.column(layer, col, weights),
+                ColumnOperator(problem, layer, col, weights),
+            ):
                 for (row, part), block in dense_blocks(column).items():
                     truth = oracle[part][row, col]  # type: ignore[index]
-                    assert (block - truth).abs().max() <= 1e-10 * max(float(truth.abs().max()), 1e-8)
+                    assert (block - truth).abs().max() <= 1e-10 * max(
+                        float(truth.abs().max()), 1e-8
+                    )
 
 
 @shape
@@ -125,7 +149,9 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> 
     tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):
         for matrix in matrices_of(model):
-            functional = dense_blocks(tape.column(layer, matrix, [matrix]))[matrix, Part.H_f]
+            functional = dense_blocks(tape.column(layer, matrix, [matrix]))[
+                matrix, Part.H_f
+            ]
             at = layer if matrix.has_layer else 0
             promised = is_structural_zero(model, Block(at, matrix, matrix), Part.H_f)
             assert promised == (not functional.any()), (layer, matrix)
@@ -138,39 +164,75 @@ def config(**settings: object) -> Config:
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 @pytest.mark.long
-def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> None:
+def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> (
+    None
+):
     cell = Cell(Variant("", config(quantities=["hessian"])), 0.5, 1, "hessian")
     arrays = compute_cell(cell).arrays
     problem = toy_problem(VIT, TASK, sigma=0.5, seed=1)
     parameters = dict(problem.network.named_parameters())
     assert arrays["names"] == [weight.name for weight in problem.layout.weights]
     assert arrays["sizes"] == [weight.size for weight in problem.layout.weights]
-    ordered = [parameters[weight.parameter].requires_grad_() for weight in problem.layout.weights]
+    ordered = [
+        parameters[weight.parameter].requires_grad_()
+        for weight in problem.layout.weights
+    ]
     assert isinstance(problem.network, VisionTransformer)
     network, batch = problem.network, problem.batch
-    truth = hessian(lambda: problem.loss(logits(network, batch.inputs), batch.targets), ordered)
-    assert np.abs(arrays["hessian"] - truth.numpy()).max() <= 1e-6 * float(truth.abs().max())
+    truth = hessian(
+        lambda: problem.loss(logits(network, batch.inputs), batch.targets), ordered
+    )
+    assert np.abs(arrays["hessian"] - truth.numpy()).max() <= 1e-6 * float(
+        truth.abs().max()
+    )
 
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 def test_groups_and_norms_are_measured() -> None:
-    blocks = ["attention", "mlp", "norms", "biases", "biases@0", "embeddings", "ln1_gain", ["W_patch", "W_U"]]
+    blocks = [
+        "attention",
+        "mlp",
+        "norms",
+        "biases",
+        "biases@0",
+        "embeddings",
+        "ln1_gain",
+        ["W_patch", "W_U"],
+    ]
     found = compute_cell(Cell(Variant("", config(blocks=blocks)), 0.5, 1)).rows
-    assert {(row["row"], row["layer"]) for row in found} >= {("biases", 0), ("biases", 1), ("norms", 1)}
+    assert {(row["row"], row["layer"]) for row in found} >= {
+        ("biases", 0),
+        ("biases", 1),
+        ("norms", 1),
+    }
     assert all(np.isfinite(row["value"]) and row["status"] == "ok" for row in found)
 
 
 BAD = {
-    "patch": ({"model": replace(VIT, patch=3)}, r"does not divide the pictures' side of 8"),
-    "batch": ({"task": replace(TASK, batch_size=1438)}, r"not as many training pictures(.|\n)*1 to 1437"),
-    "exact": ({"estimator": replace(Config().estimator, method=Method.exact)}, r"no exact H_o(.|\n)*model.kind=trans"),
+    "patch": (
+        {"model": replace(VIT, patch=3)},
+        r"does not divide the pictures' side of 8",
+    ),
+    "batch": (
+        {"task": replace(TASK, batch_size=1438)},
+        r"not as many training pictures(.|\n)*1 to 1437",
+    ),
+    "exact": (
+        {"estimator": replace(Config().estimator, method=Method.exact)},
+        r"no exact H_o(.|\n)*model.kind=trans",
+    ),
     "embedding": ({"blocks": ["W_E"]}, r"no weight W_E \(model.kind=vit\)"),
-    "file": ({"task": replace(TASK, path="nowhere.npz")}, "task.path: there is no such file"),
+    "file": (
+        {"task": replace(TASK, path="nowhere.npz")},
+        "task.path: there is no such file",
+    ),
 }
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings: dict[str, object], message: str) -> None:
+def test_what_cannot_be_built_is_refused_before_anything_is_measured(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Sweep([("", config(**settings))])
 

@@ -24,7 +24,9 @@ class Attention(nn.Module):
     def __init__(self, keys: int = HEADS, *, interleaved: bool = False) -> None:
         super().__init__()
         self.num_heads, self.keys, self.interleaved = HEADS, keys, interleaved
-        for name, outputs in zip("qkvo", (WIDTH, keys * HALF, keys * HALF, WIDTH), strict=True):
+        for name, outputs in zip(
+            "qkvo", (WIDTH, keys * HALF, keys * HALF, WIDTH), strict=True
+        ):
             self.register_parameter(name, nn.Parameter(torch.randn(WIDTH, outputs)))
 
     def split(self, vectors: Tensor, heads: int) -> Tensor:
@@ -36,9 +38,13 @@ class Attention(nn.Module):
         beside = hidden if beside is None else beside
         query = self.split(hidden @ self.q, HEADS)
         key, value = (self.split(beside @ one, self.keys) for one in (self.k, self.v))
-        key, value = (one.repeat_interleave(HEADS // self.keys, 1) for one in (key, value))
+        key, value = (
+            one.repeat_interleave(HEADS // self.keys, 1) for one in (key, value)
+        )
         mixed = (query @ key.mT / 2).softmax(-1) @ value
-        joined = mixed.permute(0, 2, 3, 1) if self.interleaved else mixed.transpose(1, 2)
+        joined = (
+            mixed.permute(0, 2, 3, 1) if self.interleaved else mixed.transpose(1, 2)
+        )
         return joined.flatten(2) @ self.o
 
 
@@ -51,7 +57,10 @@ class Fused(nn.Module):
         self.qkv, self.out_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        thirds = (one.unflatten(-1, (HEADS, HALF)).transpose(1, 2) for one in self.qkv(hidden).chunk(3, -1))
+        thirds = (
+            one.unflatten(-1, (HEADS, HALF)).transpose(1, 2)
+            for one in self.qkv(hidden).chunk(3, -1)
+        )
         held = dict(zip(self.order, thirds, strict=True))
         mixed = (held["q"] @ held["k"].mT / 2).softmax(-1) @ held["v"]
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
@@ -101,7 +110,11 @@ class GateUp(nn.Module):
 
     def __init__(self, *, gate_first: bool) -> None:
         super().__init__()
-        self.gate_first, self.fc1, self.fc2 = gate_first, nn.Linear(WIDTH, 2 * INNER), nn.Linear(INNER, WIDTH)
+        self.gate_first, self.fc1, self.fc2 = (
+            gate_first,
+            nn.Linear(WIDTH, 2 * INNER),
+            nn.Linear(INNER, WIDTH),
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         one, two = self.fc1(hidden).chunk(2, -1)
@@ -121,7 +134,8 @@ class Experts(nn.Module):
         weight, chosen = self.gate(hidden).softmax(-1).max(-1, keepdim=True)
         zero = torch.zeros(())
         return sum(
-            torch.where(chosen == at, weight, zero) * one(hidden) for at, one in enumerate(getattr(self, self.name))
+            torch.where(chosen == at, weight, zero) * one(hidden)
+            for at, one in enumerate(getattr(self, self.name))
         )
 
 
@@ -132,10 +146,16 @@ class HeadList(nn.Module):
         super().__init__()
         names = ("query", "key", "value")
         maps = ({name: nn.Linear(WIDTH, HALF) for name in names} for _ in range(HEADS))
-        self.heads, self.out_proj = nn.ModuleList(map(nn.ModuleDict, maps)), nn.Linear(WIDTH, WIDTH)
+        self.heads, self.out_proj = (
+            nn.ModuleList(map(nn.ModuleDict, maps)),
+            nn.Linear(WIDTH, WIDTH),
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
-        mixed = [(h["query"](hidden) @ h["key"](hidden).mT).softmax(-1) @ h["value"](hidden) for h in self.heads]
+        mixed = [
+            (h["query"](hidden) @ h["key"](hidden).mT).softmax(-1) @ h["value"](hidden)
+            for h in self.heads
+        ]
         return self.out_proj(torch.cat(mixed, -1))
 
 
@@ -146,7 +166,9 @@ class Network(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
-        self.layers = nn.ModuleList([nn.ModuleDict({name: part() for name, part in parts.items()})])
+        self.layers = nn.ModuleList(
+            [nn.ModuleDict({name: part() for name, part in parts.items()})]
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embed(tokens)
@@ -176,7 +198,10 @@ class Stages(Network):
             return nn.ModuleDict({"attn": Attention(), "mlp": Maps("w1 gates")})
 
         blocks = [nn.ModuleList(layer() for _ in range(number)) for number in (1, 2)]
-        self.stages = nn.ModuleList(nn.ModuleDict({"blocks": one, "down": nn.Linear(WIDTH, WIDTH)}) for one in blocks)
+        self.stages = nn.ModuleList(
+            nn.ModuleDict({"blocks": one, "down": nn.Linear(WIDTH, WIDTH)})
+            for one in blocks
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         hidden = self.embed(tokens)
@@ -197,7 +222,9 @@ def numbered(layout: Layout, name: str, network: nn.Module) -> list[int]:
     parts = [weight for weight in layout.weights if weight.name == name]
     numbers = torch.arange(network.get_parameter(parts[0].parameter).numel())
     whole = numbers.view(network.get_parameter(parts[0].parameter).shape)
-    return torch.cat([(whole if one.index is None else whole[one.index]).flatten() for one in parts]).tolist()
+    return torch.cat(
+        [(whole if one.index is None else whole[one.index]).flatten() for one in parts]
+    ).tolist()
 
 
 def test_heads_of_maps_from_inputs_to_outputs_are_columns() -> None:
@@ -211,41 +238,71 @@ def test_heads_of_maps_from_inputs_to_outputs_are_columns() -> None:
 
 
 def test_grouped_keys_have_heads_of_their_own_and_those_of_queries_are_theirs() -> None:
-    assert {"W_K.head1", "W_Q.head2", "W_O.head2"} <= names(find_weights(Network(attn=lambda: Attention(1))))
+    assert {"W_K.head1", "W_Q.head2", "W_O.head2"} <= names(
+        find_weights(Network(attn=lambda: Attention(1)))
+    )
 
 
 def test_heads_that_are_not_beside_each_other_are_not_named() -> None:
     layout = find_weights(Network(attn=lambda: Attention(interleaved=True)))
-    assert {*_QKVO} <= names(layout) and not [name for name in names(layout) if ".head" in name]
+    assert {*_QKVO} <= names(layout) and not [
+        name for name in names(layout) if ".head" in name
+    ]
 
 
-@pytest.mark.parametrize("kind", ["w1 gates", "w1 gates by relu", "w1 gates by sigmoid"])
+@pytest.mark.parametrize(
+    "kind", ["w1 gates", "w1 gates by relu", "w1 gates by sigmoid"]
+)
 def test_three_maps_are_named_where_w1_gates(kind: str) -> None:
     network = Network(attn=Attention, mlp=lambda: Maps(kind))
     layout = find_weights(network)
-    called = {weight.name: weight.parameter.split(".")[-2] for weight in layout.weights if ".mlp." in weight.parameter}
+    called = {
+        weight.name: weight.parameter.split(".")[-2]
+        for weight in layout.weights
+        if ".mlp." in weight.parameter
+    }
     assert called == {"W_gate": "w1", "W_out": "w2", "W_in": "w3"}
 
 
 ASKED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "w3 gates": (lambda: Network(attn=Attention, mlp=lambda: Maps("w3 gates")), "mlp.w1"),
-    "none gates": (lambda: Network(attn=Attention, mlp=lambda: Maps("none gates")), "mlp.w3"),
-    "w3 leads out": (lambda: Network(attn=Attention, mlp=lambda: Maps("w3 leads out")), "mlp.w2"),
-    "two of a kind": (lambda: Network(temporal_attn=Attention, spatial_attn=Attention), "spatial_attn.q"),
+    "w3 gates": (
+        lambda: Network(attn=Attention, mlp=lambda: Maps("w3 gates")),
+        "mlp.w1",
+    ),
+    "none gates": (
+        lambda: Network(attn=Attention, mlp=lambda: Maps("none gates")),
+        "mlp.w3",
+    ),
+    "w3 leads out": (
+        lambda: Network(attn=Attention, mlp=lambda: Maps("w3 leads out")),
+        "mlp.w2",
+    ),
+    "two of a kind": (
+        lambda: Network(temporal_attn=Attention, spatial_attn=Attention),
+        "spatial_attn.q",
+    ),
     "gates in the queries": (lambda: Network(attn=Gated), "attn.q"),
     "a fused map": (lambda: Network(attn=lambda: Fused("qkv")), "attn.qkv"),
     "a list of heads": (lambda: Network(attn=HeadList), "attn.heads.*.query"),
-    "experts and their gate": (lambda: Network(attn=Attention, moe=lambda: Experts("expert_list")), "moe.gate"),
+    "experts and their gate": (
+        lambda: Network(attn=Attention, moe=lambda: Experts("expert_list")),
+        "moe.gate",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_what_is_not_used_as_its_name_says_is_asked_for_and_an_answer_is_taken(case: str) -> None:
+def test_what_is_not_used_as_its_name_says_is_asked_for_and_an_answer_is_taken(
+    case: str,
+) -> None:
     make, where = ASKED[case]
     with pytest.raises(UserError, match="do not tell what they do") as caught:
         find_weights(make())
     assert f"'{where}': 'other'" in caught.value.remedy
-    answered = eval(caught.value.remedy, {"hessfig": type("", (), {"find_weights": find_weights}), "network": make()})
+    answered = eval(
+        caught.value.remedy,
+        {"hessfig": type("", (), {"find_weights": find_weights}), "network": make()},
+    )
     assert where in {name.replace(".0.", ".*.") for name in names(answered)}
 
 
@@ -257,25 +314,42 @@ def test_experts_are_named_with_what_chooses_them() -> None:
 def test_keys_of_other_inputs_are_those_of_cross_attention_whatever_its_name() -> None:
     network = Decoder(self_attn=Attention, src_attn=Attention)
     layout = find_weights(network)
-    called = {weight.name: weight.parameter for weight in layout.weights if weight.name.startswith("W_K")}
-    assert called["W_K"] == "layers.0.self_attn.k" and called["W_K.cross"] == "layers.0.src_attn.k"
+    called = {
+        weight.name: weight.parameter
+        for weight in layout.weights
+        if weight.name.startswith("W_K")
+    }
+    assert (
+        called["W_K"] == "layers.0.self_attn.k"
+        and called["W_K.cross"] == "layers.0.src_attn.k"
+    )
 
 
 def test_layers_of_stages_are_counted_one_by_one() -> None:
     layout = find_weights(Stages())
-    assert layout.num_layers == 3 and [len(layout.members(at, "W_Q")) for at in (1, 2, 3)] == [1, 1, 1]
-    assert {"stages.0.down", "stages.1.down"} <= {weight.name for weight in layout.weights if not weight.layer}
+    assert layout.num_layers == 3 and [
+        len(layout.members(at, "W_Q")) for at in (1, 2, 3)
+    ] == [1, 1, 1]
+    assert {"stages.0.down", "stages.1.down"} <= {
+        weight.name for weight in layout.weights if not weight.layer
+    }
 
 
 @pytest.mark.parametrize("order", ["qkv", "kqv", "vkq"])
-def test_a_fused_map_is_cut_as_answered_and_a_wrong_answer_leads_to_no_further_name(order: str) -> None:
+def test_a_fused_map_is_cut_as_answered_and_a_wrong_answer_leads_to_no_further_name(
+    order: str,
+) -> None:
     network = Network(attn=lambda: Fused(order))
-    layout = find_weights(network, {"attn.qkv": "+".join(f"W_{one.upper()}" for one in order)})
+    layout = find_weights(
+        network, {"attn.qkv": "+".join(f"W_{one.upper()}" for one in order)}
+    )
     first = order.index("q") * WIDTH * WIDTH
     assert numbered(layout, "W_Q", network) == list(range(first, first + WIDTH * WIDTH))
     assert {"W_Q.head2", "b_V", "W_O"} <= names(layout)
     wrong = {"attn.qkv": "+".join(f"W_{one.upper()}" for one in order[::-1])}
-    with pytest.raises(UserError, match=r"do not act as queries, keys and values .* with attn\.qkv as"):
+    with pytest.raises(
+        UserError, match=r"do not act as queries, keys and values .* with attn\.qkv as"
+    ):
         find_weights(network, wrong)
 
 
@@ -284,14 +358,18 @@ def test_gates_among_queries_are_told_apart_by_an_answer() -> None:
     layout = find_weights(network, {"attn.q": "W_Q+W_G by heads"})
     whole = torch.arange(2 * WIDTH**2).view(WIDTH, HEADS, 2, HALF)
     assert numbered(layout, "W_Q.head2", network) == whole[:, 1, 0].flatten().tolist()
-    assert sorted(numbered(layout, "W_G", network)) == sorted(whole[:, :, 1].flatten().tolist())
+    assert sorted(numbered(layout, "W_G", network)) == sorted(
+        whole[:, :, 1].flatten().tolist()
+    )
 
 
 @pytest.mark.parametrize("gate_first", [True, False])
 def test_gate_and_up_in_one_map_are_checked(gate_first: bool) -> None:
     network = Network(attn=Attention, mlp=lambda: GateUp(gate_first=gate_first))
     orders = ("W_gate+W_in", "W_in+W_gate")[:: 1 if gate_first else -1]
-    assert {"W_gate", "W_in", "W_out"} <= names(find_weights(network, {"mlp.fc1": orders[0]}))
+    assert {"W_gate", "W_in", "W_out"} <= names(
+        find_weights(network, {"mlp.fc1": orders[0]})
+    )
     with pytest.raises(UserError, match=r"not linear in W_in alone with mlp\.fc1"):
         find_weights(network, {"mlp.fc1": orders[1]})
 
@@ -317,17 +395,31 @@ def test_the_network_and_the_state_of_torch_stay_as_they_were(fails: bool) -> No
     network = Stateful(attn=Attention).train()
     network.layers.eval()
     network.fails = fails
-    before = copy.deepcopy(network.state_dict()), [one.training for one in network.modules()], torch.get_rng_state()
+    before = (
+        copy.deepcopy(network.state_dict()),
+        [one.training for one in network.modules()],
+        torch.get_rng_state(),
+    )
     fast = torch.backends.mha.get_fastpath_enabled()
     if fails:
-        with pytest.raises(UserError, match="does not run on inputs made up: ValueError: no such input"):
+        with pytest.raises(
+            UserError, match="does not run on inputs made up: ValueError: no such input"
+        ):
             find_weights(network)
     else:
         find_weights(network)
     state, modes, rng = before
-    assert all(one.equal(state[name]) for name, one in network.state_dict().items()) and network.kept is None
-    assert modes == [one.training for one in network.modules()] and torch.get_rng_state().equal(rng)
-    assert not any(one._forward_pre_hooks for one in network.modules()) and torch.is_grad_enabled()
+    assert (
+        all(one.equal(state[name]) for name, one in network.state_dict().items())
+        and network.kept is None
+    )
+    assert modes == [
+        one.training for one in network.modules()
+    ] and torch.get_rng_state().equal(rng)
+    assert (
+        not any(one._forward_pre_hooks for one in network.modules())
+        and torch.is_grad_enabled()
+    )
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
@@ -340,12 +432,19 @@ class Picky(Network):
 
 
 def test_a_batch_serves_where_none_can_be_made_up() -> None:
-    network, words = Picky(attn=Attention), torch.randint(0, WORDS, (3, 10), generator=torch.Generator().manual_seed(0))
+    network, words = (
+        Picky(attn=Attention),
+        torch.randint(0, WORDS, (3, 10), generator=torch.Generator().manual_seed(0)),
+    )
     with pytest.raises(UserError, match="does not run on inputs made up") as caught:
         find_weights(network)
     assert "find_weights(network, inputs=BATCH)" in caught.value.remedy
     assert {*_QKVO, "W_E"} <= names(find_weights(network, inputs={"words": words}))
     problem = Problem(
-        network, {"words": words, "labels": words}, "labels", loss=lambda o, y: o.square().mean(), weights="found"
+        network,
+        {"words": words, "labels": words},
+        "labels",
+        loss=lambda o, y: o.square().mean(),
+        weights="found",
     )
     assert problem.operator("W_Q@1").shape == (WIDTH**2, WIDTH**2)

@@ -18,7 +18,12 @@ import hessfig
 from hessfig.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
-SMALL = {"hidden_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 5}
+SMALL = {
+    "hidden_size": 6,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 5,
+}
 WORDS = 9
 
 
@@ -26,7 +31,10 @@ def dense(loss: Callable[[], Tensor], parameter: nn.Parameter) -> Tensor:
     """Return the Hessian of a loss in one parameter, row by row."""
     with sdpa_kernel([SDPBackend.MATH]):
         (slope,) = torch.autograd.grad(loss(), parameter, create_graph=True)
-        rows = [torch.autograd.grad(one, parameter, retain_graph=True)[0].flatten() for one in slope.flatten()]
+        rows = [
+            torch.autograd.grad(one, parameter, retain_graph=True)[0].flatten()
+            for one in slope.flatten()
+        ]
     return torch.stack(rows)
 
 
@@ -46,27 +54,48 @@ def made(kind: Any, config: Any) -> Any:
 
 def causal() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_positions=8, n_embd=6, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=WORDS,
+        n_positions=8,
+        n_embd=6,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     model = made(transformers.GPT2LMHeadModel, config)
     ids = tokens(3, 5)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]])
-    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+    batch = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids.masked_fill(mask == 0, -100),
+    }
 
     def loss() -> Tensor:
         logits = model(input_ids=ids, attention_mask=mask).logits
-        return F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+        return F.cross_entropy(
+            logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+        )
 
     return model, batch, "transformer.h.0.attn.c_proj.weight", loss
 
 
 def masked() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
-    model = made(transformers.BertForMaskedLM, transformers.BertConfig(vocab_size=WORDS, **SMALL))
+    model = made(
+        transformers.BertForMaskedLM, transformers.BertConfig(vocab_size=WORDS, **SMALL)
+    )
     ids, labels = tokens(2, 4), tokens(2, 4, seed=1)
     labels[:, 1:3] = -100
     batch = {"input_ids": ids, "labels": labels}
     name = "bert.encoder.layer.0.attention.output.dense.weight"
-    return model, batch, name, lambda: F.cross_entropy(model(input_ids=ids).logits.flatten(0, 1), labels.flatten())
+    return (
+        model,
+        batch,
+        name,
+        lambda: F.cross_entropy(
+            model(input_ids=ids).logits.flatten(0, 1), labels.flatten()
+        ),
+    )
 
 
 def classes() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
@@ -91,13 +120,25 @@ def regression() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
 
 def translation() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
     config = transformers.T5Config(
-        vocab_size=WORDS, d_model=6, d_kv=3, d_ff=5, num_layers=1, num_heads=2, decoder_start_token_id=0
+        vocab_size=WORDS,
+        d_model=6,
+        d_kv=3,
+        d_ff=5,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
     )
     model = made(transformers.T5ForConditionalGeneration, config)
     ids, labels = tokens(2, 4), tokens(2, 3, seed=1)
     return (
-        *(model, {"input_ids": ids, "labels": labels}, "encoder.block.0.layer.0.SelfAttention.o.weight"),
-        lambda: F.cross_entropy(model(input_ids=ids, labels=labels).logits.flatten(0, 1), labels.flatten()),
+        *(
+            model,
+            {"input_ids": ids, "labels": labels},
+            "encoder.block.0.layer.0.SelfAttention.o.weight",
+        ),
+        lambda: F.cross_entropy(
+            model(input_ids=ids, labels=labels).logits.flatten(0, 1), labels.flatten()
+        ),
     )
 
 
@@ -107,8 +148,11 @@ def test_models_of_transformers_need_no_wrapper(case: Callable[[], Any]) -> None
     model, batch, name, loss = case()
     before = {key: one.clone() for key, one in model.state_dict().items()}
     found = norms(hessfig.Problem(model, batch), name)
-    rounding = 1e-7 if case is translation else 1e-10  # T5 takes its softmax in float32, whatever its weights are
-    assert found["H"] == pytest.approx(dense(loss, model.get_parameter(name)).norm().item(), rel=rounding)
+    # T5 takes its softmax in float32, whatever its weights are.
+    rounding = 1e-7 if case is translation else 1e-10
+    assert found["H"] == pytest.approx(
+        dense(loss, model.get_parameter(name)).norm().item(), rel=rounding
+    )
     assert {*found} == {"H", "H_o", "H_f"} and found["H_o"] > 0
     assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
 
@@ -116,8 +160,12 @@ def test_models_of_transformers_need_no_wrapper(case: Callable[[], Any]) -> None
 def test_a_loader_of_padded_batches_is_the_loss_on_all_tokens() -> None:
     model, batch, name, loss = causal()
     rows = [{key: one[at] for key, one in batch.items()} for at in range(3)]
-    found = norms(hessfig.Problem(model, DataLoader(rows, batch_size=2)), name, parts="H")
-    assert found["H"] == pytest.approx(dense(loss, model.get_parameter(name)).norm().item(), rel=1e-10)
+    found = norms(
+        hessfig.Problem(model, DataLoader(rows, batch_size=2)), name, parts="H"
+    )
+    assert found["H"] == pytest.approx(
+        dense(loss, model.get_parameter(name)).norm().item(), rel=1e-10
+    )
 
 
 class Two(nn.Module):
@@ -126,22 +174,43 @@ class Two(nn.Module):
     def __init__(self, returns: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.returns = nn.Linear(3, 2).double(), nn.Linear(2, 2).double(), returns
+        self.a, self.b, self.returns = (
+            nn.Linear(3, 2).double(),
+            nn.Linear(2, 2).double(),
+            returns,
+        )
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         hidden = torch.tanh(self.a(x)) + y
         return self.returns(hidden, self.b(hidden))
 
 
-X, Y = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).double(), torch.ones(4, 2).double()
+X, Y = (
+    torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).double(),
+    torch.ones(4, 2).double(),
+)
 GOAL = torch.tensor([0, 1, 1, 0])
 
 
 def test_several_inputs_and_a_declared_output() -> None:
-    plain, tupled = Two(lambda hidden, out: out), Two(lambda hidden, out: {"hidden": hidden, "scores": out})
+    plain, tupled = (
+        Two(lambda hidden, out: out),
+        Two(lambda hidden, out: {"hidden": hidden, "scores": out}),
+    )
     truth = norms(hessfig.Problem(plain, (X, Y), GOAL), "a.weight")
-    assert norms(hessfig.Problem(tupled, (X, Y), GOAL, outputs="scores"), "a.weight") == truth
-    assert norms(hessfig.Problem(tupled, {"x": X, "y": Y, "goal": GOAL}, "goal", outputs="scores"), "a.weight") == truth
+    assert (
+        norms(hessfig.Problem(tupled, (X, Y), GOAL, outputs="scores"), "a.weight")
+        == truth
+    )
+    assert (
+        norms(
+            hessfig.Problem(
+                tupled, {"x": X, "y": Y, "goal": GOAL}, "goal", outputs="scores"
+            ),
+            "a.weight",
+        )
+        == truth
+    )
     assert norms(hessfig.Problem(plain, [((X, Y), GOAL)]), "a.weight") == truth
     exact = dense(lambda: F.cross_entropy(plain(X, Y), GOAL), plain.a.weight)
     assert truth["H"] == pytest.approx(exact.norm().item(), rel=1e-10)
@@ -153,7 +222,10 @@ def test_a_loss_of_all_outputs_has_a_hessian_and_no_split() -> None:
     network = Two(lambda hidden, out: {"hidden": hidden, "scores": out})
 
     def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
-        return F.cross_entropy(outputs["scores"], targets) + outputs["hidden"].square().mean()
+        return (
+            F.cross_entropy(outputs["scores"], targets)
+            + outputs["hidden"].square().mean()
+        )
 
     problem = hessfig.Problem(network, (X, Y), GOAL, loss)
     found = norms(problem, "a.weight")
@@ -165,11 +237,17 @@ def test_a_loss_of_all_outputs_has_a_hessian_and_no_split() -> None:
 
 def test_a_function_is_split_where_it_is_convex() -> None:
     network, target = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double(), Y
-    convex = norms(hessfig.Problem(network, X, target, lambda f, y: (f - y).square().mean()), "0.weight")
+    convex = norms(
+        hessfig.Problem(network, X, target, lambda f, y: (f - y).square().mean()),
+        "0.weight",
+    )
     assert convex == {**norms(hessfig.Problem(network, X, target, "mse"), "0.weight")}
     dip = hessfig.Problem(network, X, target, lambda f, y: f.cos().mean())
     assert {*norms(dip, "0.weight")} == {"H"}
-    with pytest.raises(UserError, match="not convex in the outputs: its Hessian there has the eigenvalue -"):
+    with pytest.raises(
+        UserError,
+        match="not convex in the outputs: its Hessian there has the eigenvalue -",
+    ):
         norms(dip, "0.weight", parts=["H_o", "H_f"])
 
 
@@ -189,20 +267,31 @@ class LoRA(nn.Module):
 def test_adapters_are_the_weights_where_they_alone_are_trained() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(
-        LoRA(nn.Linear(3, 4).double(), 1), nn.Tanh(), nn.Linear(4, 2).double().requires_grad_(False)
+        LoRA(nn.Linear(3, 4).double(), 1),
+        nn.Tanh(),
+        nn.Linear(4, 2).double().requires_grad_(False),
     )
     problem = hessfig.Problem(network, X, GOAL, weights="trainable")
     table = hessfig.measure(problem, blocks=["0.down.weight", "0.up.weight", "all"])
     assert {*table["row"]} == {"0.down.weight", "0.up.weight", "all"}
     weights = [network[0].down.weight, network[0].up.weight]
-    slopes = torch.autograd.grad(F.cross_entropy(network(X), GOAL), weights, create_graph=True)
+    slopes = torch.autograd.grad(
+        F.cross_entropy(network(X), GOAL), weights, create_graph=True
+    )
     flat = torch.cat([slope.flatten() for slope in slopes])
     rows = [torch.autograd.grad(one, weights, retain_graph=True) for one in flat]
     whole = torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
     assert value_of(table, "all") == pytest.approx(whole.norm().item(), rel=1e-10)
-    assert {name for name, one in network.named_parameters() if one.requires_grad} == {"0.down.weight", "0.up.weight"}
-    with pytest.raises(UserError, match="no parameter of the network requires a gradient"):
-        hessfig.measure(hessfig.Problem(network.requires_grad_(False), X, GOAL, weights="trainable"))
+    assert {name for name, one in network.named_parameters() if one.requires_grad} == {
+        "0.down.weight",
+        "0.up.weight",
+    }
+    with pytest.raises(
+        UserError, match="no parameter of the network requires a gradient"
+    ):
+        hessfig.measure(
+            hessfig.Problem(network.requires_grad_(False), X, GOAL, weights="trainable")
+        )
 
 
 def value_of(table: pd.DataFrame, row: str) -> float:
@@ -212,8 +301,12 @@ def value_of(table: pd.DataFrame, row: str) -> float:
 def test_lora_of_peft() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model, batch, _, _ = causal()
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=1, target_modules=["c_attn"], fan_in_fan_out=True)).eval()
-    table = hessfig.measure(hessfig.Problem(adapted, batch, weights="trainable"), blocks="each", parts="H")
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=1, target_modules=["c_attn"], fan_in_fan_out=True)
+    ).eval()
+    table = hessfig.measure(
+        hessfig.Problem(adapted, batch, weights="trainable"), blocks="each", parts="H"
+    )
     assert len(table) == 2 and all("lora_" in row for row in table["row"])
 
 
@@ -227,8 +320,14 @@ def test_lora_of_peft() -> None:
         ({"inputs": {"x": 3}}, "without a tensor"),
         ({"loss": lambda f, y: f}, "one real number"),
         ({"inputs": (X, GOAL)}, "cannot take the batch: it raises TypeError"),
-        ({"loss": lambda f, y: 3.0}, "the loss is not a scalar(.|\n)*returned float(.|\n)*no .item"),
-        ({"inputs": [(X, GOAL), (X, GOAL), (X, GOAL)], "targets": [GOAL]}, "3 batches and 1 targets"),
+        (
+            {"loss": lambda f, y: 3.0},
+            "the loss is not a scalar(.|\n)*returned float(.|\n)*no .item",
+        ),
+        (
+            {"inputs": [(X, GOAL), (X, GOAL), (X, GOAL)], "targets": [GOAL]},
+            "3 batches and 1 targets",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -246,7 +345,13 @@ def test_what_computed_from_parameters_beforehand_is_used_is_refused_by_name() -
     """A copy holds it as a constant; pruned and normalised weights are computed at every call (tests/odd_functions)."""
     network = net()
     network[0].halves = [network[2].weight / 2]
-    hessfig.measure(hessfig.Problem(network, X, GOAL), blocks=["0.weight"])  # nothing reads it
-    network[0].register_forward_hook(lambda module, given, found: found + module.halves[0].sum())
-    with pytest.raises(UserError, match=r"not the user's function(.|\n)*0.halves(.|\n)*read self.NAME in forward"):
+    # Nothing reads it.
+    hessfig.measure(hessfig.Problem(network, X, GOAL), blocks=["0.weight"])
+    network[0].register_forward_hook(
+        lambda module, given, found: found + module.halves[0].sum()
+    )
+    with pytest.raises(
+        UserError,
+        match=r"not the user's function(.|\n)*0.halves(.|\n)*read self.NAME in forward",
+    ):
         hessfig.measure(hessfig.Problem(network, X, GOAL), blocks=["0.weight"])

@@ -12,7 +12,13 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 import hessfig
 from hessfig.errors import UserError
@@ -23,7 +29,9 @@ SAMPLES, SIZE = 10, 4
 
 
 def samples() -> tuple[Tensor, Tensor]:
-    return torch.randn(SAMPLES, 3, generator=seeded(1)).double(), torch.arange(SAMPLES) % 2
+    return torch.randn(SAMPLES, 3, generator=seeded(1)).double(), torch.arange(
+        SAMPLES
+    ) % 2
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -59,13 +67,17 @@ class Drawn(IterableDataset[tuple[Tensor, Tensor]]):
 
 
 def loader(data: Any = None, **settings: Any) -> DataLoader[Any]:
-    return DataLoader(TensorDataset(*samples()) if data is None else data, batch_size=SIZE, **settings)
+    return DataLoader(
+        TensorDataset(*samples()) if data is None else data, batch_size=SIZE, **settings
+    )
 
 
 LOADERS: dict[str, Callable[[], Any]] = {
     "the global generator": lambda: loader(shuffle=True, drop_last=True),
     "a generator of its own": lambda: loader(shuffle=True, generator=seeded(3)),
-    "a weighted sampler": lambda: loader(sampler=WeightedRandomSampler([0.1] * SAMPLES, SAMPLES, generator=seeded(3))),
+    "a weighted sampler": lambda: loader(
+        sampler=WeightedRandomSampler([0.1] * SAMPLES, SAMPLES, generator=seeded(3))
+    ),
     "data with the global generator of Python": lambda: loader(Noisy(random.random)),
     "data with the global generator of numpy": lambda: loader(Noisy(numpy.random.rand)),
     "a worker": lambda: loader(Noisy(random.random), shuffle=True, num_workers=1),
@@ -77,14 +89,19 @@ def passes(one: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(kind: str) -> None:
+def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(
+    kind: str,
+) -> None:
     def trained(is_read: bool) -> list[Tensor]:
         model = network()
         for seed in (random.seed, numpy.random.seed, torch.manual_seed):
             seed(11)
         one = LOADERS[kind]()
         if is_read:
-            assert len(hessfig.Problem(model, one).inputs) in (SAMPLES // SIZE, SAMPLES // SIZE + 1)
+            assert len(hessfig.Problem(model, one).inputs) in (
+                SAMPLES // SIZE,
+                SAMPLES // SIZE + 1,
+            )
         return passes(one)
 
     with_reading, without = trained(True), trained(False)
@@ -103,7 +120,11 @@ def test_a_training_goes_on_whose_loader_is_read_in_its_midst() -> None:
 
 
 def norm(problem: hessfig.Problem) -> float:
-    return float(hessfig.measure(problem, blocks=["all"], parts="H", estimator="dense")["value"].iloc[0])
+    return float(
+        hessfig.measure(problem, blocks=["all"], parts="H", estimator="dense")[
+            "value"
+        ].iloc[0]
+    )
 
 
 def by_hand(batches: list[tuple[Tensor, Tensor]]) -> float:
@@ -112,21 +133,35 @@ def by_hand(batches: list[tuple[Tensor, Tensor]]) -> float:
     held = list(model.parameters())
     x, y = (torch.cat(side) for side in zip(*batches, strict=True))
     loss = nn.functional.cross_entropy(model(x), y)
-    slope = torch.cat([one.flatten() for one in torch.autograd.grad(loss, held, create_graph=True)])
+    slope = torch.cat(
+        [one.flatten() for one in torch.autograd.grad(loss, held, create_graph=True)]
+    )
     rows = [torch.autograd.grad(one, held, retain_graph=True) for one in slope]
-    return float(torch.stack([torch.cat([part.flatten() for part in row]) for row in rows]).norm())
+    return float(
+        torch.stack(
+            [torch.cat([part.flatten() for part in row]) for row in rows]
+        ).norm()
+    )
 
 
-@pytest.mark.parametrize("kind", ["the global generator", "a generator of its own", "a stream of data"])
+@pytest.mark.parametrize(
+    "kind", ["the global generator", "a generator of its own", "a stream of data"]
+)
 def test_a_problem_has_the_same_batches_in_every_measurement(kind: str) -> None:
     torch.manual_seed(2)
-    problem = hessfig.Problem(network(), loader(Drawn()) if kind == "a stream of data" else LOADERS[kind]())
+    problem = hessfig.Problem(
+        network(), loader(Drawn()) if kind == "a stream of data" else LOADERS[kind]()
+    )
     truth = by_hand(problem.inputs)
     assert [norm(problem), norm(problem)] == pytest.approx([truth, truth], rel=1e-9)
-    assert float(numpy.linalg.norm(problem.operator("all") @ numpy.eye(14))) == pytest.approx(truth, rel=1e-9)
+    assert float(
+        numpy.linalg.norm(problem.operator("all") @ numpy.eye(14))
+    ) == pytest.approx(truth, rel=1e-9)
 
 
-def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_again() -> None:
+def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_again() -> (
+    None
+):
     x, y = samples()
     buffer = torch.empty(SIZE, 3).double()
 
@@ -142,7 +177,9 @@ def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_
 def test_targets_may_be_a_stream_beside_inputs() -> None:
     x, y = samples()
     problem = hessfig.Problem(network(), iter(x.split(5)), iter(y.split(5)))
-    assert [norm(problem), norm(problem)] == pytest.approx([by_hand([(x, y)])] * 2, rel=1e-9)
+    assert [norm(problem), norm(problem)] == pytest.approx(
+        [by_hand([(x, y)])] * 2, rel=1e-9
+    )
 
 
 class Pair(NamedTuple):
@@ -150,12 +187,18 @@ class Pair(NamedTuple):
     y: Tensor
 
 
-@pytest.mark.parametrize("batch", [list(samples()), Pair(*samples()), {"x": samples()[0]}])
-def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(batch: Any) -> None:
+@pytest.mark.parametrize(
+    "batch", [list(samples()), Pair(*samples()), {"x": samples()[0]}]
+)
+def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(
+    batch: Any,
+) -> None:
     (found,) = keep_batches(iter([batch]))
     assert type(found) is type(batch)
     pairs = (
-        zip(found.values(), batch.values(), strict=True) if isinstance(batch, dict) else zip(found, batch, strict=True)
+        zip(found.values(), batch.values(), strict=True)
+        if isinstance(batch, dict)
+        else zip(found, batch, strict=True)
     )
     for one, given in pairs:
         assert torch.equal(one, given)
@@ -163,17 +206,32 @@ def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(batch:
 
 
 @pytest.mark.parametrize(
-    "given", [torch.ones(2), (1, 2), [1], {"a": 1}, "text", numpy.ones(3), nn.Sequential(), None, 3]
+    "given",
+    [
+        torch.ones(2),
+        (1, 2),
+        [1],
+        {"a": 1},
+        "text",
+        numpy.ones(3),
+        nn.Sequential(),
+        None,
+        3,
+    ],
 )
 def test_what_is_a_batch_or_a_list_of_them_is_left_as_it_is(given: Any) -> None:
     assert keep_batches(given) is given
 
 
 @pytest.mark.parametrize(("name", "value"), [("MOST_BATCHES", 50), ("SHARE", 10**7)])
-def test_a_stream_without_end_is_refused_with_a_bound(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_end_is_refused_with_a_bound(
+    name: str, value: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(read_batches, name, value)
     endless = itertools.repeat(samples())
-    with pytest.raises(UserError, match="inputs: the batches do not end, or do not fit into memory") as refused:
+    with pytest.raises(
+        UserError, match="inputs: the batches do not end, or do not fit into memory"
+    ) as refused:
         hessfig.Problem(network(), endless)
     assert "list(itertools.islice(loader, 20))" in refused.value.remedy
     problem = hessfig.Problem(network(), list(itertools.islice(endless, 20)))
@@ -186,15 +244,21 @@ def test_as_many_batches_as_the_bound_are_read(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("kind", ["the global generator", "a generator of its own"])
-def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(kind: str, tmp_path: Path) -> None:
+def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(
+    kind: str, tmp_path: Path
+) -> None:
     def trained(watch: bool) -> list[Tensor]:
         torch.manual_seed(11)
         model, one = network(), LOADERS[kind]()
         if watch:
             with_all = {"every": 1, "max_fraction": None, "quantities": ["loss"]}
-            monitor = hessfig.Monitor(model, "cross_entropy", one, folder=tmp_path, **with_all)
+            monitor = hessfig.Monitor(
+                model, "cross_entropy", one, folder=tmp_path, **with_all
+            )
             assert monitor(0)
             monitor.close()
         return passes(one)
 
-    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True)
+    )

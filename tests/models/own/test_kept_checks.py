@@ -25,7 +25,11 @@ class Network(nn.Module):
 
     def __init__(self, width: int = 5) -> None:
         super().__init__()
-        self.first, self.drop, self.last = nn.Linear(3, width), nn.Dropout(0.5), nn.Linear(width, 2)
+        self.first, self.drop, self.last = (
+            nn.Linear(3, width),
+            nn.Dropout(0.5),
+            nn.Linear(width, 2),
+        )
         self.register_buffer("shift", torch.linspace(0, 1, width))
         self.slope = 1.0
 
@@ -69,7 +73,11 @@ class Case:
         """The problem with inputs, targets and a loss that closes over all of this."""
 
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-            factor = FACTORS[0] * GLOBAL["factor"] * float(os.environ.get("HESSFIG_TEST_FACTOR", "1"))
+            factor = (
+                FACTORS[0]
+                * GLOBAL["factor"]
+                * float(os.environ.get("HESSFIG_TEST_FACTOR", "1"))
+            )
             return factor * self.closed.to(outputs) * self.loss(outputs, targets)
 
         loss.reduction = "mean"  # type: ignore[attr-defined]
@@ -81,19 +89,28 @@ class Case:
         closed, loss, case = self.closed, self.loss, self
 
         def compute_loss(network: nn.Module, batch: Any) -> Tensor:
-            factor = FACTORS[0] * GLOBAL["factor"] * float(os.environ.get("HESSFIG_TEST_FACTOR", "1"))
+            factor = (
+                FACTORS[0]
+                * GLOBAL["factor"]
+                * float(os.environ.get("HESSFIG_TEST_FACTOR", "1"))
+            )
             return factor * closed.to(batch[0]) * loss(network(batch[0]), batch[1])
 
         batches = [(self.x, self.y), (self.x[:3], self.y[:3])]
         return hessfig.Problem(
-            self.network, batches, compute_loss=compute_loss, batch_weights=lambda _: case.network.slope
+            self.network,
+            batches,
+            compute_loss=compute_loss,
+            batch_weights=lambda _: case.network.slope,
         )
 
 
 def case() -> Case:
     torch.manual_seed(0)
     network = Network().eval()
-    return Case(network, torch.randn(6, 3), torch.randn(6, 2), Loss(), torch.tensor(1.0))
+    return Case(
+        network, torch.randn(6, 3), torch.randn(6, 2), Loss(), torch.tensor(1.0)
+    )
 
 
 def _step(one: Case) -> None:
@@ -107,7 +124,9 @@ def _replace(one: Case) -> None:
 
 
 def _load(one: Case) -> None:
-    one.network.load_state_dict({name: 1.1 * tensor for name, tensor in one.network.state_dict().items()})
+    one.network.load_state_dict(
+        {name: 1.1 * tensor for name, tensor in one.network.state_dict().items()}
+    )
 
 
 def _replace_module(one: Case) -> None:
@@ -150,12 +169,18 @@ CHANGES: dict[str, Callable[[Case], object]] = {
     "a step of an optimiser": _step,
     "load_state_dict": _load,
     "a new parameter": _replace,
-    "a bias, through numpy": lambda one: one.network.first.bias.detach().numpy().__imul__(2.0),
+    "a bias, through numpy": lambda one: (
+        one.network.first.bias.detach().numpy().__imul__(2.0)
+    ),
     "a buffer, in place": lambda one: one.network.shift.add_(0.1),
     "a new buffer": lambda one: setattr(one.network, "shift", torch.ones(5)),
     "an attribute": lambda one: setattr(one.network, "slope", 0.5),
-    "a forward hook": lambda one: one.network.first.register_forward_hook(lambda _, x, y: 2 * y),
-    "a pre-hook": lambda one: one.network.last.register_forward_pre_hook(lambda _, x: (0.5 * x[0],)),
+    "a forward hook": lambda one: one.network.first.register_forward_hook(
+        lambda _, x, y: 2 * y
+    ),
+    "a pre-hook": lambda one: one.network.last.register_forward_pre_hook(
+        lambda _, x: (0.5 * x[0],)
+    ),
     "an attribute of the loss": lambda one: setattr(one.loss, "power", 3.0),
     "a buffer of the loss": lambda one: one.loss.scale.mul_(2.0),
     "a swapped loss": _swap_loss,
@@ -166,11 +191,17 @@ CHANGES: dict[str, Callable[[Case], object]] = {
     "inputs, in place": lambda one: one.x.mul_(1.5),
     "targets, in place": lambda one: one.y.add_(1.0),
     "a replaced module": _replace_module,
-    "a parametrization": lambda one: parametrize.register_parametrization(one.network.last, "weight", Doubled()),
-    "another forward": lambda one: setattr(one.network, "forward", lambda x: one.network.last(one.network.first(x))),
+    "a parametrization": lambda one: parametrize.register_parametrization(
+        one.network.last, "weight", Doubled()
+    ),
+    "another forward": lambda one: setattr(
+        one.network, "forward", lambda x: one.network.last(one.network.first(x))
+    ),
     "double": lambda one: one.network.double(),
     "a method of torch": lambda one: setattr(torch, "tanh", torch.sin),
-    "dropout that does nothing": lambda one: setattr(one.network.drop, "p", 0.0) or one.network.train(),
+    "dropout that does nothing": lambda one: (
+        setattr(one.network.drop, "p", 0.0) or one.network.train()
+    ),
     "training mode": lambda one: one.network.train(),
     "a frozen weight": lambda one: one.network.first.weight.requires_grad_(False),
     "a default dtype": lambda one: torch.set_default_dtype(torch.float64),
@@ -212,17 +243,33 @@ def test_every_change_is_noticed(change: str, form: str) -> None:
     assert isinstance(now, Tensor) and isinstance(before, Tensor)
     assert torch.equal(now, fresh)
     has_effect = not torch.equal(before, fresh)
-    assert has_effect or change in NEUTRAL or (form == "function" and change == "a swapped loss")
+    assert (
+        has_effect
+        or change in NEUTRAL
+        or (form == "function" and change == "a swapped loss")
+    )
 
 
-NEUTRAL = {"double", "dropout that does nothing", "a frozen weight", "a default dtype", "deterministic algorithms"}
+NEUTRAL = {
+    "double",
+    "dropout that does nothing",
+    "a frozen weight",
+    "a default dtype",
+    "deterministic algorithms",
+}
 
 
 @pytest.mark.parametrize("form", ["problem", "function"])
-def test_without_a_change_nothing_is_checked_again(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_change_nothing_is_checked_again(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     problem, made = getattr(case(), form), list[object]()
     checking = kept_checks.Checking
-    monkeypatch.setattr(kept_checks, "Checking", lambda request: made.append(request) or checking(request))
+    monkeypatch.setattr(
+        kept_checks,
+        "Checking",
+        lambda request: made.append(request) or checking(request),
+    )
     products = [product(problem) for _ in range(3)]
     torch.manual_seed(7)  # the function draws nothing
     table = hessfig.measure(problem, blocks=["last.weight"], parts="H")
@@ -243,7 +290,11 @@ def test_a_function_that_draws_is_another_one_after_a_new_seed() -> None:
     first, again = product(problem), product(problem)
     torch.manual_seed(2)
     other, fresh = product(problem), product(copy.copy(problem))
-    assert torch.equal(first, again) and torch.equal(other, fresh) and not torch.equal(first, other)
+    assert (
+        torch.equal(first, again)
+        and torch.equal(other, fresh)
+        and not torch.equal(first, other)
+    )
 
 
 def test_an_operator_keeps_its_function_when_the_problem_changed() -> None:
@@ -273,7 +324,9 @@ def test_what_is_kept_is_freed_with_the_problem(width: int) -> None:
     assert kept() is None
 
 
-def test_a_large_copy_is_kept_only_while_an_operator_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_copy_is_kept_only_while_an_operator_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kept_checks, "_MOST_BYTES", 100)
     problem = case().problem
     operator = problem.operator("last.weight")
@@ -294,8 +347,14 @@ def test_what_hooks_and_losses_fill_is_as_before_every_operator(form: str) -> No
         return (outputs - targets).square().mean()
 
     x, y = torch.randn(6, 3), torch.randn(6, 2)
-    of_batch = {"compute_loss": lambda network, batch: loss(network(batch), y.to(batch))}
-    given = hessfig.Problem(network, x, y, loss) if form == "problem" else hessfig.Problem(network, x, **of_batch)
+    of_batch = {
+        "compute_loss": lambda network, batch: loss(network(batch), y.to(batch))
+    }
+    given = (
+        hessfig.Problem(network, x, y, loss)
+        if form == "problem"
+        else hessfig.Problem(network, x, **of_batch)
+    )
     for part in ("H", "H", "H_o", "H_o")[: 4 if form == "problem" else 2]:
         given.operator("last.weight", part)
         assert filled == []
@@ -304,28 +363,46 @@ def test_what_hooks_and_losses_fill_is_as_before_every_operator(form: str) -> No
 def test_an_operator_that_is_refused_is_refused_again() -> None:
     problem = case().problem
     for _ in range(2):
-        with pytest.raises(hessfig.UserError, match="products: there is no such choice"):
+        with pytest.raises(
+            hessfig.UserError, match="products: there is no such choice"
+        ):
             problem.operator("last.weight", products="fast")
         with pytest.raises(hessfig.UserError, match="device"):
             problem.operator("last.weight", device="cpu:7")
         with pytest.raises(hessfig.UserError):
             problem.operator("nowhere")
-    first, other = (problem.operator(["first.weight", "last.bias"], dtype=dtype) for dtype in ("float64", "float32"))
-    assert first.shape == (15, 2) and (str(first.dtype), str(other.dtype)) == ("float64", "float32")
+    first, other = (
+        problem.operator(["first.weight", "last.bias"], dtype=dtype)
+        for dtype in ("float64", "float32")
+    )
+    assert first.shape == (15, 2) and (str(first.dtype), str(other.dtype)) == (
+        "float64",
+        "float32",
+    )
 
 
 def test_copies_of_a_problem_keep_nothing() -> None:
-    problem = hessfig.Problem(Network().eval(), torch.randn(6, 3), torch.randn(6, 2), "mse")
+    problem = hessfig.Problem(
+        Network().eval(), torch.randn(6, 3), torch.randn(6, 2), "mse"
+    )
     first = product(problem)
-    for other in (copy.copy(problem), copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
+    for other in (
+        copy.copy(problem),
+        copy.deepcopy(problem),
+        pickle.loads(pickle.dumps(problem)),
+    ):
         assert "_kept_checks" not in vars(other)
         assert torch.equal(product(other), first)
 
 
 def test_columns_of_a_large_network_share_graphs() -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4))
-    problem = hessfig.Problem(network, torch.randn(32, 20), torch.randint(4, (32,)), "cross_entropy")
+    network = nn.Sequential(
+        nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4)
+    )
+    problem = hessfig.Problem(
+        network, torch.randn(32, 20), torch.randint(4, (32,)), "cross_entropy"
+    )
     for block in ["0.weight", "2.weight", "4.bias", ("0.bias", "4.weight"), "all"]:
         operator, alone = problem.operator(block), copy.copy(problem).operator(block)
         vector = torch.linspace(-1, 1, operator.shape[1], dtype=torch.float64)

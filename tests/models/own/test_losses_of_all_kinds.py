@@ -21,7 +21,9 @@ MEANS: dict[str, Any] = {
 }
 SUMS: dict[str, Any] = {
     "module": nn.CrossEntropyLoss(reduction="sum"),
-    "function": lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum"),
+    "function": lambda outputs, targets: F.cross_entropy(
+        outputs, targets, reduction="sum"
+    ),
 }
 
 
@@ -31,18 +33,26 @@ class OfAVariance(nn.Module):
     reduction = "mean"
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return (outputs[:, 1] + (outputs[:, 0] - targets) ** 2 * torch.exp(-outputs[:, 1])).mean()
+        return (
+            outputs[:, 1] + (outputs[:, 0] - targets) ** 2 * torch.exp(-outputs[:, 1])
+        ).mean()
 
 
 def parts_of_a_problem(outputs: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
-    return network, torch.randn(COUNT, 3, dtype=torch.float64), torch.randint(0, 4, (COUNT,))
+    return (
+        network,
+        torch.randn(COUNT, 3, dtype=torch.float64),
+        torch.randint(0, 4, (COUNT,)),
+    )
 
 
 def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
     problem = hessfig.Problem(*parts_of_a_problem(), loss)
-    table = hessfig.measure(problem, blocks=["0.weight"], quantities=[quantity], **settings)
+    table = hessfig.measure(
+        problem, blocks=["0.weight"], quantities=[quantity], **settings
+    )
     return table.set_index(["quantity", "row", "part", "index"])["value"].sort_index()
 
 
@@ -51,16 +61,25 @@ def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
     "quantity",
     [
         pytest.param("stationarity", marks=pytest.mark.long),
-        *("landscape_difference", "landscape_integrals", "hessian_distance", "approximations"),
+        *(
+            "landscape_difference",
+            "landscape_integrals",
+            "hessian_distance",
+            "approximations",
+        ),
     ],
 )
-def test_a_mean_over_samples_is_one_however_it_is_given(quantity: str, kind: str) -> None:
+def test_a_mean_over_samples_is_one_however_it_is_given(
+    quantity: str, kind: str
+) -> None:
     found, known = (numbers(MEANS[name], quantity) for name in (kind, "name"))
     pd.testing.assert_series_equal(found, known, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", SUMS)
-@pytest.mark.parametrize("quantity", ["stationarity", "landscape_difference", "hessian_distance"])
+@pytest.mark.parametrize(
+    "quantity", ["stationarity", "landscape_difference", "hessian_distance"]
+)
 def test_a_sum_over_samples_has_no_mean_of_the_first(quantity: str, kind: str) -> None:
     with pytest.raises(UserError, match="not a mean over samples"):
         numbers(SUMS[kind], quantity)
@@ -69,11 +88,18 @@ def test_a_sum_over_samples_has_no_mean_of_the_first(quantity: str, kind: str) -
 def test_hessians_of_the_first_samples_are_those_of_their_loss() -> None:
     network, inputs, targets = parts_of_a_problem()
     weight = network[0].weight  # type: ignore[index]
-    found = numbers("cross_entropy", "hessian_distance", estimator="dense")["subset_norm", "0.weight", "H"]
+    found = numbers("cross_entropy", "hessian_distance", estimator="dense")[
+        "subset_norm", "0.weight", "H"
+    ]
     assert len(found) > 3
     for k, value in found.items():
-        (slope,) = torch.autograd.grad(F.cross_entropy(network(inputs[:k]), targets[:k]), weight, create_graph=True)
-        rows = [torch.autograd.grad(one, weight, retain_graph=True)[0].flatten() for one in slope.flatten()]
+        (slope,) = torch.autograd.grad(
+            F.cross_entropy(network(inputs[:k]), targets[:k]), weight, create_graph=True
+        )
+        rows = [
+            torch.autograd.grad(one, weight, retain_graph=True)[0].flatten()
+            for one in slope.flatten()
+        ]
         assert value == pytest.approx(float(torch.stack(rows).norm()), rel=1e-9)
 
 
@@ -81,11 +107,24 @@ def test_hessians_of_the_first_samples_are_those_of_their_loss() -> None:
 def test_the_distance_by_chance_knows_its_error() -> None:
     """Over 40 seeds of the test vectors, its standard error is its standard deviation within a factor of 1.6."""
     problem, found = hessfig.Problem(*parts_of_a_problem(), "cross_entropy"), []
-    asked: dict[str, Any] = {"blocks": ["0.weight"], "parts": "H", "quantities": ["hessian_distance"]}
+    asked: dict[str, Any] = {
+        "blocks": ["0.weight"],
+        "parts": "H",
+        "quantities": ["hessian_distance"],
+    }
     for seed in range(40):
-        table = hessfig.measure(problem, **asked, estimator="hutchinson", num_probes=12, seed=seed)
-        found.append(table[(table["quantity"] == "hessian_distance_null") & (table["index"] == 4)].iloc[0])
-    spread, error = np.std([row["value"] for row in found], ddof=1), np.mean([row["error"] for row in found])
+        table = hessfig.measure(
+            problem, **asked, estimator="hutchinson", num_probes=12, seed=seed
+        )
+        found.append(
+            table[
+                (table["quantity"] == "hessian_distance_null") & (table["index"] == 4)
+            ].iloc[0]
+        )
+    spread, error = (
+        np.std([row["value"] for row in found], ddof=1),
+        np.mean([row["error"] for row in found]),
+    )
     assert 1 / 1.6 < error / spread < 1.6
 
 
@@ -103,9 +142,16 @@ def test_a_module_that_is_not_convex_has_no_split() -> None:
 def test_jacobian_norms_of_unequal_batches_are_those_of_one() -> None:
     network, inputs, targets = parts_of_a_problem()
     whole = hessfig.Problem(network, inputs, targets)
-    parts = hessfig.Problem(network, [inputs[:4], inputs[4:]], [targets[:4], targets[4:]])
+    parts = hessfig.Problem(
+        network, [inputs[:4], inputs[4:]], [targets[:4], targets[4:]]
+    )
     one, two = (
-        hessfig.measure(problem, blocks=["0.weight"], quantities=["jacobian_norm"], estimator="dense")["value"][0]
+        hessfig.measure(
+            problem,
+            blocks=["0.weight"],
+            quantities=["jacobian_norm"],
+            estimator="dense",
+        )["value"][0]
         for problem in (whole, parts)
     )
     assert two == pytest.approx(one, rel=1e-12)
@@ -116,6 +162,10 @@ def test_names_that_blocks_have_already_are_refused(name: str) -> None:
     network = nn.Linear(3, 4)
     network.register_parameter(name.partition("@")[0], nn.Parameter(torch.zeros(2)))
     with pytest.raises(UserError, match="is taken"):
-        hessfig.Problem(network, torch.ones(2, 3), torch.tensor([0, 1])).operator("weight")
+        hessfig.Problem(network, torch.ones(2, 3), torch.tensor([0, 1])).operator(
+            "weight"
+        )
     with pytest.raises(UserError, match="is taken"):
-        hessfig.measure(hessfig.Problem(*parts_of_a_problem(), weights={name: "0.weight"}))
+        hessfig.measure(
+            hessfig.Problem(*parts_of_a_problem(), weights={name: "0.weight"})
+        )

@@ -31,11 +31,21 @@ class Model(nn.Module):
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor] = shifted) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head, self.loss_of = nn.Embedding(5, 4).double(), nn.Linear(4, 5).double(), loss
+        self.embed, self.head, self.loss_of = (
+            nn.Embedding(5, 4).double(),
+            nn.Linear(4, 5).double(),
+            loss,
+        )
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(
+        self, input_ids: Tensor, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
         logits = self.head(torch.tanh(self.embed(input_ids).cumsum(1)))
-        return {"logits": logits} if labels is None else {"loss": self.loss_of(logits, labels), "logits": logits}
+        return (
+            {"logits": logits}
+            if labels is None
+            else {"loss": self.loss_of(logits, labels), "logits": logits}
+        )
 
 
 class OfTransformers(Model):
@@ -78,7 +88,12 @@ class Tupled(Wrapper):
 
 def numbers(network: nn.Module, **given: Any) -> dict[str, float]:
     problem = hessfig.Problem(network, given.pop("batch", BATCH), **given)
-    table = hessfig.measure(problem, blocks=["all"], parts="H", quantities=["loss", "largest_eigenvalue", "frobenius"])
+    table = hessfig.measure(
+        problem,
+        blocks=["all"],
+        parts="H",
+        quantities=["loss", "largest_eigenvalue", "frobenius"],
+    )
     return dict(zip(table["quantity"], table["value"], strict=True))
 
 
@@ -88,25 +103,41 @@ def compiled(network: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(
     "wrapped",
-    [Wrapper, compiled, lambda network: compiled(Wrapper(network)), lambda network: Wrapper(Wrapper(network))],
+    [
+        Wrapper,
+        compiled,
+        lambda network: compiled(Wrapper(network)),
+        lambda network: Wrapper(Wrapper(network)),
+    ],
 )
 @pytest.mark.long
-def test_wrappers_hand_labels_on(wrapped: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
+def test_wrappers_hand_labels_on(
+    wrapped: Callable[[nn.Module], nn.Module], tmp_path: Path
+) -> None:
     truth, network = numbers(Model()), Model()
     assert truth["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-14)
     assert numbers(wrapped(network)) == pytest.approx(truth, rel=1e-9)
-    watching = hessfig.Monitor(wrapped(network), None, BATCH, folder=tmp_path / "mine", quantities=["loss"])
+    watching = hessfig.Monitor(
+        wrapped(network), None, BATCH, folder=tmp_path / "mine", quantities=["loss"]
+    )
     assert watching(0)["loss"] == pytest.approx(truth["loss"], rel=1e-14)
 
 
 def test_a_declared_output_does_not_change_whose_loss_it_is() -> None:
-    assert numbers(Model(), outputs="logits") == numbers(Model()) == numbers(Wrapper(Model()), outputs="logits")
+    assert (
+        numbers(Model(), outputs="logits")
+        == numbers(Model())
+        == numbers(Wrapper(Model()), outputs="logits")
+    )
 
 
 @pytest.mark.parametrize("network", [Deaf, Strict, Tupled])
 @pytest.mark.parametrize("given", [{}, {"targets": "labels"}])
 def test_labels_without_a_loss_are_refused(network: Any, given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"labels, and the network returns no loss(.|\n)*loss='cross_entropy'"):
+    with pytest.raises(
+        UserError,
+        match=r"labels, and the network returns no loss(.|\n)*loss='cross_entropy'",
+    ):
         numbers(network(Model()), **given)
     found = numbers(network(Model()), loss=shifted)
     assert found == pytest.approx(numbers(Model()), rel=1e-9)
@@ -132,14 +163,22 @@ def stopped(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [nearly, smoothed, stopped])
-def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
     """Value and gradient decide: the loss is the network's output then, with H and without a split."""
     network = OfTransformers(loss)
     held = [*network.parameters()]
     dense, found = hessian(lambda: network(**BATCH)["loss"], held), numbers(network)
     assert found["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-15)
-    assert found["largest_eigenvalue"] == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
-    words = "taken apart, have other derivatives" if loss is stopped else "the loss is computed inside the network"
+    assert found["largest_eigenvalue"] == pytest.approx(
+        float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6
+    )
+    words = (
+        "taken apart, have other derivatives"
+        if loss is stopped
+        else "the loss is computed inside the network"
+    )
     with pytest.raises(UserError, match=words):
         hessfig.measure(hessfig.Problem(network, BATCH), blocks=["all"], parts=["H_o"])
 
@@ -151,7 +190,9 @@ def test_an_own_loss_in_float32_is_compared_in_float32() -> None:
 
 def test_the_loss_of_another_class_is_not_read_from_its_value() -> None:
     """Only for models of transformers is a loss of this value taken for cross-entropy; others hand theirs over."""
-    assert numbers(Model())["largest_eigenvalue"] == pytest.approx(numbers(OfTransformers())["largest_eigenvalue"])
+    assert numbers(Model())["largest_eigenvalue"] == pytest.approx(
+        numbers(OfTransformers())["largest_eigenvalue"]
+    )
     parts = {"blocks": ["all"], "parts": ["H_o"]}
     of_own = hessfig.Problem(
         Model(),
@@ -162,33 +203,47 @@ def test_the_loss_of_another_class_is_not_read_from_its_value() -> None:
     with pytest.raises(UserError, match=r"compute_outputs=g\(network, batch\)"):
         hessfig.measure(hessfig.Problem(Model(), BATCH), **parts)
     found, known = (
-        hessfig.measure(one, **parts)["value"].item() for one in (of_own, hessfig.Problem(OfTransformers(), BATCH))
+        hessfig.measure(one, **parts)["value"].item()
+        for one in (of_own, hessfig.Problem(OfTransformers(), BATCH))
     )
     assert found == pytest.approx(known, rel=1e-9)
 
 
 def test_cross_entropy_by_name_of_a_network_with_a_shifted_loss_says_so() -> None:
-    with pytest.warns(RuntimeWarning, match="is that of the next token: leave loss out"):
+    with pytest.warns(
+        RuntimeWarning, match="is that of the next token: leave loss out"
+    ):
         found = numbers(Model(), loss="cross_entropy")
     unshifted = F.cross_entropy(Model()(IDS)["logits"].flatten(0, 1), IDS.flatten())
     assert found["loss"] == pytest.approx(float(unshifted.detach()))
 
 
 @pytest.mark.parametrize(("length", "is_said"), [(4, False), (5, True)])
-def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(length: int, is_said: bool) -> None:
+def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(
+    length: int, is_said: bool
+) -> None:
     x = torch.randn(3, length, 2, generator=torch.Generator().manual_seed(0))
-    problem = hessfig.Problem(nn.Linear(2, 5), x, torch.zeros(3, length, dtype=torch.long), "cross_entropy")
+    problem = hessfig.Problem(
+        nn.Linear(2, 5), x, torch.zeros(3, length, dtype=torch.long), "cross_entropy"
+    )
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         problem.objective("float64")
-    assert any("reads classes along the last axis" in str(one.message) for one in said) == is_said
+    assert (
+        any("reads classes along the last axis" in str(one.message) for one in said)
+        == is_said
+    )
 
 
-def gradient_penalty(network: nn.Module, out: Tensor, y: Tensor, *, by_backward: bool) -> Tensor:
+def gradient_penalty(
+    network: nn.Module, out: Tensor, y: Tensor, *, by_backward: bool
+) -> Tensor:
     """Return cross-entropy plus the squared length of its gradient in the parameters."""
     loss, held = F.cross_entropy(out, y), [*network.parameters()]
     if not by_backward:
-        return loss + 0.1 * sum(g.square().sum() for g in torch.autograd.grad(loss, held, create_graph=True))
+        return loss + 0.1 * sum(
+            g.square().sum() for g in torch.autograd.grad(loss, held, create_graph=True)
+        )
     loss.backward(create_graph=True)
     penalty = sum(p.grad.square().sum() for p in held if p.grad is not None)
     for p in held:
@@ -197,7 +252,9 @@ def gradient_penalty(network: nn.Module, out: Tensor, y: Tensor, *, by_backward:
 
 
 @pytest.mark.parametrize("by_backward", [False, True])
-def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward: bool) -> None:
+def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(
+    by_backward: bool,
+) -> None:
     """It differentiates the graph of the outputs, which outputs alone do not have."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
@@ -205,10 +262,16 @@ def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward: b
     of = partial(gradient_penalty, network, by_backward=by_backward)
     problem = hessfig.Problem(network, x, y, lambda out, target: of(out, target))
     held = [*network.parameters()]
-    slopes = torch.autograd.grad(gradient_penalty(network, network(x), y, by_backward=False), held, create_graph=True)
+    slopes = torch.autograd.grad(
+        gradient_penalty(network, network(x), y, by_backward=False),
+        held,
+        create_graph=True,
+    )
     product = torch.autograd.grad(sum(one.sum() for one in slopes), held)
     found = problem.operator("all") @ torch.ones(sum(p.numel() for p in held)).double()
-    torch.testing.assert_close(found, torch.cat([one.flatten() for one in product]), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        found, torch.cat([one.flatten() for one in product]), rtol=1e-9, atol=1e-12
+    )
 
 
 def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words() -> None:
@@ -217,22 +280,42 @@ def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words() -> None:
 
     def loss(out: Tensor, y: Tensor) -> Tensor:
         value = F.cross_entropy(out, y)
-        return value + sum(g.square().sum() for g in torch.autograd.grad(value, [*network.parameters()]))
+        return value + sum(
+            g.square().sum()
+            for g in torch.autograd.grad(value, [*network.parameters()])
+        )
 
-    problem = hessfig.Problem(network, torch.randn(6, 3).double(), torch.arange(6) % 2, loss)
-    with pytest.warns(RuntimeWarning, match="was not compared"), pytest.raises(UserError, match="a second time"):
+    problem = hessfig.Problem(
+        network, torch.randn(6, 3).double(), torch.arange(6) % 2, loss
+    )
+    with (
+        pytest.warns(RuntimeWarning, match="was not compared"),
+        pytest.raises(UserError, match="a second time"),
+    ):
         problem.operator("all").dense()
 
 
 def test_mixtures_of_experts_are_measured_in_float64_and_keep_their_kernels() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1, "max_position_embeddings": 8}
-    sizes = {"vocab_size": 5, "hidden_size": 8, "intermediate_size": 6, "num_local_experts": 3}
+    heads = {
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 8,
+    }
+    sizes = {
+        "vocab_size": 5,
+        "hidden_size": 8,
+        "intermediate_size": 6,
+        "num_local_experts": 3,
+    }
     config = transformers.MixtralConfig(**heads, **sizes, num_experts_per_tok=2)
     network = transformers.MixtralForCausalLM(config).double().eval()
     before = network.config._experts_implementation
-    operator = hessfig.Problem(network, BATCH).operator("model.layers.0.mlp.experts.down_proj")
+    operator = hessfig.Problem(network, BATCH).operator(
+        "model.layers.0.mlp.experts.down_proj"
+    )
     found = operator @ torch.ones(operator.shape[0]).double()
     assert network.config._experts_implementation == before != "eager"
     network.set_experts_implementation("eager")

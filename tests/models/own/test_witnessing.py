@@ -33,14 +33,25 @@ def truth(one: Odd) -> dict[str, Tensor]:
     held = [*one.network.parameters()]
     for p in held:
         (p._backward_hooks or {}).clear()
-    slopes = torch.autograd.grad(one.value(), held, create_graph=True, materialize_grads=True)
-    return dict(zip(names, (_dense(*pair) for pair in zip(slopes, held, strict=True)), strict=True))
+    slopes = torch.autograd.grad(
+        one.value(), held, create_graph=True, materialize_grads=True
+    )
+    return dict(
+        zip(
+            names,
+            (_dense(*pair) for pair in zip(slopes, held, strict=True)),
+            strict=True,
+        )
+    )
 
 
 def _dense(slope: Tensor, parameter: Tensor) -> Tensor:
     if not slope.requires_grad:
         return torch.zeros(parameter.numel(), parameter.numel())
-    rows = [torch.autograd.grad(g, parameter, retain_graph=True, materialize_grads=True)[0] for g in slope.flatten()]
+    rows = [
+        torch.autograd.grad(g, parameter, retain_graph=True, materialize_grads=True)[0]
+        for g in slope.flatten()
+    ]
     return torch.stack([row.flatten() for row in rows]).detach()
 
 
@@ -51,15 +62,28 @@ def problem(one: Odd) -> hessfig.Problem:
 def state_of(one: Odd) -> list[Any]:
     """Return the bytes and objects of a network: parameters, buffers, attributes, modes and random numbers."""
     tensors = [*one.network.parameters(), *one.network.buffers()]
-    held = [(id(t), t.detach().clone(), t.requires_grad, t.grad, tuple(t._backward_hooks or ())) for t in tensors]
-    flags = [(m.training, sorted(vars(m)), [id(v) for v in vars(m).values()]) for m in one.network.modules()]
+    held = [
+        (
+            id(t),
+            t.detach().clone(),
+            t.requires_grad,
+            t.grad,
+            tuple(t._backward_hooks or ()),
+        )
+        for t in tensors
+    ]
+    flags = [
+        (m.training, sorted(vars(m)), [id(v) for v in vars(m).values()])
+        for m in one.network.modules()
+    ]
     trace = [len(getattr(m, "trace", ())) for m in one.network.modules()]
     return [held, flags, trace, torch.random.get_rng_state().clone()]
 
 
 def is_alike(one: list[Any], other: list[Any]) -> bool:
     held = all(
-        a[0] == b[0] and torch.equal(a[1], b[1]) and a[2:] == b[2:] for a, b in zip(one[0], other[0], strict=True)
+        a[0] == b[0] and torch.equal(a[1], b[1]) and a[2:] == b[2:]
+        for a, b in zip(one[0], other[0], strict=True)
     )
     return held and one[1:3] == other[1:3] and torch.equal(one[3], other[3])
 
@@ -71,12 +95,15 @@ def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> 
     before = state_of(one)
     table = hessfig.measure(problem(one), parts="H", estimator="dense")
     assert is_alike(before, state_of(one)), "the user's own objects have changed"
-    found, blocks = dict(zip(table["col"], table["value"], strict=True)), truth(RIGHT[name](TYPES[real]))
+    found, blocks = (
+        dict(zip(table["col"], table["value"], strict=True)),
+        truth(RIGHT[name](TYPES[real])),
+    )
     size = max(float(block.norm()) for block in blocks.values())
     for block, value in found.items():
-        assert value == pytest.approx(float(blocks[block].norm()), rel=CLOSE[real], abs=1e-2 * CLOSE[real] * size), (
-            block
-        )
+        assert value == pytest.approx(
+            float(blocks[block].norm()), rel=CLOSE[real], abs=1e-2 * CLOSE[real] * size
+        ), block
     assert not table.attrs["witness"].get("not_taken")
 
 
@@ -95,9 +122,21 @@ def test_a_monitor_too(name: str, tmp_path: Path) -> None:
     """At two steps: weights, and what is no parameter, may change between them."""
     one = RIGHT[name](torch.float64)
     batch = one.inputs if one.targets is None else (one.inputs, one.targets)
-    chosen: dict[str, Any] = {"quantities": ["frobenius"], "estimator": "dense", "blocks": ["all"], "every": 1}
+    chosen: dict[str, Any] = {
+        "quantities": ["frobenius"],
+        "estimator": "dense",
+        "blocks": ["all"],
+        "every": 1,
+    }
     monitor = hessfig.Monitor(
-        one.network, one.loss, batch, folder=tmp_path / "m", max_fraction=None, on_error="raise", **chosen, **one.more
+        one.network,
+        one.loss,
+        batch,
+        folder=tmp_path / "m",
+        max_fraction=None,
+        on_error="raise",
+        **chosen,
+        **one.more,
     )
     for step in range(2):
         value = monitor(step)["frobenius/all/H"]
@@ -121,10 +160,18 @@ def whole(one: Odd) -> float:
     hooks = [dict(p._backward_hooks or {}) for p in held]
     for p in held:
         (p._backward_hooks or {}).clear()
-    slopes = torch.autograd.grad(one.value(), held, create_graph=True, materialize_grads=True)
+    slopes = torch.autograd.grad(
+        one.value(), held, create_graph=True, materialize_grads=True
+    )
     flat = torch.cat([slope.flatten() for slope in slopes])
-    rows = [torch.autograd.grad(g, held, retain_graph=True, materialize_grads=True) for g in flat if g.requires_grad]
-    norm = float(torch.stack([torch.cat([p.flatten() for p in row]) for row in rows]).norm())
+    rows = [
+        torch.autograd.grad(g, held, retain_graph=True, materialize_grads=True)
+        for g in flat
+        if g.requires_grad
+    ]
+    norm = float(
+        torch.stack([torch.cat([p.flatten() for p in row]) for row in rows]).norm()
+    )
     for p, own in zip(held, hooks, strict=True):
         (p._backward_hooks or {}).update(own)
     for module, mode in modes:
@@ -134,26 +181,42 @@ def whole(one: Odd) -> float:
     return norm
 
 
-SPLIT = ("gain_by_hook", "lambda_attribute", "captured_parameter", "complex_buffer", "memo", "padding_word")
+SPLIT = (
+    "gain_by_hook",
+    "lambda_attribute",
+    "captured_parameter",
+    "complex_buffer",
+    "memo",
+    "padding_word",
+)
 
 
 @pytest.mark.parametrize("name", SPLIT)
 def test_a_function_of_outputs_is_split_also_in_place(name: str) -> None:
     table = hessfig.measure(
-        problem(RIGHT[name](torch.float64)), blocks=["all"], quantities=["trace"], estimator="dense"
+        problem(RIGHT[name](torch.float64)),
+        blocks=["all"],
+        quantities=["trace"],
+        estimator="dense",
     )
     value = dict(zip(table["part"], table["value"], strict=True))
     assert value["H_o"] + value["H_f"] == pytest.approx(value["H"], rel=1e-9, abs=1e-12)
     assert value["H"] == pytest.approx(
-        sum(float(b.trace()) for b in truth(RIGHT[name](torch.float64)).values()), rel=1e-8
+        sum(float(b.trace()) for b in truth(RIGHT[name](torch.float64)).values()),
+        rel=1e-8,
     )
 
 
-@pytest.mark.parametrize("name", ["decay", "activation_by_hook", "proximal_at_its_centre", "own_loss_proximal"])
+@pytest.mark.parametrize(
+    "name",
+    ["decay", "activation_by_hook", "proximal_at_its_centre", "own_loss_proximal"],
+)
 def test_a_loss_that_reads_more_than_outputs_has_no_split(name: str) -> None:
     one = problem(RIGHT[name](torch.float64))
     assert {*hessfig.measure(one, blocks=["all"])["part"]} == {"H"}
-    with pytest.raises(ValueError, match=r"H_o and H_f are not defined here(.|\n)*parts='H'"):
+    with pytest.raises(
+        ValueError, match=r"H_o and H_f are not defined here(.|\n)*parts='H'"
+    ):
         hessfig.measure(one, blocks=["all"], parts=["H_o"])
 
 
@@ -171,7 +234,9 @@ def test_what_has_no_hessian_is_refused_by_name(name: str, real: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_first_samples_are_enough_to_refuse_what_has_no_hessian(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_samples_are_enough_to_refuse_what_has_no_hessian(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Derivatives of large networks are compared on a few samples; what differs there is compared on all of them."""
     monkeypatch.setattr(batched, "SMALL", 0)
     make, remedy = REFUSED[name]
@@ -193,7 +258,9 @@ def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
 def test_outputs_of_further_batches_are_not_held() -> None:
     """They are as large as the logits of all data."""
     x, y = torch.randn(12, 4), torch.arange(12) % 3
-    own = OwnFunction(open_request(Reader(), [*x.split(4)], [*y.split(4)], "cross_entropy"))
+    own = OwnFunction(
+        open_request(Reader(), [*x.split(4)], [*y.split(4)], "cross_entropy")
+    )
     assert len(own.values()) == 3 and len(own.call.results) == 1
 
 
@@ -201,37 +268,64 @@ class Reader(nn.Module):
     def __init__(self, rows: int = 8, *, samples: int | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.samples = nn.Linear(4, rows), nn.Linear(rows, 3), samples
+        self.first, self.last, self.samples = (
+            nn.Linear(4, rows),
+            nn.Linear(rows, 3),
+            samples,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.samples in (None, len(x))
         return self.last(self.first(x).tanh())
 
 
-@pytest.mark.parametrize(("samples", "memory", "few"), [(16, None, 2), (16, "1GB", 1), (5, None, 1), (1, None, None)])
+@pytest.mark.parametrize(
+    ("samples", "memory", "few"),
+    [(16, None, 2), (16, "1GB", 1), (5, None, 1), (1, None, None)],
+)
 def test_an_eighth_of_the_samples_is_compared(
     samples: int, memory: str | None, few: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen, first = [], witnessing.first_samples
     monkeypatch.setattr(batched, "SMALL", 0)
-    monkeypatch.setattr(witnessing, "first_samples", lambda one, count: seen.append(count) or first(one, count))
+    monkeypatch.setattr(
+        witnessing,
+        "first_samples",
+        lambda one, count: seen.append(count) or first(one, count),
+    )
     x, y = torch.randn(samples, 4), torch.arange(samples) % 3
-    witness = hessfig.Problem(Reader(), x, y, memory=memory).objective("float64").witness
-    assert witness is not None and ("value, all samples" in witness.off) == (few is not None)
+    witness = (
+        hessfig.Problem(Reader(), x, y, memory=memory).objective("float64").witness
+    )
+    assert witness is not None and ("value, all samples" in witness.off) == (
+        few is not None
+    )
     assert seen == ([] if few is None else [few])
 
 
-def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(batched, "SMALL", 0)
-    problem = hessfig.Problem(Reader(samples=16), torch.randn(16, 4), torch.arange(16) % 3)
+    problem = hessfig.Problem(
+        Reader(samples=16), torch.randn(16, 4), torch.arange(16) % 3
+    )
     witness = problem.objective("float64").witness
-    assert witness is not None and "value, all samples" not in witness.off and not witness.not_taken
+    assert (
+        witness is not None
+        and "value, all samples" not in witness.off
+        and not witness.not_taken
+    )
 
 
 def test_samples_that_do_not_count_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched, "SMALL", 0)
     targets = torch.tensor([-100, -100, *[1] * 14])
-    witness = hessfig.Problem(Reader(), torch.randn(16, 4), targets).objective("float64").witness
+    witness = (
+        hessfig.Problem(Reader(), torch.randn(16, 4), targets)
+        .objective("float64")
+        .witness
+    )
     assert witness is not None and "value, all samples" not in witness.off
 
 
@@ -255,12 +349,18 @@ class Routed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second, self.last = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+        self.first, self.second, self.last = (
+            nn.Linear(4, 5),
+            nn.Linear(4, 5),
+            nn.Linear(5, 3),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chosen = (x[:, 0] > 5).nonzero().flatten()
         others = (x[:, 0] <= 5).nonzero().flatten()
-        hidden = x.new_zeros(len(x), 5).index_put((others,), self.first(x[others]).tanh())
+        hidden = x.new_zeros(len(x), 5).index_put(
+            (others,), self.first(x[others]).tanh()
+        )
         if len(chosen):
             hidden = hidden.index_put((chosen,), Once.apply(self.second(x[chosen])))
         return self.last(hidden)
@@ -270,7 +370,10 @@ def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batched, "SMALL", 0)
-    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    x, y = (
+        torch.randn(16, 4, generator=torch.Generator().manual_seed(1)),
+        torch.arange(16) % 3,
+    )
     x[12:, 0] += 10
     with pytest.raises(ValueError, match=r"second\.weight"):
         hessfig.Problem(Routed(), x, y).operator("all").dense()
@@ -280,39 +383,64 @@ class RoutedWithout(Routed):
     """The same of an operation without parameters, which the first samples do not take."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden, chosen = self.second(self.first(x)[:, :4]), (x[:, 0] > 5).nonzero().flatten()
-        return self.last(hidden.index_put((chosen,), Once.apply(hidden[chosen])) if len(chosen) else hidden)
+        hidden, chosen = (
+            self.second(self.first(x)[:, :4]),
+            (x[:, 0] > 5).nonzero().flatten(),
+        )
+        return self.last(
+            hidden.index_put((chosen,), Once.apply(hidden[chosen]))
+            if len(chosen)
+            else hidden
+        )
 
 
 def test_an_operation_that_first_samples_do_not_take_is_compared_on_all_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batched, "SMALL", 0)
-    x, y = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    x, y = (
+        torch.randn(16, 4, generator=torch.Generator().manual_seed(1)),
+        torch.arange(16) % 3,
+    )
     x[12:, 0] += 10
     with pytest.raises(ValueError, match="derivatives written in Python: Once"):
         hessfig.Problem(RoutedWithout(), x, y).operator("all").dense()
 
 
 @pytest.mark.parametrize("width", [8, 260])
-def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width: int) -> None:
+def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(
+    width: int,
+) -> None:
     """It closes over the network and over float32 data, so that differences in float64 cannot be taken."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
     x, y = torch.randn(32, width), torch.arange(32) % 5
 
     def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.cross_entropy(out, target) + 0.1 * network(x).square().mean()
+        return (
+            torch.nn.functional.cross_entropy(out, target)
+            + 0.1 * network(x).square().mean()
+        )
 
     operator = hessfig.Problem(network, x, y, loss).operator("all", dtype="float32")
     held = [*network.parameters()]
     vectors = [torch.randn_like(p) for p in held]
     slopes = torch.autograd.grad(loss(network(x), y), held, create_graph=True)
     pairs = zip(slopes, vectors, strict=True)
-    products = torch.autograd.grad(sum((slope * one).sum() for slope, one in pairs), held)
-    rows = (operator @ torch.cat([one.flatten() for one in vectors])).split([p.numel() for p in held])
+    products = torch.autograd.grad(
+        sum((slope * one).sum() for slope, one in pairs), held
+    )
+    rows = (operator @ torch.cat([one.flatten() for one in vectors])).split(
+        [p.numel() for p in held]
+    )
     for row, product in zip(rows, products, strict=True):
-        torch.testing.assert_close(row, product.flatten(), rtol=0, atol=2e-6 * float(product.norm()), check_dtype=False)
+        torch.testing.assert_close(
+            row,
+            product.flatten(),
+            rtol=0,
+            atol=2e-6 * float(product.norm()),
+            check_dtype=False,
+        )
 
 
 def test_wrong_second_derivatives_are_refused_in_float32_alone() -> None:
@@ -322,10 +450,16 @@ def test_wrong_second_derivatives_are_refused_in_float32_alone() -> None:
 
     def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         kept = last(Once.apply(body(x)))
-        return torch.nn.functional.cross_entropy(kept, target) + 0.1 * out.square().mean()
+        return (
+            torch.nn.functional.cross_entropy(kept, target) + 0.1 * out.square().mean()
+        )
 
-    with pytest.raises(ValueError, match="second derivative does not match differences"):
-        hessfig.Problem(network, x, torch.arange(32) % 5, loss).operator("all", dtype="float32").dense()
+    with pytest.raises(
+        ValueError, match="second derivative does not match differences"
+    ):
+        hessfig.Problem(network, x, torch.arange(32) % 5, loss).operator(
+            "all", dtype="float32"
+        ).dense()
 
 
 class Kept(torch.autograd.Function):
@@ -352,7 +486,12 @@ class AtKink(nn.Module):
     def __init__(self, power: Any) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.second, self.last, self.power = nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 3), power
+        self.first, self.second, self.last, self.power = (
+            nn.Linear(4, 8),
+            nn.Linear(8, 6),
+            nn.Linear(6, 3),
+            power,
+        )
         nn.init.zeros_(self.first.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -366,7 +505,10 @@ class Adapted(nn.Module):
         super().__init__()
         torch.manual_seed(1)
         self.first, self.last, self.power = nn.Linear(4, 6), nn.Linear(6, 3), power
-        self.a, self.b = nn.Parameter(torch.randn(2, 4)), nn.Parameter(torch.zeros(6, 2))
+        self.a, self.b = (
+            nn.Parameter(torch.randn(2, 4)),
+            nn.Parameter(torch.zeros(6, 2)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.power(self.first(x) + x @ self.a.T @ self.b.T))
@@ -379,10 +521,16 @@ def at_kink(power: Any) -> hessfig.Problem:
 
 
 def with_l1(power: Any) -> hessfig.Problem:
-    network, x = Adapted(power), torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    network, x = (
+        Adapted(power),
+        torch.randn(16, 4, generator=torch.Generator().manual_seed(1)),
+    )
     cross_entropy = torch.nn.functional.cross_entropy
     return hessfig.Problem(
-        network, x, torch.arange(16) % 3, lambda out, y: cross_entropy(out, y) + 1e-3 * network.b.abs().sum()
+        network,
+        x,
+        torch.arange(16) % 3,
+        lambda out, y: cross_entropy(out, y) + 1e-3 * network.b.abs().sum(),
     )
 
 
@@ -393,7 +541,9 @@ def test_a_kink_at_the_weights_hides_no_wrong_derivative(
 ) -> None:
     """Differences say nothing there; a step away they do, and the same function with right derivatives is measured."""
     monkeypatch.setattr(batched, "SMALL", small)
-    with pytest.raises(ValueError, match="second derivative does not match differences"):
+    with pytest.raises(
+        ValueError, match="second derivative does not match differences"
+    ):
         make(Kept.apply).operator("all").dense()
     assert make(cube).operator("all").dense().isfinite().all()
 
@@ -404,7 +554,11 @@ class Hooked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.gain = nn.Linear(4, 6), nn.Linear(6, 3), nn.Parameter(torch.full((6,), 1.5))
+        self.first, self.last, self.gain = (
+            nn.Linear(4, 6),
+            nn.Linear(6, 3),
+            nn.Parameter(torch.full((6,), 1.5)),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.first(x).tanh() * self.gain)
@@ -416,14 +570,25 @@ def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
 ) -> None:
     """A copy has the same value at the weights: it differs a step away."""
     monkeypatch.setattr(batched, "SMALL", 0)
-    n, x = Hooked().double(), torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)).double()
+    n, x = (
+        Hooked().double(),
+        torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)).double(),
+    )
     x[0, :, -1], x[1, :, -1] = -1, 1
-    n.first.register_forward_hook(lambda _, given, out: torch.where(given[0][:, -1:] > 0, out * n.gain, out))
+    n.first.register_forward_hook(
+        lambda _, given, out: torch.where(given[0][:, -1:] > 0, out * n.gain, out)
+    )
     y, of = torch.arange(16) % 3, torch.nn.functional.cross_entropy
-    (slope,) = torch.autograd.grad((of(n(x[0]), y) + of(n(x[1]), y)) / 2, n.gain, create_graph=True)
+    (slope,) = torch.autograd.grad(
+        (of(n(x[0]), y) + of(n(x[1]), y)) / 2, n.gain, create_graph=True
+    )
     (truth,) = torch.autograd.grad(slope.sum(), n.gain)
-    operator = hessfig.Problem(n, [x[k] for k in order], [y, y], "cross_entropy").operator("gain")
-    torch.testing.assert_close(operator @ torch.ones(6).double(), truth, rtol=1e-9, atol=1e-12)
+    operator = hessfig.Problem(
+        n, [x[k] for k in order], [y, y], "cross_entropy"
+    ).operator("gain")
+    torch.testing.assert_close(
+        operator @ torch.ones(6).double(), truth, rtol=1e-9, atol=1e-12
+    )
 
 
 class Words(nn.Module):
@@ -442,7 +607,11 @@ class Words(nn.Module):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         if self._by_module:
             return self.last(self.table(words).tanh())
-        return self.last(torch.nn.functional.embedding(words, self.table.weight, **self._options).tanh())
+        return self.last(
+            torch.nn.functional.embedding(
+                words, self.table.weight, **self._options
+            ).tanh()
+        )
 
 
 @pytest.mark.parametrize("small", [2**16, 0])
@@ -452,14 +621,20 @@ def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refuse
 ) -> None:
     """First samples may hold every word once, and no padding."""
     monkeypatch.setattr(batched, "SMALL", small)
-    words, y = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 1, 2, 2, 3, 0] * 4), torch.arange(64) % 3
+    words, y = (
+        torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 1, 2, 2, 3, 0] * 4),
+        torch.arange(64) % 3,
+    )
     plain = hessfig.Problem(Words(by_module=True), words, y).operator("all").dense()
-    network = Words(by_module=True, **options)  # the row of the padding word starts at zero
+    # The row of the padding word starts at zero.
+    network = Words(by_module=True, **options)
     network.load_state_dict(Words(by_module=True).state_dict())
     changed = hessfig.Problem(network, words, y).operator("all").dense()
     torch.testing.assert_close(changed, plain, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="the gradient of this loss"):
-        hessfig.Problem(Words(by_module=False, **options), words, y).operator("all").dense()
+        hessfig.Problem(Words(by_module=False, **options), words, y).operator(
+            "all"
+        ).dense()
 
 
 class Phases(nn.Module):
@@ -469,7 +644,9 @@ class Phases(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
-        self.register_buffer("phases", torch.polar(torch.ones(2), torch.tensor([0.3, 1.1])))
+        self.register_buffer(
+            "phases", torch.polar(torch.ones(2), torch.tensor([0.3, 1.1]))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         pairs = torch.view_as_complex(self.first(x).unflatten(-1, (2, 2)).contiguous())
@@ -493,30 +670,53 @@ IN_FLOAT32: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "complex buffers": lambda: (Phases(), "cross_entropy"),
     "a network of one type": lambda: (Single(), "cross_entropy"),
     "a loss of one type": lambda: (Reader(), of_a_table),
-    "class weights": lambda: (Reader(), nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0]))),
+    "class weights": lambda: (
+        Reader(),
+        nn.CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0])),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
-def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(name: str) -> None:
+def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(
+    name: str,
+) -> None:
     network, loss = IN_FLOAT32[name]()
-    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(1)), torch.arange(8) % 3
+    x, y = (
+        torch.randn(8, 4, generator=torch.Generator().manual_seed(1)),
+        torch.arange(8) % 3,
+    )
     bias = network.get_parameter("last.bias")
-    value = (torch.nn.functional.cross_entropy if loss == "cross_entropy" else loss)(network(x), y)
+    value = (torch.nn.functional.cross_entropy if loss == "cross_entropy" else loss)(
+        network(x), y
+    )
     (slope,) = torch.autograd.grad(value, bias, create_graph=True)
     (truth,) = torch.autograd.grad(slope.square().sum() / 2 + slope[0], bias)
-    operator = hessfig.Problem(network, x, y, loss).operator("last.bias", dtype="float32")
+    operator = hessfig.Problem(network, x, y, loss).operator(
+        "last.bias", dtype="float32"
+    )
     vector = slope.detach() + torch.tensor([1.0, 0.0, 0.0])
-    torch.testing.assert_close(operator @ vector, truth, rtol=1e-4, atol=1e-6, check_dtype=False)
+    torch.testing.assert_close(
+        operator @ vector, truth, rtol=1e-4, atol=1e-6, check_dtype=False
+    )
 
 
 @pytest.mark.parametrize("small", [2**16, 0])
-def test_hooks_lists_and_random_numbers_are_as_before(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_lists_and_random_numbers_are_as_before(
+    small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A network that draws numbers, and hooks and a loss that keep what they see."""
     monkeypatch.setattr(batched, "SMALL", small)
-    n, seen, x, y = Reader(), list[torch.Tensor](), torch.randn(8, 4), torch.arange(8) % 3
+    n, seen, x, y = (
+        Reader(),
+        list[torch.Tensor](),
+        torch.randn(8, 4),
+        torch.arange(8) % 3,
+    )
     n.first.weight.register_hook(lambda slope: slope / 2)
-    n.first.register_forward_hook(lambda *_: (torch.rand(2), np.random.rand(), None)[-1])  # noqa: NPY002
+    n.first.register_forward_hook(
+        lambda *_: (torch.rand(2), np.random.rand(), None)[-1]  # noqa: NPY002
+    )
     n.last.register_forward_hook(lambda _, given, out: seen.append(out.detach()))
 
     def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -525,7 +725,8 @@ def test_hooks_lists_and_random_numbers_are_as_before(small: int, monkeypatch: p
 
     def state() -> list[Any]:
         drawn = np.random.get_state()  # noqa: NPY002
-        numbers = [torch.get_rng_state().tolist(), drawn[1].tolist(), drawn[2]]  # beartype draws from Python's own
+        # Beartype draws from Python's own.
+        numbers = [torch.get_rng_state().tolist(), drawn[1].tolist(), drawn[2]]
         return [numbers, len(seen), len(n.first.weight._backward_hooks or ())]
 
     before, problem = state(), hessfig.Problem(n, x, y, loss)
@@ -534,11 +735,16 @@ def test_hooks_lists_and_random_numbers_are_as_before(small: int, monkeypatch: p
     operator = problem.operator("last.bias")
     assert state() == before
     product = operator @ torch.ones(3)
-    assert [state()[0], state()[2]] == [before[0], before[2]] and product.isfinite().all()
+    assert [state()[0], state()[2]] == [
+        before[0],
+        before[2],
+    ] and product.isfinite().all()
 
 
 CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
-    "the loss": lambda scale: lambda out, y: scale["by"] * torch.nn.functional.cross_entropy(out, y)
+    "the loss": lambda scale: (
+        lambda out, y: scale["by"] * torch.nn.functional.cross_entropy(out, y)
+    )
 }
 
 
@@ -548,7 +754,12 @@ def test_a_monitor_refuses_what_has_no_hessian(name: str, tmp_path: Path) -> Non
     make, remedy = REFUSED[name]
     one = make(torch.float64)
     batch = one.inputs if one.targets is None else (one.inputs, one.targets)
-    chosen: dict[str, Any] = {"quantities": ["frobenius"], "estimator": "dense", "blocks": ["all"], "every": 1}
+    chosen: dict[str, Any] = {
+        "quantities": ["frobenius"],
+        "estimator": "dense",
+        "blocks": ["all"],
+        "every": 1,
+    }
     with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
         hessfig.Monitor(
             one.network,
@@ -566,12 +777,16 @@ def test_an_operator_whose_loss_changes_says_so() -> None:
     """What a closure reads cannot be held: no product mixes two functions."""
     scale, one = {"by": 1.0}, RIGHT["own_loss_none"](torch.float64)
     x, y = one.inputs["x"], one.inputs["labels"]
-    operator = hessfig.Problem(one.network.body, x, y, CHANGES["the loss"](scale)).operator("0.weight")
+    operator = hessfig.Problem(
+        one.network.body, x, y, CHANGES["the loss"](scale)
+    ).operator("0.weight")
     vector = torch.ones(24, dtype=torch.float64)
     product = operator @ vector
     scale["by"] = 3.0
     assert torch.equal(operator @ vector, product), "its graph is kept"
-    with pytest.raises(ValueError, match=r"the function has changed(.|\n)*make the operator again"):
+    with pytest.raises(
+        ValueError, match=r"the function has changed(.|\n)*make the operator again"
+    ):
         operator.split(vector)
 
 
@@ -579,9 +794,16 @@ def test_an_operator_whose_loss_changes_says_so() -> None:
 def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype: str) -> None:
     """Vectors that move all logits alike have H v = 0: a random sign vector of two classes is such a one by chance."""
     for name in ("0", "first", "map"):
-        network = nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])).to(getattr(torch, dtype))
-        inputs, targets = torch.eye(3).to(getattr(torch, dtype)), torch.tensor([0, 1, -100])
-        operator = hessfig.Problem(network, inputs, targets).operator(f"{name}.weight", dtype=dtype)
+        network = nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])).to(
+            getattr(torch, dtype)
+        )
+        inputs, targets = (
+            torch.eye(3).to(getattr(torch, dtype)),
+            torch.tensor([0, 1, -100]),
+        )
+        operator = hessfig.Problem(network, inputs, targets).operator(
+            f"{name}.weight", dtype=dtype
+        )
         assert float(operator.dense().norm()) > 0.1
 
 
@@ -591,10 +813,18 @@ class Chosen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.other, self.last = nn.Linear(3, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.first, self.other, self.last = (
+            nn.Linear(3, 4),
+            nn.Linear(3, 4),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.cond(x.sum() > 0, lambda x: self.first(x) ** 2, lambda x: self.other(x), (x,)))
+        return self.last(
+            torch.cond(
+                x.sum() > 0, lambda x: self.first(x) ** 2, lambda x: self.other(x), (x,)
+            )
+        )
 
 
 class Repeated(Chosen):
@@ -639,7 +869,10 @@ def test_operators_without_second_derivatives_are_refused_by_name_and_difference
     """Run in Python, they would hold parameters of their branches constant, also for differences of gradients."""
     monkeypatch.setattr(batched, "SMALL", small)
     n = network().double()
-    x, y = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).abs().double(), torch.tensor([0, 1, 1, 0, 1])
+    x, y = (
+        torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).abs().double(),
+        torch.tensor([0, 1, 1, 0, 1]),
+    )
     problem = hessfig.Problem(n, x, y)
     with pytest.raises(ValueError, match=rf"{operator}(.|\n)*products='differences'"):
         problem.operator("first.weight").dense()
@@ -647,15 +880,28 @@ def test_operators_without_second_derivatives_are_refused_by_name_and_difference
     for h in (1e-5, -1e-5):
         moved = copy.deepcopy(n)
         moved.first.weight.data.add_(h)
-        slopes.append(torch.autograd.grad(F.cross_entropy(moved(x), y), moved.first.weight)[0])
-    product = problem.operator("first.weight", products="differences") @ torch.ones(12).double()
-    torch.testing.assert_close(product, (slopes[0] - slopes[1]).flatten() / 2e-5, rtol=1e-5, atol=1e-8)
+        slopes.append(
+            torch.autograd.grad(F.cross_entropy(moved(x), y), moved.first.weight)[0]
+        )
+    product = (
+        problem.operator("first.weight", products="differences")
+        @ torch.ones(12).double()
+    )
+    torch.testing.assert_close(
+        product, (slopes[0] - slopes[1]).flatten() / 2e-5, rtol=1e-5, atol=1e-8
+    )
 
 
-def test_a_gradient_that_is_lost_outside_the_compiler_is_refused_whatever_loses_it() -> None:
+def test_a_gradient_that_is_lost_outside_the_compiler_is_refused_whatever_loses_it() -> (
+    None
+):
     """Products and differences agree with each other; they are compared with the gradient of the compiled function."""
-    with pytest.raises(ValueError, match=r"in Python than compiled(.|\n)*first\.weight"):
-        hessfig.Problem(Lifting(), torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])).operator("all").dense()
+    with pytest.raises(
+        ValueError, match=r"in Python than compiled(.|\n)*first\.weight"
+    ):
+        hessfig.Problem(
+            Lifting(), torch.randn(5, 3), torch.tensor([0, 1, 1, 0, 1])
+        ).operator("all").dense()
 
 
 class Following(nn.Module):
@@ -664,7 +910,12 @@ class Following(nn.Module):
     def __init__(self, kept: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.calls, self._kept = nn.Linear(3, 4), nn.Linear(4, 2), list[int](), kept
+        self.first, self.last, self.calls, self._kept = (
+            nn.Linear(3, 4),
+            nn.Linear(4, 2),
+            list[int](),
+            kept,
+        )
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -691,7 +942,9 @@ def test_a_measurement_moves_no_buffer_that_forward_updates(kept: str, by: str) 
         n.forward = lambda x: type(n).forward(n, x)  # type: ignore[method-assign]
     if by == "another module":
         n.forward = lambda x: torch.func.functional_call(other, parameters, (x,))  # type: ignore[method-assign]
-    problem = hessfig.Problem(n, torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 0, 1]))
+    problem = hessfig.Problem(
+        n, torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 0, 1])
+    )
     before = torch.random.get_rng_state()
     problem.objective("float64")
     operator = problem.operator("all", products="differences")

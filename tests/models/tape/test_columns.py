@@ -41,35 +41,55 @@ def moved(objective: Objective) -> Objective:
     with torch.no_grad():
         for name, parameter in objective.network.named_parameters():
             if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, dtype=torch.float64, generator=stream(0, name))
+                parameter += 0.3 * torch.randn(
+                    parameter.shape, dtype=torch.float64, generator=stream(0, name)
+                )
     return objective
 
 
 def assert_every_column(objective: Objective, model: ModelConfig) -> None:
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
-    dense, tape, layout = whole_oracle(objective), LinearisedNetwork(objective, model), objective.layout
-    places_of = [(at, name) for name in [*layout.names, *layout.others] for at in layout.layers_of(name)]
+    dense, tape, layout = (
+        whole_oracle(objective),
+        LinearisedNetwork(objective, model),
+        objective.layout,
+    )
+    places_of = [
+        (at, name)
+        for name in [*layout.names, *layout.others]
+        for at in layout.layers_of(name)
+    ]
     for layer, name in places_of:
         assert tape.holds(layer, name), (layer, name)
         column = tape.column(layer, name, {"rows": (0, Group.all.value)})
         found, cols = dense_blocks(column), places(objective, layer, name)
-        found["rows", Part.H] = column.split_matmat(torch.eye(column.dim).double(), (Part.H,))["rows", Part.H]
+        found["rows", Part.H] = column.split_matmat(
+            torch.eye(column.dim).double(), (Part.H,)
+        )["rows", Part.H]
         for part in PARTS:
             block = dense[part][:, cols]
             off = float((found["rows", part] - block).abs().max())
-            least = 1e-3 * max(
-                1.0, float(dense[part].abs().max())
-            )  # a column of zeros is zero up to the others' rounding
-            assert off <= ROUNDING * max(float(block.abs().max()), least), (layer, name, part, off)
+            # A column of zeros is zero up to the others' rounding.
+            least = 1e-3 * max(1.0, float(dense[part].abs().max()))
+            assert off <= ROUNDING * max(float(block.abs().max()), least), (
+                layer,
+                name,
+                part,
+                off,
+            )
 
 
 @pytest.mark.parametrize("norm", Norm)
 @settings(max_examples=2, derandomize=True, deadline=None)
 @given(architecture=transformers, loss=st.sampled_from(Loss))
 @pytest.mark.long
-def test_every_column_of_a_transformer_is_the_oracles(norm: Norm, architecture: ModelConfig, loss: Loss) -> None:
+def test_every_column_of_a_transformer_is_the_oracles(
+    norm: Norm, architecture: ModelConfig, loss: Loss
+) -> None:
     model = replace(architecture, norm=norm)
-    assert_every_column(moved(toy_problem(model, toy_task(model, batch_size=2, loss=loss))), model)
+    assert_every_column(
+        moved(toy_problem(model, toy_task(model, batch_size=2, loss=loss))), model
+    )
 
 
 @pytest.mark.parametrize("name", ["chain", "linear mlp", "bare", "bare linear"])
@@ -84,7 +104,9 @@ def test_the_whole_network_stays_on_the_tape(norm: Norm) -> None:
     engines = Engines(toy_problem(model), model, Products.linearised)
     column = engines.column(0, "all", [Block(0, "all", "all")])
     assert isinstance(column, LinearisedColumn)
-    assert column.dim == sum(parameter.numel() for parameter in engines.problem.network.parameters())
+    assert column.dim == sum(
+        parameter.numel() for parameter in engines.problem.network.parameters()
+    )
 
 
 def test_a_weight_that_no_step_holds_takes_curvlinops() -> None:
@@ -92,27 +114,47 @@ def test_a_weight_that_no_step_holds_takes_curvlinops() -> None:
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)
     bias = next(weight for weight in problem.layout.weights if weight.name == "b_in")
-    for changed in (replace(bias, index=slice(0, 2), size=2), replace(bias, parameter="head.bias")):
-        weights = tuple(changed if weight is bias else weight for weight in problem.layout.weights)
+    for changed in (
+        replace(bias, index=slice(0, 2), size=2),
+        replace(bias, parameter="head.bias"),
+    ):
+        weights = tuple(
+            changed if weight is bias else weight for weight in problem.layout.weights
+        )
         other = replace(problem, layout=replace(problem.layout, weights=weights))
         tape = LinearisedNetwork(other, model)
-        assert not tape.holds(1, "b_in") and not tape.holds(0, "all") and tape.holds(1, "b_out")
+        assert (
+            not tape.holds(1, "b_in")
+            and not tape.holds(0, "all")
+            and tape.holds(1, "b_out")
+        )
 
 
 def test_several_batches_take_curvlinops() -> None:
     """The tape is of one batch."""
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)
-    engines = Engines(replace(problem, more=(problem.batch,)), model, Products.linearised)
-    assert isinstance(engines.column(1, "W_Q", [Block(1, "W_Q", "W_Q")]), ColumnOperator)
+    engines = Engines(
+        replace(problem, more=(problem.batch,)), model, Products.linearised
+    )
+    assert isinstance(
+        engines.column(1, "W_Q", [Block(1, "W_Q", "W_Q")]), ColumnOperator
+    )
 
 
 def test_equal_rows_of_the_first_layer_are_evaluated_once() -> None:
     """Every pair of token and position, up to the last scored one; the last layer's queries at scored positions."""
     model = ModelConfig(d_model=4, d_mlp=6, norm=Norm.pre)
     problem = toy_problem(model, toy_task(model, batch_size=40))
-    values, scored = LinearisedNetwork(problem, model).merged.values, problem.batch.scored
-    pairs = {(int(token), at) for row in problem.batch.inputs for at, token in enumerate(row[: scored.stop])}
+    values, scored = (
+        LinearisedNetwork(problem, model).merged.values,
+        problem.batch.scored,
+    )
+    pairs = {
+        (int(token), at)
+        for row in problem.batch.inputs
+        for at, token in enumerate(row[: scored.stop])
+    }
     assert values["k1"].shape[:2] == values["norm1"].shape[:2] == (1, len(pairs))
     assert values["q1"].shape[1] == len([at for _, at in pairs if at >= scored.start])
     assert values["k1*"].shape[:2] == (40, scored.stop)

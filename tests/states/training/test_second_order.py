@@ -21,7 +21,13 @@ from hessfig.states.initialised import initialised
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
-from hessfig.states.training.second_order import BatchLoss, _damped, dense_hessian, products_of_a_solver, solver
+from hessfig.states.training.second_order import (
+    BatchLoss,
+    _damped,
+    dense_hessian,
+    products_of_a_solver,
+    solver,
+)
 from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.terms import Optimiser
@@ -35,15 +41,23 @@ DAMPING = 0.3
 
 def of_network(norm: Norm = Norm.none) -> BatchLoss:
     """Return the loss of a small transformer on five one-digit sums in base 3, in float64."""
-    model, task = ModelConfig(d_model=4, d_mlp=3, n_heads=2, norm=norm), TaskConfig(digits=1, base=3, batch_size=5)
-    drawn = initialised(Config(model=model, task=task, dtype=DType.float64), sigma=0.7, seed=1)
+    model, task = (
+        ModelConfig(d_model=4, d_mlp=3, n_heads=2, norm=norm),
+        TaskConfig(digits=1, base=3, batch_size=5),
+    )
+    drawn = initialised(
+        Config(model=model, task=task, dtype=DType.float64), sigma=0.7, seed=1
+    )
     return BatchLoss(drawn.network.requires_grad_(True), drawn.loss, drawn.batch)
 
 
 def split(loss: BatchLoss, flat: Tensor) -> dict[str, Tensor]:
     named = dict(loss.network.named_parameters())
     pieces = flat.split([one.numel() for one in named.values()])
-    return {name: piece.view_as(one) for (name, one), piece in zip(named.items(), pieces, strict=True)}
+    return {
+        name: piece.view_as(one)
+        for (name, one), piece in zip(named.items(), pieces, strict=True)
+    }
 
 
 class Scored(nn.Module):
@@ -67,7 +81,9 @@ def flat_of(loss: BatchLoss) -> Tensor:
 
 
 def gradient_of(loss: BatchLoss) -> Tensor:
-    pieces = torch.autograd.grad(loss(), list(loss.network.parameters()), materialize_grads=True)
+    pieces = torch.autograd.grad(
+        loss(), list(loss.network.parameters()), materialize_grads=True
+    )
     return torch.cat([one.flatten() for one in pieces])
 
 
@@ -81,7 +97,9 @@ def oracle_gauss_newton(loss: BatchLoss) -> Tensor:
     """Return the mean over rows of J^T (diag(p) - p p^T) J."""
     at = flat_of(loss).requires_grad_()
     outputs = outputs_at(loss, at)
-    rows = jacobian(lambda: outputs_at(loss, at), [at]).view(-1, outputs.shape[-1], len(at))
+    rows = jacobian(lambda: outputs_at(loss, at), [at]).view(
+        -1, outputs.shape[-1], len(at)
+    )
     chances = outputs.detach().softmax(-1).flatten(0, -2)
     middle = chances.diag_embed() - chances[:, :, None] * chances[:, None]
     return torch.einsum("kvn,kvw,kwm->nm", rows, middle, rows) / len(rows)
@@ -95,7 +113,9 @@ def steps_of(kind: Optimiser, loss: BatchLoss) -> dict[str, Tensor]:
     parameters = list(loss.network.parameters())
     slopes = list(torch.autograd.grad(loss(), parameters, materialize_grads=True))
     found = solver(kind, loss, DAMPING)(slopes)
-    return dict(zip((name for name, _ in loss.network.named_parameters()), found, strict=True))
+    return dict(
+        zip((name for name, _ in loss.network.named_parameters()), found, strict=True)
+    )
 
 
 def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -109,9 +129,13 @@ def test_newton_divides_by_the_modulus_of_the_hessian(norm: Norm) -> None:
     loss = of_network(norm)
     hessian = oracle_hessian(loss)
     assert torch.allclose(dense_hessian(loss), hessian, rtol=0, atol=1e-10)
-    assert float(torch.linalg.eigvalsh(hessian)[0]) < -1e-3, "else |H| is H, and nothing is tested"
+    assert float(torch.linalg.eigvalsh(hessian)[0]) < -1e-3, (
+        "else |H| is H, and nothing is tested"
+    )
     modulus = torch.linalg.svd(hessian)
-    expected = torch.linalg.solve(damped(modulus.Vh.T @ (modulus.S[:, None] * modulus.Vh)), gradient_of(loss))
+    expected = torch.linalg.solve(
+        damped(modulus.Vh.T @ (modulus.S[:, None] * modulus.Vh)), gradient_of(loss)
+    )
     assert_close(steps_of(Optimiser.newton, loss), split(loss, expected))
 
 
@@ -119,8 +143,16 @@ def test_newton_divides_by_the_modulus_of_the_hessian(norm: Norm) -> None:
 def test_gauss_newton_whole_and_by_blocks(norm: Norm) -> None:
     loss = of_network(norm)
     whole, slope = oracle_gauss_newton(loss), gradient_of(loss)
-    assert_close(steps_of(Optimiser.gauss_newton, loss), split(loss, torch.linalg.solve(damped(whole), slope)))
-    owner = torch.cat([torch.full_like(one, k).flatten() for k, one in enumerate(loss.network.parameters())])
+    assert_close(
+        steps_of(Optimiser.gauss_newton, loss),
+        split(loss, torch.linalg.solve(damped(whole), slope)),
+    )
+    owner = torch.cat(
+        [
+            torch.full_like(one, k).flatten()
+            for k, one in enumerate(loss.network.parameters())
+        ]
+    )
     blocks = whole * (owner[:, None] == owner)
     found = steps_of(Optimiser.block_gauss_newton, loss)
     assert_close(found, split(loss, torch.linalg.solve(damped(blocks), slope)))
@@ -129,43 +161,76 @@ def test_gauss_newton_whole_and_by_blocks(norm: Norm) -> None:
 def test_kfac_divides_by_kronecker_products() -> None:
     """Sample by sample, position by position and class by class, with the Kronecker products written out."""
     loss = of_network()
-    found, slopes, whole = steps_of(Optimiser.kfac, loss), split(loss, gradient_of(loss)), oracle_gauss_newton(loss)
+    found, slopes, whole = (
+        steps_of(Optimiser.kfac, loss),
+        split(loss, gradient_of(loss)),
+        oracle_gauss_newton(loss),
+    )
     expected: dict[str, Tensor] = {}
     for place, module in loss.network.named_modules():
         if isinstance(module, nn.Linear):
             left, right = oracle_factors(loss, module)
-            joint = torch.cat([slopes[f"{place}.weight"], slopes[f"{place}.bias"][:, None]], dim=1)
-            solved = torch.linalg.solve(damped(torch.kron(left, right)), joint.flatten()).view_as(joint)
-            expected |= {f"{place}.weight": solved[:, :-1], f"{place}.bias": solved[:, -1]}
+            joint = torch.cat(
+                [slopes[f"{place}.weight"], slopes[f"{place}.bias"][:, None]], dim=1
+            )
+            solved = torch.linalg.solve(
+                damped(torch.kron(left, right)), joint.flatten()
+            ).view_as(joint)
+            expected |= {
+                f"{place}.weight": solved[:, :-1],
+                f"{place}.bias": solved[:, -1],
+            }
     left, right = oracle_factors(loss, loss.network.tok_embed)
     joint = slopes["tok_embed.weight"].T
-    solved = torch.linalg.solve(damped(torch.kron(left, right)), joint.flatten()).view_as(joint)
+    solved = torch.linalg.solve(
+        damped(torch.kron(left, right)), joint.flatten()
+    ).view_as(joint)
     expected["tok_embed.weight"] = solved.T
-    owner = torch.cat([torch.full((one.numel(),), name == "pos.weight") for name, one in slopes.items()])
-    block = whole[owner][:, owner]
-    expected["pos.weight"] = torch.linalg.solve(damped(block), slopes["pos.weight"].flatten()).view_as(
-        found["pos.weight"]
+    owner = torch.cat(
+        [
+            torch.full((one.numel(),), name == "pos.weight")
+            for name, one in slopes.items()
+        ]
     )
+    block = whole[owner][:, owner]
+    expected["pos.weight"] = torch.linalg.solve(
+        damped(block), slopes["pos.weight"].flatten()
+    ).view_as(found["pos.weight"])
     assert_close(found, expected)
 
 
 def oracle_factors(loss: BatchLoss, module: nn.Module) -> tuple[Tensor, Tensor]:
     seen: list[tuple[Tensor, Tensor]] = []
-    handle = module.register_forward_hook(lambda _, given, output: seen.append((given[0], output)))
+    handle = module.register_forward_hook(
+        lambda _, given, output: seen.append((given[0], output))
+    )
     outputs = loss.outputs()
     handle.remove()
     ((given, inner),) = seen
     if isinstance(module, nn.Embedding):
-        inputs = nn.functional.one_hot(given, module.num_embeddings).double().flatten(0, 1)
+        inputs = (
+            nn.functional.one_hot(given, module.num_embeddings).double().flatten(0, 1)
+        )
     else:
-        inputs = torch.cat([given.detach().flatten(0, 1), torch.ones(given.shape[:2].numel(), 1).double()], dim=1)
-    left, terms = torch.zeros(inner.shape[-1], inner.shape[-1]).double(), outputs.shape[:-1].numel()
+        inputs = torch.cat(
+            [
+                given.detach().flatten(0, 1),
+                torch.ones(given.shape[:2].numel(), 1).double(),
+            ],
+            dim=1,
+        )
+    left, terms = (
+        torch.zeros(inner.shape[-1], inner.shape[-1]).double(),
+        outputs.shape[:-1].numel(),
+    )
     for sample in range(len(outputs)):
         for position in range(outputs.shape[1]):
             chances = outputs[sample, position].detach().softmax(-1)
             root = torch.diag(chances.sqrt()) - chances[:, None] * chances.sqrt()
             for column in root.T:
-                (sent,) = torch.autograd.grad(outputs[sample, position] @ column, inner, retain_graph=True)
+                (sent,) = torch.autograd.grad(
+                    outputs[sample, position] @ column, inner, retain_graph=True
+                )
                 left += sent.flatten(0, -2).T @ sent.flatten(0, -2) / terms
     return left, inputs.T @ inputs / len(inputs)
 
@@ -175,24 +240,41 @@ def test_products_of_a_curvature_matrix() -> None:
     count = sum(one.numel() for one in loss.network.parameters())
     assert products_of_a_solver(Optimiser.newton, loss) == count
     positions_and_classes = 2 * 5  # of the answer's two digits in base 3
-    assert products_of_a_solver(Optimiser.kfac, loss) == positions_and_classes + loss.network.pos.weight.numel()
+    assert (
+        products_of_a_solver(Optimiser.kfac, loss)
+        == positions_and_classes + loss.network.pos.weight.numel()
+    )
 
 
 def test_libraries_make_the_published_steps() -> None:
     """Shampoo's first step, SOAP's second (its first only fills the factors), and Muon's first."""
-    first, second = (torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
-    assert torch.allclose(moved(Optimiser.shampoo, [first]), shampoo(first), rtol=0, atol=1e-10)
-    assert torch.allclose(moved(Optimiser.soap, [first, second]), soap(first, second), rtol=0, atol=1e-10)
+    first, second = (
+        torch.randn(
+            3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(k)
+        )
+        for k in (1, 2)
+    )
+    assert torch.allclose(
+        moved(Optimiser.shampoo, [first]), shampoo(first), rtol=0, atol=1e-10
+    )
+    assert torch.allclose(
+        moved(Optimiser.soap, [first, second]), soap(first, second), rtol=0, atol=1e-10
+    )
     sizes = torch.linalg.svdvals(moved(Optimiser.muon, [first]) / (0.2 * 4**0.5))
-    assert float(sizes.min()) > 0.6 and float(sizes.max()) < 1.3  # orthogonal but for the quintic's own error
+    # Orthogonal but for the quintic's own error.
+    assert float(sizes.min()) > 0.6 and float(sizes.max()) < 1.3
 
 
 def moved(kind: Optimiser, slopes: list[Tensor]) -> Tensor:
     """Return by how much a matrix is lowered by steps of rate 1 along given gradients."""
     network = nn.Linear(4, 3, bias=False).double()
     start = network.weight.detach().clone()
-    training = training_config("", optimiser=kind, learning_rate=1.0, weight_decay=0.0, warmup=0).training
-    rule = StepRule(network, replace(training, schedule="constant", betas=[0.9, 0.95], eps=1e-12))
+    training = training_config(
+        "", optimiser=kind, learning_rate=1.0, weight_decay=0.0, warmup=0
+    ).training
+    rule = StepRule(
+        network, replace(training, schedule="constant", betas=[0.9, 0.95], eps=1e-12)
+    )
     for step, slope in enumerate(slopes, start=1):
         network.weight.grad = slope.clone()
         rule.update(step)
@@ -201,7 +283,9 @@ def moved(kind: Optimiser, slopes: list[Tensor]) -> Tensor:
 
 def shampoo(slope: Tensor) -> Tensor:
     def root(matrix: Tensor) -> Tensor:
-        values, vectors = torch.linalg.eigh(matrix + 1e-6 * torch.eye(len(matrix), dtype=matrix.dtype))
+        values, vectors = torch.linalg.eigh(
+            matrix + 1e-6 * torch.eye(len(matrix), dtype=matrix.dtype)
+        )
         return (vectors * values**-0.25) @ vectors.T
 
     return root(slope @ slope.T) @ slope @ root(slope.T @ slope)
@@ -209,38 +293,62 @@ def shampoo(slope: Tensor) -> Tensor:
 
 def soap(first: Tensor, second: Tensor) -> Tensor:
     """Adam's first step in the eigenbases of G G^T and G^T G of the gradient before, which is sign(Q_L^T G Q_R)."""
-    left, right = (torch.linalg.eigh(one).eigenvectors for one in (first @ first.T, first.T @ first))
+    left, right = (
+        torch.linalg.eigh(one).eigenvectors
+        for one in (first @ first.T, first.T @ first)
+    )
     return left @ (left.T @ second @ right).sign() @ right.T
 
 
 def run_of(folder: Path, kind: Optimiser, **settings: object) -> Trajectory:
     task = TaskConfig(digits=1, base=3, batch_size=6)
-    config = training_config(folder, task=task, optimiser=kind, data="fixed", **settings)
-    return Trajectory(replace(config, training=replace(config.training, dtype=DType.float64)), 0.3, 1)
+    config = training_config(
+        folder, task=task, optimiser=kind, data="fixed", **settings
+    )
+    return Trajectory(
+        replace(config, training=replace(config.training, dtype=DType.float64)), 0.3, 1
+    )
 
 
 @pytest.mark.parametrize("kind", NEW)
 @pytest.mark.long
-def test_the_same_bits_after_stops(tmp_path: Path, kind: Optimiser, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_bits_after_stops(
+    tmp_path: Path, kind: Optimiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    one, other = (run_of(tmp_path / n, kind, refresh=4, momentum=0.5) for n in ("one", "other"))
+    one, other = (
+        run_of(tmp_path / n, kind, refresh=4, momentum=0.5) for n in ("one", "other")
+    )
     ensure(one, [13])
     for stop in range(1, 14):
         ensure(other, [stop])
     names = ("step_000013.safetensors", "step_000013.optimiser.safetensors")
-    assert [(one.folder / n).read_bytes() for n in names] == [(other.folder / n).read_bytes() for n in names]
-    kept = {key.partition("/")[0].partition(".")[0] for key in load_file(Folder(one).optimiser_path(13))}
+    assert [(one.folder / n).read_bytes() for n in names] == [
+        (other.folder / n).read_bytes() for n in names
+    ]
+    kept = {
+        key.partition("/")[0].partition(".")[0]
+        for key in load_file(Folder(one).optimiser_path(13))
+    }
     assert set(kind.facts.moments) <= kept
 
 
 def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path: Path) -> None:
-    settings = {"weight_decay": 0.0, "warmup": 0, "schedule": "constant", "learning_rate": 0.5}
+    settings = {
+        "weight_decay": 0.0,
+        "warmup": 0,
+        "schedule": "constant",
+        "learning_rate": 0.5,
+    }
     lengths = []
     for folder, clip in (("one", 0.01), ("other", 0.0)):
         run = run_of(tmp_path / folder, Optimiser.gd, clip_norm=clip, **settings)
         ensure(run, [0, 1])
         before, after = (load_file(Folder(run).weights_path(step)) for step in (0, 1))
-        lengths.append(float(sum((after[name] - before[name]).square().sum() for name in after)) ** 0.5)
+        lengths.append(
+            float(sum((after[name] - before[name]).square().sum() for name in after))
+            ** 0.5
+        )
     assert lengths[0] == pytest.approx(0.005, rel=1e-4) and lengths[1] > 0.01
 
 
@@ -254,26 +362,39 @@ def test_settings_of_a_rule_are_in_its_key_alone(tmp_path: Path) -> None:
     assert key(Optimiser.gd, clip_norm=1.0) != key(Optimiser.gd)
 
 
-def test_rules_that_cannot_be_trained_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rules_that_cannot_be_trained_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="newton is full batch"):
         check_training(training_config(tmp_path, optimiser=Optimiser.newton))
     with pytest.raises(UserError, match="kfac has no learning rate"):
-        check_training(training_config(tmp_path, optimiser=Optimiser.kfac, data="fixed", curvature="whole"))
+        check_training(
+            training_config(
+                tmp_path, optimiser=Optimiser.kfac, data="fixed", curvature="whole"
+            )
+        )
     monkeypatch.setattr("hessfig.config.checks.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pytorch-optimizer"):
         check_training(training_config(tmp_path, optimiser=Optimiser.soap))
 
 
-def test_a_curvature_beside_which_the_damping_is_lost_gives_steps_that_are_not_finite() -> None:
+def test_a_curvature_beside_which_the_damping_is_lost_gives_steps_that_are_not_finite() -> (
+    None
+):
     matrix = 1e20 * torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
-    assert bool(_damped(matrix, DAMPING)([torch.ones(2, dtype=torch.float64)])[0].isnan().all())
+    assert bool(
+        _damped(matrix, DAMPING)([torch.ones(2, dtype=torch.float64)])[0].isnan().all()
+    )
     torch.testing.assert_close(
-        _damped(matrix / 1e20, 1.0)([torch.ones(2).double()])[0], torch.full((2,), 1 / 3).double()
+        _damped(matrix / 1e20, 1.0)([torch.ones(2).double()])[0],
+        torch.full((2,), 1 / 3).double(),
     )
 
 
 @pytest.mark.parametrize("kind", DIVIDING)
-def test_a_curvature_that_is_not_finite_gives_steps_that_are_not_finite(kind: Optimiser) -> None:
+def test_a_curvature_that_is_not_finite_gives_steps_that_are_not_finite(
+    kind: Optimiser,
+) -> None:
     loss = of_network()
     with torch.no_grad():
         next(loss.network.parameters()).fill_(1e200)

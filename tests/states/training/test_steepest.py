@@ -14,7 +14,13 @@ from hessfig.curvature.spectral.lanczos import largest_ritz
 from hessfig.states.training import loop
 from hessfig.states.training.checkpoints import Folder
 from hessfig.states.training.loop import ensure
-from hessfig.states.training.step_rules import FACTORS, FLATTEST, factors, products_of_a_refresh, refreshes_curvature
+from hessfig.states.training.step_rules import (
+    FACTORS,
+    FLATTEST,
+    factors,
+    products_of_a_refresh,
+    refreshes_curvature,
+)
 from hessfig.states.training.trajectory import Trajectory
 from hessfig.terms import Optimiser
 from tests.toys import training_config
@@ -24,7 +30,10 @@ def two_parameters() -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tenso
     """Return parameters a and b, and the Hessian of 1/2 x.A x + the flat b in all of them."""
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(5, 5, dtype=torch.float64, generator=generator)
-    named = {name: torch.ones(size, dtype=torch.float64, requires_grad=True) for name, size in (("a", 3), ("b", 2))}
+    named = {
+        name: torch.ones(size, dtype=torch.float64, requires_grad=True)
+        for name, size in (("a", 3), ("b", 2))
+    }
     return named, root @ root.T, root
 
 
@@ -38,9 +47,14 @@ def test_factors_are_inverse_largest_eigenvalues(kind: Curvature) -> None:
 
     found = factors(kind, named, loss, seed=1, step=1)
     if kind == Curvature.whole:
-        assert found.tolist() == pytest.approx([1 / float(torch.linalg.eigvalsh(matrix)[-1])])
+        assert found.tolist() == pytest.approx(
+            [1 / float(torch.linalg.eigvalsh(matrix)[-1])]
+        )
     else:
-        tops = [float(torch.linalg.eigvalsh(matrix[k, k])[-1]) for k in (slice(3), slice(3, 5))]
+        tops = [
+            float(torch.linalg.eigvalsh(matrix[k, k])[-1])
+            for k in (slice(3), slice(3, 5))
+        ]
         mean = (tops[0] * tops[1]) ** 0.5
         assert found.tolist() == pytest.approx([mean / top for top in tops])
         assert float(found.log().sum()) == pytest.approx(0, abs=1e-12)
@@ -48,14 +62,18 @@ def test_factors_are_inverse_largest_eigenvalues(kind: Curvature) -> None:
 
 def test_a_flat_block_counts_as_a_share_of_the_steepest() -> None:
     named, _, _ = two_parameters()
-    found = factors(Curvature.blocks, named, lambda: 3 * named["a"].square().sum(), seed=1, step=1)
+    found = factors(
+        Curvature.blocks, named, lambda: 3 * named["a"].square().sum(), seed=1, step=1
+    )
     assert float(found[1] / found[0]) == pytest.approx(1 / FLATTEST)
 
 
 def test_the_stand_in_is_the_fourth_root_of_the_gradients_ratio() -> None:
     named, _, _ = two_parameters()
     (named["a"].sum() * 16 / 3**0.5 + named["b"].sum() / 2**0.5).backward()
-    found = factors(Curvature.gradient_norm, named, lambda: named["a"].sum(), seed=1, step=1)
+    found = factors(
+        Curvature.gradient_norm, named, lambda: named["a"].sum(), seed=1, step=1
+    )
     assert found.tolist() == pytest.approx([0.5])
 
 
@@ -66,48 +84,88 @@ def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue() -> N
     assert found == sorted(found) and found[1] > 0.9 and found[2] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("kind", [Curvature.whole, Curvature.blocks, Curvature.gradient_norm])
+@pytest.mark.parametrize(
+    "kind", [Curvature.whole, Curvature.blocks, Curvature.gradient_norm]
+)
 @pytest.mark.parametrize("optimiser", [Optimiser.adamw, Optimiser.sgd])
 @pytest.mark.long
 def test_the_same_bits_after_stops_between_two_refreshes(
-    tmp_path: Path, kind: Curvature, optimiser: Optimiser, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    kind: Curvature,
+    optimiser: Optimiser,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
-    settings = {"optimiser": optimiser, "curvature": kind, "refresh": 4, "momentum": 0.5}
-    one, other = (Trajectory(training_config(tmp_path / n, **settings), 0.3, 1) for n in ("one", "other"))
+    settings = {
+        "optimiser": optimiser,
+        "curvature": kind,
+        "refresh": 4,
+        "momentum": 0.5,
+    }
+    one, other = (
+        Trajectory(training_config(tmp_path / n, **settings), 0.3, 1)
+        for n in ("one", "other")
+    )
     ensure(one, [9])
     for stop in (3, 4, 6, 9):
         ensure(other, [stop])
     names = ("step_000009.safetensors", "step_000009.optimiser.safetensors")
-    assert [(one.folder / n).read_bytes() for n in names] == [(other.folder / n).read_bytes() for n in names]
+    assert [(one.folder / n).read_bytes() for n in names] == [
+        (other.folder / n).read_bytes() for n in names
+    ]
     assert FACTORS in load_file(Folder(one).optimiser_path(9))
 
 
-def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(tmp_path: Path) -> None:
+def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(
+    tmp_path: Path,
+) -> None:
     plain = Trajectory(training_config(tmp_path), 0.3, 1)
     assert not {"curvature", "refresh"} & set(plain.science["training"])
     assert Trajectory(training_config(tmp_path, refresh=7), 0.3, 1).key == plain.key
-    looks = [Trajectory(training_config(tmp_path, curvature=Curvature.whole, refresh=n), 0.3, 1).key for n in (7, 8)]
+    looks = [
+        Trajectory(
+            training_config(tmp_path, curvature=Curvature.whole, refresh=n), 0.3, 1
+        ).key
+        for n in (7, 8)
+    ]
     assert len({plain.key, *looks}) == 3
 
 
-def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(tmp_path: Path) -> None:
-    settings = {"optimiser": Optimiser.sgd, "weight_decay": 0.0, "warmup": 0, "schedule": "constant"}
-    config = training_config(tmp_path, curvature=Curvature.whole, refresh=100, **settings)
+def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(
+    tmp_path: Path,
+) -> None:
+    settings = {
+        "optimiser": Optimiser.sgd,
+        "weight_decay": 0.0,
+        "warmup": 0,
+        "schedule": "constant",
+    }
+    config = training_config(
+        tmp_path, curvature=Curvature.whole, refresh=100, **settings
+    )
     config = replace(config, training=replace(config.training, dtype=DType.float64))
     one = Trajectory(config, 0.3, 1)
     ensure(one, [1])
     factor = float(load_file(Folder(one).optimiser_path(1))[FACTORS])
     rate = config.training.learning_rate * factor
-    plain = replace(config, training=replace(config.training, curvature=Curvature.none, learning_rate=rate))
+    plain = replace(
+        config,
+        training=replace(config.training, curvature=Curvature.none, learning_rate=rate),
+    )
     other = Trajectory(plain, 0.3, 1)
     ensure(other, [1])
     ours, theirs = (load_file(Folder(each).weights_path(1)) for each in (one, other))
-    assert factor != 1 and all(torch.allclose(ours[name], theirs[name], rtol=1e-13, atol=0) for name in ours)
+    assert factor != 1 and all(
+        torch.allclose(ours[name], theirs[name], rtol=1e-13, atol=0) for name in ours
+    )
 
 
 def test_looks_and_their_products_are_counted(tmp_path: Path) -> None:
     training = training_config(tmp_path, refresh=10).training
-    assert [step for step in range(1, 31) if refreshes_curvature(training, step)] == [1, 11, 21]
+    assert [step for step in range(1, 31) if refreshes_curvature(training, step)] == [
+        1,
+        11,
+        21,
+    ]
     kinds = (Curvature.none, Curvature.gradient_norm, Curvature.whole, Curvature.blocks)
     assert [products_of_a_refresh(kind, 5) for kind in kinds] == [0, 0, 12, 60]

@@ -18,11 +18,24 @@ from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import science
 from hessfig.terms import RULE_SETTINGS, Optimiser
 
-OTHER = {"betas": [0.5, 0.6], "eps": 0.1, "momentum": 0.7, "batch_size": 5, "damping": 0.5, "refresh": 2}
+OTHER = {
+    "betas": [0.5, 0.6],
+    "eps": 0.1,
+    "momentum": 0.7,
+    "batch_size": 5,
+    "damping": 0.5,
+    "refresh": 2,
+}
 
 
 def training(kind: Optimiser, **changes: Any) -> TrainingConfig:
-    given = {"data": TrainingData.fixed, "momentum": 0.3, "warmup": 0, "refresh": 4, **changes}
+    given = {
+        "data": TrainingData.fixed,
+        "momentum": 0.3,
+        "warmup": 0,
+        "refresh": 4,
+        **changes,
+    }
     return TrainingConfig(optimiser=kind, **given)
 
 
@@ -30,8 +43,13 @@ def weights(one: TrainingConfig) -> Tensor:
     """Return the weights of a toy network after seven updates."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    batch = Batch(torch.randn(6, 3).double(), torch.tensor([0, 1, 1, 0, 1, 0]), slice(None))
-    rule, loss = StepRule(network, one), BatchLoss(network, nn.CrossEntropyLoss(), batch)
+    batch = Batch(
+        torch.randn(6, 3).double(), torch.tensor([0, 1, 1, 0, 1, 0]), slice(None)
+    )
+    rule, loss = (
+        StepRule(network, one),
+        BatchLoss(network, nn.CrossEntropyLoss(), batch),
+    )
     for step in range(1, 8):
         network.zero_grad(set_to_none=True)
         loss().backward()
@@ -58,5 +76,10 @@ def test_a_key_holds_the_settings_that_the_row_names(kind: Optimiser) -> None:
 
 def test_rules_that_divide_by_curvature_are_full_batch_and_labels_differ() -> None:
     assert all(one.facts.is_full_batch for one in Optimiser if one.facts.divides)
-    assert [one for one in Optimiser if one.facts.divides] == ["newton", "gauss_newton", "block_gauss_newton", "kfac"]
+    assert [one for one in Optimiser if one.facts.divides] == [
+        "newton",
+        "gauss_newton",
+        "block_gauss_newton",
+        "kfac",
+    ]
     assert len({one.facts.label for one in Optimiser}) == len(Optimiser)

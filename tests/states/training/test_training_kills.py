@@ -43,9 +43,13 @@ def files(folder: str, steps: int) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize(("kills", "steps"), [(3, 500), pytest.param(20, 8000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kills", "steps"), [(3, 500), pytest.param(20, 8000, marks=pytest.mark.slow)]
+)
 @pytest.mark.long
-def test_killed_at_any_moment_it_ends_in_the_same_bytes(tmp_path: Path, kills: int, steps: int) -> None:
+def test_killed_at_any_moment_it_ends_in_the_same_bytes(
+    tmp_path: Path, kills: int, steps: int
+) -> None:
     disturbed, undisturbed = str(tmp_path / "disturbed"), str(tmp_path / "undisturbed")
     assert killed(disturbed, steps, kills=kills, seed=kills) > kills // 4
     for folder in (disturbed, undisturbed):

@@ -65,7 +65,10 @@ def test_nothing_is_trained_twice(whole: Trajectory) -> None:
 @pytest.mark.parametrize("stops", [(3,), (0, 30), (3, 17, 29)], ids=str)
 @pytest.mark.long
 def test_the_same_bits_after_stops_anywhere(
-    whole: Trajectory, tmp_path: Path, stops: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    whole: Trajectory,
+    tmp_path: Path,
+    stops: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     other = trajectory(tmp_path)
@@ -91,7 +94,9 @@ def test_what_is_left_for_resuming_is_gone_on_from(
     monkeypatch.setattr(loop, "REPORT_EVERY", 0.0)
     with pytest.raises(Stopped):
         ensure(other, [30], stop)
-    assert [path.name for path in other.folder.glob("*.safetensors")] == ["resume.safetensors"]
+    assert [path.name for path in other.folder.glob("*.safetensors")] == [
+        "resume.safetensors"
+    ]
     assert ensure(other, [30]) == 18
     ensure(other, STEPS)
     assert files(other) == files(whole)
@@ -110,22 +115,33 @@ def left_for_resuming(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trajecto
 
 
 def test_a_flipped_bit_in_the_step_of_what_is_left_for_resuming_is_seen(
-    whole: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Trajectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     one = left_for_resuming(tmp_path, monkeypatch)
     path = one.folder / "resume.safetensors"
     content = path.read_bytes()
     assert content.count(rb"\"step\": 12") == 1
-    path.write_bytes(content.replace(rb"\"step\": 12", rb"\"step\": 10"))  # 2 is 0 with one bit more
+    # 2 is 0 with one bit more.
+    path.write_bytes(content.replace(rb"\"step\": 12", rb"\"step\": 10"))
     assert ensure(one, STEPS) == 30 and files(one) == files(whole)
-    assert "resume.safetensors: its checksum, key or step is not that of its content" in capsys.readouterr().err
+    assert (
+        "resume.safetensors: its checksum, key or step is not that of its content"
+        in capsys.readouterr().err
+    )
 
 
 def of_version_020(path: Path, step: int) -> None:
     """Write a checkpoint as 0.2.0 did: its checksum is of the numbers alone."""
     with safe_open(path, framework="pt") as handle:
         about = json.loads(handle.metadata()["hessfig"])
-    about = {"key": about["key"], "step": step, "checksum": checkpoints._checksum(load_file(path))}
+    about = {
+        "key": about["key"],
+        "step": step,
+        "checksum": checkpoints._checksum(load_file(path)),
+    }
     save_file(load_file(path), path, {"hessfig": json.dumps(about, sort_keys=True)})
 
 
@@ -141,12 +157,17 @@ def test_checkpoints_of_version_020_are_gone_on_from_where_their_log_ends(
 
 def test_states_of_version_020_are_read(copied: Trajectory) -> None:
     for step in STEPS:
-        for path in (Folder(copied).weights_path(step), Folder(copied).optimiser_path(step)):
+        for path in (
+            Folder(copied).weights_path(step),
+            Folder(copied).optimiser_path(step),
+        ):
             of_version_020(path, step)
     assert ensure(copied, STEPS) == 0
 
 
-def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied: Trajectory) -> None:
+def test_a_state_asked_for_later_comes_from_the_nearest_before_it(
+    copied: Trajectory,
+) -> None:
     assert ensure(copied, [10]) == 7
     assert ensure(copied, [8, 12]) == 5 + 2
 
@@ -154,25 +175,42 @@ def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied: Trajec
 def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
     config = whole.config
     first = replace(config, state=StateConfig())
-    states = [dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters()) for one in (config, first)]
+    states = [
+        dict(drawn(one, sigma=0.3, seed=1, step=0).network.named_parameters())
+        for one in (config, first)
+    ]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
-    assert load_file(Folder(whole).weights_path(0))["head.weight"].dtype == torch.float64
+    assert (
+        load_file(Folder(whole).weights_path(0))["head.weight"].dtype == torch.float64
+    )
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd", "gd"])
 def test_a_training_is_that_of_a_plain_loop(tmp_path: Path, optimiser: str) -> None:
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
     # a large eps: the keys' biases have no gradient but rounding, which adam would blow up to steps
-    one = trajectory(tmp_path, optimiser=Optimiser(optimiser), eps=1e-3, momentum=0.5, data=data)
-    one = Trajectory(replace(one.config, training=replace(one.config.training, dtype=DType.float64)), 0.3, 1)
+    one = trajectory(
+        tmp_path, optimiser=Optimiser(optimiser), eps=1e-3, momentum=0.5, data=data
+    )
+    one = Trajectory(
+        replace(one.config, training=replace(one.config.training, dtype=DType.float64)),
+        0.3,
+        1,
+    )
     ensure(one, [20])
-    network = build_network(replace(one.config, dtype=DType.float64), sigma=0.3, seed=1).requires_grad_(True)
+    network = build_network(
+        replace(one.config, dtype=DType.float64), sigma=0.3, seed=1
+    ).requires_grad_(True)
     settings = {"lr": 1e-3, "weight_decay": 0.1}
     if optimiser in ("adamw", "adam"):
         kind = torch.optim.AdamW if optimiser == "adamw" else torch.optim.Adam
-        plain: torch.optim.Optimizer = kind(network.parameters(), betas=(0.9, 0.98), eps=1e-3, **settings)
+        plain: torch.optim.Optimizer = kind(
+            network.parameters(), betas=(0.9, 0.98), eps=1e-3, **settings
+        )
     else:
-        plain = torch.optim.SGD(network.parameters(), momentum=0.5 * (optimiser == "sgd"), **settings)
+        plain = torch.optim.SGD(
+            network.parameters(), momentum=0.5 * (optimiser == "sgd"), **settings
+        )
     for step in range(1, 21):
         batch = training_batch(one.config, seed=1, step=step)
         plain.zero_grad()
@@ -182,7 +220,9 @@ def test_a_training_is_that_of_a_plain_loop(tmp_path: Path, optimiser: str) -> N
         plain.step()
     kept = Folder(one).weights(20) or {}
     for name, parameter in network.named_parameters():
-        torch.testing.assert_close(kept[name], parameter.detach(), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            kept[name], parameter.detach(), rtol=1e-9, atol=1e-12
+        )
 
 
 def test_the_log_says_what_every_update_did(whole: Trajectory) -> None:
@@ -192,12 +232,16 @@ def test_the_log_says_what_every_update_did(whole: Trajectory) -> None:
     rates = [float(line.split(",")[2]) for line in lines[1:]]
     assert rates[:5] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3])
     assert rates[5] == pytest.approx(1e-3) and rates[-1] < rates[-2] < rates[10]
-    assert [bool(line.split(",")[4]) for line in lines[1:]] == [step % 10 == 0 for step in range(1, 31)]
+    assert [bool(line.split(",")[4]) for line in lines[1:]] == [
+        step % 10 == 0 for step in range(1, 31)
+    ]
 
 
 def test_what_it_is_stands_beside_it(whole: Trajectory) -> None:
     said = json.loads((whole.folder / "training.json").read_text())
-    assert said["key"] == whole.folder.name and said["settings"]["training"]["betas"] == [0.9, 0.98]
+    assert said["key"] == whole.folder.name and said["settings"]["training"][
+        "betas"
+    ] == [0.9, 0.98]
     assert said["label"]["seed"] == 1 and said["checksum"]
 
 
@@ -225,7 +269,9 @@ OTHER: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("settings", SAME, ids=str)
-def test_the_key_ignores_what_does_not_move_a_weight(settings: dict[str, object], tmp_path: Path) -> None:
+def test_the_key_ignores_what_does_not_move_a_weight(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
     assert trajectory(tmp_path, **settings).key == trajectory(tmp_path).key
 
 
@@ -234,8 +280,12 @@ def test_the_key_sees_what_does(settings: dict[str, object], tmp_path: Path) -> 
     assert trajectory(tmp_path, **settings).key != trajectory(tmp_path).key
 
 
-def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(tmp_path: Path) -> None:
-    keys = {trajectory(tmp_path, schedule="constant", steps=steps).key for steps in (30, 60)}
+def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(
+    tmp_path: Path,
+) -> None:
+    keys = {
+        trajectory(tmp_path, schedule="constant", steps=steps).key for steps in (30, 60)
+    }
     assert len(keys) == 1
     fixed = {"data": TrainingData.fixed}
     tasks = [TaskConfig(digits=2, batch_size=6, seed=seed) for seed in (0, 1)]
@@ -253,12 +303,16 @@ DAMAGES = {
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-9]),
     "empty": lambda path: path.write_bytes(b""),
     "altered": lambda path: path.write_bytes(path.read_bytes()[:-1] + b"\x01"),
-    "of another step": lambda path: shutil.copy(path.with_name(path.name.replace("030", "003")), path),
+    "of another step": lambda path: shutil.copy(
+        path.with_name(path.name.replace("030", "003")), path
+    ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["step_000030.safetensors", "step_000030.optimiser.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["step_000030.safetensors", "step_000030.optimiser.safetensors"]
+)
 @pytest.mark.long
 def test_a_damaged_checkpoint_is_named_and_computed_again(
     copied: Trajectory, damage: str, name: str, capsys: pytest.CaptureFixture[str]
@@ -291,14 +345,27 @@ def test_a_diverged_training_keeps_its_states_up_to_there(tmp_path: Path) -> Non
         ensure(one, [30])
 
 
-TRAINED = {name: model for name, model in ARCHITECTURES.items() if model.kind != Kind.self_attention}
+TRAINED = {
+    name: model
+    for name, model in ARCHITECTURES.items()
+    if model.kind != Kind.self_attention
+}
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_ablation_can_be_trained(name: str, tmp_path: Path) -> None:
-    config = training_config(tmp_path, step=3, model=TRAINED[name], learning_rate=1e-2, warmup=0)
-    first, last = (drawn(config, sigma=0.3, seed=1, step=step).network.state_dict() for step in (0, 3))
-    assert all(tensor.isfinite().all() for tensor in last.values() if tensor.is_floating_point())
+    config = training_config(
+        tmp_path, step=3, model=TRAINED[name], learning_rate=1e-2, warmup=0
+    )
+    first, last = (
+        drawn(config, sigma=0.3, seed=1, step=step).network.state_dict()
+        for step in (0, 3)
+    )
+    assert all(
+        tensor.isfinite().all()
+        for tensor in last.values()
+        if tensor.is_floating_point()
+    )
     assert not torch.equal(first["tok_embed.weight"], last["tok_embed.weight"])
 
 
@@ -312,8 +379,13 @@ def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole: Trajectory) -> No
     config = replace(whole.config, dtype=DType.float64)
     path = Folder(whole).weights_path(30)
     file = replace(config, state=StateConfig(State.loaded, str(path)))
-    found = [row["value"] for row in compute_cell(Cell(Variant("", config), 0.3, 1, step=30)).rows]
-    assert [row["value"] for row in compute_cell(Cell(Variant("", file), None, 1)).rows] == found
+    found = [
+        row["value"]
+        for row in compute_cell(Cell(Variant("", config), 0.3, 1, step=30)).rows
+    ]
+    assert [
+        row["value"] for row in compute_cell(Cell(Variant("", file), None, 1)).rows
+    ] == found
 
 
 def test_measuring_a_state_trains_for_it(tmp_path: Path) -> None:

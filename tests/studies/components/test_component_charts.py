@@ -17,7 +17,12 @@ from tests.figures.conftest import Draw
 
 ALONG = {
     **CONFIG,
-    "model": {**CONFIG["model"], "centring": 0.0, "scaled_weight": "", "weight_scale": 1.0},
+    "model": {
+        **CONFIG["model"],
+        "centring": 0.0,
+        "scaled_weight": "",
+        "weight_scale": 1.0,
+    },
     "sweep": {"axis": "step"},
     "training": {"optimiser": "adamw", "learning_rate": 0.01, "momentum": 0.0},
 }
@@ -51,14 +56,25 @@ def trainings(*, best: int = 2, diverges_from: int = 9) -> pd.DataFrame:
     for network, words in NETWORKS.items():
         for optimiser, chosen in OPTIMISERS.items():
             for place, rate in enumerate(RATES):
-                variant = ",".join(filter(None, [words, chosen, f"training.learning_rate={rate}"]))
+                variant = ",".join(
+                    filter(None, [words, chosen, f"training.learning_rate={rate}"])
+                )
                 for seed in range(10):
                     if optimiser == "muon" and network in ("rescaled", "frozen"):
                         continue
                     lag = 0.1 if optimiser.startswith("sgd") else 0.0
                     log = lag + 0.02 * (place - best) ** 2 + 0.001 * random.normal()
-                    here = {"variant": variant, "seed": seed, "quantity": "held_out_loss"}
-                    pairs = {**here, "quantity": "bigram_loss", "step": 600.0, "value": 2.5}
+                    here = {
+                        "variant": variant,
+                        "seed": seed,
+                        "quantity": "held_out_loss",
+                    }
+                    pairs = {
+                        **here,
+                        "quantity": "bigram_loss",
+                        "step": 600.0,
+                        "value": 2.5,
+                    }
                     rows += [{**here, "step": 0.0, "value": 4.6}, pairs]
                     if place < diverges_from:
                         rows.append({**here, "step": 600.0, "value": 2.0 * 10**log})
@@ -67,7 +83,14 @@ def trainings(*, best: int = 2, diverges_from: int = 9) -> pd.DataFrame:
 
 def untrained() -> pd.DataFrame:
     rows = [
-        {"row": name, "col": name, "layer": 1, "row_layer": 1, "quantity": "frobenius", "part": "H"}
+        {
+            "row": name,
+            "col": name,
+            "layer": 1,
+            "row_layer": 1,
+            "quantity": "frobenius",
+            "part": "H",
+        }
         | {"variant": variant, "sigma": sigma, "seed": seed, "value": sigma**power}
         for variant, powers in EXPONENTS.items()
         for sigma in SIGMAS
@@ -82,7 +105,9 @@ def test_rates_at_which_every_run_diverged_count_as_tried() -> None:
     assert len(found) == 10 * (len(NETWORKS) * len(OPTIMISERS) - 2)
 
 
-def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path) -> None:
+def test_the_figure_has_gaps_ratios_and_tuned_losses(
+    pages: Draw, tmp_path: Path
+) -> None:
     table = trainings()
     with pytest.raises(UserError, match="sweep=centring"):
         pages("centred", table, settings=ALONG)
@@ -91,7 +116,11 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path
     gaps, ratios, losses = page.figure.axes
     fitted = page.numbers[page.numbers["panel"] == "gap"]
     np.testing.assert_allclose(fitted["mean"], [3, 3, -1], atol=1e-6)
-    circles = [float(line.get_ydata()[0]) for line in gaps.lines if line.get_markerfacecolor() == "none"]
+    circles = [
+        float(line.get_ydata()[0])
+        for line in gaps.lines
+        if line.get_markerfacecolor() == "none"
+    ]
     assert circles == [3, 3, -1]
     ends = sorted(float(line.get_ydata()[-1]) for line in ratios.lines)
     np.testing.assert_allclose(ends, sorted(sigma**-1.0 for sigma in (0.02, 0.1, 1.0)))
@@ -99,16 +128,27 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(pages: Draw, tmp_path: Path
     drawn = page.numbers[page.numbers["panel"] == "loss"]
     softmax = drawn[(drawn["line"] == "AdamW") & (drawn["place"] == 0)]["mean"]
     assert float(softmax.iloc[0]) == pytest.approx(rule["softmax", "adamw"], rel=1e-3)
-    assert len(drawn) == len(rule) + 1 and float(drawn[drawn["line"] == "bigram"]["mean"].iloc[0]) == 2.5
-    assert any(set(line.get_ydata()) == {2.5} for line in losses.lines) and not under_legends(page.figure)
+    assert (
+        len(drawn) == len(rule) + 1
+        and float(drawn[drawn["line"] == "bigram"]["mean"].iloc[0]) == 2.5
+    )
+    assert any(
+        set(line.get_ydata()) == {2.5} for line in losses.lines
+    ) and not under_legends(page.figure)
 
 
-def test_lines_join_softmax_and_centred_softmax_alone(pages: Draw, tmp_path: Path) -> None:
+def test_lines_join_softmax_and_centred_softmax_alone(
+    pages: Draw, tmp_path: Path
+) -> None:
     write_sweep(untrained(), tmp_path, settings=ALONG)
     table = trainings()
     known = ~(table["variant"].str.contains("centring=1.0") & (table["step"] > 0))
     (page,) = pages("centred", table[known], settings=ALONG)
-    joined = [list(line.get_xdata()) for line in page.figure.axes[2].lines if line.get_linestyle() == "-"]
+    joined = [
+        list(line.get_xdata())
+        for line in page.figure.axes[2].lines
+        if line.get_linestyle() == "-"
+    ]
     assert joined == [[0, 1]] * 4
 
 
@@ -120,7 +160,9 @@ def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> 
     assert set(page.numbers["panel"]) == {"ratio", "loss"}
 
 
-def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages: Draw, tmp_path: Path) -> None:
+def test_without_an_optimum_inside_the_grid_nothing_is_drawn(
+    pages: Draw, tmp_path: Path
+) -> None:
     write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
         pages("centred", trainings(best=4), settings=ALONG)
@@ -130,8 +172,12 @@ def test_ratios_are_geometric_means_of_the_seeds_own(pages: Draw) -> None:
     networks = [("", 1), ("model.attention=linear", 1)]
     table = make_table(networks=networks, parts=["H"], sigma=[0.1, 1.0], seeds=3)
     (page,) = pages("components", table, ratios=True)
-    values = table.pivot_table(index=["variant", "sigma", "seed"], columns="row", values="value")
-    expected = np.exp(np.log(values["W_Q"] / values["W_V"]).groupby(level=[0, 1], sort=False).mean())
+    values = table.pivot_table(
+        index=["variant", "sigma", "seed"], columns="row", values="value"
+    )
+    expected = np.exp(
+        np.log(values["W_Q"] / values["W_V"]).groupby(level=[0, 1], sort=False).mean()
+    )
     found = page.numbers.set_index(["variant", "sigma"])["mean"]
     np.testing.assert_allclose(found, expected.reindex(found.index))
     assert len(page.figure.axes[0].containers) == 2 and page.figure.axes[0].get_xlabel()

@@ -31,8 +31,22 @@ from tests.toys import toy_problem, toy_task, training_config
 
 DIGITS = {"data": Data.digits, "batch_size": 6}
 NETWORKS = {
-    "transformer": (ModelConfig(d_model=4, d_mlp=4, n_heads=2, norm=Norm.pre, mlp=MLP.gelu), {}),
-    "vit": (ModelConfig(kind=Kind.vit, d_model=4, d_mlp=5, n_heads=2, norm=Norm.post, mlp=MLP.gelu, patch=4), DIGITS),
+    "transformer": (
+        ModelConfig(d_model=4, d_mlp=4, n_heads=2, norm=Norm.pre, mlp=MLP.gelu),
+        {},
+    ),
+    "vit": (
+        ModelConfig(
+            kind=Kind.vit,
+            d_model=4,
+            d_mlp=5,
+            n_heads=2,
+            norm=Norm.post,
+            mlp=MLP.gelu,
+            patch=4,
+        ),
+        DIGITS,
+    ),
     "cnn": (ModelConfig(kind=Kind.cnn, d_mlp=2, n_heads=1, mlp=MLP.gelu), DIGITS),
     "mlp": (ModelConfig(kind=Kind.mlp, d_model=4, mlp=MLP.gelu), {}),
 }
@@ -40,13 +54,19 @@ ONE = {"transformer": "W_V", "vit": "W_in", "cnn": "W@3", "mlp": "W_in"}
 Number = tuple[str, int | None, str]
 
 
-def measured(objective: Objective, config: Config, at: At) -> dict[str, dict[Number, float]]:
+def measured(
+    objective: Objective, config: Config, at: At
+) -> dict[str, dict[Number, float]]:
     """Return {weight of the column: {(quantity, index, part): value}} of the diagonal blocks that are asked for."""
-    asked = asked_of(quantity("along"), blocks_of(config.blocks, objective.layout, config.model), at)
+    asked = asked_of(
+        quantity("along"), blocks_of(config.blocks, objective.layout, config.model), at
+    )
     found: dict[str, dict[Number, float]] = {}
     for row in quantity("along").measured(objective, asked).rows:
         key = f"{row['col']}@{row['layer']}"
-        found.setdefault(key, {})[row["quantity"], row["index"], row["part"]] = row["value"]
+        found.setdefault(key, {})[row["quantity"], row["index"], row["part"]] = row[
+            "value"
+        ]
     return found
 
 
@@ -54,27 +74,43 @@ def gradient_of(objective: Objective) -> dict[str, Tensor]:
     network = copy.deepcopy(objective.network).requires_grad_(True)
     names = [name for name, _ in network.named_parameters()]
     with torch.enable_grad():
-        outputs = Suffix(replace(objective, network=network), None)(objective.batch.inputs)
+        outputs = Suffix(replace(objective, network=network), None)(
+            objective.batch.inputs
+        )
         loss = objective.loss(outputs, objective.batch.targets)
-        slopes = torch.autograd.grad(loss, list(network.parameters()), materialize_grads=True)
+        slopes = torch.autograd.grad(
+            loss, list(network.parameters()), materialize_grads=True
+        )
     return dict(zip(names, slopes, strict=True))
 
 
-def expected_split(matrix: Tensor, vector: Tensor, keys: list[tuple[int, str]], sizes: list[int]) -> dict[str, float]:
+def expected_split(
+    matrix: Tensor, vector: Tensor, keys: list[tuple[int, str]], sizes: list[int]
+) -> dict[str, float]:
     """Return the numbers of one direction and one matrix, by sums over every pair of weights."""
     squared, product = float(vector @ vector), matrix @ vector
-    found = {"curvature": float(vector @ product) / squared, "product": float(product.norm()) / squared**0.5}
+    found = {
+        "curvature": float(vector @ product) / squared,
+        "product": float(product.norm()) / squared**0.5,
+    }
     found["cosine"] = float(vector @ product) / float(vector.norm() * product.norm())
     if len(keys) > 1:
         rows = torch.arange(len(vector)).split(sizes)
-        pair = lambda a, b: float(vector[rows[a]] @ matrix[rows[a]][:, rows[b]] @ vector[rows[b]]) / squared  # noqa: E731
+        pair = lambda a, b: (  # noqa: E731
+            float(vector[rows[a]] @ matrix[rows[a]][:, rows[b]] @ vector[rows[b]])
+            / squared
+        )
         every = [(a, b) for a in range(len(keys)) for b in range(len(keys))]
         found["within_weights"] = sum(pair(a, b) for a, b in every if a == b)
         found["across_weights"] = sum(pair(a, b) for a, b in every if a != b)
         home = [layer or name for layer, name in keys]
         if any(layer for layer, _ in keys):
-            found["within_layers"] = sum(pair(a, b) for a, b in every if home[a] == home[b])
-            found["across_layers"] = sum(pair(a, b) for a, b in every if home[a] != home[b])
+            found["within_layers"] = sum(
+                pair(a, b) for a, b in every if home[a] == home[b]
+            )
+            found["across_layers"] = sum(
+                pair(a, b) for a, b in every if home[a] != home[b]
+            )
     return found
 
 
@@ -85,21 +121,45 @@ def fitted(x: np.ndarray, y: np.ndarray) -> float:
 class Dense:
     """The block of some weights of a problem, with its gradient, by dense double backward."""
 
-    def __init__(self, objective: Objective, layer: int, name: str, whole: dict[Part, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        layer: int,
+        name: str,
+        whole: dict[Part, Tensor] | None = None,
+    ) -> None:
         side, at = objective.layout.side(layer, name), places(objective, layer, name)
-        self.matrices = {part: one[at][:, at] for part, one in (whole or whole_oracle(objective)).items()}
-        self.keys, self.sizes = [(one.layer, one.name) for one in side], [one.size for one in side]
+        self.matrices = {
+            part: one[at][:, at]
+            for part, one in (whole or whole_oracle(objective)).items()
+        }
+        self.keys, self.sizes = (
+            [(one.layer, one.name) for one in side],
+            [one.size for one in side],
+        )
         self.side, self.gradients = side, gradient_of(objective)
         self.gradient = self.flat(self.gradients)
 
     def flat(self, named: dict[str, Tensor]) -> Tensor:
         return torch.cat([named[one.parameter].flatten() for one in self.side])
 
-    def check(self, found: dict[Number, float], name: str, vector: Tensor, index: int | None = None) -> None:
+    def check(
+        self,
+        found: dict[Number, float],
+        name: str,
+        vector: Tensor,
+        index: int | None = None,
+    ) -> None:
         for part in PARTS:
-            for number, value in expected_split(self.matrices[part], vector, self.keys, self.sizes).items():
+            for number, value in expected_split(
+                self.matrices[part], vector, self.keys, self.sizes
+            ).items():
                 got = found[f"{name}_{number}", index, part.value]
-                assert got == pytest.approx(value, rel=1e-8, abs=1e-8), (name, number, part)
+                assert got == pytest.approx(value, rel=1e-8, abs=1e-8), (
+                    name,
+                    number,
+                    part,
+                )
 
 
 @pytest.mark.parametrize("kind", NETWORKS)
@@ -107,7 +167,12 @@ class Dense:
 def test_every_number_is_that_of_dense_algebra(kind: str) -> None:
     model, task = NETWORKS[kind]
     settings = DirectionsConfig(named=list(NamedDirection), rules=[Optimiser.gd])
-    config = Config(model=model, task=toy_task(model, **task), blocks=["all", ONE[kind]], directions=settings)
+    config = Config(
+        model=model,
+        task=toy_task(model, **task),
+        blocks=["all", ONE[kind]],
+        directions=settings,
+    )
     config.spectrum.tolerance = 1e-11
     problem = toy_problem(model, config.task)
     found = measured(problem, config, At(config, sigma=0.7, seed=1234))
@@ -118,17 +183,24 @@ def test_every_number_is_that_of_dense_algebra(kind: str) -> None:
         dense = Dense(problem, int(layer), name, whole)
         _, vectors = torch.linalg.eigh(dense.matrices[Part.H])
         drawn = torch.randn(
-            len(vectors), dtype=torch.float64, generator=probe_stream(1234, "along", 0.7, int(layer), name)
+            len(vectors),
+            dtype=torch.float64,
+            generator=probe_stream(1234, "along", 0.7, int(layer), name),
         )
-        signs = dense.gradient.sign() * (dense.gradient.abs() > 1e-15)  # b_K's are rounding
+        # B_K's are rounding.
+        signs = dense.gradient.sign() * (dense.gradient.abs() > 1e-15)
         named = {"gradient": dense.gradient, "sign": signs, "random": drawn}
         named |= {"largest": vectors[:, -1], "smallest": vectors[:, 0]}
         for one, vector in named.items():
             dense.check(numbers, f"{one}_direction", vector)
             slope = float(dense.gradient @ vector / vector.norm())
             if one not in ("largest", "smallest"):
-                assert numbers[f"{one}_direction_slope", None, ""] == pytest.approx(slope, rel=1e-8, abs=1e-12)
-                assert numbers[f"{one}_direction_length", None, ""] == pytest.approx(float(vector.norm()), rel=1e-8)
+                assert numbers[f"{one}_direction_slope", None, ""] == pytest.approx(
+                    slope, rel=1e-8, abs=1e-12
+                )
+                assert numbers[f"{one}_direction_length", None, ""] == pytest.approx(
+                    float(vector.norm()), rel=1e-8
+                )
         dense.check(numbers, "gd_update", -dense.gradient)
         if len(dense.side) == 1:
             check_singular(dense, numbers)
@@ -136,10 +208,14 @@ def test_every_number_is_that_of_dense_algebra(kind: str) -> None:
 
 def check_singular(dense: Dense, numbers: dict[Number, float]) -> None:
     (weight,) = dense.side
-    left, values, right = np.linalg.svd(dense.gradients[weight.parameter].flatten(1).numpy(), full_matrices=False)
+    left, values, right = np.linalg.svd(
+        dense.gradients[weight.parameter].flatten(1).numpy(), full_matrices=False
+    )
     heights = {part: [] for part in PARTS}
     for k, value in enumerate(values):
-        assert numbers["singular_direction_value", k + 1, ""] == pytest.approx(value, rel=1e-8, abs=1e-12)
+        assert numbers["singular_direction_value", k + 1, ""] == pytest.approx(
+            value, rel=1e-8, abs=1e-12
+        )
         vector = torch.from_numpy(np.outer(left[:, k], right[k]).ravel())
         if value > 1e-9:
             dense.check(numbers, "singular_direction", vector, k + 1)
@@ -150,9 +226,16 @@ def check_singular(dense: Dense, numbers: dict[Number, float]) -> None:
         high = np.array(heights[part])
         counts = (values >= 1e-3 * values[0]) & (high > 0)
         if counts.sum() > 2:
-            exponent, decay = fitted(values[counts], high[counts]), -fitted(k[counts], high[counts])
-            assert numbers["curvature_exponent", None, part.value] == pytest.approx(exponent, rel=1e-6)
-            assert numbers["curvature_decay", None, part.value] == pytest.approx(decay, rel=1e-6)
+            exponent, decay = (
+                fitted(values[counts], high[counts]),
+                -fitted(k[counts], high[counts]),
+            )
+            assert numbers["curvature_exponent", None, part.value] == pytest.approx(
+                exponent, rel=1e-6
+            )
+            assert numbers["curvature_decay", None, part.value] == pytest.approx(
+                decay, rel=1e-6
+            )
         else:
             assert np.isnan(numbers["curvature_exponent", None, part.value])
         share = float(np.mean(high[values >= 1e-3 * values[0]] > 0))
@@ -162,7 +245,9 @@ def check_singular(dense: Dense, numbers: dict[Number, float]) -> None:
 def own_problem() -> hessfig.Problem:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    return hessfig.Problem(network, torch.randn(12, 5).double(), torch.randint(0, 3, (12,)))
+    return hessfig.Problem(
+        network, torch.randn(12, 5).double(), torch.randint(0, 3, (12,))
+    )
 
 
 def test_own_networks_by_hessfig_measure() -> None:
@@ -172,12 +257,20 @@ def test_own_networks_by_hessfig_measure() -> None:
         problem,
         blocks=["all"],
         quantities=["along"],
-        directions={"named": ["update", "gradient"], "rules": ["adamw", "sgd", "muon"], "gradients": 7},
+        directions={
+            "named": ["update", "gradient"],
+            "rules": ["adamw", "sgd", "muon"],
+            "gradients": 7,
+        },
     )
     objective = problem.objective("float64")
     found = {(row.quantity, None, row.part): row.value for row in table.itertuples()}
     dense, network = Dense(objective, 0, "all"), copy.deepcopy(problem.network)
-    made = {"adamw": torch.optim.AdamW(network.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0)}
+    made = {
+        "adamw": torch.optim.AdamW(
+            network.parameters(), lr=1e-3, betas=(0.9, 0.98), weight_decay=0
+        )
+    }
     made["sgd"] = torch.optim.SGD(network.parameters(), lr=1e-3)
     before = [one.detach().clone() for one in network.parameters()]
     for name, rule in made.items():
@@ -186,20 +279,30 @@ def test_own_networks_by_hessfig_measure() -> None:
                 for one, start in zip(network.parameters(), before, strict=True):
                     one.copy_(start)
             rule.zero_grad()
-            nn.functional.cross_entropy(network(problem.inputs), problem.targets).backward()
+            nn.functional.cross_entropy(
+                network(problem.inputs), problem.targets
+            ).backward()
             rule.step()
         moved = {
-            key: one.detach() - start for (key, one), start in zip(network.named_parameters(), before, strict=True)
+            key: one.detach() - start
+            for (key, one), start in zip(
+                network.named_parameters(), before, strict=True
+            )
         }
         dense.check(found, f"{name}_update", dense.flat(moved))
-        assert found[f"{name}_update_length", None, ""] == pytest.approx(float(dense.flat(moved).norm()), rel=1e-8)
+        assert found[f"{name}_update_length", None, ""] == pytest.approx(
+            float(dense.flat(moved).norm()), rel=1e-8
+        )
     assert found["muon_update_slope", None, ""] < 0
-    assert "gradient_direction_within_layers" not in set(table["quantity"])  # no layers are known
+    # No layers are known.
+    assert "gradient_direction_within_layers" not in set(table["quantity"])
 
 
 def test_the_update_of_a_training_is_that_of_its_moments(tmp_path: Any) -> None:
     """Adam's next update in a loop of our own, from the start of the training on."""
-    config = training_config(tmp_path, step=5, optimiser=Optimiser.adam, betas=[0.8, 0.9], weight_decay=0.0)
+    config = training_config(
+        tmp_path, step=5, optimiser=Optimiser.adam, betas=[0.8, 0.9], weight_decay=0.0
+    )
     config = replace(
         config,
         training=replace(config.training, dtype=DType.float64),
@@ -209,34 +312,58 @@ def test_the_update_of_a_training_is_that_of_its_moments(tmp_path: Any) -> None:
     problem = trained(config, sigma=0.3, seed=1, step=5)
     found = measured(problem, config, At(config, sigma=0.3, seed=1, step=5))["all@0"]
     network = trained(config, sigma=0.3, seed=1, step=0).network.requires_grad_(True)
-    rule, rates = torch.optim.Adam(network.parameters(), betas=(0.8, 0.9)), [1e-3 * min(s / 5, 1) for s in range(1, 6)]
+    rule, rates = (
+        torch.optim.Adam(network.parameters(), betas=(0.8, 0.9)),
+        [1e-3 * min(s / 5, 1) for s in range(1, 6)],
+    )
     for step in range(1, 7):
         batch = training_batch(config, seed=1, step=step)
         rule.zero_grad()
         with torch.enable_grad():
-            problem.loss(network(batch.inputs)[:, batch.scored], batch.targets).backward()
-        before = {name: one.detach().clone() for name, one in network.named_parameters()}
+            problem.loss(
+                network(batch.inputs)[:, batch.scored], batch.targets
+            ).backward()
+        before = {
+            name: one.detach().clone() for name, one in network.named_parameters()
+        }
         rule.param_groups[0]["lr"] = [*rates, 1e-3][step - 1]
         rule.step()
-    moved = {name: one.detach() - before[name] for name, one in network.named_parameters()}
+    moved = {
+        name: one.detach() - before[name] for name, one in network.named_parameters()
+    }
     dense = Dense(problem, 0, "all")
     dense.check(found, "adam_update", dense.flat(moved))
 
 
 def test_bad_input_by_name() -> None:
     with pytest.raises(UserError, match="directions: there is no such choice"):
-        hessfig.measure(own_problem(), quantities=["along"], directions={"along": ["gradient"]})
+        hessfig.measure(
+            own_problem(), quantities=["along"], directions={"along": ["gradient"]}
+        )
     with pytest.raises(UserError, match=r"directions\.rules: there is no such choice"):
-        hessfig.measure(own_problem(), quantities=["along"], directions={"rules": ["lion"]})
+        hessfig.measure(
+            own_problem(), quantities=["along"], directions={"rules": ["lion"]}
+        )
     with pytest.raises(UserError, match="directions: no settings by name"):
         hessfig.measure(own_problem(), quantities=["along"], directions=["muon"])
     with pytest.raises(UserError, match=r"directions\.gradients: a whole number"):
-        hessfig.measure(own_problem(), quantities=["along"], directions={"gradients": 0})
+        hessfig.measure(
+            own_problem(), quantities=["along"], directions={"gradients": 0}
+        )
     problem = own_problem()
-    halves = replace(problem, inputs=list(problem.inputs.split(6)), targets=list(problem.targets.split(6)))
-    with pytest.raises(UserError, match=r"directions\.rules: newton divides by the curvature of one batch"):
+    halves = replace(
+        problem,
+        inputs=list(problem.inputs.split(6)),
+        targets=list(problem.targets.split(6)),
+    )
+    with pytest.raises(
+        UserError,
+        match=r"directions\.rules: newton divides by the curvature of one batch",
+    ):
         hessfig.measure(halves, quantities=["along"], directions={"rules": ["newton"]})
-    assert len(hessfig.measure(halves, quantities=["along"], directions={"rules": ["adamw"]}))
+    assert len(
+        hessfig.measure(halves, quantities=["along"], directions={"rules": ["adamw"]})
+    )
 
 
 def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path: Any) -> None:
@@ -265,9 +392,16 @@ def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path: Any) -> None:
     rule.zero_grad()
     nn.functional.cross_entropy(network(batch[0]), batch[1]).backward()
     rule.step()
-    moved = torch.cat([(one.detach() - old).flatten() for one, old in zip(network.parameters(), start, strict=True)])
+    moved = torch.cat(
+        [
+            (one.detach() - old).flatten()
+            for one, old in zip(network.parameters(), start, strict=True)
+        ]
+    )
     expected = expected_split(dense.matrices[Part.H], moved, dense.keys, dense.sizes)
-    assert seen["adam_update_curvature/all/H"] == pytest.approx(expected["curvature"], rel=1e-8)
+    assert seen["adam_update_curvature/all/H"] == pytest.approx(
+        expected["curvature"], rel=1e-8
+    )
     monitor.close()
 
 
@@ -288,19 +422,33 @@ def test_rounding_has_no_sign(dtype: str) -> None:
     """The order of samples moves the rounding, and no number: all of b_K has sign 0, and no other entry."""
     torch.manual_seed(3)
     network, x, y = KeyBias(), torch.randn(7, 5, 3), torch.randn(7, 3)
-    asked = {"blocks": ["k.bias", "k.weight", "all"], "parts": "H", "quantities": ["along"], "dtype": dtype}
-    asked |= {"directions": {"named": ["sign", "update"], "rules": ["sign"], "gradients": 1}}
+    asked = {
+        "blocks": ["k.bias", "k.weight", "all"],
+        "parts": "H",
+        "quantities": ["along"],
+        "dtype": dtype,
+    }
+    asked |= {
+        "directions": {"named": ["sign", "update"], "rules": ["sign"], "gradients": 1}
+    }
     keys, found = ["col", "quantity", "index"], []
     for order in (torch.arange(7), torch.arange(6, -1, -1)):
         problem = hessfig.Problem(network, x[order], y[order], "mse")
         found.append(hessfig.measure(problem, **asked).set_index(keys)["value"])
-    assert found[0].tolist() == pytest.approx(found[1].tolist(), rel=1e-9 if dtype == "float64" else 1e-3, nan_ok=True)
-    lengths = {col: found[0][col, "sign_direction_length", None] for col in ("k.bias", "k.weight", "all")}
+    assert found[0].tolist() == pytest.approx(
+        found[1].tolist(), rel=1e-9 if dtype == "float64" else 1e-3, nan_ok=True
+    )
+    lengths = {
+        col: found[0][col, "sign_direction_length", None]
+        for col in ("k.bias", "k.weight", "all")
+    }
     assert lengths == {"k.bias": 0.0, "k.weight": 3.0, "all": pytest.approx(33**0.5)}
     assert found[0]["k.bias", "sign_update_length", None] == 0.0
     objective = problem.objective(dtype)
     gradient, told = LossGradient(objective).gradient, above_rounding(objective)
-    assert not told["k.bias"].any() and all(bool(told[name].all()) for name in told if name != "k.bias")
+    assert not told["k.bias"].any() and all(
+        bool(told[name].all()) for name in told if name != "k.bias"
+    )
     assert bool(gradient["k.bias"].any())
 
 
@@ -313,5 +461,7 @@ def test_where_float32_says_nothing_every_sign_counts() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x @ self.w @ torch.eye(2, dtype=torch.float64)
 
-    problem = hessfig.Problem(Doubled(), torch.eye(2).double(), torch.zeros(2, 2).double(), "mse").objective("float64")
+    problem = hessfig.Problem(
+        Doubled(), torch.eye(2).double(), torch.zeros(2, 2).double(), "mse"
+    ).objective("float64")
     assert all(bool(one.all()) for one in above_rounding(problem).values())

@@ -31,7 +31,11 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.table, self.inner, self.readout = nn.Embedding(5, 6), nn.Linear(6, 8), nn.Linear(8, 3)
+        self.table, self.inner, self.readout = (
+            nn.Embedding(5, 6),
+            nn.Linear(6, 8),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.readout(torch.tanh(self.inner(self.table(x))))
@@ -40,7 +44,9 @@ class Own(nn.Module):
 @pytest.fixture
 def problem() -> hessfig.Problem:
     torch.manual_seed(4)
-    return hessfig.Problem(Own(), torch.randint(0, 5, (12,)), torch.randint(0, 3, (12,)))
+    return hessfig.Problem(
+        Own(), torch.randint(0, 5, (12,)), torch.randint(0, 3, (12,))
+    )
 
 
 def _length(table: object, name: str) -> float:
@@ -48,14 +54,30 @@ def _length(table: object, name: str) -> float:
     return float(found["value"].iloc[0])
 
 
-def test_muon_takes_every_two_axis_weight_of_an_own_network(problem: hessfig.Problem) -> None:
-    found = hessfig.measure(problem, blocks=["all"], quantities=["along"], directions={"rules": ["muon"]})
+def test_muon_takes_every_two_axis_weight_of_an_own_network(
+    problem: hessfig.Problem,
+) -> None:
+    found = hessfig.measure(
+        problem, blocks=["all"], quantities=["along"], directions={"rules": ["muon"]}
+    )
     network = Own().double()
     matrices = [one for one in network.parameters() if one.ndim == 2]
     assert len(matrices) == 3
-    muon = torch.optim.Muon(matrices, lr=1e-3, weight_decay=0.0, momentum=0.0, adjust_lr_fn="match_rms_adamw")
-    adamw = torch.optim.AdamW([one for one in network.parameters() if one.ndim != 2], lr=1e-3, weight_decay=0.0)
-    moved = _last_update(network, [muon, adamw], [(problem.inputs, problem.targets)] * GRADIENTS)
+    muon = torch.optim.Muon(
+        matrices,
+        lr=1e-3,
+        weight_decay=0.0,
+        momentum=0.0,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    adamw = torch.optim.AdamW(
+        [one for one in network.parameters() if one.ndim != 2],
+        lr=1e-3,
+        weight_decay=0.0,
+    )
+    moved = _last_update(
+        network, [muon, adamw], [(problem.inputs, problem.targets)] * GRADIENTS
+    )
     assert _length(found, "muon_update") == pytest.approx(moved, rel=1e-9)
 
 
@@ -64,13 +86,21 @@ def test_the_scale_of_muon_is_that_of_the_page() -> None:
     moved = []
     for how in ("match_rms_adamw", "original"):
         weight = nn.Parameter(torch.zeros(3, 8, dtype=torch.float64))
-        weight.grad = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        torch.optim.Muon([weight], lr=1.0, weight_decay=0.0, momentum=0.0, adjust_lr_fn=how).step()
+        weight.grad = torch.randn(
+            3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
+        torch.optim.Muon(
+            [weight], lr=1.0, weight_decay=0.0, momentum=0.0, adjust_lr_fn=how
+        ).step()
         moved.append(float(weight.detach().norm()))
     assert moved[0] / moved[1] == pytest.approx(0.2 * math.sqrt(8))
 
 
-def _last_update(network: nn.Module, rules: list[torch.optim.Optimizer], batches: list[tuple[Tensor, Tensor]]) -> float:
+def _last_update(
+    network: nn.Module,
+    rules: list[torch.optim.Optimizer],
+    batches: list[tuple[Tensor, Tensor]],
+) -> float:
     """Return |w' - w| of the last of several updates that are all made at w."""
     before = [one.detach().clone() for one in network.parameters()]
     for x, y in batches:
@@ -82,23 +112,39 @@ def _last_update(network: nn.Module, rules: list[torch.optim.Optimizer], batches
         for rule in rules:
             rule.step()
     pairs = zip(network.parameters(), before, strict=True)
-    return float(torch.cat([(one - held).detach().flatten() for one, held in pairs]).norm())
+    return float(
+        torch.cat([(one - held).detach().flatten() for one, held in pairs]).norm()
+    )
 
 
 def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20() -> None:
     config = Config(dtype=DType.float64, blocks=["all"], quantities=["along"])
     config.model.d_model, config.task.digits, config.task.batch_size = 8, 1, 4
-    config.directions.named, config.directions.rules = [NamedDirection.update], [Optimiser.adamw]
+    config.directions.named, config.directions.rules = (
+        [NamedDirection.update],
+        [Optimiser.adamw],
+    )
     problem = drawn(config, sigma=0.3, seed=0)
     at = At(config, sigma=0.3, seed=0)
     row = quantity("along")
-    found = row.measured(problem, asked_of(row, blocks_of(["all"], problem.layout, config.model), at)).rows
-    lengths = [one["value"] for one in found if one["quantity"] == "adamw_update_length"]
+    found = row.measured(
+        problem, asked_of(row, blocks_of(["all"], problem.layout, config.model), at)
+    ).rows
+    lengths = [
+        one["value"] for one in found if one["quantity"] == "adamw_update_length"
+    ]
     training = config.training
     problem.network.requires_grad_(True)
-    options = {"lr": training.learning_rate, "betas": tuple(training.betas), "eps": training.eps, "weight_decay": 0.0}
+    options = {
+        "lr": training.learning_rate,
+        "betas": tuple(training.betas),
+        "eps": training.eps,
+        "weight_decay": 0.0,
+    }
     rule = torch.optim.AdamW(problem.network.parameters(), **options)  # type: ignore[arg-type]
-    batches = [training_batch(config, seed=0, step=step) for step in range(1, GRADIENTS + 1)]
+    batches = [
+        training_batch(config, seed=0, step=step) for step in range(1, GRADIENTS + 1)
+    ]
 
     class Scored(nn.Module):
         def __init__(self) -> None:
@@ -114,38 +160,69 @@ def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20() -> None:
 
 def test_exponents_are_fitted_over_what_the_page_says(problem: hessfig.Problem) -> None:
     named = {"named": ["singular"]}
-    found = hessfig.measure(problem, blocks=["inner.weight", "readout.weight"], quantities=["along"], directions=named)
+    found = hessfig.measure(
+        problem,
+        blocks=["inner.weight", "readout.weight"],
+        quantities=["along"],
+        directions=named,
+    )
     network = Own().double()
     F.cross_entropy(network(problem.inputs), problem.targets).backward()
-    for block, weight in (("inner.weight", network.inner.weight), ("readout.weight", network.readout.weight)):
+    for block, weight in (
+        ("inner.weight", network.inner.weight),
+        ("readout.weight", network.readout.weight),
+    ):
         of_block = found[found["col"] == block]
         assert weight.grad is not None
         values = torch.linalg.svdvals(weight.grad)
         kept = values[values >= values[0] / 1000]
-        rows = of_block[of_block["quantity"] == "singular_direction_value"].sort_values("index")
-        assert rows["value"].to_numpy() == pytest.approx(values.numpy(), rel=1e-8, abs=1e-15)
+        rows = of_block[of_block["quantity"] == "singular_direction_value"].sort_values(
+            "index"
+        )
+        assert rows["value"].to_numpy() == pytest.approx(
+            values.numpy(), rel=1e-8, abs=1e-15
+        )
         decay = of_block[of_block["quantity"] == "singular_decay"]
         assert list(decay["part"].fillna("")) == [""]
         if len(kept) < 3:
             assert math.isnan(float(decay["value"].iloc[0]))
         else:
-            slope = np.polyfit(np.log(np.arange(1, len(kept) + 1)), np.log(kept.numpy()), 1)[0]
+            slope = np.polyfit(
+                np.log(np.arange(1, len(kept) + 1)), np.log(kept.numpy()), 1
+            )[0]
             assert float(decay["value"].iloc[0]) == pytest.approx(-slope, rel=1e-8)
     assert len(kept) < 3  # of the read-out: a mean over classes has rank 2
 
 
-def test_variances_divide_by_one_less_than_the_samples(problem: hessfig.Problem) -> None:
+def test_variances_divide_by_one_less_than_the_samples(
+    problem: hessfig.Problem,
+) -> None:
     config, row = Config(dtype=DType.float64), quantity("landscape_difference")
     config.landscape.samples, config.landscape.first = 12, 1
-    found = pandas.DataFrame(row.measured(problem.objective("float64"), asked_of(row, [], At(config))).rows)
-    losses = F.cross_entropy(Own().double()(problem.inputs), problem.targets, reduction="none").detach()
+    found = pandas.DataFrame(
+        row.measured(problem.objective("float64"), asked_of(row, [], At(config))).rows
+    )
+    losses = F.cross_entropy(
+        Own().double()(problem.inputs), problem.targets, reduction="none"
+    ).detach()
     rows = found[found["quantity"] == "landscape_null"]
     k = rows["index"].to_numpy(dtype=float)
-    stated = math.sqrt(float((losses - losses.mean()).square().sum()) / 11) * np.sqrt(1 + 1 / k) / (k + 1)
+    stated = (
+        math.sqrt(float((losses - losses.mean()).square().sum()) / 11)
+        * np.sqrt(1 + 1 / k)
+        / (k + 1)
+    )
     assert rows["value"].to_numpy() == pytest.approx(stated, rel=1e-12)
 
 
 def test_the_page_says_so() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "studies" / "directions.md").read_text()
-    for word in ("match_rms_adamw", "0.2 sqrt(max(m, n))", "singular_direction_value", "fewer than three points"):
+    page = (
+        Path(__file__).parents[3] / "docs" / "studies" / "directions.md"
+    ).read_text()
+    for word in (
+        "match_rms_adamw",
+        "0.2 sqrt(max(m, n))",
+        "singular_direction_value",
+        "fewer than three points",
+    ):
         assert word in page

@@ -20,35 +20,77 @@ from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 T = np.linspace(-1, 1, 5)
-PLANE = {"plane_places": np.stack([T, 2 * T]), "plane_edge": np.array([[0.5, -0.5], [0.1, np.nan]])}
+PLANE = {
+    "plane_places": np.stack([T, 2 * T]),
+    "plane_edge": np.array([[0.5, -0.5], [0.1, np.nan]]),
+}
 GRID = T[None, :] ** 2 - T[:, None] ** 2
 SLICES: dict[str, Any] = {
-    **{"rays": ["largest", "random"], "plane_rays": ["largest", "random"], "distances": np.stack([T, 3 * T])},
+    **{
+        "rays": ["largest", "random"],
+        "plane_rays": ["largest", "random"],
+        "distances": np.stack([T, 3 * T]),
+    },
     **{"losses": np.stack([T**2 + T**3, T]), "expansions": np.stack([T**2, T])},
     **{"plane_losses": GRID, "plane_expansions": GRID, **PLANE},
 }
 STEPS = np.arange(6.0)
 DESCENT: dict[str, Any] = {
-    **{"losses": 6 - STEPS, "model_losses": 6 - STEPS**2, "distances": STEPS, "model_distances": 2 * STEPS},
-    **{"gaps": STEPS, "curvatures": STEPS[1:], "run_curvatures": STEPS[1:], "line_curvatures": STEPS[1:]},
+    **{
+        "losses": 6 - STEPS,
+        "model_losses": 6 - STEPS**2,
+        "distances": STEPS,
+        "model_distances": 2 * STEPS,
+    },
+    **{
+        "gaps": STEPS,
+        "curvatures": STEPS[1:],
+        "run_curvatures": STEPS[1:],
+        "line_curvatures": STEPS[1:],
+    },
 }
 
 
-def kept(folder: Path, quantity: str, arrays: dict[str, Any], **place: Any) -> dict[str, Any]:
+def kept(
+    folder: Path, quantity: str, arrays: dict[str, Any], **place: Any
+) -> dict[str, Any]:
     """Write arrays as a sweep does and return their entry in the manifest."""
-    said = {"variant": "", "num_layers": 1, "sigma": None, "step": 0, "seed": 1234, "quantity": quantity, **place}
+    said = {
+        "variant": "",
+        "num_layers": 1,
+        "sigma": None,
+        "step": 0,
+        "seed": 1234,
+        "quantity": quantity,
+        **place,
+    }
     path = folder / f"{hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]}.npz"
     folder.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, **arrays, label=json.dumps({"key": "k", **said}))
-    return {**said, "file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {
+        **said,
+        "file": path.name,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
 
 
 def rows(numbers: dict[tuple[str, int | None], float], **place: Any) -> pd.DataFrame:
     """Return a table of numbers by (quantity, index)."""
-    one = make_table(seeds=1, sigma=None, steps=[0], blocks=[("W_Q", "W_Q")], parts=["H"])
-    whole = {"row": "", "col": "", "part": "", "layer": 0, "row_layer": 0, "status": "ok", **place}
+    one = make_table(
+        seeds=1, sigma=None, steps=[0], blocks=[("W_Q", "W_Q")], parts=["H"]
+    )
+    whole = {
+        "row": "",
+        "col": "",
+        "part": "",
+        "layer": 0,
+        "row_layer": 0,
+        "status": "ok",
+        **place,
+    }
     made = [
-        one.assign(quantity=name, index=index or 0, value=value, **whole) for (name, index), value in numbers.items()
+        one.assign(quantity=name, index=index or 0, value=value, **whole)
+        for (name, index), value in numbers.items()
     ]
     return pd.concat(made, ignore_index=True)
 
@@ -60,12 +102,20 @@ def pages(layout: str, folder: Path) -> list[Page]:
 
 
 def test_slices_draw_losses_expansions_and_departures(tmp_path: Path) -> None:
-    numbers = {("largest_ray_departure", 1): 0.4, ("largest_ray_departure", 2): 0.6, ("largest_ray_curvature", None): 2}
+    numbers = {
+        ("largest_ray_departure", 1): 0.4,
+        ("largest_ray_departure", 2): 0.6,
+        ("largest_ray_curvature", None): 2,
+    }
     table = rows(numbers)
     entry = kept(tmp_path / "sigma", "slices", SLICES)
-    lines, plane = pages("slices", write_sweep(table, tmp_path, settings=CONFIG, arrays=[entry]))
+    lines, plane = pages(
+        "slices", write_sweep(table, tmp_path, settings=CONFIG, arrays=[entry])
+    )
     drawn = lines.figure.axes[0].lines
-    np.testing.assert_array_equal(drawn[0].get_xydata(), np.stack([T, T**2 + T**3], axis=1))
+    np.testing.assert_array_equal(
+        drawn[0].get_xydata(), np.stack([T, T**2 + T**3], axis=1)
+    )
     np.testing.assert_array_equal(drawn[1].get_ydata(), T**2)
     assert [line.get_xdata()[0] for line in drawn[2:]] == [0.4, -0.6]
     assert lines.figure.axes[0].get_title().endswith("largest: u·Hu = 2")
@@ -77,9 +127,19 @@ def test_slices_draw_losses_expansions_and_departures(tmp_path: Path) -> None:
 
 def test_critical_points_tell_what_was_found_from_what_was_not(tmp_path: Path) -> None:
     searches = [
-        rows({("critical_loss", None): 1.0, ("critical_index", None): 7, ("critical_gradient", None): 1e-12}),
         rows(
-            {("critical_loss", None): 2.0, ("critical_index", None): 9, ("critical_gradient", None): 1e-3},
+            {
+                ("critical_loss", None): 1.0,
+                ("critical_index", None): 7,
+                ("critical_gradient", None): 1e-12,
+            }
+        ),
+        rows(
+            {
+                ("critical_loss", None): 2.0,
+                ("critical_index", None): 9,
+                ("critical_gradient", None): 1e-3,
+            },
             **{"seed": 1235, "status": "not_converged"},
         ),
     ]
@@ -94,10 +154,16 @@ def test_descents_draw_the_run_its_model_and_horizons(tmp_path: Path) -> None:
     rates, horizons = (0.1, 0.5), (math.inf, 3.0)
     variants = [f"directions.rate={rate}" for rate in rates]
     tables = [
-        rows({("descent_horizon", None): value}, variant=name, status="ok" if value < 9 else "nonfinite")
+        rows(
+            {("descent_horizon", None): value},
+            variant=name,
+            status="ok" if value < 9 else "nonfinite",
+        )
         for name, value in zip(variants, horizons, strict=True)
     ]
-    entries = [kept(tmp_path / "sigma", "descent", DESCENT, variant=name) for name in variants]
+    entries = [
+        kept(tmp_path / "sigma", "descent", DESCENT, variant=name) for name in variants
+    ]
     settings = {**CONFIG, "directions": {"steps": 5, "departure": 0.1, "rate": 0.5}}
     folder = write_sweep(pd.concat(tables), tmp_path, settings=settings, arrays=entries)
     courses, summary = pages("trajectories", folder)
@@ -107,17 +173,28 @@ def test_descents_draw_the_run_its_model_and_horizons(tmp_path: Path) -> None:
     assert drawn[-1].get_xdata()[0] == 3
     assert len(courses.figure.axes[0].lines) == 2  # no horizon
     inside, beyond = summary.figure.axes[0].lines
-    assert inside.get_xydata().tolist() == [[0.5, 3]] and beyond.get_xydata().tolist() == [[0.1, 6.5]]
+    assert inside.get_xydata().tolist() == [
+        [0.5, 3]
+    ] and beyond.get_xydata().tolist() == [[0.1, 6.5]]
 
 
 @pytest.mark.parametrize(
     "damage",
-    [{"losses": T}, {"rays": ["largest"]}, {"plane_places": GRID}, {"distances": T.astype(np.float32)}],
+    [
+        {"losses": T},
+        {"rays": ["largest"]},
+        {"plane_places": GRID},
+        {"distances": T.astype(np.float32)},
+    ],
     ids=str,
 )
-def test_arrays_of_another_form_are_refused(damage: dict[str, Any], tmp_path: Path) -> None:
+def test_arrays_of_another_form_are_refused(
+    damage: dict[str, Any], tmp_path: Path
+) -> None:
     entry = kept(tmp_path / "sigma", "slices", SLICES | damage)
-    folder = write_sweep(rows({("flat_directions", None): 1}), tmp_path, settings=CONFIG, arrays=[entry])
+    folder = write_sweep(
+        rows({("flat_directions", None): 1}), tmp_path, settings=CONFIG, arrays=[entry]
+    )
     with pytest.raises(UserError, match="not a stored slice"):
         read_courses(folder, "slices")
 

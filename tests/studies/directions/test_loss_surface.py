@@ -54,26 +54,38 @@ class Mean(nn.Module):
 
 
 def scalars(value: Callable[[Tensor], Tensor], *at: float) -> hessfig.Problem:
-    return hessfig.Problem(Scalars(value, *at), torch.zeros(2, 1), torch.zeros(2, 1), loss=Mean())
+    return hessfig.Problem(
+        Scalars(value, *at), torch.zeros(2, 1), torch.zeros(2, 1), loss=Mean()
+    )
 
 
 def quadratic() -> hessfig.Problem:
     torch.manual_seed(0)
-    return hessfig.Problem(nn.Linear(3, 2), torch.randn(6, 3), torch.randn(6, 2), loss="mse")
+    return hessfig.Problem(
+        nn.Linear(3, 2), torch.randn(6, 3), torch.randn(6, 2), loss="mse"
+    )
 
 
-def found(problem: hessfig.Problem, name: str, *, cut: float = 1e-8, **directions: Any) -> Measured:
+def found(
+    problem: hessfig.Problem, name: str, *, cut: float = 1e-8, **directions: Any
+) -> Measured:
     settings = DirectionsConfig(**directions)
-    config = Config(TaskConfig(data="python"), ModelConfig(kind=Kind.python), directions=settings)
+    config = Config(
+        TaskConfig(data="python"), ModelConfig(kind=Kind.python), directions=settings
+    )
     config = replace(config, spectrum=SpectrumConfig(cut=cut), blocks=["all"])
     with torch.enable_grad():
         measurable = problem.objective(DType.float64)
         blocks = blocks_of(config.blocks, measurable.layout, config.model)
-        return quantity(name).measured(measurable, asked_of(quantity(name), blocks, At(config)))
+        return quantity(name).measured(
+            measurable, asked_of(quantity(name), blocks, At(config))
+        )
 
 
 def numbers(measured: Measured) -> dict[str, float]:
-    return {f"{row['quantity']}{row['index'] or ''}": row["value"] for row in measured.rows}
+    return {
+        f"{row['quantity']}{row['index'] or ''}": row["value"] for row in measured.rows
+    }
 
 
 def statuses(measured: Measured) -> set[str]:
@@ -83,13 +95,21 @@ def statuses(measured: Measured) -> set[str]:
 def test_a_quadratic_loss_is_its_expansion_everywhere() -> None:
     measured = found(quadratic(), "slices")
     for where in ("", "plane_"):
-        losses, expansions = (measured.arrays[f"{where}{name}"] for name in ("losses", "expansions"))
+        losses, expansions = (
+            measured.arrays[f"{where}{name}"] for name in ("losses", "expansions")
+        )
         np.testing.assert_allclose(losses, expansions, rtol=1e-10, atol=1e-10)
     departures = [row for row in measured.rows if row["quantity"].endswith("departure")]
     assert len(departures) == 2 * len(SliceDirection)
-    assert all(row["value"] == math.inf and row["status"] == "nonfinite" for row in departures)
+    assert all(
+        row["value"] == math.inf and row["status"] == "nonfinite" for row in departures
+    )
     values = numbers(measured)
-    assert (values["convex_directions"], values["flat_directions"], values["concave_directions"]) == (8, 0, 0)
+    assert (
+        values["convex_directions"],
+        values["flat_directions"],
+        values["concave_directions"],
+    ) == (8, 0, 0)
     assert all(values[f"{ray}_ray_slope"] <= 0 for ray in SliceDirection)
 
 
@@ -98,15 +118,29 @@ def test_descent_on_a_quadratic_loss_is_that_of_its_model() -> None:
     values = numbers(measured)
     assert values["descent_horizon"] == math.inf
     assert values["descent_line_curvature"] == pytest.approx(1, abs=1e-6)
-    np.testing.assert_allclose(measured.arrays["losses"], measured.arrays["model_losses"], atol=1e-12)
+    np.testing.assert_allclose(
+        measured.arrays["losses"], measured.arrays["model_losses"], atol=1e-12
+    )
     assert measured.arrays["gaps"].max() < 1e-12
-    surface = Surface((quadratic().objective(DType.float64)), ModelConfig(kind=Kind.python), Products.curvlinops)
-    hessian, gradient = surface.hessian(surface.start), surface.at(surface.start).gradient
+    surface = Surface(
+        (quadratic().objective(DType.float64)),
+        ModelConfig(kind=Kind.python),
+        Products.curvlinops,
+    )
+    hessian, gradient = (
+        surface.hessian(surface.start),
+        surface.at(surface.start).gradient,
+    )
     eta = 0.7 * 2 / float(torch.linalg.eigvalsh(hessian)[-1])
     assert values["descent_rate"] == pytest.approx(eta, rel=1e-9)
-    power, away = torch.eye(len(hessian), dtype=torch.float64), torch.zeros_like(gradient)
+    power, away = (
+        torch.eye(len(hessian), dtype=torch.float64),
+        torch.zeros_like(gradient),
+    )
     for t in range(30):  # away = - sum over k < t of (I - eta H)^k eta g
-        assert measured.arrays["model_distances"][t] == pytest.approx(float(away.norm()), abs=1e-8)
+        assert measured.arrays["model_distances"][t] == pytest.approx(
+            float(away.norm()), abs=1e-8
+        )
         away -= eta * power @ gradient
         power = power @ (torch.eye(len(hessian)) - eta * hessian)
 
@@ -115,22 +149,38 @@ def test_second_differences_of_a_run_have_a_closed_form() -> None:
     measured = found(scalars(lambda w: 3 * w**2 / 2, 2.0), "descent", rate=0.1, steps=5)
     shrinks = 1 - 0.1 * 2  # (1 - eta lambda), eta lambda = 0.2
     expected = 3 * (1 + shrinks) ** 2 / (4 * shrinks)
-    np.testing.assert_allclose(measured.arrays["run_curvatures"][1:], expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        measured.arrays["run_curvatures"][1:], expected, rtol=1e-9
+    )
     np.testing.assert_allclose(measured.arrays["curvatures"], 3, rtol=1e-12)
     assert numbers(measured)["descent_run_curvature"] == pytest.approx(expected / 3)
 
 
 def test_departure_and_horizon_of_a_cubic_loss() -> None:
     cubic = scalars(lambda w: w**3, 1.0)  # 1 + 3 t + 3 t^2 + t^3: the gap is |t|^3
-    values = numbers(found(cubic, "slices", along=[Along.gradient], plane=[Along.gradient, Along.random]))
-    assert values["gradient_ray_slope"] == pytest.approx(-3) and values["gradient_ray_curvature"] == pytest.approx(6)
-    assert values["gradient_ray_departure1"] == pytest.approx((-0.3 + ROOT) / 1.8, rel=5e-3)
-    assert values["gradient_ray_departure2"] == pytest.approx((0.3 + ROOT) / 1.8, rel=5e-3)
+    values = numbers(
+        found(
+            cubic,
+            "slices",
+            along=[Along.gradient],
+            plane=[Along.gradient, Along.random],
+        )
+    )
+    assert values["gradient_ray_slope"] == pytest.approx(-3) and values[
+        "gradient_ray_curvature"
+    ] == pytest.approx(6)
+    assert values["gradient_ray_departure1"] == pytest.approx(
+        (-0.3 + ROOT) / 1.8, rel=5e-3
+    )
+    assert values["gradient_ray_departure2"] == pytest.approx(
+        (0.3 + ROOT) / 1.8, rel=5e-3
+    )
 
 
 def test_the_rule_compares_with_the_largest_change_so_far() -> None:
     rule = ExpansionRule(0.1, 1e-12)
-    assert rule.horizon([1.0, 3.0, 1.0, 1.0], [1.0, 3.1, 1.15, 1.3]) == 3  # the change at place 2 is zero
+    # The change at place 2 is zero.
+    assert rule.horizon([1.0, 3.0, 1.0, 1.0], [1.0, 3.1, 1.15, 1.3]) == 3
     assert rule.horizon([1.0, 0.0], [1.0, 0.0]) == math.inf
     assert rule.horizon([1.0, math.nan], [1.0, 0.5]) == 1
     assert rule.horizon([1.0, 1.0], [1.0, 1.0 + 1e-14]) == math.inf  # rounding
@@ -138,10 +188,19 @@ def test_the_rule_compares_with_the_largest_change_so_far() -> None:
 
 @pytest.mark.parametrize(
     ("start", "expected"),
-    [((0.1, 0.05), {"index": 1, "flat": 0, "loss": 0.5}), ((1.5, 0.8), {"index": 0, "flat": 1, "loss": 0.0})],
+    [
+        ((0.1, 0.05), {"index": 1, "flat": 0, "loss": 0.5}),
+        ((1.5, 0.8), {"index": 0, "flat": 1, "loss": 0.0}),
+    ],
 )
-def test_critical_points_of_a_product(start: tuple[float, float], expected: dict[str, float]) -> None:
-    measured = found(scalars(lambda w: (w[0] * w[1] - 1) ** 2 / 2, *start), "critical_points", cut=1e-6)
+def test_critical_points_of_a_product(
+    start: tuple[float, float], expected: dict[str, float]
+) -> None:
+    measured = found(
+        scalars(lambda w: (w[0] * w[1] - 1) ** 2 / 2, *start),
+        "critical_points",
+        cut=1e-6,
+    )
     values = numbers(measured)
     assert statuses(measured) == {"ok"} and values["critical_gradient"] <= 1e-8
     for name, value in expected.items():
@@ -150,64 +209,100 @@ def test_critical_points_of_a_product(start: tuple[float, float], expected: dict
     assert values["critical_start"] == pytest.approx(first)
 
 
-@pytest.mark.parametrize("value", [lambda w: w.sum(), lambda w: w.exp().sum()], ids=["linear", "exponential"])
-def test_a_search_that_finds_nothing_is_recorded_as_not_converged(value: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "value", [lambda w: w.sum(), lambda w: w.exp().sum()], ids=["linear", "exponential"]
+)
+def test_a_search_that_finds_nothing_is_recorded_as_not_converged(
+    value: Callable[[Tensor], Tensor],
+) -> None:
     measured = found(scalars(value, 1.0, 2.0), "critical_points", evaluations=5)
     assert statuses(measured) == {"not_converged"}
     assert numbers(measured)["critical_gradient"] > 1e-8
 
 
 @pytest.mark.parametrize(("decay", "norm"), [(0.0, Norm.pre), (0.01, Norm.none)])
-def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay: float, norm: Norm) -> None:
+def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(
+    decay: float, norm: Norm
+) -> None:
     model = ModelConfig(d_model=3, d_mlp=3, mlp=MLP.gelu, norm=norm)
-    config = toy_config(model=model, task=TaskConfig(digits=1, batch_size=3, weight_decay=decay), blocks=["all"])
+    config = toy_config(
+        model=model,
+        task=TaskConfig(digits=1, batch_size=3, weight_decay=decay),
+        blocks=["all"],
+    )
     problem = drawn(config, sigma=0.5, seed=1)
     before = loss_of(problem)
     surface = Surface(problem, model, Products.linearised)
-    w = surface.start + 0.1 * torch.randn(surface.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    w = surface.start + 0.1 * torch.randn(
+        surface.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     here, hessian = surface.at(w), surface.hessian(w)
     moved = surface.moved(w).network
     leaves = [one.requires_grad_() for one in moved.parameters()]
 
     def loss_there() -> Tensor:
-        return loss_of(replace(problem, network=moved)) + decay / 2 * sum(one.square().sum() for one in leaves)
+        return loss_of(replace(problem, network=moved)) + decay / 2 * sum(
+            one.square().sum() for one in leaves
+        )
 
     with torch.enable_grad():
         loss = loss_there()
         slopes = torch.autograd.grad(loss, leaves)
         flat = torch.cat([one.flatten() for one in slopes]).detach()
         truth = by_autodiff(loss_there, leaves)
-    assert here.loss == pytest.approx(loss.item(), rel=1e-12) and surface.loss(w) == pytest.approx(loss.item())
+    assert here.loss == pytest.approx(loss.item(), rel=1e-12) and surface.loss(
+        w
+    ) == pytest.approx(loss.item())
     assert float(here.gradient.norm()) == pytest.approx(flat.norm().item(), rel=1e-10)
     spectra = [torch.linalg.eigvalsh(one) for one in (hessian, truth)]
     torch.testing.assert_close(*spectra, rtol=1e-10, atol=1e-10)
     bent, expected = here.product(here.gradient), hessian @ here.gradient
     torch.testing.assert_close(bent, expected, rtol=1e-10, atol=1e-10)
-    assert float(here.gradient @ bent) == pytest.approx((flat @ truth @ flat).item(), rel=1e-9)
-    assert torch.equal(loss_of(problem), before)  # the problem's own network is left as it is
+    assert float(here.gradient @ bent) == pytest.approx(
+        (flat @ truth @ flat).item(), rel=1e-9
+    )
+    # The problem's own network is left as it is.
+    assert torch.equal(loss_of(problem), before)
 
 
 @pytest.mark.long
-def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     along = [Along.largest, Along.smallest]
     dense = numbers(found(quadratic(), "slices", along=along, points=3))
-    monkeypatch.setattr("hessfig.studies.directions.slices.has_all_eigenvectors", lambda size: False)
+    monkeypatch.setattr(
+        "hessfig.studies.directions.slices.has_all_eigenvectors", lambda size: False
+    )
     sparse = numbers(found(quadratic(), "slices", along=along, points=3))
     assert "flat_directions" in dense and "flat_directions" not in sparse
     for ray in along:
-        assert sparse[f"{ray}_ray_curvature"] == pytest.approx(dense[f"{ray}_ray_curvature"], rel=1e-6)
+        assert sparse[f"{ray}_ray_curvature"] == pytest.approx(
+            dense[f"{ray}_ray_curvature"], rel=1e-6
+        )
 
 
-@pytest.mark.parametrize(("name", "message"), [("slices", "all eigenvectors"), ("critical_points", "whole Hessian")])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("slices", "all eigenvectors"), ("critical_points", "whole Hessian")],
+)
 def test_networks_that_are_too_large_are_refused(name: str, message: str) -> None:
-    config = toy_config(model=ModelConfig(d_model=64), blocks=["all"], quantities=[name])
+    config = toy_config(
+        model=ModelConfig(d_model=64), blocks=["all"], quantities=[name]
+    )
     layout = drawn(config, sigma=0.5, seed=1).layout
     with pytest.raises(UserError, match=rf"{message}[\s\S]*{MOST_DENSE} weights"):
         quantity(name).check_settings(config, layout)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"plane": [Along.largest]}, {"along": []}, {"departure": 1.5}, {"plane": [Along.random, Along.random]}]
+    "wrong",
+    [
+        {"plane": [Along.largest]},
+        {"along": []},
+        {"departure": 1.5},
+        {"plane": [Along.random, Along.random]},
+    ],
 )
 def test_settings_of_directions_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"directions.{next(iter(wrong))}"):

@@ -20,7 +20,9 @@ from hessfig.terms import Optimiser, StepNorm
 def problem(inputs: int = 3) -> hessfig.Problem:
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(inputs, 2), nn.Tanh(), nn.Linear(2, 2)).double()
-    return hessfig.Problem(network, torch.randn(9, inputs).double(), torch.randint(0, 2, (9,)))
+    return hessfig.Problem(
+        network, torch.randn(9, inputs).double(), torch.randint(0, 2, (9,))
+    )
 
 
 def dense(of: hessfig.Problem) -> tuple[Tensor, list[Tensor]]:
@@ -28,12 +30,19 @@ def dense(of: hessfig.Problem) -> tuple[Tensor, list[Tensor]]:
     held = list(of.network.parameters())
     loss = nn.functional.cross_entropy(of.network(of.inputs), of.targets)
     slopes = torch.autograd.grad(loss, held, create_graph=True)
-    rows = [torch.autograd.grad(one, held, retain_graph=True) for one in torch.cat([s.flatten() for s in slopes])]
-    return torch.stack([torch.cat([one.flatten() for one in row]) for row in rows]), [one.detach() for one in slopes]
+    rows = [
+        torch.autograd.grad(one, held, retain_graph=True)
+        for one in torch.cat([s.flatten() for s in slopes])
+    ]
+    return torch.stack([torch.cat([one.flatten() for one in row]) for row in rows]), [
+        one.detach() for one in slopes
+    ]
 
 
 def measured(of: hessfig.Problem) -> dict[str, Any]:
-    table = hessfig.measure(of, blocks=["all"], quantities=["norm_sharpness"], spectrum={"tolerance": 1e-10})
+    table = hessfig.measure(
+        of, blocks=["all"], quantities=["norm_sharpness"], spectrum={"tolerance": 1e-10}
+    )
     return {row.quantity: row for row in table.itertuples()}
 
 
@@ -42,62 +51,95 @@ def test_sharpness_of_small_networks() -> None:
     of = problem()
     matrix, slopes = dense(of)
     found = measured(of)
-    assert found["euclidean_sharpness"].value == pytest.approx(float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-8)
-    corners = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=len(matrix))), dtype=torch.float64)
+    assert found["euclidean_sharpness"].value == pytest.approx(
+        float(torch.linalg.eigvalsh(matrix)[-1]), rel=1e-8
+    )
+    corners = torch.tensor(
+        list(itertools.product([-1.0, 1.0], repeat=len(matrix))), dtype=torch.float64
+    )
     best = float((corners @ matrix * corners).sum(dim=1).max())
     assert found["largest_entry_sharpness"].value <= best * (1 + 1e-9)
     assert found["largest_entry_sharpness"].value >= 0.95 * best
     for norm in StepNorm:
         direction = torch.cat([one.flatten() for one in steepest(slopes, norm)[0]])
         value = found[f"{norm}_steepest_curvature"].value
-        assert value == pytest.approx(float(direction @ matrix @ direction), rel=1e-8, abs=1e-10)
+        assert value == pytest.approx(
+            float(direction @ matrix @ direction), rel=1e-8, abs=1e-10
+        )
         assert found[f"{norm}_sharpness"].value >= value - 1e-9
     for norm in (StepNorm.spectral, StepNorm.blockwise):
         reached = climbed(matrix, [one.shape for one in slopes], norm)
         assert found[f"{norm}_sharpness"].value == pytest.approx(reached, rel=1e-6)
-        assert np.isnan(found[f"{norm}_sharpness"].error) and found[f"{norm}_sharpness"].status == "ok"
+        assert (
+            np.isnan(found[f"{norm}_sharpness"].error)
+            and found[f"{norm}_sharpness"].status == "ok"
+        )
     assert "sharpness_edge" not in found  # there is no training
 
 
 def climbed(matrix: Tensor, shapes: list[torch.Size], norm: StepNorm) -> float:
     """Return the best of 30 starts of d -> the point of the ball farthest along (H + c) d, then along H d."""
-    shifted = matrix - torch.linalg.eigvalsh(matrix)[0] * torch.eye(len(matrix), dtype=torch.float64)
+    shifted = matrix - torch.linalg.eigvalsh(matrix)[0] * torch.eye(
+        len(matrix), dtype=torch.float64
+    )
     generator, best = torch.Generator().manual_seed(0), -np.inf
     for _ in range(30):
         at = torch.randn(len(matrix), generator=generator, dtype=torch.float64)
         for _ in range(20):
             for towards in (shifted, matrix):
                 pieces = (towards @ at).split([shape.numel() for shape in shapes])
-                moved = steepest([one.view(shape) for one, shape in zip(pieces, shapes, strict=True)], norm)[0]
+                moved = steepest(
+                    [
+                        one.view(shape)
+                        for one, shape in zip(pieces, shapes, strict=True)
+                    ],
+                    norm,
+                )[0]
                 at = torch.cat([one.flatten() for one in moved])
                 best = max(best, float(at @ matrix @ at))
     return best
 
 
 @pytest.mark.parametrize("norm", StepNorm)
-def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(norm: StepNorm) -> None:
+def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(
+    norm: StepNorm,
+) -> None:
     generator = torch.Generator().manual_seed(0)
     slopes = [
-        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in [(4, 3), (5,), (2, 3, 2), (3, 3)]
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in [(4, 3), (5,), (2, 3, 2), (3, 3)]
     ]
     slopes[-1] = torch.outer(slopes[-1][0], slopes[-1][1])  # of rank one
     direction, dual = steepest(slopes, norm)
     assert length(direction, norm) == pytest.approx(1)
-    assert sum(float((d * g).sum()) for d, g in zip(direction, slopes, strict=True)) == pytest.approx(dual)
+    assert sum(
+        float((d * g).sum()) for d, g in zip(direction, slopes, strict=True)
+    ) == pytest.approx(dual)
     for _ in range(50):
-        other = [torch.randn(one.shape, generator=generator, dtype=torch.float64) for one in slopes]
+        other = [
+            torch.randn(one.shape, generator=generator, dtype=torch.float64)
+            for one in slopes
+        ]
         size = length(other, norm)
-        assert sum(float((d * g).sum()) for d, g in zip(other, slopes, strict=True)) / size <= dual + 1e-12
+        assert (
+            sum(float((d * g).sum()) for d, g in zip(other, slopes, strict=True)) / size
+            <= dual + 1e-12
+        )
     zero, nothing = steepest([torch.zeros(2, 2), torch.zeros(3)], norm)
     assert nothing == 0 and all(not one.any() for one in zero)
 
 
 @pytest.mark.parametrize("kind", [Optimiser.spectral_gd, Optimiser.sign])
-def test_rules_step_by_the_dual_norm_times_the_steepest_direction(kind: Optimiser) -> None:
+def test_rules_step_by_the_dual_norm_times_the_steepest_direction(
+    kind: Optimiser,
+) -> None:
     of = problem()
     _, slopes = dense(of)
     before = [one.detach().clone() for one in of.network.parameters()]
-    rule = StepRule(of.network, TrainingConfig(optimiser=kind, learning_rate=0.1, weight_decay=0.5, warmup=0))
+    rule = StepRule(
+        of.network,
+        TrainingConfig(optimiser=kind, learning_rate=0.1, weight_decay=0.5, warmup=0),
+    )
     nn.functional.cross_entropy(of.network(of.inputs), of.targets).backward()
     rule.update(1)
     decayed = [slope + 0.5 * one for slope, one in zip(slopes, before, strict=True)]
@@ -108,6 +150,8 @@ def test_rules_step_by_the_dual_norm_times_the_steepest_direction(kind: Optimise
         matrices = [one if one.ndim == 2 else one[:, None] for one in decayed]
         size = sum(float(torch.linalg.svdvals(one).sum()) for one in matrices)
         parts = [torch.linalg.svd(one, full_matrices=False) for one in matrices]
-        steps = [(u @ v).view_as(one) for (u, _, v), one in zip(parts, decayed, strict=True)]
+        steps = [
+            (u @ v).view_as(one) for (u, _, v), one in zip(parts, decayed, strict=True)
+        ]
     for one, start, step in zip(of.network.parameters(), before, steps, strict=True):
         assert torch.allclose(one, start - 0.1 * size * step, rtol=0, atol=1e-12)

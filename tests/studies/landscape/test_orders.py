@@ -52,7 +52,9 @@ def test_the_expected_gradient_is_exact_over_all_orders() -> None:
     at = np.arange(1, 6)
     means = np.cumsum(every, axis=1) / at[:, None]
     rms = np.sqrt((means**2).sum(axis=2).mean(axis=0))
-    np.testing.assert_allclose(expected_gradient(float(np.linalg.norm(mean)), spread, 5, at), rms, rtol=1e-12)
+    np.testing.assert_allclose(
+        expected_gradient(float(np.linalg.norm(mean)), spread, 5, at), rms, rtol=1e-12
+    )
     np.testing.assert_allclose(null_gradient(spread, at), spread / np.sqrt(at))
 
 
@@ -61,7 +63,9 @@ def test_means_over_orders_have_standard_errors() -> None:
     size, rms = mean_size(values), root_mean_square(values)
     assert size.value == pytest.approx(2.0) and size.error == pytest.approx(1 / 3**0.5)
     assert rms.value == pytest.approx((14 / 3) ** 0.5)
-    assert rms.error == pytest.approx(np.std([1, 9, 4], ddof=1) / 3**0.5 / (2 * (14 / 3) ** 0.5))
+    assert rms.error == pytest.approx(
+        np.std([1, 9, 4], ddof=1) / 3**0.5 / (2 * (14 / 3) ** 0.5)
+    )
     assert root_mean_square(np.zeros((3, 1))).error == 0
 
 

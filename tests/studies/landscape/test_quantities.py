@@ -39,21 +39,40 @@ def cell(settings: Config, quantity: str) -> Cell:
     return Cell(Variant("", replace(settings, quantities=[quantity])), 0.4, 1, quantity)
 
 
-def numbers(settings: Config, quantity: str, name: str = "", part: str = "") -> dict[Any, float]:
+def numbers(
+    settings: Config, quantity: str, name: str = "", part: str = ""
+) -> dict[Any, float]:
     rows = compute_cell(cell(settings, quantity)).rows
-    return {row["index"]: row["value"] for row in rows if row["quantity"] == (name or quantity) and row["part"] == part}
+    return {
+        row["index"]: row["value"]
+        for row in rows
+        if row["quantity"] == (name or quantity) and row["part"] == part
+    }
 
 
 def test_at_the_state_itself_differences_are_those_of_its_losses() -> None:
     found = compute_cell(cell(config(), "landscape_difference"))
     losses = found.arrays["losses"]
-    assert losses.mean() == pytest.approx(LossGradient(draw_problem(cell(config(), "landscape_difference"))).loss)
-    null = {row["index"]: row["value"] for row in found.rows if row["quantity"] == "landscape_null"}
+    assert losses.mean() == pytest.approx(
+        LossGradient(draw_problem(cell(config(), "landscape_difference"))).loss
+    )
+    null = {
+        row["index"]: row["value"]
+        for row in found.rows
+        if row["quantity"] == "landscape_null"
+    }
     assert list(null) == [1, 2, 5, 11]
     assert null[5] == pytest.approx(losses.std(ddof=1) * (1 + 1 / 5) ** 0.5 / 6)
     rms = [row for row in found.rows if row["quantity"] == "landscape_rms"]
-    assert all(abs(row["value"] - null[row["index"]]) < 5 * row["error"] for row in rows_of(rms))
-    bound = {row["index"]: row["value"] for row in found.rows if row["quantity"] == "landscape_bound"}
+    assert all(
+        abs(row["value"] - null[row["index"]]) < 5 * row["error"]
+        for row in rows_of(rms)
+    )
+    bound = {
+        row["index"]: row["value"]
+        for row in found.rows
+        if row["quantity"] == "landscape_bound"
+    }
     assert bound[5] == pytest.approx(2 * losses.max() / 6)
     assert "landscape_prediction" not in {row["quantity"] for row in found.rows}
 
@@ -65,10 +84,17 @@ def rows_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_a_short_way_off_the_prediction_is_the_truth() -> None:
     near = config(distance=1e-4, direction=SampleDirection.gradient)
-    truth, predicted = (numbers(near, "landscape_difference", name) for name in ("", "landscape_prediction"))
+    truth, predicted = (
+        numbers(near, "landscape_difference", name)
+        for name in ("", "landscape_prediction")
+    )
     assert predicted == pytest.approx(truth, rel=1e-6)
-    assert numbers(near, "landscape_difference", "prediction_slope")[None] == pytest.approx(1, abs=1e-4)
-    assert numbers(near, "landscape_difference", "prediction_correlation")[None] == pytest.approx(1, abs=1e-6)
+    assert numbers(near, "landscape_difference", "prediction_slope")[
+        None
+    ] == pytest.approx(1, abs=1e-4)
+    assert numbers(near, "landscape_difference", "prediction_correlation")[
+        None
+    ] == pytest.approx(1, abs=1e-6)
     assert truth != numbers(config(), "landscape_difference")
 
 
@@ -80,13 +106,18 @@ def test_integrals_of_a_vanishing_spread_are_the_differences_themselves() -> Non
     assert set(numbers(tiny, "landscape_integrals", "delta_1")) == set(null)
 
 
-def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_ones() -> None:
+def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_ones() -> (
+    None
+):
     every = cell(config(permutations=100), "stationarity")
     by_name = {(row["quantity"], row["index"]): row for row in compute_cell(every).rows}
     whole = float(LossGradient(draw_problem(every)).flat.norm())
     assert by_name["stationarity", COUNT]["value"] == pytest.approx(whole, rel=1e-10)
     for k in (1, 2, 5):
-        rms, expected = by_name["stationarity_rms", k], by_name["stationarity_expected", k]
+        rms, expected = (
+            by_name["stationarity_rms", k],
+            by_name["stationarity_expected", k],
+        )
         assert abs(rms["value"] - expected["value"]) < 5 * rms["error"]
 
 
@@ -102,7 +133,12 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
 
     def block(count: int) -> torch.Tensor:
         batch = problem.batch
-        slope = LossGradient(replace(problem, batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored)))
+        slope = LossGradient(
+            replace(
+                problem,
+                batch=Batch(batch.inputs[:count], batch.targets[:count], batch.scored),
+            )
+        )
         unit = torch.eye(sum(sizes), dtype=torch.float64)[rows]
         return torch.stack([slope.product(one)[rows] for one in unit])
 
@@ -116,45 +152,76 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
     for k in (2, 4, COUNT):
         here = block(k)
         distance = float((here - whole).norm() / whole.norm())
-        assert by_name["hessian_distance", k] == pytest.approx(distance, rel=1e-7, abs=1e-12)
+        assert by_name["hessian_distance", k] == pytest.approx(
+            distance, rel=1e-7, abs=1e-12
+        )
         assert by_name["subset_norm", k] == pytest.approx(float(here.norm()), rel=1e-7)
         largest = float(torch.linalg.eigvalsh((here + here.T) / 2)[-1])
-        assert by_name["subset_largest_eigenvalue", k] == pytest.approx(largest, rel=1e-7)
+        assert by_name["subset_largest_eigenvalue", k] == pytest.approx(
+            largest, rel=1e-7
+        )
     assert set(found) == {2, 4, 7, COUNT}
 
 
 def test_shared_test_vectors_estimate_the_distance() -> None:
     exact = compute_cell(cell(config(first=2), "hessian_distance")).rows
-    probed = replace(config(first=2), estimator=EstimatorConfig(Method.hutchinson, num_probes=200))
+    probed = replace(
+        config(first=2), estimator=EstimatorConfig(Method.hutchinson, num_probes=200)
+    )
     found = compute_cell(cell(probed, "hessian_distance")).rows
     place = ("quantity", "row", "col", "part", "index")
     truth = {tuple(row[name] for name in place): row["value"] for row in exact}
-    compared = [row for row in found if row["quantity"] in ("hessian_distance", "subset_norm") and row["value"]]
-    assert all(abs(row["value"] - truth[tuple(row[n] for n in place)]) < 5 * row["error"] + 1e-12 for row in compared)
+    compared = [
+        row
+        for row in found
+        if row["quantity"] in ("hessian_distance", "subset_norm") and row["value"]
+    ]
+    assert all(
+        abs(row["value"] - truth[tuple(row[n] for n in place)])
+        < 5 * row["error"] + 1e-12
+        for row in compared
+    )
     assert not any(row["quantity"].endswith("eigenvalue") for row in found)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (config(samples=COUNT + 1), rf"beyond the data[\s\S]*2 to {COUNT}[\s\S]*task.batch_size={COUNT + 1}"),
+        (
+            config(samples=COUNT + 1),
+            rf"beyond the data[\s\S]*2 to {COUNT}[\s\S]*task.batch_size={COUNT + 1}",
+        ),
         (config(first=COUNT), "the smallest k is beyond the data"),
-        (replace(config(), task=TaskConfig(batch_size=4, loss=Loss.mse_sum_unshifted)), "sum over everything"),
+        (
+            replace(
+                config(), task=TaskConfig(batch_size=4, loss=Loss.mse_sum_unshifted)
+            ),
+            "sum over everything",
+        ),
     ],
 )
-@pytest.mark.parametrize("quantity", ["landscape_difference", "stationarity", "hessian_distance"])
-def test_samples_that_are_not_there(settings: Config, message: str, quantity: str) -> None:
+@pytest.mark.parametrize(
+    "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
+)
+def test_samples_that_are_not_there(
+    settings: Config, message: str, quantity: str
+) -> None:
     with pytest.raises(UserError, match=message):
         Sweep([("", replace(settings, quantities=[quantity]))])
 
 
 @pytest.mark.parametrize("distance", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_distance_is_positive(distance: float) -> None:
-    with pytest.raises(UserError, match=r"landscape.distance[\s\S]*> 0; null is w\* itself"):
+    with pytest.raises(
+        UserError, match=r"landscape.distance[\s\S]*> 0; null is w\* itself"
+    ):
         check_config(config(distance=distance))
 
 
-@pytest.mark.parametrize("setting", [{"permutations": 1}, {"points": 1}, {"first": 0}, {"samples": 1}, {"spread": 0.0}])
+@pytest.mark.parametrize(
+    "setting",
+    [{"permutations": 1}, {"points": 1}, {"first": 0}, {"samples": 1}, {"spread": 0.0}],
+)
 def test_settings_that_mean_nothing(setting: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"landscape.{next(iter(setting))}"):
         check_config(config(**setting))

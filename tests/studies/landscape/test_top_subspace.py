@@ -29,27 +29,42 @@ Rows = dict[tuple[str, int | None], dict[str, Any]]
 
 def problem() -> hessfig.Problem:
     torch.manual_seed(3)
-    network = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).double()  # 12 weights
-    return hessfig.Problem(network, torch.randn(COUNT, 2).double(), torch.randint(0, 2, (COUNT,)))
+    network = nn.Sequential(
+        nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)
+    ).double()  # 12 weights
+    return hessfig.Problem(
+        network, torch.randn(COUNT, 2).double(), torch.randint(0, 2, (COUNT,))
+    )
 
 
 def settings(**landscape: Any) -> Config:
     chosen = {"spread": SPREAD, "draws": DRAWS, "dimensions": DIMENSIONS, **landscape}
-    return replace(Config(), landscape=LandscapeConfig(**chosen), spectrum=SpectrumConfig(tolerance=1e-12))
+    return replace(
+        Config(),
+        landscape=LandscapeConfig(**chosen),
+        spectrum=SpectrumConfig(tolerance=1e-12),
+    )
 
 
 def measured(**landscape: Any) -> Rows:
     request = asked_of(ROW, [], At(settings(**landscape, samples=COUNT)))
     rows = ROW.measured(problem().objective("float64"), request).rows
-    assert {row["quantity"] for row in rows} == set(ROW.rows) and all(row["status"] == "ok" for row in rows)
+    assert {row["quantity"] for row in rows} == set(ROW.rows) and all(
+        row["status"] == "ok" for row in rows
+    )
     return {(row["quantity"], row["index"]): row for row in rows}
 
 
 def losses_at(of: hessfig.Problem, flat: Tensor) -> Tensor:
     held = dict(of.network.named_parameters())
     pieces = flat.split([one.numel() for one in held.values()])
-    at = {name: piece.view(one.shape) for (name, one), piece in zip(held.items(), pieces, strict=True)}
-    return nn.functional.cross_entropy(functional_call(of.network, at, of.inputs), of.targets, reduction="none")
+    at = {
+        name: piece.view(one.shape)
+        for (name, one), piece in zip(held.items(), pieces, strict=True)
+    }
+    return nn.functional.cross_entropy(
+        functional_call(of.network, at, of.inputs), of.targets, reduction="none"
+    )
 
 
 def dense(of: hessfig.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -59,19 +74,27 @@ def dense(of: hessfig.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     for sample in range(COUNT):
         at = start.clone().requires_grad_()
         (slope,) = torch.autograd.grad(losses_at(of, at)[sample], at, create_graph=True)
-        bends.append(torch.stack([torch.autograd.grad(one, at, retain_graph=True)[0] for one in slope]))
+        bends.append(
+            torch.stack(
+                [torch.autograd.grad(one, at, retain_graph=True)[0] for one in slope]
+            )
+        )
         slopes.append(slope.detach())
     return start, losses_at(of, start).detach(), torch.stack(slopes), torch.stack(bends)
 
 
-def by_quadrature(losses: Tensor, slopes: Tensor, bends: Tensor, basis: Tensor) -> float:
+def by_quadrature(
+    losses: Tensor, slopes: Tensor, bends: Tensor, basis: Tensor
+) -> float:
     """Return the mean over z of the variance of the expansions: three nodes an axis, exact up to degree five."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(3)
     total = 0.0
     for places in itertools.product(range(3), repeat=basis.shape[1]):
         z = SPREAD * basis @ torch.tensor(nodes[list(places)])
         values = losses + slopes @ z + torch.einsum("i,nij,j->n", z, bends, z) / 2
-        total += float(values.var()) * float(np.prod(weights[list(places)] / weights.sum()))
+        total += float(values.var()) * float(
+            np.prod(weights[list(places)] / weights.sum())
+        )
     return total
 
 
@@ -87,10 +110,16 @@ def test_closed_forms_against_quadrature(found: Rows) -> None:
     assert found["landscape_start", None]["value"] == pytest.approx(start, rel=1e-12)
     for count in (1, 2):
         truth = by_quadrature(losses, slopes, bends, top[:, :count])
-        assert found["landscape_top_quadratic", count]["value"] == pytest.approx(truth, rel=1e-8)
+        assert found["landscape_top_quadratic", count]["value"] == pytest.approx(
+            truth, rel=1e-8
+        )
         assert found["landscape_top_quadratic", count]["error"] == 0
-        share = (truth - start) / (found["landscape_full_quadratic", None]["value"] - start)
-        assert found["landscape_top_share", count]["value"] == pytest.approx(share, rel=1e-7)
+        share = (truth - start) / (
+            found["landscape_full_quadratic", None]["value"] - start
+        )
+        assert found["landscape_top_share", count]["value"] == pytest.approx(
+            share, rel=1e-7
+        )
 
 
 def test_points_in_all_weights_and_in_the_eigenspace(found: Rows) -> None:
@@ -100,35 +129,56 @@ def test_points_in_all_weights_and_in_the_eigenspace(found: Rows) -> None:
     stream = probe_stream(0, ROW.name, None, 0, "points")
     points = torch.randn(12, DRAWS, dtype=torch.float64, generator=stream)
     inside = torch.randn(max(DIMENSIONS), DRAWS, dtype=torch.float64, generator=stream)
-    random = torch.linalg.qr(torch.randn(12, max(DIMENSIONS), dtype=torch.float64, generator=stream)).Q
+    random = torch.linalg.qr(
+        torch.randn(12, max(DIMENSIONS), dtype=torch.float64, generator=stream)
+    ).Q
 
     def mean(shifts: Tensor) -> float:
-        ends = [losses_at(of, start + sign * SPREAD * one).var() for one in shifts.T for sign in (1, -1)]
+        ends = [
+            losses_at(of, start + sign * SPREAD * one).var()
+            for one in shifts.T
+            for sign in (1, -1)
+        ]
         return float(torch.stack(ends).mean())
 
-    assert found["landscape_full", None]["value"] == pytest.approx(mean(points), rel=1e-10)
-    assert found["landscape_top", 1]["value"] == pytest.approx(mean(top[:, :1] @ inside[:1]), rel=1e-8)
-    signs = (torch.tensor([1.0, one], dtype=torch.float64) for one in (1, -1))  # eigenvectors have none of their own
+    assert found["landscape_full", None]["value"] == pytest.approx(
+        mean(points), rel=1e-10
+    )
+    assert found["landscape_top", 1]["value"] == pytest.approx(
+        mean(top[:, :1] @ inside[:1]), rel=1e-8
+    )
+    # Eigenvectors have none of their own.
+    signs = (torch.tensor([1.0, one], dtype=torch.float64) for one in (1, -1))
     either = [mean(top[:, :2] @ (inside[:2] * one[:, None])) for one in signs]
-    assert min(abs(found["landscape_top", 2]["value"] / one - 1) for one in either) < 1e-8
+    assert (
+        min(abs(found["landscape_top", 2]["value"] / one - 1) for one in either) < 1e-8
+    )
     bent = [
         (losses + slopes @ z + torch.einsum("i,nij,j->n", z, bends, z) / 2).var()
         for one in points.T
         for z in (SPREAD * one, -SPREAD * one)
     ]
     quadratic = found["landscape_full_quadratic", None]
-    assert quadratic["value"] == pytest.approx(float(torch.stack(bent).mean()), rel=1e-10)
+    assert quadratic["value"] == pytest.approx(
+        float(torch.stack(bent).mean()), rel=1e-10
+    )
     pairs = torch.stack(bent).view(-1, 2).mean(dim=1)
-    assert quadratic["error"] == pytest.approx(float(pairs.std()) / DRAWS**0.5, rel=1e-8)
+    assert quadratic["error"] == pytest.approx(
+        float(pairs.std()) / DRAWS**0.5, rel=1e-8
+    )
     truth = by_quadrature(losses, slopes, bends, random[:, :2])
-    assert found["landscape_random_quadratic", 2]["value"] == pytest.approx(truth, rel=1e-8)
+    assert found["landscape_random_quadratic", 2]["value"] == pytest.approx(
+        truth, rel=1e-8
+    )
 
 
 def test_all_directions_are_all_weights() -> None:
     """In closed form over all twelve directions: what points in all weights estimate."""
     every = measured(dimensions=[12], draws=400)
     share = every["landscape_top_share", 12]
-    assert share["value"] == pytest.approx(every["landscape_random_share", 12]["value"], rel=1e-8)
+    assert share["value"] == pytest.approx(
+        every["landscape_random_share", 12]["value"], rel=1e-8
+    )
     assert abs(share["value"] - 1) < 4 * share["error"] < 0.5
 
 
@@ -138,10 +188,17 @@ def test_the_variance_is_delta_2_but_for_k() -> None:
     losses = losses_at(of, dense(of)[0]).detach()[:5]
     for k in (1, 3):
         orders = [torch.tensor(one) for one in itertools.permutations(range(5))]
-        squares = [(losses[one[: k + 1]].mean() - losses[one[:k]].mean()).square() for one in orders]
-        assert float(torch.stack(squares).mean()) == pytest.approx(float(losses.var()) * (1 + 1 / k) / (k + 1) ** 2)
+        squares = [
+            (losses[one[: k + 1]].mean() - losses[one[:k]].mean()).square()
+            for one in orders
+        ]
+        assert float(torch.stack(squares).mean()) == pytest.approx(
+            float(losses.var()) * (1 + 1 / k) / (k + 1) ** 2
+        )
 
 
 def test_more_directions_than_weights() -> None:
     with pytest.raises(UserError, match=r"landscape.dimensions[\s\S]*from 1 to 12"):
-        ROW.check_settings(settings(dimensions=[13]), problem().objective("float64").layout)
+        ROW.check_settings(
+            settings(dimensions=[13]), problem().objective("float64").layout
+        )

@@ -25,7 +25,9 @@ def quadratic(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Return weights and a positive definite matrix."""
     generator = torch.Generator().manual_seed(seed)
     factor = torch.randn(SIZE, SIZE + 2, dtype=torch.float64, generator=generator)
-    return torch.randn(SIZE, dtype=torch.float64, generator=generator), factor @ factor.T
+    return torch.randn(
+        SIZE, dtype=torch.float64, generator=generator
+    ), factor @ factor.T
 
 
 def rise(matrix: Tensor, step: Tensor) -> float:
@@ -34,7 +36,9 @@ def rise(matrix: Tensor, step: Tensor) -> float:
 
 def minimised(weights: Tensor, matrix: Tensor, gone: list[int]) -> Tensor:
     """Return the weights of least rise with those in `gone` at zero, by Newton's method over all others."""
-    left = torch.tensor([place for place in range(len(weights)) if place not in gone], dtype=torch.long)
+    left = torch.tensor(
+        [place for place in range(len(weights)) if place not in gone], dtype=torch.long
+    )
     free = weights[left].clone().requires_grad_()
 
     def loss(values: Tensor) -> Tensor:
@@ -51,17 +55,27 @@ def minimised(weights: Tensor, matrix: Tensor, gone: list[int]) -> Tensor:
 def test_saliencies_are_the_rises_of_a_quadratic() -> None:
     weights, matrix = quadratic()
     inverse = torch.linalg.inv(matrix)
-    singles, joint, moved = obd(weights, matrix.diagonal()), obs(weights, inverse), compensated(weights, inverse)
+    singles, joint, moved = (
+        obd(weights, matrix.diagonal()),
+        obs(weights, inverse),
+        compensated(weights, inverse),
+    )
     for place in range(SIZE):
         alone = weights.clone()
         alone[place] = 0
         best = minimised(weights, matrix, [place])
-        assert rise(matrix, alone - weights) == pytest.approx(float(singles[place]), abs=1e-10)
-        assert rise(matrix, best - weights) == pytest.approx(float(joint[place]), abs=1e-8)
+        assert rise(matrix, alone - weights) == pytest.approx(
+            float(singles[place]), abs=1e-10
+        )
+        assert rise(matrix, best - weights) == pytest.approx(
+            float(joint[place]), abs=1e-8
+        )
         torch.testing.assert_close(moved[place], best, atol=1e-8, rtol=0)
     for gone in ([0, 3], [1, 2, 5, 6]):
         found = obs_of_group(weights, inverse, torch.tensor(gone))
-        assert found == pytest.approx(rise(matrix, minimised(weights, matrix, gone) - weights), abs=1e-8)
+        assert found == pytest.approx(
+            rise(matrix, minimised(weights, matrix, gone) - weights), abs=1e-8
+        )
 
 
 def test_surgery_is_the_minimum_over_the_weights_that_are_left() -> None:
@@ -73,7 +87,9 @@ def test_surgery_is_the_minimum_over_the_weights_that_are_left() -> None:
     for count, found in zip(counts, path, strict=True):
         gone = (found == 0).nonzero().flatten().tolist()
         assert len(gone) == count and set(order) <= set(gone)
-        torch.testing.assert_close(found, minimised(weights, matrix, gone), atol=1e-8, rtol=0)
+        torch.testing.assert_close(
+            found, minimised(weights, matrix, gone), atol=1e-8, rtol=0
+        )
         order = gone
     *_, nothing = surgery(weights, torch.linalg.inv(matrix), [3, SIZE])
     assert not nothing.any()
@@ -95,14 +111,23 @@ def test_an_indefinite_matrix_is_inverted_by_the_sizes_of_its_eigenvalues() -> N
     expected = vectors @ (1 / (values.abs() + shift)).diag() @ vectors.T
     torch.testing.assert_close(damped_inverse(matrix, 0.1), expected)
     definite = quadratic(3)[1]
-    shifted = definite + 0.1 * definite.diagonal().mean() * torch.eye(SIZE, dtype=torch.float64)
+    shifted = definite + 0.1 * definite.diagonal().mean() * torch.eye(
+        SIZE, dtype=torch.float64
+    )
     torch.testing.assert_close(damped_inverse(definite, 0.1), torch.linalg.inv(shifted))
     assert damped_inverse(torch.zeros(2, 2), 0.1).tolist() == [[1, 0], [0, 1]]
 
 
 def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not() -> None:
-    lost, weights = damped_inverse(torch.full((SIZE, SIZE), torch.inf, dtype=torch.float64), 0.1), quadratic()[0]
-    assert lost.isnan().all() and obs(weights, lost).isnan().all() and compensated(weights, lost).isnan().any()
+    lost, weights = (
+        damped_inverse(torch.full((SIZE, SIZE), torch.inf, dtype=torch.float64), 0.1),
+        quadratic()[0],
+    )
+    assert (
+        lost.isnan().all()
+        and obs(weights, lost).isnan().all()
+        and compensated(weights, lost).isnan().any()
+    )
     assert torch.tensor(obs_of_group(weights, lost, torch.tensor([1, 2]))).isnan()
     assert list(surgery(weights, lost, [0, 2]))[1].isnan().any()
     assert gptq(weights, lost, RowGrids([weights[None]], 3)).isnan().any()
@@ -110,14 +135,20 @@ def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not() -> None:
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
 def test_levels_of_a_row_are_the_nearest_of_all(bits: int) -> None:
-    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(bits), dtype=torch.float64)
+    rows = torch.randn(
+        3, 5, generator=torch.Generator().manual_seed(bits), dtype=torch.float64
+    )
     rows[1] = 0
     rows[2] = rows[2].abs()  # the grid reaches zero all the same
     found = RowGrids([rows], bits)(rows.flatten()).view_as(rows)
     for row, rounded in zip(rows, found, strict=True):
         low, high = min(float(row.min()), 0.0), max(float(row.max()), 0.0)
         scale = (high - low) / (2**bits - 1)
-        levels = scale * (torch.arange(2**bits) - round(-low / scale)) if scale else torch.zeros(1)
+        levels = (
+            scale * (torch.arange(2**bits) - round(-low / scale))
+            if scale
+            else torch.zeros(1)
+        )
         nearest = (row[:, None] - levels).abs().min(dim=1).values
         torch.testing.assert_close((row - rounded).abs(), nearest)
     assert float(found[1].abs().max()) == 0
@@ -137,18 +168,33 @@ def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight() -> None:
             current[later] = weights[later] - torch.linalg.solve(
                 matrix[later][:, later], matrix[later][:, fixed] @ step
             )
-    torch.testing.assert_close(gptq(weights, torch.linalg.inv(matrix), grid), current, atol=1e-8, rtol=0)
+    torch.testing.assert_close(
+        gptq(weights, torch.linalg.inv(matrix), grid), current, atol=1e-8, rtol=0
+    )
 
 
 def test_rows_that_are_not_coupled_are_rounded_each_alone() -> None:
     """With I (x) X X^T, the algorithm of the paper: one column after the other, all rows at once."""
-    X, rows = quadratic(5)[1], torch.randn(3, SIZE, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    X, rows = (
+        quadratic(5)[1],
+        torch.randn(
+            3, SIZE, generator=torch.Generator().manual_seed(6), dtype=torch.float64
+        ),
+    )
     grid, inverse = RowGrids([rows], 4), torch.linalg.inv(X).contiguous()
-    together = gptq(rows.flatten(), torch.kron(torch.eye(3, dtype=torch.float64), inverse), grid).view_as(rows)
-    upper, left, found = torch.linalg.cholesky(inverse).T, rows.clone(), torch.zeros_like(rows)
+    together = gptq(
+        rows.flatten(), torch.kron(torch.eye(3, dtype=torch.float64), inverse), grid
+    ).view_as(rows)
+    upper, left, found = (
+        torch.linalg.cholesky(inverse).T,
+        rows.clone(),
+        torch.zeros_like(rows),
+    )
     for column in range(SIZE):
         places = torch.arange(3) * SIZE + column
-        found[:, column] = torch.stack([grid(left[row, column], int(places[row])) for row in range(3)])
+        found[:, column] = torch.stack(
+            [grid(left[row, column], int(places[row])) for row in range(3)]
+        )
         error = (left[:, column] - found[:, column]) / upper[column, column]
         left[:, column:] -= error[:, None] * upper[column, column:]
     torch.testing.assert_close(together, found)
@@ -157,4 +203,7 @@ def test_rows_that_are_not_coupled_are_rounded_each_alone() -> None:
 def test_without_coupling_gptq_rounds_to_the_nearest() -> None:
     weights, _ = quadratic(7)
     grid = RowGrids([weights[None]], 3)
-    assert torch.equal(gptq(weights, torch.diag(torch.rand(SIZE, dtype=torch.float64) + 1), grid), grid(weights))
+    assert torch.equal(
+        gptq(weights, torch.diag(torch.rand(SIZE, dtype=torch.float64) + 1), grid),
+        grid(weights),
+    )

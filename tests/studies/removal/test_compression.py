@@ -34,7 +34,12 @@ HEADS = ARCHITECTURES["heads"]
 
 
 def measured(
-    name: str, model: ModelConfig, blocks: list[str], *, biases: bool = False, **compression: Any
+    name: str,
+    model: ModelConfig,
+    blocks: list[str],
+    *,
+    biases: bool = False,
+    **compression: Any,
 ) -> tuple[Objective, Measured]:
     """Return a toy problem, with `biases` of random size instead of 0, and what a quantity gives of it."""
     given = CompressionConfig(damping=DAMPING, **compression)
@@ -43,8 +48,16 @@ def measured(
     with torch.no_grad():
         for place, one in enumerate(problem.network.parameters()):
             if biases and one.ndim == 1:
-                one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(place)))
-    asked = asked_of(quantity(name), blocks_of(blocks, problem.layout, model), At(config, sigma=0.7, seed=1234))
+                one.copy_(
+                    torch.randn(
+                        one.shape, generator=torch.Generator().manual_seed(place)
+                    )
+                )
+    asked = asked_of(
+        quantity(name),
+        blocks_of(blocks, problem.layout, model),
+        At(config, sigma=0.7, seed=1234),
+    )
     return problem, quantity(name).measured(problem, asked)
 
 
@@ -58,7 +71,11 @@ def loss_at(objective: Objective, name: str, matrix: Tensor) -> float:
     (weight,) = objective.layout.side(1, name)
     with torch.no_grad():
         network.get_parameter(weight.parameter).copy_(matrix)
-        return float(loss_of(Objective(network, objective.batch, objective.loss, objective.layout)))
+        return float(
+            loss_of(
+                Objective(network, objective.batch, objective.loss, objective.layout)
+            )
+        )
 
 
 def rises(objective: Objective, name: str, matrices: list[Tensor]) -> list[float]:
@@ -76,50 +93,95 @@ def without(held: Tensor, *groups: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize("model", [HEADS, ARCHITECTURES["post"], ARCHITECTURES["bare"]], ids=["heads", "post", "bare"])
+@pytest.mark.parametrize(
+    "model",
+    [HEADS, ARCHITECTURES["post"], ARCHITECTURES["bare"]],
+    ids=["heads", "post", "bare"],
+)
 def test_rises_and_saliencies_are_those_of_plain_autograd(model: ModelConfig) -> None:
     problem, found = measured("pruning", model, ["W_V"], shares=[0.5])
     held = problem.weight(1, "W_V").detach()
     m, n = held.shape
-    oracle = {part: blocks["W_V", "W_V"] for part, blocks in dense_oracle(problem, 1, ["W_V"]).items()}
+    oracle = {
+        part: blocks["W_V", "W_V"]
+        for part, blocks in dense_oracle(problem, 1, ["W_V"]).items()
+    }
     parameter = problem.weight(1, "W_V").requires_grad_()
     (slope,) = torch.autograd.grad(loss_of(problem), parameter)
-    arrays, flat = {key.removeprefix("1_W_V_"): one for key, one in found.arrays.items()}, held.flatten()
+    arrays, flat = (
+        {key.removeprefix("1_W_V_"): one for key, one in found.arrays.items()},
+        held.flatten(),
+    )
 
-    singles = rises(problem, "W_V", without(held, *((i, j) for i in range(m) for j in range(n))))
+    singles = rises(
+        problem, "W_V", without(held, *((i, j) for i in range(m) for j in range(n)))
+    )
     np.testing.assert_allclose(arrays["increase"], singles, atol=1e-12)
     curved = flat**2 * oracle[Part.H].diagonal() / 2
-    np.testing.assert_allclose(arrays["taylor"], curved - flat * slope.flatten(), atol=1e-10)
+    np.testing.assert_allclose(
+        arrays["taylor"], curved - flat * slope.flatten(), atol=1e-10
+    )
     np.testing.assert_allclose(arrays["magnitude"], flat**2)
     for name, part in (("hessian", Part.H), ("gauss_newton", Part.H_o)):
         block = oracle[part]
-        np.testing.assert_allclose(arrays[f"obd_{name}"], flat**2 * block.diagonal() / 2, atol=1e-10)
+        np.testing.assert_allclose(
+            arrays[f"obd_{name}"], flat**2 * block.diagonal() / 2, atol=1e-10
+        )
         inverse = damped_inverse(block, DAMPING)
-        np.testing.assert_allclose(arrays[f"obs_{name}"], flat**2 / (2 * inverse.diagonal()), rtol=1e-7, atol=1e-10)
-        moved = rises(problem, "W_V", [one.view(m, n) for one in compensated(flat, inverse)])
+        np.testing.assert_allclose(
+            arrays[f"obs_{name}"],
+            flat**2 / (2 * inverse.diagonal()),
+            rtol=1e-7,
+            atol=1e-10,
+        )
+        moved = rises(
+            problem, "W_V", [one.view(m, n) for one in compensated(flat, inverse)]
+        )
         (given,) = values(found, f"obs_{name}_compensated_correlation")
-        assert given == pytest.approx(spearmanr(arrays[f"obs_{name}"], moved).statistic, abs=1e-9)
+        assert given == pytest.approx(
+            spearmanr(arrays[f"obs_{name}"], moved).statistic, abs=1e-9
+        )
     for name in SALIENCIES:
         (given,) = values(found, f"{name}_correlation")
-        assert given == pytest.approx(spearmanr(arrays[name], singles).statistic, abs=1e-12)
+        assert given == pytest.approx(
+            spearmanr(arrays[name], singles).statistic, abs=1e-12
+        )
     of_rows = rises(problem, "W_V", without(held, *range(m)))
     (given,) = values(found, "obd_hessian_row_correlation")
-    assert given == pytest.approx(spearmanr(curved.view(m, n).sum(1), of_rows).statistic, abs=1e-12)
+    assert given == pytest.approx(
+        spearmanr(curved.view(m, n).sum(1), of_rows).statistic, abs=1e-12
+    )
 
 
 def test_other_matrices_are_those_of_their_definitions() -> None:
     """K-FAC and the empirical Fisher matrix from dense Jacobians; in a whole network, K-FAC is apart by weight."""
     problem, found = measured("pruning", HEADS, ["W_V", "all"], shares=[0.5])
-    flat, oracle = problem.weight(1, "W_V").detach().flatten(), Oracle(problem, Matrix.W_V, 2).matrices()
+    flat, oracle = (
+        problem.weight(1, "W_V").detach().flatten(),
+        Oracle(problem, Matrix.W_V, 2).matrices(),
+    )
     for name in (Approximation.kfac, Approximation.empirical_fisher):
         arrays = [found.arrays[f"1_W_V_{rule}_{name}"] for rule in ("obd", "obs")]
-        np.testing.assert_allclose(arrays[0], flat**2 * oracle[name].diagonal() / 2, atol=1e-12)
-        np.testing.assert_allclose(arrays[1], flat**2 / (2 * torch.linalg.inv(damped(oracle[name])).diagonal()))
+        np.testing.assert_allclose(
+            arrays[0], flat**2 * oracle[name].diagonal() / 2, atol=1e-12
+        )
+        np.testing.assert_allclose(
+            arrays[1], flat**2 / (2 * torch.linalg.inv(damped(oracle[name])).diagonal())
+        )
     ends = np.cumsum([0, *found.arrays["0_all_sizes"]])
-    places = {name: slice(*ends[k : k + 2]) for k, name in enumerate(found.arrays["0_all_weights"])}
-    whole = {name: found.arrays[f"0_all_obd_{name}"] for name in ("kfac", "gauss_newton")}
-    np.testing.assert_allclose(whole["kfac"][places["W_V"]], found.arrays["1_W_V_obd_kfac"])
-    np.testing.assert_allclose(whole["kfac"][places["W_E"]], whole["gauss_newton"][places["W_E"]])
+    places = {
+        name: slice(*ends[k : k + 2])
+        for k, name in enumerate(found.arrays["0_all_weights"])
+    }
+    whole = {
+        name: found.arrays[f"0_all_obd_{name}"] for name in ("kfac", "gauss_newton")
+    }
+    np.testing.assert_allclose(
+        whole["kfac"][places["W_V"]], found.arrays["1_W_V_obd_kfac"]
+    )
+    np.testing.assert_allclose(
+        whole["kfac"][places["W_E"]], whole["gauss_newton"][places["W_E"]]
+    )
 
 
 def test_curves_are_losses_of_networks_without_these_weights() -> None:
@@ -127,12 +189,19 @@ def test_curves_are_losses_of_networks_without_these_weights() -> None:
     problem, found = measured("pruning", HEADS, ["W_V"], shares=shares)
     held = problem.weight(1, "W_V").detach()
     counts = [round(share * held.numel()) for share in (0.0, *shares)]
-    np.testing.assert_allclose(values(found, "removed_share"), [one / held.numel() for one in counts])
+    np.testing.assert_allclose(
+        values(found, "removed_share"), [one / held.numel() for one in counts]
+    )
     for name in ("magnitude", "random", "obd_kfac"):
         order = np.argsort(found.arrays[f"1_W_V_{name}"], kind="stable")
-        expected = [loss_at(problem, "W_V", without(held.flatten(), order[:k])[0].view_as(held)) for k in counts]
+        expected = [
+            loss_at(problem, "W_V", without(held.flatten(), order[:k])[0].view_as(held))
+            for k in counts
+        ]
         np.testing.assert_allclose(values(found, f"{name}_loss"), expected, atol=1e-12)
-    assert values(found, "obs_hessian_loss")[-1] == pytest.approx(expected[-1], abs=1e-12)
+    assert values(found, "obs_hessian_loss")[-1] == pytest.approx(
+        expected[-1], abs=1e-12
+    )
 
 
 def test_a_head_is_rows_of_three_weights_and_columns_of_one() -> None:
@@ -144,15 +213,31 @@ def test_a_head_is_rows_of_three_weights_and_columns_of_one() -> None:
             for name in ("W_Q", "W_K", "W_V", "W_O"):
                 (weight,) = problem.layout.side(1, name)
                 parameter = network.get_parameter(weight.parameter)
-                (parameter.T if name == "W_O" else parameter)[3 * head : 3 * head + 3] = 0.0
-            expected.append(float(loss_of(Objective(network, problem.batch, problem.loss, problem.layout))))
+                (parameter.T if name == "W_O" else parameter)[
+                    3 * head : 3 * head + 3
+                ] = 0.0
+            expected.append(
+                float(
+                    loss_of(
+                        Objective(network, problem.batch, problem.loss, problem.layout)
+                    )
+                )
+            )
     before = float(loss_of(problem).detach())
-    np.testing.assert_allclose(values(found, "head_increase"), [one - before for one in expected], atol=1e-12)
+    np.testing.assert_allclose(
+        values(found, "head_increase"), [one - before for one in expected], atol=1e-12
+    )
     sizes = sum(found.arrays["0_all_sizes"])
-    assert len(found.arrays["0_all_increase"]) == sizes == sum(p.numel() for p in problem.network.parameters())
+    assert (
+        len(found.arrays["0_all_increase"])
+        == sizes
+        == sum(p.numel() for p in problem.network.parameters())
+    )
 
 
-def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network() -> None:
+def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network() -> (
+    None
+):
     problem, found = measured("quantisation", HEADS, ["W_V"], bits=[3])
     held = problem.weight(1, "W_V").detach()
     low, high = held.min(1).values.clamp(max=0), held.max(1).values.clamp(min=0)
@@ -164,35 +249,54 @@ def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network(
 
     block = dense_oracle(problem, 1, ["W_V"])[Part.H_o]["W_V", "W_V"]
     upper = torch.linalg.cholesky(torch.linalg.inv(damped(block))).T
-    left, rounded = held.flatten().clone(), torch.zeros(held.numel(), dtype=torch.float64)
+    left, rounded = (
+        held.flatten().clone(),
+        torch.zeros(held.numel(), dtype=torch.float64),
+    )
     scales, zeros = scale.expand_as(held).flatten(), zero.expand_as(held).flatten()
     for place in range(len(left)):
-        level = ((left[place] / scales[place]).round() + zeros[place]).clamp(0, 7) - zeros[place]
+        level = ((left[place] / scales[place]).round() + zeros[place]).clamp(
+            0, 7
+        ) - zeros[place]
         rounded[place] = level * scales[place]
         left -= (left[place] - rounded[place]) / upper[place, place] * upper[place]
     (given,) = values(found, "gptq_gauss_newton_increase")
-    assert given == pytest.approx(rises(problem, "W_V", [rounded.view_as(held)])[0], abs=1e-10)
+    assert given == pytest.approx(
+        rises(problem, "W_V", [rounded.view_as(held)])[0], abs=1e-10
+    )
 
 
 def damped(matrix: Tensor) -> Tensor:
-    return matrix + DAMPING * matrix.diagonal().abs().mean() * torch.eye(len(matrix), dtype=torch.float64)
+    return matrix + DAMPING * matrix.diagonal().abs().mean() * torch.eye(
+        len(matrix), dtype=torch.float64
+    )
 
 
 def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
     """The inputs of W_in by a hook of its own; every row rounded column by column."""
     problem, found = measured("quantisation", HEADS, ["W_in"], bits=[4])
     (weight,) = problem.layout.side(1, "W_in")
-    module, seen = problem.network.get_submodule(weight.parameter.removesuffix(".weight")), []
-    handle = module.register_forward_hook(lambda _, given, out: seen.append(given[0].detach().flatten(0, -2)))
+    module, seen = (
+        problem.network.get_submodule(weight.parameter.removesuffix(".weight")),
+        [],
+    )
+    handle = module.register_forward_hook(
+        lambda _, given, out: seen.append(given[0].detach().flatten(0, -2))
+    )
     problem.network(problem.batch.inputs)
     handle.remove()
     gram = seen[-1].T @ seen[-1]
     held = problem.weight(1, "W_in").detach()
     low, high = held.min(1).values.clamp(max=0), held.max(1).values.clamp(min=0)
-    scale, upper = (high - low) / 15, torch.linalg.cholesky(torch.linalg.inv(damped(gram))).T
+    scale, upper = (
+        (high - low) / 15,
+        torch.linalg.cholesky(torch.linalg.inv(damped(gram))).T,
+    )
     zero, left, rounded = (-low / scale).round(), held.clone(), torch.zeros_like(held)
     for column in range(held.shape[1]):
-        rounded[:, column] = ((left[:, column] / scale).round() + zero).clamp(0, 15).sub(zero) * scale
+        rounded[:, column] = ((left[:, column] / scale).round() + zero).clamp(
+            0, 15
+        ).sub(zero) * scale
         error = (left[:, column] - rounded[:, column]) / upper[column, column]
         left[:, column:] -= error[:, None] * upper[column, column:]
     (given,) = values(found, f"gptq_{Surrogate.inputs}_increase")
@@ -201,7 +305,9 @@ def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
 
 def test_all_ways_of_rounding_have_rows_and_sixteen_bits_cost_nearly_nothing() -> None:
     _, found = measured("quantisation", HEADS, ["all"], bits=[16, 2])
-    assert {row["quantity"] for row in found.rows} == {f"{name}_increase" for name in ROUNDINGS}
+    assert {row["quantity"] for row in found.rows} == {
+        f"{name}_increase" for name in ROUNDINGS
+    }
     assert max(abs(row["value"]) for row in found.rows if row["index"] == 16) < 1e-3
 
 
@@ -210,7 +316,9 @@ def test_a_block_without_a_matrix_is_not_rounded() -> None:
         measured("quantisation", ARCHITECTURES["post"], ["biases"])
 
 
-def test_weights_that_change_nothing_have_equal_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_change_nothing_have_equal_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A shift of all keys moves no pattern: what removing b_K changes is rounding, and has no rank correlation.
 
     How much rounding there is, if any, depends on the processor: some roundings of the loss are added to every rise.
@@ -220,20 +328,32 @@ def test_weights_that_change_nothing_have_equal_ranks(monkeypatch: pytest.Monkey
     def rounded(self: compression._Pruned, points: Tensor) -> Tensor:
         found = plain(self, points)
         roundings = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
-        return found + 4 * torch.finfo(torch.float64).eps * self._before * roundings.double()
+        return (
+            found
+            + 4 * torch.finfo(torch.float64).eps * self._before * roundings.double()
+        )
 
     monkeypatch.setattr(compression._Pruned, "_rise", rounded)
     _, found = measured("pruning", HEADS, ["b_K", "biases"], biases=True, shares=[0.5])
     assert 0 < np.abs(found.arrays["1_b_K_increase"]).max() < 1e-14
-    correlations = [row for row in found.rows if row["quantity"].endswith("_correlation") and row["row"] == "b_K"]
+    correlations = [
+        row
+        for row in found.rows
+        if row["quantity"].endswith("_correlation") and row["row"] == "b_K"
+    ]
     assert correlations and all(np.isnan(row["value"]) for row in correlations)
     whole, names = found.arrays["1_biases_increase"], found.arrays["1_biases_weights"]
     ends = np.cumsum([0, *found.arrays["1_biases_sizes"]])
     place = slice(*ends[names.index("b_K") : names.index("b_K") + 2])
-    saliencies = {name: found.arrays[f"1_biases_{name}"].copy() for name in ("magnitude", "obs_kfac")}
+    saliencies = {
+        name: found.arrays[f"1_biases_{name}"].copy()
+        for name in ("magnitude", "obs_kfac")
+    }
     for name, one in saliencies.items():
         given = next(
-            row["value"] for row in found.rows if row["quantity"] == f"{name}_correlation" and row["row"] == "biases"
+            row["value"]
+            for row in found.rows
+            if row["quantity"] == f"{name}_correlation" and row["row"] == "biases"
         )
         rises = whole.copy()
         rises[place] = 0.0
@@ -243,7 +363,9 @@ def test_weights_that_change_nothing_have_equal_ranks(monkeypatch: pytest.Monkey
 def test_ties_share_their_rank() -> None:
     generator = np.random.default_rng(0)
     one, other = generator.integers(0, 4, 30), generator.integers(0, 4, 30)
-    found = spearman(torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64))
+    found = spearman(
+        torch.tensor(one, dtype=torch.float64), torch.tensor(other, dtype=torch.float64)
+    )
     assert found == pytest.approx(spearmanr(one, other).statistic, abs=1e-12)
 
 
@@ -258,21 +380,37 @@ def test_predictions_of_rounding_are_those_of_dense_matrices() -> None:
         loss_of(moving).backward()
     for name in names:
         held, matrix = problem.weight(1, name).detach(), oracle[name, name]
-        low, high = held.min(dim=1).values.clamp(max=0), held.max(dim=1).values.clamp(min=0)
-        scale, zero = ((high - low) / 7)[:, None], (-low / ((high - low) / 7)).round()[:, None]
+        low, high = (
+            held.min(dim=1).values.clamp(max=0),
+            held.max(dim=1).values.clamp(min=0),
+        )
+        scale, zero = (
+            ((high - low) / 7)[:, None],
+            (-low / ((high - low) / 7)).round()[:, None],
+        )
         rounded = scale * (((held / scale).round() + zero).clamp(0, 7) - zero)
         step = (rounded - held).flatten()
         (rise,) = rises(problem, name, [rounded])
         bent, mean = float(step @ matrix @ step) / 2, float(step.square().mean())
         slope = moving.weight(1, name).grad
         assert slope is not None
-        seen[name] = {"rounding_increase": rise, "hawq_prediction": float(matrix.trace()) * mean}
-        seen[name] |= {"quadratic_prediction": bent, "taylor_prediction": float(slope.flatten() @ step) + bent}
+        seen[name] = {
+            "rounding_increase": rise,
+            "hawq_prediction": float(matrix.trace()) * mean,
+        }
+        seen[name] |= {
+            "quadratic_prediction": bent,
+            "taylor_prediction": float(slope.flatten() @ step) + bent,
+        }
     for quantity_name in seen["W_Q"]:
         expected = [seen[name][quantity_name] for name in names]
-        np.testing.assert_allclose(values(found, quantity_name), expected, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(
+            values(found, quantity_name), expected, rtol=1e-8, atol=1e-10
+        )
         if quantity_name != "rounding_increase":
-            ranks = spearmanr(expected, [seen[name]["rounding_increase"] for name in names]).statistic
+            ranks = spearmanr(
+                expected, [seen[name]["rounding_increase"] for name in names]
+            ).statistic
             got = values(found, quantity_name.replace("prediction", "rank_correlation"))
             np.testing.assert_allclose(got, [ranks], atol=1e-12)
     assert all(value > 0 for value in values(found, "fisher_prediction"))

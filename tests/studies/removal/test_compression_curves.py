@@ -19,17 +19,39 @@ LOSSES = {"magnitude": (1.0, 4.0), "obd_hessian": (1.0, 2.0), "obs_hessian": (1.
 CORRELATIONS = {"magnitude": (0.1, 0.3), "obs_hessian": (0.7, 0.9)}
 
 
-def rows(quantity: str, by_seed: tuple[float, ...], index: int = 0, blocks: tuple[str, ...] = ("all",)) -> pd.DataFrame:
+def rows(
+    quantity: str,
+    by_seed: tuple[float, ...],
+    index: int = 0,
+    blocks: tuple[str, ...] = ("all",),
+) -> pd.DataFrame:
     """Return rows of a quantity, a value for each seed."""
-    made = make_table(seeds=len(by_seed), sigma=[0.2], blocks=[(name, name) for name in blocks], parts=["H"])
+    made = make_table(
+        seeds=len(by_seed),
+        sigma=[0.2],
+        blocks=[(name, name) for name in blocks],
+        parts=["H"],
+    )
     place = made["seed"].rank(method="dense").astype(int) - 1
     values = [by_seed[one] for one in place]
-    return made.assign(quantity=quantity, index=index, part="", layer=0, row_layer=0, value=values, status="ok")
+    return made.assign(
+        quantity=quantity,
+        index=index,
+        part="",
+        layer=0,
+        row_layer=0,
+        value=values,
+        status="ok",
+    )
 
 
-def drawn(layout: str, table: pd.DataFrame, folder: Path, **options: object) -> list[Page]:
+def drawn(
+    layout: str, table: pd.DataFrame, folder: Path, **options: object
+) -> list[Page]:
     written = write_sweep(table, folder, settings=CONFIG)
-    spec = FigureSpec("figure", written.name, layout, [(None, None)], options, paper=Paper())
+    spec = FigureSpec(
+        "figure", written.name, layout, [(None, None)], options, paper=Paper()
+    )
     with styled(spec.paper):
         return list(LAYOUTS[layout].draw(spec, written))
 
@@ -37,29 +59,55 @@ def drawn(layout: str, table: pd.DataFrame, folder: Path, **options: object) -> 
 def test_curves_and_correlations_are_means_over_seeds(tmp_path: Path) -> None:
     table = pd.concat(
         [
-            *(rows("removed_share", (share, share), index) for index, share in enumerate((0.0, 0.5))),
-            *(rows(f"{name}_loss", (2 * y, y / 2), k) for name, ys in LOSSES.items() for k, y in enumerate(ys)),
-            *(rows(f"{name}_correlation", values) for name, values in CORRELATIONS.items()),
+            *(
+                rows("removed_share", (share, share), index)
+                for index, share in enumerate((0.0, 0.5))
+            ),
+            *(
+                rows(f"{name}_loss", (2 * y, y / 2), k)
+                for name, ys in LOSSES.items()
+                for k, y in enumerate(ys)
+            ),
+            *(
+                rows(f"{name}_correlation", values)
+                for name, values in CORRELATIONS.items()
+            ),
         ],
         ignore_index=True,
     )
     losses, page = drawn("pruning", table, tmp_path)
     (curves,), (correlations,) = losses.figure.axes, page.figure.axes
     (few, _) = drawn("pruning", table, tmp_path, saliencies=["obs_hessian"])
-    assert set(few.numbers["saliency"]) == {"obs_hessian"} and len(few.figure.axes[0].lines) < len(curves.lines)
-    with pytest.raises(UserError, match=r"saliencies: there is no such saliency[\s\S]*obs_hessian"):
+    assert set(few.numbers["saliency"]) == {"obs_hessian"} and len(
+        few.figure.axes[0].lines
+    ) < len(curves.lines)
+    with pytest.raises(
+        UserError, match=r"saliencies: there is no such saliency[\s\S]*obs_hessian"
+    ):
         drawn("pruning", table, tmp_path, saliencies=["obs_hesian"])
     lines = {tuple(np.round(line.get_ydata(), 9)): line for line in curves.lines}
-    assert set(lines) == set(LOSSES.values())  # of 2 y and y / 2 the geometric mean is y
+    # Of 2 y and y / 2 the geometric mean is y.
+    assert set(lines) == set(LOSSES.values())
     assert all(list(line.get_xdata()) == [0.0, 0.5] for line in lines.values())
     by_rule = [lines[LOSSES[name]] for name in ("obd_hessian", "obs_hessian")]
-    assert by_rule[0].get_color() == by_rule[1].get_color() and [one.get_linestyle() for one in by_rule] == ["--", "-"]
+    assert by_rule[0].get_color() == by_rule[1].get_color() and [
+        one.get_linestyle() for one in by_rule
+    ] == ["--", "-"]
 
-    marks = {float(line.get_xdata()[0]) for line in correlations.lines if line.get_marker() == "o"}
-    expected = {tanh((atanh(one) + atanh(other)) / 2) for one, other in CORRELATIONS.values()}
+    marks = {
+        float(line.get_xdata()[0])
+        for line in correlations.lines
+        if line.get_marker() == "o"
+    }
+    expected = {
+        tanh((atanh(one) + atanh(other)) / 2) for one, other in CORRELATIONS.values()
+    }
     assert sorted(marks) == pytest.approx(sorted(expected))
-    numbers = page.numbers[page.numbers["number"] == "correlation"].set_index("saliency")
-    half = 12.706204736 * abs(atanh(0.9) - atanh(0.7)) / sqrt(2) / sqrt(2)  # Student's t of one degree of freedom
+    numbers = page.numbers[page.numbers["number"] == "correlation"].set_index(
+        "saliency"
+    )
+    # Student's t of one degree of freedom.
+    half = 12.706204736 * abs(atanh(0.9) - atanh(0.7)) / sqrt(2) / sqrt(2)
     middle = (atanh(0.9) + atanh(0.7)) / 2
     assert numbers.loc["obs_hessian", "high"] == pytest.approx(tanh(middle + half))
 
@@ -68,7 +116,9 @@ def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path: Path) -> Non
     rises = {8: 0.0, 4: 0.1, 3: 0.4}
     table = pd.concat(
         [
-            rows(f"{name}_increase", (factor * rise, factor * rise), bits, ("W_E", "all"))
+            rows(
+                f"{name}_increase", (factor * rise, factor * rise), bits, ("W_E", "all")
+            )
             for name, factor in (("nearest", 1.0), ("gptq_hessian", 0.5))
             for bits, rise in rises.items()
         ],
@@ -76,13 +126,20 @@ def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path: Path) -> Non
     )
     (page,) = drawn("quantisation", table, tmp_path)
     first, second = page.figure.axes
-    assert [one.get_title() for one in (first, second)] == ["all matrices", r"$W_{\mathrm{E}}$"]
-    found = [list(line.get_ydata()) for line in first.lines if len(line.get_xdata()) == 3]
+    assert [one.get_title() for one in (first, second)] == [
+        "all matrices",
+        r"$W_{\mathrm{E}}$",
+    ]
+    found = [
+        list(line.get_ydata()) for line in first.lines if len(line.get_xdata()) == 3
+    ]
     np.testing.assert_allclose(found, [[0.4, 0.1, 0.0], [0.2, 0.05, 0.0]])
     assert first.get_xlim()[0] > first.get_xlim()[1]
 
 
 @pytest.mark.parametrize("layout", ["pruning", "quantisation"])
 def test_a_table_without_such_numbers_is_refused(layout: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"layout={layout}: the table has no such numbers"):
+    with pytest.raises(
+        UserError, match=f"layout={layout}: the table has no such numbers"
+    ):
         drawn(layout, make_table(seeds=1), tmp_path)

@@ -38,9 +38,18 @@ def config(folder: Path, **settings: Any) -> Config:
         "schedule": Schedule.constant,
         **settings,
     }
-    made = training_config(folder, step=[STEPS], steps=STEPS, evaluation_size=4, weight_decay=0.0, **chosen)
-    made.task.batch_size, made.training.dtype, made.blocks = COUNT, DType.float64, ["all"]
-    made.approximation, made.quantities = ApproximationConfig(subsets=SUBSETS, left_out=0.4), ["influence"]
+    made = training_config(
+        folder, step=[STEPS], steps=STEPS, evaluation_size=4, weight_decay=0.0, **chosen
+    )
+    made.task.batch_size, made.training.dtype, made.blocks = (
+        COUNT,
+        DType.float64,
+        ["all"],
+    )
+    made.approximation, made.quantities = (
+        ApproximationConfig(subsets=SUBSETS, left_out=0.4),
+        ["influence"],
+    )
     return made
 
 
@@ -50,7 +59,9 @@ def cell_of(made: Config) -> Cell:
 
 def losses(objective: Objective, batch: Batch) -> Tensor:
     network = objective.network
-    return per_sample(objective.loss, network(batch.inputs)[:, batch.scored], batch.targets)
+    return per_sample(
+        objective.loss, network(batch.inputs)[:, batch.scored], batch.targets
+    )
 
 
 def descended(request: Request, kept: Tensor) -> Objective:
@@ -60,7 +71,9 @@ def descended(request: Request, kept: Tensor) -> Objective:
     for _ in range(STEPS):
         with torch.enable_grad():
             outputs = network(batch.inputs[kept])[:, batch.scored]
-            slopes = torch.autograd.grad(start.loss(outputs, batch.targets[kept]), list(network.parameters()))
+            slopes = torch.autograd.grad(
+                start.loss(outputs, batch.targets[kept]), list(network.parameters())
+            )
         with torch.no_grad():
             for parameter, slope in zip(network.parameters(), slopes, strict=True):
                 parameter -= RATE * slope
@@ -72,7 +85,10 @@ def slopes_of(objective: Objective, batch: Batch) -> Tensor:
     held = dict(objective.network.requires_grad_(True).named_parameters())
     at = [held[weight.parameter] for weight in objective.layout.weights]
     with torch.enable_grad():
-        rows = [torch.autograd.grad(one, at, retain_graph=True) for one in losses(objective, batch)]
+        rows = [
+            torch.autograd.grad(one, at, retain_graph=True)
+            for one in losses(objective, batch)
+        ]
     return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
 
 
@@ -85,25 +101,53 @@ def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path: Path) -> N
     drawn = probe_stream(cell.seed, "influence", cell.sigma, 0, "subsets", step=STEPS)
     left = [torch.randperm(COUNT, generator=drawn)[:LEFT] for _ in range(SUBSETS)]
     assert len({frozenset(some.tolist()) for some in left}) == SUBSETS  # no ties
-    kept = [torch.tensor([one for one in range(COUNT) if one not in some.tolist()]) for some in left]
+    kept = [
+        torch.tensor([one for one in range(COUNT) if one not in some.tolist()])
+        for some in left
+    ]
     with torch.no_grad():
         before = losses(problem, tests)
-        true = torch.stack([losses(descended(request, one), tests) - before for one in kept], dim=1)
+        true = torch.stack(
+            [losses(descended(request, one), tests) - before for one in kept], dim=1
+        )
     assert found.arrays["true"] == pytest.approx(true.numpy(), rel=1e-8, abs=1e-12)
-    each, seen, whole = slopes_of(problem, problem.batch), slopes_of(problem, tests), whole_oracle(problem)
+    each, seen, whole = (
+        slopes_of(problem, problem.batch),
+        slopes_of(problem, tests),
+        whole_oracle(problem),
+    )
     outer = whole[Part.H_o].diagonal()
-    matrices = {"hessian": whole[Part.H], "gauss_newton": whole[Part.H_o], "diagonal": outer.diag()}
+    matrices = {
+        "hessian": whole[Part.H],
+        "gauss_newton": whole[Part.H_o],
+        "diagonal": outer.diag(),
+    }
     matrices["identity"] = torch.zeros_like(whole[Part.H])
     by_name = {row["quantity"]: row for row in found.rows}
     for name, matrix in matrices.items():
-        shift = torch.eye(len(matrix)).double() * outer.mean() * cell.config.compression.damping
-        removed = torch.stack([each[some].sum(dim=0) / (COUNT - LEFT) for some in left], dim=1)
+        shift = (
+            torch.eye(len(matrix)).double()
+            * outer.mean()
+            * cell.config.compression.damping
+        )
+        removed = torch.stack(
+            [each[some].sum(dim=0) / (COUNT - LEFT) for some in left], dim=1
+        )
         predicted = seen @ torch.linalg.solve(matrix + shift, removed)
-        ranks = [float(spearmanr(one, other).statistic) for one, other in zip(predicted, true, strict=True)]
-        assert by_name[f"{name}_influence_score"]["value"] == pytest.approx(sum(ranks) / len(ranks), rel=1e-8)
+        ranks = [
+            float(spearmanr(one, other).statistic)
+            for one, other in zip(predicted, true, strict=True)
+        ]
+        assert by_name[f"{name}_influence_score"]["value"] == pytest.approx(
+            sum(ranks) / len(ranks), rel=1e-8
+        )
         error = float((matrix - whole[Part.H]).norm() / whole[Part.H].norm())
-        assert by_name[f"{name}_influence_error"]["value"] == pytest.approx(error, rel=1e-8, abs=1e-8)
-    assert by_name["influence_spread"]["value"] == pytest.approx(float(true.square().mean().sqrt()), rel=1e-8)
+        assert by_name[f"{name}_influence_error"]["value"] == pytest.approx(
+            error, rel=1e-8, abs=1e-8
+        )
+    assert by_name["influence_spread"]["value"] == pytest.approx(
+        float(true.square().mean().sqrt()), rel=1e-8
+    )
     assert {f"{name}_influence_score" for name in INFLUENCES} < set(by_name)
 
 
@@ -111,7 +155,9 @@ def test_with_all_samples_the_training_is_that_of_the_state(tmp_path: Path) -> N
     cell = cell_of(config(tmp_path, optimiser=Optimiser.adamw, batch_size=COUNT))
     problem = draw_problem(cell)
     again = retrained(request_of(cell, problem), torch.arange(COUNT))
-    for one, other in zip(problem.network.parameters(), again.parameters(), strict=True):
+    for one, other in zip(
+        problem.network.parameters(), again.parameters(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -120,14 +166,28 @@ def test_the_jackknife_of_a_score() -> None:
     true = torch.randn(3, 9).double()
     predicted = true + torch.randn(3, 9).double()
     kept = [[one for one in range(9) if one != left] for left in range(9)]
-    single = [sum(spearmanr(p[k], t[k]).statistic for p, t in zip(predicted, true, strict=True)) / 3 for k in kept]
+    single = [
+        sum(
+            spearmanr(p[k], t[k]).statistic
+            for p, t in zip(predicted, true, strict=True)
+        )
+        / 3
+        for k in kept
+    ]
     found = score(predicted, true)
     values = torch.tensor(single)
-    assert found.error == pytest.approx(float((values - values.mean()).square().sum() * 8 / 9) ** 0.5)
+    assert found.error == pytest.approx(
+        float((values - values.mean()).square().sum() * 8 / 9) ** 0.5
+    )
     assert score(true, true).value == pytest.approx(1)
 
 
-@pytest.mark.parametrize("setting", [{"data": TrainingData.fresh, "optimiser": Optimiser.adamw}, {"batch_size": 2}])
-def test_trainings_that_do_not_see_all_samples(tmp_path: Path, setting: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"data": TrainingData.fresh, "optimiser": Optimiser.adamw}, {"batch_size": 2}],
+)
+def test_trainings_that_do_not_see_all_samples(
+    tmp_path: Path, setting: dict[str, Any]
+) -> None:
     with pytest.raises(UserError, match=r"influence[\s\S]*training.data=fixed"):
         cell_of(config(tmp_path, **{"optimiser": Optimiser.adamw, **setting}))

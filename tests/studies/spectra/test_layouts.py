@@ -26,7 +26,10 @@ from tests.figures.test_heat import colour_bar
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
 SINKS = {**config(sink="none", sink_beta=0.0), "sweep": {"axis": "model.sink_beta"}}
-NORMS = {**config(scaled_weight=None, weight_scale=1.0), "sweep": {"axis": "model.weight_scale"}}
+NORMS = {
+    **config(scaled_weight=None, weight_scale=1.0),
+    "sweep": {"axis": "model.weight_scale"},
+}
 MARKS = ("o", "s", "^")  # of three networks
 WAVE = np.concatenate([np.linspace(-1, 1, 160), [2.0, 3.0, 8.0]])
 
@@ -38,75 +41,153 @@ def drawn(layout: str, folder: Path, **options: Any) -> list[Page]:
         return list(LAYOUTS[layout].draw(spec, folder))
 
 
-def stored(tmp_path: Path, *, exact: bool = True, densities: bool = True, seeds: int = 2) -> Path:
+def stored(
+    tmp_path: Path, *, exact: bool = True, densities: bool = True, seeds: int = 2
+) -> Path:
     """Write a sweep of two networks whose whole Hessian is WAVE times 1 + seed, and W_Q the half of it."""
     folder, entries = tmp_path / "spectra", []
     for variant in VARIANTS:
         for seed in range(seeds):
-            blocks = {("all", "H"): WAVE * (1 + seed), ("all", "H_o"): np.abs(WAVE), ("W_Q", "H"): WAVE[::2]}
+            blocks = {
+                ("all", "H"): WAVE * (1 + seed),
+                ("all", "H_o"): np.abs(WAVE),
+                ("W_Q", "H"): WAVE[::2],
+            }
             named: dict[str, Any] = {"variant": variant, "seed": seed}
             entries += [store_spectrum(folder, blocks, **named)] * exact
             entries += [store_density(folder, blocks, **named, steps=20)] * densities
     rows = [
-        {"variant": variant, "seed": seed, "quantity": quantity, "value": value * (1 + seed), "layer": 1}
+        {
+            "variant": variant,
+            "seed": seed,
+            "quantity": quantity,
+            "value": value * (1 + seed),
+            "layer": 1,
+        }
         for variant in VARIANTS
         for seed in range(seeds)
-        for quantity, value in (("largest_eigenvalue", 8.0), ("smallest_eigenvalue", -1.0))
+        for quantity, value in (
+            ("largest_eigenvalue", 8.0),
+            ("smallest_eigenvalue", -1.0),
+        )
     ]
     return write_sweep(spectral_table(rows), tmp_path, arrays=entries)
 
 
-def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(tmp_path: Path) -> None:
-    found = {page.suffix: page for page in drawn("spectra", stored(tmp_path), width=0.05)}
-    assert list(found) == ["_all1", "_all1_density", "_all1_error", "_weights", "_densities", "_table"]
+def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(
+    tmp_path: Path,
+) -> None:
+    found = {
+        page.suffix: page for page in drawn("spectra", stored(tmp_path), width=0.05)
+    }
+    assert list(found) == [
+        "_all1",
+        "_all1_density",
+        "_all1_error",
+        "_weights",
+        "_densities",
+        "_table",
+    ]
     one, other = found["_all1"].figure.axes
     assert [one.get_title(), other.get_title()] == ["softmax", "linear attention"]
-    assert one.get_yscale() == "symlog" and one.get_xscale() == "logit" and one.get_ylim() == other.get_ylim()
-    outer, *_ = (line for line in one.lines if line.get_color() == part_colour("H_o") and line.get_linewidth() > 0.5)
-    seeds = [line for line in one.lines if line.get_color() == part_colour("H") and line.get_linewidth() < 0.5]
+    assert (
+        one.get_yscale() == "symlog"
+        and one.get_xscale() == "logit"
+        and one.get_ylim() == other.get_ylim()
+    )
+    outer, *_ = (
+        line
+        for line in one.lines
+        if line.get_color() == part_colour("H_o") and line.get_linewidth() > 0.5
+    )
+    seeds = [
+        line
+        for line in one.lines
+        if line.get_color() == part_colour("H") and line.get_linewidth() < 0.5
+    ]
     (full,) = (line for line in one.lines if line.get_linestyle() == "--")
     np.testing.assert_allclose([line.get_ydata()[-1] for line in seeds], [8.0, 16.0])
     np.testing.assert_allclose(full.get_ydata()[-1], 12.0)  # their mean
     np.testing.assert_allclose(outer.get_ydata()[-1], 8.0)
-    assert [text.get_text() for text in other.texts] == [symbol("H_o"), symbol("H")] and not one.texts
+    assert [text.get_text() for text in other.texts] == [
+        symbol("H_o"),
+        symbol("H"),
+    ] and not one.texts
     assert set(found["_all1"].numbers["panel"]) == {"sorted"}
     inside = found["_all1_error"].numbers
     assert set(inside["panel"]) == {"cumulative"}
-    assert (np.abs(inside["lanczos"] - inside["exact"]) <= inside["margin"] + 0.02).mean() > 0.9
+    assert (
+        np.abs(inside["lanczos"] - inside["exact"]) <= inside["margin"] + 0.02
+    ).mean() > 0.9
 
 
-def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(tmp_path: Path) -> None:
-    page = next(page for page in drawn("spectra", stored(tmp_path), width=0.05) if page.suffix == "_all1_density")
-    ax, numbers = page.figure.axes[0], page.numbers[page.numbers["variant"] == VARIANTS[0]]
-    truth, _ = of_eigenvalues(WAVE, numbers["eigenvalue"].to_numpy(), Kernel(width=0.05).deviation(-1, 8))
+def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(
+    tmp_path: Path,
+) -> None:
+    page = next(
+        page
+        for page in drawn("spectra", stored(tmp_path), width=0.05)
+        if page.suffix == "_all1_density"
+    )
+    ax, numbers = (
+        page.figure.axes[0],
+        page.numbers[page.numbers["variant"] == VARIANTS[0]],
+    )
+    truth, _ = of_eigenvalues(
+        WAVE, numbers["eigenvalue"].to_numpy(), Kernel(width=0.05).deviation(-1, 8)
+    )
     np.testing.assert_allclose(numbers["exact"], truth)
     area, band = ax.collections
-    assert area.get_paths()[0].vertices[:, 1].max() == pytest.approx(truth.max()) and band.get_alpha() == 0.3
+    assert (
+        area.get_paths()[0].vertices[:, 1].max() == pytest.approx(truth.max())
+        and band.get_alpha() == 0.3
+    )
     (line,) = ax.lines
     np.testing.assert_allclose(line.get_ydata(), numbers["lanczos"])
     assert ax.get_yscale() == "log" and "half_the_steps" in numbers
     note = " ".join(text.get_text() for text in page.figure.texts)
-    assert "Student's t" in note and "standard deviation 0.05 of the range" in note and "$" not in note
+    assert (
+        "Student's t" in note
+        and "standard deviation 0.05 of the range" in note
+        and "$" not in note
+    )
 
 
 def test_densities_alone_show_what_the_steps_miss(tmp_path: Path) -> None:
     pages = drawn("spectra", stored(tmp_path, exact=False), variance=1e-3)
-    assert [page.suffix for page in pages] == ["_all1", "_all1_error", "_densities", "_table"]
+    assert [page.suffix for page in pages] == [
+        "_all1",
+        "_all1_error",
+        "_densities",
+        "_table",
+    ]
     density, errors = pages[0].figure.axes[0], pages[1].figure.axes[0]
-    assert len(density.lines) == len(density.collections) == 1  # no area: nothing is exact
+    # No area: nothing is exact.
+    assert len(density.lines) == len(density.collections) == 1
     middle, half, *_ = errors.lines
-    np.testing.assert_allclose(middle.get_ydata(), 0)  # no exact cumulative: the error is that of half the steps
+    # No exact cumulative: the error is that of half the steps.
+    np.testing.assert_allclose(middle.get_ydata(), 0)
     assert np.abs(half.get_ydata()).max() > 0
 
 
 def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
-    found = [page.suffix for page in drawn("spectra", stored(tmp_path, densities=False), part="H_o")]
-    assert found == ["_all1", "_all1_density", "_weights", "_densities", "_table"]  # no page for the errors of one
+    found = [
+        page.suffix
+        for page in drawn("spectra", stored(tmp_path, densities=False), part="H_o")
+    ]
+    # No page for the errors of one.
+    assert found == ["_all1", "_all1_density", "_weights", "_densities", "_table"]
 
 
 def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
-    every, some = (drawn("spectra", stored(tmp_path), **options) for options in ({}, {"weights": ["W_V"]}))
-    rows = [{panel.partition(":")[0] for page in pages[3:] for panel in page.panels} for pages in (every, some)]
+    every, some = (
+        drawn("spectra", stored(tmp_path), **options)
+        for options in ({}, {"weights": ["W_V"]})
+    )
+    rows = [
+        {panel.partition(":")[0] for page in pages[3:] for panel in page.panels}
+        for pages in (every, some)
+    ]
     assert "W_Q1" in rows[0] and rows[1] == {"table"}
 
 
@@ -114,13 +195,19 @@ def test_the_table_holds_means_and_errors(tmp_path: Path) -> None:
     table = drawn("spectra", stored(tmp_path))[-1]
     written = [text.get_text() for text in table.figure.axes[0].texts]
     assert "largest" in written and "12 ± 4" in written and "−1.5 ± 0.5" in written
-    assert set(table.numbers["quantity"]) == {"largest_eigenvalue", "smallest_eigenvalue"}
+    assert set(table.numbers["quantity"]) == {
+        "largest_eigenvalue",
+        "smallest_eigenvalue",
+    }
 
 
 def test_a_table_without_arrays_says_what_to_measure(tmp_path: Path) -> None:
     folder = write_sweep(spectral_table([{"value": 1.0}]), tmp_path)
     for layout in ("spectra", "heterogeneity"):
-        with pytest.raises(UserError, match=r"neither eigenvalues nor densities[\s\S]*quantities=\[spectrum\]"):
+        with pytest.raises(
+            UserError,
+            match=r"neither eigenvalues nor densities[\s\S]*quantities=\[spectrum\]",
+        ):
             drawn(layout, folder)
 
 
@@ -135,47 +222,83 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
     for kind, third in (("transformer", peaked), ("mlp", 3 * WAVE)):
         for seed in range(3):
-            blocks = {("W_in", "H"): WAVE, ("W_out", "H"): 2 * WAVE, ("W_U", "H"): third, ("all", "H"): WAVE}
-            entries.append(store_spectrum(folder, blocks, f"model.kind={kind}", seed=seed))
+            blocks = {
+                ("W_in", "H"): WAVE,
+                ("W_out", "H"): 2 * WAVE,
+                ("W_U", "H"): third,
+                ("all", "H"): WAVE,
+            }
+            entries.append(
+                store_spectrum(folder, blocks, f"model.kind={kind}", seed=seed)
+            )
     write_sweep(spectral_table([{"value": 1.0}]), tmp_path, arrays=entries)
     (page,) = drawn("heterogeneity", folder)
     one, other, bar = page.figure.axes
     assert one.get_title(loc="left").splitlines()[0] == "transformer: 3 pairs"
     assert other.get_title(loc="left") == "MLP: 3 pairs\nJS⁰ = 0.000 ± 0.000"
     square = one.images[0].get_array()
-    assert square.shape == (3, 3) and square[0, 2] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
+    assert (
+        square.shape == (3, 3)
+        and square[0, 2] > 0.3
+        and square[0, 1] == pytest.approx(0, abs=1e-9)
+    )
     assert one.images[0].get_clim() == (0, math.log(2)) and bar.images is not None
     transformer = page.numbers[page.numbers["variant"] == "model.kind=transformer"]
-    assert transformer["average"].iloc[0] == pytest.approx(transformer["mean"].sum() / 6)
+    assert transformer["average"].iloc[0] == pytest.approx(
+        transformer["mean"].sum() / 6
+    )
     (fixed,) = drawn("heterogeneity", folder, kernel="fixed")
     for name in ("mean", "average", "average_low"):
-        np.testing.assert_array_equal(fixed.numbers[f"other_{name}"], page.numbers[name])
-        np.testing.assert_array_equal(fixed.numbers[name], page.numbers[f"other_{name}"])
+        np.testing.assert_array_equal(
+            fixed.numbers[f"other_{name}"], page.numbers[name]
+        )
+        np.testing.assert_array_equal(
+            fixed.numbers[name], page.numbers[f"other_{name}"]
+        )
     assert fixed.numbers["kernel"].iloc[0] == page.numbers["other_kernel"].iloc[0]
     assert "all" not in set(page.numbers["one"]) and set(page.numbers["count"]) == {3}
     with styled(narrow := Paper(width=3.25)):
         spec = FigureSpec("x", folder.name, "heterogeneity", paper=narrow)
         (small,) = LAYOUTS["heterogeneity"].draw(spec, folder)
     assert colour_bar(small) == pytest.approx(colour_bar(page), rel=1e-6)
-    room = small.figure.axes[0].get_position(original=True).size * small.figure.get_size_inches()
-    assert room[0] == pytest.approx(room[1])  # a map is square: there is no empty space around it
+    room = (
+        small.figure.axes[0].get_position(original=True).size
+        * small.figure.get_size_inches()
+    )
+    # A map is square: there is no empty space around it.
+    assert room[0] == pytest.approx(room[1])
 
 
-def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path: Path) -> None:
+def test_two_steps_share_a_map_with_the_first_below_its_diagonal(
+    tmp_path: Path,
+) -> None:
     folder, entries = tmp_path / "spectra", []
     peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
     for step in (0, 9):
         for seed in range(3):
-            blocks = {("W_in", "H"): WAVE, ("W_out", "H"): peaked if step == 0 else 2 * WAVE}
+            blocks = {
+                ("W_in", "H"): WAVE,
+                ("W_out", "H"): peaked if step == 0 else 2 * WAVE,
+            }
             entries.append(store_spectrum(folder, blocks, seed=seed, step=step))
     along = {**config(), "sweep": {"axis": "step"}}
-    write_sweep(spectral_table([{"value": 1.0, "step": 0.0}]), tmp_path, arrays=entries, settings=along)
+    write_sweep(
+        spectral_table([{"value": 1.0, "step": 0.0}]),
+        tmp_path,
+        arrays=entries,
+        settings=along,
+    )
     (page,) = drawn("heterogeneity", folder)
     ax, _ = page.figure.axes
     square = ax.images[0].get_array()
     assert square[1, 0] > 0.3 and square[0, 1] == pytest.approx(0, abs=1e-9)
-    first, last = (page.numbers[page.numbers["step"] == step]["average"].iloc[0] for step in (0, 9))
-    assert ax.get_title(loc="left") == f"network: 1 pair\nJS⁰ = {first:.3f} ± 0.000 → {last:.3f} ± 0.000"
+    first, last = (
+        page.numbers[page.numbers["step"] == step]["average"].iloc[0] for step in (0, 9)
+    )
+    assert (
+        ax.get_title(loc="left")
+        == f"network: 1 pair\nJS⁰ = {first:.3f} ± 0.000 → {last:.3f} ± 0.000"
+    )
     note = " ".join(text.get_text() for text in page.figure.texts)
     assert "Below the diagonal: step 0; above: step 9." in note
 
@@ -189,7 +312,11 @@ def proxy_rows() -> Iterator[dict[str, Any]]:
     ):
         for seed in range(3):
             for sigma in (0.1, 1.0, 10.0):
-                here = {"variant": f"model.kind={kind},model.attention={attention}", "sigma": sigma, "seed": seed}
+                here = {
+                    "variant": f"model.kind={kind},model.attention={attention}",
+                    "sigma": sigma,
+                    "seed": seed,
+                }
                 yield {**here, "part": "H", "value": 2.0 + seed}
                 yield {**here, "part": "H_o", "value": ratio * (2.0 + seed)}
 
@@ -203,20 +330,38 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
     lines = [line for line in upper.lines if line.get_marker() in MARKS]
     assert [line.get_ydata()[0] for line in lines] == pytest.approx([0.5, 0.8, 1.0])
     assert len([line for line in lower.lines if line.get_marker() in MARKS]) == 6
-    assert len({line.get_marker() for line in lines}) == 3 and len(upper.lines) > len(lines) + 8  # seeds are thin
+    # Seeds are thin.
+    assert (
+        len({line.get_marker() for line in lines}) == 3
+        and len(upper.lines) > len(lines) + 8
+    )
     shown = page.numbers[page.numbers["shown"] == "ratio"]
-    assert (shown["high"] - shown["low"]).abs().max() < 1e-12 and set(shown["count"]) == {3}
-    with pytest.raises(UserError, match=r"no largest eigenvalues of H_o and H[\s\S]*parts=\[H_o,H\]"):
+    assert (shown["high"] - shown["low"]).abs().max() < 1e-12 and set(
+        shown["count"]
+    ) == {3}
+    with pytest.raises(
+        UserError, match=r"no largest eigenvalues of H_o and H[\s\S]*parts=\[H_o,H\]"
+    ):
         drawn("gauss_newton", tmp_path / "spectra", block="W_Q")
 
 
-def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(tmp_path: Path) -> None:
-    rows = [{**row, "value": row["value"] * (1e-9 if row["sigma"] < 1 else 1e3)} for row in proxy_rows()]
-    (page,) = drawn("gauss_newton", write_sweep(spectral_table(rows), tmp_path, settings=None))
+def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(
+    tmp_path: Path,
+) -> None:
+    rows = [
+        {**row, "value": row["value"] * (1e-9 if row["sigma"] < 1 else 1e3)}
+        for row in proxy_rows()
+    ]
+    (page,) = drawn(
+        "gauss_newton", write_sweep(spectral_table(rows), tmp_path, settings=None)
+    )
     with styled():
         page.figure.draw_without_rendering()
     axes = [ax.yaxis for ax in page.figure.axes]
-    widths = [max(label.get_window_extent().width for label in one.get_ticklabels()) for one in axes]
+    widths = [
+        max(label.get_window_extent().width for label in one.get_ticklabels())
+        for one in axes
+    ]
     places = [one.get_label().get_position()[0] for one in axes]
     assert widths[0] != widths[1] and places[0] == places[1]
 
@@ -227,19 +372,33 @@ def test_a_ratio_needs_a_positive_eigenvalue() -> None:
     assert ratios(table)["ratio"].isna().all()
 
 
-def sink_rows(kinds: Sequence[str] = ("scores", "both"), *, exact: bool = False) -> Iterator[dict[str, Any]]:
+def sink_rows(
+    kinds: Sequence[str] = ("scores", "both"), *, exact: bool = False
+) -> Iterator[dict[str, Any]]:
     quantile = "eigenvalue_quantile" if exact else "density_quantile"
     for kind in kinds:
         for beta in (0, 4, 12):
             for seed in range(3):
-                here = {"variant": f"model.sink={kind},model.sink_beta={beta}", "seed": seed}
+                here = {
+                    "variant": f"model.sink={kind},model.sink_beta={beta}",
+                    "seed": seed,
+                }
                 yield {**here, "quantity": "largest_eigenvalue", "value": 5.0 + beta}
                 yield {**here, "quantity": "smallest_eigenvalue", "value": -1.0}
                 for percent in (5, 50, 95):
                     value = 0.01 * (percent - 50)
-                    yield {**here, "quantity": quantile, "index": percent, "value": value}
+                    yield {
+                        **here,
+                        "quantity": quantile,
+                        "index": percent,
+                        "value": value,
+                    }
                 if exact:
-                    yield {**here, "quantity": "condition_number", "value": 100.0 + beta}
+                    yield {
+                        **here,
+                        "quantity": "condition_number",
+                        "value": 100.0 + beta,
+                    }
 
 
 def test_outliers_over_the_bulk(tmp_path: Path) -> None:
@@ -247,16 +406,27 @@ def test_outliers_over_the_bulk(tmp_path: Path) -> None:
     (page,) = drawn("sinks", write_sweep(table, tmp_path, settings=SINKS))
     axes = np.reshape(page.figure.axes, (2, 2))
     assert [ax.get_title() for ax in axes[0]] == ["sink on scores", "both sinks"]
-    assert axes[1, 0].get_xlabel() == "bias of the sink β" and axes[0, 0].get_yscale() == "symlog"
+    assert (
+        axes[1, 0].get_xlabel() == "bias of the sink β"
+        and axes[0, 0].get_yscale() == "symlog"
+    )
     (ratio,) = (line for line in axes[1, 0].lines if line.get_marker() == "o")
     np.testing.assert_allclose(ratio.get_ydata(), np.array([5, 9, 17]) / 5)
-    assert set(page.numbers["shown"]) >= {"quantile_5", "quantile_95", "largest_eigenvalue"}
+    assert set(page.numbers["shown"]) >= {
+        "quantile_5",
+        "quantile_95",
+        "largest_eigenvalue",
+    }
     assert "smallest" in words(axes[0, 1])
 
 
 def test_the_outermost_eigenvalue_may_be_the_negative_one() -> None:
-    rows = [row for row in sink_rows(["scores"]) if row["quantity"] != "largest_eigenvalue"]
-    found = outstanding(spectral_table(rows).assign(x=0.0, seed=range(len(rows))).assign(seed=0))
+    rows = [
+        row for row in sink_rows(["scores"]) if row["quantity"] != "largest_eigenvalue"
+    ]
+    found = outstanding(
+        spectral_table(rows).assign(x=0.0, seed=range(len(rows))).assign(seed=0)
+    )
     assert found["value"].tolist() == pytest.approx([1 / 0.9] * len(found))
 
 
@@ -264,10 +434,18 @@ def norm_rows() -> Iterator[dict[str, Any]]:
     for weight, power in (("W_Q", 2.0), ("mlp", 0.0)):
         for alpha in (0.125, 1.0, 8.0):
             for seed in range(3):
-                here = {"variant": f"model.scaled_weight={weight},model.weight_scale={alpha}", "seed": seed}
+                here = {
+                    "variant": f"model.scaled_weight={weight},model.weight_scale={alpha}",
+                    "seed": seed,
+                }
                 place = {"row": "W_K", "layer": 1, "row_layer": 1}
                 spread = 10.0 ** (seed - 1)
-                yield {**here, **place, "quantity": "condition_number", "value": alpha**power * spread}
+                yield {
+                    **here,
+                    **place,
+                    "quantity": "condition_number",
+                    "value": alpha**power * spread,
+                }
                 yield {**here, "quantity": "largest_eigenvalue", "value": 3.0}
 
 
@@ -275,7 +453,10 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
     folder = write_sweep(spectral_table(list(norm_rows())), tmp_path, settings=NORMS)
     (page,) = drawn("weight_norms", folder)
     axes = np.reshape(page.figure.axes, (2, 2))
-    assert [ax.get_title() for ax in axes[0]] == [r"scaled: $W_{\mathrm{Q}}$", "scaled: MLP"]
+    assert [ax.get_title() for ax in axes[0]] == [
+        r"scaled: $W_{\mathrm{Q}}$",
+        "scaled: MLP",
+    ]
     assert axes[0, 0].get_ylabel() == "largest eigenvalue"
     assert axes[1, 0].get_xscale() == axes[1, 0].get_yscale() == "log"
     *seeds, mean = axes[1, 0].lines[:4]
@@ -299,15 +480,25 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
         ("spectra", ["all1:sorted:attention_softmax"]),
     ],
 )
-def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, layout: str, panels: list[str]) -> None:
-    tables = {"sinks": (sink_rows(), SINKS), "weight_norms": (norm_rows(), NORMS), "gauss_newton": (proxy_rows(), None)}
+def test_panels_can_be_picked_and_narrow_pages_fold(
+    tmp_path: Path, layout: str, panels: list[str]
+) -> None:
+    tables = {
+        "sinks": (sink_rows(), SINKS),
+        "weight_norms": (norm_rows(), NORMS),
+        "gauss_newton": (proxy_rows(), None),
+    }
     folder = stored(tmp_path) if layout == "spectra" else tmp_path / "spectra"
     if layout in tables:
         rows, settings = tables[layout]
         folder = write_sweep(spectral_table(list(rows)), tmp_path, settings=settings)
     for paper in (Paper(panels=panels), Paper(width=1.6)):
         with styled(paper):
-            pages = list(LAYOUTS[layout].draw(FigureSpec("x", folder.name, layout, paper=paper), folder))
+            pages = list(
+                LAYOUTS[layout].draw(
+                    FigureSpec("x", folder.name, layout, paper=paper), folder
+                )
+            )
         page = next(page for page in pages if page.figure.get_visible())
         assert set(panels) <= set(page.panels)
         lefts = {round(ax.get_position().x0, 6) for ax in page.figure.axes}
@@ -315,13 +506,20 @@ def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, layout: str,
 
 
 def test_variants_in_words() -> None:
-    assert variant_words("model.attention=linear,model.norm=pre") == "linear attention, pre-LN"
+    assert (
+        variant_words("model.attention=linear,model.norm=pre")
+        == "linear attention, pre-LN"
+    )
     assert variant_words("model.kind=mlp,model.attention=linear") == "MLP"
-    assert variant_words("model.temperature=0.5,model.x=$a") == r"temperature 0.5, x \$a"
+    assert (
+        variant_words("model.temperature=0.5,model.x=$a") == r"temperature 0.5, x \$a"
+    )
     assert variant_words("") == ""
 
 
 def test_bands_of_one_seed_are_left_out(tmp_path: Path) -> None:
     rows = [row for row in norm_rows() if row["seed"] == 0]
-    (page,) = drawn("weight_norms", write_sweep(spectral_table(rows), tmp_path, settings=NORMS))
+    (page,) = drawn(
+        "weight_norms", write_sweep(spectral_table(rows), tmp_path, settings=NORMS)
+    )
     assert page.numbers["low"].isna().all() and set(page.numbers["count"]) == {1}

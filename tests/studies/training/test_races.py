@@ -20,29 +20,53 @@ RACE = {**CONFIG, "sweep": {"axis": "step"}, "training": VARIED}
 def test_a_dot_and_the_end_of_a_curve_are_one_number(pages: Draw) -> None:
     (page,) = pages("race", of_rules(), settings=RACE, reference="adamw")
     curves, dots = page.figure.axes
-    ends = {line.get_label(): line.get_ydata()[-1] for line in curves.lines if line.get_marker() not in ("None", "")}
-    assert ends == pytest.approx({"Newton": 0.1, "AdamW": 0.4, "gradient descent, clipping 0.1": 0.8})
-    assert [label.get_text() for label in dots.get_yticklabels()] == sorted(ends, key=ends.__getitem__)
+    ends = {
+        line.get_label(): line.get_ydata()[-1]
+        for line in curves.lines
+        if line.get_marker() not in ("None", "")
+    }
+    assert ends == pytest.approx(
+        {"Newton": 0.1, "AdamW": 0.4, "gradient descent, clipping 0.1": 0.8}
+    )
+    assert [label.get_text() for label in dots.get_yticklabels()] == sorted(
+        ends, key=ends.__getitem__
+    )
     full, opened = dots.containers[:3], dots.containers[3:]
-    places = [[float(one.lines[0].get_xdata()[0]) for one in budget] for budget in (full, opened)]
+    places = [
+        [float(one.lines[0].get_xdata()[0]) for one in budget]
+        for budget in (full, opened)
+    ]
     np.testing.assert_allclose(places[0], np.array([0.1, 0.4, 0.8]) / 0.4)
     assert places[1][0] > 1 > places[0][0]  # a look at the curvature costs nine updates
-    assert [one.lines[0].get_markerfacecolor() == "white" for one in dots.containers] == [False] * 3 + [True] * 3
+    assert [
+        one.lines[0].get_markerfacecolor() == "white" for one in dots.containers
+    ] == [False] * 3 + [True] * 3
 
 
 def test_what_is_not_drawn_is_in_the_file(pages: Draw) -> None:
     (page,) = pages("race", of_rules(), settings=RACE, reference="adamw")
     numbers = page.numbers
-    newton = numbers[(numbers["rule"] == "newton") & (numbers["panel"] == "curve")].set_index("gradients")
-    assert newton.loc[10, "gradients_and_products"] == 10 + 2 * 300 and newton.loc[10, "seconds"] == 100
+    newton = numbers[
+        (numbers["rule"] == "newton") & (numbers["panel"] == "curve")
+    ].set_index("gradients")
+    assert (
+        newton.loc[10, "gradients_and_products"] == 10 + 2 * 300
+        and newton.loc[10, "seconds"] == 100
+    )
     assert newton["decrease_ratio"].tolist() == [2.5, 2.5]  # the median over seeds
     assert set(numbers["panel"]) == {"curve", "same step", "same seconds"}
     assert "1*" in set(numbers["rates"].dropna())  # the end of its grid
 
 
-@pytest.mark.parametrize("paper", [Paper(panels=["step"]), Paper(panels=["ratio"]), Paper(width=3.25)])
-def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path: Path, paper: Paper) -> None:
+@pytest.mark.parametrize(
+    "paper", [Paper(panels=["step"]), Paper(panels=["ratio"]), Paper(width=3.25)]
+)
+def test_panels_can_be_picked_and_narrow_pages_fold(
+    tmp_path: Path, paper: Paper
+) -> None:
     folder = write_sweep(of_rules(), tmp_path, settings=RACE)
     with styled(paper):
-        (page,) = LAYOUTS["race"].draw(FigureSpec("x", folder.name, "race", paper=paper), folder)
+        (page,) = LAYOUTS["race"].draw(
+            FigureSpec("x", folder.name, "race", paper=paper), folder
+        )
     assert len(page.figure.axes) == (len(paper.panels) or 2)
