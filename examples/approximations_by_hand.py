@@ -345,17 +345,13 @@ class Block(Blocks):
     @cached_property
     def spreads(self) -> tuple[Tensor, Tensor]:
         """L and R: E G_B G_B^T and E G_B^T G_B."""
-        each, count, b = (
-            self.shares.view(-1, *self.shape),
-            len(self.shares),
-            self.training["batch_size"],
-        )
+        each = self.shares.view(-1, *self.shape)
+        count = len(self.shares)
+        b = self.training["batch_size"]
         G = each.sum(0)
         L, R = G @ G.T, G.T @ G
-        left, right = (
-            torch.einsum("nij,nkj->ik", each, each),
-            torch.einsum("nij,nik->jk", each, each),
-        )
+        left = torch.einsum("nij,nkj->ik", each, each)
+        right = torch.einsum("nij,nik->jk", each, each)
         return L + (count * left - L) / b, R + (count * right - R) / b
 
     @cached_property
@@ -451,10 +447,8 @@ def table_of(path: Path, network: Today) -> dict[Key, float]:
 
 def recomputed(network: Today, layer: int, name: str) -> dict[Key, float]:
     """Return the numbers of a block by their rows."""
-    block, rank = (
-        Block(network, layer, name),
-        network.about["settings"]["approximation"]["rank"],
-    )
+    block = Block(network, layer, name)
+    rank = network.about["settings"]["approximation"]["rank"]
     return {
         (f"{approximation}_{number}", layer, name, part, ""): value
         for approximation, part, A in block.approximations(rank)

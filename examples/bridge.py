@@ -30,10 +30,8 @@ table = hessfig.measure(
 print(table[["layer", "row", "col", "value"]])
 
 # Through the bridge's hooks, at the same weights: how far attention reaches back, and how long the stream is.
-patterns, norms = (
-    hessfig.lens.attention_patterns(problem),
-    hessfig.lens.residual_norms(problem),
-)
+patterns = hessfig.lens.attention_patterns(problem)
+norms = hessfig.lens.residual_norms(problem)
 places = torch.arange(12.0)
 print(
     "mean distance of attention by layer and head:",

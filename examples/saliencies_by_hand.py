@@ -41,10 +41,8 @@ class Subject(Block):
     @cached_property
     def surrogates(self) -> Matrices:
         """The matrices A of saliencies and roundings; K-FAC and inputs are of each linear map alone."""
-        kfac, inputs = (
-            self.outer.diagonal().diag(),
-            torch.eye(len(self.start), dtype=torch.float64),
-        )
+        kfac = self.outer.diagonal().diag()
+        inputs = torch.eye(len(self.start), dtype=torch.float64)
         fisher = self.network.terms * self.shares.T @ self.shares
         for entry, shaped in self.matrices:
             if entry["name"] not in TABLES:
@@ -244,10 +242,8 @@ def roundings(block: Subject, damping: float, bits: list[int]) -> Rows:
 
 def grid(W: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return the step, and the level of zero, of every entry of a matrix: a grid for each row."""
-    low, high = (
-        W.amin(1, keepdim=True).clamp(max=0),
-        W.amax(1, keepdim=True).clamp(min=0),
-    )
+    low = W.amin(1, keepdim=True).clamp(max=0)
+    high = W.amax(1, keepdim=True).clamp(min=0)
     scale = (high - low) / most
     scale = torch.where(scale > 0, scale, 1.0)
     return scale.expand_as(W).flatten(), (-low / scale).round().expand_as(W).flatten()
@@ -256,7 +252,9 @@ def grid(W: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def recomputed(network: Today, layer: int, name: str) -> dict[Key, float]:
     """Return the numbers of a block by their rows: those of the quantities that were measured."""
     settings, block = network.about["settings"], Subject(network, layer, name)
-    asked, compression, rows = settings["quantities"], settings["compression"], []
+    asked = settings["quantities"]
+    compression = settings["compression"]
+    rows = []
     if "pruning" in asked:
         rows.append(
             Pruned(block, compression["damping"], compression["shares"]).numbers()

@@ -245,10 +245,8 @@ class Blocks:
 
 def accuracy(network: Network) -> float:
     """Return the share of unseen sums of which all digits of the answer are right."""
-    tokens, count = (
-        torch.from_numpy(network.held_out["inputs_0"]),
-        network.about["settings"]["task"]["digits"] + 1,
-    )
+    tokens = torch.from_numpy(network.held_out["inputs_0"])
+    count = network.about["settings"]["task"]["digits"] + 1
     found = network.outputs(network.weights, tokens)[:, -count:].argmax(dim=-1)
     return float((found == tokens[:, -count:]).all(dim=1).double().mean())
 

@@ -312,11 +312,9 @@ class RuleFacts:
 
 # Of training; not all rules read them.
 RULE_SETTINGS = ("betas", "eps", "momentum", "batch_size", "damping", "refresh")
-_ADAM, _MOMENTS, _BUFFER = (
-    ("betas", "eps", "batch_size"),
-    ("exp_avg", "exp_avg_sq"),
-    ("momentum_buffer",),
-)
+_ADAM = ("betas", "eps", "batch_size")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_BUFFER = ("momentum_buffer",)
 _EXTRA = "pytorch_optimizer"
 _FACTORS = ("pre_cond_0", "pre_cond_1", "inv_pre_cond_0", "inv_pre_cond_1")
 # Updates between two of SOAP's eigenbases, as its authors recommend.
@@ -479,10 +477,8 @@ def name_order(names: Iterable[str]) -> Callable[[str], int]:
 
     A weight with several roles (W_E+W_U) has the rank of its first role.
     """
-    known, groups = (
-        [matrix.value for matrix in Matrix],
-        [group.value for group in Group],
-    )
+    known = [matrix.value for matrix in Matrix]
+    groups = [group.value for group in Group]
     first = {name: name.partition("+")[0] for name in names}
     others = [
         head

@@ -23,10 +23,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-EVERY_DAY, LONG = (
-    "not long and not slow and not browser",
-    "long and not slow and not browser",
-)
+EVERY_DAY = "not long and not slow and not browser"
+LONG = "long and not slow and not browser"
 SUITES = {"make test": EVERY_DAY, "make test-long": LONG}
 
 

@@ -65,7 +65,9 @@ class PublishedSweep:
                     yield depth, block, part, f"{stem}_frob_{letter}{suffix}.pickle"
 
 
-_ONE, _THREE, _FIVE = range(1, 2), range(1, 4), range(1, 6)
+_ONE = range(1, 2)
+_THREE = range(1, 4)
+_FIVE = range(1, 6)
 SWEEPS = {
     "sigma": PublishedSweep(f"norm=none_num_layers={{}}_scale=log_{_SOFTMAX}", _ONE),
     "layernorm": PublishedSweep(f"norm=pre_num_layers={{}}_scale=log_{_SOFTMAX}", _ONE),

@@ -47,10 +47,8 @@ def main(arguments: list[str]) -> None:
         print(f"{job}: {name}\n{text.rstrip()}", flush=True)
         if "--list" in arguments:
             continue
-        start, variables = (
-            time.perf_counter(),
-            {**os.environ, **workflow().get("env", {})},
-        )
+        start = time.perf_counter()
+        variables = {**os.environ, **workflow().get("env", {})}
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text],
             cwd=ROOT,

@@ -50,10 +50,8 @@ def _checked(values: Values, at: Sequence[Tensor], rounding: float) -> Tensor:
     along = torch.randn(
         len(plain), generator=torch.Generator().manual_seed(0), dtype=torch.float64
     ).to(plain)
-    off, largest = (
-        float((along @ rows - _rows(plain, at, along)).abs().max()),
-        float(rows.abs().max()),
-    )
+    off = float((along @ rows - _rows(plain, at, along)).abs().max())
+    largest = float(rows.abs().max())
     assert off <= rounding * largest, f"the batched pass is off by {off} of {largest}"
     return rows
 

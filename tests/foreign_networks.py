@@ -127,7 +127,9 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def dense_parts(problem: hessfig.Problem, names: Sequence[str]) -> dict[Part, Tensor]:
     """Return H, H_o and H_f in whole parameters, by double backward and explicit Jacobians."""
-    network, x, y = problem.network, problem.inputs, problem.targets
+    network = problem.network
+    x = problem.inputs
+    y = problem.targets
     assert isinstance(x, Tensor) and isinstance(y, Tensor)
     at = [
         network.get_parameter(name).detach().clone().requires_grad_() for name in names

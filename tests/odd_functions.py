@@ -90,7 +90,9 @@ def activation_by_hook(real: torch.dtype) -> Odd:
 class Auxiliary(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.aux = nn.Linear(4, 6), nn.Linear(6, 3), None
+        self.a = nn.Linear(4, 6)
+        self.b = nn.Linear(6, 3)
+        self.aux = None
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.tanh(self.a(x))
@@ -113,10 +115,8 @@ def attribute_after_a_run(real: torch.dtype) -> Odd:
 class OwnLoss(nn.Module):
     def __init__(self, penalty: str) -> None:
         super().__init__()
-        self.body, self.penalty = (
-            nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)),
-            penalty,
-        )
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+        self.penalty = penalty
         self.centre = [p.detach().clone() for p in self.body.parameters()]
 
     def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -153,11 +153,9 @@ def gain_by_wrapped_forward(real: torch.dtype) -> Odd:
 class Lambda(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.slope = (
-            nn.Linear(4, 6),
-            nn.Linear(6, 3),
-            nn.Parameter(torch.ones(6)),
-        )
+        self.a = nn.Linear(4, 6)
+        self.b = nn.Linear(6, 3)
+        self.slope = nn.Parameter(torch.ones(6))
         self.act = lambda h: torch.tanh(h * self.slope)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,11 +187,9 @@ class Memo(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.w, self.head, self.cache = (
-            nn.Parameter(torch.linspace(-1, 1, 4)),
-            nn.Linear(4, 3),
-            None,
-        )
+        self.w = nn.Parameter(torch.linspace(-1, 1, 4))
+        self.head = nn.Linear(4, 3)
+        self.cache = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.cache is None:

@@ -53,7 +53,9 @@ def here(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     from hessfig.cli.main import main
 
     folder.mkdir(parents=True, exist_ok=True)
-    out, err, code = io.StringIO(), io.StringIO(), None
+    out = io.StringIO()
+    err = io.StringIO()
+    code = None
     with chdir(folder), redirect_stdout(out), redirect_stderr(err):
         try:
             main([*arguments])

@@ -174,10 +174,8 @@ def test_the_reading_wing_needs_only_the_table() -> None:
         wing, target = wing_of(module), wing_of(imported)
         if wing not in READING:
             return True
-        later, measuring = (
-            READING[READING.index(wing) + 1 :],
-            MEASURING[len(VOCABULARY) :],
-        )
+        later = READING[READING.index(wing) + 1 :]
+        measuring = MEASURING[len(VOCABULARY) :]
         is_theory = target in ("theory", "predictions") and imported not in LIGHT
         return (
             imported.partition(".")[0] != "torch"

@@ -304,11 +304,9 @@ def _read(folder: Path, entry: Entry) -> StoredHessian:
 
 def _take(stored: Stored) -> tuple[NDArray[np.float32], list[str], list[int]]:
     """Return matrix, names and sizes."""
-    names, sizes, matrix = (
-        stored["names"].tolist(),
-        stored["sizes"].tolist(),
-        stored[HESSIAN],
-    )
+    names = stored["names"].tolist()
+    sizes = stored["sizes"].tolist()
+    matrix = stored[HESSIAN]
     whole = len(names) == len(sizes) and all(
         isinstance(size, int) and size > 0 for size in sizes
     )

@@ -65,10 +65,8 @@ def read_run(folder: Path) -> RecordedRun:
     config = manifest["config"]
     axis, first_seed = (config.get("sweep") or {}).get("axis"), config.get("first_seed")
     networks = architectures(table, manifest)
-    axis, unchanged = (
-        Axis(axis or SIGMA.name),
-        dict(_unchanged(table["variant"].unique(), manifest)),
-    )
+    axis = Axis(axis or SIGMA.name)
+    unchanged = dict(_unchanged(table["variant"].unique(), manifest))
     return RecordedRun(table, networks, axis, first_seed or 0, config, unchanged)
 
 

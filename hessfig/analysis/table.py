@@ -49,7 +49,9 @@ def _check_words(table: pd.DataFrame, broken: Broken) -> None:
 
 def _check_values(table: pd.DataFrame, broken: Broken) -> None:
     """Check that the status fits the value, layers exist in the network, sigma is a scale, and step is a count."""
-    value, status, finite = table["value"], table["status"], np.isfinite(table["value"])
+    value = table["value"]
+    status = table["status"]
+    finite = np.isfinite(table["value"])
     no_block = (table["row"] == "") & (table["col"] == "")
     one_side = ((table["row"] == "") | (table["col"] == "")) & ~no_block
     depth, sigma = table["num_layers"], table["sigma"]
@@ -213,10 +215,8 @@ def _read_text(path: Path) -> pd.DataFrame:
 def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
     """Return the rows with the names of the first row, and check that every column occurs once."""
     names = [str(name) for name in raw.iloc[0]]
-    missing, twice = (
-        [name for name in COLUMNS if name not in names],
-        [n for n in COLUMNS if names.count(n) > 1],
-    )
+    missing = [name for name in COLUMNS if name not in names]
+    twice = [n for n in COLUMNS if names.count(n) > 1]
     if missing or twice:
         what = (
             f"lacks columns: {', '.join(missing)}"
@@ -229,15 +229,11 @@ def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
 
 def _numbers(column: pd.Series, path: Path) -> pd.Series:
     """Return a column as floats. An empty cell is nan if the column allows it; the text 'nan' is for reals only."""
-    name, numbers = (
-        str(column.name),
-        pd.to_numeric(column, errors="coerce").astype(float),
-    )
+    name = str(column.name)
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
     words = column.str.strip()
-    whole, empty = (
-        name in (*_COUNTS, *_EMPTY_COUNTS),
-        name in (*_EMPTY_COUNTS, *_EMPTY_REALS),
-    )
+    whole = name in (*_COUNTS, *_EMPTY_COUNTS)
+    empty = name in (*_EMPTY_COUNTS, *_EMPTY_REALS)
     if whole:
         bad = ~((numbers.abs() < _LARGEST) & (numbers % 1 == 0))
     else:

@@ -52,16 +52,12 @@ def of_whole(table: pd.DataFrame, quantity: str, part: str = "") -> pd.DataFrame
     return rows[rows["part"].isin(["", part])]
 
 
-OPTIMISER, CURVATURE, RATE = (
-    "training.optimiser",
-    "training.curvature",
-    "training.learning_rate",
-)
-MOMENTUM, CLIPPING, DAMPING = (
-    "training.momentum",
-    "training.clip_norm",
-    "training.damping",
-)
+OPTIMISER = "training.optimiser"
+CURVATURE = "training.curvature"
+RATE = "training.learning_rate"
+MOMENTUM = "training.momentum"
+CLIPPING = "training.clip_norm"
+DAMPING = "training.damping"
 _RUN = ["rule", "rate", "seed"]
 
 
@@ -152,10 +148,8 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _rule(given: Mapping[str, str]) -> str:
-    optimiser, curvature = (
-        given.get(OPTIMISER, "").replace("_", " "),
-        given.get(CURVATURE, "none"),
-    )
+    optimiser = given.get(OPTIMISER, "").replace("_", " ")
+    curvature = given.get(CURVATURE, "none")
     momentum = (
         f", momentum {given[MOMENTUM]}"
         if MOMENTUM in given and optimiser == "sgd"

@@ -211,10 +211,8 @@ def _spectrum(given: Any) -> SpectrumConfig:
         elif isinstance(value, bool) or not isinstance(
             value, (int, float) if is_float else int
         ):
-            allowed, example = (
-                "a number" if is_float else "a whole number",
-                f"spectrum={{{key!r}: {defaults[key]}}}",
-            )
+            allowed = "a number" if is_float else "a whole number"
+            example = f"spectrum={{{key!r}: {defaults[key]}}}"
             raise _refusal(
                 f"spectrum.{key} is of another kind", value, allowed, example
             )

@@ -70,19 +70,15 @@ class Budget:
         try:
             yield
         finally:
-            self._note, self._noted, self._count = (
-                time.perf_counter() - start,
-                self.training,
-                count,
-            )
+            self._note = time.perf_counter() - start
+            self._noted = self.training
+            self._count = count
             self.spent += self._note
 
     def resume(self, record: Mapping[str, float | None]) -> None:
         """Go on from the record of an earlier process."""
-        self.spent, self.training = (
-            record.get("spent_seconds") or 0.0,
-            record.get("training_seconds") or 0.0,
-        )
+        self.spent = record.get("spent_seconds") or 0.0
+        self.training = record.get("training_seconds") or 0.0
 
     def record(self) -> dict[str, Any]:
         """Return the record that the manifest holds."""

@@ -51,10 +51,8 @@ P = ParamSpec("P")
 
 def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
     """Make Monitor(...) suggest the keyword that was probably meant, and refuse settings next to a Measure."""
-    known, of_measure = (
-        signature(init).parameters,
-        {each.name for each in fields(Measure)},
-    )
+    known = signature(init).parameters
+    of_measure = {each.name for each in fields(Measure)}
 
     @wraps(init)
     def checked(*args: P.args, **given: P.kwargs) -> None:
@@ -65,10 +63,8 @@ def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
                     f"Monitor() got an unexpected keyword argument {name!r}"
                     + (hint and f": {hint}")
                 )
-        measure, own = (
-            given.get("measure"),
-            [name for name in given if name in of_measure],
-        )
+        measure = given.get("measure")
+        own = [name for name in given if name in of_measure]
         if measure is not None and (own or not isinstance(measure, Measure)):
             raise UserError(
                 "Monitor: measure is a hessfig.Measure, which holds these settings",
@@ -221,11 +217,9 @@ class Monitor:
         opener = opener_of(network)
         if opener is not None and compute_loss is None:
             network, batch, loss = opener.followed(network, batch, loss)
-        self._network, self._optimiser, self._is_first = (
-            network,
-            optimiser,
-            _rank() == 0,
-        )
+        self._network = network
+        self._optimiser = optimiser
+        self._is_first = _rank() == 0
         self._raises = one_of("on_error", on_error, ("warn", "raise")) == "raise"
         self._step, self._reported, self._is_open = -1, set[str](), True
         self._owner: Owner | None = None

@@ -49,12 +49,10 @@ class NetworkCopy:
         dtype: str,
         place: torch.device,
     ) -> None:
-        self._network, self._loss, self._dtype, self._place = (
-            network,
-            functions or loss,
-            dtype,
-            place,
-        )
+        self._network = network
+        self._loss = functions or loss
+        self._dtype = dtype
+        self._place = place
         self._is_known = False
         with torch.inference_mode(False), evaluating(network):
             if functions is None:

@@ -75,10 +75,8 @@ def predicted_rows(job: Job) -> Iterator[dict[str, Any]]:
     """Yield the predictions, in the order of variants, blocks, parts and regimes."""
     axis = job.config.powers_of
     for name, config in job.variants:
-        architecture, several = (
-            Architecture.from_config(as_plain(config)),
-            "model.n_layers" in job.config.sweep.vary,
-        )
+        architecture = Architecture.from_config(as_plain(config))
+        several = "model.n_layers" in job.config.sweep.vary
         label = ",".join(
             [name] * bool(name) + [f"model.n_layers={config.model.n_layers}"] * several
         )

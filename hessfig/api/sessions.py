@@ -396,18 +396,14 @@ def _folder_of(what: Any, scratch: Path) -> Path:
             allowed="a run, its folder, or a table",
             remedy="hessfig.plot(hessfig.read('outputs/sigma'), figure='3a')",
         )
-    folder, filled = (
-        scratch / "given",
-        what.assign(**{k: v for k, v in _GIVEN.items() if k not in what.columns}),
-    )
+    folder = scratch / "given"
+    filled = what.assign(**{k: v for k, v in _GIVEN.items() if k not in what.columns})
     folder.mkdir()
     filled.assign(sweep="given").reindex(columns=COLUMNS).to_csv(
         folder / TABLE, index=False
     )
-    config, arrays = (
-        what.attrs.get("config") or _of_a_network(what),
-        list(_written_arrays(what, folder)),
-    )
+    config = what.attrs.get("config") or _of_a_network(what)
+    arrays = list(_written_arrays(what, folder))
     (folder / MANIFEST).write_text(json.dumps({"config": config, "arrays": arrays}))
     return folder
 

@@ -59,11 +59,9 @@ def _section(job: Job, folder: Path) -> SweepSection:
     """Return what the report says of a sweep. What cannot be read or drawn is among its problems."""
     problems: list[UserError] = []
     try:
-        run, manifest, preset = (
-            read_run(folder),
-            read_manifest(folder) or {},
-            preset_in(folder, job.own),
-        )
+        run = read_run(folder)
+        manifest = read_manifest(folder) or {}
+        preset = preset_in(folder, job.own)
     except UserError as error:
         return SweepSection(
             folder.name,

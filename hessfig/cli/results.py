@@ -39,10 +39,8 @@ def plot_verb(job: Job) -> int:
 
 def _no_figure(job: Job) -> UserError:
     """Return the error to show where no figure is chosen; a sweep that is named has some, or may be drawn as lines."""
-    sweep, lists = (
-        plain(job.config.figure.sweep),
-        "`hessfig plot --help` lists the figures",
-    )
+    sweep = plain(job.config.figure.sweep)
+    lists = "`hessfig plot --help` lists the figures"
     if "figure.sweep" not in job.given:
         return UserError(
             "no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists
@@ -64,10 +62,8 @@ def _study(job: Job) -> list[Path]:
 
     name, outputs = job.config.figure.name, Path(job.config.output_dir)
     if name not in theory_studies():
-        got, otherwise = (
-            f"figure.name={name}, figure.layout={STUDY}",
-            "figure.layout=LAYOUT for a figure of a sweep",
-        )
+        got = f"figure.name={name}, figure.layout={STUDY}"
+        otherwise = "figure.layout=LAYOUT for a figure of a sweep"
         raise unknown_name(
             f"there is no study {name!r}", name, theory_studies(), otherwise, got=got
         )

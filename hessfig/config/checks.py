@@ -160,11 +160,9 @@ def _check_steps(key: str, asked: list[Any], training: TrainingConfig) -> None:
 
 
 def _check_trained(config: Config) -> None:
-    training, data, rule = (
-        config.training,
-        config.task.data,
-        config.training.optimiser.facts,
-    )
+    training = config.training
+    data = config.task.data
+    rule = config.training.optimiser.facts
     if not data.facts.is_trainable:
         raise UserError(
             f"state=trained: there is no task to train on (task.data={data})",

@@ -11,11 +11,9 @@ MOST_PROBES = 100_000  # far beyond what an error of a thousandth takes
 _MOST_OF_A_SPECTRUM = 1_000_000
 _MOST_SIGMAS = 100_000
 # Under which settings others are read (see SettingInfo.where).
-_SUMS, _WINDOWS, _MASKS = (
-    "task.data=addition",
-    "task.data=tokens|text",
-    "task.data=masked_tokens",
-)
+_SUMS = "task.data=addition"
+_WINDOWS = "task.data=tokens|text"
+_MASKS = "task.data=masked_tokens"
 _DRAWN, _FILES = "task.data!=python", "task.data=digits|tokens|masked_tokens|text"
 _OWN_DATA = "task.data=addition|gaussian|digits|text"
 _NORMED, _EVEN = "model.norm!=none", "grid.values=null"

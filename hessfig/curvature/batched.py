@@ -79,11 +79,9 @@ class SmallNetwork:
 
     def __init__(self, objective: Objective) -> None:
         self._shared: _Shared = objective.once("small", partial(_Shared, objective))
-        self._suffix, self.names, self.at = (
-            self._shared.suffix,
-            self._shared.names,
-            self._shared.at,
-        )
+        self._suffix = self._shared.suffix
+        self.names = self._shared.names
+        self.at = self._shared.at
         self._bound = KEPT_BYTES if objective.memory is None else objective.memory
         self._own = dict[Part, _Graphs]()
         self.bytes_per_probe = self._suffix.bytes_per_probe
@@ -302,10 +300,8 @@ class _OneVector:
 
     def __init__(self, batches: list[_Pulled], places: Sequence[Tensor]) -> None:
         self._batches = batches
-        self._sizes, self._shapes = (
-            [one.numel() for one in places],
-            [one.shape for one in places],
-        )
+        self._sizes = [one.numel() for one in places]
+        self._shapes = [one.shape for one in places]
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return A v, flat."""

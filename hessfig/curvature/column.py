@@ -255,10 +255,8 @@ class SidedColumn:
         self.parameters = [
             objective.network.get_parameter(path) for path in self.places
         ]
-        self.dim, self.dtype = (
-            sum(weight.size for weight in self.col),
-            self.parameters[0].dtype,
-        )
+        self.dim = sum(weight.size for weight in self.col)
+        self.dtype = self.parameters[0].dtype
         paths = [
             weight.parameter
             for weight in self.col
@@ -352,7 +350,9 @@ class DecayedColumn:
         self, column: Column, objective: Objective, layer: int, col: str, rows: Rows
     ) -> None:
         self.column, self.decay = column, objective.decay
-        self.dim, self.shape, self.dtype = column.dim, column.shape, column.dtype
+        self.dim = column.dim
+        self.shape = column.shape
+        self.dtype = column.dtype
         self.bytes_per_probe, self.like = column.bytes_per_probe, column.like
         own = _spans(objective.layout.side(layer, col))
         self.shared = {

@@ -68,10 +68,8 @@ class ColumnOperator(SidedColumn):
         super().__init__(objective, layer, col, rows)
         self._suffix = objective.suffix(self.weights)
         self.bytes_per_probe = self._suffix.bytes_per_probe
-        self._is_tested, self._operators = (
-            _is_tested(objective, self.weights),
-            dict[Part, TensorsOperator](),
-        )
+        self._is_tested = _is_tested(objective, self.weights)
+        self._operators = dict[Part, TensorsOperator]()
 
     @in_turn
     def split_matmat(

@@ -29,11 +29,9 @@ class DoubleBackward:
         self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]
     ) -> None:
         names = {parameter: name for name, parameter in suffix.named_parameters()}
-        self._suffix, self._terms, self._is_outer = (
-            suffix,
-            suffix.terms(part),
-            part == Part.H_o,
-        )
+        self._suffix = suffix
+        self._terms = suffix.terms(part)
+        self._is_outer = part == Part.H_o
         self._names = [names[parameter] for parameter in parameters]
         self._at = [
             parameter.detach().clone().requires_grad_() for parameter in parameters
@@ -43,10 +41,10 @@ class DoubleBackward:
     def moved(self, number: int) -> "DoubleBackward":
         """Return the part at weights times 1 + k eps, k of -3 to 3: its products differ as by rounding elsewhere."""
         other, generator = copy(self), stream(number, "last digits")
-        other._at, other._is_moved = (
-            [_moved(one.detach(), generator).requires_grad_() for one in self._at],
-            True,
-        )
+        other._at = [
+            _moved(one.detach(), generator).requires_grad_() for one in self._at
+        ]
+        other._is_moved = True
         return other
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
@@ -91,10 +89,8 @@ class DoubleBackward:
 
         J^T c is linear in c, so J v is the gradient of <J^T c, v> in c.
         """
-        leaf, cotangent = (
-            outputs.detach().requires_grad_(),
-            torch.zeros_like(outputs).requires_grad_(),
-        )
+        leaf = outputs.detach().requires_grad_()
+        cotangent = torch.zeros_like(outputs).requires_grad_()
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
         pulled = of_second_order(
             gradients(outputs, self._at, cotangent, create_graph=True)
@@ -409,10 +405,8 @@ def fault(
     `engine` is the name of `fast` in the description. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
-    bound, whose = (
-        ROWS.of(computed_in or vectors[0].dtype),
-        f"{engine}'" if engine.endswith("s") else f"{engine}'s",
-    )
+    bound = ROWS.of(computed_in or vectors[0].dtype)
+    whose = f"{engine}'" if engine.endswith("s") else f"{engine}'s"
     truth = _multiplied(reliable, vectors)
     images = _attempted(fast, vectors)
     if isinstance(images, Exception):

@@ -50,10 +50,8 @@ class LossGradient:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))
 
-        parameters, self._network = (
-            objective.network.named_parameters(),
-            objective.network,
-        )
+        parameters = objective.network.named_parameters()
+        self._network = objective.network
         self._at = {
             name: parameter.detach().clone().requires_grad_()
             for name, parameter in parameters
@@ -134,7 +132,9 @@ class WholeHessian:
 
     def __init__(self, slope: LossGradient) -> None:
         self._slope = slope
-        self.dim, self.products, self.like = len(slope.flat), 0, slope.recurrence_like
+        self.dim = len(slope.flat)
+        self.products = 0
+        self.like = slope.recurrence_like
         self.rounding = 100 * torch.finfo(slope.flat.dtype).eps
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:

@@ -415,12 +415,10 @@ class _Damped:
         damping: float,
         inverse: sparse.LinearOperator | None,
     ) -> None:
-        self._matrix, self._damping, self._inverse, self._unit = (
-            matrix,
-            damping,
-            inverse,
-            1.0,
-        )
+        self._matrix = matrix
+        self._damping = damping
+        self._inverse = inverse
+        self._unit = 1.0
         self._method: Callable[..., Any] = (
             sparse.cg if matrix.is_semidefinite else sparse.minres
         )
@@ -450,7 +448,9 @@ class _Damped:
     def _searched(self, b: Array, tolerance: float) -> tuple[Array, float]:
         """Solve in the present unit; each round solves for the residual of the rounds before."""
         size = float(np.linalg.norm(b))
-        best, left, residual = np.zeros_like(b), b, 1.0 if size else 0.0
+        best = np.zeros_like(b)
+        left = b
+        residual = 1.0 if size else 0.0
         for _ in range(_ROUNDS):
             if not residual > tolerance:
                 break
@@ -459,7 +459,10 @@ class _Damped:
             now = (float(np.linalg.norm(after)) + self._error_of_product) / size
             if not now < residual:
                 break
-            slow, best, left, residual = now > _PROGRESS * residual, x, after, now
+            slow = now > _PROGRESS * residual
+            best = x
+            left = after
+            residual = now
             if slow:
                 break
         return best, residual

@@ -31,11 +31,9 @@ class OutputCurvature:
     rounding = torch.finfo(torch.float32).eps
 
     def __init__(self, outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> None:
-        self._leaf, self.dim, self.products = (
-            outputs.detach().requires_grad_(),
-            outputs.numel(),
-            0,
-        )
+        self._leaf = outputs.detach().requires_grad_()
+        self.dim = outputs.numel()
+        self.products = 0
         self.like = self._leaf.detach().new_empty(0, dtype=torch.float64)
         with torch.enable_grad():
             self._slope = gradients(loss(self._leaf), [self._leaf], create_graph=True)[

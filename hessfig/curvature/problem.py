@@ -396,10 +396,8 @@ class Objective:
         """Return the same problem in another floating-point type, with a copy of the network and of its loss."""
         if self.dtype == dtype:
             return self
-        more, change = (
-            tuple(batch.cast(dtype) for batch in self.more),
-            partial(cast, real=dtype),
-        )
+        more = tuple(batch.cast(dtype) for batch in self.more)
+        change = partial(cast, real=dtype)
         network = copy.deepcopy(self.network)._apply(change)
         has_tensors = any(True for _ in (*self.loss.parameters(), *self.loss.buffers()))
         loss = copy.deepcopy(self.loss)._apply(change) if has_tensors else self.loss
@@ -435,18 +433,18 @@ class Suffix(nn.Module):
     @in_turn
     def __init__(self, objective: Objective, depth: int | None) -> None:
         super().__init__()
-        self.network, self.depth, self.loss = objective.network, depth, objective.loss
+        self.network = objective.network
+        self.depth = depth
+        self.loss = objective.loss
         self.scored = objective.batch.scored
         batches, self.shares = objective.batches, objective.shares
         self.every_target = [batch.targets for batch in batches]
         with evaluating(self.network):
             starts = [self._start(batch.inputs).detach() for batch in batches]
             outputs = [self(start).detach() for start in starts]
-        self.inputs, self.outputs, self.targets = (
-            starts[0],
-            outputs[0],
-            objective.batch.targets,
-        )
+        self.inputs = starts[0]
+        self.outputs = outputs[0]
+        self.targets = objective.batch.targets
         self.every_output = outputs
         self._values = (
             [float(self._value(k, one)) for k, one in enumerate(outputs)]

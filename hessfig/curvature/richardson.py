@@ -266,12 +266,10 @@ class _Steps:
         unit: float,
         length: Length,
     ) -> None:
-        self._quotient, self._step, self._unit, self._length = (
-            quotient,
-            step,
-            unit,
-            length,
-        )
+        self._quotient = quotient
+        self._step = step
+        self._unit = unit
+        self._length = length
         self._held: dict[int, Quotient] = {}
         self.gradients = 0
 
@@ -281,10 +279,8 @@ class _Steps:
             k: one for k, one in self._held.items() if octave <= k <= octave + 2
         }
         near, middle = self._at(octave), self._at(octave + 1)
-        product, apart = (
-            _extrapolation(near, middle),
-            _apart(near.difference, middle.difference),
-        )
+        product = _extrapolation(near, middle)
+        apart = _apart(near.difference, middle.difference)
         trial = self._trial(octave, product, apart)
         if trial.is_accurate:
             return trial

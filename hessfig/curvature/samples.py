@@ -188,10 +188,9 @@ def single_gradients(
             return
         with alone():
             gradient = LossGradient(sample.problem).flat.double() * sample.factor
-        total, sizes = (
-            total + gradient,
-            sizes
-            + torch.stack([piece.norm().cpu() for piece in gradient.split(lengths)]),
+        total = total + gradient
+        sizes = sizes + torch.stack(
+            [piece.norm().cpu() for piece in gradient.split(lengths)]
         )
         if is_wanted:
             yield gradient

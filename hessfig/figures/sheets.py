@@ -36,10 +36,8 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
 def check(spec: FigureSpec) -> None:
     """Raise UserError for a layout that does not exist, and for a setting that has no effect on it."""
     if spec.layout not in LAYOUTS:
-        what, otherwise = (
-            "figure.layout: there is no such layout",
-            "for example figure.layout=growth",
-        )
+        what = "figure.layout: there is no such layout"
+        otherwise = "for example figure.layout=growth"
         raise unknown_name(what, spec.layout, LAYOUTS, otherwise)
     layout = LAYOUTS[spec.layout]
     for key in ("x", "colour", "dashes"):

@@ -109,7 +109,9 @@ class _Shared:
     """What all blocks of a cell share."""
 
     def __init__(self, objective: Objective, request: Request) -> None:
-        self.problem, self.request, self.config = objective, request, request.at.config
+        self.problem = objective
+        self.request = request
+        self.config = request.at.config
 
     @cached_property
     def samples(self) -> SampleGradients:
@@ -193,10 +195,8 @@ def _of_block(
     shared: _Shared, block: Block, column: Column, parts: Sequence[Part]
 ) -> Iterator[Row]:
     """Yield the rows of one block, for every approximation and part."""
-    request, side = (
-        shared.request,
-        shared.problem.layout.side(block.layer, str(block.col)),
-    )
+    request = shared.request
+    side = shared.problem.layout.side(block.layer, str(block.col))
     reference = _reference(block, column, parts, request)
     compare = _Comparison(
         reference, shared.material(side, column.dim), shared.config.approximation.rank
@@ -312,10 +312,8 @@ class _Dense:
         if square**0.5 < NEGLIGIBLE * size:
             return self._exact(1.0, 1.0, 0.0)
         scale = overlap / square
-        error, scale_error = (
-            float((block - dense).norm()) / size,
-            float((block - scale * dense).norm()) / size,
-        )
+        error = float((block - dense).norm()) / size
+        scale_error = float((block - scale * dense).norm()) / size
         return self._exact(error, scale_error, overlap / size / square**0.5)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
@@ -359,13 +357,11 @@ class _Probed:
         count: int,
         generator: Generator,
     ) -> None:
-        self._block, self._column, self._parts, self.count, self._generator = (
-            block,
-            column,
-            parts,
-            count,
-            generator,
-        )
+        self._block = block
+        self._column = column
+        self._parts = parts
+        self.count = count
+        self._generator = generator
         self._vectors = self._drawn(count)
         self._products = self._multiplied(self._vectors, parts)
         self._fitted: tuple[Vectors, dict[Part, Vectors]] | None = None

@@ -61,7 +61,9 @@ Norms = dict[tuple[Block, Part], Estimate]
 
 def frobenius(objective: Objective, request: Request) -> Measured:
     """Return one row per block and part: ||H_part(row, col)||_F."""
-    model, task, settings = request.model, request.at.config.task, request.estimator
+    model = request.model
+    task = request.at.config.task
+    settings = request.estimator
     expensive = expensive_blocks(
         model, task, settings, request.blocks, request.parts, request.dtype
     )
@@ -207,10 +209,8 @@ class Estimator:
             return {}
 
     def _auto_probed(self, asked: ColumnRequest) -> Norms:
-        column, count = (
-            self.column(asked),
-            self.allotted.get(str(asked.col), self.settings.num_probes),
-        )
+        column = self.column(asked)
+        count = self.allotted.get(str(asked.col), self.settings.num_probes)
         if column.dim <= count or is_few(self.problem.layout, asked.layer, asked.col):
             dense = _as_norms(dense_norms(column, asked.parts), column)
             return {
@@ -269,11 +269,9 @@ def _by_published_probes(
     blocks: Sequence[Block],
 ) -> Norms:
     """Return norms from the published probes: each part has its own."""
-    column, at, norms = (
-        estimator.engines.column(layer, col, blocks),
-        request.at,
-        Norms(),
-    )
+    column = estimator.engines.column(layer, col, blocks)
+    at = request.at
+    norms = Norms()
     assert at.sigma is not None, "published states are along sigma"
     for part in request.parts:
         probes = signs(
@@ -412,10 +410,8 @@ def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
         return torch.eye(shape[0], dtype=torch.float64), torch.eye(
             shape[1], dtype=torch.float64
         )
-    left, right = (
-        torch.einsum("kij,klj->il", scaled, scaled),
-        torch.einsum("kij,kil->jl", scaled, scaled),
-    )
+    left = torch.einsum("kij,klj->il", scaled, scaled)
+    right = torch.einsum("kij,kil->jl", scaled, scaled)
     return torch.linalg.eigh(left.cpu())[1], torch.linalg.eigh(right.cpu())[1]
 
 
@@ -472,10 +468,8 @@ def _xtrace_norm(
     """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN)."""
     from hessfig.curvature.curvlinops import xtrace_squared_frobenius
 
-    operator, sketch = (
-        column.square_operator(part),
-        torch.ones(column.dim, 1, dtype=column.dtype),
-    )
+    operator = column.square_operator(part)
+    sketch = torch.ones(column.dim, 1, dtype=column.dtype)
     with differentiable_twice():
         image = operator @ sketch
         if not image.any():

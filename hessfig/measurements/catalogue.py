@@ -20,14 +20,10 @@ from hessfig.row_facts import OF_APPROXIMATIONS
 
 KEY = "quantities"
 _NORMS, _TRACES = "hessfig.measurements.block_norms", "hessfig.measurements.traces"
-_EIGENVALUES, _MOMENTS = (
-    "hessfig.measurements.eigenvalues",
-    "hessfig.measurements.moments",
-)
-_STATES, _STABILITY = (
-    "hessfig.measurements.training_dynamics",
-    "hessfig.measurements.stability",
-)
+_EIGENVALUES = "hessfig.measurements.eigenvalues"
+_MOMENTS = "hessfig.measurements.moments"
+_STATES = "hessfig.measurements.training_dynamics"
+_STABILITY = "hessfig.measurements.stability"
 
 
 _of_blocks = partial(Quantity, serves=attrgetter("is_diagonal"))

@@ -42,10 +42,8 @@ def jacobian_norm(objective: Objective, request: Request) -> Measured:
 def _jacobian_norm(
     objective: Objective, request: Request, layer: int, name: str
 ) -> Estimate:
-    side, count = (
-        SidedColumn(objective, layer, name, [name]),
-        request.estimator.num_probes,
-    )
+    side = SidedColumn(objective, layer, name, [name])
+    count = request.estimator.num_probes
     suffix = objective.suffix(side.weights)
     with evaluating(objective.network):
         sizes = [suffix(start).numel() for start, _ in suffix.data]

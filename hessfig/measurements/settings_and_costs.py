@@ -78,10 +78,8 @@ def too_expensive(config: Config, layout: Layout) -> frozenset[Block]:
 
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of probes; with `auto`, also the number of entries up to which columns are dense."""
-    settings, sides = (
-        probe_settings(config, layout),
-        columns(blocks_of(config.blocks, layout, config.model)),
-    )
+    settings = probe_settings(config, layout)
+    sides = columns(blocks_of(config.blocks, layout, config.model))
     if config.estimator.method == Method.auto and any(
         is_few(layout, layer, col) and not _is_all_exact(config, blocks)
         for layer, col, blocks in sides
@@ -259,10 +257,8 @@ def norm_bytes(config: Config, layout: Layout) -> float:
 
     In float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is the network.
     """
-    sizes, expensive = (
-        Sizes.of(config.model, config.task),
-        too_expensive(config, layout),
-    )
+    sizes = Sizes.of(config.model, config.task)
+    expensive = too_expensive(config, layout)
     number = 4 if config.dtype == DType.float32 else 8
     most = 0.0
     for layer, col, blocks in columns(blocks_of(config.blocks, layout, config.model)):

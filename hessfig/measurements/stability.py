@@ -205,10 +205,8 @@ def update_of(
     """
     training, first = at.config.training, (at.step or 0) + 1
     if optimiser == training.optimiser and steps_of(at.moments or {}):
-        coming, rate = (
-            next_update(at, LossGradient(objective).gradient),
-            coming_rate(at),
-        )
+        coming = next_update(at, LossGradient(objective).gradient)
+        rate = coming_rate(at)
         return {name: -rate * update for name, update in coming.items()}
     is_own = optimiser == training.optimiser and first > 1
     plain = replace(
@@ -274,10 +272,8 @@ class Trial:
             name: parameter.detach().clone()
             for name, parameter in self.network.named_parameters()
         }
-        self.rule, self.like = (
-            StepRule(self.network, training),
-            next(iter(self._before.values())),
-        )
+        self.rule = StepRule(self.network, training)
+        self.like = next(iter(self._before.values()))
 
     def step(self, step: int, batch: Batch | None, *, seed: int) -> None:
         """Take update `step` on a batch of the training; on all measuring batches without one."""
@@ -387,12 +383,10 @@ class Scaled:
 
     def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
         self._operator, self._scale = operator, scale.to(operator.like)[:, None]
-        self.dim, self.rounding, self.products, self.like = (
-            operator.dim,
-            operator.rounding,
-            0,
-            operator.like,
-        )
+        self.dim = operator.dim
+        self.rounding = operator.rounding
+        self.products = 0
+        self.like = operator.like
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return S A S V."""
@@ -426,10 +420,8 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     training, kept = at.config.training, _kept(at, gradient)
     if not training.optimiser.facts.moments:
         return dict(gradient)
-    updates, steps = (
-        {name: torch.zeros_like(slope) for name, slope in gradient.items()},
-        _steps(at, gradient),
-    )
+    updates = {name: torch.zeros_like(slope) for name, slope in gradient.items()}
+    steps = _steps(at, gradient)
     held = {name: slope for name, slope in gradient.items() if name in steps}
     if not training.optimiser.facts.is_adaptive:
         return updates | {

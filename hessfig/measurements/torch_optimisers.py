@@ -79,10 +79,8 @@ def state_of_optimiser(
         schedule=Schedule.constant,
         warmup=0,
     )
-    named, moments = (
-        {id(parameter): name for name, parameter in network.named_parameters()},
-        dict[str, Tensor](),
-    )
+    named = {id(parameter): name for name, parameter in network.named_parameters()}
+    moments = dict[str, Tensor]()
     held = [
         parameter
         for group in optimiser.param_groups

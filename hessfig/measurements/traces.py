@@ -152,10 +152,8 @@ def _differenced(
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
     """Estimate traces by XTrace, with the same test vectors for every part."""
-    count, generator = (
-        request.estimator.num_probes,
-        request.stream(block.layer, block.col),
-    )
+    count = request.estimator.num_probes
+    generator = request.stream(block.layer, block.col)
     try:
         value, error = xtrace(Square(column, block, part), count, generator=generator)
     except NotFinite:
@@ -195,10 +193,8 @@ def _joined(pieces: dict[Part, list[Tensor]]) -> _Samples:
 
 
 def _named(objective: Objective, request: Request) -> Arrays:
-    engines, kept = (
-        Engines(objective, request.model, request.estimator.products),
-        Spectra(request),
-    )
+    engines = Engines(objective, request.model, request.estimator.products)
+    kept = Spectra(request)
     for layer, col, blocks in columns(request.blocks):
         dense = dense_parts(engines.column(layer, col, blocks), request.parts)
         for block in blocks:

@@ -211,10 +211,8 @@ def gradient_covariance(objective: Objective, request: Request) -> Measured:
     of a mini-batch of m is C / m. No error is known of one batch.
     """
     eigenvalues = gram(objective)
-    trace, largest = (
-        without_error(float(eigenvalues.sum())),
-        without_error(float(eigenvalues[-1])),
-    )
+    trace = without_error(float(eigenvalues.sum()))
+    largest = without_error(float(eigenvalues[-1]))
     return Measured(
         state_rows(
             request,
@@ -234,11 +232,9 @@ def noise_scale(objective: Objective, request: Request) -> Measured:
     """
     squares, total, count = 0.0, torch.zeros(()), 0
     for gradient in single_gradients(objective):
-        squares, total, count = (
-            squares + float(gradient.square().sum()),
-            total + gradient,
-            count + 1,
-        )
+        squares = squares + float(gradient.square().sum())
+        total = total + gradient
+        count = count + 1
     mean = float((total / count).square().sum())
     trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
     signal = mean - trace / count
@@ -421,10 +417,8 @@ def _seconds(objective: Objective, at: At) -> tuple[float, float]:
         .to(getattr(torch, DType(training.dtype)))
         .requires_grad_(True)
     )
-    rule, batch = (
-        StepRule(network, replace(training, refresh=1)),
-        training_batch(at.config, seed=at.seed, step=1),
-    )
+    rule = StepRule(network, replace(training, refresh=1))
+    batch = training_batch(at.config, seed=at.seed, step=1)
     loss = BatchLoss(
         network, objective.loss, batch.to(next(network.parameters()).device)
     )

@@ -59,10 +59,8 @@ OF_LAYERS = (
     ),
     *("temperature", "sigma_scales", "initialisation", "scaled_weight", "weight_scale"),
 )
-_FIRST_PATTERNS, _FIRST_NORMS = (
-    (Attention.softmax, Attention.linear),
-    (Norm.none, Norm.pre, Norm.post),
-)
+_FIRST_PATTERNS = (Attention.softmax, Attention.linear)
+_FIRST_NORMS = (Norm.none, Norm.pre, Norm.post)
 _FIRST_MLPS = (MLP.relu, MLP.gelu, MLP.linear, MLP.none)
 FIRST = {
     "attention": f"model.attention={'|'.join(_FIRST_PATTERNS)}",

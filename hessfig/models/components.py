@@ -89,11 +89,9 @@ class PlainMLP(nn.Module):
 
     def __init__(self, width: int, hidden: int, kind: MLP) -> None:
         super().__init__()
-        self.fc_in, self.fc_out, self.act = (
-            nn.Linear(width, hidden),
-            nn.Linear(hidden, width),
-            ACTIVATIONS[kind],
-        )
+        self.fc_in = nn.Linear(width, hidden)
+        self.fc_out = nn.Linear(hidden, width)
+        self.act = ACTIVATIONS[kind]
 
     def forward(
         self, rows: Float[Tensor, "batch length width"]
@@ -251,10 +249,8 @@ class Attending(nn.Module):
         self, scores: Tensor, queries: slice, masked: Bool[Tensor, "most most"]
     ) -> Float[Tensor, "batch n_heads queries length"]:
         """Return the mixing weights, 0 if `masked`; for differential attention, the difference of two sets."""
-        bias, hidden = (
-            sigmoid_bias(self.model, len(masked)),
-            masked[queries, : scores.shape[-1]],
-        )
+        bias = sigmoid_bias(self.model, len(masked))
+        hidden = masked[queries, : scores.shape[-1]]
         scores = scores + bias if bias else scores
         weights = PATTERNS[self.model.attention](scores, hidden)
         if self.sets == 1:
@@ -288,10 +284,8 @@ class Attending(nn.Module):
             return query, hidden[:, None]
         key = self.k_norm(heads_of(self.k(hidden), self.kv_heads * self.sets))
         if self.score_gain is not None:
-            query, key = (
-                self.score_gain(rms_normalised(query, UNIT_EPS)),
-                rms_normalised(key, UNIT_EPS),
-            )
+            query = self.score_gain(rms_normalised(query, UNIT_EPS))
+            key = rms_normalised(key, UNIT_EPS)
         if self.model.positions == Positions.rope:
             positions = torch.arange(hidden.shape[1], device=hidden.device)
             query, key = rotated(query, positions[queries]), rotated(key, positions)

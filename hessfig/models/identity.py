@@ -181,12 +181,10 @@ class _Walk:
     """Hashes objects recursively, each object once; `known` maps the ids of objects to words that replace them."""
 
     def __init__(self, known: Mapping[int, str]) -> None:
-        self.hash, self._words, self._held, self._depth = (
-            hashlib.sha256(),
-            dict(known),
-            list[Any](),
-            0,
-        )
+        self.hash = hashlib.sha256()
+        self._words = dict(known)
+        self._held = list[Any]()
+        self._depth = 0
 
     def take(self, thing: Any) -> None:
         """Add an object of any kind."""
@@ -306,10 +304,8 @@ def _of_class(kind: type) -> Iterator[Any]:
     if is_library(kind.__module__):
         return
     yield from kind.__bases__
-    code, data = (
-        (FunctionType, staticmethod, classmethod, property),
-        (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor),
-    )
+    code = (FunctionType, staticmethod, classmethod, property)
+    data = (*_PLAIN, *_OF_TORCH, list, tuple, dict, Tensor)
     for name, value in sorted(vars(kind).items()):
         if isinstance(value, code) or (
             isinstance(value, data) and not name.startswith("__")

@@ -14,11 +14,9 @@ from hessfig.models.own.any_batch import Shell
 from hessfig.models.own.batches import is_plain
 from hessfig.models.own.copies import copied
 
-_PATTERN, _WIRED, _NOTING = (
-    "_pattern",
-    "_capture_hooks_wired",
-    ("_capture_pre_ln1", "_capture_mlp_in"),
-)
+_PATTERN = "_pattern"
+_WIRED = "_capture_hooks_wired"
+_NOTING = ("_capture_pre_ln1", "_capture_mlp_in")
 
 
 def wrapped(bridge: Any) -> nn.Module:

@@ -219,10 +219,8 @@ def _check_heads(model: ModelConfig) -> None:
             allowed="model.query_key=separate, and a divisor of model.n_heads",
             remedy="leave model.n_kv_heads out" if is_single else "model.n_kv_heads=1",
         )
-    width, sets = (
-        with_defaults(model).d_head or 0,
-        2 if model.attention == Attention.differential else 1,
-    )
+    width = with_defaults(model).d_head or 0
+    sets = 2 if model.attention == Attention.differential else 1
     pairs = 2 if model.positions == Positions.rope else 1
     if width % (sets * pairs):
         what = "differential attention halves" * (sets == 2) + " and " * (

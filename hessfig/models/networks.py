@@ -68,11 +68,9 @@ class Layer(nn.Module):
 
     def __init__(self, model: ModelConfig, length: int) -> None:
         super().__init__()
-        self.model, self.norm, self.attention_skip = (
-            model,
-            model.norm,
-            model.attention_skip,
-        )
+        self.model = model
+        self.norm = model.norm
+        self.attention_skip = model.attention_skip
         self.has_mlp, is_sandwich = model.mlp != MLP.none, model.norm == Norm.sandwich
         self.ln1 = _norm(model, model.norm != Norm.none)
         self.attn = SelfAttention(model, length)
@@ -82,10 +80,8 @@ class Layer(nn.Module):
             self.mlp = (GatedMLP if model.mlp in GATED else PlainMLP)(
                 model.d_model, hidden, model.mlp
             )
-        self.ln1_post, self.ln2_post = (
-            _norm(model, is_sandwich),
-            _norm(model, is_sandwich and self.has_mlp),
-        )
+        self.ln1_post = _norm(model, is_sandwich)
+        self.ln2_post = _norm(model, is_sandwich and self.has_mlp)
 
     def forward(
         self,

@@ -183,10 +183,8 @@ def _terms(
     output = Output(block, architecture, regime, axis).series()
     diagonal = block.is_diagonal
     gradient = _gradient(output.table[VALUE], architecture)
-    first, other = (
-        output.derivative(1, 0),
-        output.derivative(1, 0) if diagonal else output.derivative(0, 1),
-    )
+    first = output.derivative(1, 0)
+    other = output.derivative(1, 0) if diagonal else output.derivative(0, 1)
     second = output.derivative(2, 0) if diagonal else output.derivative(1, 1)
     terms = []
     if part != Part.H_f and first and other:

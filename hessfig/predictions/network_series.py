@@ -38,10 +38,8 @@ TIED = f"{Matrix.W_E}+{Matrix.W_U}"
 _EVERY, _ODD = (0, 1, 2, 3), (1, 3)
 RATIO = Function("ratio", growth=Growth.degree_0)
 LENGTH = Function("unit", growth=Growth.degree_0)
-NORM, SMALL_NORM = (
-    Function("norm", growth=Growth.degree_0),
-    Function("norm", _ODD, Growth.degree_0),
-)
+NORM = Function("norm", growth=Growth.degree_0)
+SMALL_NORM = Function("norm", _ODD, Growth.degree_0)
 SIGMOID, CAP = Function("sigmoid", (0, *_ODD)), Function("softcap", _ODD)
 _SMOOTH = Function("activation", (1, 2))
 _PIECES = Function("activation", (1,), Growth.polynomial, finite=True)

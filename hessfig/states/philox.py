@@ -7,7 +7,9 @@ OFFSET = 4  # by how much a tensor of at most LARGEST entries advances the gener
 # Threads that run at once on the smallest data-centre card (T4); beyond, a thread gives several entries.
 LARGEST = 40_960
 _MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-_ROUNDS, _LOW, _HALF = 10, np.uint64(0xFFFFFFFF), np.uint64(32)
+_ROUNDS = 10
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
 _UNIT, _TURN = 2.0**-32, 2 * np.pi * 2.0**-32
 
 
@@ -23,12 +25,10 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
             for word, step in zip(key, _WEYL, strict=True)
         )
         first, second = a * np.uint64(_MULTIPLIERS[0]), c * np.uint64(_MULTIPLIERS[1])
-        a, b, c, d = (
-            (second >> _HALF) ^ b ^ next(keys),
-            second & _LOW,
-            (first >> _HALF) ^ d ^ next(keys),
-            first & _LOW,
-        )
+        a = (second >> _HALF) ^ b ^ next(keys)
+        b = second & _LOW
+        c = (first >> _HALF) ^ d ^ next(keys)
+        d = first & _LOW
     return a, b, c, d
 
 

@@ -92,7 +92,9 @@ def pinned(config: Config) -> Config:
     file.
     """
     config = kind(config.model.kind).completed(config)
-    state, task, model = config.state, config.task, config.model
+    state = config.state
+    task = config.task
+    model = config.model
     is_loaded = state.kind == State.loaded
     state_hash = _hash("state.path", _path(config)) if is_loaded else ""
     # Else its reader says what is wrong.

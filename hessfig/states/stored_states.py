@@ -76,10 +76,8 @@ def trained(config: Config, *, sigma: float | None, seed: int, step: int) -> Obj
     """
     import torch
 
-    objective, weights = (
-        initialised(config, sigma=sigma, seed=seed),
-        _at(config, sigma, seed, step).weights,
-    )
+    objective = initialised(config, sigma=sigma, seed=seed)
+    weights = _at(config, sigma, seed, step).weights
     with torch.no_grad():
         for name, parameter in objective.network.named_parameters():
             parameter.copy_(weights[name])

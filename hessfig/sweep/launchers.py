@@ -72,7 +72,9 @@ class Workers:
 
     def run(self, sweep: Sweep, say: Say) -> Summary | None:
         """Measure the sweep, or the share that the setting `shard` names."""
-        job, command, shard = self._job, command_of(self._job), sweep.config.shard
+        job = self._job
+        command = command_of(self._job)
+        shard = sweep.config.shard
         if sweep.config.dry_run:
             say(*status_lines(job, sweep))
             return None

@@ -45,7 +45,9 @@ _OF_QUANTITIES = (
 
 def unread_setting(variant: Variant, key: str) -> UserError | None:
     """Return the error for a setting that neither network, data, state nor quantities read; None if one reads it."""
-    group, config, read = key.partition(".")[0], variant.config, variant.keys_read
+    group = key.partition(".")[0]
+    config = variant.config
+    read = variant.keys_read
     key = setting_of(key)
     refusal = network_checks.unread(config, key)
     if refusal or is_off(config, key):
@@ -165,7 +167,9 @@ _TOGETHER = 11  # the network, and two sets of derivatives of each of the five p
 def expected_memory(variant: Variant) -> float | None:
     """Return roughly how many bytes a worker needs for a cell; None if the settings do not determine this."""
     config, layout = variant.config, variant.layout
-    task, model, facts = config.task, config.model, kind(config.model.kind)
+    task = config.task
+    model = config.model
+    facts = kind(config.model.kind)
     if facts.place or not task.data.facts.length:
         return None
     number = 8 if config.dtype == DType.float64 else 4

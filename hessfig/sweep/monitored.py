@@ -80,27 +80,21 @@ class MonitoredTraining:
             name: [quantity(name).version_of(config), source_of_quantity(name, None)]
             for name in config.quantities
         }
-        self._science, self._hashes = (
-            of_numbers,
-            {name: digest([of_numbers, name, v]) for name, v in versions.items()},
-        )
+        self._science = of_numbers
+        self._hashes = {
+            name: digest([of_numbers, name, v]) for name, v in versions.items()
+        }
         # Of data, settings.
-        self.hash, self._start, self._provenance = (
-            digest(self._hashes),
-            now(),
-            provenance(config),
-        )
-        self._cells, self._unsaved, self._begun = (
-            list[_Cell](),
-            list[tuple[_Cell, Any]](),
-            False,
-        )
-        self._has_table, self._parts, self._moved, self._lost = (
-            False,
-            dict[str, str](),
-            set[str](),
-            list[Measurement](),
-        )
+        self.hash = digest(self._hashes)
+        self._start = now()
+        self._provenance = provenance(config)
+        self._cells = list[_Cell]()
+        self._unsaved = list[tuple[_Cell, Any]]()
+        self._begun = False
+        self._has_table = False
+        self._parts = dict[str, str]()
+        self._moved = set[str]()
+        self._lost = list[Measurement]()
         self._sealed: str | None = None  # the hash of the existing table
         self.witness: Mapping[str, Any] = {}  # the record of the copy's comparison
         self.seen: dict[str, Any] = {"budget": {}, "skipped": [], "failures": {}}
@@ -252,10 +246,8 @@ class MonitoredTraining:
                 "measurements with other settings",
                 got="other data, blocks, quantities or version",
             )
-        self._start, self._sealed = (
-            str(manifest.get("start")),
-            _sealed_table(self.folder, manifest),
-        )
+        self._start = str(manifest.get("start"))
+        self._sealed = _sealed_table(self.folder, manifest)
         self._cells = [
             cell for entry in listed if (cell := self._read(*entry)) is not None
         ]

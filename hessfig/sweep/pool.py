@@ -103,11 +103,9 @@ class Pool:
     """
 
     def __init__(self, count: int, store: CellStore, work: Work | None = None) -> None:
-        self._store, self._work, self._workers = (
-            store,
-            work or measure_cell,
-            list[_Worker](),
-        )
+        self._store = store
+        self._work = work or measure_cell
+        self._workers = list[_Worker]()
         for number in range(count):
             self._workers.append(self._start(number))
 

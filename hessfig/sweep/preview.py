@@ -41,7 +41,9 @@ def describe_plan(sweep: Sweep, *, title: str = "", unread: bool = True) -> str:
     `title` is the first of them: the settings know what a run changes of its preset.
     """
     check_place(sweep.folder)
-    config, pilots, cells = sweep.config, sweep.pilots, sweep.cells
+    config = sweep.config
+    pilots = sweep.pilots
+    cells = sweep.cells
     pilots_todo, todo = sweep.unfinished(pilots), sweep.unfinished(cells)
     lines = [
         title or f"sweep {sweep.name}: {plain(config.sweep.about)}",
@@ -212,10 +214,8 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     """Return every kind of cause among `cells`, most frequent first: an example, and the failed cells."""
-    causes, kinds = (
-        failures.causes(cell.key for cell in cells),
-        dict[str, tuple[str, list[Cell]]](),
-    )
+    causes = failures.causes(cell.key for cell in cells)
+    kinds = dict[str, tuple[str, list[Cell]]]()
     for cell in cells:
         if cell.key in causes:
             cause = causes[cell.key]

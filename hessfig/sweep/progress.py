@@ -46,13 +46,11 @@ class NotebookBar:
     """A bar of HTML that is redrawn in its place, without widgets; its methods are those of rich.progress.Progress."""
 
     def __init__(self, unit: str = "cells") -> None:
-        self._text, self._done, self._note, self._is_visible, self._unit = (
-            "",
-            0,
-            "",
-            False,
-            unit,
-        )
+        self._text = ""
+        self._done = 0
+        self._note = ""
+        self._is_visible = False
+        self._unit = unit
         self._total: int | None = 0
         self._handle: Any = None
         self._drawn = 0.0
@@ -61,13 +59,11 @@ class NotebookBar:
         self, name: str, *, total: int | None, completed: int, note: str, visible: bool
     ) -> TaskID:
         """Set the description of the bar's only task."""
-        self._text, self._total, self._done, self._note, self._is_visible = (
-            name,
-            total,
-            completed,
-            note,
-            visible,
-        )
+        self._text = name
+        self._total = total
+        self._done = completed
+        self._note = note
+        self._is_visible = visible
         return TaskID(0)
 
     def start(self) -> None:
@@ -87,10 +83,8 @@ class NotebookBar:
         completed: int | None = None,
     ) -> None:
         """Count, and redraw the bar unless that was done a moment ago."""
-        self._done, self._note = (
-            (self._done if completed is None else completed) + advance,
-            note,
-        )
+        self._done = (self._done if completed is None else completed) + advance
+        self._note = note
         self._total = self._total if total is None else total
         if time.perf_counter() - self._drawn > REDRAWN:
             self._draw()
@@ -235,10 +229,8 @@ class Reporter:
             self._task,
             note=outcome.cause if outcome.kind == "training" else self._note(),
         )
-        last_line, now = (
-            self._told.get(str(outcome.cell), self._started),
-            time.perf_counter(),
-        )
+        last_line = self._told.get(str(outcome.cell), self._started)
+        now = time.perf_counter()
         if not self.counts["measured"]:
             self._first_cell, self._before_first = now, sum(self.counts.values())
         if outcome.kind == "trained" or (

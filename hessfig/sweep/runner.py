@@ -103,10 +103,8 @@ def run_sweep(
         "cells": counts,
     }
     run["peak_worker_memory_mib"] = round(peak / 2**20)
-    gathered, lost = (
-        gather_cells(sweep.cells, sweep.store),
-        gather_cells(sweep.pilots, sweep.store).missing,
-    )
+    gathered = gather_cells(sweep.cells, sweep.store)
+    lost = gather_cells(sweep.pilots, sweep.store).missing
     table, missing = sweep.folder / TABLE, len(gathered.missing) + len(lost)
     is_written = len(gathered.missing) < len(sweep.cells)
     diverged = _diverged(sweep, gathered.missing)
@@ -159,7 +157,9 @@ def worker_count(config: Config, cells: int) -> int:
 
 def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str]:
     """Write table and manifest, remove files derived from another table, and return notes."""
-    path, manifest, notes = sweep.folder / TABLE, sweep.folder / MANIFEST, []
+    path = sweep.folder / TABLE
+    manifest = sweep.folder / MANIFEST
+    notes = []
     if entry_of(manifest, "config_hash") not in (None, config_hash(sweep.variants)):
         notes.append(
             f"{path} was made with other settings and is replaced; its finished cells are kept"

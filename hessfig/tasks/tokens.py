@@ -151,10 +151,8 @@ def _loaded(task: TaskConfig, path: Path) -> NDArray[Any]:
         start = handle.read(_CHUNK)
         header = _header(path, handle, start)
         shape = _needed(task, header)
-        needed, digest = (
-            header.length + prod(shape) * header.dtype.itemsize,
-            hashlib.sha256(start),
-        )
+        needed = header.length + prod(shape) * header.dtype.itemsize
+        digest = hashlib.sha256(start)
         content = bytearray(start[:needed])
         while chunk := handle.read(_CHUNK):
             digest.update(chunk)
@@ -194,10 +192,8 @@ def _header(path: Path, handle: IO[bytes], start: bytes) -> _Header:
         or dtype.kind not in "iu"
     ):
         raise _unreadable(path, f"shape {shape}, {dtype}")
-    size, needed = (
-        os.fstat(handle.fileno()).st_size,
-        stream.tell() + prod(shape) * dtype.itemsize,
-    )
+    size = os.fstat(handle.fileno()).st_size
+    needed = stream.tell() + prod(shape) * dtype.itemsize
     if size < needed:
         raise _unreadable(
             path, f"{size} bytes, where shape {shape}, {dtype} takes {needed}"

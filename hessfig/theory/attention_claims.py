@@ -264,10 +264,8 @@ def _remark_corrected(point: AttentionPoint) -> Values:
         f"{part}, W_K first": point.c * block
         for part, block in formulas.printed_score_split(point).items()
     }
-    outer, functional = (
-        formulas.score_outer_product(point),
-        formulas.score_functional(point),
-    )
+    outer = formulas.score_outer_product(point)
+    functional = formulas.score_functional(point)
     return {**swapped, "H_o, W_Q first": outer, "H_f, W_Q first": functional}
 
 
@@ -276,10 +274,8 @@ def _hotter(point: AttentionPoint, temperature: float) -> AttentionPoint:
 
 
 def _temperature_oracle(point: AttentionPoint) -> Values:
-    warm, ends = (
-        _hotter(point, TEMPERATURE),
-        [_hotter(point, t) for t in (HOT, 2 * HOT)],
-    )
+    warm = _hotter(point, TEMPERATURE)
+    ends = [_hotter(point, t) for t in (HOT, 2 * HOT)]
     norms = {
         part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends]
         for part in AT_OUTPUTS

@@ -182,7 +182,9 @@ def _check(X: Tensor, block: Block) -> None:
 
 
 Pair = tuple[Matrix, Matrix]
-Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+Q = Matrix.W_Q
+K = Matrix.W_K
+V = Matrix.W_V
 
 
 def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
@@ -202,7 +204,9 @@ def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
 def theorem_31(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.1."""
     X, _, W_V, d_K, L = _sizes(point)
-    c, Z_1, d_V = point.c, matrix_formulas.z1_by_definition(point.A, X), X.shape[1]
+    c = point.c
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    d_V = X.shape[1]
     middle = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
     left = point.selectors[Q].T
     return {
@@ -233,10 +237,8 @@ def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.2; the last is read as [R (..) (..) S] (x) I."""
     X, W_K, W_V, d_K, L = _sizes(point)
     c, d_V = point.c, X.shape[1]
-    Z_1, Z_2 = (
-        matrix_formulas.z1_by_definition(point.A, X),
-        matrix_formulas.z2_by_definition(point.A, X),
-    )
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    Z_2 = matrix_formulas.z2_by_definition(point.A, X)
     left = (
         duplicated_residual(point, d_V * d_K)
         @ kron(identity(L), W_V.T, identity(d_V), W_K.T)
@@ -258,10 +260,8 @@ def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     """
     X, _, W_V, d_K, L = _sizes(point)
     d_V, R_K = X.shape[1], point.selectors[K]
-    Z_1, Z_2 = (
-        matrix_formulas.z1_by_definition(point.A, X),
-        matrix_formulas.z2_by_definition(point.A, X),
-    )
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    Z_2 = matrix_formulas.z2_by_definition(point.A, X)
     left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
     return {
@@ -288,10 +288,8 @@ def literal_B(point: AttentionPoint) -> Float[Tensor, "d_V d_V"]:
 def literal_U(point: AttentionPoint) -> Float[Tensor, "dd dd"]:
     """U = Z_1^T (I (x) W_V W_V^T) Z_1 + (delta^T (I (x) W_V^T) (x) I) Z_2 (Remark D.1)."""
     X, _, W_V, _, L = _sizes(point)
-    Z_1, Z_2 = (
-        matrix_formulas.z1_by_definition(point.A, X),
-        matrix_formulas.z2_by_definition(point.A, X),
-    )
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    Z_2 = matrix_formulas.z2_by_definition(point.A, X)
     pulled = vec(point.residual)[None, :] @ kron(identity(L), W_V.T)
     outer = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
     return outer + kron(pulled, identity(X.shape[1] ** 2)) @ Z_2

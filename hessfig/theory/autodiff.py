@@ -449,11 +449,9 @@ class ComponentNetwork:
     def _rotated(self, rows: Rows) -> Rows:
         """Turn entries c and c + d / 2 of row i by the angle i / (c + 1); an odd last entry stays."""
         half = rows.shape[1] // 2
-        first, second, rest = (
-            rows[:, :half],
-            rows[:, half : 2 * half],
-            rows[:, 2 * half :],
-        )
+        first = rows[:, :half]
+        second = rows[:, half : 2 * half]
+        rest = rows[:, 2 * half :]
         angle = torch.arange(len(rows), dtype=rows.dtype)[:, None] / torch.arange(
             1, half + 1, dtype=rows.dtype
         )

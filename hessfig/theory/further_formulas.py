@@ -27,7 +27,9 @@ from hessfig.theory.matrix_formulas import (
 )
 
 Pair = tuple[Matrix, Matrix]
-Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+Q = Matrix.W_Q
+K = Matrix.W_K
+V = Matrix.W_V
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,9 @@ def outer_product_key_blocks(
 def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,Q) and (Q,K) as printed in Remark 4.1; the second is read as [(..) S] (x) I."""
     W_K, W_V, (d_V, d_K) = point.weights[K], point.weights[V], point.weights[Q].shape
-    delta, c, S = vec(point.residual)[None, :], point.functional_scale, point.Sigma
+    delta = vec(point.residual)[None, :]
+    c = point.functional_scale
+    S = point.Sigma
     values = kron(delta, identity(d_V**2)) @ kron(identity(len(point.X)), shuffle(d_V))
     keys = kron(delta @ kron(point.X, W_V.T @ S), identity(d_V)) @ shuffle(d_V)
     return {
@@ -119,12 +123,10 @@ def contracted_functional_blocks(
     (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an L^2-free bilinear form.
     """
     W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
-    c, S, Omega, d_K = (
-        len(point.X) * point.functional_scale,
-        point.Sigma,
-        point.Omega,
-        W_Q.shape[1],
-    )
+    c = len(point.X) * point.functional_scale
+    S = point.Sigma
+    Omega = point.Omega
+    d_K = W_Q.shape[1]
     permute = commutation(Omega.shape[1], Omega.shape[0])
     by_query = c * permute @ kron(Omega.T, S @ W_K)
     by_key = c * permute @ kron(Omega.T @ W_Q, S) @ commutation(d_K, len(S))
@@ -154,7 +156,10 @@ def low_rank_blocks(
     H_f(U,U) = 0, H_f(O,U) = c (M_1^T D (x) I_r) K_{d_V,r}.
     """
     point = low_rank_point(X, Y, weights)
-    W_O, W_U, c, M1 = weights[O], weights[U], point.c, point.M1
+    W_O = weights[O]
+    W_U = weights[U]
+    c = point.c
+    M1 = point.M1
     outer = {
         (O, O): c * kron(M1.T @ M1, W_U @ W_U.T),
         (U, U): c * kron(W_O.T @ M1.T @ M1 @ W_O, identity(W_U.shape[1])),
@@ -210,7 +215,9 @@ def block_bounds(
             block_bounds(point, spread, p) for p in (Part.H_o, Part.H_f)
         )
         return {pair: outer[pair] + functional[pair] for pair in outer}
-    x, c, s = spectral_norm(point.X), point.c, point.score_scale
+    x = spectral_norm(point.X)
+    c = point.c
+    s = point.score_scale
     pull = {Q: spectral_norm(point.weights[K]), K: spectral_norm(point.weights[Q])}
     core, values, hollow = _factors(point, spread, part)
     scores = {

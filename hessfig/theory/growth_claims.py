@@ -283,10 +283,8 @@ class DrawnCase(Instance):
             key: scale * w if key[1] == axis else w for key, w in self.weights.items()
         }
 
-        eps, branch = (
-            0.0 if regime == Regime.between else 1.0,
-            scale if axis == BRANCH else 1.0,
-        )
+        eps = 0.0 if regime == Regime.between else 1.0
+        branch = scale if axis == BRANCH else 1.0
         network = ComponentNetwork(
             case.architecture, eps, case.norm_kind, case.is_rotated, branch
         )
@@ -338,7 +336,9 @@ class DrawnCase(Instance):
 
 
 def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
-    d, d_K, rest = dims.d_V, max(dims.d_K, 2), case.architecture
+    d = dims.d_V
+    d_K = max(dims.d_K, 2)
+    rest = case.architecture
     shapes: dict[Key, tuple[int, int]] = {}
     for layer in range(1, rest.num_layers + 1):
         shapes |= {

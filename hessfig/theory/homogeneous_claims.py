@@ -254,11 +254,9 @@ WITNESS = Instance(
     },
 )
 _PLAIN_ROWS = ((0, 1, 2, 3), (0, 1, 3), (0, 1), (1,), (1, 2, 3), (2,), (0, 3))
-_UNIT, _BEFORE, _AFTER = (
-    Surroundings(scores=0.0, bend=True),
-    Surroundings(values=0.0, scores=0.0),
-    Surroundings(first=-1.0, second=-2.0),
-)
+_UNIT = Surroundings(scores=0.0, bend=True)
+_BEFORE = Surroundings(values=0.0, scores=0.0)
+_AFTER = Surroundings(first=-1.0, second=-2.0)
 WITNESSED = [
     *(MixingCase(f"powers {powers}", powers) for powers in _PLAIN_ROWS),
     MixingCase("softmax", None),
@@ -323,10 +321,8 @@ def _from_softmax(point: AttentionPoint) -> Values:
     """Return the blocks that centring leaves unchanged, from softmax, and H_o(V, V), in closed form."""
     X, weights, values = point.X, point.weights, {}
     plain, width = _blocks(point, 0.0), point.weights[V].shape[1]
-    pattern, identity = (
-        torch.softmax(scores(X, weights), -1),
-        torch.eye(width, dtype=X.dtype),
-    )
+    pattern = torch.softmax(scores(X, weights), -1)
+    identity = torch.eye(width, dtype=X.dtype)
     for centring in LAMBDAS:
         mixed = (pattern - centring / len(X)) @ X
         outer = 2 / X.numel() * torch.kron(mixed.T @ mixed, identity)

@@ -120,7 +120,10 @@ def _power(
     )
 
 
-Q, K, V, QK = Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_QK
+Q = Matrix.W_Q
+K = Matrix.W_K
+V = Matrix.W_V
+QK = Matrix.W_QK
 SMALL, TINY = 1e-5, 1e-7
 Coefficients = Mapping[int, float]
 _SOFTMAX = (0, 1, 2, 3)
@@ -291,10 +294,8 @@ def draw_mixing(
         if case.single
         else point.weights
     )
-    coefficients, bent = (
-        _coefficients(case.powers, generator),
-        normal(dims.d_V, dims.d_V, generator=generator),
-    )
+    coefficients = _coefficients(case.powers, generator)
+    bent = normal(dims.d_V, dims.d_V, generator=generator)
 
     def network(X: Tensor, weights: Weights) -> Tensor:
         return case.network(X, weights, coefficients, bent)
@@ -376,7 +377,9 @@ def leading_blocks(
     """
     X, W = point.X, point.weights
     root = math.sqrt(W[Q].shape[1])
-    q, k, v = X @ W[Q] / root, X @ W[K] / root, X @ W[V]
+    q = X @ W[Q] / root
+    k = X @ W[K] / root
+    v = X @ W[V]
     count, width = X.numel(), W[V].shape[1]
     unit = torch.eye(width, dtype=X.dtype)
     J = {
@@ -478,10 +481,8 @@ def _draw_cancelling(
     dims: Dims, generator: torch.Generator
 ) -> dict[str, ScaledNetwork[Matrix]]:
     """Draw layers at the exceptions: tokens of mean zero, equal tokens, residuals orthogonal to all values."""
-    point, last = (
-        attention_point(dims, generator),
-        torch.zeros(dims.d_V, dtype=torch.float64),
-    )
+    point = attention_point(dims, generator)
+    last = torch.zeros(dims.d_V, dtype=torch.float64)
     last[-1] = 1
     centred = replace(point, X=point.X - point.X.mean(0))
     alike = replace(point, X=point.X[:1].expand_as(point.X).clone())

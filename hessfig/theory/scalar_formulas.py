@@ -71,7 +71,12 @@ class ScalarHessian:
     @property
     def outliers(self) -> Float[Tensor, "3"]:
         """Ascending eigenvalues of the 3 x 3 matrix."""
-        a, b, e, k, p, n = self.a, self.b, self.e, self.k, self.p, self.n
+        a = self.a
+        b = self.b
+        e = self.e
+        k = self.k
+        p = self.p
+        n = self.n
         rows = [
             [a, e * p, e * n],
             [e * p, k * p**2 + b, k * p * n],
@@ -127,7 +132,9 @@ def score_scale(w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]) -> Tenso
 def _assemble(
     response: Response, d: Tensor, w_V: float, w_Q: Tensor, w_K: Tensor
 ) -> ScalarHessian:
-    m, m1, m2 = response.value, response.first, response.second
+    m = response.value
+    m1 = response.first
+    m2 = response.second
     per_token, root = 2 / len(m), math.sqrt(len(w_Q))
     return ScalarHessian(
         a=per_token * float(m @ m),

@@ -325,10 +325,8 @@ class BlockPoint:
         }
 
     def _functional(self) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
-        c, J = (
-            2 / self.X.numel(),
-            weight_jacobians(self.Y, self.weights, self.activation),
-        )
+        c = 2 / self.X.numel()
+        J = weight_jacobians(self.Y, self.weights, self.activation)
         gradient = (self.output_jacobian.T @ self.residual.reshape(-1)).reshape(
             self.X.shape
         )

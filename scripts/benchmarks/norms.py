@@ -222,11 +222,9 @@ class _Watched:
 
     def __init__(self, operator: Any) -> None:
         self._operator = operator
-        self.shape, self.device, self.dtype = (
-            operator.shape,
-            operator.device,
-            operator.dtype,
-        )
+        self.shape = operator.shape
+        self.device = operator.device
+        self.dtype = operator.dtype
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         products = self._operator @ vectors

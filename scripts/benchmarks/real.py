@@ -59,10 +59,8 @@ _OF_BOTH = {
     "H, one late weight": _product("hessfig", block="late"),
     **{name: _product(name) for name in PACKAGES},
 }
-_EIGENVALUE, _NORMS = (
-    Row("largest_eigenvalue", 400),
-    Row("norms", 300, {"num_probes": 8, "names": list(MATRICES)}),
-)
+_EIGENVALUE = Row("largest_eigenvalue", 400)
+_NORMS = Row("norms", 300, {"num_probes": 8, "names": list(MATRICES)})
 CPU_ROWS = {
     **_OF_BOTH,
     **{

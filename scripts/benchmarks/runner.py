@@ -257,10 +257,8 @@ def product_rates(seconds: float) -> dict[str, float]:
     rates = {}
     for rows, inner, cols in PRODUCTS:
         for dtype in (torch.float64, torch.float32):
-            left, right = (
-                torch.randn(rows, inner, dtype=dtype),
-                torch.randn(inner, cols, dtype=dtype),
-            )
+            left = torch.randn(rows, inner, dtype=dtype)
+            right = torch.randn(inner, cols, dtype=dtype)
             taken = _median_seconds(
                 partial(torch.mm, left, right, out=left @ right), seconds
             )

@@ -100,10 +100,8 @@ def disagreements(folder: Path, sweep: str) -> list[str]:
     Cells are compared by configuration (the hash of all settings on which their numbers depend), variant, number of
     layers, sigma, step and seed. Raises UserError for a sweep that cannot be planned here (a model is not downloaded).
     """
-    table, manifest = (
-        read_table(folder / TABLE),
-        json.loads((folder / MANIFEST).read_text()),
-    )
+    table = read_table(folder / TABLE)
+    manifest = json.loads((folder / MANIFEST).read_text())
     cells = Sweep(compose([f"sweep={sweep}"]).variants).cells
     planned = {
         _place(cell.labels, cell.variant.short_hash(cell.quantity)) for cell in cells

@@ -33,10 +33,8 @@ Record = dict[str, Any]
 _COLOURS = 256  # of a palette
 # The largest invisible error of a colour (of 255), and its share of a picture.
 _SEEN, _FEW = (4, 0.02)
-_STUDY_FIGURES, _STUDY_TABLES = (
-    "hessfig.figures.study_figures",
-    "hessfig.theory.studies",
-)
+_STUDY_FIGURES = "hessfig.figures.study_figures"
+_STUDY_TABLES = "hessfig.theory.studies"
 
 
 @dataclass(frozen=True)

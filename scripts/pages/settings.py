@@ -30,10 +30,8 @@ def parts(_outputs: Path | None) -> Iterator[tuple[Path, str, str]]:
 
 def tables() -> str:
     """Return a section for each group, one for the single settings of a run, and one for those of other verbs."""
-    run, single = (
-        VERBS["run"],
-        [one for one in settings().values() if "." not in one.key],
-    )
+    run = VERBS["run"]
+    single = [one for one in settings().values() if "." not in one.key]
     lines = [line for group in GROUPS for line in _group(group)]
     lines += [
         "## Settings without a group",

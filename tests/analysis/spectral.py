@@ -78,7 +78,9 @@ def lanczos(values: Values, steps: int, *, seed: int) -> tuple[Values, Values]:
     # Signs would know a diagonal matrix at once.
     start = np.random.default_rng(seed).normal(size=len(values))
     basis = np.empty((0, len(values)))
-    vector, diagonal, beside = start / np.linalg.norm(start), [], []
+    vector = start / np.linalg.norm(start)
+    diagonal = []
+    beside = []
     for _ in range(min(steps, len(np.unique(values)))):
         basis = np.vstack([basis, vector])
         product = values * vector

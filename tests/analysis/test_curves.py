@@ -81,9 +81,9 @@ def test_numbers_without_a_sigma_are_averaged_over_seeds() -> None:
 
 
 def test_quantities_are_never_mixed() -> None:
-    norms, traces = (
-        make_table(),
-        make_table(quantity="trace", law=lambda b, p, a, s: -7.0, noise=0, wander=0),
+    norms = make_table()
+    traces = make_table(
+        quantity="trace", law=lambda b, p, a, s: -7.0, noise=0, wander=0
     )
     both = pd.concat([norms, traces], ignore_index=True)
     pd.testing.assert_frame_equal(growth_curves(both), growth_curves(norms))

@@ -384,10 +384,8 @@ def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:
     _, heads, rows = cells(
         fitted(make_table()).assign(variant="model.mlp=a&b_c|d<e>*~")
     )
-    markdown, latex = (
-        markdown_table(heads, (map(unmarked, row) for row in rows)),
-        latex_table(heads, rows),
-    )
+    markdown = markdown_table(heads, (map(unmarked, row) for row in rows))
+    latex = latex_table(heads, rows)
     assert r"a&b\_c\|d&lt;e>\*\~" in markdown[2] and r"W\_Q" in markdown[2]
     assert (
         len({line.replace("\\|", "").count("|") for line in markdown}) == 1

@@ -77,10 +77,8 @@ def test_files_that_are_not_what_the_manifest_says(
     tmp_path: Path, content: str | bytes
 ) -> None:
     folder = tmp_path / "outputs" / "spectra"
-    first, second = (
-        store_spectrum(folder, BLOCKS, "a.b=1"),
-        store_spectrum(folder, BLOCKS, "a.b=2"),
-    )
+    first = store_spectrum(folder, BLOCKS, "a.b=1")
+    second = store_spectrum(folder, BLOCKS, "a.b=2")
     path = write_manifest(folder, [first, second]) / first["file"]
     if content == "absent":
         path.unlink()
@@ -95,10 +93,8 @@ def test_files_that_are_not_what_the_manifest_says(
 
 
 def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
-    first, second = (
-        store_spectrum(tmp_path, BLOCKS, "a.b=1"),
-        store_spectrum(tmp_path, BLOCKS, "a.b=2"),
-    )
+    first = store_spectrum(tmp_path, BLOCKS, "a.b=1")
+    second = store_spectrum(tmp_path, BLOCKS, "a.b=2")
     write_manifest(
         tmp_path, [{**first, "file": second["file"], "sha256": second["sha256"]}]
     )

@@ -119,18 +119,14 @@ class Towers(nn.Module):
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
-        self.left, self.right, self.log_scale = (
-            mlp(4, width),
-            mlp(5, width),
-            nn.Parameter(torch.tensor(0.5)),
-        )
+        self.left = mlp(4, width)
+        self.right = mlp(5, width)
+        self.log_scale = nn.Parameter(torch.tensor(0.5))
 
 
 def info_nce(network, batch):
-    left, right = (
-        F.normalize(network.left(batch[0])),
-        F.normalize(network.right(batch[1])),
-    )
+    left = F.normalize(network.left(batch[0]))
+    right = F.normalize(network.right(batch[1]))
     logits = network.log_scale.exp() * left @ right.T
     classes = torch.arange(len(logits))
     return (F.cross_entropy(logits, classes) + F.cross_entropy(logits.T, classes)) / 2
@@ -192,7 +188,9 @@ class Preference:
     """A callable with a reference and a counter."""
 
     def __init__(self) -> None:
-        self.reference, self.beta, self.calls = mlp(6, 4, 6), torch.tensor(0.4), 0
+        self.reference = mlp(6, 4, 6)
+        self.beta = torch.tensor(0.4)
+        self.calls = 0
 
     def __call__(self, network, batch):
         self.calls += 1
@@ -258,7 +256,9 @@ class ActorCritic(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.actor, self.critic = mlp(4, 5), nn.Linear(5, 3), nn.Linear(5, 1)
+        self.body = mlp(4, 5)
+        self.actor = nn.Linear(5, 3)
+        self.critic = nn.Linear(5, 1)
 
     def forward(self, states):
         hidden = torch.tanh(self.body(states))
@@ -436,12 +436,10 @@ class Distiller:
     """A method of an object, with a projection of its own and a step that it counts."""
 
     def __init__(self) -> None:
-        self.teacher, self.projection, self.step, self.seen = (
-            mlp(4, 6, 2),
-            torch.randn(5, 6),
-            0,
-            [],
-        )
+        self.teacher = mlp(4, 6, 2)
+        self.projection = torch.randn(5, 6)
+        self.step = 0
+        self.seen = []
 
     def compute_loss(self, network, batch):
         self.step += 1

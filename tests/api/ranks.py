@@ -66,10 +66,8 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.frozen = (
-            nn.Embedding(VOCABULARY, 5),
-            nn.Linear(5, 5).requires_grad_(False),
-        )
+        self.table = nn.Embedding(VOCABULARY, 5)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
         self.norm, self.head = nn.LayerNorm(5), nn.Linear(5, VOCABULARY, bias=False)
         self.head.weight = self.table.weight
 

@@ -979,11 +979,9 @@ def test_the_loss_of_a_trainer(tmp_path: Path) -> None:
 
 NETS = types.ModuleType("nets_of_a_user")
 torch.manual_seed(3)
-NETS.teacher, NETS.calls, NETS.inner = (
-    mlp(4, 3, 2).float(),
-    None,
-    types.SimpleNamespace(),
-)
+NETS.teacher = mlp(4, 3, 2).float()
+NETS.calls = None
+NETS.inner = types.SimpleNamespace()
 
 
 class Holder:
@@ -1057,10 +1055,8 @@ def test_a_module_is_cast_wherever_the_function_finds_it(
     monkeypatch.setitem(sys.modules, "nets_of_a_user", NETS)
     torch.manual_seed(1)
     network, x = Student(), X.float()
-    student, teacher = (
-        copy.deepcopy(network).double(),
-        copy.deepcopy(NETS.teacher).double(),
-    )
+    student = copy.deepcopy(network).double()
+    teacher = copy.deepcopy(NETS.teacher).double()
     truth = hessian(
         lambda: taught(student, x.double(), teacher), list(student.parameters())
     )

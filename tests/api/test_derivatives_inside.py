@@ -195,11 +195,9 @@ def test_a_batch_of_several_inputs_and_a_loss_inside_the_network() -> None:
             }
 
     torch.manual_seed(0)
-    network, x, y = (
-        Energy().double(),
-        torch.randn(5, 2).double(),
-        torch.randn(5, 2).double(),
-    )
+    network = Energy().double()
+    x = torch.randn(5, 2).double()
+    y = torch.randn(5, 2).double()
     table = hessfig.measure(
         hessfig.Problem(network, {"x": x, "labels": y}),
         blocks=["all"],
@@ -252,10 +250,8 @@ def test_losses_of_pruned_weights_where_vmap_cannot_follow() -> None:
             return x if float(x.detach().sum()) > 1e9 else x.tanh()
 
     torch.manual_seed(0)
-    layers, batch = (
-        (nn.Linear(2, 4), nn.Linear(4, 1)),
-        (torch.randn(5, 2).double(), torch.randn(5, 1).double()),
-    )
+    layers = (nn.Linear(2, 4), nn.Linear(4, 1))
+    batch = (torch.randn(5, 2).double(), torch.randn(5, 1).double())
     tables = []
     for middle in (Steered(), nn.Tanh()):
         network = nn.Sequential(layers[0], middle, layers[1]).double()

@@ -100,10 +100,8 @@ def test_every_block_and_part_is_the_oracles(name: str) -> None:
 def test_traces_are_the_oracles(name: str) -> None:
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
-    table, layout = (
-        measure(problem, blocks=diagonal, quantities=["trace"]),
-        problem.objective("float64").layout,
-    )
+    table = measure(problem, blocks=diagonal, quantities=["trace"])
+    layout = problem.objective("float64").layout
     for row in table.itertuples():
         at = places(problem, names, layout.side(row.layer, row.col))
         block = dense[Part(row.part)][at][:, at]
@@ -211,10 +209,8 @@ def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
     arrays = measure(problem, blocks=blocks, quantities=["hessian"]).attrs["arrays"][
         "hessian"
     ]
-    entries, layout = (
-        json.loads(str(arrays["entries"])),
-        problem.objective("float64").layout,
-    )
+    entries = json.loads(str(arrays["entries"]))
+    layout = problem.objective("float64").layout
     assert len(entries) == len(arrays) - 1 and "hessian" not in arrays
     for number, entry in enumerate(entries):
         rows, cols = (

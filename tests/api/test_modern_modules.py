@@ -30,12 +30,10 @@ class Around(nn.Module):
         self, inner: nn.Module, *, pick: Callable[[Any], Tensor] = lambda found: found
     ) -> None:
         super().__init__()
-        self.first, self.inner, self.last, self.pick = (
-            nn.Linear(2, WIDTH),
-            inner,
-            nn.Linear(WIDTH, 3),
-            pick,
-        )
+        self.first = nn.Linear(2, WIDTH)
+        self.inner = inner
+        self.last = nn.Linear(WIDTH, 3)
+        self.pick = pick
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.pick(self.inner(self.first(x))))
@@ -44,11 +42,9 @@ class Around(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.gate, self.up, self.down = (
-            nn.Linear(WIDTH, 3),
-            nn.Linear(WIDTH, 3),
-            nn.Linear(3, WIDTH),
-        )
+        self.gate = nn.Linear(WIDTH, 3)
+        self.up = nn.Linear(WIDTH, 3)
+        self.down = nn.Linear(3, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
@@ -61,7 +57,9 @@ class Attention(nn.Module):
         self, *, rotary: bool = False, grouped: bool = False, fused: bool = False
     ) -> None:
         super().__init__()
-        self.rotary, self.fused, self.groups = rotary, fused, 2 if grouped else 1
+        self.rotary = rotary
+        self.fused = fused
+        self.groups = 2 if grouped else 1
         self.q = nn.Linear(WIDTH, WIDTH, bias=False)
         self.k, self.v = (
             nn.Linear(WIDTH, WIDTH // self.groups, bias=False) for _ in range(2)

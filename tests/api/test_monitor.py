@@ -71,12 +71,10 @@ def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) ->
         "stability_threshold",
         "critical_step",
     ]
-    watch, truth = (
-        watched.monitor(
-            model, tmp_path / "mine", quantities=names, optimiser=optimiser
-        ),
-        {},
+    watch = watched.monitor(
+        model, tmp_path / "mine", quantities=names, optimiser=optimiser
     )
+    truth = {}
     with pytest.warns(
         RuntimeWarning,
         match="preconditioned_eigenvalue is not defined before .* step 0 has none",

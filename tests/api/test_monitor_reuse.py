@@ -36,13 +36,13 @@ class Net(nn.Module):
     def __init__(self, **more: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(4, 2)
-        self.activation, self.scale, self.tables, self.mask = (
-            torch.tanh,
-            1.0,
-            [1.0, {"gain": 1.0}],
-            torch.ones(4),
-        )
+        self.a = nn.Linear(3, 4)
+        self.b = nn.Linear(4, 2)
+        self.c = nn.Linear(4, 2)
+        self.activation = torch.tanh
+        self.scale = 1.0
+        self.tables = [1.0, {"gain": 1.0}]
+        self.mask = torch.ones(4)
         self.register_buffer("held", torch.ones(4))
         for name, value in more.items():
             setattr(self, name, value)

@@ -23,18 +23,12 @@ class Odd(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 4)
-        self.scale, self.alpha = (
-            nn.Parameter(torch.tensor(1.3)),
-            nn.Parameter(torch.tensor([0.7])),
-        )
-        self.row, self.column = (
-            nn.Parameter(torch.randn(1, 4)),
-            nn.Parameter(torch.randn(3, 1)),
-        )
-        self.down, self.up = (
-            nn.Parameter(torch.randn(0, 3)),
-            nn.Parameter(torch.randn(3, 0)),
-        )
+        self.scale = nn.Parameter(torch.tensor(1.3))
+        self.alpha = nn.Parameter(torch.tensor([0.7]))
+        self.row = nn.Parameter(torch.randn(1, 4))
+        self.column = nn.Parameter(torch.randn(3, 1))
+        self.down = nn.Parameter(torch.randn(0, 3))
+        self.up = nn.Parameter(torch.randn(3, 0))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + x @ self.down.T @ self.up.T
@@ -57,7 +51,9 @@ def problem_of(weights: Any = None) -> hessfig.Problem:
 
 def truth() -> tuple[dict[str, slice], dict[Part, Tensor]]:
     """Return where every parameter stands, and the dense parts in all of them."""
-    problem, places, start = problem_of(), dict[str, slice](), 0
+    problem = problem_of()
+    places = dict[str, slice]()
+    start = 0
     for name, parameter in problem.network.named_parameters():
         places[name] = slice(start, start + parameter.numel())
         start += parameter.numel()

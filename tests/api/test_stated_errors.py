@@ -208,11 +208,9 @@ class Once(nn.Module):
 
     def __init__(self, *, is_elementary: bool) -> None:
         super().__init__()
-        self.first, self.last, self.is_elementary = (
-            nn.Linear(4, 5),
-            nn.Linear(5, 3),
-            is_elementary,
-        )
+        self.first = nn.Linear(4, 5)
+        self.last = nn.Linear(5, 3)
+        self.is_elementary = is_elementary
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)

@@ -18,10 +18,8 @@ import hessfig
 from hessfig.errors import UserError
 from tests.double_backward import hessian
 
-X, Y = (
-    torch.linspace(-1, 1, 24).sin().double().view(6, 4),
-    torch.tensor([0, 1, 2, 0, 1, 2]),
-)
+X = torch.linspace(-1, 1, 24).sin().double().view(6, 4)
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
 Change = Callable[[nn.Sequential], nn.Module]
 
 
@@ -175,10 +173,8 @@ def test_reentrant_checkpoints_of_transformers(tmp_path: Path) -> None:
         n_layer=1, n_head=1, n_embd=4, vocab_size=7, n_positions=4, bos_token_id=0
     )
     config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
-    network, ids = (
-        transformers.GPT2LMHeadModel(config).train(),
-        torch.tensor([[1, 2, 3], [4, 5, 6]]),
-    )
+    network = transformers.GPT2LMHeadModel(config).train()
+    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.eval()
@@ -457,7 +453,9 @@ class Rounded(nn.Module):
 @pytest.mark.parametrize("loss", ["cross_entropy", in_place_loss])
 def test_nothing_of_the_user_changes(name: str, loss: Any) -> None:
     torch.manual_seed(0)
-    network, x, y = CHANGING[name]().double(), X.clone(), Y.clone()
+    network = CHANGING[name]().double()
+    x = X.clone()
+    y = Y.clone()
     if name == "max norm":
         with torch.no_grad():
             network[1].weight.normal_()

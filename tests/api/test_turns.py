@@ -77,10 +77,8 @@ def new_operator(width: int) -> Callable[[int], Tensor]:
     one = problem(width)
 
     def call(number: int) -> Tensor:
-        block, part = (
-            ["first.weight", "last.weight", "all"][number % 3],
-            ["H", "H_o", "H_f"][number % 3],
-        )
+        block = ["first.weight", "last.weight", "all"][number % 3]
+        part = ["H", "H_o", "H_f"][number % 3]
         operator = one.operator(block, part, dtype="float32")
         return operator @ vector(operator.shape[1], number)
 
@@ -96,10 +94,8 @@ def measured(width: int) -> Callable[[int], Tensor]:
     one = problem(width)
 
     def call(number: int) -> Tensor:
-        blocks, parts = (
-            [["first.bias"], ["last.weight"]][number % 2],
-            ["H", "H_o", "H_f"][number % 3],
-        )
+        blocks = [["first.bias"], ["last.weight"]][number % 2]
+        parts = ["H", "H_o", "H_f"][number % 3]
         table = hessfig.measure(
             one,
             blocks=blocks,
@@ -190,7 +186,9 @@ def test_a_product_within_another_and_generators_in_turn(
         one.operator(block, dtype="float32") for block in ("all", "first.weight")
     )
     u, v = vector(first.shape[1], 0), vector(second.shape[1], 1)
-    truth, inner, seen = first @ u, second @ v, list[Tensor]()
+    truth = first @ u
+    inner = second @ v
+    seen = list[Tensor]()
 
     def within() -> None:
         monkeypatch.setattr(Network, "within", None)
@@ -236,7 +234,9 @@ def test_entries_are_read_between_products(
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_process_forked_while_another_thread_measures_can_multiply() -> None:
-    operator, taken, done = one_operator(SMALL), threading.Event(), threading.Event()
+    operator = one_operator(SMALL)
+    taken = threading.Event()
+    done = threading.Event()
     truth = operator(0)
 
     def hold() -> None:

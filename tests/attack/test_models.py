@@ -21,11 +21,9 @@ from tests.attack.target import Answer
 from tests.models.kinds.test_transformer_lens import GPT2, state, written
 from tests.models.tiny_models import save, save_ids, save_tokenizer
 
-FOLDERS, DAMAGED, IDS = (
-    "hostile folders of models",
-    "damaged files of models",
-    "damaged ids and texts",
-)
+FOLDERS = "hostile folders of models"
+DAMAGED = "damaged files of models"
+IDS = "damaged ids and texts"
 WORDS = (
     "run",
     "task=tokens",

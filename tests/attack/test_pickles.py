@@ -40,10 +40,8 @@ def argument(kind: str | None) -> some.SearchStrategy[bytes]:
     """Return bytes that an opcode's argument may be, near the ends of its range as well."""
     if kind is None:
         return some.just(b"")
-    small, wide = (
-        some.integers(0, 40),
-        some.sampled_from([0, 1, 2, 255, 2**16, 2**28, 2**31 - 1]),
-    )
+    small = some.integers(0, 40)
+    wide = some.sampled_from([0, 1, 2, 255, 2**16, 2**28, 2**31 - 1])
     number = some.one_of(small, wide)
     lines = some.sampled_from(
         [name.replace(" ", "\n").encode() + b"\n" for name in NAMES]

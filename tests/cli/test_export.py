@@ -106,11 +106,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def told(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What the example says of the export, and of others: a table, a weight and a setting that are off."""
-    folder, network, table = (
-        tmp_path_factory.mktemp("told"),
-        made / "network",
-        made / "outputs/ten_numbers/table.csv",
-    )
+    folder = tmp_path_factory.mktemp("told")
+    network = made / "network"
+    table = made / "outputs/ten_numbers/table.csv"
     (folder / "imports.py").write_text("import hessfig\n")
     with table.open() as handle:
         content = list(csv.DictReader(handle))
@@ -436,10 +434,8 @@ def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
     ]
     network, (cell,) = _exported([*words, "quantities=[largest_eigenvalue]"], tmp_path)
     found = compute_cell(cell).arrays
-    entry, vector = (
-        json.loads(str(found["entries"]))[1],
-        torch.from_numpy(found["vectors_1"])[:, 0],
-    )
+    entry = json.loads(str(found["entries"]))[1]
+    vector = torch.from_numpy(found["vectors_1"])[:, 0]
     value = float(found["values_1"][0])
     blocks = _example().Blocks(network, network.side(entry["layer"], "attention"))
     torch.testing.assert_close(

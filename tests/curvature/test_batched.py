@@ -151,10 +151,8 @@ def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(
     """Products are the same, and more batches take no more memory."""
     taken = []
     for count in (3, 12):
-        whole, bounded = (
-            SmallNetwork(pictures(count)),
-            SmallNetwork(pictures(count, "1KB")),
-        )
+        whole = SmallNetwork(pictures(count))
+        bounded = SmallNetwork(pictures(count, "1KB"))
         names = list(whole.at)
         columns = {
             name: torch.ones(2, *one.shape, dtype=torch.float64)

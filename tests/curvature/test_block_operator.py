@@ -189,10 +189,8 @@ def test_parts_share_their_products_and_add_up(name: str) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_scipy_finds_eigenvalues_and_singular_values(name: str) -> None:
     problem, blocks, _, _ = case(name)
-    square, across = (
-        blocks[0],
-        next(block for block in blocks if isinstance(block, tuple)),
-    )
+    square = blocks[0]
+    across = next(block for block in blocks if isinstance(block, tuple))
     whole, pair = problem.operator(square), problem.operator(across, "H_f")
     truth = torch.linalg.eigvalsh(oracle(name, square, "H"))
     start = np.random.default_rng(0).normal(size=(whole.shape[0], 2))
@@ -216,10 +214,8 @@ def test_estimators_of_curvlinops_take_it(name: str) -> None:
     from curvlinops import hutchinson_squared_fro, hutchinson_trace
 
     problem, blocks, _, _ = case(name)
-    square, across = (
-        blocks[0],
-        next(block for block in blocks if isinstance(block, tuple)),
-    )
+    square = blocks[0]
+    across = next(block for block in blocks if isinstance(block, tuple))
     whole, pair = problem.operator(square).to_curvlinops(), problem.operator(across)
     torch.manual_seed(0)
     traces = [float(hutchinson_trace(whole, 5)) for _ in range(20)]
@@ -293,10 +289,8 @@ def test_approximations_are_operators(name: str) -> None:
     approximation = Approximation(name)
     if approximation.facts.needs == Need.heads:
         pytest.skip("heads are those of the package's transformers")
-    problem, block = (
-        case("mlp")[0],
-        "all" if approximation.facts.needs == Need.whole else "W_1",
-    )
+    problem = case("mlp")[0]
+    block = "all" if approximation.facts.needs == Need.whole else "W_1"
     made = problem.approximation(name, block)
     dense, truth = made.dense(), problem.operator(block).dense()
     table = hessfig.measure(

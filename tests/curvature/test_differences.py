@@ -89,10 +89,8 @@ def test_the_error_covers_what_the_norm_is_off_by(
 def test_products_are_as_accurate_as_stated_across_kinks_too(
     col: Matrix, mlp: MLP
 ) -> None:
-    model, task = (
-        ModelConfig(d_model=4, n_heads=2, mlp=mlp),
-        TaskConfig(digits=1, batch_size=3),
-    )
+    model = ModelConfig(d_model=4, n_heads=2, mlp=mlp)
+    task = TaskConfig(digits=1, batch_size=3)
     problem = drawn(Config(model=model, task=task), sigma=0.5, seed=1234)
     exact = ColumnOperator(problem, 1, col, [col])
     probes = rademacher(
@@ -154,10 +152,8 @@ def test_products_lost_in_rounding_are_no_zeros() -> None:
 
 
 def test_the_step_follows_weights_probe_and_type() -> None:
-    weights, probe = (
-        torch.full((4,), 3.0, dtype=torch.float64),
-        torch.ones(4, dtype=torch.float64),
-    )
+    weights = torch.full((4,), 3.0, dtype=torch.float64)
+    probe = torch.ones(4, dtype=torch.float64)
     assert step(weights, probe) == pytest.approx(3 * 2 ** (-53 / 3))
     assert step(weights.float(), 2 * probe) == pytest.approx(1.5 * 2**-8)
     assert step(0 * weights, probe) == pytest.approx(0.5 * 2 ** (-53 / 3))
@@ -227,10 +223,8 @@ class Recomputed(nn.Module):
 
 
 def test_checkpoints_and_constants_are_those_of_double_backward() -> None:
-    network, x = (
-        Recomputed().double(),
-        torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double(),
-    )
+    network = Recomputed().double()
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
     problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1]))
     right, by_differences = (
         problem.operator("all", products=one) for one in ("auto", "differences")

@@ -87,10 +87,8 @@ class Beside(nn.Module):
 def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(
     dtype: torch.dtype,
 ) -> None:
-    x, y = (
-        torch.randn(6, 3, generator=torch.Generator().manual_seed(1)),
-        torch.tensor([0, 1, 0, 1, 1, 0]),
-    )
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
+    y = torch.tensor([0, 1, 0, 1, 1, 0])
     objective = hessfig.Problem(Beside().eval(), x, y, "cross_entropy").objective(
         str(dtype).removeprefix("torch.")
     )

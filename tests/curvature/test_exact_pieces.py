@@ -49,7 +49,9 @@ def norm() -> nn.LayerNorm:
 
 
 def test_layernorm_and_its_derivatives_match_autograd(norm: nn.LayerNorm) -> None:
-    rows, columns, gradient = draw(3, 5), draw(3, 5, 2, seed=3), draw(3, 5, seed=4)
+    rows = draw(3, 5)
+    columns = draw(3, 5, 2, seed=3)
+    gradient = draw(3, 5, seed=4)
     at, jacobian = LayerNormAt(norm, rows), vmap(jacrev(norm))(rows)
     second = vmap(lambda row, g: hessian(lambda x: (g * norm(x)).sum())(row))(
         rows, gradient
@@ -103,15 +105,11 @@ def test_gram_by_factors_and_by_entries_agree(symmetric: bool) -> None:
 
 def test_crossed_products_match_the_tensors_they_stand_for() -> None:
     items, v, m, f = 4, 3, 5, 2
-    M, N = (
-        ItemMatrices(((None, draw(items, m, f)),)),
-        ItemMatrices(((None, draw(items, v, f, seed=1)),)),
-    )
-    c, e, weights = (
-        draw(items, v, seed=2),
-        draw(items, m, seed=3),
-        draw(items, items, seed=4),
-    )
+    M = ItemMatrices(((None, draw(items, m, f)),))
+    N = ItemMatrices(((None, draw(items, v, f, seed=1)),))
+    c = draw(items, v, seed=2)
+    e = draw(items, m, seed=3)
+    weights = draw(items, items, seed=4)
     plain = torch.einsum("nv,nmf->nvmf", c, M.block(slice(None), slice(None))).flatten(
         1
     )
@@ -124,10 +122,8 @@ def test_crossed_products_match_the_tensors_they_stand_for() -> None:
 
 def test_merging_sums_items_of_equal_inputs() -> None:
     inputs = draw(3, 4)[[0, 1, 0, 2, 1]]
-    labels, matrices = (
-        labels_of(inputs),
-        ItemMatrices(((draw(5, 2, 3), draw(5, 2, 3, seed=1)),)),
-    )
+    labels = labels_of(inputs)
+    matrices = ItemMatrices(((draw(5, 2, 3), draw(5, 2, 3, seed=1)),))
     formed = matrices.block(slice(None), slice(None))
     merged = matrices.merged(labels).block(slice(None), slice(None))
     assert has_repeats(labels) and not has_repeats(labels_of(draw(5, 4)))

@@ -52,10 +52,8 @@ def test_every_block_is_the_oracles(
     model, problem, dense = case
     column = Engines(problem, model, products).column(block.layer, block.col, [block])
     found = dense_blocks(column)
-    rows, cols = (
-        places(problem, block.row_layer, block.row),
-        places(problem, block.layer, block.col),
-    )
+    rows = places(problem, block.row_layer, block.row)
+    cols = places(problem, block.layer, block.col)
     scale = float(dense[Part.H][rows][:, cols].abs().max())
     for part in (Part.H_o, Part.H_f):
         torch.testing.assert_close(

@@ -120,10 +120,8 @@ def of_double_backward(
         [nn.functional.cross_entropy(network(x), y) for x, y in given.inputs]
     ).mean()
     parameters = dict(network.named_parameters())
-    at, along = (
-        [parameters[name] for name in rows],
-        [parameters[name] for name in columns],
-    )
+    at = [parameters[name] for name in rows]
+    along = [parameters[name] for name in columns]
     slopes = torch.autograd.grad(total, along, create_graph=True)
     pieces = vector.split([one.numel() for one in along])
     vectors = [piece.view_as(one) for piece, one in zip(pieces, along, strict=True)]

@@ -103,10 +103,8 @@ def test_structural_zeros_are_exact_and_complete(model: ModelConfig) -> None:
 
 
 def test_float32_products_are_close_to_float64() -> None:
-    model, weight = (
-        ModelConfig(n_layers=2, d_model=8, norm=Norm.pre),
-        matrices_of(ModelConfig())[2],
-    )
+    model = ModelConfig(n_layers=2, d_model=8, norm=Norm.pre)
+    weight = matrices_of(ModelConfig())[2]
     norms = {}
     for dtype in DType:
         problem = toy_problem(model, SMALL, seed=5, dtype=dtype)

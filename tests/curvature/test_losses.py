@@ -38,10 +38,8 @@ def test_cross_entropy_by_hand() -> None:
 
 def test_smoothed_labels_by_hand_and_sample_by_sample() -> None:
     logits, tokens = outputs(), targets(Loss.cross_entropy)
-    loss, logs = (
-        loss_module(TaskConfig(label_smoothing=0.3)),
-        -outputs().log_softmax(-1),
-    )
+    loss = loss_module(TaskConfig(label_smoothing=0.3))
+    logs = -outputs().log_softmax(-1)
     each = 0.7 * logs.gather(-1, tokens[..., None]).squeeze(-1) + 0.3 * logs.mean(-1)
     assert loss(logits, tokens).item() == pytest.approx(each.mean().item())
     torch.testing.assert_close(per_sample(loss, logits, tokens), each.mean(-1))
@@ -68,7 +66,9 @@ def test_square_losses_by_hand(loss: Loss, factor: float) -> None:
 
 @pytest.mark.parametrize("loss", Loss)
 def test_the_hessian_product_is_the_second_derivative(loss: Loss) -> None:
-    module, f, target = loss_module(TaskConfig(loss=loss)), outputs(), targets(loss)
+    module = loss_module(TaskConfig(loss=loss))
+    f = outputs()
+    target = targets(loss)
     df = torch.randn(2, 3, 4, 5, dtype=torch.float64, generator=stream(1, "df"))
     matrix = hessian(lambda f: module(f, target))(f).reshape(30, 30)
     expected = (matrix @ df.transpose(1, 2).transpose(0, 1).reshape(4, 30).T).T.reshape(
@@ -83,7 +83,9 @@ def test_the_hessian_product_is_the_second_derivative(loss: Loss) -> None:
 def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(
     loss: Loss,
 ) -> None:
-    module, f, target = loss_module(TaskConfig(loss=loss)), outputs(), targets(loss)
+    module = loss_module(TaskConfig(loss=loss))
+    f = outputs()
+    target = targets(loss)
     gradient = output_gradient(module, f, target)
     assert not gradient.requires_grad
     torch.testing.assert_close(output_gradient(Linearised(), f, gradient), gradient)

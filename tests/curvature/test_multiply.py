@@ -70,10 +70,8 @@ def test_small_and_large_numbers_survive() -> None:
 def test_float64_is_the_plain_product_to_the_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rows, matrix = (
-        torch.randn(20, 16, dtype=torch.float64),
-        torch.randn(8, 16, dtype=torch.float64),
-    )
+    rows = torch.randn(20, 16, dtype=torch.float64)
+    matrix = torch.randn(8, 16, dtype=torch.float64)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
 

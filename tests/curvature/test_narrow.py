@@ -29,10 +29,8 @@ def difference(
     objective: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")
 ) -> float:
     """Return the largest relative error of float32 products, over layers, weights and parts."""
-    narrow, wide = (
-        LinearisedNetwork(objective.cast(torch.float32), model),
-        LinearisedNetwork(objective, model),
-    )
+    narrow = LinearisedNetwork(objective.cast(torch.float32), model)
+    wide = LinearisedNetwork(objective, model)
     found = []
     for layer in range(1, model.n_layers + 1):
         for col in columns:
@@ -75,10 +73,8 @@ def test_groups_with_norms_and_biases_are_right_too() -> None:
 def test_saturated_attention_costs_few_digits(col: str, part: Part) -> None:
     """What reaches the first layer is 1 - p of attention weights p near 1, which a float32 network does not have."""
     problem = saturated(DEEP, 30.0)
-    rounded, probes = (
-        problem.cast(torch.float32),
-        torch.randn(32 * 32, 2, dtype=torch.float64, generator=seeded(0)),
-    )
+    rounded = problem.cast(torch.float32)
+    probes = torch.randn(32 * 32, 2, dtype=torch.float64, generator=seeded(0))
     exact = (
         LinearisedNetwork(problem, DEEP)
         .column(1, col, [col])

@@ -53,10 +53,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("name", ["square", "pair", "approximation"])
 def test_a_product_is_linear_to_autograd(name: str) -> None:
     operator, dense = matrices()[name]
-    x, g = (
-        drawn(dense.shape[1], 2).requires_grad_(),
-        drawn(dense.shape[0], 2, seed=1).requires_grad_(),
-    )
+    x = drawn(dense.shape[1], 2).requires_grad_()
+    g = drawn(dense.shape[0], 2, seed=1).requires_grad_()
     (there,) = torch.autograd.grad(operator @ x, x, g, create_graph=True)
     torch.testing.assert_close(there, dense.T @ g, rtol=0, atol=1e-12)
     (again,) = torch.autograd.grad(there, g, x)

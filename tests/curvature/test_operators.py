@@ -128,7 +128,9 @@ def test_the_whole_matrix_of_blocks_is_symmetric(engine: Engine) -> None:
 
 @engines
 def test_each_probe_splits_into_outer_and_functional(engine: Engine) -> None:
-    model, layer, col = ARCHITECTURES["pre"], 1, Matrix.W_V
+    model = ARCHITECTURES["pre"]
+    layer = 1
+    col = Matrix.W_V
     problem = toy_problem(model)
     column = engine(problem, model, layer, col, [Matrix.W_Q, col])
     probes = rademacher(

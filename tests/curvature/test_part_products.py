@@ -50,10 +50,8 @@ def test_every_choice_of_parts_gives_the_same_products(
     products: Products, parts: tuple[Part, ...]
 ) -> None:
     found = column(products)
-    default, chosen = (
-        found.split_matmat(probes_of(found)),
-        found.split_matmat(probes_of(found), parts),
-    )
+    default = found.split_matmat(probes_of(found))
+    chosen = found.split_matmat(probes_of(found), parts)
     assert set(chosen) == {(block, part) for block in BLOCKS for part in parts}
     for block in BLOCKS:
         total = default[block, Part.H_o] + default[block, Part.H_f]
@@ -76,7 +74,9 @@ def test_every_choice_of_parts_gives_the_same_products(
 def test_the_tape_is_swept_once_a_part(
     part: Part | None, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, made, sweep = column(Products.linearised), [], Tape.pull_back
+    found = column(Products.linearised)
+    made = []
+    sweep = Tape.pull_back
     monkeypatch.setattr(
         Tape, "pull_back", lambda *given: made.append(1) or sweep(*given)
     )

@@ -151,7 +151,9 @@ def test_a_product_that_is_not_finite_is_not_hidden(number: float) -> None:
 
 def test_shards_take_the_steps_of_the_whole() -> None:
     """Only `length` needs all shards; here two threads stand for two ranks."""
-    barrier, sums, results = threading.Barrier(2), [0.0, 0.0], dict[int, Differenced]()
+    barrier = threading.Barrier(2)
+    sums = [0.0, 0.0]
+    results = dict[int, Differenced]()
 
     def rank(number: int, gradient: Gradient) -> None:
         def of_all(tensors: Sequence[Tensor]) -> float:

@@ -142,11 +142,9 @@ class Arguments(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.out = (
-            nn.Embedding(WORDS, 3),
-            nn.Embedding(9, 3),
-            nn.Linear(3, 3),
-        )
+        self.words = nn.Embedding(WORDS, 3)
+        self.places = nn.Embedding(9, 3)
+        self.out = nn.Linear(3, 3)
 
     def forward(
         self, places: Tensor, mask: Tensor, start: Tensor, words: Tensor
@@ -158,16 +156,12 @@ class Arguments(nn.Module):
 def arguments(samples: int, *, spread: bool) -> hessfig.Problem:
     """Five tokens; `spread` gives every sample positions and a mask of its own, which cannot be mistaken."""
     torch.manual_seed(4)
-    network, places, mask = (
-        Arguments().double(),
-        torch.arange(5),
-        torch.ones(5, 5).triu(1).bool(),
-    )
+    network = Arguments().double()
+    places = torch.arange(5)
+    mask = torch.ones(5, 5).triu(1).bool()
     if spread:
-        places, mask = (
-            places.expand(samples, 5).contiguous(),
-            mask.expand(samples, 5, 5).contiguous(),
-        )
+        places = places.expand(samples, 5).contiguous()
+        mask = mask.expand(samples, 5, 5).contiguous()
     batch = {
         "places": places,
         "mask": mask,
@@ -244,10 +238,8 @@ def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.out, self.words = (
-                nn.Linear(3, WORDS, bias=False),
-                nn.Embedding(WORDS, 3),
-            )
+            self.out = nn.Linear(3, WORDS, bias=False)
+            self.words = nn.Embedding(WORDS, 3)
             self.words.weight = self.out.weight
 
         def forward(self, ids: Tensor) -> Tensor:
@@ -265,7 +257,9 @@ class Seen(nn.Module):
 
     def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.last, self.how = nn.Linear(4, 3), nn.Linear(3, 3), how
+        self.first = nn.Linear(4, 3)
+        self.last = nn.Linear(3, 3)
+        self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.how(torch.tanh(self.first(x))))
@@ -388,7 +382,9 @@ class Several(nn.Module):
 
 def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike() -> None:
     torch.manual_seed(0)
-    network, x, y = Several().double(), draws(6, 4), labels(6)
+    network = Several().double()
+    x = draws(6, 4)
+    y = labels(6)
 
     def loss(found: dict[str, Tensor], target: Tensor) -> Tensor:
         return F.cross_entropy(found["one"], target) + found["other"].square().mean()
@@ -414,10 +410,8 @@ def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike() -
 def test_samples_with_as_many_ignored_targets_count_alike(quantity: str) -> None:
     last = Y.clone()
     last[:, -1] = IGNORED
-    network, settings = (
-        mlp(),
-        {"quantities": quantity, "blocks": "0.weight", "parts": "H"},
-    )
+    network = mlp()
+    settings = {"quantities": quantity, "blocks": "0.weight", "parts": "H"}
     found = hessfig.measure(
         hessfig.Problem(network, X, last, "cross_entropy"), **settings
     )["value"].tolist()

@@ -273,11 +273,9 @@ def test_products_do_not_cancel() -> None:
     [(Part.H, *AT_SCORES), (Part.H, Part.H_oT), (Part.H, *AT_OUTPUTS, Part.H_fT)],
 )
 def test_the_full_hessian_is_the_sum_of_a_split(parts: tuple[Part, ...]) -> None:
-    problem, model, block = (
-        problem_of("pre"),
-        NETWORKS["pre"],
-        Block(1, "query_key", "query_key"),
-    )
+    problem = problem_of("pre")
+    model = NETWORKS["pre"]
+    block = Block(1, "query_key", "query_key")
     column = Engines(problem, model, Products.linearised).column(
         1, "query_key", [block]
     )
@@ -298,11 +296,9 @@ def test_which_products_make_the_full_hessian() -> None:
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.dense, Method.auto])
 def test_norms_by_every_estimator(method: Method) -> None:
-    problem, model, block = (
-        problem_of("pre"),
-        NETWORKS["pre"],
-        Block(2, "query_key", "query_key"),
-    )
+    problem = problem_of("pre")
+    model = NETWORKS["pre"]
+    block = Block(2, "query_key", "query_key")
     expected = oracle(problem, 2)
     settings = EstimatorConfig(method=method, num_probes=20)
     found = Estimator(problem, model, settings).column_norms(

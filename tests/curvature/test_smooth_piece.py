@@ -215,7 +215,9 @@ class Conditional(nn.Module):
         self.below = (
             nn.Sequential(nn.Linear(3, 3), nn.Tanh()) if is_deep else nn.Identity()
         )
-        self.first, self.last, self.is_on = nn.Linear(3, 4), nn.Linear(4, 2), True
+        self.first = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
+        self.is_on = True
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.below(x)

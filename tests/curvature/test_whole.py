@@ -35,10 +35,8 @@ def test_the_order_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "linear"])
 def test_it_holds_the_oracles_blocks(name: str) -> None:
-    problem, weights = (
-        toy_problem(ARCHITECTURES[name]),
-        matrices_of(ARCHITECTURES[name]),
-    )
+    problem = toy_problem(ARCHITECTURES[name])
+    weights = matrices_of(ARCHITECTURES[name])
     whole = published_hessian(problem)
     oracle = dense_oracle(problem, 1, weights)[Part.H]
     places = dict(zip(whole["names"], _slices(whole["sizes"]), strict=True))

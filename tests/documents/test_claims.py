@@ -16,7 +16,10 @@ from hessfig.studies.components.per_seed import RESCALED, SOFTMAX, tuned_losses
 from tests.pages import ROOT, text_of
 
 TABLES = ROOT / "docs/tables"
-SMALL, PRACTICAL, LARGE, WHOLE = (0, 0.1), (0, 1), (1, np.inf), (0, np.inf)
+SMALL = (0, 0.1)
+PRACTICAL = (0, 1)
+LARGE = (1, np.inf)
+WHOLE = (0, np.inf)
 VERDICTS = ["supported", "partly", "contradicted", "undecided", "theorem"]
 HEADING = ["claim (source)", "verdict", "effect", "figure, table, command"]
 WEIGHTS = ["W_Q", "W_K", "W_V"]

@@ -16,10 +16,8 @@ def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path) ->
     notebooks = pytest.importorskip(
         "scripts.pages.notebooks", reason="nbclient is not installed (extra dev)"
     )
-    found, stored = (
-        notebooks.executed(path, tmp_path),
-        notebooks.nbformat.read(path, as_version=4),
-    )
+    found = notebooks.executed(path, tmp_path)
+    stored = notebooks.nbformat.read(path, as_version=4)
     assert [kinds(cell) for cell in found.cells] == [
         kinds(cell) for cell in stored.cells
     ]

@@ -68,10 +68,8 @@ def _case(
     targets: Any = None,
     **more: Any,
 ) -> Case:
-    block, keywords = (
-        more.pop("block", "0.weight"),
-        {k: more.pop(k) for k in ("dtype", "products") if k in more},
-    )
+    block = more.pop("block", "0.weight")
+    keywords = {k: more.pop(k) for k in ("dtype", "products") if k in more}
     shape, classes = more.pop("shape", (8, 5)), more.pop("classes", (8,))
     inputs = more.pop("inputs", lambda: torch.randn(*shape))
 

@@ -121,10 +121,8 @@ def test_a_table_without_what_a_layout_requires_is_refused(
     layout: str, tmp_path: Path
 ) -> None:
     """A table of norms lacks all of it; one whose numbers are not finite lacks them too."""
-    norms, spec = (
-        make_table(seeds=1, sigma=[0.1, 1.0]),
-        FigureSpec("x", "sigma", layout),
-    )
+    norms = make_table(seeds=1, sigma=[0.1, 1.0])
+    spec = FigureSpec("x", "sigma", layout)
     with pytest.raises(UserError, match=r"has a step|figure\.layout=") as found:
         list(LAYOUTS[layout].draw(spec, write_sweep(norms, tmp_path)))
     assert "remedy:" in str(found.value) and "hessfig run" in str(found.value)

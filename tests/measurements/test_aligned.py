@@ -21,10 +21,8 @@ REPEATS = 120
 
 @pytest.fixture(scope="module")
 def network() -> LinearisedNetwork:
-    task, model = (
-        TaskConfig(digits=2, batch_size=8),
-        ModelConfig(n_layers=2, d_model=12),
-    )
+    task = TaskConfig(digits=2, batch_size=8)
+    model = ModelConfig(n_layers=2, d_model=12)
     return LinearisedNetwork(toy_problem(model, task, sigma=0.5), model)
 
 

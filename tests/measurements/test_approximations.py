@@ -634,10 +634,8 @@ def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one() -> None:
         A.kfoc,
         estimator=EstimatorConfig(Method.hutchinson, num_probes=30),
     )
-    found, exact = (
-        rows(problem, config),
-        rows(problem, settings(model, task, ["W_V", "W_Q"], A.kfoc)),
-    )
+    found = rows(problem, config)
+    exact = rows(problem, settings(model, task, ["W_V", "W_Q"], A.kfoc))
     assert found["W_V", "H_o", "kfoc_error"][0] < 1e-6
     for key in (("W_Q", "H_o", "kfoc_error"), ("W_Q", "H", "kfoc_error")):
         value, error = found[key]

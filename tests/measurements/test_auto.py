@@ -126,7 +126,10 @@ def test_no_shipped_sweep_has_a_column_of_few_entries(sweep: str) -> None:
 class Block:
     """A random symmetric block with few directions: two eigenvalues of a weight of 400 entries."""
 
-    dim, shape, dtype, bytes_per_probe = 400, torch.Size([20, 20]), torch.float64, 1
+    dim = 400
+    shape = torch.Size([20, 20])
+    dtype = torch.float64
+    bytes_per_probe = 1
     like = torch.empty(0, dtype=torch.float64)
 
     def __init__(self) -> None:
@@ -143,7 +146,9 @@ class Block:
 
 @pytest.mark.parametrize("probes", [4, 12])
 def test_stated_intervals_cover_and_students_t_alone_does_not(probes: int) -> None:
-    block, generator, count = Block(), stream(0, "coverage", probes), 800
+    block = Block()
+    generator = stream(0, "coverage", probes)
+    count = 800
     exact, inside, by_t = float(block.matrix.norm()), 0, 0
     for _ in range(count):
         found = hutchinson(block, [Part.H], probes, generator=generator)["W", Part.H]

@@ -108,7 +108,9 @@ class Case:
     @cached_property
     def signals(self) -> tuple[Tensor, Tensor, list[int]]:
         """Inputs (samples, uses, n), derivatives of outputs in outputs of the map at every use, uses of each call."""
-        count, given, added = len(self.outputs()), list[Tensor](), list[Tensor]()
+        count = len(self.outputs())
+        given = list[Tensor]()
+        added = list[Tensor]()
 
         def add(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
             given.append(
@@ -211,11 +213,9 @@ def sampled(case: Case) -> float:
 
 def expectation(case: Case) -> Tensor:
     """Return E u u^T of every sample, exactly: over all classes of each position, or over the axes of normal draws."""
-    side, found, means = (
-        OutputSide(case.problem.objective("float64")),
-        list[Tensor](),
-        list[Tensor](),
-    )
+    side = OutputSide(case.problem.objective("float64"))
+    found = list[Tensor]()
+    means = list[Tensor]()
     samples, positions, width = side.outputs.shape
 
     def one_class(chances: Tensor, count: int, *, generator: Any, label: int) -> Tensor:
@@ -257,10 +257,8 @@ def kron_identity(left: Tensor, case: Case) -> Tensor:
 
 def shampoo(case: Case) -> float:
     made = case.made(A.shampoo)
-    left, right = (
-        case.expected(lambda a, b: a @ b.T),
-        case.expected(lambda a, b: a.T @ b),
-    )
+    left = case.expected(lambda a, b: a @ b.T)
+    right = case.expected(lambda a, b: a.T @ b)
     return off(made @ made, torch.kron(left, right))
 
 
@@ -407,11 +405,9 @@ class Positioned(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, 3), nn.Embedding(4, 3)
-        self.query, self.value, self.out = (
-            nn.Linear(3, 3),
-            nn.Linear(3, 3),
-            nn.Linear(3, CLASSES),
-        )
+        self.query = nn.Linear(3, 3)
+        self.value = nn.Linear(3, 3)
+        self.out = nn.Linear(3, CLASSES)
 
     def forward(self, mask: Tensor, position_ids: Tensor, input_ids: Tensor) -> Tensor:
         x = self.words(input_ids) + self.places(position_ids)
@@ -423,11 +419,9 @@ def positioned(samples: int, *, by_sample: bool = False) -> Case:
     """Length 4: with four samples, positions and mask could be cut by sample."""
     torch.manual_seed(3)
     network, ids = Positioned().double(), labels(samples, 4, classes=WORDS)
-    mask, places, target = (
-        torch.ones(4, 4).tril().bool(),
-        torch.arange(4),
-        labels(samples, 4, seed=2),
-    )
+    mask = torch.ones(4, 4).tril().bool()
+    places = torch.arange(4)
+    target = labels(samples, 4, seed=2)
     if by_sample:  # an encoder's mask, one of padding by sample
         mask = (
             (torch.arange(4) < torch.tensor([4, 2, 3, 4])[:, None])[:, None]
@@ -456,11 +450,9 @@ class Repeated(nn.Module):
 
     def __init__(self, *, beside: bool) -> None:
         super().__init__()
-        self.twice, self.out, self.beside = (
-            nn.Linear(3, 3),
-            nn.Linear(3, CLASSES),
-            beside,
-        )
+        self.twice = nn.Linear(3, 3)
+        self.out = nn.Linear(3, CLASSES)
+        self.beside = beside
 
     def forward(self, x: Tensor) -> Tensor:
         first = self.twice(x).tanh_()
@@ -473,11 +465,9 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner, self.outer, self.out = (
-            nn.Linear(3, 4),
-            nn.Linear(4, 4),
-            nn.Linear(4, CLASSES),
-        )
+        self.inner = nn.Linear(3, 4)
+        self.outer = nn.Linear(4, 4)
+        self.out = nn.Linear(4, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         state, found = x.new_zeros(len(x), 4), []
@@ -577,17 +567,13 @@ def language(kind: str) -> Case:
             num_hidden_layers=1,
             num_attention_heads=2,
         )
-        network, weight = (
-            transformers.LlamaForCausalLM(config),
-            "model.layers.0.mlp.up_proj.weight",
-        )
+        network = transformers.LlamaForCausalLM(config)
+        weight = "model.layers.0.mlp.up_proj.weight"
         for parameter in network.parameters():
             nn.init.normal_(parameter, std=0.6)
     network = network.double().eval()
-    ids, mask = (
-        labels(3, 4, classes=WORDS),
-        torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]),
-    )
+    ids = labels(3, 4, classes=WORDS)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]])
     batch = {
         "input_ids": ids,
         "attention_mask": mask,

@@ -125,10 +125,8 @@ def test_double_backward_of_an_own_network() -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.SiLU(), nn.Linear(4, 2)).double()
     with torch.no_grad():
         network[0].weight[0, 0] = math.nan
-    inputs, targets = (
-        torch.ones(5, 3, dtype=torch.float64),
-        torch.tensor([0, 1, 0, 1, 1]),
-    )
+    inputs = torch.ones(5, 3, dtype=torch.float64)
+    targets = torch.tensor([0, 1, 0, 1, 1])
     with pytest.warns(RuntimeWarning, match="numbers are not finite"):
         table = hessfig.measure(
             hessfig.Problem(network, inputs, targets),

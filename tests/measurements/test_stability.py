@@ -254,10 +254,8 @@ def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gr
     )
     before = float(loss_of(problem))
     found = crossing_step(problem, at)
-    g, h = (
-        LossGradient(problem).flat,
-        torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64),
-    )
+    g = LossGradient(problem).flat
+    h = torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64)
     expected = 2 * float(g @ g) / float(g @ (h * g))
     assert abs(found.value - expected) <= found.error <= expected / 64
     assert float(loss_of(problem)) == before  # the weights are put back
@@ -451,10 +449,8 @@ def test_the_noise_scale_is_that_of_every_examples_gradient(config: Config) -> N
         )
         slopes.append(torch.cat([piece.flatten() for piece in pieces]))
     gradients = torch.stack(slopes)
-    trace, mean = (
-        float(gradients.var(dim=0).sum()),
-        float(gradients.mean(dim=0).square().sum()),
-    )
+    trace = float(gradients.var(dim=0).sum())
+    mean = float(gradients.mean(dim=0).square().sum())
     signal = mean - trace / len(gradients)
     (found,) = rows(config, "noise_scale")
     assert signal > 0 and found["value"] == pytest.approx(trace / signal, rel=1e-8)

@@ -36,10 +36,8 @@ def traces(found: Config) -> Rows:
 
 def dense_traces(found: Config) -> dict[tuple[int, str, str], float]:
     cell = Cell(Variant("", found), 0.7, 1234, "trace")
-    engines, values = (
-        Engines(draw_problem(cell), found.model, found.estimator.products),
-        {},
-    )
+    engines = Engines(draw_problem(cell), found.model, found.estimator.products)
+    values = {}
     for block in cell.variant.blocks:
         pieces = dense_blocks(engines.column(block.layer, block.col, [block]))
         outer, functional = (

@@ -225,10 +225,8 @@ def test_columns_of_single_weights_are_the_dense_ones_and_vanish_where_that_is_p
     case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]],
 ) -> None:
     _, model, problem, dense = case
-    engines, vanish = (
-        Engines(problem, model, Products.linearised),
-        kind(model.kind).is_structural_zero,
-    )
+    engines = Engines(problem, model, Products.linearised)
+    vanish = kind(model.kind).is_structural_zero
     scale = float(dense[Part.H].abs().max())
     for col in (weight for weight in problem.layout.weights if weight.is_main):
         block = Block(col.layer, col.name, col.name)

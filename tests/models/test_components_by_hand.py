@@ -105,10 +105,8 @@ def test_attention_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("normed", [True, False])
 def test_differential_attention_by_hand(normed: bool) -> None:
-    network, x = (
-        bare(attention="differential", differential_norm=normed),
-        draw(2, LENGTH, WIDTH),
-    )
+    network = bare(attention="differential", differential_norm=normed)
+    x = draw(2, LENGTH, WIDTH)
     found = by_hand(
         network, x, lambda s, t: s.softmax(-1) - 0.8 * t.softmax(-1), sets=2
     )
@@ -135,7 +133,9 @@ def test_sparse_patterns_solve_their_problem(name: str, power: int) -> None:
 
 
 def test_shared_keys_are_those_of_repeated_weights() -> None:
-    shared, whole, x = bare(n_kv_heads=1), bare(), draw(2, LENGTH, WIDTH)
+    shared = bare(n_kv_heads=1)
+    whole = bare()
+    x = draw(2, LENGTH, WIDTH)
     for name in ("k", "v"):
         getattr(whole, name).weight.copy_(getattr(shared, name).weight.repeat(HEADS, 1))
     whole.q.weight.copy_(shared.q.weight)
@@ -143,10 +143,8 @@ def test_shared_keys_are_those_of_repeated_weights() -> None:
 
 
 def test_gate_window_and_slopes_by_hand() -> None:
-    x, apart = (
-        draw(2, LENGTH, WIDTH),
-        (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs(),
-    )
+    x = draw(2, LENGTH, WIDTH)
+    apart = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs()
     network = bare(gate="output", window=2)
     found = by_hand(
         network, x, lambda s: s.masked_fill(apart >= 2, -math.inf).softmax(-1)
@@ -162,11 +160,9 @@ def test_gate_window_and_slopes_by_hand() -> None:
 
 
 def test_rotations_tell_distances_alone() -> None:
-    q, k, positions = (
-        draw(1, WIDTH, name="q"),
-        draw(1, WIDTH, name="k"),
-        torch.tensor([0, 3, 5, 8]),
-    )
+    q = draw(1, WIDTH, name="q")
+    k = draw(1, WIDTH, name="k")
+    positions = torch.tensor([0, 3, 5, 8])
     turned = [of.rotated(one.expand(4, WIDTH), positions) for one in (q, k)]
     scores = turned[0] @ turned[1].T
     torch.testing.assert_close(scores[0, 1], scores[2, 3])

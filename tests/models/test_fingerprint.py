@@ -22,12 +22,10 @@ class Net(nn.Module):
     ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.norm, self.b, self.tail = (
-            nn.Linear(3, 4),
-            nn.LayerNorm(4, eps=eps),
-            nn.Linear(4, 2),
-            tail,
-        )
+        self.a = nn.Linear(3, 4)
+        self.norm = nn.LayerNorm(4, eps=eps)
+        self.b = nn.Linear(4, 2)
+        self.tail = tail
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = torch.tanh(self.norm(self.a(x)))

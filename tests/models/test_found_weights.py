@@ -388,7 +388,9 @@ class Packed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.num_heads, self.pack, self.out_proj = 2, nn.Linear(6, 18), nn.Linear(6, 6)
+        self.num_heads = 2
+        self.pack = nn.Linear(6, 18)
+        self.out_proj = nn.Linear(6, 6)
 
     def forward(self, hidden: Tensor) -> Tensor:
         query, key, value = (

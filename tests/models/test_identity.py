@@ -27,17 +27,13 @@ class Holder:
     words, gains = {"a", "b", "c"}, frozenset({1.5, 2.5})
 
     def __init__(self, value: Any = 0) -> None:
-        self.value, self.me, self.kind, self.lock = (
-            value,
-            self,
-            torch.float32,
-            threading.Lock(),
-        )
-        self.array, self.log, self.generator = (
-            numpy.arange(3.0),
-            logging.getLogger("any"),
-            torch.Generator(),
-        )
+        self.value = value
+        self.me = self
+        self.kind = torch.float32
+        self.lock = threading.Lock()
+        self.array = numpy.arange(3.0)
+        self.log = logging.getLogger("any")
+        self.generator = torch.Generator()
 
     def __call__(self, x: Any) -> Any:
         return x * GAIN * self.value

@@ -136,10 +136,8 @@ class Whole(nn.Module):
 
 @pytest.mark.parametrize("name", BRIDGES)
 def test_every_named_block_is_that_of_double_backward(name: str) -> None:
-    objective, whole = (
-        hessfig.Problem(bridge(name), tokens()).objective("float64"),
-        Whole(name),
-    )
+    objective = hessfig.Problem(bridge(name), tokens()).objective("float64")
+    whole = Whole(name)
     layout = objective.layout
     matrices = {"W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"}
     assert matrices | {"W_E", "W_U"} <= {
@@ -147,10 +145,8 @@ def test_every_named_block_is_that_of_double_backward(name: str) -> None:
     }
     engines = Engines(objective, ModelConfig(), Products.linearised)
     for weight in layout.weights:
-        block, truth = (
-            Block(weight.layer, weight.name, weight.name),
-            whole.block(weight, weight),
-        )
+        block = Block(weight.layer, weight.name, weight.name)
+        truth = whole.block(weight, weight)
         column = engines.column(weight.layer, weight.name, [block])
         found = column.split_matmat(
             torch.eye(weight.size, dtype=torch.float64), [Part.H]
@@ -225,10 +221,8 @@ def test_an_encoder_needs_targets() -> None:
 
 def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores and mixing weights of a layer from its residual stream, by elementary operations."""
-    layout, held = (
-        find_weights(bridge(name)),
-        dict(wrapped(bridge(name)).named_parameters()),
-    )
+    layout = find_weights(bridge(name))
+    held = dict(wrapped(bridge(name)).named_parameters())
 
     def one(what: str) -> Tensor:
         (weight,) = layout.members(layer, what)
@@ -251,10 +245,8 @@ def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("name", ["native", "gpt2"])
 def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
     problem = hessfig.Problem(bridge(name), [*tokens().split(1)])
-    patterns, scores = (
-        hessfig.lens.attention_patterns(problem),
-        hessfig.lens.attention_scores(problem),
-    )
+    patterns = hessfig.lens.attention_patterns(problem)
+    scores = hessfig.lens.attention_scores(problem)
     norms = hessfig.lens.residual_norms(problem)
     # One sequence at a time, as the problem has them: both at once are rounded differently on some processors.
     outputs = [
@@ -294,10 +286,8 @@ def test_allowed_scores_whose_softmax_underflows_are_not_masked(name: str) -> No
                 else 1
             )
     problem = hessfig.Problem(held, tokens())
-    patterns, scores = (
-        hessfig.lens.attention_patterns(problem),
-        hessfig.lens.attention_scores(problem),
-    )
+    patterns = hessfig.lens.attention_patterns(problem)
+    scores = hessfig.lens.attention_scores(problem)
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand_as(patterns)
     assert (patterns[seen] == 0).any()
     torch.testing.assert_close(scores > -1e30, seen)

@@ -48,10 +48,8 @@ def test_a_sink_draws_attention_to_the_first_key_and_leaves_the_odds_of_the_othe
         one.pattern(one.scores(hidden, queries), queries, one.causal_mask)
         for one in (attention, plain)
     )
-    odds, were = (
-        sunk[..., 1:, 0] / sunk[..., 1:, 1],
-        bare[..., 1:, 0] / bare[..., 1:, 1],
-    )
+    odds = sunk[..., 1:, 0] / sunk[..., 1:, 1]
+    were = bare[..., 1:, 0] / bare[..., 1:, 1]
     assert torch.allclose(
         odds, were * torch.exp(torch.tensor(1.5, dtype=torch.float64)), rtol=1e-12
     )

@@ -35,7 +35,9 @@ BARE = Architecture(
 CHAIN = Architecture(
     attention=Attention.linear, attention_skip=False, mlp=MLP.none, square_loss=True
 )
-Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+Q = Matrix.W_Q
+K = Matrix.W_K
+V = Matrix.W_V
 
 
 def rates(

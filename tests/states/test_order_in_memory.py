@@ -69,12 +69,10 @@ class Training:
             "damping": 1.0,
             "refresh": 2,
         }
-        self.rule, self.step = (
-            StepRule(
-                self.network, training_config("", optimiser=kind, **settings).training
-            ),
-            0,
+        self.rule = StepRule(
+            self.network, training_config("", optimiser=kind, **settings).training
         )
+        self.step = 0
 
     def update(self) -> None:
         self.step += 1

@@ -118,7 +118,9 @@ def test_embeddings_advance_with_sigma_and_not_with_depth() -> None:
 
 def test_linear_mlps_continue_one_stream() -> None:
     one, two = (config_of("sweep=mlp", f"model.n_layers={depth}") for depth in (1, 2))
-    first, later, deeper = network_of(one), network_of(one, 7), network_of(two)
+    first = network_of(one)
+    later = network_of(one, 7)
+    deeper = network_of(two)
     assert starts(first["layers.0.weight"], 0.02136034, -0.08350439, -0.03084075)
     assert starts(deeper["layers.1.weight"], 0.06356800, -0.00826536, -0.04063843)
     for network, numbers in (
@@ -140,10 +142,8 @@ def test_numbers_of_numpy_are_the_same_from_any_position() -> None:
 
 
 def test_every_part_has_signs_of_its_own_in_the_published_order() -> None:
-    config, shape = (
-        config_of("sweep=depth", "model.n_layers=2", "grid.points=2"),
-        torch.Size([128, 128]),
-    )
+    config = config_of("sweep=depth", "model.n_layers=2", "grid.points=2")
+    shape = torch.Size([128, 128])
     whole = np.random.RandomState(1234).random_sample(2 * 2 * 6 * 20 * 16384)
     expected = np.where(whole > 0.5, 1.0, -1.0).reshape(2, 2, 2, 3, 20, 128, 128)
     for place, layer, col, part in ((0, 1, 0, 0), (1, 2, 1, 2), (1, 1, 0, 1)):

@@ -85,7 +85,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-EVERY, FIRST, SECOND = list(DAMAGES), list(DAMAGES)[:4], list(DAMAGES)[4:]
+EVERY = list(DAMAGES)
+FIRST = list(DAMAGES)[:4]
+SECOND = list(DAMAGES)[4:]
 
 
 @pytest.mark.parametrize(

@@ -88,10 +88,8 @@ def test_every_quantity_is_the_same_on_the_gpu(
     there = dataclasses.replace(
         cell.variant, config=dataclasses.replace(cell.config, device="cuda")
     )
-    on_cpu, on_gpu = (
-        compute_cell(cell),
-        compute_cell(dataclasses.replace(cell, variant=there)),
-    )
+    on_cpu = compute_cell(cell)
+    on_gpu = compute_cell(dataclasses.replace(cell, variant=there))
     largest = max(
         (abs(row["value"]) for row in on_cpu.rows if math.isfinite(row["value"])),
         default=0.0,
@@ -145,10 +143,8 @@ class Recurrent(torch.nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.body, self.head = (
-            getattr(torch.nn, kind)(3, 4, batch_first=True),
-            torch.nn.Linear(4, 2),
-        )
+        self.body = getattr(torch.nn, kind)(3, 4, batch_first=True)
+        self.head = torch.nn.Linear(4, 2)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(inputs)[0][:, -1])
@@ -179,10 +175,8 @@ def test_recurrent_networks_are_multiplied_without_cudnn(kind: str) -> None:
 def test_convolutions_in_float32_are_not_tf32() -> None:
     from hessfig.curvature.double_backward import differentiating
 
-    kernel, pictures = (
-        torch.randn(32, 32, 3, 3, device="cuda"),
-        torch.randn(4, 32, 16, 16, device="cuda"),
-    )
+    kernel = torch.randn(32, 32, 3, 3, device="cuda")
+    pictures = torch.randn(4, 32, 16, 16, device="cuda")
     exact = torch.nn.functional.conv2d(pictures.double(), kernel.double())
     before = torch.backends.cudnn.conv.fp32_precision
     with differentiating():

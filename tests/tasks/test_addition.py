@@ -33,11 +33,9 @@ def test_five_digits_take_eighteen_tokens() -> None:
 def test_every_answer_is_the_sum(digits: int, seed: int) -> None:
     """Eight seeds hold enriched batches too, as the next test of frequency shows."""
     tokens = batch(200, digits, seed=seed)
-    x, y, answer = (
-        tokens[:, :digits],
-        tokens[:, digits + 1 : 2 * digits + 1],
-        tokens[:, 2 * digits + 2 :],
-    )
+    x = tokens[:, :digits]
+    y = tokens[:, digits + 1 : 2 * digits + 1]
+    answer = tokens[:, 2 * digits + 2 :]
     assert (tokens[:, digits] == 10).all()
     assert (tokens[:, 2 * digits + 1] == 11).all()
     assert [a + b for a, b in zip(numbers(x), numbers(y), strict=True)] == numbers(

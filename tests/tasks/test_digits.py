@@ -64,11 +64,9 @@ def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> N
             TaskConfig(data=Data.digits, **settings), width=16, dtype=DType.float64
         ).inputs  # type: ignore[arg-type]
 
-    small, large, other = (
-        batch(batch_size=4),
-        batch(batch_size=9),
-        batch(batch_size=4, seed=1),
-    )
+    small = batch(batch_size=4)
+    large = batch(batch_size=9)
+    other = batch(batch_size=4, seed=1)
     assert torch.equal(small, large[:4])
     assert not torch.equal(small, other)
     training = {image.tobytes() for image in split(None)[0].images}
@@ -178,7 +176,9 @@ def test_what_a_file_claims_is_looked_at_before_memory_is_taken(
 
 def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path: Path) -> None:
     dice, path = random.Random(0), own(tmp_path)
-    sound, refused, started = Path(path).read_bytes(), 0, time.perf_counter()
+    sound = Path(path).read_bytes()
+    refused = 0
+    started = time.perf_counter()
     for turn in range(400):
         damaged = bytearray(sound)
         for _ in range(1 + turn % 3):

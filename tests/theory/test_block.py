@@ -54,10 +54,8 @@ def test_block_derivatives_and_hessian(
     placement: Placement, activation: Activation
 ) -> None:
     problem = draw_block(DIMS, stream(0, "block", placement, activation.name))
-    point, network = (
-        problem.point(placement, activation),
-        problem.network(placement, activation),
-    )
+    point = problem.point(placement, activation)
+    network = problem.network(placement, activation)
     for matrix in problem.weights:
         torch.testing.assert_close(
             point.jacobian(matrix),

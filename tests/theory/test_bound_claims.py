@@ -42,10 +42,8 @@ def test_no_block_and_no_whole_exceeds_its_bound(
 
 def test_the_diameter_refines_the_norm() -> None:
     point = attention_point(Dims(), stream(0, "refine"))
-    wide, narrow = (
-        further_formulas.spread_from_norm(point),
-        further_formulas.spread_from_diameter(point),
-    )
+    wide = further_formulas.spread_from_norm(point)
+    narrow = further_formulas.spread_from_diameter(point)
     assert narrow.mixed <= wide.mixed
     assert narrow.second <= wide.second
     assert narrow.third <= wide.third

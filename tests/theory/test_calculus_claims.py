@@ -24,10 +24,8 @@ def test_commutation_transposes(n: int, m: int) -> None:
 @settings(derandomize=True, deadline=None, max_examples=10)
 @given(sizes, sizes, sizes, sizes)
 def test_kronecker_derivatives(n: int, q: int, p: int, r: int) -> None:
-    X, Y = (
-        normal(n, q, generator=stream(0, "X")),
-        normal(p, r, generator=stream(0, "Y")),
-    )
+    X = normal(n, q, generator=stream(0, "X"))
+    Y = normal(p, r, generator=stream(0, "Y"))
     assert torch.equal(
         mc.kron_jacobian_left(X, Y), jacobian(lambda left: torch.kron(left, Y), X)
     )
@@ -50,8 +48,6 @@ def test_khatri_rao_refuses_blocks_that_do_not_match() -> None:
 
 
 def test_khatri_rao_of_single_blocks_is_kronecker() -> None:
-    A, B = (
-        normal(2, 3, generator=stream(0, "A")),
-        normal(4, 5, generator=stream(0, "B")),
-    )
+    A = normal(2, 3, generator=stream(0, "A"))
+    B = normal(4, 5, generator=stream(0, "B"))
     assert torch.equal(mc.khatri_rao(A[None, None], B[None, None]), torch.kron(A, B))

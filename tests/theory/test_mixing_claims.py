@@ -36,7 +36,9 @@ from hessfig.theory.mixing_claims import (
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 
-Q, K, V = Matrix.W_Q, Matrix.W_K, Matrix.W_V
+Q = Matrix.W_Q
+K = Matrix.W_K
+V = Matrix.W_V
 BARE = Architecture(kind=Kind.self_attention, square_loss=True, differential_norm=False)
 PLAIN, COSINE = Surroundings(), Surroundings(scores=0.0, bend=True)
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
@@ -223,9 +225,7 @@ def test_the_table_of_the_page_is_the_theorem() -> None:
 
 
 def test_a_case_without_powers_is_softmax() -> None:
-    X, weights = (
-        torch.eye(3, dtype=torch.float64),
-        {m: torch.eye(3, dtype=torch.float64) for m in (Q, K, V)},
-    )
+    X = torch.eye(3, dtype=torch.float64)
+    weights = {m: torch.eye(3, dtype=torch.float64) for m in (Q, K, V)}
     rows = MixingCase("softmax", None).network(X, weights, {}, X.new_zeros(()))
     assert torch.allclose(rows.sum(-1), torch.ones(3, dtype=torch.float64))

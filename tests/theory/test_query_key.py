@@ -31,10 +31,8 @@ def test_eigenvalues_come_in_pairs_d_K_times(L: int, d_V: int, d_K: int) -> None
 
 
 def test_rank_of_stacked_kronecker_products() -> None:
-    A, B = (
-        normal(3, 4, generator=stream(0, "A")),
-        normal(2, 5, generator=stream(0, "B")),
-    )
+    A = normal(3, 4, generator=stream(0, "A"))
+    B = normal(2, 5, generator=stream(0, "B"))
     stacked = qk.stacked_kronecker(A, B)
     assert stacked.shape == (5 * 3 + 2 * 4, 5 * 4)
     assert (

@@ -338,10 +338,8 @@ def _stated_zero(
     bound = pd.Series(0.0, index=pd.MultiIndex.from_frame(rows[place]))
     if whole is not None and part != Part.H:
         bound = whole.set_index(place)["value"].abs().reindex(bound.index).fillna(0.0)
-    sizes, share = (
-        rows["value"].abs().to_numpy(),
-        rows["dtype"].map(ROUNDING).fillna(0.0).to_numpy(),
-    )
+    sizes = rows["value"].abs().to_numpy()
+    share = rows["dtype"].map(ROUNDING).fillna(0.0).to_numpy()
     return {"is_zero": True} if (sizes <= share * bound.to_numpy()).all() else {}
 
 
@@ -380,10 +378,8 @@ def _context(
 ) -> dict[str, Any]:
     """Return the values to compare the slope with: the prediction for the window's regime, and the published slope."""
     variant, num_layers, layer, row_layer, row, col, part, quantity, _ = key
-    block, of_norms = (
-        Block(layer, row, col, row_layer),
-        quantity == FROBENIUS and axis.is_sigma,
-    )
+    block = Block(layer, row, col, row_layer)
+    of_norms = quantity == FROBENIUS and axis.is_sigma
     stated = _stated_of(settings, row, col, part)
     theory = _rate(
         block, part, architectures.get((variant, num_layers)), reach, of_norms=of_norms

@@ -118,10 +118,8 @@ def judge(row: SlopeRow, tolerance: float) -> SlopeVerdict:
 
 
 def _judge_exponent(row: SlopeRow, tolerance: float) -> SlopeVerdict:
-    distance, error = (
-        abs(row.slope - row.predicted),
-        row.slope_se if math.isfinite(row.slope_se) else math.inf,
-    )
+    distance = abs(row.slope - row.predicted)
+    error = row.slope_se if math.isfinite(row.slope_se) else math.inf
     reach = half_width(error, row.num_seeds) if row.num_seeds > 1 else math.inf
     if distance > tolerance + reach:
         return (
@@ -191,10 +189,8 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
         known = [name for name in frame[column].unique() if name]
         unknown = [name for name in names if name not in known]
         if unknown and len(frame):
-            what, otherwise = (
-                f"{key}: no line is of {unknown[0]}",
-                f"for example {key}={known[0]}",
-            )
+            what = f"{key}: no line is of {unknown[0]}"
+            otherwise = f"for example {key}={known[0]}"
             raise unknown_name(what, unknown[0], known, otherwise, got=", ".join(names))
         frame = frame[frame[column].isin(names)] if names else frame
     return frame

@@ -107,10 +107,8 @@ class Job:
         Its cells are those of the same words without them. Raises UserError as `unread_given` does, and for a value
         that the setting could not have.
         """
-        configs, unread = (
-            [config for _, config in self._unchecked],
-            import_module(NETWORK_CHECKS).unread,
-        )
+        configs = [config for _, config in self._unchecked]
+        unread = import_module(NETWORK_CHECKS).unread
         found = list(
             unread_given(
                 self.asked, len(configs), lambda place, key: unread(configs[place], key)

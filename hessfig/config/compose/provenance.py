@@ -250,10 +250,8 @@ def preset_in(folder: Path, own: Path | None) -> Preset | None:
     manifest = manifest_of(folder)
     if manifest is None:
         return None
-    words, by_folder = (
-        words_of_command(manifest.get("command"), "run"),
-        [f"sweep={folder.name}"],
-    )
+    words = words_of_command(manifest.get("command"), "run")
+    by_folder = [f"sweep={folder.name}"]
     by_command = by_folder
     if words is not None:
         by_command = _named(words)
@@ -312,10 +310,8 @@ def _preset(
     recorded: Mapping[str, Any],
 ) -> Preset:
     job = compose(named, own)
-    sweep, says_itself = (
-        job.config.sweep,
-        any(word.startswith("sweep.about=") for word in words),
-    )
+    sweep = job.config.sweep
+    says_itself = any(word.startswith("sweep.about=") for word in words)
     about = sweep.about
     if says_itself:
         about = str(recorded["sweep"].get("about") or "")

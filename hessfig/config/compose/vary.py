@@ -37,10 +37,8 @@ def check_shapes(config: Config) -> None:
 def _check_axis(config: Config) -> None:
     axis, allowed = config.sweep.axis, ["sigma", "step", "index", *config.sweep.vary]
     if axis not in allowed:
-        what, otherwise = (
-            "sweep.axis is not what this sweep runs along",
-            f"sweep.vary={{{axis}: [VALUES]}}",
-        )
+        what = "sweep.axis is not what this sweep runs along"
+        otherwise = f"sweep.vary={{{axis}: [VALUES]}}"
         raise unknown_name(what, axis, allowed, otherwise, got=f"sweep.axis={axis}")
 
 

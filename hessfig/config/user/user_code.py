@@ -163,10 +163,8 @@ def _module(key: str, place: str, config_dir: str | None) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not place.startswith(error.name):
                 raise
-            file, remedy = (
-                f"{place.replace('.', '/')}.py",
-                "install your package, or name a file",
-            )
+            file = f"{place.replace('.', '/')}.py"
+            remedy = "install your package, or name a file"
             if _file(file, config_dir):
                 remedy = f"{key}={file}:NAME (a file here)"
             raise UserError(

@@ -46,12 +46,10 @@ class ApproximatedBlock(ImplicitMatrix):
     def __init__(
         self, name: str, block: Block, product: Product, entries: Entries
     ) -> None:
-        self.name, self.block, self._product, self._entries = (
-            name,
-            block,
-            product,
-            entries,
-        )
+        self.name = name
+        self.block = block
+        self._product = product
+        self._entries = entries
         self.names, self.sizes = entries.names, entries.sizes
         self.flatten, self.unflatten = entries.flatten, entries.unflatten
         dim = sum(entries.sizes)

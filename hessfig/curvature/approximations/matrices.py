@@ -140,7 +140,9 @@ def kronecker_factors_of(
 
     A batch without inputs has no part in the mean.
     """
-    count, left, right = 0, torch.zeros(()), torch.zeros(())
+    count = 0
+    left = torch.zeros(())
+    right = torch.zeros(())
     for sent, inputs in batches:
         more, mean = kronecker_factors(sent, inputs)
         count += len(inputs)

@@ -111,13 +111,11 @@ class Material:
         stored: Mapping[str, Tensor] | None = None,
         heads: int = 1,
     ) -> None:
-        self.samples, self.weights, self.shape, self.stored, self.heads = (
-            samples,
-            weights,
-            shape,
-            stored,
-            heads,
-        )
+        self.samples = samples
+        self.weights = weights
+        self.shape = shape
+        self.stored = stored
+        self.heads = heads
 
     def approximation(self, name: Approximation) -> Product:
         """Return the approximation called `name`."""

@@ -52,10 +52,8 @@ class Signals:
     @property
     def reduced(self) -> tuple[Float[Tensor, "k m"], Float[Tensor, "count n"]]:
         """sum_t g_t, and the mean of the inputs of the uses that count, for every sample that has one."""
-        sent_back, any_use = (
-            self.sent_back.sum(dim=2).flatten(0, 1),
-            self.counts.any(dim=1),
-        )
+        sent_back = self.sent_back.sum(dim=2).flatten(0, 1)
+        any_use = self.counts.any(dim=1)
         if bool(self.counts.all()):
             return sent_back, self.inputs.mean(dim=1)
         sums = (self.inputs * self.counts[..., None]).sum(dim=1)[any_use]
@@ -84,11 +82,9 @@ class OutputSide:
 
     def __init__(self, objective: Objective, share: float = 1.0) -> None:
         assert not objective.more, "a batch at a time"
-        self.problem, self.share, self.body = (
-            objective,
-            share,
-            Evaluated(objective.network, self._by_position),
-        )
+        self.problem = objective
+        self.share = share
+        self.body = Evaluated(objective.network, self._by_position)
         self._called: set[nn.Module] = set()
         maps = [
             module for module in objective.network.modules() if isinstance(module, MAPS)
@@ -276,7 +272,9 @@ class OutputSide:
 
         Raises UserError unless the samples are the first axis of the inputs of the map.
         """
-        linear, roots, weight = self.map_of(side), self.roots(), side[0]
+        linear = self.map_of(side)
+        roots = self.roots()
+        weight = side[0]
         assert linear is not None, "other blocks were left out"
         inputs: list[Tensor] = []
         calls: list[Tensor] = []

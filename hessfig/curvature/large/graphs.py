@@ -106,11 +106,9 @@ class Graphs:
         # A product within the code of a user.
         others = (head.unembedding, head.with_weight, head.to_weight)
         try:
-            head.unembedding, head.with_weight, head.to_weight = (
-                unembedding,
-                with_weight,
-                None,
-            )
+            head.unembedding = unembedding
+            head.with_weight = with_weight
+            head.to_weight = None
             return self._along(pulled, direction, self._at), head.to_weight
         finally:
             head.unembedding, head.with_weight, head.to_weight = others

@@ -86,10 +86,8 @@ def head_of(objective: Objective) -> Head | None:
     them. A loss of the user is compared with cross-entropy by value (LabelSearch).
     """
     loss, found = objective.loss, None
-    is_known, search = (
-        type(loss) is CrossEntropy and not loss.smoothing,
-        LabelSearch(loss),
-    )
+    is_known = type(loss) is CrossEntropy and not loss.smoothing
+    search = LabelSearch(loss)
     for batch in objective.batches:
         module, outputs = _last_linear(objective.network, batch.inputs)
         if module is None or found not in (None, module):
@@ -183,12 +181,10 @@ class LargeNetwork:
         kept: int = 0,
         expected: float | None = None,
     ) -> None:
-        self.problem, self.head, self._kept, self.expected = (
-            objective,
-            head,
-            kept,
-            expected,
-        )
+        self.problem = objective
+        self.head = head
+        self._kept = kept
+        self.expected = expected
         self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
         self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
         self._lengths = dict[
@@ -307,10 +303,8 @@ class LargeNetwork:
         if self.head is None:
             outputs: Tensor = call()
             return outputs
-        features, kept = (
-            self.head.inputs_of(call).flatten(0, -2),
-            self.head.labels.of(batch.targets) != IGNORED,
-        )
+        features = self.head.inputs_of(call).flatten(0, -2)
+        kept = self.head.labels.of(batch.targets) != IGNORED
         features = features if kept.all() else features[kept]
         return (
             F.pad(features, (0, 1), value=1.0)
@@ -358,11 +352,9 @@ class LargeNetwork:
         return self._verdicts[part]
 
     def _agrees(self, part: Part) -> bool:
-        first, why, count = (
-            replace(self.problem, more=()),
-            None,
-            few_samples(self.problem),
-        )
+        first = replace(self.problem, more=())
+        why = None
+        count = few_samples(self.problem)
         if count:
             with suppress(Exception):  # a function that takes the whole batch alone
                 why = self._fault(part, first_samples(first, count), count)

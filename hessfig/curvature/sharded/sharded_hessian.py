@@ -93,12 +93,10 @@ class ShardedHessian:
         block: Sequence[str],
         part: Part = Part.H,
     ) -> None:
-        self._network, self._batches, self._function, self._part = (
-            network,
-            batches,
-            function,
-            part,
-        )
+        self._network = network
+        self._batches = batches
+        self._function = function
+        self._part = part
         named = parameters_of(network)
         mesh = next(
             one.device_mesh for one in named.values() if isinstance(one, DTensor)

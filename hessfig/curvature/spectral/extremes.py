@@ -127,10 +127,8 @@ def _certify_long(
     rows = [row for piece in pieces for row in piece]
     sizes = [abs(float(dots(peak, _image(operator, peak)))) for peak in _peaks(runs, k)]
     images = [_image(operator, row) for row in rows]
-    span, places = (
-        Span(rows, images, *grams(rows, images)),
-        torch.arange(len(rows), device="cpu"),
-    )
+    span = Span(rows, images, *grams(rows, images))
+    places = torch.arange(len(rows), device="cpu")
     alone = [
         span.pairs(at, end, k)
         for at in places.split([len(piece) for piece in pieces])
@@ -513,10 +511,8 @@ def extremes(
     fewest = fewest_steps(
         operator.dim, tolerance, steps if warm is None else min(steps, _WARMED)
     )
-    goal, before = (
-        Goal(end, k, tolerance, steps, fewest=fewest, starts=starts),
-        operator.products,
-    )
+    goal = Goal(end, k, tolerance, steps, fewest=fewest, starts=starts)
+    before = operator.products
     first = starts_of(goal, operator, generator, warm)
     best, spent = nothing_found(operator), 0
     if low_precision is not None:

@@ -144,11 +144,9 @@ class InUnits:
 
     def __init__(self, operator: SymmetricOperator) -> None:
         self._operator, self.unit = operator, 0.0
-        self.dim, self.rounding, self.like = (
-            operator.dim,
-            operator.rounding,
-            operator.like,
-        )
+        self.dim = operator.dim
+        self.rounding = operator.rounding
+        self.like = operator.like
 
     products = property(lambda self: self._operator.products)
 
@@ -304,10 +302,8 @@ class LanczosRun:
 
     def _go_on(self, rest: Tensor, rounding: float) -> None:
         size = length(rest)
-        self._link, self.vector = (
-            torch.zeros(self.length, dtype=torch.float64, device="cpu"),
-            None,
-        )
+        self._link = torch.zeros(self.length, dtype=torch.float64, device="cpu")
+        self.vector = None
         if self.length == self.dim:
             return
         if size > rounding * self.reach:
@@ -325,10 +321,8 @@ class LanczosRun:
     def _renew(self) -> None:
         """Take a random vector outside the basis."""
         assert self._fresh is not None
-        draw, basis = (
-            drawn(self._like, self._entries, self._fresh),
-            self.basis[: self.length],
-        )
+        draw = drawn(self._like, self._entries, self._fresh)
+        basis = self.basis[: self.length]
         for _ in range(2):
             draw = self._unlocked(draw)
             draw = without(draw, basis, dots(basis, draw))

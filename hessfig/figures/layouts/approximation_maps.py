@@ -136,10 +136,8 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
         image = draw_matrix(
             ax, square, scale, words=words, size=TINY - 1.4, cmap=colours
         )
-        several, is_last = (
-            len({layer for layer, _ in own} - {0}) > 1,
-            row == len(panels) - 1,
-        )
+        several = len({layer for layer, _ in own} - {0}) > 1
+        is_last = row == len(panels) - 1
         rows = [
             labels.weight_words(name, layer if several else 0) for layer, name in own
         ]

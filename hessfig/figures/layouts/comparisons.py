@@ -262,10 +262,8 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         if "part" in (colour, dashes)
         else "part"
     )
-    look, together = (
-        Encoding(axis, colour, dashes, column, run.unchanged),
-        colour == WEIGHT,
-    )
+    look = Encoding(axis, colour, dashes, column, run.unchanged)
+    together = colour == WEIGHT
     drawing = _Lines(
         curves, table, look, spec, _fits(spec, run, table, axis, quantities)
     )
@@ -320,11 +318,11 @@ def _pages(
 def _draw_page(
     drawing: _Lines, rows: Sequence[BlockKey], note: str, suffix: str
 ) -> Page:
-    curves, look, paper = drawing.curves, drawing.look, drawing.spec.paper
-    columns, apart = (
-        ordered(curves[look.column]) if look.column else [""],
-        look.column == "quantity",
-    )
+    curves = drawing.curves
+    look = drawing.look
+    paper = drawing.spec.paper
+    columns = ordered(curves[look.column]) if look.column else [""]
+    apart = look.column == "quantity"
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
     above = 0 if named_at_ends else _lines_above(drawing)
     style = (
@@ -418,10 +416,8 @@ def _draw_panel(
     `scale` holds all points on the y axis, and the drawing all points of the page.
     """
     page, look = drawing.curves, drawing.look
-    log_x, signed = (
-        set_x_scale(ax, page[X]),
-        scale["quantity"].str.endswith(_SIGNED).all(),
-    )
+    log_x = set_x_scale(ax, page[X])
+    signed = scale["quantity"].str.endswith(_SIGNED).all()
     log_y = not signed and set_y_scale(ax, scale["mean"])
     if log_x:
         panels.mark_one(ax, look.axis)
@@ -429,16 +425,16 @@ def _draw_panel(
     if not drawable.any():
         say(ax, panels.why_no_line(points))
         return []
-    tones, drawn, named = look.tones(page, points["row"].iloc[0]), points[drawable], []
+    tones = look.tones(page, points["row"].iloc[0])
+    drawn = points[drawable]
+    named = []
     keys = [
         values_of(drawn, look.colour).rename("colour"),
         values_of(drawn, look.dashes).rename("dashes"),
     ]
     for (colour, dashes), curve in drawn.groupby(keys, sort=False):
-        numbers, style = (
-            numbers_behind(curve, drawing.table),
-            look.style(page, colour, dashes),
-        )
+        numbers = numbers_behind(curve, drawing.table)
+        style = look.style(page, colour, dashes)
         panels.draw_errors(ax, curve, numbers, colour=tones[colour], **style)
         named.append((look.line_name(colour, dashes), curve))
     return named if log_x and log_y else []

@@ -348,10 +348,8 @@ def _draw_flow(
         style.replace(height=max(1.15, _PLACE_HEIGHT * tallest)),
     )
     for row, column, ax in sheet:
-        rows, last = (
-            points[row],
-            column == 0 and (sheet.is_folded or row == len(wanted) - 1),
-        )
+        rows = points[row]
+        last = column == 0 and (sheet.is_folded or row == len(wanted) - 1)
         if column == 0 and not sheet.is_folded:
             _widen(ax, sheet.panels.get((row, 1)))
         if rows.empty:
@@ -454,10 +452,8 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
 
 def _dots(ax: Axes, last: pd.DataFrame) -> None:
     mean = 10 ** last["log10"]
-    below, above = (
-        mean - 10 ** last["low"].fillna(last["log10"]),
-        10 ** last["high"].fillna(last["log10"]) - mean,
-    )
+    below = mean - 10 ** last["low"].fillna(last["log10"])
+    above = 10 ** last["high"].fillna(last["log10"]) - mean
     colours = [matrix_colour(name) for name in last["colour"]]
     ax.errorbar(
         mean,
@@ -501,12 +497,9 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
     style = APART.replace(left=0.45, across=0.6, down=0.5, right=0.12, height=1.3)
     sheet = Sheet.grid(spec.paper, [["first_key", "steps", "keys"]], note, style)
     last = sink["step"].max()
-    maps, curves = (
-        where(sink, step=last)
-        .groupby(["layer", "index"], as_index=False)["value"]
-        .mean(),
-        [],
-    )
+    by_layer = where(sink, step=last).groupby(["layer", "index"], as_index=False)
+    maps = by_layer["value"].mean()
+    curves = []
     for _, column, ax in sheet:
         if column == 0:
             _mass_map(ax, maps, last)

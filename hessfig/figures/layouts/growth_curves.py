@@ -65,10 +65,8 @@ def draw_guides(ax: Axes, measured: MeasuredCurves) -> None:
             len(measured.windows) > 1 and (rows["regime"] == Regime.small_sigma).all()
         )
         own_window = window_of(rows_of(rows)[-1 if is_limit else 0])
-        exponent, window = (
-            rows["predicted"].iloc[0],
-            own_window if by_window else measured.windows[0],
-        )
+        exponent = rows["predicted"].iloc[0]
+        window = own_window if by_window else measured.windows[0]
         curves = [measured.of(layer=layer).curves for layer in rows["layer"].unique()]
         constants = [panels.coefficient(curve, exponent, window) for curve in curves]
         along = x[within(x, window)] if by_window or is_limit else x
@@ -349,10 +347,8 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def draw_depths(measured: MeasuredCurves, part: Part, *, suffix: str = "") -> Page:
     """Draw one panel per weight with all layers of all depths, and their slopes next to it."""
-    columns, style = (
-        {part.value: {"part": part}},
-        SHARED.replace(height=2.2, right=_BESIDE, down=0.3),
-    )
+    columns = {part.value: {"part": part}}
+    style = SHARED.replace(height=2.2, right=_BESIDE, down=0.3)
     sheet = _blocks_by(
         columns, measured, _draw_every_layer, _set_row_range, how(measured), style
     )
@@ -377,10 +373,8 @@ def _draw_every_layer(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         of_depth = measured.of(num_layers=depth)
         layers = of_depth.layers()
         for rank, layer in enumerate(layers):
-            curve, label = (
-                of_depth.of(layer=layer),
-                "" if rank else _depth_words(of_depth, depth),
-            )
+            curve = of_depth.of(layer=layer)
+            label = "" if rank else _depth_words(of_depth, depth)
             width = 0.8 + 0.35 * (len(layers) - 1 - rank)
             panels.draw_curve(
                 ax,

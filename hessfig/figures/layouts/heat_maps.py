@@ -87,10 +87,8 @@ def draw_heat(
     style = ONE_SCALE.replace(
         left=0.5, right=0.66, top=0.24, bottom=0.22 + _LETTER * longest, across=0.1
     )
-    narrowest, height = (
-        min(_NAME * len(names), style.width(Paper(), len(parts))),
-        _ROW * max(len(layers), 4),
-    )
+    narrowest = min(_NAME * len(names), style.width(Paper(), len(parts)))
+    height = _ROW * max(len(layers), 4)
     style = style.replace(narrowest=narrowest, height=height)
     sheet = Sheet.grid(spec.paper, [[part or "all" for part in parts]], note, style)
     widest = max(

@@ -162,10 +162,8 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Options: `variant` picks one (all by default), `weights` those of the second heat map, `blocks` the two histograms.
     """
     picture = picked(read_hessians(source.folder), spec.options.get("variant"))
-    networks, weights = (
-        [(hessian.variant, 0) for hessian in picture],
-        spec.words("weights") or ATTENTION,
-    )
+    networks = [(hessian.variant, 0) for hessian in picture]
+    weights = spec.words("weights") or ATTENTION
     settings = setting_words_of(source.folder)
     for hessian in picture:
         note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
@@ -227,10 +225,8 @@ def draw_heat_map(
     for border in borders[1:-1]:
         for draw in (ax.axhline, ax.axvline):
             draw(border, color="white", linestyle="--", linewidth=0.4)
-    middles, inches = (
-        (borders[:-1] + borders[1:]) / 2,
-        np.diff(borders) / size * width_in(ax),
-    )
+    middles = (borders[:-1] + borders[1:]) / 2
+    inches = np.diff(borders) / size * width_in(ax)
     named = {
         middle: words
         for middle, room, words in zip(

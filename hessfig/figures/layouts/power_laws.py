@@ -151,10 +151,8 @@ def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
     key = varied_key(
         asked, run.table["variant"].unique(), asked="figure.options.repeats"
     )
-    rest, own = (
-        run.table["variant"].map(lambda variant: without(variant, key)),
-        with_settings(run.table, key)[key],
-    )
+    rest = run.table["variant"].map(lambda variant: without(variant, key))
+    own = with_settings(run.table, key)[key]
     table = run.table.assign(variant=rest, seed=pd.factorize(own)[0])
     numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
     means = numbers.agg(
@@ -225,10 +223,8 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
     for part, here in curves.groupby("part", sort=False):
         tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
         for tone, variant in zip(tones, several, strict=True):
-            curve, slope = (
-                where(here, variant=variant),
-                where(slopes, part=part, variant=variant).iloc[0],
-            )
+            curve = where(here, variant=variant)
+            slope = where(slopes, part=part, variant=variant).iloc[0]
             names = [
                 labels.symbol(str(part)) if len(set(curves["part"])) > 1 else "",
                 labels.variant_words(variant),

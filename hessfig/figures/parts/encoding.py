@@ -241,11 +241,9 @@ class Encoding:
 
     def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
         """Return the handles and words of the legend: all dashes, and at most a few of the colours."""
-        tones, strokes, marks = (
-            self.tones(page, ""),
-            self.strokes(page),
-            self.marks(page),
-        )
+        tones = self.tones(page, "")
+        strokes = self.strokes(page)
+        marks = self.marks(page)
         step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
         dot = {"marker": "o"}
         entries = []

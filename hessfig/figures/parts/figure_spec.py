@@ -162,10 +162,8 @@ def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
             word, table["variant"].unique(), asked="figure.where", others=_COLUMNS
         )
         column = (table if key in _COLUMNS else with_settings(table, key))[key]
-        values, asked = (
-            [_as_text(item) for item in column],
-            wanted if isinstance(wanted, list | tuple) else [wanted],
-        )
+        values = [_as_text(item) for item in column]
+        asked = wanted if isinstance(wanted, list | tuple) else [wanted]
         for item in asked:
             if _as_text(item) not in values:
                 raise UserError(

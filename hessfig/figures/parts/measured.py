@@ -202,10 +202,8 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     """
     run, table = read_numbers(spec, source)
     check_places(table, run.axis)
-    used, printed = (
-        list(spec.windows) or [WHOLE],
-        spec.choice("words", (SLOPE, LEVEL), SLOPE),
-    )
+    used = list(spec.windows) or [WHOLE]
+    printed = spec.choice("words", (SLOPE, LEVEL), SLOPE)
     of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
     slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
     levels = (

@@ -141,10 +141,8 @@ def note_lines(paper: Paper, note: str) -> list[str]:
 
 def say(ax: Axes, words: str) -> None:
     """Write words in the middle of a panel without a curve, so that the panel explains why it is empty."""
-    backing, place = (
-        {**BACKING, "facecolor": ax.get_facecolor()},
-        {"ha": "center", "va": "center"},
-    )
+    backing = {**BACKING, "facecolor": ax.get_facecolor()}
+    place = {"ha": "center", "va": "center"}
     ax.text(
         0.5,
         0.5,
@@ -355,10 +353,8 @@ def _make_room(ax: Axes) -> None:
     These keep their corners. Guides, which have no markers and are not thin, may run below them. Words that would need
     an axis much longer than the data stay as they are.
     """
-    figure, corners = (
-        ax.get_figure(root=True),
-        [text for text in ax.texts if text.get_bbox_patch() is not None],
-    )
+    figure = ax.get_figure(root=True)
+    corners = [text for text in ax.texts if text.get_bbox_patch() is not None]
     lines = [line for line in ax.lines if np.size(line.get_xdata()) and _is_curve(line)]
     if not lines or not ax.get_visible() or figure is None:
         return
@@ -489,11 +485,9 @@ def _placed(
     style: SheetStyle,
 ) -> Iterator[tuple[Cell, Axes]]:
     """Yield the panels line by line, with tick labels unless the panel below or to the left has the same ones."""
-    page, tall, panels = (
-        figure.get_figwidth(),
-        figure.get_figheight(),
-        dict[Cell, Axes](),
-    )
+    page = figure.get_figwidth()
+    tall = figure.get_figheight()
+    panels = dict[Cell, Axes]()
     top = tall - style.top
     for line, below, width, high in zip(
         lines, [*lines[1:], []], widths, heights, strict=True

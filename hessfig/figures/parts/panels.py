@@ -133,10 +133,8 @@ def draw_interval(
     ax: Axes, points: pd.DataFrame, x: str, *, colour: Any, **line: Any
 ) -> None:
     """Draw `seed_means` against the column `x`; logarithmic axes show positive values only."""
-    drawn, is_log = (
-        points[np.isfinite(points["mean"])].sort_values(x),
-        ax.get_yscale() == "log",
-    )
+    drawn = points[np.isfinite(points["mean"])].sort_values(x)
+    is_log = ax.get_yscale() == "log"
     drawn = drawn[drawn["mean"] > 0] if is_log else drawn
     low, high = drawn["low"], drawn["high"]
     if is_log:  # as factors, so that the interval of a few seeds never reaches zero
@@ -358,10 +356,8 @@ def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
     pixels = ax.transData.transform([(ax.get_xlim()[1], y) for y, _, _ in ends])
     steps = _LINE * np.arange(len(ends))
     free = ax.transAxes.inverted().transform(pixels)[:, 1] * _inches_high(ax) - steps
-    raised, lowered = (
-        np.maximum.accumulate(free),
-        np.minimum.accumulate(free[::-1])[::-1],
-    )
+    raised = np.maximum.accumulate(free)
+    lowered = np.minimum.accumulate(free[::-1])[::-1]
     for height, (_, words, colour) in zip(
         (raised + lowered) / 2 + steps, ends, strict=True
     ):

@@ -44,10 +44,8 @@ def how(measured: MeasuredCurves) -> str:
 
 def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
     """Return in words how slopes were fitted."""
-    means, windows_told = (
-        "" if average == ARITHMETIC else " of geometric means",
-        windows_in_words(windows, axis),
-    )
+    means = "" if average == ARITHMETIC else " of geometric means"
+    windows_told = windows_in_words(windows, axis)
     return f"Slopes: least squares{means} in log-log, {windows_told}; ± 95% interval over seeds (statistical only)."
 
 

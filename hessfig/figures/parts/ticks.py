@@ -24,7 +24,9 @@ _LETTER = 0.045  # width in inches of a digit in the label of a tick
 _NARROW = 1 / 14  # neighbouring ticks closer than this share of the axis would collide
 _APART = 0.11  # inches between the middles of two labels of a y axis
 # Decades from tick to tick; ticks.
-_STEPS, _MOST_DECADES, _CLOSE = ((1, 2, 5, 10, 20, 50, 100, 1000), 6, 1e-9)
+_STEPS = (1, 2, 5, 10, 20, 50, 100, 1000)
+_MOST_DECADES = 6
+_CLOSE = 1e-9
 SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

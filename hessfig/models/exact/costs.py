@@ -97,10 +97,8 @@ class Sizes:
         The square matrix of a linear MLP's layer counts as an MLP of half the width.
         """
         m, structure = with_defaults(model), kind(model.kind).structure
-        is_bare, is_of_tokens = (
-            structure == Structure.attention,
-            structure == Structure.tokens,
-        )
+        is_bare = structure == Structure.attention
+        is_of_tokens = structure == Structure.tokens
         scored = task.num_tokens if is_bare else task.num_scored
         keys = task.num_tokens - (structure == Structure.layers)
         items = task.batch_size * scored
@@ -145,14 +143,12 @@ class Entry(NamedTuple):
     place: str
 
 
-_SCORES, _MIXED, _ATTENDED, _HIDDEN, _OUTPUT, _LOGITS = (
-    "scores",
-    "mixed",
-    "attended",
-    "hidden",
-    "output",
-    "logits",
-)
+_SCORES = "scores"
+_MIXED = "mixed"
+_ATTENDED = "attended"
+_HIDDEN = "hidden"
+_OUTPUT = "output"
+_LOGITS = "logits"
 
 
 def _entry(s: Sizes, weight: str) -> Entry:
@@ -209,7 +205,9 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     multiplied into the factors of M_n (2 n g r q), M_n is formed (2 n r p q), and the Gram matrix of all M_n is n^2 p q
     operations, or half as many if the M_n are symmetric. Equal queries of a first layer are added up before.
     """
-    cost, row, col = Cost(), _entry(s, block.row), _entry(s, block.col)
+    cost = Cost()
+    row = _entry(s, block.row)
+    col = _entry(s, block.col)
     heads = row.heads if block.is_diagonal else 0
     pairs = (heads * heads + heads) / 2 if heads else row.heads * col.heads
     terms = 0 if set(parts) == {Part.H_o} else _terms(s, row, col)
@@ -300,11 +298,9 @@ def exact_cost(
     model: ModelConfig, task: TaskConfig, block: Block, parts: Collection[Part]
 ) -> Cost:
     """Return what the exact norms of `parts` of one block take in a fresh cell, by the route of the first of them."""
-    s, cost, route = (
-        Sizes.of(model, task),
-        Cost(),
-        route_of(model, block, next(iter(parts))),
-    )
+    s = Sizes.of(model, task)
+    cost = Cost()
+    route = route_of(model, block, next(iter(parts)))
     probe = probe_cost(s, block, {Part.H_o})
     if route == Route.last_layer:
         cost.add(shared_cost(s, [block], parts))

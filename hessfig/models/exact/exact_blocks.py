@@ -33,11 +33,9 @@ class ExactEngine:
     """Exact norms of the blocks of a problem, column by column, in float64 whatever the type of the problem."""
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
-        self.problem, self.model, self.given_dtype = (
-            objective.cast(torch.float64),
-            model,
-            objective.dtype,
-        )
+        self.problem = objective.cast(torch.float64)
+        self.model = model
+        self.given_dtype = objective.dtype
         self._held: tuple[int, LowerScores] | None = None
         self._columns: dict[tuple[int, str, bool], dict[tuple[str, Part], float]] = {}
 

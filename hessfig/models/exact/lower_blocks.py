@@ -121,7 +121,9 @@ class LowerScores:
         values = tape.holders[layer, Matrix.W_V]
         assert isinstance(values, LinearMap)
         self.inputs = values.x[:, :length]
-        self.length, heads, device = length, self.mixing.heads, self.inputs.device
+        self.length = length
+        heads = self.mixing.heads
+        device = self.inputs.device
         query, key = torch.tril_indices(length, length, device=device)
         self.head = torch.arange(heads, device=device).repeat_interleave(len(query))
         self.query, self.key = query.repeat(heads), key.repeat(heads)
@@ -179,7 +181,9 @@ class LowerScores:
     def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
         """Return the columns of d2<dl/df, f>/ds2 for `chosen` scores, without the curvature of softmax itself."""
         mixing = self.mixing
-        head, query, key = self.head[chosen], self.query[chosen], self.key[chosen]
+        head = self.head[chosen]
+        query = self.query[chosen]
+        key = self.key[chosen]
         seeds = mixing.value.new_zeros(
             *mixing.value.shape[:2], len(chosen), mixing.heads, mixing.v.shape[-1]
         )

@@ -36,15 +36,11 @@ class ScoredMixing:
             network, model, objective.batch.inputs
         )
         self.heads, self.per_sequence = model.n_heads, scored.stop - scored.start
-        self.is_linear, self.is_single = (
-            model.attention == Attention.linear,
-            model.query_key == QueryKey.single,
-        )
+        self.is_linear = model.attention == Attention.linear
+        self.is_single = model.query_key == QueryKey.single
         self.sink = score_sink(model)
-        self.stream, self.inputs = (
-            hidden[:, scored].flatten(0, 1),
-            inputs[:, scored].flatten(0, 1),
-        )
+        self.stream = hidden[:, scored].flatten(0, 1)
+        self.inputs = inputs[:, scored].flatten(0, 1)
         known = inputs[:, : scored.stop]
         self.keys_in = self._per_item(known)
         self.query = self.weights.q(self.inputs).unflatten(-1, (self.heads, -1))

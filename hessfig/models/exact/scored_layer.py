@@ -171,7 +171,9 @@ class Tail:
     def __init__(
         self, network: Any, model: ModelConfig, entering: Float[Tensor, "n d"]
     ) -> None:
-        layer, self.model, self.head = network.layers[-1], model, network.head
+        layer = network.layers[-1]
+        self.model = model
+        self.head = network.head
         self.mlp: Any = layer.mlp if model.mlp != MLP.none else None
         self.carries_normed = model.norm == Norm.post
         self.first = _normaliser(_first_norm(layer, model), entering)

@@ -45,10 +45,8 @@ def input_derivative(
         )
     if later.source == ScoredPlace.mean:
         assert earlier.feature is not None
-        slopes, keys = (
-            layer.mixing.input_slopes[:, later.head],
-            layer.mixing.head_scores(later.head),
-        )
+        slopes = layer.mixing.input_slopes[:, later.head]
+        keys = layer.mixing.head_scores(later.head)
         return ItemMatrices(((slopes, earlier.feature[:, keys]),))
     return layer.derivative(later.source, earlier.place).between(None, earlier.feature)
 
@@ -209,10 +207,8 @@ def _pair(
 def _crossed(
     layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: Sequence[Part]
 ) -> Squares:
-    matrices, slopes = (
-        _matrices(layer, later, earlier, parts),
-        input_derivative(layer, later, earlier),
-    )
+    matrices = _matrices(layer, later, earlier, parts)
+    slopes = input_derivative(layer, later, earlier)
     slope, shared = gradient(layer, later), _gram(earlier.inputs)
     plain, crossed = shared * _gram(later.inputs), shared * _gram(slope)
     squares = _once(
@@ -308,10 +304,8 @@ def _factors(objective: Objective, layer: int) -> tuple[Tensor, Tensor]:
     hidden = network.hidden(objective.batch.inputs, layer - 1)[
         :, objective.batch.scored
     ]
-    root, behind = (
-        loss_rows(objective, network.from_hidden(hidden, layer - 1, slice(None)))[1],
-        _behind(network, layer),
-    )
+    root = loss_rows(objective, network.from_hidden(hidden, layer - 1, slice(None)))[1]
+    behind = _behind(network, layer)
     check_same(
         objective,
         hidden @ network.layers[layer - 1].weight.T @ behind.T,

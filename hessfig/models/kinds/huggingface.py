@@ -136,10 +136,8 @@ def _check_settings(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
     """Raise UserError for masked tokens with a causal model, and for next tokens with an encoder, which sees them."""
-    is_encoder, is_masked = (
-        bool(_sizes(config).names.encoder),
-        config.task.data == Data.masked_tokens,
-    )
+    is_encoder = bool(_sizes(config).names.encoder)
+    is_masked = config.task.data == Data.masked_tokens
     if is_encoder != is_masked:
         fitting = Data.masked_tokens if is_encoder else Data.tokens
         what = (

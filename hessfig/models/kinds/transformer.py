@@ -69,11 +69,9 @@ def _weights(config: Config) -> Iterator[Weight]:
 
 def layer_weights(config: Config, model: ModelConfig, layer: int) -> Iterator[Weight]:
     """Yield the weights of one layer; `model` has its defaults resolved."""
-    matrices, place, is_sandwich = (
-        blocks.layer_matrices(model),
-        f"layers.{layer - 1}",
-        model.norm == Norm.sandwich,
-    )
+    matrices = blocks.layer_matrices(model)
+    place = f"layers.{layer - 1}"
+    is_sandwich = model.norm == Norm.sandwich
     if model.norm != Norm.none:
         yield from _norm(model, "ln1", f"{place}.ln1", layer)
     for matrix, path in _ATTENTION.items():

@@ -22,10 +22,8 @@ FUSED, GATE_UP = "+".join(QKV), "+".join(GATED)
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim")
 _HEAD_WIDTH = ("head_dim", "d_head", "d_kv")
-_ATTENTION, _CROSS = (
-    re.compile(r"att(n|ention)"),
-    re.compile(r"cross|encdec|encoder_att"),
-)
+_ATTENTION = re.compile(r"att(n|ention)")
+_CROSS = re.compile(r"cross|encdec|encoder_att")
 _NORM = re.compile(r"norm|^ln")
 # The ends of the path of a module, by its role: in attention, and elsewhere in a layer.
 _IN_ATTENTION = {
@@ -156,10 +154,8 @@ class Places:
         self.config = (
             config.get_text_config() if hasattr(config, "get_text_config") else config
         )
-        self.type, self.width = (
-            str(getattr(self.config, "model_type", "")),
-            first(self.config, WIDTHS),
-        )
+        self.type = str(getattr(self.config, "model_type", ""))
+        self.width = first(self.config, WIDTHS)
         named = [
             (path, tuple(p.shape))
             for path, p in network.named_parameters()

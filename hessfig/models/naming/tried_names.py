@@ -212,10 +212,8 @@ def _heads_are_right(runs: _Runs, usual: Tensor) -> bool:
 
     Heads are negated first, because norms over all heads, which would couple them, do not change.
     """
-    behind, own = (
-        runs.into.heads,
-        {name: runs.parts[name].heads for name in ("W_Q", "W_K", "W_V")},
-    )
+    behind = runs.into.heads
+    own = {name: runs.parts[name].heads for name in ("W_Q", "W_K", "W_V")}
     if not behind or not all(own.values()):
         return False
     shared = len(behind) // len(own["W_K"])

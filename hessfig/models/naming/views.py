@@ -86,11 +86,9 @@ def named(held: Held) -> Iterator[Weight]:
 
 def _parts(held: Held, name: str, size: int, view: _View) -> Iterator[Weight]:
     """Yield one weight or bias, and its heads and experts, which count from 1."""
-    entries, axes, indices = (
-        held.size // held.shape[view.axis] * size,
-        view.axes,
-        view.indices,
-    )
+    entries = held.size // held.shape[view.axis] * size
+    axes = view.axes
+    indices = view.indices
     groups = attention_groups(name) if held.is_of_attention else (Group.mlp.value,)
     whole = Weight(
         name, held.path, entries // len(indices), held.layer, groups, axes=axes

@@ -177,10 +177,8 @@ class Rows(Shell):
         with evaluating(self._inside[0]):
             network = Rows(self._inside[0], self.given, self._read)
             fits = [self._fit(batch, beside) for batch in self.given]
-            network._along, network.is_sum = (
-                [fit.axes for fit in fits],
-                all(fit.is_sum for fit in fits),
-            )
+            network._along = [fit.axes for fit in fits]
+            network.is_sum = all(fit.is_sum for fit in fits)
             return network
 
     def of_first_samples(self, count: int) -> tuple[Rows, Tensor]:

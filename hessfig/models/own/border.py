@@ -70,10 +70,8 @@ def open_request(
     """
     most = None if memory is None else bytes_of(memory)
     network = checked_network(network)
-    inputs, targets = (
-        as_tensors(keep_batches(inputs)),
-        as_tensors(keep_batches(targets, "targets")),
-    )
+    inputs = as_tensors(keep_batches(inputs))
+    targets = as_tensors(keep_batches(targets, "targets"))
     is_found = isinstance(weights, str) and weights == FOUND
     opener = opener_of(network)
     with differentiating(), kept_draws():

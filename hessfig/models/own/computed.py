@@ -325,10 +325,8 @@ class _Beyond:
     """The tensors that functions reach besides those of the network; modules other than the network may hold them."""
 
     def __init__(self, network: nn.Module, things: Sequence[Any]) -> None:
-        self._network, known = (
-            network,
-            {id(one) for one in (*network.parameters(), *network.buffers())},
-        )
+        self._network = network
+        known = {id(one) for one in (*network.parameters(), *network.buffers())}
         own, found = {*map(id, network.modules())}, dict[int, Tensor]()
         self._places = list[tuple[dict[str, Any], str]]()
         for thing in reached_by(*things):
@@ -405,10 +403,8 @@ class OfOutputs(nn.Module):
         except UserError:
             raise
         except (Exception, SystemExit) as error:
-            batch, use = (
-                computed.opaque_batches[number],
-                "compute_loss(outputs, batch) that returns its loss",
-            )
+            batch = computed.opaque_batches[number]
+            use = "compute_loss(outputs, batch) that returns its loss"
             raise _raised(
                 self._functions[0], use, error, batch, outputs.dtype
             ) from error

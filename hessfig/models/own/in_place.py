@@ -64,11 +64,9 @@ class InPlace(nn.Module):
 
     def _put(self) -> dict[int, Tensor]:
         """Put tensors and modes into the network; `preserved` puts its own back. Return what stands for each tensor."""
-        network, tensors, instead = (
-            self._inside[0],
-            self._tensors(),
-            dict[int, Tensor](),
-        )
+        network = self._inside[0]
+        tensors = self._tensors()
+        instead = dict[int, Tensor]()
         for path, module in network.named_modules():
             module.training = self._modes.get(path, module.training)
             for held, name, tensor in held_by(module):

@@ -162,11 +162,9 @@ class _Kept:
             sum(one.numel() * one.element_size() for one in tensors) > _MOST_BYTES
         )
         self._held, self._seen = None if is_large else objective, weakref.ref(objective)
-        self._fingerprint, self._compared, self._versions = (
-            fingerprint,
-            checking.compared(),
-            _versions(objective),
-        )
+        self._fingerprint = fingerprint
+        self._compared = checking.compared()
+        self._versions = _versions(objective)
         self._sizes = self._compared.sizes(request)
 
     def objective(self, request: Request) -> Objective | None:

@@ -275,10 +275,8 @@ class ForeignCall:
     def _is_output_of(self, batch: Given, result: Any) -> bool:
         """Whether a batch gives the output in `result`; a decoder needs labels, from which it makes its inputs."""
         try:
-            output, shown = (
-                self._selected(_called(self.network, batch)),
-                self._selected(result),
-            )
+            output = self._selected(_called(self.network, batch))
+            shown = self._selected(result)
         except UserError:
             return False
         if output is None or shown is None:

@@ -37,7 +37,9 @@ def split_problem(asked: Asked, network: nn.Module, real: torch.dtype) -> Built:
 
     Raises UserError for batches, losses and names that do not fit.
     """
-    inputs, targets, loss = asked.inputs, asked.targets, asked.meant_loss
+    inputs = asked.inputs
+    targets = asked.targets
+    loss = asked.meant_loss
     if not asked.is_plain:
         network, targets, loss = ForeignCall(asked, network, real).split(asked.loss)
         inputs = network.inputs

@@ -109,10 +109,8 @@ def laid_out(network: nn.Module) -> Iterator[None]:
 def requiring_gradients(parameters: Iterable[Tensor]) -> Iterator[None]:
     """Make parameters require gradients and remove their hooks, which are not part of the function."""
     leaves = list(parameters)
-    flags, hooks = (
-        [leaf.requires_grad for leaf in leaves],
-        [_taken(leaf._backward_hooks) for leaf in leaves],
-    )
+    flags = [leaf.requires_grad for leaf in leaves]
+    hooks = [_taken(leaf._backward_hooks) for leaf in leaves]
     try:
         for leaf in leaves:
             leaf.requires_grad_()
@@ -142,11 +140,9 @@ class _State:
     deepest, longest = 12, 10_000
 
     def __init__(self, *, numbers: bool) -> None:
-        self._seen, self._undo, self.things = (
-            set[int](),
-            list[Callable[[], object]](),
-            list[Any](),
-        )
+        self._seen = set[int]()
+        self._undo = list[Callable[[], object]]()
+        self.things = list[Any]()
         self._numbers = numbers
 
     def add(self, thing: Any, depth: int = 0) -> None:

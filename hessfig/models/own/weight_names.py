@@ -196,10 +196,8 @@ def _by_rows(known: _Known, spec: Any) -> list[Any]:
     )
     if not is_rows or any(isinstance(one, bool) for one in numbers):
         return [spec]
-    count, spans = (
-        len(known.parameters[path]) if known.parameters[path].ndim else 0,
-        list[list[int]](),
-    )
+    count = len(known.parameters[path]) if known.parameters[path].ndim else 0
+    spans = list[list[int]]()
     for row in numbers:
         if not -count <= row < count:
             return [spec]
@@ -271,10 +269,8 @@ def _from_the_front(index: Any, ndim: int) -> Any:
     given: list[Any] = list(index) if isinstance(index, tuple) else [index]
     places = list(given)
     if Ellipsis in places:
-        at, missing = (
-            places.index(Ellipsis),
-            ndim + 1 - sum(one is not None for one in places),
-        )
+        at = places.index(Ellipsis)
+        missing = ndim + 1 - sum(one is not None for one in places)
         places[at : at + 1] = [slice(None)] * missing
     if len(places) == ndim and all(isinstance(one, int) for one in places):
         places[-1] = slice(places[-1], places[-1] + 1 or None)

@@ -129,7 +129,9 @@ class Witnessing:
     """The request of a user, and the user's own function, with which every problem is compared."""
 
     def __init__(self, asked: Asked) -> None:
-        self.asked, self.own, self.route = asked, OwnFunction(asked), WAYS[0]
+        self.asked = asked
+        self.own = OwnFunction(asked)
+        self.route = WAYS[0]
         self.few: OwnFunction | None = (
             None  # the samples whose derivatives were compared, unless all were
         )

@@ -345,11 +345,9 @@ def _projection(
 
 def _output(place: str, sizes: ModelSizes, layer: int) -> Iterator[Weight]:
     """Yield W_O, its bias, and the columns of each head."""
-    name, path, inner = (
-        Matrix.W_O.value,
-        _path(place, "weight"),
-        sizes.n_heads * sizes.d_head,
-    )
+    name = Matrix.W_O.value
+    path = _path(place, "weight")
+    inner = sizes.n_heads * sizes.d_head
     yield Weight(name, path, inner * sizes.d_model, layer, (Group.attention.value,))
     if sizes.biases["output"]:
         yield _bias(name, place, sizes.d_model, layer, Group.attention)

@@ -51,10 +51,8 @@ def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> Non
 
     `odd` maps tensors that are not floating-point to their types; masks may be among them.
     """
-    missing, other = (
-        listed_names(report["missing_keys"]),
-        listed_names(report["mismatched_keys"]),
-    )
+    missing = listed_names(report["missing_keys"])
+    other = listed_names(report["mismatched_keys"])
     if missing or other:
         lists = {
             "missing": missing,

@@ -150,10 +150,8 @@ class Stored:
 
     def plan(self, config: Config) -> Plan:
         """Return the micro-batches. Raises UserError if not even one sequence fits into config.memory."""
-        sizes, is_padded = (
-            self.sizes(config),
-            config.task.data == Data.masked_tokens and is_text(config.task),
-        )
+        sizes = self.sizes(config)
+        is_padded = config.task.data == Data.masked_tokens and is_text(config.task)
         length = (
             self.ids(config).shape[1]
             if is_padded

@@ -88,11 +88,9 @@ def _no_tokenizer(place: Path | None, why: str) -> UserError:
 @contextmanager
 def alone() -> Iterator[None]:
     """Keep transformers offline and silent on stderr; misfits are reported as errors."""
-    verbosity, bars, offline = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        constants.HF_HUB_OFFLINE,
-    )
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    offline = constants.HF_HUB_OFFLINE
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     constants.HF_HUB_OFFLINE = True

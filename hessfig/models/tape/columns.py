@@ -74,11 +74,9 @@ class LinearisedNetwork:
         *,
         products: torch.dtype | None = None,
     ) -> None:
-        self.problem, self.model, self.dtype = (
-            objective.cast(torch.float64),
-            model,
-            products or objective.dtype,
-        )
+        self.problem = objective.cast(torch.float64)
+        self.model = model
+        self.dtype = products or objective.dtype
         self.tape = self._tape(merged=False)
 
     @cached_property
@@ -138,13 +136,11 @@ class LinearisedColumn:
         col: list[Weight],
         rows: Mapping[Hashable, list[Weight]],
     ) -> None:
-        self.tape, self.dtype, self.loss, self.col, self.rows = (
-            tape,
-            dtype,
-            objective.loss,
-            col,
-            rows,
-        )
+        self.tape = tape
+        self.dtype = dtype
+        self.loss = objective.loss
+        self.col = col
+        self.rows = rows
         self.weights = [tape.parameter(weight) for weight in col]
         self.dim = sum(weight.numel() for weight in self.weights)
         self.shape = (

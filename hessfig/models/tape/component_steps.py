@@ -176,10 +176,8 @@ class Gain(Step):
         self, inputs: tuple[str, ...], output: str, x: Tensor, gain: nn.Module
     ) -> None:
         self.inputs, self.output, self.x = inputs, output, x.unsqueeze(2)
-        self.parameters, self.perturbed = (
-            dict[str, Tensor](gain.named_parameters()),
-            dict[str, Probes](),
-        )
+        self.parameters = dict[str, Tensor](gain.named_parameters())
+        self.perturbed = dict[str, Probes]()
         self.width = x.shape[-1] // self.parameters[WEIGHT].numel()
         self.gains = self._spread(self.parameters[WEIGHT])
         self.value = self.gains * x

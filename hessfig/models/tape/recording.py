@@ -144,10 +144,8 @@ class Builder:
     def _query_and_key(
         self, attention: Attending, index: int, x: str, queries: slice, length: int
     ) -> tuple[str, str]:
-        heads, kv_heads = (
-            self.model.n_heads * attention.sets,
-            attention.kv_heads * attention.sets,
-        )
+        heads = self.model.n_heads * attention.sets
+        kv_heads = attention.kv_heads * attention.sets
         matrix = Matrix.W_QK if attention.is_single else Matrix.W_Q
         query = self.spread(
             self.linear(

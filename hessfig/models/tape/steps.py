@@ -112,16 +112,12 @@ class Normalise(Step):
         x: Tensor,
         norm: nn.LayerNorm | RMSNorm,
     ) -> None:
-        self.inputs, self.output, self.value, self.weight = (
-            inputs,
-            output,
-            norm(x),
-            norm.weight,
-        )
-        self.parameters, self.perturbed = (
-            dict[str, Tensor](norm.named_parameters()),
-            dict[str, Probes](),
-        )
+        self.inputs = inputs
+        self.output = output
+        self.value = norm(x)
+        self.weight = norm.weight
+        self.parameters = dict[str, Tensor](norm.named_parameters())
+        self.perturbed = dict[str, Probes]()
         self.is_centred = isinstance(norm, nn.LayerNorm)
         centred = self._centre(x)
         self.s = (
@@ -140,10 +136,8 @@ class Normalise(Step):
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
         """Return the Jacobian times w dybar + dw ybar, plus the tangent of the Jacobian times w ybar."""
-        dn_bar, dw = (
-            None if dy_bar is None else self.weight * dy_bar,
-            self.perturbed.get(WEIGHT),
-        )
+        dn_bar = None if dy_bar is None else self.weight * dy_bar
+        dw = self.perturbed.get(WEIGHT)
         if dxs is not None and dw is not None:
             dn_bar = plus(dn_bar, dw * self.y_bar)
         first = None if dn_bar is None else self._project(dn_bar)
@@ -218,11 +212,9 @@ class Mixing(Step):
         centre: Float[Tensor, "queries length"] | None = None,
     ) -> None:
         self.inputs, self.output, self.heads, self.scale = inputs, output, heads, scale
-        self.kind, self.is_linear, self.allowed = (
-            kind,
-            kind == Attention.linear,
-            allowed,
-        )
+        self.kind = kind
+        self.is_linear = kind == Attention.linear
+        self.allowed = allowed
         self.q, self.k, self.v = (
             self._split(rows.unsqueeze(2)).squeeze(3) for rows in values
         )

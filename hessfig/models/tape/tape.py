@@ -145,10 +145,8 @@ class LinearMap(Step):
         self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear
     ) -> None:
         self.inputs, self.output, self.x, self.weight = inputs, output, x, linear.weight
-        self.value, self.parameters = (
-            linear(x),
-            dict[str, Tensor](linear.named_parameters()),
-        )
+        self.value = linear(x)
+        self.parameters = dict[str, Tensor](linear.named_parameters())
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
@@ -207,12 +205,10 @@ class Lookup(Step):
     inputs: tuple[str, ...] = ()
 
     def __init__(self, output: str, index: Tensor, weight: Tensor) -> None:
-        self.output, self.index, self.weight, self.value = (
-            output,
-            index,
-            weight,
-            weight[index],
-        )
+        self.output = output
+        self.index = index
+        self.weight = weight
+        self.value = weight[index]
         self.parameters = {WEIGHT: weight}
         self.perturbed: dict[str, Probes] = {}
 

@@ -100,11 +100,9 @@ class Folder:
     """The stored states of `trajectory`. Invalid files are reported on stderr and treated as missing."""
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self.trajectory, self.path, self.key = (
-            trajectory,
-            trajectory.folder,
-            trajectory.key,
-        )
+        self.trajectory = trajectory
+        self.path = trajectory.folder
+        self.key = trajectory.key
 
     def weights_path(self, step: int) -> Path:
         """Path of the weights after `step` updates, under the network's own names."""

@@ -324,10 +324,8 @@ def _optimisers(
     }
     if facts.of_matrices:
         # So both take one rate.
-        matrices, of_both = (
-            _hidden_matrices(named),
-            {"adjust_lr_fn": "match_rms_adamw"},
-        )
+        matrices = _hidden_matrices(named)
+        of_both = {"adjust_lr_fn": "match_rms_adamw"}
         yield getattr(package, facts.of_matrices)(
             matrices, **every, momentum=read.pop("momentum"), **of_both
         )

@@ -61,10 +61,8 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
     first window of sigma is drawn, with a page for every further one.
     """
-    measured, part = (
-        read_measured(spec, source),
-        Part(spec.choice("part", tuple(Part), Part.H)),
-    )
+    measured = read_measured(spec, source)
+    part = Part(spec.choice("part", tuple(Part), Part.H))
     if spec.switch("ratios", False):
         yield _ratios(measured, part)
         return
@@ -77,10 +75,8 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _ratios(measured: MeasuredCurves, part: Part) -> Page:
     """Draw the ratio of the two norms for every network, a dot for each sigma."""
     numbers = where(measured.table, part=part)
-    variants, sigmas = (
-        list(dict.fromkeys(numbers["variant"])),
-        sorted(numbers[X].unique()),
-    )
+    variants = list(dict.fromkeys(numbers["variant"]))
+    sigmas = sorted(numbers[X].unique())
     names = [fitting([name_of(variant)], _LONGEST) for variant in variants]
     style = ONE_SCALE.replace(
         left=0.1 + max(map(width_of, names)),

@@ -105,10 +105,8 @@ class StateDirections:
 
     def _plain(self, heading: NamedDirection, block: Block) -> Vector:
         if heading == NamedDirection.random:
-            dim, generator = (
-                self._problem.layout.size(block.layer, block.col),
-                self._stream(block),
-            )
+            dim = self._problem.layout.size(block.layer, block.col)
+            generator = self._stream(block)
             return torch.randn(dim, dtype=torch.float64, generator=generator)
         if heading == NamedDirection.sign:
             return self.entries(self._signs, block)

@@ -257,10 +257,8 @@ def _plane_page(
 
 def _plane(ax: Axes, state: StoredLosses) -> pd.DataFrame:
     x, y = state.numbers["plane_places"]
-    losses, expansions = (
-        state.numbers["plane_losses"],
-        state.numbers["plane_expansions"],
-    )
+    losses = state.numbers["plane_losses"]
+    expansions = state.numbers["plane_expansions"]
     finite = losses[np.isfinite(losses)]
     if not finite.size or np.ptp(finite) == 0:
         say(ax, "the loss is constant, or not finite")
@@ -396,10 +394,8 @@ def _horizon_page(spec: FigureSpec, run: RecordedRun) -> Page:
     for (step, here), tone in zip(
         rows.groupby("step", dropna=False), itertools.cycle(TONES), strict=False
     ):
-        inside, beyond = (
-            here[np.isfinite(here["value"])],
-            here[np.isposinf(here["value"])],
-        )
+        inside = here[np.isfinite(here["value"])]
+        beyond = here[np.isposinf(here["value"])]
         style: dict[str, Any] = {
             "color": tone,
             "linestyle": "none",

@@ -39,11 +39,9 @@ class Surface:
     ) -> None:
         self._problem = replace(objective, network=copy.deepcopy(objective.network))
         self._model, self._products = model, products
-        parameters, numbers, first = (
-            dict(objective.network.named_parameters()),
-            dict[str, Tensor](),
-            0,
-        )
+        parameters = dict(objective.network.named_parameters())
+        numbers = dict[str, Tensor]()
+        first = 0
         for name, parameter in parameters.items():
             numbers[name] = torch.arange(first, first + parameter.numel()).view(
                 parameter.shape

@@ -81,10 +81,8 @@ class _Search:
         )
 
     def _best(self, norm: StepNorm, steep: Vector) -> Estimate:
-        count, vector = (
-            self._request.at.config.directions.starts,
-            self._largest.vectors[:, 0].double().cpu(),
-        )
+        count = self._request.at.config.directions.starts
+        vector = self._largest.vectors[:, 0].double().cpu()
         drawn = torch.randn(
             count, self._hessian.dim, dtype=torch.float64, generator=self._generator
         )

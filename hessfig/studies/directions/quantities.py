@@ -33,10 +33,8 @@ def check_rules(config: Config, layout: Layout) -> None:
 
 def check_slices(config: Config, layout: Layout) -> None:
     """Raise UserError for a direction of the bulk in a network that is too large for a full eigendecomposition."""
-    size, asked = (
-        layout.size(0, Group.all.value),
-        {*config.directions.along, *config.directions.plane},
-    )
+    size = layout.size(0, Group.all.value)
+    asked = {*config.directions.along, *config.directions.plane}
     if not has_all_eigenvectors(size) and SliceDirection.bulk in asked:
         others = ",".join(
             direction

@@ -167,10 +167,8 @@ class _Line:
     @property
     def reach(self) -> float:
         """The largest distance of the slice from the state."""
-        asked, ends = (
-            self.axes.request.at.config.directions.reach,
-            [end for end, _ in self.departures],
-        )
+        asked = self.axes.request.at.config.directions.reach
+        ends = [end for end, _ in self.departures]
         finite = [end for end in ends if np.isfinite(end)]
         return asked or (_BEYOND * max(finite) if finite else _UNBOUNDED)
 

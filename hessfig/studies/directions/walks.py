@@ -35,10 +35,8 @@ def descent(objective: Objective, request: Request) -> Measured:
     Arrays over steps: `losses`, `model_losses`, `distances` |w_t - w_0|, `model_distances`, `gaps` |w_t - v_t|;
     `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of the run NaN.
     """
-    surface, settings = (
-        Surface(objective, request.model, request.estimator.products),
-        request.at.config.directions,
-    )
+    surface = Surface(objective, request.model, request.estimator.products)
+    settings = request.at.config.directions
     largest, converged = _largest_eigenvalue(surface, request)
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
@@ -63,11 +61,9 @@ def descent(objective: Objective, request: Request) -> Measured:
 
 def _course(surface: Surface, rate: float, steps: int) -> dict[str, list[float]]:
     """Return the arrays over steps, by name."""
-    start, course, sizes = (
-        surface.at(surface.start),
-        defaultdict[str, list[float]](list),
-        list[float](),
-    )
+    start = surface.at(surface.start)
+    course = defaultdict[str, list[float]](list)
+    sizes = list[float]()
     w, away = surface.start, torch.zeros_like(surface.start)
     for step in range(steps + 1):
         here = surface.at(w)
@@ -141,10 +137,8 @@ def critical_points(objective: Objective, request: Request) -> Measured:
     """
     surface = Surface(objective, request.model, request.estimator.products)
     end = _searched(surface, request.at.config.directions.evaluations)
-    values, norm = (
-        eigenvalues(surface.hessian(end)),
-        float(surface.at(end).gradient.norm()),
-    )
+    values = eigenvalues(surface.hessian(end))
+    norm = float(surface.at(end).gradient.norm())
     cut = request.spectrum.cut * float(values.abs().max())
     numbers = {
         "gradient": norm,

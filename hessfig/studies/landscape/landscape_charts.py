@@ -59,10 +59,8 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
         lambda variant: without(variant, DIRECTION, DISTANCE)
     )
     table = with_settings(run.table, DIRECTION, DISTANCE).assign(other=rest)
-    fixed, others = (
-        str((run.config.get("landscape") or {}).get("distance")),
-        table["other"].unique(),
-    )
+    fixed = str((run.config.get("landscape") or {}).get("distance"))
+    others = table["other"].unique()
     for other in others:
         suffix = f"_{file_words(other)}" if len(others) > 1 else ""
         yield _page(

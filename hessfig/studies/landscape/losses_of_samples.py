@@ -47,19 +47,15 @@ def landscape_difference(objective: Objective, request: Request) -> Measured:
     `prediction_correlation` (of ranks) and `prediction_slope`: of l_i(w) - l_i(w*) on its prediction.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
-    at, orders = (
-        places(settings.first, samples.count - 1, settings.points),
-        orders_of(request, samples.count),
-    )
+    at = places(settings.first, samples.count - 1, settings.points)
+    orders = orders_of(request, samples.count)
     if settings.distance is None:
         losses = samples.losses()
         rows = _all_rows(request, losses, orders, at, float(losses.max()), 0.0)
         return Measured(rows, _kept(losses=losses))
     direction, distance = direction_of(samples, request), settings.distance
-    expanded, losses = (
-        samples.along(direction),
-        samples.losses(samples.moved(direction, distance)),
-    )
+    expanded = samples.along(direction)
+    losses = samples.losses(samples.moved(direction, distance))
     change = distance * expanded.slopes + distance**2 / 2 * expanded.curvatures
     curvature = _curvature_rows(samples.problem, request, expanded)
     term = float(curvature[0]["value"]) * distance**2
@@ -85,10 +81,8 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
     `delta_2_null` is the mean over w of the squared null (see null_difference).
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
-    at, orders = (
-        places(settings.first, samples.count - 1, settings.points),
-        orders_of(request, samples.count),
-    )
+    at = places(settings.first, samples.count - 1, settings.points)
+    orders = orders_of(request, samples.count)
     generator, losses = request.stream(0, POINTS), []
     for _ in range(settings.draws):
         shift = samples.shaped(

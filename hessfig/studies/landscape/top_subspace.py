@@ -44,10 +44,8 @@ def landscape_subspace(objective: Objective, request: Request) -> Measured:
     converged is `not_converged`.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
-    extremes, drawn = (
-        _top(samples.problem, samples.count, request),
-        request.stream(0, POINTS),
-    )
+    extremes = _top(samples.problem, samples.count, request)
+    drawn = request.stream(0, POINTS)
     top, most = extremes.vectors.double().cpu(), extremes.vectors.shape[1]
     points = torch.randn(
         samples.dim, settings.draws, dtype=torch.float64, generator=drawn
@@ -57,10 +55,8 @@ def landscape_subspace(objective: Objective, request: Request) -> Measured:
         torch.randn(samples.dim, most, dtype=torch.float64, generator=drawn)
     ).Q
     start = float(samples.losses().double().var())
-    full, bent = (
-        _mean(_measured(samples, points, settings.spread)),
-        _mean(_expanded(samples, points, settings.spread)),
-    )
+    full = _mean(_measured(samples, points, settings.spread))
+    bent = _mean(_expanded(samples, points, settings.spread))
     numbers = {
         "landscape_start": exact(start),
         "landscape_full": full,
@@ -145,10 +141,8 @@ class Expansion:
 def _top(objective: Objective, count: int, request: Request) -> Extremes:
     """Return the outermost eigenvectors of the Hessian of the first samples, in every parameter."""
     chosen = replace(objective, batch=objective.batch.samples(slice(count)))
-    hessian, generator = (
-        WholeHessian(LossGradient(chosen)),
-        request.stream(0, Group.all.value),
-    )
+    hessian = WholeHessian(LossGradient(chosen))
+    generator = request.stream(0, Group.all.value)
     return extremes_of(
         hessian,
         End.largest,

@@ -22,10 +22,8 @@ def damped_inverse(matrix: Matrix, damping: float) -> Matrix:
     signs (Dauphin et al. 2014, arXiv 1406.2572). If A + shift I is positive definite, it is inverted instead. A zero
     matrix counts as the identity; a matrix that is not finite gives nan.
     """
-    shift, identity = (
-        damping * float(matrix.diagonal().abs().mean()),
-        torch.eye(len(matrix), dtype=matrix.dtype),
-    )
+    shift = damping * float(matrix.diagonal().abs().mean())
+    identity = torch.eye(len(matrix), dtype=matrix.dtype)
     if not matrix.isfinite().all():
         return torch.full_like(matrix, torch.nan)
     if not matrix.any():
@@ -80,11 +78,9 @@ def surgery(
     move by -[A^-1]_RS ([A^-1]_SS)^-1 w_S, and the inverse becomes that of A on the remaining weights (a Schur
     complement). Saliencies are then computed for the new weights with the same A.
     """
-    current, inverse, remaining = (
-        weights.clone(),
-        inverse.clone(),
-        torch.arange(len(weights)),
-    )
+    current = weights.clone()
+    inverse = inverse.clone()
+    remaining = torch.arange(len(weights))
     for count in counts:
         new = count - (len(weights) - len(remaining))
         if new:
@@ -115,10 +111,8 @@ class RowGrids:
     def __init__(self, matrices: Sequence[Float[Tensor, "_ _"]], bits: int) -> None:
         scales, zeros, self._most = [], [], 2**bits - 1
         for matrix in matrices:
-            low, high = (
-                matrix.min(dim=1).values.clamp(max=0),
-                matrix.max(dim=1).values.clamp(min=0),
-            )
+            low = matrix.min(dim=1).values.clamp(max=0)
+            high = matrix.max(dim=1).values.clamp(min=0)
             scale = (high - low) / self._most
             scale = torch.where(scale > 0, scale, 1.0)
             scales.append(scale[:, None].expand_as(matrix).flatten())

@@ -456,17 +456,13 @@ def _predicted(
     subject: PerturbedBlock, request: Request
 ) -> dict[tuple[str, int], float]:
     """Return the rise and its predictions by name and bits."""
-    weights, places = (
-        subject.weights.double().cpu(),
-        torch.cat([one for _, _, one in subject.matrices]),
-    )
+    weights = subject.weights.double().cpu()
+    places = torch.cat([one for _, _, one in subject.matrices])
     surrogates = subject.surrogates([Surrogate.hessian, Surrogate.empirical_fisher])
     hessian, fisher = (surrogates[name][places[:, None], places] for name in surrogates)
     slope = subject.flat(LossGradient(subject.problem).gradient).double().cpu()[places]
-    before, numbers = (
-        subject.losses(subject.weights[None]),
-        dict[tuple[str, int], float](),
-    )
+    before = subject.losses(subject.weights[None])
+    numbers = dict[tuple[str, int], float]()
     for bits in request.at.config.compression.bits:
         grid = brain_surgeon.RowGrids(
             [weights[one].view(shape) for _, shape, one in subject.matrices], bits

@@ -109,10 +109,8 @@ def _matrices(
         outer.diag(),
         torch.zeros(len(outer), len(outer)).double(),
     )
-    shift, hessian = (
-        torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping,
-        surrogates[Surrogate.hessian],
-    )
+    shift = torch.eye(len(outer), dtype=torch.float64) * outer.mean() * damping
+    hessian = surrogates[Surrogate.hessian]
     every = zip(INFLUENCES, (*surrogates.values(), *others), strict=True)
     return {
         name: (one + shift, float((one - hessian).norm() / hessian.norm()))

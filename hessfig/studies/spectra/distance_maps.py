@@ -118,10 +118,8 @@ def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
 
 def _distances(state: Collected, kernel: Kernel) -> _Distances:
     """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
-    stored, other = (
-        state.spectra or state.densities,
-        PUBLISHED if kernel == FIXED else FIXED,
-    )
+    stored = state.spectra or state.densities
+    other = PUBLISHED if kernel == FIXED else FIXED
     (pairs, means), (other_pairs, other_means) = (
         pair_distances(stored, each) for each in (kernel, other)
     )
@@ -168,12 +166,10 @@ def _draw_page(
     names = in_rows(
         [_map_name(network, shown, len(of_map) > 1) for network, shown in maps], columns
     )
-    sheet, numbers = (
-        Sheet.grid(
-            spec.paper, names, note, _STYLE.replace(height=heights, most=columns)
-        ),
-        [],
+    sheet = Sheet.grid(
+        spec.paper, names, note, _STYLE.replace(height=heights, most=columns)
     )
+    numbers = []
     place = sheet.outermost.get_position()
     for row, column, ax in sheet:
         network, shown = lines[row][column]

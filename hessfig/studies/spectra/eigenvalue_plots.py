@@ -125,15 +125,15 @@ def draw_density(ax: Axes, panel: Panel, colour: str) -> pd.DataFrame:
     Return the numbers, with the density after half of the Lanczos steps.
     """
     deviation = panel.kernel.deviation(*panel.range)
-    grid, numbers, peak = grid_over(*panel.range, deviation), pd.DataFrame(), [0.0]
+    grid = grid_over(*panel.range, deviation)
+    numbers = pd.DataFrame()
+    peak = [0.0]
     set_decades(ax, "y")
     if panel.exact is not None:
         exact, _ = of_eigenvalues(panel.exact.eigenvalues, grid, deviation)
         ax.fill_between(grid, exact, _LOWEST, color="#d0d0d0", linewidth=0)
-        numbers, peak = (
-            pd.DataFrame({"eigenvalue": grid, "exact": exact}),
-            [exact.max()],
-        )
+        numbers = pd.DataFrame({"eigenvalue": grid, "exact": exact})
+        peak = [exact.max()]
     if panel.densities:
         banded = smoothed(panel.densities[0], grid, deviation)
         _draw_banded(ax, banded, 0.0, colour)

@@ -98,10 +98,8 @@ def _draw_scaled(
         f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows
     ]
     names = [[f"{block}:{column}" for column in columns] for block in blocks]
-    note, style = (
-        words + labels.made_words(table, axis),
-        BY_COLUMN.replace(left=0.62, down=0.12, height=1.1),
-    )
+    note = words + labels.made_words(table, axis)
+    style = BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
     sheet = Sheet.grid(spec.paper, names, note, style)
     numbers, drawn = counted(table), []
     for ax in sheet.axes:
@@ -163,11 +161,9 @@ def _of_quantities(table: pd.DataFrame, asked: list[str] | None) -> pd.DataFrame
     )
 
 
-LARGEST, SMALLEST, QUANTILES = (
-    "largest_eigenvalue",
-    "smallest_eigenvalue",
-    "density_quantile",
-)
+LARGEST = "largest_eigenvalue"
+SMALLEST = "smallest_eigenvalue"
+QUANTILES = "density_quantile"
 EXACT_QUANTILES = "eigenvalue_quantile"
 _CURVE = [*NETWORK, X]
 _PLACE = [*_CURVE, "seed"]
@@ -218,10 +214,8 @@ def _draw_stretch(
 ) -> Page:
     rows = counted(table)
     networks, floor = networks_of(rows), _floor(rows)
-    first, spread = (
-        f"{axis.symbol} = {rows[X].min():g}",
-        labels.spread_words(rows["seed"].nunique()),
-    )
+    first = f"{axis.symbol} = {rows[X].min():g}"
+    spread = labels.spread_words(rows["seed"].nunique())
     note = (
         f"{labels.part_words(table['part'].iloc[0])}: mean over {labels.seeds_words(table)}, {spread}."
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
@@ -326,11 +320,9 @@ def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (options
     `block`: all by default; `up_to`: the last place on the axis).
     """
-    axis, block, last = (
-        source.run.axis,
-        str(spec.options.get("block", "all")),
-        spec.number("up_to"),
-    )
+    axis = source.run.axis
+    block = str(spec.options.get("block", "all"))
+    last = spec.number("up_to")
     table = where(along(of_quantity(source.table, LARGEST), axis), row=block, col=block)
     table = table[(table["index"] <= 1) & (last is None or table[X] <= last)]
     _check_proxies(table, block)

@@ -109,10 +109,8 @@ class Case:
                 [one for one in range(len(x)) if H[one].any()], range(x.shape[1])
             ):
                 left = left + J[sample, :, t].T @ H[sample] @ J[sample, :, t]
-                right, count = (
-                    right + torch.outer(x[sample, t], x[sample, t]),
-                    count + 1,
-                )
+                right = right + torch.outer(x[sample, t], x[sample, t])
+                count = count + 1
         return left, right / count
 
     def places(self, held: Sequence[str], columns: int) -> Tensor:
@@ -240,11 +238,9 @@ class Read(nn.Module):
 
     def __init__(self, *, is_linear: bool = False) -> None:
         super().__init__()
-        self.inner, self.outer, self.is_linear = (
-            nn.Linear(3, 4),
-            nn.Linear(4, CLASSES),
-            is_linear,
-        )
+        self.inner = nn.Linear(3, 4)
+        self.outer = nn.Linear(4, CLASSES)
+        self.is_linear = is_linear
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.inner(x)
@@ -375,10 +371,8 @@ def test_expand_and_reduce_are_exact_in_their_settings(held: Sequence[str]) -> N
         (reduce, "kfac_reduce"),
         (convolved, "kfac_reduce"),
     ):
-        truth, other = (
-            case.hessian(held),
-            {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name],
-        )
+        truth = case.hessian(held)
+        other = {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name]
         torch.testing.assert_close(case.made(name, held), truth, rtol=1e-10, atol=1e-13)
         # An output depends on one position alone.
         is_trivial = case is expand and held == ["bias"]
@@ -436,11 +430,9 @@ class Tagged(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.key, self.value = (
-            nn.Embedding(9, 4),
-            nn.Linear(4, 4),
-            nn.Linear(4, 4),
-        )
+        self.words = nn.Embedding(9, 4)
+        self.key = nn.Linear(4, 4)
+        self.value = nn.Linear(4, 4)
         self.inner, self.out = nn.Linear(4, 2), nn.Linear(2, CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
@@ -556,10 +548,8 @@ class Upsampled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.grouped, self.back = (
-            nn.Conv2d(2, 4, 2, groups=2),
-            nn.ConvTranspose2d(4, 2, 2),
-        )
+        self.grouped = nn.Conv2d(2, 4, 2, groups=2)
+        self.back = nn.ConvTranspose2d(4, 2, 2)
         self.plain, self.out = nn.Conv2d(2, 2, 1), nn.Linear(2, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -604,7 +594,9 @@ def test_inputs_by_keyword_are_refused() -> None:
 
 
 def test_the_bias_of_a_grouped_convolution_has_its_own_factor() -> None:
-    network, x, y = drawn(Upsampled()), draws(4, 2, 3, 3), labels(4)
+    network = drawn(Upsampled())
+    x = draws(4, 2, 3, 3)
+    y = labels(4)
     case = Case(network, "grouped", [(x, y)], "cross_entropy", F.cross_entropy, windows)
     torch.testing.assert_close(
         case.made("kfac_reduce", ["bias"]),

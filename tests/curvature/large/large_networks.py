@@ -63,10 +63,8 @@ def of_transformers(name: str, length: int = 8) -> Case:
     torch.manual_seed(0)
     model = getattr(transformers, name)
     config = model.config_class(**TEXT[name], attn_implementation="eager")
-    tokens, targets = (
-        torch.randint(3, 1500, (4, length)),
-        torch.randint(0, 1500, (4, length)),
-    )
+    tokens = torch.randint(3, 1500, (4, length))
+    targets = torch.randint(0, 1500, (4, length))
     targets[0, 3:] = targets[2, 0] = -100
     return model(config).eval(), tokens, targets
 
@@ -174,10 +172,8 @@ class Plain:
 
     def products(self, vector: Tensor) -> dict[Part, Tensor]:
         """Return the products with a vector over all parameters."""
-        whole, functional = (
-            self._along(self._of_whole, vector),
-            self._along(self._of_outputs, vector),
-        )
+        whole = self._along(self._of_whole, vector)
+        functional = self._along(self._of_outputs, vector)
         return {Part.H: whole, Part.H_f: functional, Part.H_o: whole - functional}
 
     def _along(self, slopes: tuple[Tensor, ...], vector: Tensor) -> Tensor:

@@ -87,11 +87,9 @@ class Adapted(nn.Module):
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
-        self.base, self.down, self.up = (
-            base,
-            nn.Linear(WIDTH, 2, bias=False),
-            nn.Linear(2, WORDS, bias=False),
-        )
+        self.base = base
+        self.down = nn.Linear(WIDTH, 2, bias=False)
+        self.up = nn.Linear(2, WORDS, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x))
@@ -331,10 +329,8 @@ def test_squared_errors_have_no_head() -> None:
 
 
 def test_a_target_that_one_batch_ignores_and_another_counts_has_no_labels() -> None:
-    search, outputs = (
-        LabelSearch(Called(ignoring_the_first)),
-        torch.randn(4, 5, dtype=torch.float64),
-    )
+    search = LabelSearch(Called(ignoring_the_first))
+    outputs = torch.randn(4, 5, dtype=torch.float64)
     search.see(outputs, torch.tensor([2, 0, 1, 4]))
     assert search.labels == Labels(ignored=(2,))
     search.see(outputs, torch.tensor([3, 0, 2, 4]))

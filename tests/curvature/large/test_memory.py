@@ -258,10 +258,8 @@ def apart() -> dict[str, Callable[[str | None], hessfig.Problem]]:
     x, y = data()
     torch.manual_seed(0)
     over, first = OverTheBatch().double(), TimeFirst().double()
-    steps, labels = (
-        torch.randn(12, 3, 8, dtype=torch.float64),
-        torch.randint(0, CLASSES, (12, 3)),
-    )
+    steps = torch.randn(12, 3, 8, dtype=torch.float64)
+    labels = torch.randint(0, CLASSES, (12, 3))
     return {
         "network": lambda memory: hessfig.Problem(over, x, y, memory=memory),
         "dictionary": lambda memory: hessfig.Problem(

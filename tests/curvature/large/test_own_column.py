@@ -121,11 +121,9 @@ class Changing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.body, self.head, self.read = (
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(WIDTH, CLASSES),
-            READ,
-        )
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.read = READ
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x).tanh() * self.read["factor"])
@@ -289,10 +287,8 @@ def test_parts_that_are_zero_up_to_rounding_are_no_fault(
 ) -> None:
     """H_o of a loss that is linear in the outputs, up to rounding; every part, where the network is linear too."""
     torch.manual_seed(0)
-    x, y = (
-        torch.randn(5, width, dtype=torch.float64),
-        torch.zeros(5, 1, dtype=torch.float64),
-    )
+    x = torch.randn(5, width, dtype=torch.float64)
+    y = torch.zeros(5, 1, dtype=torch.float64)
     for network in (
         nn.Linear(width, width),
         nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width)),
@@ -328,11 +324,9 @@ class Late(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.late, self.head = (
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(3, 3),
-            nn.Linear(WIDTH, CLASSES),
-        )
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.late = nn.Linear(3, 3)
+        self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.body(x).tanh()
@@ -406,10 +400,8 @@ def test_a_network_that_catches_everything_is_measured_without_its_head() -> Non
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.rnn, self.head = (
-            nn.LSTM(16, 140, batch_first=True),
-            nn.Linear(140, CLASSES),
-        )
+        self.rnn = nn.LSTM(16, 140, batch_first=True)
+        self.head = nn.Linear(140, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.rnn(x)[0][:, -1])
@@ -430,10 +422,8 @@ class Pooled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
-        self.factor, self.unread = (
-            nn.Parameter(torch.tensor(0.7)),
-            nn.Parameter(torch.ones(3)),
-        )
+        self.factor = nn.Parameter(torch.tensor(0.7))
+        self.unread = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.factor * self.body(x).tanh().mean(0))
@@ -442,11 +432,9 @@ class Pooled(nn.Module):
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.into, self.body, self.head = (
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(WIDTH, WIDTH),
-            nn.Linear(WIDTH, CLASSES),
-        )
+        self.into = nn.Linear(WIDTH, WIDTH)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(
@@ -532,10 +520,8 @@ def test_odd_networks_have_the_products_of_plain_double_backward(name: str) -> N
     )
     for col in names:
         rows = {Block(0, row, col): (0, row) for row in names}
-        column, plain = (
-            routes.column(0, col, [*rows]),
-            ColumnOperator(objective, 0, col, rows),
-        )
+        column = routes.column(0, col, [*rows])
+        plain = ColumnOperator(objective, 0, col, rows)
         assert isinstance(column, OwnColumn) and all(map(column.network.holds, PARTS))
         truth = plain.split_matmat(vectors_of(column), PARTS)
         for key, one in column.split_matmat(vectors_of(column), PARTS).items():

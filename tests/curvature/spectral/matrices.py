@@ -16,10 +16,8 @@ class Explicit:
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.dim, self.products = matrix, len(matrix), 0
-        self.rounding, self.like = (
-            100 * torch.finfo(torch.float64).eps,
-            torch.empty(0, dtype=torch.float64),
-        )
+        self.rounding = 100 * torch.finfo(torch.float64).eps
+        self.like = torch.empty(0, dtype=torch.float64)
 
     def matmat(self, vectors: Tensor) -> Tensor:
         self.products += vectors.shape[1]

@@ -25,10 +25,8 @@ VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
 
 
 def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
-    generator, none = (
-        stream(seed, "pursuit"),
-        torch.zeros(operator.dim, 0, dtype=torch.float64),
-    )
+    generator = stream(seed, "pursuit")
+    none = torch.zeros(operator.dim, 0, dtype=torch.float64)
     runs = begin(goal, starts_of(goal, operator, generator, None), generator, none)
     run_until_converged(runs, operator, goal)
     return runs

@@ -26,11 +26,9 @@ class Parts:
 
     def __init__(self, outer: Tensor, functional: Tensor) -> None:
         self.given = {Part.H_o: outer, Part.H_f: functional, Part.H: outer + functional}
-        self.dim, self.dtype, self.shape = (
-            len(outer),
-            outer.dtype,
-            torch.Size([len(outer)]),
-        )
+        self.dim = len(outer)
+        self.dtype = outer.dtype
+        self.shape = torch.Size([len(outer)])
         self.like = outer.new_empty(0)
 
     def split_matmat(

@@ -180,10 +180,8 @@ def test_a_warm_start_shortens_the_runs_and_cannot_mislead_them() -> None:
     values = [*torch.linspace(0, 1, 300).tolist(), 1.02]
     operator = with_eigenvalues(values)
     basis = torch.linalg.eigh(operator.matrix).eigenvectors
-    cold, warm = (
-        found(operator, End.largest, 1),
-        found(operator, End.largest, 1, warm=basis[:, -1]),
-    )
+    cold = found(operator, End.largest, 1)
+    warm = found(operator, End.largest, 1, warm=basis[:, -1])
     astray = found(operator, End.largest, 1, warm=basis[:, 0])
     for result in (cold, warm, astray):
         check(result, values, End.largest, 1)

@@ -60,10 +60,8 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other() -> None:
     operator.matmat = lambda vectors: (
         calls.append(vectors.shape[1]) or multiply(vectors)
     )  # type: ignore[func-returns-value, method-assign, assignment]
-    together, alone = (
-        [LanczosRun(start(80, seed), 12) for seed in (1, 2, 3)],
-        LanczosRun(start(80, 2), 12),
-    )
+    together = [LanczosRun(start(80, seed), 12) for seed in (1, 2, 3)]
+    alone = LanczosRun(start(80, 2), 12)
     finished(operator, *together)
     assert calls == [3] * 12
     finished(operator, alone)
@@ -110,10 +108,8 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space() -> None:
 
 
 def test_a_start_of_zeros_breaks_nothing() -> None:
-    operator, nothing = (
-        with_eigenvalues([1.0, 2.0]),
-        torch.zeros(2, dtype=torch.float64),
-    )
+    operator = with_eigenvalues([1.0, 2.0])
+    nothing = torch.zeros(2, dtype=torch.float64)
     run = LanczosRun(nothing, 2)
     finished(operator, run)
     assert run.length == 0

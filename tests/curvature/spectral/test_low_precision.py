@@ -51,10 +51,8 @@ def test_values_are_within_their_float64_residual_of_the_truth(
 def test_float64_only_certifies_where_float32_reaches_the_tolerance(end: End) -> None:
     exact = with_eigenvalues(BULK)
     low_precision = InFloat32(exact)
-    result, alone = (
-        found(exact, low_precision, end),
-        found(with_eigenvalues(BULK), None, end),
-    )
+    result = found(exact, low_precision, end)
+    alone = found(with_eigenvalues(BULK), None, end)
     check(result, BULK, end, 1)
     assert (
         result.products == exact.products <= 3
@@ -94,10 +92,8 @@ def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(
 
 def test_a_rough_operator_that_is_another_one_cannot_mislead() -> None:
     """Its vectors are no eigenvectors of the operator, its values are not used, and neither is its scale."""
-    exact, other = (
-        with_eigenvalues(BULK),
-        with_eigenvalues([100 * value for value in BULK], seed=1),
-    )
+    exact = with_eigenvalues(BULK)
+    other = with_eigenvalues([100 * value for value in BULK], seed=1)
     result = found(exact, InFloat32(other))
     check(result, BULK, End.largest, 1)
     assert result.scale <= 1.5 * (1 + 1e-12)

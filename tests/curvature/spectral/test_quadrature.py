@@ -39,10 +39,8 @@ def test_moments_below_twice_the_steps_are_those_of_the_start(steps: int) -> Non
 
 
 def test_half_the_steps_are_those_of_a_run_of_half_the_length() -> None:
-    operator, probes = (
-        with_eigenvalues(torch.linspace(-1, 2, 40).tolist()),
-        starts(40, 3),
-    )
+    operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
+    probes = starts(40, 3)
     long, short = quadrature(operator, probes, 20), quadrature(operator, probes, 10)
     torch.testing.assert_close(long.half_nodes, short.nodes)
     torch.testing.assert_close(long.half_weights, short.weights)
@@ -74,10 +72,8 @@ def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues() -> None:
 def test_probes_that_do_not_fit_at_once_are_taken_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    operator, probes = (
-        with_eigenvalues(torch.linspace(-1, 2, 40).tolist()),
-        starts(40, 5),
-    )
+    operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
+    probes = starts(40, 5)
     whole = quadrature(operator, probes, 10)
     monkeypatch.setattr(
         "hessfig.curvature.spectral.densities.BASIS_BYTES", 2 * 8 * 40 * 10

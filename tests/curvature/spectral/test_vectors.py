@@ -41,10 +41,8 @@ class Long(Diagonal):
 
     def matmat(self, vectors: Tensor) -> Tensor:
         assert vectors.dtype == torch.float32
-        self.products, self.at_once = (
-            self.products + vectors.shape[1],
-            max(self.at_once, vectors.shape[1]),
-        )
+        self.products = self.products + vectors.shape[1]
+        self.at_once = max(self.at_once, vectors.shape[1])
         return self.matrix * vectors
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
@@ -151,10 +149,8 @@ def test_the_bases_of_both_runs_stay_within_the_stated_number(dim: int, k: int) 
 
 
 def test_sums_in_bands_are_those_in_float64() -> None:
-    rows, vector = (
-        torch.randn(3, DIM, generator=stream(1)),
-        torch.randn(DIM, generator=stream(2)),
-    )
+    rows = torch.randn(3, DIM, generator=stream(1))
+    vector = torch.randn(DIM, generator=stream(2))
     weights = torch.randn(3, 2, dtype=torch.float64, generator=stream(3))
     exact, images = rows.double(), [2 * row for row in rows]
     sizes = exact.norm(dim=1) * vector.double().norm()

@@ -25,10 +25,8 @@ class ScalarTokens(nn.Module):
     def __init__(self, problem: ScalarProblem, model: str) -> None:
         super().__init__()
         self.w_V = nn.Parameter(torch.tensor([problem.w_V], dtype=torch.float64))
-        self.w_Q, self.w_K = (
-            nn.Parameter(problem.w_Q.clone()),
-            nn.Parameter(problem.w_K.clone()),
-        )
+        self.w_Q = nn.Parameter(problem.w_Q.clone())
+        self.w_K = nn.Parameter(problem.w_K.clone())
         self.mixing = MIXINGS[model]
 
     def forward(self, x: Tensor) -> Tensor:

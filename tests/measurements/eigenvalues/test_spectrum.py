@@ -64,10 +64,8 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) 
     labels = json.loads(str(spectrum.arrays["entries"]))
     assert len(labels) == len(norms) == len(traces)
     for k, label in enumerate(labels):
-        values, at = (
-            spectrum.arrays[f"eigenvalues_{k}"],
-            (label["layer"], label["col"], label["part"], None),
-        )
+        values = spectrum.arrays[f"eigenvalues_{k}"]
+        at = (label["layer"], label["col"], label["part"], None)
         norm, trace = norms[at]["value"], traces[at]["value"]
         assert (
             values.dtype == np.float64
@@ -224,10 +222,8 @@ def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> N
 )
 def test_float32_products_serve_float64_recurrences(name: str) -> None:
     settings = SpectrumConfig(steps=30, tolerance=1e-4)
-    model, asked = (
-        ARCHITECTURES["softmax"],
-        {"blocks": ["W_V"], "parts": ["H"], "spectrum": settings},
-    )
+    model = ARCHITECTURES["softmax"]
+    asked = {"blocks": ["W_V"], "parts": ["H"], "spectrum": settings}
     rough, fine = (
         found(name, model, dtype=dtype, **asked)
         for dtype in (DType.float32, DType.float64)

@@ -144,18 +144,12 @@ def test_the_choice_takes_at_most_twice_the_faster_of_both(weight: Matrix) -> No
     """In predicted seconds, which are within a factor of two of those taken (docs/performance.md)."""
     chosen: set[bool] = set()
     for heads, layers, norm, batch in GRID:
-        model, task = (
-            ModelConfig(n_layers=layers, n_heads=heads, norm=norm),
-            TaskConfig(batch_size=batch),
-        )
-        block, estimator = (
-            Block(0 if weight == Matrix.W_U else layers, weight, weight),
-            EstimatorConfig(),
-        )
-        sizes, each = (
-            Sizes.of(model, task),
-            probe_cost(Sizes.of(model, task), block, PARTS),
-        )
+        model = ModelConfig(n_layers=layers, n_heads=heads, norm=norm)
+        task = TaskConfig(batch_size=batch)
+        block = Block(0 if weight == Matrix.W_U else layers, weight, weight)
+        estimator = EstimatorConfig()
+        sizes = Sizes.of(model, task)
+        each = probe_cost(Sizes.of(model, task), block, PARTS)
         exact = exact_cost(model, task, block, PARTS).seconds(ITEMS_FLOPS)
         probes = (setup_cost(sizes).seconds(PROBES_FLOPS)) + 20 * each.seconds(
             PROBES_FLOPS

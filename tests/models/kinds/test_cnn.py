@@ -105,10 +105,8 @@ def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
 def test_blocks_are_those_of_dense_differentiation(
     model: ModelConfig, loss: Loss
 ) -> None:
-    problem, weights = (
-        toy_problem(model, replace(TASK, loss=loss)),
-        [Matrix.W, Matrix.W_U],
-    )
+    problem = toy_problem(model, replace(TASK, loss=loss))
+    weights = [Matrix.W, Matrix.W_U]
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         for layer in (1, 4):

@@ -118,11 +118,9 @@ def test_later_tokens_change_nothing_at_earlier_positions(model: ModelConfig) ->
 @name
 def test_cut_behind_a_layer_it_is_the_same_network(model: ModelConfig) -> None:
     problem = toy_problem(model)
-    network, inputs, scored = (
-        problem.layered,
-        problem.batch.inputs,
-        problem.batch.scored,
-    )
+    network = problem.layered
+    inputs = problem.batch.inputs
+    scored = problem.batch.scored
     outputs = [
         network.from_hidden(network.hidden(inputs, depth), depth, scored)
         for depth in range(model.n_layers + 1)

@@ -177,13 +177,11 @@ def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(
     (folder / "strict.py").write_text(
         text + "    return make(int(numpy.random.default_rng(seed).integers(2**31)))\n"
     )
-    where, inputs = (
-        Path.cwd(),
-        [
-            draw(config("strict.py:strict"), None, seed).batch.inputs
-            for seed in (3, 2**32 + 3)
-        ],
-    )
+    where = Path.cwd()
+    inputs = [
+        draw(config("strict.py:strict"), None, seed).batch.inputs
+        for seed in (3, 2**32 + 3)
+    ]
     assert not inputs[0].equal(inputs[1])
     assert draw(config("strict.py:strict"), None, -3).layout.size(1, "W")
     assert Path.cwd() == where

@@ -110,11 +110,9 @@ class GateUp(nn.Module):
 
     def __init__(self, *, gate_first: bool) -> None:
         super().__init__()
-        self.gate_first, self.fc1, self.fc2 = (
-            gate_first,
-            nn.Linear(WIDTH, 2 * INNER),
-            nn.Linear(INNER, WIDTH),
-        )
+        self.gate_first = gate_first
+        self.fc1 = nn.Linear(WIDTH, 2 * INNER)
+        self.fc2 = nn.Linear(INNER, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
         one, two = self.fc1(hidden).chunk(2, -1)
@@ -146,10 +144,8 @@ class HeadList(nn.Module):
         super().__init__()
         names = ("query", "key", "value")
         maps = ({name: nn.Linear(WIDTH, HALF) for name in names} for _ in range(HEADS))
-        self.heads, self.out_proj = (
-            nn.ModuleList(map(nn.ModuleDict, maps)),
-            nn.Linear(WIDTH, WIDTH),
-        )
+        self.heads = nn.ModuleList(map(nn.ModuleDict, maps))
+        self.out_proj = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden: Tensor) -> Tensor:
         mixed = [
@@ -432,10 +428,8 @@ class Picky(Network):
 
 
 def test_a_batch_serves_where_none_can_be_made_up() -> None:
-    network, words = (
-        Picky(attn=Attention),
-        torch.randint(0, WORDS, (3, 10), generator=torch.Generator().manual_seed(0)),
-    )
+    network = Picky(attn=Attention)
+    words = torch.randint(0, WORDS, (3, 10), generator=torch.Generator().manual_seed(0))
     with pytest.raises(UserError, match="does not run on inputs made up") as caught:
         find_weights(network)
     assert "find_weights(network, inputs=BATCH)" in caught.value.remedy

@@ -174,29 +174,23 @@ class Two(nn.Module):
     def __init__(self, returns: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.returns = (
-            nn.Linear(3, 2).double(),
-            nn.Linear(2, 2).double(),
-            returns,
-        )
+        self.a = nn.Linear(3, 2).double()
+        self.b = nn.Linear(2, 2).double()
+        self.returns = returns
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         hidden = torch.tanh(self.a(x)) + y
         return self.returns(hidden, self.b(hidden))
 
 
-X, Y = (
-    torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).double(),
-    torch.ones(4, 2).double(),
-)
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).double()
+Y = torch.ones(4, 2).double()
 GOAL = torch.tensor([0, 1, 1, 0])
 
 
 def test_several_inputs_and_a_declared_output() -> None:
-    plain, tupled = (
-        Two(lambda hidden, out: out),
-        Two(lambda hidden, out: {"hidden": hidden, "scores": out}),
-    )
+    plain = Two(lambda hidden, out: out)
+    tupled = Two(lambda hidden, out: {"hidden": hidden, "scores": out})
     truth = norms(hessfig.Problem(plain, (X, Y), GOAL), "a.weight")
     assert (
         norms(hessfig.Problem(tupled, (X, Y), GOAL, outputs="scores"), "a.weight")

@@ -25,11 +25,9 @@ class Network(nn.Module):
 
     def __init__(self, width: int = 5) -> None:
         super().__init__()
-        self.first, self.drop, self.last = (
-            nn.Linear(3, width),
-            nn.Dropout(0.5),
-            nn.Linear(width, 2),
-        )
+        self.first = nn.Linear(3, width)
+        self.drop = nn.Dropout(0.5)
+        self.last = nn.Linear(width, 2)
         self.register_buffer("shift", torch.linspace(0, 1, width))
         self.slope = 1.0
 

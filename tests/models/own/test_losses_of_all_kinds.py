@@ -121,10 +121,8 @@ def test_the_distance_by_chance_knows_its_error() -> None:
                 (table["quantity"] == "hessian_distance_null") & (table["index"] == 4)
             ].iloc[0]
         )
-    spread, error = (
-        np.std([row["value"] for row in found], ddof=1),
-        np.mean([row["error"] for row in found]),
-    )
+    spread = np.std([row["value"] for row in found], ddof=1)
+    error = np.mean([row["error"] for row in found])
     assert 1 / 1.6 < error / spread < 1.6
 
 

@@ -31,11 +31,9 @@ class Model(nn.Module):
     def __init__(self, loss: Callable[[Tensor, Tensor], Tensor] = shifted) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head, self.loss_of = (
-            nn.Embedding(5, 4).double(),
-            nn.Linear(4, 5).double(),
-            loss,
-        )
+        self.embed = nn.Embedding(5, 4).double()
+        self.head = nn.Linear(4, 5).double()
+        self.loss_of = loss
 
     def forward(
         self, input_ids: Tensor, labels: Tensor | None = None

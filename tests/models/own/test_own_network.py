@@ -233,10 +233,8 @@ def test_the_old_weight_norm_is_refused_with_a_remedy_that_works(dtype: str) -> 
 
 def written_out(model: nn.Sequential, x: Tensor) -> Tensor:
     """Return the outputs with the weight norm of the last layer in elementary operations."""
-    size, direction = (
-        model[2].parametrizations.weight.original0,
-        model[2].parametrizations.weight.original1,
-    )
+    size = model[2].parametrizations.weight.original0
+    direction = model[2].parametrizations.weight.original1
     weight = size * direction / direction.square().sum(1, keepdim=True).sqrt()
     return torch.tanh(model[0](x)) @ weight.T + model[2].bias
 

@@ -95,10 +95,8 @@ def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> 
     before = state_of(one)
     table = hessfig.measure(problem(one), parts="H", estimator="dense")
     assert is_alike(before, state_of(one)), "the user's own objects have changed"
-    found, blocks = (
-        dict(zip(table["col"], table["value"], strict=True)),
-        truth(RIGHT[name](TYPES[real])),
-    )
+    found = dict(zip(table["col"], table["value"], strict=True))
+    blocks = truth(RIGHT[name](TYPES[real]))
     size = max(float(block.norm()) for block in blocks.values())
     for block, value in found.items():
         assert value == pytest.approx(
@@ -268,11 +266,9 @@ class Reader(nn.Module):
     def __init__(self, rows: int = 8, *, samples: int | None = None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.samples = (
-            nn.Linear(4, rows),
-            nn.Linear(rows, 3),
-            samples,
-        )
+        self.first = nn.Linear(4, rows)
+        self.last = nn.Linear(rows, 3)
+        self.samples = samples
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.samples in (None, len(x))
@@ -349,11 +345,9 @@ class Routed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second, self.last = (
-            nn.Linear(4, 5),
-            nn.Linear(4, 5),
-            nn.Linear(5, 3),
-        )
+        self.first = nn.Linear(4, 5)
+        self.second = nn.Linear(4, 5)
+        self.last = nn.Linear(5, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         chosen = (x[:, 0] > 5).nonzero().flatten()
@@ -370,10 +364,8 @@ def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batched, "SMALL", 0)
-    x, y = (
-        torch.randn(16, 4, generator=torch.Generator().manual_seed(1)),
-        torch.arange(16) % 3,
-    )
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(16) % 3
     x[12:, 0] += 10
     with pytest.raises(ValueError, match=r"second\.weight"):
         hessfig.Problem(Routed(), x, y).operator("all").dense()
@@ -383,10 +375,8 @@ class RoutedWithout(Routed):
     """The same of an operation without parameters, which the first samples do not take."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden, chosen = (
-            self.second(self.first(x)[:, :4]),
-            (x[:, 0] > 5).nonzero().flatten(),
-        )
+        hidden = self.second(self.first(x)[:, :4])
+        chosen = (x[:, 0] > 5).nonzero().flatten()
         return self.last(
             hidden.index_put((chosen,), Once.apply(hidden[chosen]))
             if len(chosen)
@@ -398,10 +388,8 @@ def test_an_operation_that_first_samples_do_not_take_is_compared_on_all_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batched, "SMALL", 0)
-    x, y = (
-        torch.randn(16, 4, generator=torch.Generator().manual_seed(1)),
-        torch.arange(16) % 3,
-    )
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(16) % 3
     x[12:, 0] += 10
     with pytest.raises(ValueError, match="derivatives written in Python: Once"):
         hessfig.Problem(RoutedWithout(), x, y).operator("all").dense()
@@ -445,7 +433,9 @@ def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(
 
 def test_wrong_second_derivatives_are_refused_in_float32_alone() -> None:
     torch.manual_seed(0)
-    body, last, x = nn.Linear(8, 8), nn.Linear(8, 5), torch.randn(32, 8)
+    body = nn.Linear(8, 8)
+    last = nn.Linear(8, 5)
+    x = torch.randn(32, 8)
     network = nn.Sequential(body, last)
 
     def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -486,12 +476,10 @@ class AtKink(nn.Module):
     def __init__(self, power: Any) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.second, self.last, self.power = (
-            nn.Linear(4, 8),
-            nn.Linear(8, 6),
-            nn.Linear(6, 3),
-            power,
-        )
+        self.first = nn.Linear(4, 8)
+        self.second = nn.Linear(8, 6)
+        self.last = nn.Linear(6, 3)
+        self.power = power
         nn.init.zeros_(self.first.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -504,11 +492,11 @@ class Adapted(nn.Module):
     def __init__(self, power: Any) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.last, self.power = nn.Linear(4, 6), nn.Linear(6, 3), power
-        self.a, self.b = (
-            nn.Parameter(torch.randn(2, 4)),
-            nn.Parameter(torch.zeros(6, 2)),
-        )
+        self.first = nn.Linear(4, 6)
+        self.last = nn.Linear(6, 3)
+        self.power = power
+        self.a = nn.Parameter(torch.randn(2, 4))
+        self.b = nn.Parameter(torch.zeros(6, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.power(self.first(x) + x @ self.a.T @ self.b.T))
@@ -521,10 +509,8 @@ def at_kink(power: Any) -> hessfig.Problem:
 
 
 def with_l1(power: Any) -> hessfig.Problem:
-    network, x = (
-        Adapted(power),
-        torch.randn(16, 4, generator=torch.Generator().manual_seed(1)),
-    )
+    network = Adapted(power)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     cross_entropy = torch.nn.functional.cross_entropy
     return hessfig.Problem(
         network,
@@ -554,11 +540,9 @@ class Hooked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.gain = (
-            nn.Linear(4, 6),
-            nn.Linear(6, 3),
-            nn.Parameter(torch.full((6,), 1.5)),
-        )
+        self.first = nn.Linear(4, 6)
+        self.last = nn.Linear(6, 3)
+        self.gain = nn.Parameter(torch.full((6,), 1.5))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(self.first(x).tanh() * self.gain)
@@ -570,10 +554,8 @@ def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
 ) -> None:
     """A copy has the same value at the weights: it differs a step away."""
     monkeypatch.setattr(batched, "SMALL", 0)
-    n, x = (
-        Hooked().double(),
-        torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)).double(),
-    )
+    n = Hooked().double()
+    x = torch.randn(2, 16, 4, generator=torch.Generator().manual_seed(1)).double()
     x[0, :, -1], x[1, :, -1] = -1, 1
     n.first.register_forward_hook(
         lambda _, given, out: torch.where(given[0][:, -1:] > 0, out * n.gain, out)
@@ -597,11 +579,9 @@ class Words(nn.Module):
     def __init__(self, *, by_module: bool, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.table, self.last, self._by_module = (
-            nn.Embedding(9, 4, **(options if by_module else {})),
-            nn.Linear(4, 3),
-            by_module,
-        )
+        self.table = nn.Embedding(9, 4, **(options if by_module else {}))
+        self.last = nn.Linear(4, 3)
+        self._by_module = by_module
         self._options = options
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
@@ -621,10 +601,8 @@ def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refuse
 ) -> None:
     """First samples may hold every word once, and no padding."""
     monkeypatch.setattr(batched, "SMALL", small)
-    words, y = (
-        torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 1, 2, 2, 3, 0] * 4),
-        torch.arange(64) % 3,
-    )
+    words = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 1, 2, 2, 3, 0] * 4)
+    y = torch.arange(64) % 3
     plain = hessfig.Problem(Words(by_module=True), words, y).operator("all").dense()
     # The row of the padding word starts at zero.
     network = Words(by_module=True, **options)
@@ -682,10 +660,8 @@ def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(
     name: str,
 ) -> None:
     network, loss = IN_FLOAT32[name]()
-    x, y = (
-        torch.randn(8, 4, generator=torch.Generator().manual_seed(1)),
-        torch.arange(8) % 3,
-    )
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(8) % 3
     bias = network.get_parameter("last.bias")
     value = (torch.nn.functional.cross_entropy if loss == "cross_entropy" else loss)(
         network(x), y
@@ -707,12 +683,10 @@ def test_hooks_lists_and_random_numbers_are_as_before(
 ) -> None:
     """A network that draws numbers, and hooks and a loss that keep what they see."""
     monkeypatch.setattr(batched, "SMALL", small)
-    n, seen, x, y = (
-        Reader(),
-        list[torch.Tensor](),
-        torch.randn(8, 4),
-        torch.arange(8) % 3,
-    )
+    n = Reader()
+    seen = list[torch.Tensor]()
+    x = torch.randn(8, 4)
+    y = torch.arange(8) % 3
     n.first.weight.register_hook(lambda slope: slope / 2)
     n.first.register_forward_hook(
         lambda *_: (torch.rand(2), np.random.rand(), None)[-1]  # noqa: NPY002
@@ -797,10 +771,8 @@ def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype: str) -> None:
         network = nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])).to(
             getattr(torch, dtype)
         )
-        inputs, targets = (
-            torch.eye(3).to(getattr(torch, dtype)),
-            torch.tensor([0, 1, -100]),
-        )
+        inputs = torch.eye(3).to(getattr(torch, dtype))
+        targets = torch.tensor([0, 1, -100])
         operator = hessfig.Problem(network, inputs, targets).operator(
             f"{name}.weight", dtype=dtype
         )
@@ -813,11 +785,9 @@ class Chosen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.other, self.last = (
-            nn.Linear(3, 4),
-            nn.Linear(3, 4),
-            nn.Linear(4, 2),
-        )
+        self.first = nn.Linear(3, 4)
+        self.other = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(
@@ -869,10 +839,8 @@ def test_operators_without_second_derivatives_are_refused_by_name_and_difference
     """Run in Python, they would hold parameters of their branches constant, also for differences of gradients."""
     monkeypatch.setattr(batched, "SMALL", small)
     n = network().double()
-    x, y = (
-        torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).abs().double(),
-        torch.tensor([0, 1, 1, 0, 1]),
-    )
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).abs().double()
+    y = torch.tensor([0, 1, 1, 0, 1])
     problem = hessfig.Problem(n, x, y)
     with pytest.raises(ValueError, match=rf"{operator}(.|\n)*products='differences'"):
         problem.operator("first.weight").dense()
@@ -910,12 +878,10 @@ class Following(nn.Module):
     def __init__(self, kept: str) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last, self.calls, self._kept = (
-            nn.Linear(3, 4),
-            nn.Linear(4, 2),
-            list[int](),
-            kept,
-        )
+        self.first = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
+        self.calls = list[int]()
+        self._kept = kept
         self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -49,11 +49,9 @@ def moved(objective: Objective) -> Objective:
 
 def assert_every_column(objective: Objective, model: ModelConfig) -> None:
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
-    dense, tape, layout = (
-        whole_oracle(objective),
-        LinearisedNetwork(objective, model),
-        objective.layout,
-    )
+    dense = whole_oracle(objective)
+    tape = LinearisedNetwork(objective, model)
+    layout = objective.layout
     places_of = [
         (at, name)
         for name in [*layout.names, *layout.others]
@@ -146,10 +144,8 @@ def test_equal_rows_of_the_first_layer_are_evaluated_once() -> None:
     """Every pair of token and position, up to the last scored one; the last layer's queries at scored positions."""
     model = ModelConfig(d_model=4, d_mlp=6, norm=Norm.pre)
     problem = toy_problem(model, toy_task(model, batch_size=40))
-    values, scored = (
-        LinearisedNetwork(problem, model).merged.values,
-        problem.batch.scored,
-    )
+    values = LinearisedNetwork(problem, model).merged.values
+    scored = problem.batch.scored
     pairs = {
         (int(token), at)
         for row in problem.batch.inputs

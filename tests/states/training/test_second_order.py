@@ -41,10 +41,8 @@ DAMPING = 0.3
 
 def of_network(norm: Norm = Norm.none) -> BatchLoss:
     """Return the loss of a small transformer on five one-digit sums in base 3, in float64."""
-    model, task = (
-        ModelConfig(d_model=4, d_mlp=3, n_heads=2, norm=norm),
-        TaskConfig(digits=1, base=3, batch_size=5),
-    )
+    model = ModelConfig(d_model=4, d_mlp=3, n_heads=2, norm=norm)
+    task = TaskConfig(digits=1, base=3, batch_size=5)
     drawn = initialised(
         Config(model=model, task=task, dtype=DType.float64), sigma=0.7, seed=1
     )
@@ -161,11 +159,9 @@ def test_gauss_newton_whole_and_by_blocks(norm: Norm) -> None:
 def test_kfac_divides_by_kronecker_products() -> None:
     """Sample by sample, position by position and class by class, with the Kronecker products written out."""
     loss = of_network()
-    found, slopes, whole = (
-        steps_of(Optimiser.kfac, loss),
-        split(loss, gradient_of(loss)),
-        oracle_gauss_newton(loss),
-    )
+    found = steps_of(Optimiser.kfac, loss)
+    slopes = split(loss, gradient_of(loss))
+    whole = oracle_gauss_newton(loss)
     expected: dict[str, Tensor] = {}
     for place, module in loss.network.named_modules():
         if isinstance(module, nn.Linear):
@@ -219,10 +215,8 @@ def oracle_factors(loss: BatchLoss, module: nn.Module) -> tuple[Tensor, Tensor]:
             ],
             dim=1,
         )
-    left, terms = (
-        torch.zeros(inner.shape[-1], inner.shape[-1]).double(),
-        outputs.shape[:-1].numel(),
-    )
+    left = torch.zeros(inner.shape[-1], inner.shape[-1]).double()
+    terms = outputs.shape[:-1].numel()
     for sample in range(len(outputs)):
         for position in range(outputs.shape[1]):
             chances = outputs[sample, position].detach().softmax(-1)

@@ -46,10 +46,8 @@ def weights(one: TrainingConfig) -> Tensor:
     batch = Batch(
         torch.randn(6, 3).double(), torch.tensor([0, 1, 1, 0, 1, 0]), slice(None)
     )
-    rule, loss = (
-        StepRule(network, one),
-        BatchLoss(network, nn.CrossEntropyLoss(), batch),
-    )
+    rule = StepRule(network, one)
+    loss = BatchLoss(network, nn.CrossEntropyLoss(), batch)
     for step in range(1, 8):
         network.zero_grad(set_to_none=True)
         loss().backward()

@@ -133,10 +133,8 @@ class Dense:
             part: one[at][:, at]
             for part, one in (whole or whole_oracle(objective)).items()
         }
-        self.keys, self.sizes = (
-            [(one.layer, one.name) for one in side],
-            [one.size for one in side],
-        )
+        self.keys = [(one.layer, one.name) for one in side]
+        self.sizes = [one.size for one in side]
         self.side, self.gradients = side, gradient_of(objective)
         self.gradient = self.flat(self.gradients)
 
@@ -226,10 +224,8 @@ def check_singular(dense: Dense, numbers: dict[Number, float]) -> None:
         high = np.array(heights[part])
         counts = (values >= 1e-3 * values[0]) & (high > 0)
         if counts.sum() > 2:
-            exponent, decay = (
-                fitted(values[counts], high[counts]),
-                -fitted(k[counts], high[counts]),
-            )
+            exponent = fitted(values[counts], high[counts])
+            decay = -fitted(k[counts], high[counts])
             assert numbers["curvature_exponent", None, part.value] == pytest.approx(
                 exponent, rel=1e-6
             )
@@ -312,10 +308,8 @@ def test_the_update_of_a_training_is_that_of_its_moments(tmp_path: Any) -> None:
     problem = trained(config, sigma=0.3, seed=1, step=5)
     found = measured(problem, config, At(config, sigma=0.3, seed=1, step=5))["all@0"]
     network = trained(config, sigma=0.3, seed=1, step=0).network.requires_grad_(True)
-    rule, rates = (
-        torch.optim.Adam(network.parameters(), betas=(0.8, 0.9)),
-        [1e-3 * min(s / 5, 1) for s in range(1, 6)],
-    )
+    rule = torch.optim.Adam(network.parameters(), betas=(0.8, 0.9))
+    rates = [1e-3 * min(s / 5, 1) for s in range(1, 6)]
     for step in range(1, 7):
         batch = training_batch(config, seed=1, step=step)
         rule.zero_grad()
@@ -421,7 +415,9 @@ class KeyBias(nn.Module):
 def test_rounding_has_no_sign(dtype: str) -> None:
     """The order of samples moves the rounding, and no number: all of b_K has sign 0, and no other entry."""
     torch.manual_seed(3)
-    network, x, y = KeyBias(), torch.randn(7, 5, 3), torch.randn(7, 3)
+    network = KeyBias()
+    x = torch.randn(7, 5, 3)
+    y = torch.randn(7, 3)
     asked = {
         "blocks": ["k.bias", "k.weight", "all"],
         "parts": "H",

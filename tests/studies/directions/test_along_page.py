@@ -31,11 +31,9 @@ class Own(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.table, self.inner, self.readout = (
-            nn.Embedding(5, 6),
-            nn.Linear(6, 8),
-            nn.Linear(8, 3),
-        )
+        self.table = nn.Embedding(5, 6)
+        self.inner = nn.Linear(6, 8)
+        self.readout = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.readout(torch.tanh(self.inner(self.table(x))))

@@ -127,16 +127,12 @@ def test_descent_on_a_quadratic_loss_is_that_of_its_model() -> None:
         ModelConfig(kind=Kind.python),
         Products.curvlinops,
     )
-    hessian, gradient = (
-        surface.hessian(surface.start),
-        surface.at(surface.start).gradient,
-    )
+    hessian = surface.hessian(surface.start)
+    gradient = surface.at(surface.start).gradient
     eta = 0.7 * 2 / float(torch.linalg.eigvalsh(hessian)[-1])
     assert values["descent_rate"] == pytest.approx(eta, rel=1e-9)
-    power, away = (
-        torch.eye(len(hessian), dtype=torch.float64),
-        torch.zeros_like(gradient),
-    )
+    power = torch.eye(len(hessian), dtype=torch.float64)
+    away = torch.zeros_like(gradient)
     for t in range(30):  # away = - sum over k < t of (I - eta H)^k eta g
         assert measured.arrays["model_distances"][t] == pytest.approx(
             float(away.norm()), abs=1e-8

@@ -114,10 +114,8 @@ def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_
     whole = float(LossGradient(draw_problem(every)).flat.norm())
     assert by_name["stationarity", COUNT]["value"] == pytest.approx(whole, rel=1e-10)
     for k in (1, 2, 5):
-        rms, expected = (
-            by_name["stationarity_rms", k],
-            by_name["stationarity_expected", k],
-        )
+        rms = by_name["stationarity_rms", k]
+        expected = by_name["stationarity_expected", k]
         assert abs(rms["value"] - expected["value"]) < 5 * rms["error"]
 
 

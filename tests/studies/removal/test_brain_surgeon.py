@@ -55,11 +55,9 @@ def minimised(weights: Tensor, matrix: Tensor, gone: list[int]) -> Tensor:
 def test_saliencies_are_the_rises_of_a_quadratic() -> None:
     weights, matrix = quadratic()
     inverse = torch.linalg.inv(matrix)
-    singles, joint, moved = (
-        obd(weights, matrix.diagonal()),
-        obs(weights, inverse),
-        compensated(weights, inverse),
-    )
+    singles = obd(weights, matrix.diagonal())
+    joint = obs(weights, inverse)
+    moved = compensated(weights, inverse)
     for place in range(SIZE):
         alone = weights.clone()
         alone[place] = 0
@@ -119,10 +117,8 @@ def test_an_indefinite_matrix_is_inverted_by_the_sizes_of_its_eigenvalues() -> N
 
 
 def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not() -> None:
-    lost, weights = (
-        damped_inverse(torch.full((SIZE, SIZE), torch.inf, dtype=torch.float64), 0.1),
-        quadratic()[0],
-    )
+    lost = damped_inverse(torch.full((SIZE, SIZE), torch.inf, dtype=torch.float64), 0.1)
+    weights = quadratic()[0]
     assert (
         lost.isnan().all()
         and obs(weights, lost).isnan().all()
@@ -175,21 +171,17 @@ def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight() -> None:
 
 def test_rows_that_are_not_coupled_are_rounded_each_alone() -> None:
     """With I (x) X X^T, the algorithm of the paper: one column after the other, all rows at once."""
-    X, rows = (
-        quadratic(5)[1],
-        torch.randn(
-            3, SIZE, generator=torch.Generator().manual_seed(6), dtype=torch.float64
-        ),
+    X = quadratic(5)[1]
+    rows = torch.randn(
+        3, SIZE, generator=torch.Generator().manual_seed(6), dtype=torch.float64
     )
     grid, inverse = RowGrids([rows], 4), torch.linalg.inv(X).contiguous()
     together = gptq(
         rows.flatten(), torch.kron(torch.eye(3, dtype=torch.float64), inverse), grid
     ).view_as(rows)
-    upper, left, found = (
-        torch.linalg.cholesky(inverse).T,
-        rows.clone(),
-        torch.zeros_like(rows),
-    )
+    upper = torch.linalg.cholesky(inverse).T
+    left = rows.clone()
+    found = torch.zeros_like(rows)
     for column in range(SIZE):
         places = torch.arange(3) * SIZE + column
         found[:, column] = torch.stack(

@@ -108,10 +108,8 @@ def test_rises_and_saliencies_are_those_of_plain_autograd(model: ModelConfig) ->
     }
     parameter = problem.weight(1, "W_V").requires_grad_()
     (slope,) = torch.autograd.grad(loss_of(problem), parameter)
-    arrays, flat = (
-        {key.removeprefix("1_W_V_"): one for key, one in found.arrays.items()},
-        held.flatten(),
-    )
+    arrays = {key.removeprefix("1_W_V_"): one for key, one in found.arrays.items()}
+    flat = held.flatten()
 
     singles = rises(
         problem, "W_V", without(held, *((i, j) for i in range(m) for j in range(n)))
@@ -156,10 +154,8 @@ def test_rises_and_saliencies_are_those_of_plain_autograd(model: ModelConfig) ->
 def test_other_matrices_are_those_of_their_definitions() -> None:
     """K-FAC and the empirical Fisher matrix from dense Jacobians; in a whole network, K-FAC is apart by weight."""
     problem, found = measured("pruning", HEADS, ["W_V", "all"], shares=[0.5])
-    flat, oracle = (
-        problem.weight(1, "W_V").detach().flatten(),
-        Oracle(problem, Matrix.W_V, 2).matrices(),
-    )
+    flat = problem.weight(1, "W_V").detach().flatten()
+    oracle = Oracle(problem, Matrix.W_V, 2).matrices()
     for name in (Approximation.kfac, Approximation.empirical_fisher):
         arrays = [found.arrays[f"1_W_V_{rule}_{name}"] for rule in ("obd", "obs")]
         np.testing.assert_allclose(
@@ -249,10 +245,8 @@ def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network(
 
     block = dense_oracle(problem, 1, ["W_V"])[Part.H_o]["W_V", "W_V"]
     upper = torch.linalg.cholesky(torch.linalg.inv(damped(block))).T
-    left, rounded = (
-        held.flatten().clone(),
-        torch.zeros(held.numel(), dtype=torch.float64),
-    )
+    left = held.flatten().clone()
+    rounded = torch.zeros(held.numel(), dtype=torch.float64)
     scales, zeros = scale.expand_as(held).flatten(), zero.expand_as(held).flatten()
     for place in range(len(left)):
         level = ((left[place] / scales[place]).round() + zeros[place]).clamp(
@@ -276,10 +270,8 @@ def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
     """The inputs of W_in by a hook of its own; every row rounded column by column."""
     problem, found = measured("quantisation", HEADS, ["W_in"], bits=[4])
     (weight,) = problem.layout.side(1, "W_in")
-    module, seen = (
-        problem.network.get_submodule(weight.parameter.removesuffix(".weight")),
-        [],
-    )
+    module = problem.network.get_submodule(weight.parameter.removesuffix(".weight"))
+    seen = []
     handle = module.register_forward_hook(
         lambda _, given, out: seen.append(given[0].detach().flatten(0, -2))
     )
@@ -288,11 +280,11 @@ def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
     gram = seen[-1].T @ seen[-1]
     held = problem.weight(1, "W_in").detach()
     low, high = held.min(1).values.clamp(max=0), held.max(1).values.clamp(min=0)
-    scale, upper = (
-        (high - low) / 15,
-        torch.linalg.cholesky(torch.linalg.inv(damped(gram))).T,
-    )
-    zero, left, rounded = (-low / scale).round(), held.clone(), torch.zeros_like(held)
+    scale = (high - low) / 15
+    upper = torch.linalg.cholesky(torch.linalg.inv(damped(gram))).T
+    zero = (-low / scale).round()
+    left = held.clone()
+    rounded = torch.zeros_like(held)
     for column in range(held.shape[1]):
         rounded[:, column] = ((left[:, column] / scale).round() + zero).clamp(
             0, 15
@@ -380,14 +372,10 @@ def test_predictions_of_rounding_are_those_of_dense_matrices() -> None:
         loss_of(moving).backward()
     for name in names:
         held, matrix = problem.weight(1, name).detach(), oracle[name, name]
-        low, high = (
-            held.min(dim=1).values.clamp(max=0),
-            held.max(dim=1).values.clamp(min=0),
-        )
-        scale, zero = (
-            ((high - low) / 7)[:, None],
-            (-low / ((high - low) / 7)).round()[:, None],
-        )
+        low = held.min(dim=1).values.clamp(max=0)
+        high = held.max(dim=1).values.clamp(min=0)
+        scale = ((high - low) / 7)[:, None]
+        zero = (-low / ((high - low) / 7)).round()[:, None]
         rounded = scale * (((held / scale).round() + zero).clamp(0, 7) - zero)
         step = (rounded - held).flatten()
         (rise,) = rises(problem, name, [rounded])

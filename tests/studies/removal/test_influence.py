@@ -46,10 +46,8 @@ def config(folder: Path, **settings: Any) -> Config:
         DType.float64,
         ["all"],
     )
-    made.approximation, made.quantities = (
-        ApproximationConfig(subsets=SUBSETS, left_out=0.4),
-        ["influence"],
-    )
+    made.approximation = ApproximationConfig(subsets=SUBSETS, left_out=0.4)
+    made.quantities = ["influence"]
     return made
 
 
@@ -111,11 +109,9 @@ def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path: Path) -> N
             [losses(descended(request, one), tests) - before for one in kept], dim=1
         )
     assert found.arrays["true"] == pytest.approx(true.numpy(), rel=1e-8, abs=1e-12)
-    each, seen, whole = (
-        slopes_of(problem, problem.batch),
-        slopes_of(problem, tests),
-        whole_oracle(problem),
-    )
+    each = slopes_of(problem, problem.batch)
+    seen = slopes_of(problem, tests)
+    whole = whole_oracle(problem)
     outer = whole[Part.H_o].diagonal()
     matrices = {
         "hessian": whole[Part.H],

@@ -129,10 +129,8 @@ def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(
         for page in drawn("spectra", stored(tmp_path), width=0.05)
         if page.suffix == "_all1_density"
     )
-    ax, numbers = (
-        page.figure.axes[0],
-        page.numbers[page.numbers["variant"] == VARIANTS[0]],
-    )
+    ax = page.figure.axes[0]
+    numbers = page.numbers[page.numbers["variant"] == VARIANTS[0]]
     truth, _ = of_eigenvalues(
         WAVE, numbers["eigenvalue"].to_numpy(), Kernel(width=0.05).deviation(-1, 8)
     )

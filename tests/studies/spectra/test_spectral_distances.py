@@ -106,10 +106,8 @@ def test_an_interval_is_students() -> None:
 
 
 def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> None:
-    ours, theirs = (
-        pd.Series({1: 3.0, 2: 5.0, 3: 8.5, 4: 1.0}),
-        pd.Series({1: 2.0, 2: 4.5, 3: 7.0, 9: 100.0}),
-    )
+    ours = pd.Series({1: 3.0, 2: 5.0, 3: 8.5, 4: 1.0})
+    theirs = pd.Series({1: 2.0, 2: 4.5, 3: 7.0, 9: 100.0})
     low, high = stats.ttest_rel(ours[:3], theirs[:3]).confidence_interval(0.95)
     found = student_interval((ours - theirs).dropna())
     assert (found.low, found.high, found.count) == (
@@ -139,11 +137,9 @@ def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> Non
 def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_axis() -> (
     None
 ):
-    mean, sem, count = (
-        np.array([1.0, 1.0, 2.0]),
-        np.array([0.1, 3.0, math.nan]),
-        np.array([5, 3, 1]),
-    )
+    mean = np.array([1.0, 1.0, 2.0])
+    sem = np.array([0.1, 3.0, math.nan])
+    count = np.array([5, 3, 1])
     low, high = band(mean, sem, count, logs=False)
     assert (
         high[0] - 1 == pytest.approx(0.1 * stats.t.ppf(0.975, 4))
@@ -233,10 +229,8 @@ def test_the_distance_has_its_limits() -> None:
 
 
 def test_sizes_do_not_count_but_shapes_do() -> None:
-    flat, peaked = (
-        np.linspace(-1, 1, 101),
-        np.concatenate([np.zeros(90), np.linspace(0.5, 1, 11)]),
-    )
+    flat = np.linspace(-1, 1, 101)
+    peaked = np.concatenate([np.zeros(90), np.linspace(0.5, 1, 11)])
     found = distances([spectrum(flat), spectrum(7 * flat), spectrum(peaked)])
     np.testing.assert_allclose(np.diag(found), 0)
     np.testing.assert_array_equal(found, found.T)
