@@ -73,6 +73,10 @@ DOORS = {
     "tueplots": ("hessfig.figures.parts.page",),
 }
 MOST_FILES, MOST_TOKENS = 20, 4200
+LAYOUT = {
+    *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT),
+    *(tokenize.DEDENT, tokenize.ENDMARKER),
+}
 MACHINE = re.compile(
     "/"
     + "work/|/"
