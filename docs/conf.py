@@ -31,7 +31,8 @@ exclude_patterns = ["_build"]
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 
-# Pages below another one in the side bar. The pages stay free of directives, which hosts of repositories show as text.
+# Pages below another one in the side bar. The pages stay free of directives, which
+# hosts of repositories show as text.
 BELOW = {
     "own-model": ["own-model-checks"],
     "real-models": ["real-model-times"],
@@ -42,7 +43,8 @@ BELOW = {
     "theory": ["paper-vs-code"],
 }
 
-# A line of a docstring that explains an argument: its name, two spaces or more, what it is.
+# A line of a docstring that explains an argument: its name, two spaces or more, what it
+# is.
 ARGUMENT = re.compile(r"^(?P<names>\w[\w, ]*?) {2,}(?P<text>\S.*)$")
 
 

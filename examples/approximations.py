@@ -15,7 +15,8 @@ for _ in range(300):
     optimiser.step()
 problem = hessfig.Problem(network, inputs, targets)
 
-# NAME_angle is the cosine between the approximation NAME and the block: 1 is the same matrix up to a scale.
+# NAME_angle is the cosine between the approximation NAME and the block: 1 is the same
+# matrix up to a scale.
 table = hessfig.measure(
     problem, blocks=["0.weight"], parts="H_o", quantities=["approximations"]
 )
@@ -25,7 +26,8 @@ angles = table[table["quantity"].str.endswith("_angle")].sort_values(
 for name, value in zip(angles["quantity"], angles["value"], strict=True):
     print(f"{name.removesuffix('_angle'):20s} cosine {value:.3f}")
 
-# "pruning" sets every weight to zero in turn, and correlates the true rise of the loss with what saliencies predict.
+# "pruning" sets every weight to zero in turn, and correlates the true rise of the loss
+# with what saliencies predict.
 table = hessfig.measure(problem, blocks=["0.weight"], quantities=["pruning"])
 ranks = table[
     table["quantity"].isin(

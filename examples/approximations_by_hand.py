@@ -4,9 +4,10 @@
     hessfig export outputs/by_hand into=network
     python examples/approximations_by_hand.py network outputs/by_hand/table.csv
 
-The formulas are on the page docs/studies/approximations.md, and the network's on docs/networks.md.
-The script compares every row NAME_error, NAME_scale_error and NAME_angle of the table with its own number, prints the
-rows that differ, and exits with 1 when there are some, or a row is not recomputed. saliencies_by_hand.py does the same
+The formulas are on the page docs/studies/approximations.md, and the network's on
+docs/networks.md. The script compares every row NAME_error, NAME_scale_error and
+NAME_angle of the table with its own number, prints the rows that differ, and exits with
+1 when there are some, or a row is not recomputed. saliencies_by_hand.py does the same
 for the quantities pruning and quantisation.
 """
 
@@ -29,7 +30,8 @@ from torch.nn import functional as F
 
 # Two numbers agree to this share, or where both are rounding to this size.
 RELATIVE, ABSOLUTE = 1e-7, 1e-12
-# Errors of the nearest Kronecker sums are exact to this share of the block's norm, the root of rounding.
+# Errors of the nearest Kronecker sums are exact to this share of the block's norm, the
+# root of rounding.
 KRONECKER = 2e-8
 HEADED, TABLES = ("W_Q", "W_K", "W_V", "W_O"), ("W_E", "W_pos")
 Key = tuple[str, int, str, str, str]  # quantity, layer, block, part, index

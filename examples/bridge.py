@@ -22,14 +22,16 @@ bridge = boot(
 ).eval()
 tokens = torch.randint(0, 20, (8, 12))
 
-# Every token is to predict the next one; weights have the names of the paper, heads are counted from 1.
+# Every token is to predict the next one; weights have the names of the paper, heads are
+# counted from 1.
 problem = hessfig.Problem(bridge, tokens)
 table = hessfig.measure(
     problem, blocks=["W_V", "W_Q.h2@1", ("W_Q", "W_K")], parts="H", estimator="dense"
 )
 print(table[["layer", "row", "col", "value"]])
 
-# Through the bridge's hooks, at the same weights: how far attention reaches back, and how long the stream is.
+# Through the bridge's hooks, at the same weights: how far attention reaches back, and
+# how long the stream is.
 patterns = hessfig.lens.attention_patterns(problem)
 norms = hessfig.lens.residual_norms(problem)
 places = torch.arange(12.0)

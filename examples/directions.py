@@ -10,7 +10,8 @@ torch.manual_seed(0)
 network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3))
 problem = hessfig.Problem(network, torch.randn(64, 8), torch.randint(0, 3, (64,)))
 
-# *_ray_curvature is u.Hu for a direction u; *_ray_departure is where the expansion is off by a tenth.
+# *_ray_curvature is u.Hu for a direction u; *_ray_departure is where the expansion is
+# off by a tenth.
 table = hessfig.measure(problem, blocks=["all"], parts="H", quantities=["slices"])
 print(table[["quantity", "index", "value"]].to_string())
 

@@ -12,7 +12,8 @@ torch.manual_seed(0)
 network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3))
 problem = hessfig.Problem(network, torch.randn(64, 8), torch.randint(0, 3, (64,)))
 
-# "spectrum" computes the matrix and all its eigenvalues; for large networks take "largest_eigenvalue" and "density".
+# "spectrum" computes the matrix and all its eigenvalues; for large networks take
+# "largest_eigenvalue" and "density".
 table = hessfig.measure(problem, blocks=["all"], quantities=["spectrum"])
 rows = table[
     table["quantity"].isin(
@@ -21,7 +22,8 @@ rows = table[
 ]
 print(rows[["part", "quantity", "value"]])
 
-# The eigenvalues themselves are arrays; "entries" says which block and part each array belongs to.
+# The eigenvalues themselves are arrays; "entries" says which block and part each array
+# belongs to.
 arrays = table.attrs["arrays"]["spectrum"]
 figure, axes = plt.subplots(figsize=(5, 3))
 for number, entry in enumerate(json.loads(str(arrays["entries"]))):

@@ -2,7 +2,8 @@
 
 import hessfig
 
-# A network of width 16 instead of 128, three embedding scales instead of twenty, two seeds.
+# A network of width 16 instead of 128, three embedding scales instead of twenty, two
+# seeds.
 small = [
     "model.d_model=16",
     "model.n_heads=1",

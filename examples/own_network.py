@@ -9,7 +9,8 @@ torch.manual_seed(0)
 network = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 3)).double()
 inputs, targets = torch.randn(64, 8, dtype=torch.float64), torch.randint(0, 3, (64,))
 
-# One diagonal block, one off-diagonal block, and the whole Hessian, each with its parts H_o and H_f.
+# One diagonal block, one off-diagonal block, and the whole Hessian, each with its parts
+# H_o and H_f.
 problem = hessfig.Problem(network, inputs, targets, "cross_entropy")
 table = hessfig.measure(
     problem, blocks=["0.weight", ("0.weight", "2.weight"), "all"], estimator="dense"

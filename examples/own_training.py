@@ -10,7 +10,8 @@ network = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 3))
 inputs, targets = torch.randn(64, 8), torch.randint(0, 3, (64,))
 optimiser = torch.optim.SGD(network.parameters(), lr=1.0)
 
-# max_fraction=None measures every 20th step; the default skips steps that would take over 5 % of the time.
+# max_fraction=None measures every 20th step; the default skips steps that would take
+# over 5 % of the time.
 monitor = hessfig.Monitor(
     network,
     "cross_entropy",

@@ -4,9 +4,10 @@
     hessfig export outputs/by_hand into=network
     python examples/saliencies_by_hand.py network outputs/by_hand/table.csv
 
-The formulas are on the page docs/studies/removal.md, and those of K-FAC and the empirical Fisher matrix on
-docs/studies/approximations.md. The script compares every row of the quantities pruning and quantisation with its own
-number, as approximations_by_hand.py does for approximations.
+The formulas are on the page docs/studies/removal.md, and those of K-FAC and the
+empirical Fisher matrix on docs/studies/approximations.md. The script compares every row
+of the quantities pruning and quantisation with its own number, as
+approximations_by_hand.py does for approximations.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@
     hessfig export outputs/ten_numbers into=network
     python examples/ten_numbers.py network outputs/ten_numbers/table.csv
 
-The formulas are on docs/conventions.md and docs/networks.md; those of `kfoc_error` and `obd_hessian_correlation` on
-docs/studies/approximations.md and docs/studies/removal.md too. The script prints the table's number, its own, and their
-relative difference, and exits with 1 when one is above 1e-8. It knows sums, cross-entropy, and transformers without the
-components of docs/networks.md.
+The formulas are on docs/conventions.md and docs/networks.md; those of `kfoc_error` and
+`obd_hessian_correlation` on docs/studies/approximations.md and docs/studies/removal.md
+too. The script prints the table's number, its own, and their relative difference, and
+exits with 1 when one is above 1e-8. It knows sums, cross-entropy, and transformers
+without the components of docs/networks.md.
 """
 
 from __future__ import annotations

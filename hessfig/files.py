@@ -66,7 +66,8 @@ def write_together(contents: Mapping[Path, str | bytes]) -> None:
 def read_small(path: Path, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes.
 
-    Raises OSError if there is no such file, and ValueError for a larger one, a pipe or a device, which may never end.
+    Raises OSError if there is no such file, and ValueError for a larger one, a pipe or
+    a device, which may never end.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -116,7 +117,8 @@ def identity(path: Path) -> tuple[int, ...]:
 def read_pinned(path: Path, key: str, sha256: str | None) -> bytes:
     """Return the content of the file that setting `key` names, so that the parsed bytes are those that were hashed.
 
-    Raises UserError when its SHA-256 is not `sha256` (None: any). Raises OSError when it cannot be read.
+    Raises UserError when its SHA-256 is not `sha256` (None: any). Raises OSError when
+    it cannot be read.
     """
     content = path.read_bytes()
     check_pin(path, key, found=hashlib.sha256(content).hexdigest(), planned=sha256)
@@ -186,7 +188,8 @@ def remove_leftovers(folder: Path) -> None:
 def leftovers(folder: Path) -> Iterator[Path]:
     """Yield files of killed writers in `folder` and below that are too old to belong to another run.
 
-    Ages refer to the clock that dates the folder's files, which for a shared folder is not this machine's.
+    Ages refer to the clock that dates the folder's files, which for a shared folder is
+    not this machine's.
     """
     now = clock_of(folder)
     for path in folder.rglob(".*"):

@@ -49,7 +49,8 @@ LEFT_OUT = (Status.nonfinite, Status.not_converged)
 FROBENIUS = "frobenius"
 CHECKSUM, LARGEST_MANIFEST = "checksum", 32 * 2**20
 _SINCE_CHECKSUMS = "byte_order"  # a key that no manifest without a checksum has
-# the SHA-256 of the table next to a manifest; and, while a training is followed, that of the table before
+# the SHA-256 of the table next to a manifest; and, while a training is followed, that
+# of the table before
 SEAL, SEAL_BEFORE = "table_sha256", "table_sha256_before"
 # exceptions of reading a foreign file
 UNREADABLE = (
@@ -147,8 +148,9 @@ def manifest_in(
 ) -> dict[str, Any] | None:
     """Return the manifest in `folder`, or None if there is none. All of its parts have their types.
 
-    `required` lists the groups of settings that must exist. `check` raises for anything else that the reader does not
-    accept, and `allowed` describes what it accepts. Raises UserError for an invalid manifest.
+    `required` lists the groups of settings that must exist. `check` raises for anything
+    else that the reader does not accept, and `allowed` describes what it accepts.
+    Raises UserError for an invalid manifest.
     """
     path = folder / MANIFEST
     if not path.exists():

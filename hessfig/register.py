@@ -1,7 +1,8 @@
 """The register of files that hessfig wrote: only registered, unchanged files are replaced or removed.
 
-Next to every file for a reader (a table, a picture, an archive) is a folder `.written-by-hessfig`. It holds a JSON file
-of the same name with the kind of the file and its SHA-256.
+Next to every file for a reader (a table, a picture, an archive) is a folder
+`.written-by-hessfig`. It holds a JSON file of the same name with the kind of the file
+and its SHA-256.
 """
 
 import hashlib
@@ -21,9 +22,9 @@ def publish(
 ) -> list[Path]:
     """Write files of one `kind` that belong together, all or none; return their paths.
 
-    What stands there is replaced if it is in the register as of this kind and unchanged, or if it is in none and its
-    SHA-256 is `known` to be that of a file of hessfig's. Raises UserError for anything else, and where nothing can be
-    written.
+    What stands there is replaced if it is in the register as of this kind and
+    unchanged, or if it is in none and its SHA-256 is `known` to be that of a file of
+    hessfig's. Raises UserError for anything else, and where nothing can be written.
     """
     new = {path: _as_bytes(content) for path, content in contents.items()}
     same = {path for path, content in new.items() if _holds(path, content)}

@@ -19,15 +19,17 @@ _STUDIES = "hessfig.studies"
 class Study:
     """The record of a study. Reading it imports neither torch nor matplotlib.
 
-    What a study adds is found in two modules of its folder, where it has them: `quantities` (QUANTITIES, rows of
-    hessfig.measurements.quantity.Quantity) and `layouts` (LAYOUTS, rows of figures by name).
+    What a study adds is found in two modules of its folder, where it has them:
+    `quantities` (QUANTITIES, rows of hessfig.measurements.quantity.Quantity) and
+    `layouts` (LAYOUTS, rows of figures by name).
 
     Attributes
     ----------
     page : str
         Its page in docs.
     rows : mapping
-        The facts of the rows that its quantities write of blocks, weights and directions, by name.
+        The facts of the rows that its quantities write of blocks, weights and
+        directions, by name.
     """
 
     page: str

@@ -22,8 +22,9 @@ Output = TypeVar("Output")
 def stream(seed: int, *names: object) -> torch.Generator:
     """Return a CPU generator whose state depends on `seed` and `names` alone.
 
-    Names are joined by their `repr`, so that `stream(0, "W_Q", 1)` and `stream(0, "W_Q", "1")` differ, and adding a
-    layer or a grid point never shifts the draws of another one.
+    Names are joined by their `repr`, so that `stream(0, "W_Q", 1)` and `stream(0,
+    "W_Q", "1")` differ, and adding a layer or a grid point never shifts the draws of
+    another one.
     """
     digest = hashlib.sha256(repr((int(seed), *map(repr, names))).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -47,9 +48,10 @@ def probe_stream(
 def row_major(tensor: Tensor) -> Tensor:
     """Return the tensor in row-major memory order: the tensor itself if it has this order, otherwise a copy.
 
-    Products with the same matrix in another order differ in their last bits, for sizes that depend on the processor.
-    Tensor.contiguous() is not sufficient: it keeps the strides of axes of length one, from which torch concludes that
-    a picture with one channel is channels-last.
+    Products with the same matrix in another order differ in their last bits, for sizes
+    that depend on the processor. Tensor.contiguous() is not sufficient: it keeps the
+    strides of axes of length one, from which torch concludes that a picture with one
+    channel is channels-last.
     """
     return (
         tensor
@@ -103,7 +105,8 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 class OfTheProcess:
     """A context for a setting of the whole process. The first thread enters it, and the last thread leaves it.
 
-    This way, threads that need the setting at the same time do not restore each other's values.
+    This way, threads that need the setting at the same time do not restore each other's
+    values.
     """
 
     def __init__(self, setting: Callable[[], AbstractContextManager[None]]) -> None:
@@ -128,7 +131,8 @@ class OfTheProcess:
 def one_thread() -> Iterator[None]:
     """Limit torch to one thread, because with several threads sums are split, and hence rounded, differently.
 
-    If the limit is one already, it is not set again: a new Python thread takes the number that was set last.
+    If the limit is one already, it is not set again: a new Python thread takes the
+    number that was set last.
     """
     before = torch.get_num_threads()
     if before == 1:

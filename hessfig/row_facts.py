@@ -13,11 +13,14 @@ class RowFacts:
     Attributes
     ----------
     label : str
-        The quantity in words, for figures and captions; empty where its name with spaces says enough.
+        The quantity in words, for figures and captions; empty where its name with
+        spaces says enough.
     has_part : bool
-        Whether the rows of a block are of a part of the Hessian. Rows of a weight or of a direction are not.
+        Whether the rows of a block are of a part of the Hessian. Rows of a weight or of
+        a direction are not.
     may_be_undefined : bool
-        Whether a value that is not finite can be correct (of a zero block, of too few samples).
+        Whether a value that is not finite can be correct (of a zero block, of too few
+        samples).
     """
 
     label: str = ""

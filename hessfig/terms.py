@@ -32,7 +32,8 @@ class Labelled(Recorded):
 class Part(Labelled):
     """The full Hessian and the two terms of its Gauss-Newton split, at the outputs or at the scores.
 
-    H = H_o + H_f (eq. 2). With T the attention scores of a layer, H = H_oT + H_fT for its W_Q and W_K (Remark D.1).
+    H = H_o + H_f (eq. 2). With T the attention scores of a layer, H = H_oT + H_fT for
+    its W_Q and W_K (Remark D.1).
     """
 
     H_o = "H_o", "outer-product Hessian"
@@ -107,15 +108,17 @@ class Kind(StrEnum):
     transformer_lens = "transformer_lens"
 
 
-# Kinds whose networks are run as they are: they may ignore targets, and show nothing between their layers.
+# Kinds whose networks are run as they are: they may ignore targets, and show nothing
+# between their layers.
 OPENED = (Kind.python, Kind.huggingface, Kind.transformer_lens)
 
 
 class Attention(StrEnum):
     """The map from the allowed scores of a query to mixing weights (docs/networks.md has the formulas).
 
-    `linear` uses the scores unchanged. `kernel` normalises phi(q).phi(k) with phi(z) = 1 + z for every entry.
-    `differential` is a difference of two softmaxes. `off_by_one` is a softmax with an additional logit 0 without value.
+    `linear` uses the scores unchanged. `kernel` normalises phi(q).phi(k) with phi(z) =
+    1 + z for every entry. `differential` is a difference of two softmaxes. `off_by_one`
+    is a softmax with an additional logit 0 without value.
     """
 
     softmax = "softmax"
@@ -147,7 +150,8 @@ class Scores(StrEnum):
 class Norm(StrEnum):
     """The position of norms: none, before each sublayer and the unembedding, or after each residual sum.
 
-    `sandwich` is `pre` with another norm after each sublayer, before its output is added.
+    `sandwich` is `pre` with another norm after each sublayer, before its output is
+    added.
     """
 
     none = "none"
@@ -175,7 +179,8 @@ class Positions(StrEnum):
 class MLP(StrEnum):
     """Activation of the MLP sublayer; `none` leaves the sublayer out.
 
-    `swiglu` and `geglu` multiply two maps of the input: silu (or gelu) of W_gate x times W_in x, entry by entry.
+    `swiglu` and `geglu` multiply two maps of the input: silu (or gelu) of W_gate x
+    times W_in x, entry by entry.
     """
 
     relu = "relu"
@@ -208,9 +213,11 @@ class QueryKey(StrEnum):
 class Need(StrEnum):
     """The blocks for which an approximation exists; `linear` includes `heads`.
 
-    `any`: all blocks. `matrix`: blocks of a single weight with two axes. `linear`: those of the weight of a linear map
-    or a convolution, of its bias, and of both together. `heads`: those of a weight of attention, which is cut into
-    heads. `moments`: all blocks at a state that adam or adamw reached. `whole`: the block of the whole network.
+    `any`: all blocks. `matrix`: blocks of a single weight with two axes. `linear`:
+    those of the weight of a linear map or a convolution, of its bias, and of both
+    together. `heads`: those of a weight of attention, which is cut into heads.
+    `moments`: all blocks at a state that adam or adamw reached. `whole`: the block of
+    the whole network.
     """
 
     any = "any"
@@ -232,8 +239,9 @@ class Facts:
 class Approximation(Recorded):
     """An approximation A of a block B of the Hessian: its name, what it needs, and the optimiser that it belongs to.
 
-    Settings, rows, checks and figures read their names from here. docs/studies/approximations.md defines each
-    approximation; its function is in hessfig.curvature.approximations.named.
+    Settings, rows, checks and figures read their names from here.
+    docs/studies/approximations.md defines each approximation; its function is in
+    hessfig.curvature.approximations.named.
     """
 
     facts: Facts
@@ -270,12 +278,14 @@ class StepNorm(StrEnum):
 class RuleFacts:
     """Facts of a step rule.
 
-    `label`: its name in figures. `made_by`: the class of `package` that it is, with `options` that it always gets;
-    `of_matrices`: the class that takes the weight matrices of the layers, where that is another one. `reads`: which of
-    RULE_SETTINGS it reads; rules without batch_size are full batch, those with damping divide the gradient by a
-    curvature matrix of the whole fixed set. `moments`: what it keeps of a parameter; `by_axis`: those that are lists
-    with a matrix per axis; `state`: what else is in a parameter's state, of TrainingConfig. `has_formula`: whether the
-    next update is a formula of the moments, and the threshold of stability is known.
+    `label`: its name in figures. `made_by`: the class of `package` that it is, with
+    `options` that it always gets; `of_matrices`: the class that takes the weight
+    matrices of the layers, where that is another one. `reads`: which of RULE_SETTINGS
+    it reads; rules without batch_size are full batch, those with damping divide the
+    gradient by a curvature matrix of the whole fixed set. `moments`: what it keeps of a
+    parameter; `by_axis`: those that are lists with a matrix per axis; `state`: what
+    else is in a parameter's state, of TrainingConfig. `has_formula`: whether the next
+    update is a formula of the moments, and the threshold of stability is known.
     """
 
     label: str
@@ -336,9 +346,10 @@ class Optimiser(Recorded):
     """The rule of a training; `gd` is plain gradient descent on the whole of a fixed set, and the last four divide by
     a curvature matrix there.
 
-    Shampoo: arXiv 1802.09568. SOAP: arXiv 2409.11321. `spectral_gd` (Muon without momentum, of every parameter) and
-    `sign` are full-batch steepest descent in a norm (arXiv 2603.05002). A rule that torch or pytorch_optimizer has is
-    one more row here; one that divides by another matrix, a row here and that matrix in
+    Shampoo: arXiv 1802.09568. SOAP: arXiv 2409.11321. `spectral_gd` (Muon without
+    momentum, of every parameter) and `sign` are full-batch steepest descent in a norm
+    (arXiv 2603.05002). A rule that torch or pytorch_optimizer has is one more row here;
+    one that divides by another matrix, a row here and that matrix in
     hessfig.states.training.second_order.
     """
 
@@ -428,9 +439,10 @@ class NamedDirection(StrEnum):
 class Block:
     """One block of the Hessian: second derivatives with respect to weights (or groups) `row` and `col`.
 
-    `layer` is the 1-based layer of the column. If one weight belongs to no layer, it is the layer of the other; if
-    neither does, it is 0. `row_layer` equals `layer` except for pairs across layers. A diagonal block has the same
-    weight of the same layer on both sides.
+    `layer` is the 1-based layer of the column. If one weight belongs to no layer, it is
+    the layer of the other; if neither does, it is 0. `row_layer` equals `layer` except
+    for pairs across layers. A diagonal block has the same weight of the same layer on
+    both sides.
     """
 
     layer: int

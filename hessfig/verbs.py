@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 class Verb:
     """A verb. `does` is 'module:function'; `groups` are listed in its help with a line for each choice.
 
-    It reads the settings and groups that `names` holds, with `table` also those that make a table, except those in
-    `ignores`: whatever else is given is refused. A verb that is not `composed` from the configuration takes words of
-    its own (those in `names`). Verbs without `makes_table` compare the settings of a table with those it was made with.
-    `aliases`: (what may be typed, the setting it is). `presets`: words that stand before those given. `place`: what it
-    is given in addition to key=value words.
+    It reads the settings and groups that `names` holds, with `table` also those that
+    make a table, except those in `ignores`: whatever else is given is refused. A verb
+    that is not `composed` from the configuration takes words of its own (those in
+    `names`). Verbs without `makes_table` compare the settings of a table with those it
+    was made with. `aliases`: (what may be typed, the setting it is). `presets`: words
+    that stand before those given. `place`: what it is given in addition to key=value
+    words.
     """
 
     name: str

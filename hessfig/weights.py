@@ -18,10 +18,11 @@ SMALL = 2**16
 class Weight:
     """A named weight of `layer` (1-based; 0: outside the layers): `parameter`, or parameter[index] for a view.
 
-    `size` is the number of entries, `groups` are the groups that contain the weight. Weights that are not `is_main`
-    (biases, gains of norms) are selected by name and by groups, but not by "every weight". `axes` are the lengths into
-    which the first axis of the parameter is split before it is indexed. `is_finer` marks a part of another named weight
-    (a head), which belongs to no group.
+    `size` is the number of entries, `groups` are the groups that contain the weight.
+    Weights that are not `is_main` (biases, gains of norms) are selected by name and by
+    groups, but not by "every weight". `axes` are the lengths into which the first axis
+    of the parameter is split before it is indexed. `is_finer` marks a part of another
+    named weight (a head), which belongs to no group.
     """
 
     name: str
@@ -39,9 +40,10 @@ class Weight:
 class Layout:
     """The weights of a network in the order of its parameters, and the groups they form.
 
-    Weights with the same name and layer form a group of that name. `parameters` holds every parameter once; it is the
-    group `all` if `weights` are views or incomplete. `shared` lists weights of a layer under different names with
-    common entries, which the layer as a group would count twice.
+    Weights with the same name and layer form a group of that name. `parameters` holds
+    every parameter once; it is the group `all` if `weights` are views or incomplete.
+    `shared` lists weights of a layer under different names with common entries, which
+    the layer as a group would count twice.
     """
 
     weights: tuple[Weight, ...]

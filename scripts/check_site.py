@@ -2,7 +2,8 @@
 
     python scripts/check_site.py build/site
 
-The web is not asked. Exits with 1 and one line per broken link, and with 2 for a folder without pages.
+The web is not asked. Exits with 1 and one line per broken link, and with 2 for a folder
+without pages.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@
     python scripts/check_wheel.py --python python3.13 with another interpreter
     python scripts/check_wheel.py --smaller "torch --index-url ..."    by docs/install.md, "A smaller PyTorch"
 
-Prints a line per step with its seconds, and the size of the environment. Exits with 1 at the first step that fails.
+Prints a line per step with its seconds, and the size of the environment. Exits with 1
+at the first step that fails.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ def install(environment: Path, wheel: Path, options: argparse.Namespace) -> Path
 def smaller(torch: str, wheel: Path | str) -> list[list[str]]:
     """Return what `pip install` is given by docs/install.md for a smaller PyTorch: `torch` first, then the wheel.
 
-    Where `torch` names torchvision, these are the lines that install it; else those of an environment without it.
+    Where `torch` names torchvision, these are the lines that install it; else those of
+    an environment without it.
     """
     section = (
         (ROOT / "docs/install.md")

@@ -2,11 +2,13 @@
 
     python scripts/fetch_trained.py outputs/trained [albert bert] [--wheels FOLDER]
 
-pip downloads the wheels rxnmapper 0.4.3 and antiberty 0.1.3 (both MIT) as data: nothing of them is installed or run.
-A wheel whose SHA-256 is not the one below is refused. Of each wheel config.json, the weights, the vocabulary and the
-licence are unpacked; a tokenizer.json is made of the vocabulary, and sequences.txt of the shipped facts in data/.
-The weights are pickles; hessfig reads them with the reader that builds tensors alone. --wheels takes the files from a
-folder and asks no index. Exits with 2, and leaves nothing half done, when a wheel is missing or is another one.
+pip downloads the wheels rxnmapper 0.4.3 and antiberty 0.1.3 (both MIT) as data: nothing
+of them is installed or run. A wheel whose SHA-256 is not the one below is refused. Of
+each wheel config.json, the weights, the vocabulary and the licence are unpacked; a
+tokenizer.json is made of the vocabulary, and sequences.txt of the shipped facts in
+data/. The weights are pickles; hessfig reads them with the reader that builds tensors
+alone. --wheels takes the files from a folder and asks no index. Exits with 2, and
+leaves nothing half done, when a wheel is missing or is another one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from hessfig.errors import UserError
 class Trained:
     """A trained network in a wheel: where its files are, what splits a sequence into words, and which facts it reads.
 
-    `model`, `vocabulary` and `licence` are paths in the wheel, `sha256` is the hash of the wheel.
+    `model`, `vocabulary` and `licence` are paths in the wheel, `sha256` is the hash of
+    the wheel.
     """
 
     package: str

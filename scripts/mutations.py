@@ -2,9 +2,11 @@
 
     python scripts/mutations.py [NAME ...] [--json FILE]
 
-Every mutation of mutations.toml is tried in a copy of the committed tree. The tests that stand nearest to the changed
-module run first, and a suite stops at its first failure, so that only what nothing notices costs the whole of both
-suites. Exits with 1 when one of the mutations is noticed by neither, and with 2 when one fits no place, or several.
+Every mutation of mutations.toml is tried in a copy of the committed tree. The tests
+that stand nearest to the changed module run first, and a suite stops at its first
+failure, so that only what nothing notices costs the whole of both suites. Exits with 1
+when one of the mutations is noticed by neither, and with 2 when one fits no place, or
+several.
 """
 
 from __future__ import annotations

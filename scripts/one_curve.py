@@ -1,9 +1,10 @@
 """One curve of Figure 3a on one screen, as a witness: plain torch, dense Hessians, nothing from hessfig.
 
-A one-layer GPT-2-style transformer (one head, ReLU, no LayerNorm, causal mask) reads two-digit sums; the loss is the
-mean cross-entropy of the answer's digits. Weights are N(0, 0.64 / d); both embeddings are N(0, sigma^2). For each
-sigma the outer-product Hessian of the value weights, J^T (d2l/df2) J, is formed entry by entry and its Frobenius norm
-averaged over seeds. Theory says sigma^2. Takes seconds.
+A one-layer GPT-2-style transformer (one head, ReLU, no LayerNorm, causal mask) reads
+two-digit sums; the loss is the mean cross-entropy of the answer's digits. Weights are
+N(0, 0.64 / d); both embeddings are N(0, sigma^2). For each sigma the outer-product
+Hessian of the value weights, J^T (d2l/df2) J, is formed entry by entry and its
+Frobenius norm averaged over seeds. Theory says sigma^2. Takes seconds.
 """
 
 from __future__ import annotations

@@ -3,10 +3,12 @@
     python scripts/published_values.py CHECKOUT published
     hessfig compare outputs/published/sigma published/sigma.csv
 
-CHECKOUT is a checkout of github.com/dalab/transformer-hessian, or its folder `results`. The files there are pickles,
-shaped dict[layer][repeat] -> list of norms along sigma. The unpickler of this script builds numbers, lists,
-dictionaries and numpy arrays; it refuses every other global by name. Layers are counted from 1 in the CSV files,
-repeats from 0. Exits with 2, and writes nothing, when a file is refused, damaged or shaped differently.
+CHECKOUT is a checkout of github.com/dalab/transformer-hessian, or its folder `results`.
+The files there are pickles, shaped dict[layer][repeat] -> list of norms along sigma.
+The unpickler of this script builds numbers, lists, dictionaries and numpy arrays; it
+refuses every other global by name. Layers are counted from 1 in the CSV files, repeats
+from 0. Exits with 2, and writes nothing, when a file is refused, damaged or shaped
+differently.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ Row = tuple[int, str, str, int, int, float, float]
 class PublishedSweep:
     """The files of a sweep: their names up to the quantity, their grid of sigma, and the depths of the networks.
 
-    The authors' `scale` names the grid; the files of the linear MLP, which do not name theirs, are on the grid `log`.
+    The authors' `scale` names the grid; the files of the linear MLP, which do not name
+    theirs, are on the grid `log`.
     """
 
     stem: str
@@ -173,7 +176,8 @@ _GLOBALS: dict[str, Any] = {
     "builtins.list": _empty_list,
 }
 _RENAMED = {"numpy.core.": "numpy._core.", "__builtin__": "builtins"}
-# Opcodes that hash what a file nests, or make instances in other ways than a call of a global.
+# Opcodes that hash what a file nests, or make instances in other ways than a call of a
+# global.
 _REFUSED = (
     *(
         pickle.EMPTY_SET,
@@ -197,8 +201,9 @@ _REFUSED = (
 class NumbersUnpickler(pickle._Unpickler):
     """An unpickler of numbers, lists, dictionaries and numpy arrays.
 
-    Python's own unpickler in Python is used: its memo is a dictionary, so a file cannot claim memory by a large index.
-    Keys of dictionaries are small numbers, because the hash of nested tuples can take forever.
+    Python's own unpickler in Python is used: its memo is a dictionary, so a file cannot
+    claim memory by a large index. Keys of dictionaries are small numbers, because the
+    hash of nested tuples can take forever.
     """
 
     stack: list[Any]
@@ -361,8 +366,9 @@ def rows_of(sweep: PublishedSweep, folder: Path) -> list[Row]:
 def write_values(checkout: Path, into: Path) -> list[Path]:
     """Write `into`/SWEEP.csv for every sweep whose files a checkout has; return the paths.
 
-    Raises UserError for a folder without any of them, for a file that is refused, damaged or shaped differently, and
-    for files in the way that this script did not write.
+    Raises UserError for a folder without any of them, for a file that is refused,
+    damaged or shaped differently, and for files in the way that this script did not
+    write.
     """
     folder = checkout / "results" if (checkout / "results").is_dir() else checkout
     values = {name: rows_of(sweep, folder) for name, sweep in SWEEPS.items()}

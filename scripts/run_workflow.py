@@ -1,7 +1,8 @@
 """Run the steps of .github/workflows/ci.yml on this machine: python scripts/run_workflow.py [--list] [JOB ...].
 
-Only `run:` steps are carried out, in the order of the file and each by its own shell, as a runner does it; steps that
-use an action prepare the runner's machine. Exits with the status of the first step that fails.
+Only `run:` steps are carried out, in the order of the file and each by its own shell,
+as a runner does it; steps that use an action prepare the runner's machine. Exits with
+the status of the first step that fails.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ import jaxtyping
 from beartype import BeartypeConf, beartype
 
 ROOT = Path(__file__).parent.parent
-# The tape's small steps run a million times here, and dense oracles hold their shapes; a monitor's warnings name the
-# line that called it, counting frames; what networks are made of is walked through piece by piece, and has no shapes.
+# The tape's small steps run a million times here, and dense oracles hold their shapes;
+# a monitor's warnings name the line that called it, counting frames; what networks are
+# made of is walked through piece by piece, and has no shapes.
 UNCHECKED = ("hessfig.models.tape", "hessfig.api.monitor", "hessfig.models.identity")
 LIBRARIES = {"torch", "jaxtyping"}
 
@@ -59,8 +60,9 @@ _with_shapes = jaxtyping.jaxtyped
 def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
     """Check types alone where no annotation has a shape, and else types and shapes in one go.
 
-    What the hook does by default binds the arguments of every function, and checks them again with the result: a tenth
-    of all time that the tests take, and three of four functions have no shapes that could be bound.
+    What the hook does by default binds the arguments of every function, and checks them
+    again with the result: a tenth of all time that the tests take, and three of four
+    functions have no shapes that could be bound.
     """
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)

@@ -33,7 +33,8 @@ from tests import runs
 from tests.checked import CHECKED, TYPECHECKER, jaxtyped
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
-# A shell's background jobs start with SIGINT ignored, and so would their children: commands could not be stopped.
+# A shell's background jobs start with SIGINT ignored, and so would their children:
+# commands could not be stopped.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 jaxtyping.jaxtyped = jaxtyped  # as the modules that the hook loads call it
 jaxtyping.install_import_hook(CHECKED, TYPECHECKER)
@@ -42,8 +43,8 @@ jaxtyping.install_import_hook(CHECKED, TYPECHECKER)
 class _LibrariesFirst(MetaPathFinder):
     """Finds nothing, but imports the large libraries before the first checked module asks for them.
 
-    While the hook executes a module, whatever that imports is compiled anew instead of being read from its bytecode:
-    fifteen seconds a process.
+    While the hook executes a module, whatever that imports is compiled anew instead of
+    being read from its bytecode: fifteen seconds a process.
     """
 
     found = False

@@ -16,9 +16,10 @@ Values = Callable[[], Tensor]
 def jacobian(values: Values, at: Sequence[Tensor], rounding: float = 1e-11) -> Tensor:
     """Return the derivatives of the values, a row for each, in the entries of `at`, one tensor after the other.
 
-    A batched pass is many times as fast as one for each row, but some of torch's rules for it are wrong. So the whole
-    matrix times a random row is compared with one plain pass, which no wrong row survives: they agree up to `rounding`
-    of the largest entry, which is more where a network computes in float32 inside.
+    A batched pass is many times as fast as one for each row, but some of torch's rules
+    for it are wrong. So the whole matrix times a random row is compared with one plain
+    pass, which no wrong row survives: they agree up to `rounding` of the largest entry,
+    which is more where a network computes in float32 inside.
     """
     return _checked(lambda: values().flatten(), at, rounding)
 

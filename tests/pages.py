@@ -23,7 +23,8 @@ BLOCK = re.compile(
 )
 SHELL = ("sh", "")
 PROGRAMS = ("hessfig", "make", "python", "pip", "eval")
-# Words that stand for something of the reader's, and what is put in their place to compose the command.
+# Words that stand for something of the reader's, and what is put in their place to
+# compose the command.
 STANDS_FOR = {"ID": "heads", "K/N": "1/8", "$INDEX/8": "1/8", "SWEEP": "sigma"}
 
 

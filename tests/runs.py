@@ -70,8 +70,8 @@ def script(
 ) -> str:
     """Return what a script prints that is run in `folder` as `python` runs it, with `paths` to import from.
 
-    Its process is forked from the server of the workers (fixture `workers`), where PyTorch is already: to import that
-    anew takes ten seconds on a busy machine.
+    Its process is forked from the server of the workers (fixture `workers`), where
+    PyTorch is already: to import that anew takes ten seconds on a busy machine.
     """
     from hessfig.sweep.pool import start_process
 
@@ -129,9 +129,10 @@ def disturbed(
 ) -> tuple[int, subprocess.CompletedProcess[str]]:
     """Interrupt the toy sweep once, kill it `kills` times, and finish it with two workers.
 
-    Moments are drawn from `seed`. Kills take turns between the whole process group and the parent alone. Returns the
-    exit code of the interrupted run and the last run. The interrupted one has so many more seeds that it cannot end
-    before the signal comes, however busy the machine; the toy sweep's seeds are the first of them.
+    Moments are drawn from `seed`. Kills take turns between the whole process group and
+    the parent alone. Returns the exit code of the interrupted run and the last run. The
+    interrupted one has so many more seeds that it cannot end before the signal comes,
+    however busy the machine; the toy sweep's seeds are the first of them.
     """
     moments = random.Random(seed)
     interrupted = _stop(

@@ -275,7 +275,8 @@ def test_theory_knows_nothing_of_the_runner() -> None:
 LAUNCHERS = ("hessfig.sweep.slurm", "hessfig.config.shards")
 
 
-# What is built on the core: pages of results, launchers, models of other libraries, theory, studies, and the terminal.
+# What is built on the core: pages of results, launchers, models of other libraries,
+# theory, studies, and the terminal.
 OUTSIDE_OF_THE_CORE = (
     *(
         "hessfig.report",
@@ -410,7 +411,8 @@ def test_a_forbidden_import_is_found(
         globals()[test]()
 
 
-# Circles through imports inside of functions that still stand: (importer, imported), each to be turned one day.
+# Circles through imports inside of functions that still stand: (importer, imported),
+# each to be turned one day.
 LAZY_CIRCLES: set[tuple[str, str]] = set()
 
 
@@ -420,7 +422,8 @@ LAZY_CIRCLES: set[tuple[str, str]] = set()
 def test_no_module_is_in_a_circle(is_lazy: bool) -> None:
     """Imports of modules form no circle: those at the top and for types, and those inside of functions.
 
-    The package itself imports nothing: what it hands out (Problem, measure) it names for type checkers alone.
+    The package itself imports nothing: what it hands out (Problem, measure) it names
+    for type checkers alone.
     """
     imports = submodule_imports if is_lazy else top_imports
     arrows = {name_of(path): set(imports(path)) & NAMES for path in MODULES} | {
@@ -570,7 +573,8 @@ def test_there_is_no_drawer_for_everything() -> None:
     ]
 
 
-# Of commands and pages, against everything at once; the files in tests/ itself are of the doors.
+# Of commands and pages, against everything at once; the files in tests/ itself are of
+# the doors.
 OF_NO_ROOM = (".", "attack", "browser", "documents", "scripts", "slurm")
 
 
@@ -660,7 +664,8 @@ def test_constraints_hold_versions_only() -> None:
     )
 
 
-# Names and paths as they stand in strings, comments and pages; files of the reader's own are no part of the package.
+# Names and paths as they stand in strings, comments and pages; files of the reader's
+# own are no part of the package.
 DOTTED = re.compile(r"(?<![\w./-])hessfig(?:\.[A-Za-z_]\w*)+")
 NAMED = re.compile(r"(?<![\w./<>*{}-])(?:[\w-]+/)*[\w-]+\.(?:py|md|yaml)(?![\w/(])")
 OF_THE_READER = re.compile(
@@ -809,8 +814,8 @@ OBJECTS = ("axes", "bridge", "kfac", "monitor", "parameter", "problem", "table")
 def stale_names(path: Path) -> list[str]:
     """Return the bare names (module.thing) in a module's docstrings and comments that stand for nothing.
 
-    They may be something in a module of that name, a setting, a file, something of a library, or what the module
-    itself speaks of: both words are names in its code.
+    They may be something in a module of that name, a setting, a file, something of a
+    library, or what the module itself speaks of: both words are names in its code.
     """
     tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
     own = {token.string for token in tokens if token.type == tokenize.NAME}

@@ -99,9 +99,10 @@ def read(
 ) -> Found:
     """Return what `take` makes of the arrays of one listed file.
 
-    Raises UserError for a file that is missing, damaged or swapped (its content or its label differs from the
-    manifest), that declares implausible sizes, or for which `take` raises ValueError because of its form. Nothing is
-    unpickled, and declared sizes are checked before memory is allocated.
+    Raises UserError for a file that is missing, damaged or swapped (its content or its
+    label differs from the manifest), that declares implausible sizes, or for which
+    `take` raises ValueError because of its form. Nothing is unpickled, and declared
+    sizes are checked before memory is allocated.
     """
     path = folder / entry["file"]
     if not path.is_file():
@@ -247,9 +248,9 @@ class StoredHessian:
 def read_hessians(folder: Path) -> list[StoredHessian]:
     """Return the stored Hessian of the lowest sigma and first seed of every variant, in the manifest's order.
 
-    Raises UserError if there is none, and for files that are missing, damaged, swapped (content or label differ from
-    the manifest) or not of the documented form: arrays `hessian` (n, n), `names`, `sizes` and `label`. Nothing is
-    unpickled.
+    Raises UserError if there is none, and for files that are missing, damaged, swapped
+    (content or label differ from the manifest) or not of the documented form: arrays
+    `hessian` (n, n), `names`, `sizes` and `label`. Nothing is unpickled.
     """
     entries = listed(folder, _FORM)
     variants = dict.fromkeys(entry["variant"] for entry in entries)
@@ -327,7 +328,8 @@ _PLANE = {
     "plane_expansions": (0, 0),
     "plane_edge": (2, 0),
 }
-# By quantity: its arrays, with the length of every axis (0: any), and its lists of names.
+# By quantity: its arrays, with the length of every axis (0: any), and its lists of
+# names.
 _ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
     SLICES: {**dict.fromkeys(("distances", "losses", "expansions"), (0, 0)), **_PLANE},
     DESCENT: {
@@ -369,7 +371,8 @@ class StoredLosses:
 def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
     """Return the stored arrays of a quantity, slices or descent, in the manifest's order.
 
-    Raises UserError if none are stored, and for files that are missing, damaged, swapped or of another form.
+    Raises UserError if none are stored, and for files that are missing, damaged,
+    swapped or of another form.
     """
     form, courses = _LOSS_FORMS[quantity], []
     for entry in listed(folder, form):

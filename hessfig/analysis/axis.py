@@ -122,7 +122,8 @@ def varied_key(
 ) -> str:
     """Return the varied setting that `word` names, in full or by its last word.
 
-    Raises UserError if no variant has it. The message names the setting `asked` and allows the names in `others`, too.
+    Raises UserError if no variant has it. The message names the setting `asked` and
+    allows the names in `others`, too.
     """
     keys = list(varied_settings(variants))
     named = [key for key in keys if word in (key, last_word(key))]
@@ -176,9 +177,10 @@ def along(
 ) -> pd.DataFrame:
     """Return the table with the place on the axis in a column x; a table that has this column is returned unchanged.
 
-    If the axis is a setting, it is removed from the variant; whatever else varies (sigma along step, say) is added, so
-    that numbers of different networks or places are never averaged. Raises UserError, which names the setting `asked`,
-    for an axis that the sweep does not vary, or whose values are not numbers.
+    If the axis is a setting, it is removed from the variant; whatever else varies
+    (sigma along step, say) is added, so that numbers of different networks or places
+    are never averaged. Raises UserError, which names the setting `asked`, for an axis
+    that the sweep does not vary, or whose values are not numbers.
     """
     if X in table.columns:
         return table

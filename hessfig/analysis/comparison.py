@@ -19,7 +19,8 @@ from hessfig.record import FROBENIUS, MANIFEST, NUMBER, TABLE
 FIRST_SEED = 1234  # of the published repeats: repeat r is the network of seed 1234 + r
 # Relative: most norms of equal networks in float32, and all of them.
 CLOSE, ROUNDED = (1e-6, 5e-4)
-# Norms in float32 are roots of sums of squares: below the root of the smallest normal number, squares lose digits.
+# Norms in float32 are roots of sums of squares: below the root of the smallest normal
+# number, squares lose digits.
 FLOAT32_FLOOR = float(np.sqrt(np.finfo(np.float32).tiny))
 _PUBLISHED = {"block", "part", "layer", "sigma", "value"}
 # Bytes of a file of published values; those of the paper have at most 8 million.
@@ -30,8 +31,9 @@ _ON_BOTH_SIDES = ["value", "error", "status"]
 def numbers_at(place: Path) -> pd.DataFrame:
     """Return the numbers of a run's folder, a table.csv, or a CSV file of published values, with the columns of NUMBER.
 
-    Published values have the columns block, part, layer, sigma, value, and may have repeat and num_layers. They have no
-    errors. Columns that a file lacks are left out, and do not identify its numbers.
+    Published values have the columns block, part, layer, sigma, value, and may have
+    repeat and num_layers. They have no errors. Columns that a file lacks are left out,
+    and do not identify its numbers.
 
     Raises UserError for a file that is none of these.
     """
@@ -97,9 +99,9 @@ class Comparison:
     Attributes
     ----------
     pairs : DataFrame
-        A row for every number that both have: its place, `value`, `error` and `status` of the first table, those of the
-        second with `_other`, `relative` (|a - b| / |b|, nan where `left_out`), and `errors`: |a - b| in standard errors
-        of both.
+        A row for every number that both have: its place, `value`, `error` and `status`
+        of the first table, those of the second with `_other`, `relative` (|a - b| /
+        |b|, nan where `left_out`), and `errors`: |a - b| in standard errors of both.
     lost, more : int
         Numbers that only the first table has, and only the second.
     """
@@ -141,10 +143,12 @@ class Comparison:
 def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:
     """Pair the numbers of two tables by the columns of NUMBER that both have, sigma and step to nine digits.
 
-    A number is `left_out` of what is called different where the second table holds a norm in float32 that overflowed or
-    is below FLOAT32_FLOOR, or where both are not finite.
+    A number is `left_out` of what is called different where the second table holds a
+    norm in float32 that overflowed or is below FLOAT32_FLOOR, or where both are not
+    finite.
 
-    Raises UserError for tables without a common number, and for several numbers of one place.
+    Raises UserError for tables without a common number, and for several numbers of one
+    place.
     """
     keys = [name for name in NUMBER if name in first and name in other]
     left, right = (_placed(table, keys) for table in (first, other))

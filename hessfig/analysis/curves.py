@@ -22,9 +22,10 @@ def growth_curves(
 ) -> pd.DataFrame:
     """Return one row per curve and place x: mean, sem, count, probe_sem, num_nonfinite, num_not_converged, is_zero.
 
-    mean = average over the seeds with status ok; sem = their standard deviation / sqrt(count) (nan for one seed), which
-    includes the spread of the weights and the noise of the probes; probe_sem is the contribution of the probes,
-    sqrt(sum error^2) / count, nan if a number has no error. `is_zero`: every number is a structural zero.
+    mean = average over the seeds with status ok; sem = their standard deviation /
+    sqrt(count) (nan for one seed), which includes the spread of the weights and the
+    noise of the probes; probe_sem is the contribution of the probes, sqrt(sum error^2)
+    / count, nan if a number has no error. `is_zero`: every number is a structural zero.
     """
     numbers = along(of_quantity(table, quantity, index), axis)
     counted = ~numbers["status"].isin(LEFT_OUT)
@@ -68,8 +69,9 @@ def quantity_to_fit(
 ) -> str:
     """Return the quantity whose curves are fitted: the one asked for, else frobenius, else the only one of the table.
 
-    `among` limits the choice if the table has any of these. Raises UserError if there are several others and none is
-    asked for; `of_quantity` refuses an `asked` that the table does not have.
+    `among` limits the choice if the table has any of these. Raises UserError if there
+    are several others and none is asked for; `of_quantity` refuses an `asked` that the
+    table does not have.
     """
     measured = list(map(str, table["quantity"].unique()))
     if asked is not None:
@@ -120,8 +122,9 @@ _PLACE = [*NETWORK, *BLOCK, X]
 def functional_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     """Return mean, sem and count over seeds of ||H_f||_F / (||H_o||_F + ||H_f||_F) for every block and place x.
 
-    The ratio is taken seed by seed, so that the spread of the weights, which both norms share, does not enter. Blocks
-    for which one of the two was not measured are left out.
+    The ratio is taken seed by seed, so that the spread of the weights, which both norms
+    share, does not enter. Blocks for which one of the two was not measured are left
+    out.
     """
     by_seed = seed_shares(table, axis)
     shares = by_seed.groupby(_PLACE, sort=False, dropna=False)["share"].agg(
@@ -147,7 +150,8 @@ def seed_shares(
 def score_shares(table: pd.DataFrame, axis: Axis = SIGMA) -> pd.DataFrame:
     """Return the share ||H_fT||_F / (||H_oT||_F + ||H_fT||_F) of every block and place x.
 
-    Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0 and 1) and count.
+    Columns mean, low, high (95 % interval of the mean over seeds, Student's t, within 0
+    and 1) and count.
     """
     by_place = seed_shares(table, axis, AT_SCORES).groupby(
         _PLACE, sort=False, dropna=False

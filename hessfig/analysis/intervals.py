@@ -1,8 +1,9 @@
 """Intervals of means, logarithms, correlations and probed numbers, for rules, slopes, bands and comparisons.
 
-All intervals use Student's t on the scale on which the numbers are symmetric: unchanged, as logarithms (norms,
-eigenvalues, losses: see `geometric_interval`), or by Fisher's z (correlations). Seeds are independent. Two variants
-with the same seed share weights and batches, so that they are compared by the interval of their differences.
+All intervals use Student's t on the scale on which the numbers are symmetric:
+unchanged, as logarithms (norms, eigenvalues, losses: see `geometric_interval`), or by
+Fisher's z (correlations). Seeds are independent. Two variants with the same seed share
+weights and batches, so that they are compared by the interval of their differences.
 """
 
 import math
@@ -65,7 +66,8 @@ def student_interval(
 def half_width(se: float, count: int, *, level: float = LEVEL) -> float:
     """Return t_(count - 1) se, half of the interval around what `count` independent seeds determine; nan for one seed.
 
-    Means over seeds and slopes of such means (slopes.fit) have this interval: in files, tables, figures and verdicts.
+    Means over seeds and slopes of such means (slopes.fit) have this interval: in files,
+    tables, figures and verdicts.
     """
     return deviate(count - 1, level) * se if count > 1 else math.nan
 
@@ -75,7 +77,8 @@ def geometric_interval(
 ) -> Interval:
     """Return the geometric mean of the positive values with its interval, symmetric as factors (x/÷) and never below 0.
 
-    `se` is the standard error of the natural logarithm. Values that are not positive are left out.
+    `se` is the standard error of the natural logarithm. Values that are not positive
+    are left out.
     """
     sample = np.asarray(list(values), dtype=float)
     interval = student_interval(np.log(sample[sample > 0]), level=level, tests=tests)
@@ -90,7 +93,8 @@ def fisher_interval(
 ) -> Interval:
     """Return the mean correlation over seeds with its interval, both by Fisher's z, hence within [-1, 1].
 
-    `se` is the standard error of z. Correlations of size one are replaced by MOST_CORRELATED.
+    `se` is the standard error of z. Correlations of size one are replaced by
+    MOST_CORRELATED.
     """
     sample = np.asarray(list(correlations), dtype=float)
     z = np.arctanh(np.clip(sample, -MOST_CORRELATED, MOST_CORRELATED))
@@ -102,12 +106,14 @@ def probe_interval(
 ) -> Interval:
     """Return the interval of a norm that K test vectors estimate with standard error `error`: see `probe_deviate`.
 
-    The interval is symmetric as a factor, value x/÷ exp(deviate * error / value): estimates of norms are skewed, and
-    this form has a better coverage (docs/accuracy.md). It is nan for one test vector and for a value that is not
+    The interval is symmetric as a factor, value x/÷ exp(deviate * error / value):
+    estimates of norms are skewed, and this form has a better coverage
+    (docs/accuracy.md). It is nan for one test vector and for a value that is not
     positive; `se` is that of the logarithm.
 
-    The *squared* norm is unbiased. The norm itself is too low by a share of about v / (8 K), because the root is
-    concave; v is the variance of one vector's squared norm over its squared mean.
+    The *squared* norm is unbiased. The norm itself is too low by a share of about v /
+    (8 K), because the root is concave; v is the variance of one vector's squared norm
+    over its squared mean.
     """
     if not (value > 0 and error >= 0 and num_probes > 1):
         return Interval(
@@ -120,8 +126,9 @@ def probe_interval(
 def probe_deviate(num_probes: float, level: float = LEVEL) -> float:
     """Return how many standard errors the interval of a number from K test vectors reaches: t_(K-1) (1 + 1/(3 sqrt K)).
 
-    Squared norms of a few test vectors are skewed and, for blocks of low rank, take few values, so that their spread is
-    often underestimated: Student's t alone covers 92 to 94 %. The factor was fitted to coverage (docs/accuracy.md).
+    Squared norms of a few test vectors are skewed and, for blocks of low rank, take few
+    values, so that their spread is often underestimated: Student's t alone covers 92 to
+    94 %. The factor was fitted to coverage (docs/accuracy.md).
     """
     return (1 + 1 / (3 * math.sqrt(num_probes))) * deviate(num_probes - 1, level)
 
@@ -131,8 +138,9 @@ def band(
 ) -> tuple[Numbers, Numbers]:
     """Return the ends of the 95 % interval of means over `count` numbers with standard errors `sem`: the shaded band.
 
-    With `logs` (a logarithmic axis, on which only positive means are drawn) it is symmetric as a factor,
-    mean x/÷ exp(t sem / mean), which never reaches zero. The ends are nan for a single number.
+    With `logs` (a logarithmic axis, on which only positive means are drawn) it is
+    symmetric as a factor, mean x/÷ exp(t sem / mean), which never reaches zero. The
+    ends are nan for a single number.
     """
     mean, sem, count = (np.asarray(one, dtype=float) for one in (mean, sem, count))
     half = sem * np.array(

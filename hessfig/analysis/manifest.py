@@ -43,7 +43,8 @@ class Disagreement(UserError):
 class RecordedRun:
     """A sweep on disk: its checked table, and networks, axis and seeds from the manifest, whose settings are `config`.
 
-    `unchanged` holds, as texts, the values of settings that only some variants change, for the other variants.
+    `unchanged` holds, as texts, the values of settings that only some variants change,
+    for the other variants.
     """
 
     table: pd.DataFrame
@@ -57,7 +58,8 @@ class RecordedRun:
 def read_run(folder: Path) -> RecordedRun:
     """Return the checked table of `folder` with the architecture of each (variant, num_layers), axis and first seed.
 
-    Without a manifest, the axis is sigma, and there are no architectures and no predictions.
+    Without a manifest, the axis is sigma, and there are no architectures and no
+    predictions.
     """
     table, manifest = _agreeing(folder, _read_both)
     if manifest is None:
@@ -75,7 +77,8 @@ def _unchanged(
 ) -> Iterator[tuple[str, str]]:
     """Yield each setting that some variants change with its value in a variant that does not, if the manifest has it.
 
-    The manifest's config belongs to the first variant; the others have their own model, task and state, or the same.
+    The manifest's config belongs to the first variant; the others have their own model,
+    task and state, or the same.
     """
     config, every = manifest["config"], manifest.get("variants") or [{"variant": ""}]
     for key in varied_settings(variants):
@@ -94,7 +97,8 @@ def _unchanged(
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Return manifest.json, or None if there is none.
 
-    Raises UserError for an invalid manifest, and if its SEAL differs from the hash of the table next to it.
+    Raises UserError for an invalid manifest, and if its SEAL differs from the hash of
+    the table next to it.
     """
     return _agreeing(folder, _read_checked)
 
@@ -133,8 +137,9 @@ def _architecture(
 ) -> Architecture:
     """Return the architecture of one variant.
 
-    The manifest's config belongs to the first variant; the settings of each variant are listed in `variants`. If a
-    manifest has no such list, the changes of the variant are applied to the config.
+    The manifest's config belongs to the first variant; the settings of each variant are
+    listed in `variants`. If a manifest has no such list, the changes of the variant are
+    applied to the config.
     """
     try:
         config = varied(manifest["config"], variant, num_layers=num_layers)

@@ -14,7 +14,8 @@ Row = dict[str, str]
 def out_of_range(table: Path) -> list[str]:
     """Return a line for each kind of number that is out of range; none if all is well.
 
-    Any quantity may overflow. Only a norm, of a network whose zeros are known, has underflowed where it is 0.
+    Any quantity may overflow. Only a norm, of a network whose zeros are known, has
+    underflowed where it is 0.
     """
     with table.open(newline="", encoding="utf-8") as handle:
         rows = list(csv.DictReader(handle))

@@ -143,9 +143,10 @@ _LARGEST = 2.0**53  # float64 holds all integers up to here
 def read_table(path: Path) -> pd.DataFrame:
     """Return the table with parsed numbers; an empty sigma, step or error is nan, an empty index is 0.
 
-    Weights and quantities may have any names. Raises UserError for a file that is missing, empty, truncated or not such
-    a table, for a status that contradicts its value, for two rows of the same number, and for rows of several
-    configurations that would be averaged together.
+    Weights and quantities may have any names. Raises UserError for a file that is
+    missing, empty, truncated or not such a table, for a status that contradicts its
+    value, for two rows of the same number, and for rows of several configurations that
+    would be averaged together.
     """
     raw = _with_header(_read_text(path), path)
     numeric = (*_COUNTS, *_EMPTY_COUNTS, *_EMPTY_REALS, *_REALS)
@@ -162,7 +163,8 @@ def read_table(path: Path) -> pd.DataFrame:
 def in_reading_order(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     """Return rows sorted by network, layer, weights, part, quantity.
 
-    Variants are in natural order (width 8, 16, 128), other names in the order of their appearance.
+    Variants are in natural order (width 8, 16, 128), other names in the order of their
+    appearance.
     """
     weight = name_order([*table["row"].unique(), *table["col"].unique()])
     ranks = {

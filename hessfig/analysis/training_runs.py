@@ -13,7 +13,8 @@ from hessfig.errors import UserError
 from hessfig.record import LEFT_OUT
 
 THRESHOLD = "stability_threshold"
-# A run is at the edge when its mean share over the last third lies within this of one; of iterates.
+# A run is at the edge when its mean share over the last third lies within this of one;
+# of iterates.
 EDGE_TOLERANCE = 0.1
 _PLACE = ["variant", "sigma", "seed", "step"]
 
@@ -65,9 +66,10 @@ _RUN = ["rule", "rate", "seed"]
 class Race:
     """`losses`: rule, rate, seed, step, products, seconds, loss. `tuned`: rule, seed, rate and loss for each budget.
 
-    `products` counts a gradient as one and a Hessian product as two. `budget` holds the numbers of gradients and
-    seconds that every rule may use; `tuned.at_edge` is true if the rate is an end of the grid. `ratios` are true over
-    predicted decreases by rule, rate, seed and step.
+    `products` counts a gradient as one and a Hessian product as two. `budget` holds the
+    numbers of gradients and seconds that every rule may use; `tuned.at_edge` is true if
+    the rate is an end of the grid. `ratios` are true over predicted decreases by rule,
+    rate, seed and step.
     """
 
     losses: pd.DataFrame
@@ -79,7 +81,8 @@ class Race:
 def race(table: pd.DataFrame) -> Race:
     """Return the race of a sweep over rules and learning rates.
 
-    For a rule with varied damping, the rate is the damping. Raises UserError without costs or losses.
+    For a rule with varied damping, the rate is the damping. Raises UserError without
+    costs or losses.
     """
     counted = _named(table[~table["status"].isin(LEFT_OUT)])
     losses = counted[counted["quantity"] == "loss"]
@@ -116,9 +119,10 @@ def race(table: pd.DataFrame) -> Race:
 def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
     """Return, by budget and rule, the loss over that of its plain optimiser: geometric mean and interval over seeds.
 
-    With a `reference`, it is the loss over that of this rule. Ratios are taken seed by seed, both at the rates that the
-    other seeds choose; nan if one of the runs diverged.
-    Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain optimiser has no row.
+    With a `reference`, it is the loss over that of this rule. Ratios are taken seed by
+    seed, both at the rates that the other seeds choose; nan if one of the runs
+    diverged. Columns: budget, rule, ratio, ratio_low, ratio_high, ratio_count. A plain
+    optimiser has no row.
     """
     losses = tuned.set_index(["budget", "rule", "seed"])["loss"].sort_index()
     rows = []

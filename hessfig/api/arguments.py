@@ -60,8 +60,8 @@ class Measure:
     blocks, parts, quantities, estimator, num_probes, spectrum, directions, seed, products
         As in hessfig.measure, with the same defaults.
     dtype, device : str, optional
-        Of the computation. By default float64 on the CPU; a Monitor takes the device of its network, and float32 on a
-        GPU.
+        Of the computation. By default float64 on the CPU; a Monitor takes the device of
+        its network, and float32 on a GPU.
 
     Raises
     ------

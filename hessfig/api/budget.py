@@ -12,8 +12,9 @@ from hessfig.errors import UserError
 class Budget:
     """Seconds of a training and of measuring it, and whether another measurement would exceed its share.
 
-    The first measurement is always made, because its time is not known before. A note in the manifest between two
-    measurements counts as spent; notes take a tenth of the share, or else are made each time the list has doubled.
+    The first measurement is always made, because its time is not known before. A note
+    in the manifest between two measurements counts as spent; notes take a tenth of the
+    share, or else are made each time the list has doubled.
     """
 
     def __init__(self, max_fraction: float | None) -> None:

@@ -58,62 +58,78 @@ _known_settings = lru_cache(maxsize=256)(_settings)
 class Problem:
     """The loss of a network on data: the function whose Hessian is measured.
 
-    The general form is ``Problem(network, batches, compute_loss=f)``: any function f(network, batch) with one real
-    number as its value, on batches of any type. The function measured is L(w) = sum_b w_b f(network, b) / sum_b w_b.
+    The general form is ``Problem(network, batches, compute_loss=f)``: any function
+    f(network, batch) with one real number as its value, on batches of any type. The
+    function measured is L(w) = sum_b w_b f(network, b) / sum_b w_b.
 
-    The form ``Problem(network, inputs, targets, loss)`` knows outputs and samples, and so H_o, H_f, K-FAC and the
-    quantities of single samples. Of batches with losses L_b(w), the function is L(w) = sum_b n_b L_b(w) / sum_b n_b.
-    The weight n_b is what the mean of the batch divides by: its number of samples or numbers, or the class weights of
-    its targets that are not ignored.
+    The form ``Problem(network, inputs, targets, loss)`` knows outputs and samples, and
+    so H_o, H_f, K-FAC and the quantities of single samples. Of batches with losses
+    L_b(w), the function is L(w) = sum_b n_b L_b(w) / sum_b n_b. The weight n_b is what
+    the mean of the batch divides by: its number of samples or numbers, or the class
+    weights of its targets that are not ignored.
 
     Parameters
     ----------
     network : torch.nn.Module
-        Any network, in evaluation mode. A TransformerBridge takes tokens (samples, length) alone: each token is to
-        predict the next one, and weights=None means "found" (docs/real-models.md).
+        Any network, in evaluation mode. A TransformerBridge takes tokens (samples,
+        length) alone: each token is to predict the next one, and weights=None means
+        "found" (docs/real-models.md).
     inputs : tensor, tuple, dict, or an iterable of these
-        One batch: a tensor whose first axis counts the samples, a tuple of several inputs, or a dictionary of
-        arguments; arrays of NumPy count as tensors. A list, DataLoader or iterable of these, or of (inputs, targets)
-        pairs, holds several batches; a Dataset holds samples, which make one batch. It is read once, here, and kept;
-        generators of random numbers stay as they were.
+        One batch: a tensor whose first axis counts the samples, a tuple of several
+        inputs, or a dictionary of arguments; arrays of NumPy count as tensors. A list,
+        DataLoader or iterable of these, or of (inputs, targets) pairs, holds several
+        batches; a Dataset holds samples, which make one batch. It is read once, here,
+        and kept; generators of random numbers stay as they were.
     targets : tensor, list of tensors or str, optional
-        One tensor per batch; classes of -100 are ignored, as in torch. A name is that entry of a dictionary. By default
-        the second of a pair, or the entry `labels` of a dictionary.
+        One tensor per batch; classes of -100 are ignored, as in torch. A name is that
+        entry of a dictionary. By default the second of a pair, or the entry `labels` of
+        a dictionary.
     loss : str, torch.nn.Module or callable, optional
-        "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a function loss(outputs, targets), or
-        a module with `reduction` "mean" or "sum"; it returns a tensor of shape (). By default the loss that the network
-        itself returns for its labels (as models of transformers do); without one, the cross-entropy of outputs and
-        targets, except for the entry `labels` of a dictionary, which needs a loss.
+        "cross_entropy" (outputs (..., classes), targets (...)), "mse", "mse_sum", a
+        function loss(outputs, targets), or a module with `reduction` "mean" or "sum";
+        it returns a tensor of shape (). By default the loss that the network itself
+        returns for its labels (as models of transformers do); without one, the
+        cross-entropy of outputs and targets, except for the entry `labels` of a
+        dictionary, which needs a loss.
     weights : dict, hessfig.weights.Layout or str, optional
-        {name: weight}, where a weight is the name of a parameter, ("emb.weight", index) for a view of it, such as [0,
-        2, 5] for three rows, or a list of these for a group, which holds each entry once. A name may give its layer:
-        "W_V@2". "trainable" takes the parameters that require a gradient (LoRA), and the others are constants; "found",
-        or what hessfig.find_weights returns, the weights of a transformer by what they do, W_Q to W_out of each layer.
-        By default every parameter by its own name, frozen ones too (the default of a Monitor is "trainable").
+        {name: weight}, where a weight is the name of a parameter, ("emb.weight", index)
+        for a view of it, such as [0, 2, 5] for three rows, or a list of these for a
+        group, which holds each entry once. A name may give its layer: "W_V@2".
+        "trainable" takes the parameters that require a gradient (LoRA), and the others
+        are constants; "found", or what hessfig.find_weights returns, the weights of a
+        transformer by what they do, W_Q to W_out of each layer. By default every
+        parameter by its own name, frozen ones too (the default of a Monitor is
+        "trainable").
     outputs : str or int, optional
-        Name or index of the output that the loss takes, for a network that returns several tensors.
+        Name or index of the output that the loss takes, for a network that returns
+        several tensors.
     memory : str, optional
-        Bytes that the products of a network with more than 65 536 parameters may take, such as "16GB": batches that
-        need more are split, and graphs are kept between products as far as they fit. By default 8 GB on the CPU, and 80
-        percent of the free memory of a card.
+        Bytes that the products of a network with more than 65 536 parameters may take,
+        such as "16GB": batches that need more are split, and graphs are kept between
+        products as far as they fit. By default 8 GB on the CPU, and 80 percent of the
+        free memory of a card.
     compute_loss : callable, optional
-        f(network, batch), which returns a tensor of shape (). `inputs` are then the batches: one of any type, or a
-        list, DataLoader, Dataset or iterable of several.
+        f(network, batch), which returns a tensor of shape (). `inputs` are then the
+        batches: one of any type, or a list, DataLoader, Dataset or iterable of several.
     batch_weights : sequence of float or callable, optional
-        With compute_loss, the weight w_b of every batch, or a function of a batch that returns it. By default 1.
+        With compute_loss, the weight w_b of every batch, or a function of a batch that
+        returns it. By default 1.
     compute_outputs : callable, optional
-        With compute_loss, g(network, batch), which returns one tensor. The loss is then f(outputs, batch), and H is
-        split into H_o and H_f if it is convex in the outputs.
+        With compute_loss, g(network, batch), which returns one tensor. The loss is then
+        f(outputs, batch), and H is split into H_o and H_f if it is convex in the
+        outputs.
     sharded_batches : bool
-        Of a network whose parameters are DTensors, which is measured on all ranks of torchrun: each rank has batches of
-        its own (docs/cluster.md). By default all have the same.
+        Of a network whose parameters are DTensors, which is measured on all ranks of
+        torchrun: each rank has batches of its own (docs/cluster.md). By default all
+        have the same.
 
     Raises
     ------
     UserError
-        For batches without end, and for arguments of both forms. Other arguments are checked when they are used: by
-        hessfig.measure, `operator` and `approximation`. A loss of another type is evaluated on all outputs joined, and
-        refused if it is not such a mean.
+        For batches without end, and for arguments of both forms. Other arguments are
+        checked when they are used: by hessfig.measure, `operator` and `approximation`.
+        A loss of another type is evaluated on all outputs joined, and refused if it is
+        not such a mean.
 
     Examples
     --------
@@ -183,8 +199,8 @@ class Problem:
         Raises
         ------
         UserError
-            For what does not fit (names, slices, shapes, training mode, random outputs), and for a function that cannot
-            be measured as it is.
+            For what does not fit (names, slices, shapes, training mode, random
+            outputs), and for a function that cannot be measured as it is.
         """
         from hessfig.models.own.kept_checks import Checking
 
@@ -235,32 +251,37 @@ class Problem:
     ) -> BlockOperator:
         """Return one block of H, H_o or H_f as an operator A: products A v, solutions, dense matrix (docs/library.md).
 
-        H = H_o + H_f (eq. 2). For outputs f(w) with Jacobians J_row and J_col in the two weights, a loss l(f) and
-        B = d^2 l / df^2, H_o = J_row^T B J_col (Gauss-Newton) and H_f = sum_i (dl / df_i) d^2 f_i / (dw_row dw_col).
+        H = H_o + H_f (eq. 2). For outputs f(w) with Jacobians J_row and J_col in the
+        two weights, a loss l(f) and B = d^2 l / df^2, H_o = J_row^T B J_col
+        (Gauss-Newton) and H_f = sum_i (dl / df_i) d^2 f_i / (dw_row dw_col).
 
         Parameters
         ----------
         block : str or (row, column)
-            One weight, group or pair as in hessfig.measure: "W_V@2", ("W_Q", "W_V"), "all" for the whole network.
+            One weight, group or pair as in hessfig.measure: "W_V@2", ("W_Q", "W_V"),
+            "all" for the whole network.
         part : str
-            "H", "H_o" or "H_f". Linear systems with H_o are solved by conjugate gradients, with the two others, which
-            may be indefinite, by MINRES.
+            "H", "H_o" or "H_f". Linear systems with H_o are solved by conjugate
+            gradients, with the two others, which may be indefinite, by MINRES.
         dtype, device : str
             Of the products: "float64" or "float32"; "cpu", "cuda" or "cuda:N".
         products : str
-            "auto", or "curvlinops", or "differences" of gradients for networks without second derivatives in torch.
-            Every product by differences has its own error, in `last_errors`; it is refused if that is above a tenth.
+            "auto", or "curvlinops", or "differences" of gradients for networks without
+            second derivatives in torch. Every product by differences has its own error,
+            in `last_errors`; it is refused if that is above a tenth.
 
         Returns
         -------
         hessfig.curvature.BlockOperator
-            It holds copies of network and data, so it does not change while a training continues. Of a network whose
-            parameters are DTensors: a hessfig.api.sharded.ShardedOperator (docs/cluster.md).
+            It holds copies of network and data, so it does not change while a training
+            continues. Of a network whose parameters are DTensors: a
+            hessfig.api.sharded.ShardedOperator (docs/cluster.md).
 
         Raises
         ------
         UserError
-            For a block or part that does not exist, and for names that match several blocks.
+            For a block or part that does not exist, and for names that match several
+            blocks.
 
         Examples
         --------
@@ -294,9 +315,11 @@ class Problem:
     ) -> ApproximatedBlock:
         """Return an approximation of a diagonal block B as an operator: K-FAC, Shampoo, a Fisher matrix and others.
 
-        docs/studies/approximations.md defines each. Which one to take: as a preconditioner of `solve`, "kfac" or
-        "ekfac", which need no product with B; to find out how good a structure can be at best, "diagonal", "kfoc",
-        "kronecker_sum" or "soap", which are computed from the dense block (some thousand entries at most).
+        docs/studies/approximations.md defines each. Which one to take: as a
+        preconditioner of `solve`, "kfac" or "ekfac", which need no product with B; to
+        find out how good a structure can be at best, "diagonal", "kfoc",
+        "kronecker_sum" or "soap", which are computed from the dense block (some
+        thousand entries at most).
 
         Parameters
         ----------
@@ -305,8 +328,8 @@ class Problem:
         block : str
             A weight, or "all", as in `operator`.
         part : str
-            The part B that diagonal, soap, kfoc, kronecker_sum, block_diagonal and layer_diagonal approximate; the
-            others do not depend on it.
+            The part B that diagonal, soap, kfoc, kronecker_sum, block_diagonal and
+            layer_diagonal approximate; the others do not depend on it.
         rank : int
             Number of Kronecker products in kronecker_sum.
         seed : int
@@ -319,7 +342,8 @@ class Problem:
         Raises
         ------
         UserError
-            For a name that the block cannot have, such as "kfac" of a table of embeddings.
+            For a name that the block cannot have, such as "kfac" of a table of
+            embeddings.
 
         Examples
         --------
@@ -435,57 +459,71 @@ def measure(
 ) -> pd.DataFrame:
     """Measure blocks of the Hessian of a problem and return a table; nothing is written.
 
-    H = H_o + H_f (eq. 2), with H_o = J^T B J the Gauss-Newton part and H_f = sum_i (dl / df_i) d^2 f_i / dw^2 the
-    functional part, where J is the Jacobian of the outputs f and B the Hessian of the loss l in them. By default the
-    numbers are Frobenius norms. With K probes v_k (E[v v^T] = I) the norm of a block A is estimated as
-    ``sqrt(sum_k |A v_k|^2 / K)``, and a trace as ``sum_k v_k . A v_k / K``.
+    H = H_o + H_f (eq. 2), with H_o = J^T B J the Gauss-Newton part and H_f = sum_i (dl
+    / df_i) d^2 f_i / dw^2 the functional part, where J is the Jacobian of the outputs f
+    and B the Hessian of the loss l in them. By default the numbers are Frobenius norms.
+    With K probes v_k (E[v v^T] = I) the norm of a block A is estimated as ``sqrt(sum_k
+    |A v_k|^2 / K)``, and a trace as ``sum_k v_k . A v_k / K``.
 
     Parameters
     ----------
     problem : hessfig.Problem
         The loss, its data and its named weights.
     blocks : str or list
-        "each" (the diagonal block of every weight), "pairs" (every pair of weights), one name, or a list of names,
-        groups and (row, column) pairs. In a list the name "all" is the whole network, and a pattern ("*.attn.*") stands
-        for every weight that it matches.
+        "each" (the diagonal block of every weight), "pairs" (every pair of weights),
+        one name, or a list of names, groups and (row, column) pairs. In a list the name
+        "all" is the whole network, and a pattern ("*.attn.*") stands for every weight
+        that it matches.
     parts : str, list of str, optional
-        "H", "H_o", "H_f", or a list. By default all three if the loss is convex in the outputs, else H alone.
+        "H", "H_o", "H_f", or a list. By default all three if the loss is convex in the
+        outputs, else H alone.
     quantities : str or list of str
-        Names of hessfig.measurements.catalogue, such as "frobenius", "trace", "largest_eigenvalue" (docs/table.md).
-        Traces and eigenvalues are of diagonal blocks only.
+        Names of hessfig.measurements.catalogue, such as "frobenius", "trace",
+        "largest_eigenvalue" (docs/table.md). Traces and eigenvalues are of diagonal
+        blocks only.
     estimator : str
         How norms and traces are found (docs/accuracy.md). Which one to take:
 
-        - "auto", the default, for every size: exact by a formula where that is cheap, dense where a column of a small
-          network has at most 256 entries, else by probes (small: at most 65 536 parameters);
-        - "dense" for exact norms of blocks of up to some thousand entries: one product for each entry of the column;
-        - "aligned" for norms of larger blocks: probes along the block's own axes, with intervals that hold from four
-          probes on;
-        - "hutchinson" for the method of the paper: a single norm is correct to 3 to 8 % with 20 probes, and
-          intervals are reliable with 12 probes or more;
+        - "auto", the default, for every size: exact by a formula where that is cheap,
+          dense where a column of a small network has at most 256 entries, else by
+          probes (small: at most 65 536 parameters);
+        - "dense" for exact norms of blocks of up to some thousand entries: one product
+          for each entry of the column;
+        - "aligned" for norms of larger blocks: probes along the block's own axes, with
+          intervals that hold from four probes on;
+        - "hutchinson" for the method of the paper: a single norm is correct to 3 to 8 %
+          with 20 probes, and intervals are reliable with 12 probes or more;
         - "xtrace" for traces of blocks whose eigenvalues decay quickly.
     num_probes : int
-        Random vectors for each column of blocks. The error decreases as 1 / sqrt(num_probes).
+        Random vectors for each column of blocks. The error decreases as 1 /
+        sqrt(num_probes).
     spectrum : dict, optional
-        Settings of eigenvalues and densities, as in config.science.SpectrumConfig: {"k": 3, "steps": 80}.
+        Settings of eigenvalues and densities, as in config.science.SpectrumConfig:
+        {"k": 3, "steps": 80}.
     directions : dict, optional
-        Settings of the quantity along (docs/studies/directions.md): {"named": ["update"], "rules": ["adamw", "muon"]}.
+        Settings of the quantity along (docs/studies/directions.md): {"named":
+        ["update"], "rules": ["adamw", "muon"]}.
     seed : int
-        Of all random vectors; equal seeds give equal bits, here and on the command line.
+        Of all random vectors; equal seeds give equal bits, here and on the command
+        line.
     dtype : str
-        "float64"; or "float32", which takes half the memory and has larger errors, above all where attention saturates.
+        "float64"; or "float32", which takes half the memory and has larger errors,
+        above all where attention saturates.
     device : str
         "cpu", "cuda" or "cuda:N".
     products : str
-        "auto"; "curvlinops"; or "differences" of gradients, for networks without second derivatives in torch: they give
-        Frobenius norms, traces, and the largest and smallest eigenvalues, with errors that include those of the
-        differences (docs/accuracy.md). In float32 these are about 1e-3: set spectrum={"tolerance": 1e-2}.
+        "auto"; "curvlinops"; or "differences" of gradients, for networks without second
+        derivatives in torch: they give Frobenius norms, traces, and the largest and
+        smallest eigenvalues, with errors that include those of the differences
+        (docs/accuracy.md). In float32 these are about 1e-3: set spectrum={"tolerance":
+        1e-2}.
 
     Returns
     -------
     pandas.DataFrame
-        One row per measured number, with the columns of hessfig.record.COLUMNS (docs/table.md); `error` is one standard
-        error, 0 for exact numbers. The arrays of a quantity are in `table.attrs["arrays"]` under its name.
+        One row per measured number, with the columns of hessfig.record.COLUMNS
+        (docs/table.md); `error` is one standard error, 0 for exact numbers. The arrays
+        of a quantity are in `table.attrs["arrays"]` under its name.
 
     Raises
     ------
@@ -495,17 +533,18 @@ def measure(
     Warns
     -----
     RuntimeWarning
-        If products of curvlinops are wrong or cannot be computed and a slower route is used (large networks with
-        LayerNorm or SiLU: docs/own-model.md), if no parameter reaches the outputs, and if numbers are not finite: these
-        have the status `nonfinite` and the error nan.
+        If products of curvlinops are wrong or cannot be computed and a slower route is
+        used (large networks with LayerNorm or SiLU: docs/own-model.md), if no parameter
+        reaches the outputs, and if numbers are not finite: these have the status
+        `nonfinite` and the error nan.
 
     Notes
     -----
-    A network of at most 65 536 parameters is measured on one thread, because more threads are slower; the number of
-    threads of torch is restored.
+    A network of at most 65 536 parameters is measured on one thread, because more
+    threads are slower; the number of threads of torch is restored.
 
-    A call of more than two seconds shows a bar on a terminal and in a notebook. After Ctrl-C nothing is kept; finished
-    cells of `hessfig.run` are.
+    A call of more than two seconds shows a bar on a terminal and in a notebook. After
+    Ctrl-C nothing is kept; finished cells of `hessfig.run` are.
 
     Examples
     --------
@@ -583,7 +622,8 @@ def checked_request(
 ) -> tuple[Config, list[Block]]:
     """Return the settings with the existing parts, and the requested blocks of a user's own network.
 
-    Raises UserError for what cannot be measured; where a training `is_followed`, its caller checks the optimiser.
+    Raises UserError for what cannot be measured; where a training `is_followed`, its
+    caller checks the optimiser.
     """
     config = _with_parts(measured_once(config), objective, parts)
     quantities = [quantity(name) for name in config.quantities]

@@ -80,58 +80,72 @@ def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
 class Monitor:
     """Measure the curvature of a network while a loop of your own trains it: call monitor(step) at every step.
 
-    A copy of the network is measured, in evaluation mode: weights, gradients, modes and random generators of the
-    training stay as they are, to the bit. The largest and smallest eigenvalues start from the eigenvectors of the last
-    measurement. If a training has several processes, the one of rank 0 measures; a network that is sharded over them
-    is measured in place, on all ranks, which all call monitor(step) (docs/cluster.md).
+    A copy of the network is measured, in evaluation mode: weights, gradients, modes and
+    random generators of the training stay as they are, to the bit. The largest and
+    smallest eigenvalues start from the eigenvectors of the last measurement. If a
+    training has several processes, the one of rank 0 measures; a network that is
+    sharded over them is measured in place, on all ranks, which all call monitor(step)
+    (docs/cluster.md).
 
-    A restart after a crash, with the same arguments, continues the table: steps after the checkpoint are measured
-    again. The folder is the monitor's own until `close`, its garbage collection or the end of the process.
+    A restart after a crash, with the same arguments, continues the table: steps after
+    the checkpoint are measured again. The folder is the monitor's own until `close`,
+    its garbage collection or the end of the process.
 
     Parameters
     ----------
     network, loss, batch
-        What is measured, as in hessfig.Problem; the batch holds its `inputs` and `targets`.
+        What is measured, as in hessfig.Problem; the batch holds its `inputs` and
+        `targets`.
     compute_loss, batch_weights, compute_outputs
-        As in hessfig.Problem: Monitor(network, batches, compute_loss=f, folder=...), for any function f(network,
-        batch). For transformers' Trainer: compute_loss=trainer.compute_loss.
+        As in hessfig.Problem: Monitor(network, batches, compute_loss=f, folder=...),
+        for any function f(network, batch). For transformers' Trainer:
+        compute_loss=trainer.compute_loss.
     folder : path
-        Where table.csv and manifest.json are written, in the format of `hessfig run`, for all its readers. A relative
-        folder is relative to the directory in which the monitor is made.
+        Where table.csv and manifest.json are written, in the format of `hessfig run`,
+        for all its readers. A relative folder is relative to the directory in which the
+        monitor is made.
     measure : hessfig.Measure, optional
-        Blocks, parts, quantities, estimator, dtype and the other fields at once, in place of the keywords below.
+        Blocks, parts, quantities, estimator, dtype and the other fields at once, in
+        place of the keywords below.
     blocks, parts, quantities, estimator, num_probes, spectrum, directions, seed, products
-        As in hessfig.measure. By default loss, gradient norm and largest eigenvalue of H of all weights: a few dozen
-        products with H for each measurement. Norms of single blocks, quantities=["frobenius"], blocks="each", cost
-        `num_probes` products for each weight; whole densities and all eigenvalues cost much more, for a larger `every`.
+        As in hessfig.measure. By default loss, gradient norm and largest eigenvalue of
+        H of all weights: a few dozen products with H for each measurement. Norms of
+        single blocks, quantities=["frobenius"], blocks="each", cost `num_probes`
+        products for each weight; whole densities and all eigenvalues cost much more,
+        for a larger `every`.
     dtype, device : str, optional
         By default the device of the network, and float64 on the CPU, float32 elsewhere.
     every : int
-        Steps between two measurements. Steps grow through the whole training, over its epochs: a step below the last
-        one is refused.
+        Steps between two measurements. Steps grow through the whole training, over its
+        epochs: a step below the last one is refused.
     optimiser : torch.optim.Optimizer, optional
-        For preconditioned_eigenvalue (of the moments as they are stored), stability_threshold and critical_step
-        (without it: the step of plain gradient descent).
+        For preconditioned_eigenvalue (of the moments as they are stored),
+        stability_threshold and critical_step (without it: the step of plain gradient
+        descent).
     weights, outputs
-        As in hessfig.Problem, but for the default "trainable": the parameters that require a gradient. None: every
-        parameter, frozen ones too.
+        As in hessfig.Problem, but for the default "trainable": the parameters that
+        require a gradient. None: every parameter, frozen ones too.
     sharded_batches : bool
         As in hessfig.Problem, for a network that is sharded over ranks.
     max_fraction : float, optional
-        Share of the training's time that measurements may take, without set-up and the first one; a step is skipped if
-        its measurement would exceed the share. None: no limit, for short trainings whose every step matters.
+        Share of the training's time that measurements may take, without set-up and the
+        first one; a step is skipped if its measurement would exceed the share. None: no
+        limit, for short trainings whose every step matters.
     log : str or callable, optional
-        "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step) for every measurement.
+        "tensorboard", "wandb", "mlflow", "trackio", or a function log(values, step) for
+        every measurement.
     on_error : str
-        "warn": a failed measurement is reported and noted in the manifest, a failed logger is reported, and the
-        training continues. "raise": either of them ends the training.
+        "warn": a failed measurement is reported and noted in the manifest, a failed
+        logger is reported, and the training continues. "raise": either of them ends the
+        training.
     overwrite : bool
         Whether the results of another training in the folder are replaced.
 
     Raises
     ------
     UserError
-        For what cannot be measured, for a folder that holds something else, and for that of another monitor.
+        For what cannot be measured, for a folder that holds something else, and for
+        that of another monitor.
     TypeError
         For a keyword that does not exist.
 
@@ -316,18 +330,20 @@ class Monitor:
         Parameters
         ----------
         step : int
-            Of the training. Steps that were measured, or are called again (accumulated gradients), are not measured
-            twice.
+            Of the training. Steps that were measured, or are called again (accumulated
+            gradients), are not measured twice.
 
         Returns
         -------
         dict
-            Numbers by quantity, block and part: {"largest_eigenvalue/all/H": 12.3}; empty at other steps.
+            Numbers by quantity, block and part: {"largest_eigenvalue/all/H": 12.3};
+            empty at other steps.
 
         Raises
         ------
         UserError
-            For a folder that holds another training. Where on_error is "raise", any error of a measurement.
+            For a folder that holds another training. Where on_error is "raise", any
+            error of a measurement.
         """
         self.budget.arrive()
         try:

@@ -31,10 +31,12 @@ Functions = tuple[Any, Any, Any]  # compute_loss, compute_outputs, batch_weights
 class NetworkCopy:
     """A copy of `network` in evaluation mode, with data of its own: `problem` is what is measured.
 
-    With `functions`, compute_loss is run in place, with the weights of the copy. Otherwise, whenever the copy follows
-    the network, its derivatives are compared with the network's own.
+    With `functions`, compute_loss is run in place, with the weights of the copy.
+    Otherwise, whenever the copy follows the network, its derivatives are compared with
+    the network's own.
 
-    `data_content` is a hash of the batches and the names of the weights. Raises UserError for what does not fit.
+    `data_content` is a hash of the batches and the names of the weights. Raises
+    UserError for what does not fit.
     """
 
     def __init__(
@@ -74,10 +76,11 @@ class NetworkCopy:
     def follow(self, key: str, order: int) -> tuple[str, dict[str, str], str]:
         """Update the copy to the training's present weights.
 
-        Return a hash of the function, to derivatives of `order`, at the weights; hashes of what network and loss are
-        made of, by name; and why there is no such hash, if so: then it is one that nothing else has. A copy that is no
-        longer the user's function is made anew. Raises UserError for a network of other shapes, and for a function that
-        cannot be measured.
+        Return a hash of the function, to derivatives of `order`, at the weights; hashes
+        of what network and loss are made of, by name; and why there is no such hash, if
+        so: then it is one that nothing else has. A copy that is no longer the user's
+        function is made anew. Raises UserError for a network of other shapes, and for a
+        function that cannot be measured.
         """
         with evaluating(self._network):
             weights = _take_over(self._network, self.problem.network)

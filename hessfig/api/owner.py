@@ -26,9 +26,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class Owner:
     """Holds `folder`, which exists, until `release`, garbage collection, or the end of the process, however it ends.
 
-    The kernel keeps the lock (flock on a file in the folder), so a killed process leaves no stale lock. Where the file
-    system has no locks, only a second owner in the same process is noticed, with a warning. Raises UserError where
-    another owner lives.
+    The kernel keeps the lock (flock on a file in the folder), so a killed process
+    leaves no stale lock. Where the file system has no locks, only a second owner in the
+    same process is noticed, with a warning. Raises UserError where another owner lives.
     """
 
     def __init__(self, folder: Path) -> None:

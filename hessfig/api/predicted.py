@@ -39,8 +39,8 @@ COLUMNS_PREDICTED = (
 def predict(*words: str) -> pd.DataFrame:
     """Return the predicted exponents of a configuration, one row per variant, block, part and regime.
 
-    The prediction is norm(block) ~ sigma^exponent as sigma -> 0 or infinity, by counting powers
-    (docs/studies/components.md).
+    The prediction is norm(block) ~ sigma^exponent as sigma -> 0 or infinity, by
+    counting powers (docs/studies/components.md).
 
     Parameters
     ----------
@@ -50,8 +50,8 @@ def predict(*words: str) -> pd.DataFrame:
     Returns
     -------
     pandas.DataFrame
-        `exponent` is nan if there is none; `zero` tells that the block vanishes identically; `reason` names the
-        monomials that dominate, or the theorem.
+        `exponent` is nan if there is none; `zero` tells that the block vanishes
+        identically; `reason` names the monomials that dominate, or the theorem.
 
     Raises
     ------

@@ -59,7 +59,8 @@ class Run:
     Parameters
     ----------
     folder : pathlib.Path
-        A relative folder is relative to the directory in which the run is made; the attribute `folder` is absolute.
+        A relative folder is relative to the directory in which the run is made; the
+        attribute `folder` is absolute.
 
     Examples
     --------
@@ -94,8 +95,9 @@ class Run:
     def slopes(self, *words: str, **settings: Any) -> pd.DataFrame:
         """Return fitted slopes, one row per curve and window, as `hessfig slopes` does; written to slopes.csv too.
 
-        A slope is the exponent b of value ~ a x^b, fitted to the logarithms along the axis of the sweep (sigma, step or
-        a varied setting), next to the exponent that the theory predicts for it.
+        A slope is the exponent b of value ~ a x^b, fitted to the logarithms along the
+        axis of the sweep (sigma, step or a varied setting), next to the exponent that
+        the theory predicts for it.
 
         Parameters
         ----------
@@ -107,12 +109,14 @@ class Run:
         Returns
         -------
         pandas.DataFrame
-            Slopes with standard errors and 95 % intervals (Student's t over seeds), windows and predictions.
+            Slopes with standard errors and 95 % intervals (Student's t over seeds),
+            windows and predictions.
 
         Raises
         ------
         UserError
-            For settings that `hessfig slopes` refuses, and for a table that is missing or broken.
+            For settings that `hessfig slopes` refuses, and for a table that is missing
+            or broken.
         """
         asked = _words(
             words,
@@ -183,9 +187,11 @@ def run(
     *words : str
         Settings as on the command line: "model.d_model=32", "grid.points=10".
     seeds : int, optional
-        Initial weights per point; three or more give the mean an interval (docs/accuracy.md).
+        Initial weights per point; three or more give the mean an interval
+        (docs/accuracy.md).
     workers : int or "auto", optional
-        Processes; by default as many as this machine has cores. With 0, this process measures.
+        Processes; by default as many as this machine has cores. With 0, this process
+        measures.
     output_dir : path, optional
         Where the folder of the sweep is made; by default "outputs".
     config_dir : path, optional
@@ -200,7 +206,8 @@ def run(
     Raises
     ------
     UserError
-        For settings that cannot be run, and if a cell fails; what was measured before is kept.
+        For settings that cannot be run, and if a cell fails; what was measured before
+        is kept.
 
     Examples
     --------
@@ -297,26 +304,30 @@ def plot(
 ) -> ShownFigure:
     """Return a matplotlib figure of a run, of its folder, or of a table; nothing is written.
 
-    Axes, labels and legends are matplotlib's: use `figure.axes` and `figure.savefig` as usual.
+    Axes, labels and legends are matplotlib's: use `figure.axes` and `figure.savefig` as
+    usual.
 
     Parameters
     ----------
     what : hessfig.Run, path or pandas.DataFrame
-        A run, its folder, or a table of a run, of hessfig.measure or of several of these, joined.
+        A run, its folder, or a table of a run, of hessfig.measure or of several of
+        these, joined.
     figure : str, optional
-        One of `hessfig plot --help`, such as "3a". Without it, `layout` says how to draw.
+        One of `hessfig plot --help`, such as "3a". Without it, `layout` says how to
+        draw.
     *words : str
         Settings as on the command line: "figure.width=3.3".
     sheet : int
         Of a figure with several sheets, the one to return.
     layout : str, optional
-        "lines" by default, for numbers along an axis; "bars" for the numbers of one network, "spectra" for eigenvalues
-        and densities, "heat" for all pairs of weights; docs/figures.md lists them all.
+        "lines" by default, for numbers along an axis; "bars" for the numbers of one
+        network, "spectra" for eigenvalues and densities, "heat" for all pairs of
+        weights; docs/figures.md lists them all.
     options : dict, optional
         Options of the layout: {"quantity": "trace"}.
     **settings
-        Settings of the group figure, and `style`: x="step", colour="part", width=3.3, title="Mine". `quantity` is
-        short for the option of this name.
+        Settings of the group figure, and `style`: x="step", colour="part", width=3.3,
+        title="Mine". `quantity` is short for the option of this name.
 
     Returns
     -------

@@ -89,8 +89,8 @@ def measure_sharded(
 ) -> dict[str, Measured]:
     """Return the rows of the table by quantity, the same on every rank, in the type of the parameters.
 
-    Raises UserError for another type, for what products alone do not give, for ranks that disagree, and if another
-    rank is lost.
+    Raises UserError for another type, for what products alone do not give, for ranks
+    that disagree, and if another rank is lost.
     """
     from hessfig.curvature.sharded.shards import together
 

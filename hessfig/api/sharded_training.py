@@ -19,8 +19,8 @@ T = TypeVar("T")
 class ShardedTraining:
     """The network of a sharded training, measured in evaluation mode.
 
-    `content` is a hash of the data of all ranks and of the names of parameters. Raises UserError for what is not
-    measured on ranks, and for ranks that disagree.
+    `content` is a hash of the data of all ranks and of the names of parameters. Raises
+    UserError for what is not measured on ranks, and for ranks that disagree.
     """
 
     def __init__(self, problem: Any, config: Config) -> None:

@@ -27,8 +27,9 @@ _EXPORT = "exported network"  # kind of files, for the register
 def export_verb(arguments: Sequence[str]) -> int:
     """Write batch, weights and settings of one network as files that can be read without hessfig; print their names.
 
-    Everything is computed before the first file is written. Raises UserError for settings of more than one network
-    or of none, and for a folder that holds other files.
+    Everything is computed before the first file is written. Raises UserError for
+    settings of more than one network or of none, and for a folder that holds other
+    files.
     """
     import hessfig
     from hessfig.states.exported import plain_files

@@ -60,8 +60,8 @@ def own_words(
 ) -> dict[str, str]:
     """Return {key: value} of the words of a verb that is not composed from the configuration.
 
-    Raises UserError for a word without "=", and for a key that the verb does not read; `otherwise` is then the remedy
-    where none is spelt alike.
+    Raises UserError for a word without "=", and for a key that the verb does not read;
+    `otherwise` is then the remedy where none is spelt alike.
     """
     given = {}
     for word in arguments:

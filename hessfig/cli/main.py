@@ -23,7 +23,8 @@ _OBJECTS = 10_000  # between two searches for reference cycles; Python's own is 
 def main(arguments: list[str] | None = None) -> None:
     """Run one verb and exit: 0 done, 1 some cells or checks failed, 2 bad input, 70 a defect, 130 and 143 interrupted.
 
-    Signals, streams and the search path are taken over only for a command of its own, not for a caller in Python.
+    Signals, streams and the search path are taken over only for a command of its own,
+    not for a caller in Python.
     """
     if arguments is None and "_ARGCOMPLETE" in os.environ:
         import_module("hessfig.cli.completion").complete()

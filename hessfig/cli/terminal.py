@@ -35,7 +35,8 @@ def show(table: Table) -> None:
 def take_streams() -> None:
     """Keep running when a pipe of the output is closed, and print '?' for characters that the encoding lacks.
 
-    What the shell closed (2>&-) leads nowhere: the next file that is opened would take its number, and the output.
+    What the shell closed (2>&-) leads nowhere: the next file that is opened would take
+    its number, and the output.
     """
     for descriptor in range(3):
         _fill(descriptor)
@@ -108,7 +109,8 @@ def take_signals() -> None:
 def _stop(number: int, frame: FrameType | None) -> None:
     """End workers and process at once: an exception would be lost in a callback, or end as a traceback of an import.
 
-    Files appear whole or not at all, so nothing needs to be unwound. A second signal changes nothing.
+    Files appear whole or not at all, so nothing needs to be unwound. A second signal
+    changes nothing.
     """
     del frame
     for each in SIGNALS:

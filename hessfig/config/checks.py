@@ -1,6 +1,7 @@
 """Checks of settings at the border: each raises UserError for the first value that cannot be meant.
 
-Checks of a single setting are in the schema; this module checks several settings together.
+Checks of a single setting are in the schema; this module checks several settings
+together.
 """
 
 from importlib import import_module
@@ -16,7 +17,8 @@ from hessfig.terms import Optimiser
 
 MOST_KEPT = 10_000  # states of a training
 LARGEST_SEED = 2**53  # a table holds whole numbers up to here
-# Kinds of networks and shares have checks of their own, which are imported when they are called.
+# Kinds of networks and shares have checks of their own, which are imported when they
+# are called.
 NETWORK_CHECKS, SHARES = "hessfig.models.network_checks", "hessfig.config.shards"
 
 
@@ -82,7 +84,8 @@ def _check_alone(config: Config) -> None:
 def number_of_samples(config: Config, *, size: int | None = None) -> int:
     """Return how many samples of the task's batch (of `size` samples, where no setting says it) the landscape is of.
 
-    Raises UserError for more samples than there are, a first k beyond them, and a loss that is not a mean over samples.
+    Raises UserError for more samples than there are, a first k beyond them, and a loss
+    that is not a mean over samples.
     """
     landscape, size = config.landscape, size or config.task.batch_size
     count = size if landscape.samples is None else landscape.samples

@@ -60,9 +60,11 @@ class Spacing(StrEnum):
 class Estimation:
     """The facts of a method of estimation.
 
-    `fewest`: the probes it takes at least, 0 for a method without probes; `multiple`: what divides their number;
-    `at_once`: whether all of them are held at once. `symmetric`: it serves diagonal blocks of single weight matrices
-    alone. `traces`: it gives traces in addition to norms. `products`: its norms depend on estimator.products.
+    `fewest`: the probes it takes at least, 0 for a method without probes; `multiple`:
+    what divides their number; `at_once`: whether all of them are held at once.
+    `symmetric`: it serves diagonal blocks of single weight matrices alone. `traces`: it
+    gives traces in addition to norms. `products`: its norms depend on
+    estimator.products.
     """
 
     fewest: int = 1
@@ -182,9 +184,10 @@ class SigmaScales(StrEnum):
 class DataFacts:
     """The facts of a kind of data.
 
-    `length`: the setting of the task that says how long sequences made here are; `classes`: of how many a target is
-    one, where the task's base does not tell. `is_trainable`: there are examples besides the batch. `is_real`: targets
-    are real numbers. `is_tokens`: word ids of a stored model, in micro-batches.
+    `length`: the setting of the task that says how long sequences made here are;
+    `classes`: of how many a target is one, where the task's base does not tell.
+    `is_trainable`: there are examples besides the batch. `is_real`: targets are real
+    numbers. `is_tokens`: word ids of a stored model, in micro-batches.
     """
 
     length: str = ""

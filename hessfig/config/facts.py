@@ -41,17 +41,21 @@ OF_NUMBERS = (*VARIED, Role.extent, Role.hardware)
 class SettingInfo:
     """What is true of a setting: a line of `help`, its `kind` where the type alone does not say it, and its values.
 
-    Numbers lie from `least` to `most`, or strictly between `above` and `below`, and are finite; texts match `pattern`;
-    in a list this holds of every entry. Any other value `passes` a test; a list has a certain `size`, or names each
-    entry `once` (and none only where that is the default). Null is left alone. A message continues the key by `why`,
-    says what is `allowed` where that is not read from the range, and gives an `example` where the default is none (an
-    opening quote of a shell then stands before the key); for a number with no upper end it is the least.
-    `role`: its group's, unless it is given. `added`: version 0.1 did not have the setting, so that a cell keeps the key
-    it had before while the setting stands at its default, and a manifest without it was made with that default. What is
-    a place or a pin was added, too. `where`: under which others it is read, as words of a command (key=value|value or
-    key!=value; all of a text, any of several texts); which kinds of network and which quantities read a setting, they
-    say themselves. `implies`: words that a user who gives it means, unless others are given. `watches`: it changes
-    nothing of a training.
+    Numbers lie from `least` to `most`, or strictly between `above` and `below`, and are
+    finite; texts match `pattern`; in a list this holds of every entry. Any other value
+    `passes` a test; a list has a certain `size`, or names each entry `once` (and none
+    only where that is the default). Null is left alone. A message continues the key by
+    `why`, says what is `allowed` where that is not read from the range, and gives an
+    `example` where the default is none (an opening quote of a shell then stands before
+    the key); for a number with no upper end it is the least. `role`: its group's,
+    unless it is given. `added`: version 0.1 did not have the setting, so that a cell
+    keeps the key it had before while the setting stands at its default, and a manifest
+    without it was made with that default. What is a place or a pin was added, too.
+    `where`: under which others it is read, as words of a command (key=value|value or
+    key!=value; all of a text, any of several texts); which kinds of network and which
+    quantities read a setting, they say themselves. `implies`: words that a user who
+    gives it means, unless others are given. `watches`: it changes nothing of a
+    training.
     """
 
     help: str

@@ -16,7 +16,8 @@ _OFF: tuple[Any, ...] = (None, False, 0, "none", [], {})
 class GivenSetting:
     """A setting as the user gives it (`word`), or a preset of the settings `keys`.
 
-    `of`: the places of the variants that have it; None: all. `note` says that nothing reads it, where that is known.
+    `of`: the places of the variants that have it; None: all. `note` says that nothing
+    reads it, where that is known.
     """
 
     word: str
@@ -33,8 +34,9 @@ def unread_given(
 ) -> Iterator[tuple[GivenSetting, str]]:
     """Yield each setting that none of `count` variants reads, with a note; `refusal` returns the reason.
 
-    Raises UserError for a setting that the sweep varies, whose variants would be the same, and for what contradicts
-    the others: a file that is given where nothing takes one, or a setting that means others (`implies`).
+    Raises UserError for a setting that the sweep varies, whose variants would be the
+    same, and for what contradicts the others: a file that is given where nothing takes
+    one, or a setting that means others (`implies`).
     """
     for setting in given:
         places = range(count) if setting.of is None else setting.of

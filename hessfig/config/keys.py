@@ -10,15 +10,16 @@ from hessfig.config.facts import IN_MANIFEST, Role
 from hessfig.config.schema import Config
 from hessfig.config.settings import settings, top_level, with_role
 
-# Settings added after version 0.1. While they have their defaults, cells keep their old keys, and a manifest without
-# them was made with these defaults.
+# Settings added after version 0.1. While they have their defaults, cells keep their old
+# keys, and a manifest without them was made with these defaults.
 ADDED = tuple(key for key, setting in settings().items() if setting.added)
 
 
 def as_plain(config: Any) -> Any:
     """Return a dataclass, or anything that holds some, as what JSON can hold; choices become their text.
 
-    Through JSON, for speed: OmegaConf.to_container gives the same, 70 times slower, and plans ask often.
+    Through JSON, for speed: OmegaConf.to_container gives the same, 70 times slower, and
+    plans ask often.
     """
     return json.loads(json.dumps(config, default=asdict))
 
@@ -43,7 +44,8 @@ def unpinned(config: Config) -> Config:
 def in_key(config: Config) -> dict[str, Any]:
     """Return a configuration's plain settings by group: no ADDED ones at their default, and no places.
 
-    Places say where something is: what is there counts by its content (see models.protocol.Kind.source).
+    Places say where something is: what is there counts by its content (see
+    models.protocol.Kind.source).
     """
     places = with_role(Role.place, Role.pin)
     return _without(
@@ -99,7 +101,8 @@ def step_values(config: Config) -> list[int]:
 def kept_steps(config: Config) -> list[int]:
     """Return the steps whose states this run keeps: those asked for and the listed ones below the last of them.
 
-    Steps after the last measured one are not trained: a run of 8 000 that is measured at 300 ends there.
+    Steps after the last measured one are not trained: a run of 8 000 that is measured
+    at 300 ends there.
     """
     asked = step_values(config)
     return sorted(

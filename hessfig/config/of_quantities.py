@@ -13,7 +13,8 @@ _MOST, _MOST_STEPS = 10_000_000, 100_000_000
 class LandscapeConfig:
     """How L_k(w) = (l_1(w) + ... + l_k(w)) / k is looked at, l_i the loss of sample i of the task's batch.
 
-    k runs from `first` to the number of samples, evenly in its logarithm. w* is the configured state.
+    k runs from `first` to the number of samples, evenly in its logarithm. w* is the
+    configured state.
     """
 
     samples: int | None = setting(

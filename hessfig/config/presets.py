@@ -21,7 +21,8 @@ EVERY_PAGE = "*"  # in ShippedFigure.seen, instead of the suffix of a page
 class ShippedFigure:
     """A figure of conf/figures.yaml; `title` is its line `about`. A study has no sweep.
 
-    `seen` holds what its own table shows, in a sentence, by the suffix of the page, or by EVERY_PAGE.
+    `seen` holds what its own table shows, in a sentence, by the suffix of the page, or
+    by EVERY_PAGE.
     """
 
     name: str
@@ -56,7 +57,8 @@ def names(group: str, own: Path | None = None) -> list[str]:
 def figures() -> dict[str, dict[str, Any]]:
     """Return {name: settings} of the shipped figures, which share a file.
 
-    `about` is a line about each, `seen` a sentence about its numbers (or one for each page).
+    `about` is a line about each, `seen` a sentence about its numbers (or one for each
+    page).
 
     A figure draws the sweep of its name unless it names another.
     """

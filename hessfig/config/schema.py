@@ -1,8 +1,9 @@
 """The configuration schema: every setting of a command, with its facts.
 
-Those that make other numbers are in hessfig.config.science and hessfig.config.training_settings. A setting is
-`setting(default, a line of help, ...)`, a group `group(its class, the role of its settings)`; see hessfig.config.facts
-for what a setting may state. A new setting needs no other entry.
+Those that make other numbers are in hessfig.config.science and
+hessfig.config.training_settings. A setting is `setting(default, a line of help, ...)`,
+a group `group(its class, the role of its settings)`; see hessfig.config.facts for what
+a setting may state. A new setting needs no other entry.
 """
 
 from dataclasses import dataclass, fields
@@ -53,8 +54,9 @@ def with_defaults(model: ModelConfig) -> ModelConfig:
 class SweepConfig:
     """A sweep: its name, a description, what it varies besides sigma, and the windows of the fits (null: open).
 
-    `vary` maps a dotted key to a list of values (or one), unless the command line gives that key.
-    `axis` is what curves run along: sigma, step, or a varied setting such as model.d_model.
+    `vary` maps a dotted key to a list of values (or one), unless the command line gives
+    that key. `axis` is what curves run along: sigma, step, or a varied setting such as
+    model.d_model.
     """
 
     name: str = setting(
@@ -110,8 +112,9 @@ class SweepConfig:
 class FigureConfig:
     """A figure: which sweep it draws, in which layout, and its place in the gallery (`group`, `order`).
 
-    `x`, `colour` and `dashes` name sigma, step, layer, part or a varied setting, for layouts that take them.
-    `published` says what the authors published of it, hence whether `compare` can serve.
+    `x`, `colour` and `dashes` name sigma, step, layer, part or a varied setting, for
+    layouts that take them. `published` says what the authors published of it, hence
+    whether `compare` can serve.
     """
 
     name: str = setting("", "name of the figure and of its files")

@@ -152,7 +152,8 @@ class TaskConfig:
 class ModelConfig:
     """The network. `d_head: null` means d_model / n_heads, `d_mlp: null` 4 d_model (kind mlp: a transformer's size).
 
-    `kind` names a module of hessfig.models.kinds; `factory` (with its `options`) is for kind python.
+    `kind` names a module of hessfig.models.kinds; `factory` (with its `options`) is for
+    kind python.
     """
 
     kind: str = setting(

@@ -31,8 +31,9 @@ def parse_shard(text: str) -> tuple[int, int]:
 def array_share(environment: Mapping[str, str]) -> str:
     """Return '3/4' for the third of four tasks of a Slurm array.
 
-    Of indices first, first + step, first + 2 step, ... Slurm gives all tasks the count, the first and the step.
-    Raises UserError outside of arrays, and for indices with holes (1,3,7), of which a task cannot know its place.
+    Of indices first, first + step, first + 2 step, ... Slurm gives all tasks the count,
+    the first and the step. Raises UserError outside of arrays, and for indices with
+    holes (1,3,7), of which a task cannot know its place.
     """
     named = {
         name: environment.get(_ARRAY + name, "")

@@ -52,8 +52,9 @@ class StateConfig:
 class TrainingConfig:
     """How a network is trained for `state=trained`; names and meanings are those of torch.optim.
 
-    Which states are kept, and how it is tested on the way, change nothing of the trajectory: asking for more of them
-    goes on from what is there. A constant schedule does not depend on `steps` either.
+    Which states are kept, and how it is tested on the way, change nothing of the
+    trajectory: asking for more of them goes on from what is there. A constant schedule
+    does not depend on `steps` either.
     """
 
     optimiser: Optimiser = setting(

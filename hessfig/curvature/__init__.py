@@ -1,6 +1,7 @@
 """Curvature of losses: blocks of the Hessian as operators, their products, eigenvalues and approximations.
 
-The library needs no settings; see docs/library.md. The names below are public and are imported on first use.
+The library needs no settings; see docs/library.md. The names below are public and are
+imported on first use.
 """
 
 from importlib import import_module

@@ -1,6 +1,7 @@
 """Products of small networks of users: double backward of many vectors at once, with graphs that are kept.
 
-Forward mode is not used, because torch would import its compiler for it (seconds), and curvlinops is not imported.
+Forward mode is not used, because torch would import its compiler for it (seconds), and
+curvlinops is not imported.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from hessfig.terms import Part
 from hessfig.weights import SMALL
 
 AT_ONCE = 256  # vectors per batched backward pass
-# Graphs of several batches that are kept between products, unless memory= gives another bound.
+# Graphs of several batches that are kept between products, unless memory= gives another
+# bound.
 KEPT_BYTES = 2**26
 
 
@@ -69,12 +71,13 @@ def undisturbed(objective: Objective) -> Iterator[None]:
 class SmallNetwork:
     """The Hessian of a small network of a user in all of its parameters; all columns share the same graphs.
 
-    The products of a part are checked once, for all parameters together: they must be symmetric and agree with plain
-    double backward. If they do not, or if a backward pass cannot be batched, `holds` is false for the part. Graphs of
-    the first batch are kept, and those of further batches up to a bound.
+    The products of a part are checked once, for all parameters together: they must be
+    symmetric and agree with plain double backward. If they do not, or if a backward
+    pass cannot be batched, `holds` is false for the part. Graphs of the first batch are
+    kept, and those of further batches up to a bound.
 
-    Another SmallNetwork of the same objective takes over what this one evaluated and checked, and its graphs if these
-    take at most KEPT_BYTES.
+    Another SmallNetwork of the same objective takes over what this one evaluated and
+    checked, and its graphs if these take at most KEPT_BYTES.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -355,7 +358,8 @@ def _pulled(
 ) -> list[Tensor]:
     """Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept.
 
-    A single vector needs no vmap, which takes a third of the time for small networks; the bits are the same.
+    A single vector needs no vmap, which takes a third of the time for small networks;
+    the bits are the same.
     """
     pairs = [
         (value, vector)
@@ -392,8 +396,9 @@ def pulled_back(
 ) -> Float[Tensor, "k n"]:
     """Return V d(outputs) / d(at), in batches of AT_ONCE vectors; graphs are kept.
 
-    A combination of the vectors is also pulled back without vmap. If the results differ (LayerNorm under vmap, see
-    docs/accuracy.md), every vector is pulled back without vmap.
+    A combination of the vectors is also pulled back without vmap. If the results differ
+    (LayerNorm under vmap, see docs/accuracy.md), every vector is pulled back without
+    vmap.
     """
 
     def together(chunk: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
@@ -426,7 +431,8 @@ def pulled_back(
 class BatchedColumn(SidedColumn):
     """The blocks of a column of a SmallNetwork: H v = d/dw <g, v> and H_o v = J^T B J v, for all vectors at once.
 
-    ColumnOperator computes the products of a part whose batched products do not agree with plain double backward.
+    ColumnOperator computes the products of a part whose batched products do not agree
+    with plain double backward.
 
     Parameters
     ----------

@@ -105,26 +105,30 @@ def _described(given: Any) -> str:
 class BlockOperator(ImplicitMatrix):
     r"""A block A of the Hessian as an operator, for products and for solvers of other libraries.
 
-    For a loss L(w) = l(f(w)) and weights a (rows) and b (columns), H = d^2 L / (da db) is split at the outputs f,
+    For a loss L(w) = l(f(w)) and weights a (rows) and b (columns), H = d^2 L / (da db)
+    is split at the outputs f,
 
     .. math:: H = H_o + H_f, \quad H_o = J_a^T B J_b, \quad H_f = \sum_i (\partial l / \partial f_i) \, \partial_a
               \partial_b f_i,
 
-    with the Jacobians J of the outputs and the Hessian B of l in the outputs (eq. 2 of the paper). H v is computed as
-    the derivative of <gradient, v>. Products are computed in chunks that bound memory, and checked, as in
-    hessfig.measure. The operator keeps the weights that the network had when the operator was created.
+    with the Jacobians J of the outputs and the Hessian B of l in the outputs (eq. 2 of
+    the paper). H v is computed as the derivative of <gradient, v>. Products are
+    computed in chunks that bound memory, and checked, as in hessfig.measure. The
+    operator keeps the weights that the network had when the operator was created.
 
     Attributes
     ----------
     block, part
         The block, and which part of the Hessian.
     names, sizes : list
-        The weights of a vector that is multiplied, in order, and the number of entries of each.
+        The weights of a vector that is multiplied, in order, and the number of entries
+        of each.
     rows, columns : Entries
         Both sides of the block, with names, shapes and sizes.
     last_errors : tensor, (k,), or None
-        With products="differences": the estimated error `|A v - product|` of each of the last products, in `split` of
-        the part with the largest one. A product with an error above a tenth of its size raises UserError.
+        With products="differences": the estimated error `|A v - product|` of each of
+        the last products, in `split` of the part with the largest one. A product with
+        an error above a tenth of its size raises UserError.
 
     Examples
     --------

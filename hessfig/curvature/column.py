@@ -57,8 +57,9 @@ class Column(Protocol):
     ) -> Products:
         """Return A V by (row, part), for every row of the column and exactly the requested `parts`.
 
-        Other parts are not computed. H V takes one product, which is cheaper than H_o V and H_f V together and equals
-        their sum up to rounding; if all three parts are requested, H V is exactly that sum.
+        Other parts are not computed. H V takes one product, which is cheaper than H_o V
+        and H_f V together and equals their sum up to rounding; if all three parts are
+        requested, H V is exactly that sum.
         """
 
 
@@ -67,9 +68,10 @@ def chunks(
 ) -> Iterator[Tensor]:
     """Split the columns of `probes` into chunks of `at_once`, or fewer if their products would exceed MEMORY_BOUND.
 
-    The size of a chunk depends on the problem, never on the machine: matrix products of different shapes may round
-    differently, and the same settings must give the same bits everywhere. Five probes at a time are also the fastest
-    choice (scripts/benchmarks/norms.py), because their tangents fit into the cache.
+    The size of a chunk depends on the problem, never on the machine: matrix products of
+    different shapes may round differently, and the same settings must give the same
+    bits everywhere. Five probes at a time are also the fastest choice
+    (scripts/benchmarks/norms.py), because their tangents fit into the cache.
     """
     yield from probes.split(
         max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1
@@ -146,7 +148,8 @@ def squared_norms(
 def products_of(column: Column, parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the products that give `parts` in the fewest passes: H alone of a network of one's own takes one product.
 
-    Recorded numbers of built-in networks are those of the sum H_o V + H_f V, whose last bits are others.
+    Recorded numbers of built-in networks are those of the sum H_o V + H_f V, whose last
+    bits are others.
     """
     engine = column.column if isinstance(column, DecayedColumn) else column
     if (
@@ -161,7 +164,8 @@ def products_of(column: Column, parts: Sequence[Part]) -> tuple[Part, ...]:
 def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the products that give `parts` if H V is computed as a sum: H_o V + H_f V, or the split at the scores.
 
-    The split at the scores is used if both of its terms are in `parts` and those at the outputs are not.
+    The split at the scores is used if both of its terms are in `parts` and those at the
+    outputs are not.
     """
     if Part.H not in parts:
         return tuple(parts)
@@ -230,9 +234,10 @@ def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
 class SidedColumn:
     """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in the space of `col`.
 
-    A side of a block is one weight or several (a group); each weight is a parameter or a view of one. `parameters`
-    lists the parameters of all sides once; derivatives are taken in these. `dim` is the number of entries of `col`, and
-    `shape` the shape of its weight, or (dim,) for several weights.
+    A side of a block is one weight or several (a group); each weight is a parameter or
+    a view of one. `parameters` lists the parameters of all sides once; derivatives are
+    taken in these. `dim` is the number of entries of `col`, and `shape` the shape of
+    its weight, or (dim,) for several weights.
     """
 
     def __init__(
@@ -342,8 +347,8 @@ def entries_of(
 class DecayedColumn:
     """A column of the Hessian of a loss with weight decay, decay / 2 |w|^2.
 
-    Weight decay adds decay I to H and H_f of the diagonal blocks. The term depends on the weights directly, not through
-    the outputs, so it does not enter H_o = J^T B J.
+    Weight decay adds decay I to H and H_f of the diagonal blocks. The term depends on
+    the weights directly, not through the outputs, so it does not enter H_o = J^T B J.
     """
 
     def __init__(

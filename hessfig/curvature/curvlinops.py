@@ -37,17 +37,19 @@ COLUMNS_AT_ONCE = 64
 class ColumnOperator(SidedColumn):
     """The blocks of a column, with products by curvlinops.
 
-    One product with a vector that is zero outside `col` gives all rows, so off-diagonal blocks need no further
-    products. H_f is the Hessian of the loss linearised in the outputs (eq. 2), so H_o + H_f gives the full Hessian
-    without a third product. The operator of a part is created on first use, and is then verified, unless the products
-    are covered by tests of this package.
+    One product with a vector that is zero outside `col` gives all rows, so off-diagonal
+    blocks need no further products. H_f is the Hessian of the loss linearised in the
+    outputs (eq. 2), so H_o + H_f gives the full Hessian without a third product. The
+    operator of a part is created on first use, and is then verified, unless the
+    products are covered by tests of this package.
 
     Parameters
     ----------
     objective : Objective
         The loss.
     layer, col
-        Layer and name of the weight or group; layers count from 1 (0: outside the layers).
+        Layer and name of the weight or group; layers count from 1 (0: outside the
+        layers).
     rows : names in the same layer, or {key: (layer, name)}
         The rows of the blocks.
 
@@ -89,7 +91,8 @@ class ColumnOperator(SidedColumn):
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as an operator of curvlinops, for a column that has only this block.
 
-        Vectors are on the CPU whatever the device of the products, so that they are equal on every device.
+        Vectors are on the CPU whatever the device of the products, so that they are
+        equal on every device.
         """
         if part == Part.H:
             return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
@@ -138,7 +141,8 @@ def xtrace_squared_frobenius(
 ) -> float:
     """Estimate ||A||_F^2 = tr(A A) of a symmetric operator with curvlinops' XTrace and `num_probes` products by A A.
 
-    curvlinops draws from the global generator of torch, which is seeded from `generator` and restored afterwards.
+    curvlinops draws from the global generator of torch, which is seeded from
+    `generator` and restored afterwards.
     """
     with global_draws(generator):
         return float(xtrace(operator @ operator, num_probes))

@@ -52,9 +52,10 @@ Errors = dict[tuple[Hashable, Part], Float[Tensor, " k"]]
 def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
     """Return the step h = u^(1/3) |w| / |v| with the unit roundoff u of the type of the weights; |w| = 1 if w = 0.
 
-    Central differences of gradients g have a truncation error h^2 |g'''| / 6 and a rounding error of about u |g| / h.
-    The sum is smallest at h = (3 u |g| / |g'''|)^(1/3). If gradients vary on the length scale of the weights, this is
-    u^(1/3) |w| for a probe of length one.
+    Central differences of gradients g have a truncation error h^2 |g'''| / 6 and a
+    rounding error of about u |g| / h. The sum is smallest at h = (3 u |g| /
+    |g'''|)^(1/3). If gradients vary on the length scale of the weights, this is u^(1/3)
+    |w| for a probe of length one.
     """
     unit = torch.finfo(weights.dtype).eps / 2
     return float(
@@ -65,28 +66,32 @@ def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
 class DifferencedColumn(SidedColumn):
     """A column of blocks by differences of gradients, with the step and the error of every vector.
 
-    H v is that of `richardson.product_by_differences`. H_f v is the same for the gradient of <dl/df, f> with dl/df
-    fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h with s = dl/df at the moved outputs and J at the weights. Each
-    part has its own differences; H, if requested alone, is by differences of gradients.
+    H v is that of `richardson.product_by_differences`. H_f v is the same for the
+    gradient of <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h
+    with s = dl/df at the moved outputs and J at the weights. Each part has its own
+    differences; H, if requested alone, is by differences of gradients.
 
-    Steps do not leave the smooth piece of the function in which the weights are (see smooth_piece.PieceOf), so that the
-    products are those of double backward across kinks too. For this the gradient is evaluated twice more, at the
-    weights (once, if nothing is piecewise constant). Comparisons are kept for all batches: a byte or two for each
-    activation of a ReLU.
+    Steps do not leave the smooth piece of the function in which the weights are (see
+    smooth_piece.PieceOf), so that the products are those of double backward across
+    kinks too. For this the gradient is evaluated twice more, at the weights (once, if
+    nothing is piecewise constant). Comparisons are kept for all batches: a byte or two
+    for each activation of a ReLU.
 
     Parameters
     ----------
     objective : Objective
         The loss.
     layer, col
-        Layer and name of the weight or group; layers count from 1 (0: outside the layers).
+        Layer and name of the weight or group; layers count from 1 (0: outside the
+        layers).
     rows : names in the same layer, or {key: (layer, name)}
         The rows of the blocks.
 
     Attributes
     ----------
     deviations : dict
-        Estimates of the errors of the last products, entry by entry, with the keys and shapes of the products.
+        Estimates of the errors of the last products, entry by entry, with the keys and
+        shapes of the products.
     gradients : int
         The number of gradients that were evaluated.
 
@@ -142,8 +147,9 @@ class DifferencedColumn(SidedColumn):
     def relative_error(self, row: Hashable, part: Part) -> float:
         """Return the error of all products so far, relative to their size, both as Frobenius norms.
 
-        By the triangle inequality, a norm of the products has at most the error of the products. The ratio is infinite
-        if all products are zero, because products that are lost in rounding look the same.
+        By the triangle inequality, a norm of the products has at most the error of the
+        products. The ratio is infinite if all products are zero, because products that
+        are lost in rounding look the same.
         """
         deviation, size = self._squares[row, part].tolist()
         return float((deviation / size) ** 0.5) if size else float("inf")
@@ -235,8 +241,9 @@ class DifferencedColumn(SidedColumn):
     ) -> AbstractContextManager[object]:
         """Return a context that holds what is piecewise constant in a batch; `here` evaluates it at the weights.
 
-        Nothing is held if torch computes something else there while it is watched, or cannot: higher-order operators
-        (torch.cond) lose parameters then, or are not traced.
+        Nothing is held if torch computes something else there while it is watched, or
+        cannot: higher-order operators (torch.cond) lose parameters then, or are not
+        traced.
         """
         if (part, number) not in self._constants_of:
             self._constants_of[part, number] = self._noted_here(here)
@@ -360,8 +367,9 @@ def check_errors(
 ) -> None:
     """Raise UserError if the error of a product exceeds ROUGHEST, relative to its size.
 
-    A product that is shorter than a typical one, ROUGHEST |v| |A u| / |u| for a random u, may have the error that is
-    allowed for the typical one: the product of a vector that A maps to zero consists of rounding errors.
+    A product that is shorter than a typical one, ROUGHEST |v| |A u| / |u| for a random
+    u, may have the error that is allowed for the typical one: the product of a vector
+    that A maps to zero consists of rounding errors.
     """
     source = differences_in(column)
     sizes = product.double().norm(dim=0).cpu()

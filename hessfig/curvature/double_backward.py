@@ -117,8 +117,8 @@ def gradients(
 ) -> list[Tensor]:
     """Return the gradient of `value` (times `along`) in `at`, zero for independent tensors; graphs are kept.
 
-    With `create_graph`, cotangents require gradients. Otherwise torch would silently treat the gradient of a function
-    that is differentiable only once as constant.
+    With `create_graph`, cotangents require gradients. Otherwise torch would silently
+    treat the gradient of a function that is differentiable only once as constant.
     """
     if not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in at]
@@ -139,7 +139,8 @@ def gradients(
 def of_second_order(slopes: list[Tensor]) -> list[Tensor]:
     """Return first derivatives; raise RuntimeError if their graph contains a function without second derivatives.
 
-    torch.autograd.grad would silently return zero for the derivative of such a function.
+    torch.autograd.grad would silently return zero for the derivative of such a
+    function.
     """
     if _DIFFERENTIABLE_ONCE in steps_of(slopes):
         raise RuntimeError(
@@ -156,7 +157,8 @@ def steps_of(tensors: Iterable[Tensor]) -> Iterator[str]:
 def functions_of(tensors: Iterable[Tensor]) -> set[str]:
     """Return the names of the functions in the graph of the tensors whose derivatives are written in Python.
 
-    They are torch.autograd.Functions of users and higher-order operators of torch, such as torch.cond.
+    They are torch.autograd.Functions of users and higher-order operators of torch, such
+    as torch.cond.
     """
     written = (
         node for node in _nodes_of(tensors) if isinstance(node, BackwardCFunction)
@@ -167,7 +169,8 @@ def functions_of(tensors: Iterable[Tensor]) -> set[str]:
 def narrowest_type(value: Tensor) -> torch.dtype:
     """Return the floating-point type with the fewest digits in the graph of a tensor.
 
-    Models of transformers may evaluate a softmax or a norm in float32, whatever the type of their parameters.
+    Models of transformers may evaluate a softmax or a norm in float32, whatever the
+    type of their parameters.
     """
     inside = (one.dtype for node in _nodes_of([value]) for one in node._input_metadata)
     return max(
@@ -312,7 +315,8 @@ def _uncompiled() -> Iterator[None]:
 def _compiled_operators() -> Iterator[None]:
     """Let higher-order operators (torch.cond, scan) compile what they are given, as they do by default.
 
-    They find the parameters that it reads in this way. Run in Python, they would hold these parameters constant.
+    They find the parameters that it reads in this way. Run in Python, they would hold
+    these parameters constant.
     """
     import torch._higher_order_ops.utils as operators
 
@@ -370,7 +374,8 @@ def verified_or_fallback(
 ) -> TensorsOperator:
     """Return `fast` if `fault` finds no error in it, else `reliable` with a warning.
 
-    Raises UserError if `reliable` cannot multiply, and ArithmeticError if the remaining operator is not symmetric.
+    Raises UserError if `reliable` cannot multiply, and ArithmeticError if the remaining
+    operator is not symmetric.
     """
     why = fault(fast, reliable, other_part, parameters)
     if not why:
@@ -398,11 +403,13 @@ def fault(
 ) -> str:
     """Return a description of the error of `fast`; "" if it is symmetric and agrees with `reliable` by parameter.
 
-    Both multiply a random and a constant vector. It is also an error if `fast` cannot multiply (an operation without a
-    derivative in forward mode, or without support by vmap). Differences that are small compared with the products of
-    `other_part` of the Hessian count as rounding, and so do those of the type `computed_in` (by default that of the
-    parameters), and those that last digits of the weights make in `reliable` (a part that is zero up to rounding).
-    `engine` is the name of `fast` in the description. Raises UserError if `reliable` cannot multiply.
+    Both multiply a random and a constant vector. It is also an error if `fast` cannot
+    multiply (an operation without a derivative in forward mode, or without support by
+    vmap). Differences that are small compared with the products of `other_part` of the
+    Hessian count as rounding, and so do those of the type `computed_in` (by default
+    that of the parameters), and those that last digits of the weights make in
+    `reliable` (a part that is zero up to rounding). `engine` is the name of `fast` in
+    the description. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
     bound = ROWS.of(computed_in or vectors[0].dtype)
@@ -460,7 +467,8 @@ def _is_rounding(
 ) -> bool:
     """Whether |fast - truth| is at most 32 times what last digits of the weights change in `truth`, by parameter.
 
-    Where both products are rounding as a whole, so are the rows of a parameter that these digits do not change.
+    Where both products are rounding as a whole, so are the rows of a parameter that
+    these digits do not change.
     """
     if not all(bool(one.isfinite().all()) for one in images):
         return False
@@ -568,8 +576,9 @@ def differing(
 ) -> dict[str, float]:
     """Return the difference of each parameter's rows, relative to the larger of the two norms.
 
-    Rows that are small, even compared with an equal share of the whole or of the derivatives `beside` it, are compared
-    with FLOOR times that share, the size of rounding.
+    Rows that are small, even compared with an equal share of the whole or of the
+    derivatives `beside` it, are compared with FLOOR times that share, the size of
+    rounding.
     """
     sizes = {name: (length([first[name]]), length([other[name]])) for name in first}
     whole = max(

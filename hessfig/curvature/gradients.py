@@ -26,8 +26,8 @@ from hessfig.rng import in_turn
 class LossGradient:
     """Loss, gradient g = dL/dw and Hessian products H v = d/dw <g, v> in all parameters, by name.
 
-    Products are computed by plain double backward: a product takes about as long as two gradients, and is correct for
-    every twice differentiable network.
+    Products are computed by plain double backward: a product takes about as long as two
+    gradients, and is correct for every twice differentiable network.
 
     Parameters
     ----------
@@ -99,10 +99,12 @@ class LossGradient:
 def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     """Return a mask of the entries of the gradient that exceed rounding, by parameter.
 
-    An entry of the gradient in float64 counts if it exceeds a millionth of the largest difference to the gradient in
-    float32 in the same parameter, or if the float32 gradient agrees with it to within half of it (a row of an embedding
-    with little effect). If the loss does not depend on a parameter (the bias of the keys under a softmax), rounding in
-    float64 is about 1e-9 of that difference. If the network does not run in float32, every entry counts.
+    An entry of the gradient in float64 counts if it exceeds a millionth of the largest
+    difference to the gradient in float32 in the same parameter, or if the float32
+    gradient agrees with it to within half of it (a row of an embedding with little
+    effect). If the loss does not depend on a parameter (the bias of the keys under a
+    softmax), rounding in float64 is about 1e-9 of that difference. If the network does
+    not run in float32, every entry counts.
     """
     exact = LossGradient(objective.cast(torch.float64)).gradient
     try:
@@ -233,7 +235,8 @@ class Along:
 class Samples:
     """The losses l_i of the first `count` samples of the batch of a problem, as functions of all parameters.
 
-    The samples must have equal weights and be independent of each other (curvature.samples.check_alike).
+    The samples must have equal weights and be independent of each other
+    (curvature.samples.check_alike).
     """
 
     def __init__(self, objective: Objective, count: int) -> None:
@@ -281,9 +284,9 @@ class Samples:
     def along(self, direction: Point) -> Along:
         """Return losses, slopes and curvatures of all samples along a direction at w*.
 
-        Only reverse mode is used, which is correct for every network: with weights v_i = 1 of the samples and
-        s = v.l(w + tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i d2s/dt2. (Forward mode over forward mode is wrong for
-        LayerNorm.)
+        Only reverse mode is used, which is correct for every network: with weights v_i
+        = 1 of the samples and s = v.l(w + tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i
+        d2s/dt2. (Forward mode over forward mode is wrong for LayerNorm.)
         """
         with torch.enable_grad(), differentiable_twice():
             pieces = [self._along(direction, *rows) for rows in self._pieces()]
@@ -312,7 +315,8 @@ class Samples:
     def gradient_lengths(self) -> Float[Tensor, " samples"]:
         """Return |grad l_i|^2 of every sample, by torch.func.grad under vmap over samples.
 
-        If vmap fails, or is wrong for the first sample, gradients are computed sample by sample.
+        If vmap fails, or is wrong for the first sample, gradients are computed sample
+        by sample.
         """
         width = next(iter(self.at.values())).element_size()
         at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))

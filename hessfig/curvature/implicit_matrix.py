@@ -26,9 +26,11 @@ MOST_BYTES = 2**32  # limit for the matrix that `dense` returns
 class ImplicitMatrix(ABC):
     """An n x m matrix A that is given by its products A V and A^T V.
 
-    `A @ x` takes one real vector (m,), or several as columns (m, k). For a tensor it returns a tensor on `device`, for
-    a NumPy array a NumPy array; the result has the type of the matrix. scipy.sparse.linalg accepts the object, since
-    it has `shape` and `matvec`. Autograd and torch.func treat A as constant: the gradient of g.(A x) in x is A^T g.
+    `A @ x` takes one real vector (m,), or several as columns (m, k). For a tensor it
+    returns a tensor on `device`, for a NumPy array a NumPy array; the result has the
+    type of the matrix. scipy.sparse.linalg accepts the object, since it has `shape` and
+    `matvec`. Autograd and torch.func treat A as constant: the gradient of g.(A x) in x
+    is A^T g.
 
     Attributes
     ----------
@@ -167,8 +169,9 @@ class ImplicitMatrix(ABC):
     ) -> Solution:
         """Solve (A + damping I) x = b for a symmetric A.
 
-        SciPy's conjugate gradients if A is positive semi-definite, otherwise SciPy's MINRES, restarted from the true
-        residual, with at most 10 n products. Issues a RuntimeWarning if the residual stays above `tolerance`.
+        SciPy's conjugate gradients if A is positive semi-definite, otherwise SciPy's
+        MINRES, restarted from the true residual, with at most 10 n products. Issues a
+        RuntimeWarning if the residual stays above `tolerance`.
 
         Parameters
         ----------
@@ -179,14 +182,16 @@ class ImplicitMatrix(ABC):
         tolerance : float
             Bound of the relative residual `|b - (A + damping I) x| / |b|`.
         preconditioner : an approximation of A that has `solve`, such as problem.approximation("kfac", block)
-            Solved with the same damping, but with at least 1e-6 of its own scale, and with absolute eigenvalues.
+            Solved with the same damping, but with at least 1e-6 of its own scale, and
+            with absolute eigenvalues.
 
         Returns
         -------
         Solution
-            x, in the wider of the types of `b` and of the matrix, and the relative residual of each column, computed by
-            a separate product before x is rounded to that type. With products="differences" the residual includes the
-            error of that product. The gradient in `b` takes one more linear system.
+            x, in the wider of the types of `b` and of the matrix, and the relative
+            residual of each column, computed by a separate product before x is rounded
+            to that type. With products="differences" the residual includes the error of
+            that product. The gradient in `b` takes one more linear system.
         """
         if self.T is not self:
             raise UserError(

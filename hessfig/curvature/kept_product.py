@@ -23,12 +23,15 @@ _WATCHED = 3  # products; a collection of garbage, or a signal, may run code of 
 class KeptProduct:
     """v -> A v through kept graphs, where code of others runs in every product or in none.
 
-    Hooks of tensors, hooks that unpack saved tensors, and derivatives that users define are code of others: it may draw
-    random numbers and change modes. The graphs are the same for every vector, and so is the code that runs. The first
-    products are watched. If nothing but torch and hessfig runs in one of them, and nothing is drawn from torch's
-    generator, later products restore no generator and set no mode, unless the caller is in a mode that changes them.
+    Hooks of tensors, hooks that unpack saved tensors, and derivatives that users define
+    are code of others: it may draw random numbers and change modes. The graphs are the
+    same for every vector, and so is the code that runs. The first products are watched.
+    If nothing but torch and hessfig runs in one of them, and nothing is drawn from
+    torch's generator, later products restore no generator and set no mode, unless the
+    caller is in a mode that changes them.
 
-    Watching takes Python's hook for profilers, which sees this thread: on the CPU, torch runs backward passes in it.
+    Watching takes Python's hook for profilers, which sees this thread: on the CPU,
+    torch runs backward passes in it.
 
     Parameters
     ----------

@@ -59,8 +59,9 @@ class OutputCurvature:
 def why_no_split(objective: Objective) -> str:
     """Return the reason why H cannot be split into H_o + H_f; an empty string if it can.
 
-    Losses of the package and the common ones of torch are known to be convex. For a function or any other module, the
-    smallest eigenvalue of its Hessian d^2 l / df df in the outputs is computed for every batch.
+    Losses of the package and the common ones of torch are known to be convex. For a
+    function or any other module, the smallest eigenvalue of its Hessian d^2 l / df df
+    in the outputs is computed for every batch.
 
     Examples
     --------

@@ -17,8 +17,9 @@ from hessfig.errors import UserError, first_few
 class CrossEntropy(Module):
     """Mean over sequences and scored positions of -log softmax(logits)[target token].
 
-    With `smoothing` s, the target distribution is (1 - s) times the target plus s times the uniform distribution. This
-    changes the gradient in the logits, but not the Hessian.
+    With `smoothing` s, the target distribution is (1 - s) times the target plus s times
+    the uniform distribution. This changes the gradient in the logits, but not the
+    Hessian.
     """
 
     reduction = "mean"
@@ -71,7 +72,8 @@ class SquaredError(Module):
 class Linearised(Module):
     """<target, output>: with target = dl/df held fixed, its Hessian is the functional Hessian H_f (eq. 2).
 
-    H_f is not computed as a difference of two large Hessians, so blocks that vanish in theory are exactly zero.
+    H_f is not computed as a difference of two large Hessians, so blocks that vanish in
+    theory are exactly zero.
     """
 
     reduction = "sum"
@@ -151,8 +153,9 @@ def no_mean(loss: Module) -> UserError:
 def curvature_of_rounding(slope: Tensor, outputs: Tensor) -> float:
     """Return the size of second derivatives in the outputs that rounding makes of a gradient dl/df: 100 eps |g| / |f|.
 
-    A loss may be linear up to rounding, such as log(exp(f)), whose second derivative is 1 - 1. Root mean squares are
-    taken; outputs below 1 count as 1, since they may cancel.
+    A loss may be linear up to rounding, such as log(exp(f)), whose second derivative is
+    1 - 1. Root mean squares are taken; outputs below 1 count as 1, since they may
+    cancel.
     """
     entries = max(outputs.numel(), 1) ** 0.5
     return (
@@ -202,8 +205,9 @@ def of_classes(loss: Module, target: Tensor) -> bool:
 def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None:
     """Return the weight w of each target in cross-entropy.
 
-    The Hessian in the outputs of a target is w (diag(q) - q q^T) / divisor with the softmax q; w is 0 for ignored
-    targets. Returns None for other losses, and if the classes are not the last axis of the outputs.
+    The Hessian in the outputs of a target is w (diag(q) - q q^T) / divisor with the
+    softmax q; w is 0 for ignored targets. Returns None for other losses, and if the
+    classes are not the last axis of the outputs.
     """
     if isinstance(loss, CrossEntropy):
         return (target != IGNORED).to(output)
@@ -224,7 +228,8 @@ def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None
 def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
     """Return the divisor of the mean over a batch; None for a loss of unknown type.
 
-    For numbers, the divisor is the number of entries; for classes, the summed weights of targets that are not ignored.
+    For numbers, the divisor is the number of entries; for classes, the summed weights
+    of targets that are not ignored.
     """
     if type(loss) in _OF_NUMBERS:
         return float(output.numel())
@@ -242,8 +247,9 @@ def batch_weights(
 ) -> list[float]:
     """Return the weight of each batch in the mean over all batches: the divisor of its own mean.
 
-    For a loss of unknown type, value and gradient for all outputs joined are compared with those of the batches. Raises
-    UserError if they do not add up, so that the loss is neither a mean nor a sum.
+    For a loss of unknown type, value and gradient for all outputs joined are compared
+    with those of the batches. Raises UserError if they do not add up, so that the loss
+    is neither a mean nor a sum.
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if len(outputs) == 1 or None not in known:
@@ -264,7 +270,8 @@ def single_weights(
 ) -> tuple[list[float], float]:
     """Return weights w_i and a divisor d such that the loss is sum_i w_i l_i / d, with l_i the loss of sample i alone.
 
-    Samples that do not count have weight 0. Raises UserError for a loss that is not such a sum (see `batch_weights`).
+    Samples that do not count have weight 0. Raises UserError for a loss that is not
+    such a sum (see `batch_weights`).
     """
     known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     if None not in known:
@@ -349,7 +356,8 @@ def _add_up(
 ) -> bool:
     """Whether value and gradient of the whole are the sums of those of the pieces, relative to the sizes of the terms.
 
-    A constant may make the value vanish: then its change counts if outputs change by their own size, |<g, f>|.
+    A constant may make the value vanish: then its change counts if outputs change by
+    their own size, |<g, f>|.
     """
     counted = [
         (share, value, own) for share, (value, own) in zip(shares, singles, strict=True)

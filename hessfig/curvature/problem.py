@@ -43,8 +43,8 @@ def scored_outputs(
 ) -> Tensor:
     """Return the outputs that enter the loss: those at the scored positions, or all outputs of an unlayered network.
 
-    The last layer is evaluated at the scored positions only; with `everywhere`, at all positions, as the network itself
-    evaluates it.
+    The last layer is evaluated at the scored positions only; with `everywhere`, at all
+    positions, as the network itself evaluates it.
     """
     if not isinstance(network, Layered):
         return network(inputs)
@@ -59,8 +59,8 @@ def scored_outputs(
 def evaluating(network: nn.Module) -> AbstractContextManager[Any]:
     """Return the gradient mode for evaluating a network whose outputs the caller detaches.
 
-    Networks of users record gradients: they may differentiate inside `forward` (forces, residuals of differential
-    equations).
+    Networks of users record gradients: they may differentiate inside `forward` (forces,
+    residuals of differential equations).
     """
     return torch.set_grad_enabled(not isinstance(network, Layered))
 
@@ -88,8 +88,9 @@ def rademacher(
 ) -> Shaped[Tensor, "dim num_probes"]:
     """Return probes with independent entries +1 and -1, so that E v v^T = I.
 
-    The first probes do not depend on `num_probes`. Probes are drawn on the CPU, so that they are equal on every device.
-    Those of type int8 take one byte per entry; cast a few of them at a time.
+    The first probes do not depend on `num_probes`. Probes are drawn on the CPU, so that
+    they are equal on every device. Those of type int8 take one byte per entry; cast a
+    few of them at a time.
 
     Examples
     --------
@@ -119,8 +120,9 @@ def recurrence_like(
 ) -> Float[Tensor, " 0"]:
     """Return an empty tensor of the type and on the device of the vectors of a recurrence, such as Lanczos.
 
-    They are on the device of the network, in float64. With products in float32, vectors of at least LONG entries are
-    float32; but those of networks of this package on the CPU stay float64, since recorded numbers depend on it.
+    They are on the device of the network, in float64. With products in float32, vectors
+    of at least LONG entries are float32; but those of networks of this package on the
+    CPU stay float64, since recorded numbers depend on it.
     """
     device = next(network.parameters()).device
     is_recorded = is_built_in(network) and device.type == "cpu"
@@ -140,8 +142,8 @@ class OtherNetwork(ArithmeticError):
 def check_same(objective: Objective, outputs: Tensor, engine: str) -> None:
     """Compare `outputs` (batch, scored, width) with those of the network for the first SEQUENCES sequences.
 
-    Raises OtherNetwork if the difference, relative to the largest output, exceeds rounding. Entries that are not finite
-    are ignored.
+    Raises OtherNetwork if the difference, relative to the largest output, exceeds
+    rounding. Entries that are not finite are ignored.
     """
     with torch.no_grad():
         network, inputs = objective.layered, objective.batch.inputs[:SEQUENCES]
@@ -179,13 +181,16 @@ class Batch:
     Attributes
     ----------
     inputs : tensor, (batch, ...)
-        Tokens (batch, length), Gaussian rows (batch, length, d_model), images, or any other tensor the network takes.
+        Tokens (batch, length), Gaussian rows (batch, length, d_model), images, or any
+        other tensor the network takes.
     targets : tensor
         Second argument of the loss.
     scored : slice
-        The positions whose outputs enter the loss (images have one position, whose output is the class).
+        The positions whose outputs enter the loss (images have one position, whose
+        output is the class).
     weight : float, optional
-        Divisor of the mean over this batch, if it is not proportional to the number of samples (losses.batch_weights).
+        Divisor of the mean over this batch, if it is not proportional to the number of
+        samples (losses.batch_weights).
 
     Examples
     --------
@@ -242,7 +247,8 @@ class Witness:
     measured : str
         What is measured: a copy of the network, or the network itself.
     off : dict
-        The largest relative difference in the rows of a parameter, by the quantity that was compared.
+        The largest relative difference in the rows of a parameter, by the quantity that
+        was compared.
     not_taken : str
         The reason, if nothing was compared.
     no_split : str
@@ -254,9 +260,11 @@ class Witness:
     taken : dict
         What was taken where a user could have said otherwise: the weights of batches.
     constants : frozenset of str
-        The parameters that autograd does not reach, such as those of a teacher under torch.no_grad().
+        The parameters that autograd does not reach, such as those of a teacher under
+        torch.no_grad().
     size : float
-        Size of the terms of the loss (witness.Directions), since the loss may be zero; 0 if nothing was compared.
+        Size of the terms of the loss (witness.Directions), since the loss may be zero;
+        0 if nothing was compared.
     """
 
     measured: str
@@ -295,8 +303,9 @@ class Witness:
 class Objective:
     """The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
 
-    For a loss that is a mean the shares s_k sum to 1; for a sum each share is 1. Weight decay adds `decay` / 2 |w|^2 to
-    the loss, and `decay` times the identity to H and H_f (see column.DecayedColumn).
+    For a loss that is a mean the shares s_k sum to 1; for a sum each share is 1. Weight
+    decay adds `decay` / 2 |w|^2 to the loss, and `decay` times the identity to H and
+    H_f (see column.DecayedColumn).
 
     Attributes
     ----------
@@ -311,9 +320,11 @@ class Objective:
     witness : Witness, optional
         For a network of a user: the comparison with the user's own function.
     memory : float, optional
-        Bytes that the products of a large network of a user may take (large.memory.bound_of).
+        Bytes that the products of a large network of a user may take
+        (large.memory.bound_of).
     made : dict
-        What engines made and checked for this problem, for those that come later (`once`); a changed problem has none.
+        What engines made and checked for this problem, for those that come later
+        (`once`); a changed problem has none.
 
     Examples
     --------
@@ -426,8 +437,9 @@ class Objective:
 class Suffix(nn.Module):
     """The map from the residual stream after `depth` layers (None: from the inputs) to the scored outputs.
 
-    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all products. `data` and `gradients`
-    contain those of every batch; gradients are multiplied by the share of the batch.
+    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all
+    products. `data` and `gradients` contain those of every batch; gradients are
+    multiplied by the share of the batch.
     """
 
     @in_turn
@@ -478,7 +490,8 @@ class Suffix(nn.Module):
     def check_held(self, number: int, outputs: Tensor) -> None:
         """Raise UserError if the loss of a batch has changed since this object was created, relative to its terms.
 
-        A network of a user is copied, but its code and its loss may read variables that change elsewhere.
+        A network of a user is copied, but its code and its loss may read variables that
+        change elsewhere.
         """
         if not self._values:
             return

@@ -15,7 +15,8 @@ Length = Callable[[Tensors], float]
 ACCURATE = 2.0  # relative errors up to this multiple of the root of the roundoff end the search: 5e-4 in float32
 _SAFETY = 2.0  # of error estimates: rounding errors at several steps may be alike, and the least estimate is taken
 _MOST_TRIES = 4
-# In 17 networks rounding changes gradients by 0.1 to 200 roundoffs; kinks and saturation, where they matter, by 500.
+# In 17 networks rounding changes gradients by 0.1 to 200 roundoffs; kinks and
+# saturation, where they matter, by 500.
 _NOISIEST = 300.0
 _FIRST = 0.5  # a step that is too long costs 2^4 for every octave, and one that is too short costs 2
 _MOST_DOWN, _MOST_UP = 3, 5  # octaves between two tries
@@ -36,7 +37,8 @@ class Differenced(NamedTuple):
     product : list of tensors
         H v.
     deviation : list of tensors
-        An estimate of the error of every entry, with a sign; its norm is the stated error.
+        An estimate of the error of every entry, with a sign; its norm is the stated
+        error.
     gradients : int
         The number of gradients that were evaluated.
     """
@@ -68,32 +70,40 @@ def product_by_differences(
     .. math:: D_h = \frac{g(w + h v) - g(w - h v)}{2 h} = H v + c h^2 + d h^4 + \dots, \qquad
               R_h = \frac{4 D_h - D_{2h}}{3} = H v - 4 d h^4 + \dots
 
-    R_h has a truncation error of order h^4 and a rounding error of about u |g| / h, with the roundoff u of the type.
-    Which step balances them depends on the vector: a vector in few entries moves these far. The estimate is
+    R_h has a truncation error of order h^4 and a rounding error of about u |g| / h,
+    with the roundoff u of the type. Which step balances them depends on the vector: a
+    vector in few entries moves these far. The estimate is
 
     - 2 |D_h - D_2h| if that is small: four gradients;
-    - otherwise 2 |R_h - R_2h|, where D_4h is evaluated too: six gradients. It is 120 d h^4 for the truncation error,
-      and about twice the rounding error, because the rounding errors of several steps are independent.
+    - otherwise 2 |R_h - R_2h|, where D_4h is evaluated too: six gradients. It is 120 d
+      h^4 for the truncation error, and about twice the rounding error, because the
+      rounding errors of several steps are independent.
 
-    If the estimate exceeds ACCURATE sqrt(u) |R_h|, further steps are tried, shorter ones if truncation dominates and
-    longer ones if rounding does, and the product with the smallest estimate is returned. To every estimate the roundoff
-    u |g| / h of the gradient is added, and that of the moved weights, u |w| |D_h| / h |v| over the entries in which v
-    is not zero. So estimates from a few entries are not small by chance, and no error is stated as zero.
+    If the estimate exceeds ACCURATE sqrt(u) |R_h|, further steps are tried, shorter
+    ones if truncation dominates and longer ones if rounding does, and the product with
+    the smallest estimate is returned. To every estimate the roundoff u |g| / h of the
+    gradient is added, and that of the moved weights, u |w| |D_h| / h |v| over the
+    entries in which v is not zero. So estimates from a few entries are not small by
+    chance, and no error is stated as zero.
 
     Parameters
     ----------
     gradient : callable
-        Returns the gradient at given weights. It may have more or fewer tensors than the weights (some rows of H).
+        Returns the gradient at given weights. It may have more or fewer tensors than
+        the weights (some rows of H).
     weights, vector : list of tensors
-        The point w and the vector v, alike in shapes. Tensors may be sharded if `length` sums over all shards.
+        The point w and the vector v, alike in shapes. Tensors may be sharded if
+        `length` sums over all shards.
     unit : float
-        The roundoff of the type with the fewest digits inside the gradient: torch.finfo(dtype).eps / 2.
+        The roundoff of the type with the fewest digits inside the gradient:
+        torch.finfo(dtype).eps / 2.
     length : callable
         Returns the norm of a list of tensors.
 
     Examples
     --------
-    The gradient of sum(w^4) / 4 is w^3, and H v is 3 w^2 v. A vector of length 1000 is no problem:
+    The gradient of sum(w^4) / 4 is w^3, and H v is 3 w^2 v. A vector of length 1000 is
+    no problem:
 
     >>> import torch
     >>> from hessfig.curvature import product_by_differences
@@ -142,9 +152,11 @@ def first_step(
     .. math:: h = \tfrac{1}{2} u^{1/3} \frac{|w|}{|v|} \left(\frac{P}{n}\right)^{1/4}, \qquad
               P = \frac{(\sum v_i^2)^2}{\sum v_i^4},
 
-    with the n entries of the tensors in which v is not zero. P is the number of entries that v fills: n for signs, 1
-    for a unit vector. The geometric mean of two rules is taken: v changes the weights by u^(1/3) of their norm
-    (P / n to the power 0), or each filled entry by u^(1/3) of the root mean square of the weights (P / n to the 1/2).
+    with the n entries of the tensors in which v is not zero. P is the number of entries
+    that v fills: n for signs, 1 for a unit vector. The geometric mean of two rules is
+    taken: v changes the weights by u^(1/3) of their norm (P / n to the power 0), or
+    each filled entry by u^(1/3) of the root mean square of the weights (P / n to the
+    1/2).
 
     Examples
     --------
@@ -225,7 +237,8 @@ def _between(octave: int, shortest: float, longest: float) -> int:
 class _Trial:
     """The extrapolated product of one step, 2^octave times the first one.
 
-    `error` and `size` are the norms of deviation and product; `goal` is the relative error that ends the search.
+    `error` and `size` are the norms of deviation and product; `goal` is the relative
+    error that ends the search.
     """
 
     octave: int
@@ -330,9 +343,9 @@ class _Steps:
     def _is_rounding(self, octave: int, near: Tensors, far: Tensors) -> bool:
         """Whether rounding makes the differences between steps, |D_h - D_2h| and |D_2h - D_4h|.
 
-        By truncation the second is four times the first, by rounding half of it. It is also half of it if the steps
-        cross kinks, or are so long that the gradient saturates, but then the gradients differ by more than rounding
-        explains.
+        By truncation the second is four times the first, by rounding half of it. It is
+        also half of it if the steps cross kinks, or are so long that the gradient
+        saturates, but then the gradients differ by more than rounding explains.
         """
         change = self._length(near) * self._step * 2.0**octave
         most = _NOISIEST * self._unit * self._length(self._held[octave].rounded)

@@ -28,8 +28,9 @@ OUTPUTS = Rounding(1e-9, 1e-3, 1e-2)
 LOSS = Rounding(1e-9, 1e-4, 1e-2)  # of losses, and of their Hessians in the outputs
 # Of samples alone and among others: some networks compute in float32 inside.
 SINGLES = Rounding(1e-6, 1e-3, 1e-2)
-# u.Av and v.Au of a correct operator: if the softmax saturates (linear attention, sigma 10), H_o loses ten digits to
-# cancellation, and rounding reaches 1e-6. Wrong operators differ by per cents.
+# u.Av and v.Au of a correct operator: if the softmax saturates (linear attention, sigma
+# 10), H_o loses ten digits to cancellation, and rounding reaches 1e-6. Wrong operators
+# differ by per cents.
 SYMMETRY = Rounding(1e-5, 5e-3, 5e-2)
 # Of the rows of one parameter, of gradients and products by two routes.
 ROWS = Rounding(1e-9, 1e-4, 5e-2)

@@ -41,8 +41,9 @@ class BySample(Protocol):
 def by_sample(objective: Objective) -> Objective:
     """Return the problem with a network that accepts any subset of its samples.
 
-    Inputs that are one tensor have the samples as their first axis; for other inputs see `BySample`. Raises UserError
-    if the outputs of a sample alone differ from its outputs among the others.
+    Inputs that are one tensor have the samples as their first axis; for other inputs
+    see `BySample`. Raises UserError if the outputs of a sample alone differ from its
+    outputs among the others.
     """
     if not isinstance(objective.network, BySample):
         return objective
@@ -77,8 +78,9 @@ _SHARE = 8  # a check takes at most every eighth sample
 def few_samples(objective: Objective) -> int:
     """Return the number of first samples on which derivatives of a large network are checked; 0 for all samples.
 
-    With a bound of memory it is a single sample. All samples are taken if the first ones may lack what others have: the
-    padding word of an embedding that treats it in its own way.
+    With a bound of memory it is a single sample. All samples are taken if the first
+    ones may lack what others have: the padding word of an embedding that treats it in
+    its own way.
     """
     sizes = [len(batch.inputs) for batch in objective.batches]
     count = (
@@ -95,9 +97,10 @@ def few_samples(objective: Objective) -> int:
 class Counted:
     """The loss of a batch as sum_i weights_i l_i / divisor, with the loss l_i of sample i alone.
 
-    For a mean, the weight of a sample is the divisor of its own mean: the number of targets that are not ignored, or
-    their class weights. For a sum all weights are 1. A sample that does not count has weight 0. For a loss of unknown
-    type, weights are inferred from values and gradients.
+    For a mean, the weight of a sample is the divisor of its own mean: the number of
+    targets that are not ignored, or their class weights. For a sum all weights are 1. A
+    sample that does not count has weight 0. For a loss of unknown type, weights are
+    inferred from values and gradients.
     """
 
     weights: Float[Tensor, " samples"]
@@ -176,8 +179,9 @@ def single_gradients(
 ) -> Iterator[Float[Tensor, " n"]]:
     """Yield factor * gradient in float64 for every sample that counts, or for the first `most` of them.
 
-    Raises UserError at the end if the gradients do not add up to that of the loss, parameter by parameter. In networks
-    of the package samples never interact, so further gradients are not computed.
+    Raises UserError at the end if the gradients do not add up to that of the loss,
+    parameter by parameter. In networks of the package samples never interact, so
+    further gradients are not computed.
     """
     whole, (every, scale) = LossGradient(objective).gradient, singles(objective)
     lengths = [slope.numel() for slope in whole.values()]
@@ -238,8 +242,9 @@ def check_sum(
 ) -> None:
     """Raise UserError if gradients of single samples do not add up to that of all; the error names the parameters.
 
-    `sizes` are the sums of the norms of the summands, parameter by parameter; rounding is relative to these, and to the
-    `change` of the gradient under a step as long as the weights. Gradients that are not finite are not checked.
+    `sizes` are the sums of the norms of the summands, parameter by parameter; rounding
+    is relative to these, and to the `change` of the gradient under a step as long as
+    the weights. Gradients that are not finite are not checked.
     """
     if not all(bool(gradient.isfinite().all()) for gradient in whole.values()):
         return

@@ -26,24 +26,28 @@ class Constant(NamedTuple):
 class PieceOf(TorchDispatchMode):
     r"""Runs a function on the smooth piece that contains a point.
 
-    A function such as f(w) = sum |w| consists of smooth pieces. On each of them f has a Hessian, which double backward
-    computes at w. A central difference of gradients over a step h contains the jumps of the gradient between pieces
-    too,
+    A function such as f(w) = sum |w| consists of smooth pieces. On each of them f has a
+    Hessian, which double backward computes at w. A central difference of gradients over
+    a step h contains the jumps of the gradient between pieces too,
 
     .. math:: \frac{g(w + h v) - g(w - h v)}{2 h} = H v + \frac{1}{2 h} \sum_{\text{crossed}} \Delta g.
 
-    With many samples the sum grows in proportion to h, and the second term does not depend on h: no comparison of
-    steps shows it. So nothing is crossed here: results of operations that are piecewise constant in the weights
-    (comparisons, indices, signs, roundings) are noted at w, and returned in their order at other weights. ReLU and its
-    like, which compare inside a kernel, are written out as comparisons, forward and backward.
+    With many samples the sum grows in proportion to h, and the second term does not
+    depend on h: no comparison of steps shows it. So nothing is crossed here: results of
+    operations that are piecewise constant in the weights (comparisons, indices, signs,
+    roundings) are noted at w, and returned in their order at other weights. ReLU and
+    its like, which compare inside a kernel, are written out as comparisons, forward and
+    backward.
 
-    Kernels that torch does not see (Triton, C++, NumPy) hold nothing. A function that takes other operations at other
-    weights (a loop until convergence) is held as far as the operations are the same.
+    Kernels that torch does not see (Triton, C++, NumPy) hold nothing. A function that
+    takes other operations at other weights (a loop until convergence) is held as far as
+    the operations are the same.
 
     Parameters
     ----------
     constants : sequence of Constant, optional
-        Those that were noted at the weights. Without it they are noted, in the attribute `noted`.
+        Those that were noted at the weights. Without it they are noted, in the
+        attribute `noted`.
 
     Examples
     --------

@@ -30,7 +30,8 @@ from hessfig.rng import stream
 
 AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
 _ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this share, there is no kink between them
-# The second step relative to the first: small enough to exclude most kinks, large enough for rounding of the type.
+# The second step relative to the first: small enough to exclude most kinks, large
+# enough for rounding of the type.
 _NEARER = {torch.float64: 1e-3}
 _NEARER_OF_FEW_DIGITS = 0.1
 _ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
@@ -52,7 +53,8 @@ Tensors = Mapping[str, Tensor]
 class Derivatives:
     """Value, gradient and products H v of a function at a point; gradient and products are by parameter.
 
-    `reached` are the parameters that the value depends on. `failure` is the reason if there are no products.
+    `reached` are the parameters that the value depends on. `failure` is the reason if
+    there are no products.
     """
 
     value: Tensor
@@ -102,7 +104,8 @@ class Directions:
     def size_of_terms(self, here: Derivatives) -> float:
         """Return the size of the terms of a value, as the function of this name, from its derivatives at one point.
 
-        max(|f|, r |g|, r^2 |v.H v|) with r = |w| / |v|: the change under a step as long as the weights.
+        max(|f|, r |g|, r^2 |v.H v|) with r = |w| / |v|: the change under a step as long
+        as the weights.
         """
         size = max(abs(float(here.value)), self.ratio * length(here.slopes.values()))
         for vector, product in zip(self.vectors, here.products, strict=False):
@@ -125,8 +128,9 @@ def step_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def size_of_terms(here: Tensor, beside: Tensor) -> float:
     """Return the size of the terms that make up some numbers, from their values at the weights and one step away.
 
-    max(|f(w)|, |f(w + d)|, |f(w + d) - f(w)| / STEP), the largest finite entry of each. Terms may cancel in a value,
-    which is then a rounding error of either sign; they do not cancel in its change under a step as long as the weights.
+    max(|f(w)|, |f(w + d)|, |f(w + d) - f(w)| / STEP), the largest finite entry of each.
+    Terms may cancel in a value, which is then a rounding error of either sign; they do
+    not cancel in its change under a step as long as the weights.
     """
     return max(peak(here), peak(beside), peak(beside - here) / STEP)
 
@@ -162,7 +166,8 @@ def derivatives(
 ) -> Derivatives:
     """Return the derivatives of a sum of terms in the leaves `at`, up to `order`, with the graph of one term at a time.
 
-    Products are computed by plain double backward. If that fails, first derivatives are returned with the failure.
+    Products are computed by plain double backward. If that fails, first derivatives are
+    returned with the failure.
     """
     total: Derivatives | None = None
     with torch.enable_grad(), differentiable_twice():
@@ -286,8 +291,8 @@ def _added(left: Derivatives, right: Derivatives) -> Derivatives:
 def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
     """Return the relative difference of the derivatives of two functions, by derivative, for the worst parameter.
 
-    Rounding is relative to the change under a step as long as the weights: |H v| |w| / |v| for a gradient, and |g| |w|
-    for a value. `ratio` is |w| / |v|.
+    Rounding is relative to the change under a step as long as the weights: |H v| |w| /
+    |v| for a gradient, and |g| |w| for a value. `ratio` is |w| / |v|.
     """
     product = ratio * length(first.products[0].values()) if first.products else 0.0
     slope = ratio * max(length(first.slopes.values()), product)
@@ -308,11 +313,12 @@ def refusal_of(
 ) -> UserError | None:
     """Return an error if the second derivatives by autograd are not those of the loss.
 
-    `here` contains the derivatives, with products by the random and the constant vector in `vectors`; they are compared
-    with differences in float64, or in the type of the loss if it cannot be evaluated in float64 (it closes over data of
-    its own). Parameters that autograd does not reach are constants. Where a kink of the loss explains the difference, a
-    point one step away decides, since kinks at zeros (of biases, of penalties) are not there; if it is near another
-    kink, nothing is refused.
+    `here` contains the derivatives, with products by the random and the constant vector
+    in `vectors`; they are compared with differences in float64, or in the type of the
+    loss if it cannot be evaluated in float64 (it closes over data of its own).
+    Parameters that autograd does not reach are constants. Where a kink of the loss
+    explains the difference, a point one step away decides, since kinks at zeros (of
+    biases, of penalties) are not there; if it is near another kink, nothing is refused.
     """
     if (
         here.failure
@@ -356,8 +362,8 @@ def refusal_of(
 def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> bool:
     """Whether the gradient times a vector is the central difference of the loss along this vector.
 
-    It is not if autograd takes for a constant what changes the loss: detached values, and what our contexts of
-    evaluation may have taken from the graph.
+    It is not if autograd takes for a constant what changes the loss: detached values,
+    and what our contexts of evaluation may have taken from the graph.
     """
     at = {name: one.detach() for name, one in leaves_of(objective, vector).items()}
     along = {name: one.to(at[name]) for name, one in vector.items()}
@@ -434,8 +440,9 @@ class _Ray:
     def _step(self) -> float:
         """The step of differences.step, or h = u^(1/2) |w| / |v| where the loss has fewer digits than the weights.
 
-        Models of transformers compute their loss in float32. Its rounding u |g| / h is 1e-4 then, below AGREE; with the
-        step of float64 it would be 1e-2, and differences would say nothing.
+        Models of transformers compute their loss in float32. Its rounding u |g| / h is
+        1e-4 then, below AGREE; with the step of float64 it would be 1e-2, and
+        differences would say nothing.
         """
         if not self._reached:
             return 1.0
@@ -483,8 +490,9 @@ class _Ray:
     def off(self, product: Tensors, rounding: float) -> tuple[str, bool]:
         """Return the worst parameter in which H v differs from differences, in words, and whether a kink explains it.
 
-        Differences of two steps agree where there is no kink between the two points. At zeros a kink shows itself in
-        one parameter and changes the others too, so that the worst one decides; a step away each is judged by itself.
+        Differences of two steps agree where there is no kink between the two points. At
+        zeros a kink shows itself in one parameter and changes the others too, so that
+        the worst one decides; a step away each is judged by itself.
         """
         beside = [torch.tensor(rounding / (AGREE * FLOOR))]
         off = differing(

@@ -19,8 +19,9 @@ for _module in registry.modules_of("layouts"):
 def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[Path]:
     """Draw `spec` from outputs/<sweep> into a folder (None: outputs/figures) and return the paths written.
 
-    Width, note, formats and panels are those of `spec.paper`. Raises UserError for an unknown layout, for settings that
-    the layout does not accept, for unknown panels, and for a sweep that was not run or has an invalid table.
+    Width, note, formats and panels are those of `spec.paper`. Raises UserError for an
+    unknown layout, for settings that the layout does not accept, for unknown panels,
+    and for a sweep that was not run or has an invalid table.
     """
     check(spec)
     folder = into or outputs / "figures"

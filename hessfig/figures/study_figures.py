@@ -54,10 +54,10 @@ def draw_bounds(
 ) -> list[Path]:
     """Read outputs/bounds/looseness.csv and write outputs/figures (or `into`)/figbounds.{pdf,png,svg,csv}.
 
-    How to read it: a bound divided by the true spectral norm, median and quartiles over problems with tokens
-    of size sigma; one is tight, below one would be a violation. (a) The whole Hessian. (b, c) Its blocks,
-    bounded from the norm of X alone and from the token diameter; blocks with W_K in place of W_Q look alike
-    and are in the CSV.
+    How to read it: a bound divided by the true spectral norm, median and quartiles over
+    problems with tokens of size sigma; one is tight, below one would be a violation.
+    (a) The whole Hessian. (b, c) Its blocks, bounded from the norm of X alone and from
+    the token diameter; blocks with W_K in place of W_Q look alike and are in the CSV.
 
     Requires the table of hessfig.theory.studies. Raises UserError when it is missing.
     """
@@ -156,11 +156,12 @@ def draw_scalar(
 ) -> list[Path]:
     """Read outputs/scalar/*.csv and write outputs/figures (or `into`)/figscalar.{pdf,png,svg,csv}.
 
-    How to read it: (a) every eigenvalue of one problem, computed and from the closed form: 2 (d_K - 1) of
-    them sit at +-b, three stand out. (b) The same network with unbalanced query and key weights is ever worse
-    conditioned. (c) The GGN's top eigenvalue is exact at critical points of networks linear in s; at random
-    weights attention fares no worse. (d-f) Three ways to make the first token a sink: dotted lines mark the
-    sizes without a sink. Bands: quartiles.
+    How to read it: (a) every eigenvalue of one problem, computed and from the closed
+    form: 2 (d_K - 1) of them sit at +-b, three stand out. (b) The same network with
+    unbalanced query and key weights is ever worse conditioned. (c) The GGN's top
+    eigenvalue is exact at critical points of networks linear in s; at random weights
+    attention fares no worse. (d-f) Three ways to make the first token a sink: dotted
+    lines mark the sizes without a sink. Bands: quartiles.
 
     Requires the tables of hessfig.theory.studies. Raises UserError when one is missing.
     """

@@ -21,8 +21,9 @@ def attention_patterns(problem: Problem) -> Tensor:
     Parameters
     ----------
     problem : hessfig.Problem
-        Of a TransformerBridge and tokens. The bridge is run as it is: its weights of this moment, in their type, in
-        evaluation mode. Several batches of equal length are joined.
+        Of a TransformerBridge and tokens. The bridge is run as it is: its weights of
+        this moment, in their type, in evaluation mode. Several batches of equal length
+        are joined.
 
     Returns
     -------
@@ -52,8 +53,9 @@ def attention_patterns(problem: Problem) -> Tensor:
 def attention_scores(problem: Problem) -> Tensor:
     """Return what the patterns are the softmax of, q k^T / sqrt(d_head); masked entries are minimal.
 
-    Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that compute attention themselves)
-    the scores are computed from its queries and keys, if these have that softmax.
+    Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that
+    compute attention themselves) the scores are computed from its queries and keys, if
+    these have that softmax.
 
     Parameters
     ----------
@@ -68,7 +70,8 @@ def attention_scores(problem: Problem) -> Tensor:
     Raises
     ------
     UserError
-        As in `attention_patterns`, and for architectures with other scores (rotary positions, soft caps).
+        As in `attention_patterns`, and for architectures with other scores (rotary
+        positions, soft caps).
 
     Examples
     --------

@@ -16,9 +16,9 @@ Log = Callable[[Mapping[str, float], int], object]
 def logger(chosen: str | Log | None, folder: Path) -> Log:
     """Return a function log(values, step): that of the named logger, the user's own, or one without effect.
 
-    TensorBoard writes below `folder`. The others log into the user's current run; if there is none, they start one
-    (Weights & Biases: offline, below `folder`). Raises UserError for an unknown name and for a library that is not
-    installed.
+    TensorBoard writes below `folder`. The others log into the user's current run; if
+    there is none, they start one (Weights & Biases: offline, below `folder`). Raises
+    UserError for an unknown name and for a library that is not installed.
     """
     if chosen is None:
         return lambda values, step: None

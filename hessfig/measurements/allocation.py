@@ -86,9 +86,10 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     """Return the numbers of probes that follow from the pilots' rows (by sigma); empty without pilots.
 
     At most as many as are as precise as `num_probes` plain ones, the published recipe.
-    The rule sees settings and pilot networks only, never a network or a probe of the sweep. So the number of
-    probes is a constant as far as the sweep's numbers go, and they stay unbiased; stopping when a number's own
-    error looks small enough would favour the numbers that happen to look precise.
+    The rule sees settings and pilot networks only, never a network or a probe of the
+    sweep. So the number of probes is a constant as far as the sweep's numbers go, and
+    they stay unbiased; stopping when a number's own error looks small enough would
+    favour the numbers that happen to look precise.
     """
     share = config.estimator.variance_share
     ceiling = max(
@@ -115,9 +116,10 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
 def probes_needed(rows: Rows, share: float, ceiling: int) -> int:
     """Return the probes at which the estimator's variance is `share` of the variance over seeds.
 
-    Of the numbers of one column at one sigma: v, the relative variance of one probe, and s^2, that of the norm
-    over networks (the estimator's own taken off), are pooled over layers and parts; K = v / (share s^2), rounded
-    up, from FEWEST_PROBES to `ceiling` (also where s^2 cannot be told from the estimator's error).
+    Of the numbers of one column at one sigma: v, the relative variance of one probe,
+    and s^2, that of the norm over networks (the estimator's own taken off), are pooled
+    over layers and parts; K = v / (share s^2), rounded up, from FEWEST_PROBES to
+    `ceiling` (also where s^2 cannot be told from the estimator's error).
     """
     return min(
         ceiling, max(FEWEST_PROBES, math.ceil(min(_needed(rows, share), ceiling)))

@@ -62,10 +62,12 @@ Numbers = tuple[Estimate, ...]  # one for each of NUMBERS_OF_APPROXIMATIONS
 def approximations(objective: Objective, request: Request) -> Measured:
     """Return NAME_error, NAME_scale_error and NAME_angle of every approximation, part and diagonal block.
 
-    With B the block and A its approximation, in the Frobenius norm: ||B - A|| / ||B||; the same after A was multiplied
-    by the best scalar; and the cosine <A, B> / (||A|| ||B||). Blocks of at most MOST_DENSE parameters (all of them with
-    estimator=dense, none with hutchinson) are exact; others come from probes, with a jackknife's standard error. Parts
-    that vanish by the network's structure have no rows. Raises UserError for a name that a block cannot have.
+    With B the block and A its approximation, in the Frobenius norm: ||B - A|| / ||B||;
+    the same after A was multiplied by the best scalar; and the cosine <A, B> / (||A||
+    ||B||). Blocks of at most MOST_DENSE parameters (all of them with estimator=dense,
+    none with hutchinson) are exact; others come from probes, with a jackknife's
+    standard error. Parts that vanish by the network's structure have no rows. Raises
+    UserError for a name that a block cannot have.
     """
     shared = _Shared(objective, request)
     rows: list[Row] = []
@@ -82,8 +84,8 @@ def approximations(objective: Objective, request: Request) -> Measured:
 def approximation_of(objective: Objective, request: Request) -> matrices.Product:
     """Return the approximation that a request names, for its one block and part.
 
-    Those of the block itself are made from the dense block; the block diagonals multiply with the Hessian. Raises
-    UserError for one that the block cannot have.
+    Those of the block itself are made from the dense block; the block diagonals
+    multiply with the Hessian. Raises UserError for one that the block cannot have.
     """
     ((block, column),) = square_columns(objective, request)
     shared, part = _Shared(objective, request), request.parts[0]

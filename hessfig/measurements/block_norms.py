@@ -103,9 +103,9 @@ class ColumnRequest:
 class Estimator:
     """Frobenius norms of the blocks of `problem`, column by column.
 
-    `allotted`: how many probes `auto` takes for a column of that name, instead of settings.num_probes. `expensive`:
-    blocks that `auto` probes although they have an exact norm. `task`: the data, whose sizes say whether `auto` turns
-    probes.
+    `allotted`: how many probes `auto` takes for a column of that name, instead of
+    settings.num_probes. `expensive`: blocks that `auto` probes although they have an
+    exact norm. `task`: the data, whose sizes say whether `auto` turns probes.
     """
 
     def __init__(
@@ -342,12 +342,13 @@ def aligned(
 
     `block` is the column's diagonal block and must be among its rows.
 
-    With Rademacher v the variance of ||A v||^2 comes from the off-diagonal entries of A^2 alone, and a block of the
-    Hessian of an m x n weight is close to a sum of few Kronecker products G x P. The first third of the probes is
-    plain; the left and right singular vectors L, R of their products, read as m x n matrices, estimate the
-    eigenvectors of G and P, and every further probe is L Z R^T with Z Rademacher. E[v v^T] = I whatever L and R
-    are, so every ||A v||^2 is an unbiased sample of ||A||_F^2, and all are averaged alike (axes as in EKFAC, George
-    et al. 2018).
+    With Rademacher v the variance of ||A v||^2 comes from the off-diagonal entries of
+    A^2 alone, and a block of the Hessian of an m x n weight is close to a sum of few
+    Kronecker products G x P. The first third of the probes is plain; the left and right
+    singular vectors L, R of their products, read as m x n matrices, estimate the
+    eigenvectors of G and P, and every further probe is L Z R^T with Z Rademacher. E[v
+    v^T] = I whatever L and R are, so every ||A v||^2 is an unbiased sample of
+    ||A||_F^2, and all are averaged alike (axes as in EKFAC, George et al. 2018).
     """
     first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
@@ -382,8 +383,9 @@ def _estimated(samples: Sequence[Squares]) -> Estimate:
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
     """Estimate ||A||_F from ||A v_k||^2 of independent probes with E[v v^T] = I (Hutchinson).
 
-    E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is that of m taken through the
-    square root to first order (delta method): std / sqrt(K) / (2 sqrt(m)). NaN for a single probe.
+    E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is
+    that of m taken through the square root to first order (delta method): std / sqrt(K)
+    / (2 sqrt(m)). NaN for a single probe.
     """
     count, mean = len(squared_norms), squared_norms.mean()
     frob = mean.sqrt().item()
@@ -396,7 +398,8 @@ def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
 def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
     """Return the left and right singular vectors of the sketches, H_o's and H_f's weighing the same.
 
-    Sketches that are not finite have none: the coordinate axes stand in, and the norm comes out not finite.
+    Sketches that are not finite have none: the coordinate axes stand in, and the norm
+    comes out not finite.
     """
     split = [
         sketches[block, part].double().T.unflatten(1, shape)
@@ -453,8 +456,9 @@ def _as_norms(
 def differenced(norm: Estimate, off: float) -> Estimate:
     """Return a norm with the relative error `off` of its products added to its error.
 
-    Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the products. A norm of zero has no
-    error then, because the effect of rounding is not known.
+    Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the
+    products. A norm of zero has no error then, because the effect of rounding is not
+    known.
     """
     error = math.hypot(norm.error, off * norm.value)
     return replace(

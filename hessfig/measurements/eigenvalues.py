@@ -149,7 +149,8 @@ def rank(eigenvalues: Array, cut: float) -> int:
 def condition_number(eigenvalues: Array, cut: float) -> float:
     """Return the largest eigenvalue in size over the SMALL % quantile of the sizes; nan for a zero matrix.
 
-    Infinite where that quantile is no more than `cut` times the largest: more than SMALL % of the eigenvalues are zero.
+    Infinite where that quantile is no more than `cut` times the largest: more than
+    SMALL % of the eigenvalues are zero.
     """
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:
@@ -172,8 +173,9 @@ def moment(nodes: Array, weights: Array, power: int) -> Estimate:
 def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
     """Return the smallest node at which the mean cumulative reaches `percent` of 100.
 
-    Its error is half the span of the quantiles at that level more or less one standard error of the cumulative there
-    (Woodruff, J. Am. Stat. Assoc. 47 (1952) 635): no density at the quantile is needed.
+    Its error is half the span of the quantiles at that level more or less one standard
+    error of the cumulative there (Woodruff, J. Am. Stat. Assoc. 47 (1952) 635): no
+    density at the quantile is needed.
     """
     share, count = percent / 100, len(nodes)
     order = np.argsort(nodes, axis=None, kind="stable")

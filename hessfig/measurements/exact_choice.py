@@ -40,13 +40,14 @@ def expensive_blocks(
 ) -> frozenset[Block]:
     """Return the blocks of the last layer that `auto` probes, because their exact norms would take too long.
 
-    The exact norms of a cell share their derivatives behind the attention, and the blocks of a column their probes.
-    So all blocks are exact if
+    The exact norms of a cell share their derivatives behind the attention, and the
+    blocks of a column their probes. So all blocks are exact if
 
         shared + sum_blocks own  <=  WORTH (setup + sum_columns K probe),    K = max(num_probes, FEWEST)
 
-    in seconds (models.exact.costs). Otherwise the block with the largest own / (K probe) is probed, and the rest are
-    compared again. K is not what pilots choose, so that pilots and cells of a sweep decide alike.
+    in seconds (models.exact.costs). Otherwise the block with the largest own / (K
+    probe) is probed, and the rest are compared again. K is not what pilots choose, so
+    that pilots and cells of a sweep decide alike.
     """
     asked = [part for part in parts if part not in AT_SCORES]
     if estimator.rules < BY_COST or not asked:
@@ -89,8 +90,9 @@ def is_turned(
 ) -> bool:
     """Whether `auto` turns the probes of a weight matrix (a, b) of a b `entries` into the axes of its diagonal `block`.
 
-    Turning takes 2 a b (a + b) operations for each of K probes and for both sides of each sketch, and the axes
-    EIGENVECTORS (a^3 + b^3). They are turned if K products with turning take at most WORTH times K products.
+    Turning takes 2 a b (a + b) operations for each of K probes and for both sides of
+    each sketch, and the axes EIGENVECTORS (a^3 + b^3). They are turned if K products
+    with turning take at most WORTH times K products.
     """
     if estimator.rules < BY_COST or not is_counted(model):
         return True

@@ -29,8 +29,9 @@ from hessfig.terms import Matrix
 def jacobian_norm(objective: Objective, request: Request) -> Measured:
     """Return ||dF/dw||_F of every requested weight w; F are the scored outputs of the whole measuring batch.
 
-    One gradient per output, hence exact, by estimator=dense and where there are no more outputs than probes. Otherwise
-    the root of the mean of |J^T c|^2 over Rademacher vectors c in the space of outputs, with its standard error.
+    One gradient per output, hence exact, by estimator=dense and where there are no more
+    outputs than probes. Otherwise the root of the mean of |J^T c|^2 over Rademacher
+    vectors c in the space of outputs, with its standard error.
     """
     rows = []
     for layer, name, (block, *_) in columns(request.blocks):
@@ -95,9 +96,10 @@ def _squares(
 def _moment(objective: Objective, request: Request, order: int) -> Measured:
     """Return, layer by layer, ||M_n||_F over sequences, heads and query positions i (Theorems 3.1 and 3.2).
 
-    With the attention weights A_ij and its inputs x_j (after LayerNorm, where there is one), M_1 holds the means
-    m_i = sum_j A_ij x_j, M_2 and M_3 the central moments sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those
-    on which the scored outputs depend: in the last layer of a transformer the scored ones alone.
+    With the attention weights A_ij and its inputs x_j (after LayerNorm, where there is
+    one), M_1 holds the means m_i = sum_j A_ij x_j, M_2 and M_3 the central moments
+    sum_j A_ij z_ij^(x n) of z_ij = x_j - m_i. Positions are those on which the scored
+    outputs depend: in the last layer of a transformer the scored ones alone.
     """
     # Of the package's networks alone.
     from hessfig.models.tape.columns import LinearisedNetwork
@@ -137,7 +139,8 @@ def _squared_moment(
 def zero_share(objective: Objective, request: Request) -> Measured:
     """Return the share of entries of every part of every block that are exactly 0, from the dense blocks.
 
-    Of H_f between different heads all are, hence 1 - 1/H of a diagonal block of attention's (Remark E.1).
+    Of H_f between different heads all are, hence 1 - 1/H of a diagonal block of
+    attention's (Remark E.1).
     """
     engines, rows = Engines(objective, request.model, request.estimator.products), []
     for layer, col, blocks in columns(request.blocks):

@@ -35,8 +35,9 @@ _NO_NUMBER = {"value": math.nan, "error": math.nan, "status": Status.nonfinite.v
 class At:
     """The state of a network, for quantities that need more than its weights: its settings, sigma, seed and step.
 
-    For a training that hessfig.Monitor follows: `moments` of its optimiser ({moment/parameter: tensor}), and the
-    vectors `warm` that eigenvalue searches start from, which are `Measured.warm` of an earlier state.
+    For a training that hessfig.Monitor follows: `moments` of its optimiser
+    ({moment/parameter: tensor}), and the vectors `warm` that eigenvalue searches start
+    from, which are `Measured.warm` of an earlier state.
     """
 
     config: Config
@@ -51,9 +52,10 @@ class At:
 class Request:
     """A request to measure a quantity: blocks and parts, estimator, and random streams.
 
-    `model` holds the settings of the network, for engines that know its kind. `stream` returns the generator of a
-    column's probes. `probe_counts` is what pilots chose for this cell (see hessfig.measurements.allocation); `spectrum`
-    holds the settings of eigenvalues; `at` is the state of the network.
+    `model` holds the settings of the network, for engines that know its kind. `stream`
+    returns the generator of a column's probes. `probe_counts` is what pilots chose for
+    this cell (see hessfig.measurements.allocation); `spectrum` holds the settings of
+    eigenvalues; `at` is the state of the network.
     """
 
     blocks: Sequence[Block]
@@ -113,25 +115,30 @@ class Requirement:
 class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
-    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the function has the
-    quantity's name), imported when it is called, so that plans need no torch. `settings` returns what enters the
-    key of a cell; `needs` must hold of the settings, and `check` raises UserError for others under which it cannot
-    be, before anything is measured; `operations` estimates the floating-point operations of a cell (0: unknown,
-    estimated from the first cells).
-    `serves` says which blocks have this quantity; next to other quantities it is measured for those alone.
-    `of_loss`: its numbers mean nothing where weights, outputs or the loss are not finite: all are `nonfinite` there.
-    `version` is part of the key: increase it when numbers change. `counts_inputs`: it takes the inputs of K-FAC, whose
-    definition changed where targets are ignored: see `version_of`. `gives` names the rows if they do not have the name
-    of the quantity; two quantities with rows of the same name cannot be measured together. `order`: the numbers follow
-    from as many derivatives of the loss at the measured point (hessfig.Monitor's fingerprint takes as many).
-    `knows_decay`: it is of the loss with what task.weight_decay adds, or not of the loss. For quantities of the user's
-    own, `may_be_undefined` names rows that are not finite at times although nothing is wrong, and `has_part` says
-    whether rows of a block are of a part of the Hessian; for the package's, hessfig.registry.row_facts says so.
-    `needs_optimiser`: it is of the next update of a training that hessfig.Monitor follows: of `any` optimiser (none: of
-    gradient descent), or of a `given` one. `walks`: it takes the loss away from the weights (on lines, in updates and
-    searches, at zero, rounded): a cell of a network of the user's own is reused only if that is the same there, too;
-    quantities of the user's own are taken to walk. `holds` names the setting that counts the Lanczos vectors of a block
-    that are held at once.
+    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where
+    the function has the quantity's name), imported when it is called, so that plans
+    need no torch. `settings` returns what enters the key of a cell; `needs` must hold
+    of the settings, and `check` raises UserError for others under which it cannot be,
+    before anything is measured; `operations` estimates the floating-point operations of
+    a cell (0: unknown, estimated from the first cells). `serves` says which blocks have
+    this quantity; next to other quantities it is measured for those alone. `of_loss`:
+    its numbers mean nothing where weights, outputs or the loss are not finite: all are
+    `nonfinite` there. `version` is part of the key: increase it when numbers change.
+    `counts_inputs`: it takes the inputs of K-FAC, whose definition changed where
+    targets are ignored: see `version_of`. `gives` names the rows if they do not have
+    the name of the quantity; two quantities with rows of the same name cannot be
+    measured together. `order`: the numbers follow from as many derivatives of the loss
+    at the measured point (hessfig.Monitor's fingerprint takes as many). `knows_decay`:
+    it is of the loss with what task.weight_decay adds, or not of the loss. For
+    quantities of the user's own, `may_be_undefined` names rows that are not finite at
+    times although nothing is wrong, and `has_part` says whether rows of a block are of
+    a part of the Hessian; for the package's, hessfig.registry.row_facts says so.
+    `needs_optimiser`: it is of the next update of a training that hessfig.Monitor
+    follows: of `any` optimiser (none: of gradient descent), or of a `given` one.
+    `walks`: it takes the loss away from the weights (on lines, in updates and searches,
+    at zero, rounded): a cell of a network of the user's own is reused only if that is
+    the same there, too; quantities of the user's own are taken to walk. `holds` names
+    the setting that counts the Lanczos vectors of a block that are held at once.
     """
 
     name: str
@@ -161,7 +168,8 @@ class Quantity:
     def version_of(self, config: Config) -> int:
         """Return the version that enters keys: with `counts_inputs` one higher where targets may be ignored.
 
-        Of built-in networks all targets count, so that their numbers, and their keys, are those of 0.4.0.
+        Of built-in networks all targets count, so that their numbers, and their keys,
+        are those of 0.4.0.
         """
         may_be_ignored = config.model.kind in OPENED
         return self.version + (self.counts_inputs and may_be_ignored)
@@ -175,8 +183,9 @@ class Quantity:
     def measured(self, objective: Objective, request: Request) -> Measured:
         """Return the result of `measure`, or of the function that it names, for a problem.
 
-        Rows of a problem that is not finite are `nonfinite`, without arrays, also where a number could be computed (the
-        zero of a part that happens not to see what is not finite). Raises UserError where there are no rows then.
+        Rows of a problem that is not finite are `nonfinite`, without arrays, also where
+        a number could be computed (the zero of a part that happens not to see what is
+        not finite). Raises UserError where there are no rows then.
         """
         from hessfig.curvature.gradients import is_finite
 
@@ -266,8 +275,9 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
 class Estimate:
     """A number and its `error`: one standard error, 0 if the value is exact, and NaN if the estimator gives none.
 
-    `by` names the estimator that computed the number if it is not the configured one. `is_unreliable`: its products are
-    less accurate than allowed, so that it enters no mean.
+    `by` names the estimator that computed the number if it is not the configured one.
+    `is_unreliable`: its products are less accurate than allowed, so that it enters no
+    mean.
     """
 
     value: float
@@ -288,7 +298,8 @@ def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
 def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> None:
     """Raise UserError for a quantity that none of the blocks has, and for a block that has none of the quantities.
 
-    Raises it also for two quantities that write the same rows, which a table could not distinguish.
+    Raises it also for two quantities that write the same rows, which a table could not
+    distinguish.
     """
     _check_apart(quantities)
     for quantity in quantities:

@@ -91,7 +91,8 @@ def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
 def is_few(layout: Layout, layer: int, col: str) -> bool:
     """Whether `auto` computes dense blocks of a column: it has at most FEW entries, in a small network.
 
-    Four probes see so little of a block of a few directions that their error may be far too small.
+    Four probes see so little of a block of a few directions that their error may be far
+    too small.
     """
     return layout.size(layer, col) <= FEW and layout.is_small
 
@@ -163,7 +164,8 @@ def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
 def _engine(config: Config) -> str:
     """Return the name of the products, with the version of their algorithm if it has changed.
 
-    Since version 2 of differences, the step of every product is chosen by its vector, and products are extrapolated.
+    Since version 2 of differences, the step of every product is chosen by its vector,
+    and products are extrapolated.
     """
     name = config.estimator.products.value
     return f"{name} 2" if config.estimator.products == Products.differences else name
@@ -194,7 +196,8 @@ def reads(
 ) -> Callable[[Config, Layout], dict[str, Any]]:
     """Return the settings of a quantity that reads `names` (of _READ), and settings of `groups` by their names there.
 
-    `blocks` are the diagonal ones; `training` is the whole rule, which enters the number at any state.
+    `blocks` are the diagonal ones; `training` is the whole rule, which enters the
+    number at any state.
     """
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
@@ -255,7 +258,8 @@ def norm_operations(config: Config, layout: Layout) -> float:
 def norm_bytes(config: Config, layout: Layout) -> float:
     """Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together.
 
-    In float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is the network.
+    In float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is
+    the network.
     """
     sizes = Sizes.of(config.model, config.task)
     expensive = too_expensive(config, layout)

@@ -48,8 +48,9 @@ Named = dict[str, Tensor]
 def batch_sharpness(objective: Objective, request: Request) -> Measured:
     """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
 
-    There are estimator.num_probes of them, drawn as the training draws its own, from a stream that it does not see.
-    Full-batch training has one batch, and an error of 0; a single mini-batch has none (NaN).
+    There are estimator.num_probes of them, drawn as the training draws its own, from a
+    stream that it does not see. Full-batch training has one batch, and an error of 0; a
+    single mini-batch has none (NaN).
     """
     at = request.at
     config = replace(
@@ -73,8 +74,9 @@ def batch_sharpness(objective: Objective, request: Request) -> Measured:
 def critical_step(objective: Objective, request: Request) -> Measured:
     """Return eta_c, the smallest step at which L(w - eta u) > L(w), and 2 / eta_c, with half the bracket as error.
 
-    u is the update that the training's rule would make had its batch the measured gradient, without weight decay; L is
-    the loss of the measuring batch. Where u does not lower the loss at all the number did not converge.
+    u is the update that the training's rule would make had its batch the measured
+    gradient, without weight decay; L is the loss of the measuring batch. Where u does
+    not lower the loss at all the number did not converge.
     """
     step = crossing_step(objective, request.at)
     step = replace(step, by="losses", is_unreliable=not step.error > 0)
@@ -89,8 +91,9 @@ def critical_step(objective: Objective, request: Request) -> Measured:
 def stability_threshold(objective: Objective, request: Request) -> Measured:
     """Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
 
-    gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (see
-    preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is left out.
+    gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1)
+    eta), of P^-1 H (see preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is
+    left out.
     """
     del objective
     training, rate = request.at.config.training, coming_rate(request.at)
@@ -113,9 +116,10 @@ def coming_rate(at: At) -> float:
 def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
 
-    P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates of adam or adamw; H is the loss's, without the
-    weight decay. The error is the residual norm in the symmetric form. Before the first update there is no P, and no
-    row. sgd has P = I at every step.
+    P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates of adam or
+    adamw; H is the loss's, without the weight decay. The error is the residual norm in
+    the symmetric form. Before the first update there is no P, and no row. sgd has P = I
+    at every step.
     """
     if request.at.config.training.optimiser.facts.is_adaptive and not request.at.step:
         return Measured([])
@@ -131,10 +135,11 @@ def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measure
 def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of |W| H |W|, where |W| is the diagonal of the absolute values of every parameter.
 
-    To second order it is the worst rise of the loss under relative perturbations of the weights (adaptive sharpness of
-    Kwon et al., 2021, ICML). Rescaling some weights, and others so that the network stays the same function, leaves it
-    as it is, which is not true of the largest eigenvalue of H. A parameter at 0 has no part in it. The error is the
-    residual norm.
+    To second order it is the worst rise of the loss under relative perturbations of the
+    weights (adaptive sharpness of Kwon et al., 2021, ICML). Rescaling some weights, and
+    others so that the network stays the same function, leaves it as it is, which is not
+    true of the largest eigenvalue of H. A parameter at 0 has no part in it. The error
+    is the residual norm.
     """
     sizes = {name: weight.abs() for name, weight in _weights(objective).items()}
     return _scaled_eigenvalue(
@@ -162,9 +167,10 @@ def _scaled_eigenvalue(
 def predicted_decrease(objective: Objective, request: Request) -> Measured:
     """Return how much the training's next update lowers the loss: predicted, true, and true / predicted.
 
-    The prediction is that of the quadratic model: -(g.d + 1/2 d.Hd), with g and H of the loss of the measuring batch
-    and d the whole update, weight decay included. The true one is L(w) - L(w + d). Where d = 0, as in SOAP's first
-    update, the ratio is not finite.
+    The prediction is that of the quadratic model: -(g.d + 1/2 d.Hd), with g and H of
+    the loss of the measuring batch and d the whole update, weight decay included. The
+    true one is L(w) - L(w + d). Where d = 0, as in SOAP's first update, the ratio is
+    not finite.
     """
     slope, update = LossGradient(objective), coming_update(objective, request.at)
     flat = torch.cat([update[name].flatten() for name in slope.gradient]).to(slope.flat)
@@ -197,11 +203,12 @@ def update_of(
 ) -> Named:
     """Return the update w' - w that a rule would make at the state, without weight decay and warm-up, in dtype.
 
-    Entries that the rule `sign` takes from the rounding of a gradient are 0 (see above_rounding). The training's own
-    rule has its moments of the state and sees the next batch. Any other one sees `gradients` batches
-    at the weights of the state, which fill its moments, and the last of its updates is taken. The measuring batch is
-    seen by full-batch rules, by followed trainings, and where there are no examples. Raises UserError for a rule that
-    divides by the curvature of several batches.
+    Entries that the rule `sign` takes from the rounding of a gradient are 0 (see
+    above_rounding). The training's own rule has its moments of the state and sees the
+    next batch. Any other one sees `gradients` batches at the weights of the state,
+    which fill its moments, and the last of its updates is taken. The measuring batch is
+    seen by full-batch rules, by followed trainings, and where there are no examples.
+    Raises UserError for a rule that divides by the curvature of several batches.
     """
     training, first = at.config.training, (at.step or 0) + 1
     if optimiser == training.optimiser and steps_of(at.moments or {}):
@@ -329,8 +336,9 @@ def crossing_step(objective: Objective, at: At) -> Estimate:
 def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
     """Return the middle of a bracket [low, high] with the loss higher at `high` and not at `low`, and half of it.
 
-    From `first` on by doubling or halving, then by bisection: the bracket ends at 1 / 64 of `low`. The error is 0
-    where there is no such place within forty doublings: a line that falls for ever, or rises from the start.
+    From `first` on by doubling or halving, then by bisection: the bracket ends at 1 /
+    64 of `low`. The error is 0 where there is no such place within forty doublings: a
+    line that falls for ever, or rises from the start.
     """
     up = not is_higher(first)
     low = high = first
@@ -413,9 +421,10 @@ def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
 def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     """Return u of the next step w - eta u, had its batch this `gradient`; without the weight decay.
 
-    adam, adamw: m' / (1 - beta1^t) over sqrt(nu' / (1 - beta2^t)) + eps, with t, m', nu' after this update
-    (arXiv 1412.6980, algorithm 1). sgd: momentum times the buffer, plus the gradient. gd: the gradient. A parameter
-    that an optimiser of torch does not hold has the update 0, and others have a t of their own.
+    adam, adamw: m' / (1 - beta1^t) over sqrt(nu' / (1 - beta2^t)) + eps, with t, m',
+    nu' after this update (arXiv 1412.6980, algorithm 1). sgd: momentum times the
+    buffer, plus the gradient. gd: the gradient. A parameter that an optimiser of torch
+    does not hold has the update 0, and others have a t of their own.
     """
     training, kept = at.config.training, _kept(at, gradient)
     if not training.optimiser.facts.moments:
@@ -442,9 +451,10 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
 def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     """Return the diagonal of P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t = at.step > 0 updates.
 
-    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its bias (arXiv 2207.14484). Of
-    rules without a preconditioner P = I. A parameter that an optimiser of torch does not hold does not move: there P
-    is infinite, as is adam's of a parameter before its first update.
+    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for
+    its bias (arXiv 2207.14484). Of rules without a preconditioner P = I. A parameter
+    that an optimiser of torch does not hold does not move: there P is infinite, as is
+    adam's of a parameter before its first update.
     """
     training, steps = at.config.training, _steps(at, like)
     diagonal = {

@@ -37,7 +37,8 @@ _PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False
 class OptimiserState:
     """`updates` that were made, the settings of the next one, and {moment/parameter: tensor}.
 
-    STEPS/parameter is the number of updates of each parameter that the optimiser holds; the others do not move.
+    STEPS/parameter is the number of updates of each parameter that the optimiser holds;
+    the others do not move.
     """
 
     training: TrainingConfig
@@ -62,8 +63,9 @@ def state_of_optimiser(
 ) -> OptimiserState:
     """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
 
-    Raises UserError where groups of parameters have rules of their own, a rule is none that the formulas know
-    (Nesterov's momentum, dampening, amsgrad), or the optimiser holds no parameter of the network.
+    Raises UserError where groups of parameters have rules of their own, a rule is none
+    that the formulas know (Nesterov's momentum, dampening, amsgrad), or the optimiser
+    holds no parameter of the network.
     """
     if optimiser is None:
         return OptimiserState(

@@ -62,9 +62,10 @@ def trace(objective: Objective, request: Request) -> Measured:
 def hessian(objective: Objective, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
-    A transformer's is in the order and orientation of Figure 1 (see published_hessian); other networks'
-    parameters come in their own order, flattened as they are. Of a network of the user's own whose blocks are named
-    these are the arrays: `block_k` (rows, columns; float64) for entry k of the list `entries`, each block and part.
+    A transformer's is in the order and orientation of Figure 1 (see published_hessian);
+    other networks' parameters come in their own order, flattened as they are. Of a
+    network of the user's own whose blocks are named these are the arrays: `block_k`
+    (rows, columns; float64) for entry k of the list `entries`, each block and part.
     """
     if names_blocks(request.at.config):
         return Measured([], _named(objective, request))
@@ -232,9 +233,10 @@ _PER_LAYER = {
 def published_hessian(objective: Objective) -> Arrays:
     """Return the full Hessian of a transformer without LayerNorm, `names` of its parameters and their `sizes`.
 
-    Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer, W_U, b_U (Figure 1); the
-    attention's biases are left out. Linear maps are stored (outputs, inputs) and transposed here, so that parameter
-    names[i] takes sizes[i] rows, row by row of its (inputs, outputs) matrix.
+    Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer,
+    W_U, b_U (Figure 1); the attention's biases are left out. Linear maps are stored
+    (outputs, inputs) and transposed here, so that parameter names[i] takes sizes[i]
+    rows, row by row of its (inputs, outputs) matrix.
     """
     from hessfig.curvature.curvlinops import whole_hessian
 

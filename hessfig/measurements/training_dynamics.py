@@ -67,9 +67,10 @@ def loss(objective: Objective, request: Request) -> Measured:
 def accuracy(objective: Objective, request: Request) -> Measured:
     """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
 
-    `accuracy`: whole answers (no index), then digits, 1 the most significant. `cascade_accuracy`: whole answers, and
-    digits, of as many sums with three carries in a row (hessfig.tasks.addition.has_cascade), uniform among those. Of
-    pictures: the share of the test pictures that are classified rightly.
+    `accuracy`: whole answers (no index), then digits, 1 the most significant.
+    `cascade_accuracy`: whole answers, and digits, of as many sums with three carries in
+    a row (hessfig.tasks.addition.has_cascade), uniform among those. Of pictures: the
+    share of the test pictures that are classified rightly.
     """
     task, size = request.at.config.task, request.at.config.training.evaluation_size
     rows = _accuracy_rows(
@@ -84,9 +85,11 @@ def accuracy(objective: Objective, request: Request) -> Measured:
 def held_out_loss(objective: Objective, request: Request) -> Measured:
     """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
-    For cross-entropy there are the losses of two models that see no input: `uniform_loss`, ln V of V equally likely
-    classes, and `unigram_loss`, of the shares that the classes have among these very targets (the least there is). For
-    text, `bigram_loss` is that of a table of pairs of characters in the training text (tasks.text.bigram_losses).
+    For cross-entropy there are the losses of two models that see no input:
+    `uniform_loss`, ln V of V equally likely classes, and `unigram_loss`, of the shares
+    that the classes have among these very targets (the least there is). For text,
+    `bigram_loss` is that of a table of pairs of characters in the training text
+    (tasks.text.bigram_losses).
     """
     config, network = request.at.config, objective.network
     like = next(network.parameters())
@@ -168,7 +171,8 @@ def residual_norm(objective: Objective, request: Request) -> Measured:
 def score_spread(objective: Objective, request: Request) -> Measured:
     """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
 
-    Of the scores before the softmax (pairs that the mask allows), and of the mixing weights after it (all pairs).
+    Of the scores before the softmax (pairs that the mask allows), and of the mixing
+    weights after it (all pairs).
     """
     rows = []
     for layer, (scores, masked, pattern) in enumerate(_attention(objective), start=1):
@@ -185,9 +189,10 @@ def score_spread(objective: Objective, request: Request) -> Measured:
 def sink_mass(objective: Objective, request: Request) -> Measured:
     """Return the distribution of attention on the measuring batch; A_ij is the weight of key j <= i for query i.
 
-    `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i > 1, the weight of the first
-    key. `key_mass`, by layer and position j of the key (`index`): the mean of i A_ij over sequences, heads and queries
-    i >= j, which is 1 at every j for uniform attention.
+    `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and
+    queries i > 1, the weight of the first key. `key_mass`, by layer and position j of
+    the key (`index`): the mean of i A_ij over sequences, heads and queries i >= j,
+    which is 1 at every j for uniform attention.
     """
     rows = []
     for layer, (_, _, pattern) in enumerate(_attention(objective), start=1):
@@ -207,8 +212,9 @@ def sink_mass(objective: Objective, request: Request) -> Measured:
 def gradient_covariance(objective: Objective, request: Request) -> Measured:
     """Return trace and largest eigenvalue of C = 1/(k - 1) sum_i (g_i - g)(g_i - g)^T, g_i the gradient of example i.
 
-    Of the measuring batch's first k = 64 examples that count (all, where it has fewer), with the g_i of noise_scale; C
-    of a mini-batch of m is C / m. No error is known of one batch.
+    Of the measuring batch's first k = 64 examples that count (all, where it has fewer),
+    with the g_i of noise_scale; C of a mini-batch of m is C / m. No error is known of
+    one batch.
     """
     eigenvalues = gram(objective)
     trace = without_error(float(eigenvalues.sum()))
@@ -224,11 +230,13 @@ def gradient_covariance(objective: Objective, request: Request) -> Measured:
 def noise_scale(objective: Objective, request: Request) -> Measured:
     """Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
 
-    Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix A.1): with the gradients g_i of
-    the n examples of the measuring batch that count and their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
+    Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix
+    A.1): with the gradients g_i of the n examples of the measuring batch that count and
+    their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
     |G|^2 = |g|^2 - tr(C) / n. Where examples do not count alike, g_i is n times the example's share of the gradient of
-    the loss, so that g is that gradient. Not finite where noise hides the gradient, |G|^2 <= 0. No error is known of
-    one batch. Raises UserError for examples that see each other.
+    the loss, so that g is that gradient. Not finite where noise hides the gradient,
+    |G|^2 <= 0. No error is known of one batch. Raises UserError for examples that see
+    each other.
     """
     squares, total, count = 0.0, torch.zeros(()), 0
     for gradient in single_gradients(objective):
@@ -277,8 +285,9 @@ def training_cost(objective: Objective, request: Request) -> Measured:
     """Return the seconds of all updates and curvature refreshes so far, the counts of products
     and refreshes, and the seconds of one update and one refresh.
 
-    An update and a refresh are timed on a copy of this network (the median of three of each, or one where it takes more
-    than 0.2 s); the sum is what that many would take. Seconds are of this machine, and differ from run to run.
+    An update and a refresh are timed on a copy of this network (the median of three of
+    each, or one where it takes more than 0.2 s); the sum is what that many would take.
+    Seconds are of this machine, and differ from run to run.
     """
     spent = cost_of(objective, request.at)
     counted = {

@@ -43,7 +43,8 @@ COMPONENTS = (
         "centring",
     ),
 )
-# Settings of networks of attention and MLPs, with the values that the paper's network has.
+# Settings of networks of attention and MLPs, with the values that the paper's network
+# has.
 OF_LAYERS = (
     *(
         "n_layers",
@@ -147,12 +148,15 @@ SCORE_LIKE = {Matrix.W_Q, Matrix.W_K, Matrix.W_QK}
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     """Whether H_f(W, W) = 0 because the outputs are affine (or piecewise affine) in W, or H_fT = 0.
 
-    H_fT of W_Q, W_K and W_QK always vanishes, because the scores are linear in each (Lemma 4.1, Remark D.1).
+    H_fT of W_Q, W_K and W_QK always vanishes, because the scores are linear in each
+    (Lemma 4.1, Remark D.1).
 
-    True for W_U and for linear MLPs always; without norms, in the last layer: for W_out always, for W_in unless the
-    activation is smooth (a gated MLP is linear in it), for W_V and W_O (Theorem 3.2) and, where the mixing weights are
-    piecewise linear in scores that are linear in queries and keys (linear attention and sparsemax), for W_Q and W_K
-    (Remark 4.1), unless a smooth activation follows. A norm of the heads' outputs is not affine in W_V.
+    True for W_U and for linear MLPs always; without norms, in the last layer: for W_out
+    always, for W_in unless the activation is smooth (a gated MLP is linear in it), for
+    W_V and W_O (Theorem 3.2) and, where the mixing weights are piecewise linear in
+    scores that are linear in queries and keys (linear attention and sparsemax), for W_Q
+    and W_K (Remark 4.1), unless a smooth activation follows. A norm of the heads'
+    outputs is not affine in W_V.
     """
     if part == Part.H_fT:
         return (
@@ -194,11 +198,13 @@ _SHORT = re.compile(r"^(W_\w+(?:\.cross)?)\.h(\d+)$")  # W_Q.h2 is short for W_Q
 def blocks_of(setting: Any, layout: Layout, model: ModelConfig) -> list[Block]:
     """Parse the setting `blocks`: a name means a diagonal block, a list of two names a pair, both in every layer.
 
-    `each` means the diagonal block of every weight, and `pairs` (or `all`, outside of a list) every pair of weights. A
-    name may be a pattern as in shells, which matches any number of weights (W_*, *.attn.*), or a group (attention, mlp,
-    norms, embeddings, layer, all). It may be pinned to a layer, W_V@2; pairs of pinned names may cross layers, and @*
-    means every layer in turn. Blocks are sorted by layer: blocks without a layer come first, pinned blocks last. Raises
-    UserError for a name, a layer or a pair that the network does not have.
+    `each` means the diagonal block of every weight, and `pairs` (or `all`, outside of a
+    list) every pair of weights. A name may be a pattern as in shells, which matches any
+    number of weights (W_*, *.attn.*), or a group (attention, mlp, norms, embeddings,
+    layer, all). It may be pinned to a layer, W_V@2; pairs of pinned names may cross
+    layers, and @* means every layer in turn. Blocks are sorted by layer: blocks without
+    a layer come first, pinned blocks last. Raises UserError for a name, a layer or a
+    pair that the network does not have.
     """
     pairs = _pairs(setting, layout, model)
     plain = [pair for pair in pairs if AT not in "".join(pair)]

@@ -1,6 +1,7 @@
 """Components of modern transformers in torch: norms, scores, patterns, positions, gated MLPs.
 
-All are written in elementary operations, which are twice differentiable under vmap and in forward mode, too.
+All are written in elementary operations, which are twice differentiable under vmap and
+in forward mode, too.
 """
 
 import math
@@ -162,9 +163,10 @@ def rotated(
 class Attending(nn.Module):
     """Base of all attentions of the package: scores, mixing weights, mixed values and their gate.
 
-    It has the linear maps `q` and `v`; `k`, unless queries and keys share a single matrix; `o`, unless it `is_bare`,
-    which also excludes biases; and `g`, if there is a gate. Differential attention has two `sets` of scores per head,
-    each from one half of its queries and keys.
+    It has the linear maps `q` and `v`; `k`, unless queries and keys share a single
+    matrix; `o`, unless it `is_bare`, which also excludes biases; and `g`, if there is a
+    gate. Differential attention has two `sets` of scores per head, each from one half
+    of its queries and keys.
     """
 
     def __init__(

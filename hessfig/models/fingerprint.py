@@ -34,7 +34,8 @@ _AWAY = tuple((-1) ** k * 2 ** (k / 4) for k in range(-20, 29))
 class Fingerprint:
     """The `digest` of a function at its weights, which is equal for functions with the same bits.
 
-    If there is no fingerprint, `why` is the reason; the digest is then unique, so that no result is reused.
+    If there is no fingerprint, `why` is the reason; the digest is then unique, so that
+    no result is reused.
     """
 
     digest: str
@@ -51,12 +52,14 @@ def fingerprint(
 ) -> Fingerprint:
     """Return the fingerprint of the loss of `objective` in its parameters.
 
-    It hashes the loss, its gradient and one product H v, up to `order` (0, 1, 2), at the weights and at a nearby point;
-    v and the step are drawn from a stream of `key`. If `twice`, all are computed twice. There is no fingerprint if the
-    results differ, or if a computation fails.
+    It hashes the loss, its gradient and one product H v, up to `order` (0, 1, 2), at
+    the weights and at a nearby point; v and the step are drawn from a stream of `key`.
+    If `twice`, all are computed twice. There is no fingerprint if the results differ,
+    or if a computation fails.
 
-    With `is_far`, only the loss is hashed, away from the weights: at 49 points on both sides along a line, from 1/32 to
-    128 times the size of the weights, and with either half of the weights set to zero.
+    With `is_far`, only the loss is hashed, away from the weights: at 49 points on both
+    sides along a line, from 1/32 to 128 times the size of the weights, and with either
+    half of the weights set to zero.
     """
     order = 0 if is_far else order
     try:

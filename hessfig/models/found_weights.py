@@ -46,25 +46,29 @@ def find_weights(
     Parameters
     ----------
     network : torch.nn.Module
-        A transformer with its layers in module lists; model types of the library transformers are supported best.
+        A transformer with its layers in module lists; model types of the library
+        transformers are supported best.
     roles : {module: role}, optional
-        Roles that cannot be inferred, by the end of the path of a module ("attn.pack"): W_Q, W_K, W_V, W_O, W_gate,
-        W_in, W_out or W_router. The role of a fused map lists the weights along its outputs, "W_Q+W_K+W_V"; append
-        " by heads" if they alternate for every group of heads, " by 4" for 4 pieces, or " by entries" if single entries
-        alternate. With the role "other" a matrix keeps its own name.
+        Roles that cannot be inferred, by the end of the path of a module ("attn.pack"):
+        W_Q, W_K, W_V, W_O, W_gate, W_in, W_out or W_router. The role of a fused map
+        lists the weights along its outputs, "W_Q+W_K+W_V"; append " by heads" if they
+        alternate for every group of heads, " by 4" for 4 pieces, or " by entries" if
+        single entries alternate. With the role "other" a matrix keeps its own name.
     inputs : tensor, tuple of arguments or dictionary of words, optional
-        Inputs for runs of the network that check the roles; by default, small random inputs. Only forward passes are
-        run, and the network is not changed.
+        Inputs for runs of the network that check the roles; by default, small random
+        inputs. Only forward passes are run, and the network is not changed.
 
     Returns
     -------
     hessfig.weights.Layout
-        The layout, for hessfig.Problem(..., weights=...). Layers count from 1 through all stacks (docs/real-models.md).
+        The layout, for hessfig.Problem(..., weights=...). Layers count from 1 through
+        all stacks (docs/real-models.md).
 
     Raises
     ------
     UserError
-        If no layer has attention, or if names, shapes and runs do not determine the role of a matrix.
+        If no layer has attention, or if names, shapes and runs do not determine the
+        role of a matrix.
 
     Examples
     --------

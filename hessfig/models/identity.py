@@ -71,8 +71,9 @@ def tensor_bytes(tensor: Tensor) -> bytes:
 def identity(*things: Any, without: Iterable[Tensor] = ()) -> str:
     """Return a hash of objects by content; for tensors in `without`, their presence counts but not their numbers.
 
-    Code is hashed by instructions, constants, defaults, closures and the globals that it uses; code of libraries is
-    hashed by name. Objects that Python does not show (compiled code, files, generators) are hashed by type.
+    Code is hashed by instructions, constants, defaults, closures and the globals that
+    it uses; code of libraries is hashed by name. Objects that Python does not show
+    (compiled code, files, generators) are hashed by type.
     """
     walk = _Walk({id(tensor): "a tensor of its own" for tensor in without})
     for thing in things:
@@ -135,7 +136,8 @@ def _short(known: Mapping[int, str], thing: Any, *, itself: bool = False) -> str
 def content_of(drawn: Objective) -> str:
     """Return a hash of a network, its batches, its loss and the names of its weights, as far as Python shows them.
 
-    The fingerprint (hessfig.models.fingerprint) identifies the function that the network computes.
+    The fingerprint (hessfig.models.fingerprint) identifies the function that the
+    network computes.
     """
     parameters = (
         (name, tensor_bytes(p))
@@ -316,7 +318,8 @@ def _of_class(kind: type) -> Iterator[Any]:
 def _of_object(thing: Any) -> Iterator[Any]:
     """Yield the class and attributes of an object; for objects of libraries (loggers, trainers) only plain attributes.
 
-    Attributes of libraries with "hash" in their names usually contain Python hashes, which differ between processes.
+    Attributes of libraries with "hash" in their names usually contain Python hashes,
+    which differ between processes.
     """
     kind = type(thing)
     named = str(getattr(thing, "__name__", ""))

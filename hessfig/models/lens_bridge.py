@@ -22,8 +22,8 @@ _NOTING = ("_capture_pre_ln1", "_capture_mlp_in")
 def wrapped(bridge: Any) -> nn.Module:
     """Return a copy of the model that a bridge wraps, in evaluation mode, with only the parameters that it uses.
 
-    A bridge splits fused matrices into separate maps and keeps the fused matrix, which is no longer used; the matrix is
-    not a parameter of the copy.
+    A bridge splits fused matrices into separate maps and keeps the fused matrix, which
+    is no longer used; the matrix is not a parameter of the copy.
     """
     model = copied(bridge.original_model, "the network").eval()
     for module in model.modules():
@@ -60,7 +60,8 @@ def wrapped(bridge: Any) -> nn.Module:
 def _set_free(module: nn.Module) -> None:
     """Remove the hooks of a copied bridge that record inputs of layers in the original.
 
-    A bridge needs these hooks to split inputs of attention and MLP; they do not change outputs.
+    A bridge needs these hooks to split inputs of attention and MLP; they do not change
+    outputs.
     """
     for key, hook in list(module._forward_pre_hooks.items()):
         if getattr(hook, "__name__", "") in _NOTING:
@@ -82,8 +83,9 @@ def bridge_as_network(
 ) -> tuple[nn.Module, Any, Any]:
     """Return the model of a bridge as a network, with inputs and targets.
 
-    For tokens without targets (samples, length), or a list of such tensors, the targets are the next tokens at all
-    positions but the last. Raises UserError if positions attend to later tokens in this case.
+    For tokens without targets (samples, length), or a list of such tensors, the targets
+    are the next tokens at all positions but the last. Raises UserError if positions
+    attend to later tokens in this case.
     """
     if _are_tokens(inputs):
         if targets is None:

@@ -1,6 +1,7 @@
 """Checks of the network and its task: combinations of settings, and settings against the kind of network.
 
-hessfig.config.checks calls them by name when it composes a configuration, since lower layers do not import kinds.
+hessfig.config.checks calls them by name when it composes a configuration, since lower
+layers do not import kinds.
 """
 
 from enum import StrEnum
@@ -104,7 +105,8 @@ def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
 def _never_idle() -> tuple[str, ...]:
     """Return the settings that identify network, data or state, and must be read wherever their value comes from.
 
-    Sizes, and the settings of data of version 0.1, also occur in presets and sweeps that do not read them.
+    Sizes, and the settings of data of version 0.1, also occur in presets and sweeps
+    that do not read them.
     """
     counts = {
         "model": lambda setting: setting.key not in (*_SIZES, *_BY_SIZE),
@@ -124,8 +126,8 @@ def _never_idle() -> tuple[str, ...]:
 def check_idle(config: Config) -> None:
     """Raise UserError for the first setting that differs from its default and that network, data and state do not read.
 
-    Exception: sweeps cross softmax and linear attention with all networks, so an MLP, which has no attention, occurs
-    twice.
+    Exception: sweeps cross softmax and linear attention with all networks, so an MLP,
+    which has no attention, occurs twice.
     """
     crossed = "model.attention" if holds(config, FIRST["attention"]) else ""
     for key in _never_idle():
@@ -174,7 +176,8 @@ _NO_LOGITS = "kernel attention has features phi(q) and phi(k) in place of logits
 _NO_SOFTMAX = (
     "linear attention has no softmax; a constant in its scores would add values"
 )
-# A setting and its value, a further setting with the values that it excludes, and the reason.
+# A setting and its value, a further setting with the values that it excludes, and the
+# reason.
 _EXCLUSIONS: tuple[tuple[str, StrEnum, str, tuple[StrEnum, ...], str], ...] = (
     ("query_key", QueryKey.single, "scores", (Scores.qk_norm, Scores.cosine), _NO_PAIR),
     ("query_key", QueryKey.single, "positions", (Positions.rope,), _NO_PAIR),

@@ -38,8 +38,9 @@ def position_factors(
 class SelfAttention(Attending):
     """Causal self-attention: pattern(X W_Q W_K^T X^T / (t sqrt(d_head))) X W_V W_O (eq. 1 with a mask).
 
-    The native attention of TransformerLens, extended by a `temperature` t, the form X W_QK X^T with a single matrix, a
-    sink on the first key, outputs at selected query positions, and the components of hessfig.models.components.
+    The native attention of TransformerLens, extended by a `temperature` t, the form X
+    W_QK X^T with a single matrix, a sink on the first key, outputs at selected query
+    positions, and the components of hessfig.models.components.
     """
 
     causal_mask: Tensor
@@ -110,9 +111,10 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """Token and position embeddings, `n_layers` layers, final norm (before or around alone), unembedding with bias.
 
-    For softmax attention with norm `none` or `pre`, it equals the native model of TransformerLens with equal weights
-    (tests/models/kinds/test_transformer.py). It is implemented here because that library imports all of transformers,
-    which takes five seconds in every run.
+    For softmax attention with norm `none` or `pre`, it equals the native model of
+    TransformerLens with equal weights (tests/models/kinds/test_transformer.py). It is
+    implemented here because that library imports all of transformers, which takes five
+    seconds in every run.
     """
 
     def __init__(self, model: ModelConfig, *, vocabulary: int, length: int) -> None:
@@ -153,7 +155,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "batch scored vocab"]:
         """Return the logits at the scored positions, given the residual stream after `depth` layers.
 
-        The last layer is computed at the scored positions only: no other position enters the loss.
+        The last layer is computed at the scored positions only: no other position
+        enters the loss.
         """
         hidden = through(self.layers[depth:-1], hidden)
         hidden = (
@@ -183,8 +186,8 @@ def _norm(model: ModelConfig, is_there: bool) -> nn.Module:
 class PrefixMLP(nn.Module):
     """logits_p = W_U phi(W ... phi(W_in x_p + b_in) ... + b) + b_U, x_p = (e_1, ..., e_p, 0, ..., 0).
 
-    e_t is the embedding of token t; x contains the first `reach` tokens. The columns of W_in that multiply a token
-    encode its position, so there is no W_pos.
+    e_t is the embedding of token t; x contains the first `reach` tokens. The columns of
+    W_in that multiply a token encode its position, so there is no W_pos.
     """
 
     def __init__(
@@ -265,7 +268,8 @@ class LinearMLP(nn.Module):
 class BareAttention(Attending):
     """F(X) = a(X W_Q W_K^T X^T / (t sqrt(d_K))) X W_V (eq. 1): no mask, skip, bias or output projection.
 
-    The inputs are `sigma` times a fixed Gaussian sample. Several heads split W_V's columns.
+    The inputs are `sigma` times a fixed Gaussian sample. Several heads split W_V's
+    columns.
     """
 
     def __init__(self, model: ModelConfig) -> None:
@@ -299,8 +303,9 @@ class BareAttention(Attending):
 class VisionTransformer(nn.Module):
     """logits = W_U mean_t h_t + b_U, h the tokens W_patch x_t + b_patch + W_pos[t] after `n_layers` layers.
 
-    x_t are the pixels of patch t, row by row. Layers are those of the transformer without its mask; with pre-LN there
-    is a final LayerNorm before the mean. The only output position is the class of the image.
+    x_t are the pixels of patch t, row by row. Layers are those of the transformer
+    without its mask; with pre-LN there is a final LayerNorm before the mean. The only
+    output position is the class of the image.
     """
 
     def __init__(self, model: ModelConfig, *, side: int, classes: int) -> None:
@@ -362,8 +367,9 @@ class GroupNorm(nn.GroupNorm):
 class Convolution(nn.Module):
     """h <- phi(N(W * h + b)) with 3 x 3 kernels and zero padding; if it `halves`, on means of 2 x 2 pixels.
 
-    Activations are (batch, pixels, channels), pixels row by row. W is stored as (channels, 9 inputs): for every output
-    channel, the 3 x 3 pixels of each input channel in turn. N is GroupNorm or the identity.
+    Activations are (batch, pixels, channels), pixels row by row. W is stored as
+    (channels, 9 inputs): for every output channel, the 3 x 3 pixels of each input
+    channel in turn. N is GroupNorm or the identity.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The interface that every kind of network provides to the rest of the package.
 
-Only the standard library is imported, because plans and previews need names and sizes, not tensors.
+Only the standard library is imported, because plans and previews need names and sizes,
+not tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ ONCE = "once "  # prefix of the hash of a function whose results cannot be reuse
 class Structure(StrEnum):
     """Network structures with exact norms, operation counts and spreads of scores.
 
-    Causal layers of attention and MLP, a single attention, or linear maps of single tokens.
+    Causal layers of attention and MLP, a single attention, or linear maps of single
+    tokens.
     """
 
     layers = "layers"
@@ -45,8 +47,9 @@ class Structure(StrEnum):
 class Draw(StrEnum):
     """Distribution of initial weights.
 
-    As in the paper: N(0, 0.64 / d_model), N(0, 0.64 / inputs), or the uniform default of PyTorch. Also N(0, 2 /
-    inputs), which preserves the scale of activations through many layers of ReLU (arXiv 1502.01852).
+    As in the paper: N(0, 0.64 / d_model), N(0, 0.64 / inputs), or the uniform default
+    of PyTorch. Also N(0, 2 / inputs), which preserves the scale of activations through
+    many layers of ReLU (arXiv 1502.01852).
     """
 
     width = "width"
@@ -59,23 +62,30 @@ class Draw(StrEnum):
 class NetworkKind:
     """A kind of network, `hessfig.models.kinds.<kind>.KIND`; every field below `layout` has a default.
 
-    `layout` names the weights of the configured network. A kind has either a `skeleton` (an uninitialised network for
-    sequences of a given length, whose weights are drawn as in the paper, see states.initialised) or a function `draw`
-    (network, data and loss from sigma and seed). `check` raises UserError for settings that cannot be built. `axes`
-    returns which of sigma and seed change the network. `is_structural_zero` returns whether a block vanishes by the
-    structure of the network. `files` is a hash of the present files behind model.path or model.factory; planning stores
-    it in model.sha256, and other files are refused later. `source` is a hash of code and files of the user, for keys of
-    cells. `is_own` is true if the user's code creates network, data and loss; a cell is then reused only if that code
-    returns the same objects (see sweep.own_content). `about` describes how the data are stored, for previews and
-    manifests; `product_bytes` estimates the memory of a product, for previews (None: not known). `completed` fills in
-    settings of locations, before any file is read.
+    `layout` names the weights of the configured network. A kind has either a `skeleton`
+    (an uninitialised network for sequences of a given length, whose weights are drawn
+    as in the paper, see states.initialised) or a function `draw` (network, data and
+    loss from sigma and seed). `check` raises UserError for settings that cannot be
+    built. `axes` returns which of sigma and seed change the network.
+    `is_structural_zero` returns whether a block vanishes by the structure of the
+    network. `files` is a hash of the present files behind model.path or model.factory;
+    planning stores it in model.sha256, and other files are refused later. `source` is a
+    hash of code and files of the user, for keys of cells. `is_own` is true if the
+    user's code creates network, data and loss; a cell is then reused only if that code
+    returns the same objects (see sweep.own_content). `about` describes how the data are
+    stored, for previews and manifests; `product_bytes` estimates the memory of a
+    product, for previews (None: not known). `completed` fills in settings of locations,
+    before any file is read.
 
-    Facts about the kind: `data` is the task.data it takes, and `also_takes` lists further data. `place` is the setting
-    with the source of the network, for kinds that bring their own sizes ("" if sizes are settings). `matrices` returns
-    the weights of the paper that it has, in order. `reads` maps the settings of the group model that it reads to the
-    conditions under which it reads them (as SettingInfo.where; "" for always). `weights_drawn` gives the distribution
-    of weights of a skeleton. `structure` is None for networks that have only double backward. `check_model` raises
-    UserError for settings of the network that do not fit together, before anything is planned.
+    Facts about the kind: `data` is the task.data it takes, and `also_takes` lists
+    further data. `place` is the setting with the source of the network, for kinds that
+    bring their own sizes ("" if sizes are settings). `matrices` returns the weights of
+    the paper that it has, in order. `reads` maps the settings of the group model that
+    it reads to the conditions under which it reads them (as SettingInfo.where; "" for
+    always). `weights_drawn` gives the distribution of weights of a skeleton.
+    `structure` is None for networks that have only double backward. `check_model`
+    raises UserError for settings of the network that do not fit together, before
+    anything is planned.
     """
 
     layout: Callable[[Config], Layout]

@@ -30,7 +30,8 @@ LARGE = 2**14
 class Engines:
     """The engines of one problem, each built on first use.
 
-    Engines for networks of the package are imported only then, so that networks of users never need them.
+    Engines for networks of the package are imported only then, so that networks of
+    users never need them.
     """
 
     def __init__(
@@ -78,8 +79,9 @@ class Engines:
     ) -> Column | None:
         """Return the blocks of a `column` of these engines with products in float32.
 
-        None if float32 is not much faster: it takes half the time on the tape for columns of at least LARGE parameters
-        (smaller columns spend most time outside matrix products), if products are in float64.
+        None if float32 is not much faster: it takes half the time on the tape for
+        columns of at least LARGE parameters (smaller columns spend most time outside
+        matrix products), if products are in float64.
         """
         if (
             not isinstance(self.problem.network, Layered)

@@ -21,7 +21,8 @@ from hessfig.terms import (
 
 COUNTED = (Kind.transformer, Kind.self_attention, Kind.linear_mlp)
 INITIALISED, BOTH = "initialised", "both"
-# Settings of the network that are fields here: in every manifest, and in those since there is the setting.
+# Settings of the network that are fields here: in every manifest, and in those since
+# there is the setting.
 _FIRST = ("attention", "attention_skip", "norm", "mlp", "query_key")
 _OF_ATTENTION = (
     *(
@@ -41,10 +42,11 @@ _LATER = (*_OF_ATTENTION, "tied", "norm_eps")
 class Architecture:
     """The properties that growth rates depend on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
 
-    `no_power`: why no power of sigma dominates, "" if one does; structural zeros vanish in any case. `shifted_scores`:
-    constants are added to the scores (slopes of positions, a sink). `most_keys`: how many keys a query sees at most,
-    None if many. Settings that do not change exponents are left out: the kind of norm (RMSNorm or LayerNorm), rotated
-    queries, shared keys, factors of branches, smoothed labels.
+    `no_power`: why no power of sigma dominates, "" if one does; structural zeros vanish
+    in any case. `shifted_scores`: constants are added to the scores (slopes of
+    positions, a sink). `most_keys`: how many keys a query sees at most, None if many.
+    Settings that do not change exponents are left out: the kind of norm (RMSNorm or
+    LayerNorm), rotated queries, shared keys, factors of branches, smoothed labels.
     """
 
     kind: str = Kind.transformer
@@ -74,8 +76,8 @@ class Architecture:
     def from_config(cls, config: Mapping[str, Any]) -> Architecture:
         """Build from the resolved settings in a manifest; every loss offered has targets of order one.
 
-        For a kind without a rule, only the kind is stored. Raises KeyError, TypeError or ValueError for settings
-        that are missing or belong to another version.
+        For a kind without a rule, only the kind is stored. Raises KeyError, TypeError
+        or ValueError for settings that are missing or belong to another version.
         """
         model, task = config["model"], config["task"]
         kind = str(model["kind"])

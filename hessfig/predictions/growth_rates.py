@@ -1,15 +1,17 @@
 """Growth rates: how the norm of every Hessian block scales with sigma, by counting powers of the input.
 
-Figures, slopes and `verify` all take their predictions from here. In each regime the output of a network, and its
-derivatives, are sums of monomials in the input and the weights (network_series). With
+Figures, slopes and `verify` all take their predictions from here. In each regime the
+output of a network, and its derivatives, are sums of monomials in the input and the
+weights (network_series). With
 
     e(A)    = the dominant power of sigma in df/dA
     e(A, B) = the dominant power of sigma in d2f/dAdB
 
-H_o(A, B) ~ sigma^(e(A) + e(B)) and H_f(A, B) ~ sigma^(e(A, B) + r), where the loss gradient is ~ sigma^r
-(as sigma -> 0: r = 0 unless the targets are zero). The larger term dominates H. H_f is
-identically zero for a block whose weights share no monomial. This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D of
-Section 4.1, and cases that the paper leaves out. Scale factors - temperature, heads, widths - change no exponent.
+H_o(A, B) ~ sigma^(e(A) + e(B)) and H_f(A, B) ~ sigma^(e(A, B) + r), where the loss
+gradient is ~ sigma^r (as sigma -> 0: r = 0 unless the targets are zero). The larger
+term dominates H. H_f is identically zero for a block whose weights share no monomial.
+This gives eq. 5, Remark 4.1, Table 1, the 2 * 3^D of Section 4.1, and cases that the
+paper leaves out. Scale factors - temperature, heads, widths - change no exponent.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +36,8 @@ class Prediction(StrEnum):
 class GrowthRate:
     """||block||_F ~ sigma^exponent in `regime`; `exponent` is None unless `prediction` is one.
 
-    `reference` names the source of the claim, or why there is none; `reason` names the dominant monomials.
+    `reference` names the source of the claim, or why there is none; `reason` names the
+    dominant monomials.
     """
 
     prediction: Prediction
@@ -54,9 +57,9 @@ def growth_rate(
 ) -> GrowthRate:
     """Return the predicted growth of ||part(block)||_F with sigma in a regime (the rule: see the module's docstring).
 
-    `axis` may be the name of a weight instead, whose scale is varied at a fixed input, or the factor of every branch.
-    The prediction is unknown for networks, names and pairs outside the scope of the rule, and where a function
-    saturates.
+    `axis` may be the name of a weight instead, whose scale is varied at a fixed input,
+    or the factor of every branch. The prediction is unknown for networks, names and
+    pairs outside the scope of the rule, and where a function saturates.
     """
     reason = _beyond_the_rule(block, part, architecture)
     if reason:
@@ -101,8 +104,8 @@ def edge(architecture: Architecture) -> float:
 def lower_edge(architecture: Architecture) -> float:
     """Return the sigma below which every norm is linear: eps^((m + 1) / 2p), after m norms that divide by sqrt(eps).
 
-    It falls with the norms that follow one another: eps^(3/2) for a layer of pre-norm, eps for one of post-norm. It is
-    0 for a network without norms that have an eps.
+    It falls with the norms that follow one another: eps^(3/2) for a layer of pre-norm,
+    eps for one of post-norm. It is 0 for a network without norms that have an eps.
     """
     gain = 1e-3  # far below one, to separate powers of the input from numbers of norms
     output = Output(Block(0, "", ""), architecture, Regime.small_sigma, gain=gain)
@@ -119,7 +122,8 @@ def regime_between(
 ) -> Regime | None:
     """Return the regime of all sigma from `low` to `high`; None if they belong to several regimes.
 
-    For a network without norms with an eps, the only regime is sigma -> 0; it applies to all ranges from below one.
+    For a network without norms with an eps, the only regime is sigma -> 0; it applies
+    to all ranges from below one.
     """
     above, below = (
         (edge(architecture), lower_edge(architecture))
@@ -214,7 +218,8 @@ def _terms(
 def _gradient(output: Monomial, architecture: Architecture) -> Monomial:
     """Return the leading monomial of the loss gradient by the outputs; second derivatives of the loss are of order one.
 
-    Raises NoPower for cross-entropy of logits that grow: both vanish like exponentials then, or do not.
+    Raises NoPower for cross-entropy of logits that grow: both vanish like exponentials
+    then, or do not.
     """
     if architecture.zero_targets or (architecture.square_loss and output.power < 0):
         return output

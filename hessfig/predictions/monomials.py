@@ -1,8 +1,10 @@
 """Leading monomials: the lowest power of a small parameter in a quantity, and in its derivatives by two weights.
 
-A quantity is described by one monomial for its value and one for each derivative, up to the second, with respect to
-the two weights of a Hessian block. Sums keep the lower power (min-plus), products follow Leibniz' rule, functions the
-chain rule. A missing derivative vanishes identically. The small parameter is sigma, or 1/sigma if sigma grows.
+A quantity is described by one monomial for its value and one for each derivative, up to
+the second, with respect to the two weights of a Hessian block. Sums keep the lower
+power (min-plus), products follow Leibniz' rule, functions the chain rule. A missing
+derivative vanishes identically. The small parameter is sigma, or 1/sigma if sigma
+grows.
 """
 
 from __future__ import annotations
@@ -63,10 +65,12 @@ class Growth(StrEnum):
 class Function:
     """A function, described by the degrees of its Taylor series at 0 as far as two derivatives need them.
 
-    Each term is a polynomial; functions such as |s|^1.5 and s^2 / |row| have no such series.
-    A `finite` function has no other degrees; one of several pieces, such as ReLU, counts as the polynomial of a piece.
-    A function of degree 0, such as a vector over its length, keeps its size at arguments of every size, and its k-th
-    derivative goes with their k-th negative power; without `degrees` it does so at small arguments as well.
+    Each term is a polynomial; functions such as |s|^1.5 and s^2 / |row| have no such
+    series. A `finite` function has no other degrees; one of several pieces, such as
+    ReLU, counts as the polynomial of a piece. A function of degree 0, such as a vector
+    over its length, keeps its size at arguments of every size, and its k-th derivative
+    goes with their k-th negative power; without `degrees` it does so at small arguments
+    as well.
     """
 
     name: str

@@ -1,10 +1,11 @@
 """The output of a network as leading monomials, with the two weights of a block marked.
 
-Components enter by their powers. Mixing weights are a function of the scores: softmax, off-by-one, entmax near equal
-scores, and differential attention have every degree; without a constant where lambda = 1 cancels the weights at equal
-scores (centred softmax, differential attention). Sparsemax is affine where no key is cut off, sigmoid - 1/2 is odd,
-kernel attention is a ratio. Norms are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are of degree
-0 everywhere.
+Components enter by their powers. Mixing weights are a function of the scores: softmax,
+off-by-one, entmax near equal scores, and differential attention have every degree;
+without a constant where lambda = 1 cancels the weights at equal scores (centred
+softmax, differential attention). Sparsemax is affine where no key is cut off, sigmoid -
+1/2 is odd, kernel attention is a ratio. Norms are odd and linear below sqrt(eps) and of
+degree 0 above, unit lengths are of degree 0 everywhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,7 +50,8 @@ ACTIVATIONS: Mapping[MLP, Function] = {
 }
 
 
-# Two weights with the sum 1 are 1/2 and an odd function of the difference of two scores. So is one next to a logit 0.
+# Two weights with the sum 1 are 1/2 and an odd function of the difference of two
+# scores. So is one next to a logit 0.
 _LIKE_SIGMOID = {
     Attention.softmax: 2,
     Attention.differential: 2,
@@ -70,8 +72,9 @@ class Regime(StrEnum):
 def mixing(architecture: Architecture) -> Function:
     """Return the mixing weights as a function of the scores.
 
-    The degrees of their Taylor series follow from three facts: weights at equal scores are a constant, which lambda = 1
-    cancels; a single key has the weight 1 at every score; two weights are 1/2 and an odd function.
+    The degrees of their Taylor series follow from three facts: weights at equal scores
+    are a constant, which lambda = 1 cancels; a single key has the weight 1 at every
+    score; two weights are 1/2 and an odd function.
     """
     name, keys = architecture.attention, architecture.most_keys
     is_alone, is_odd = keys == 1, keys == _LIKE_SIGMOID.get(name, 0)
@@ -106,9 +109,10 @@ def mixing(architecture: Architecture) -> Function:
 class Output:
     """The monomials of a network's output in powers of `axis`, with the two weights of a block marked.
 
-    `axis` is sigma, the name of a weight (powers of its scale, at a fixed input) or the factor of every branch. After
-    `series`, `normed` holds the power of what every norm with an eps has met, and `met` the names of all weights.
-    A norm below its eps divides by sqrt(eps): it multiplies by the small parameter to the power -`gain`.
+    `axis` is sigma, the name of a weight (powers of its scale, at a fixed input) or the
+    factor of every branch. After `series`, `normed` holds the power of what every norm
+    with an eps has met, and `met` the names of all weights. A norm below its eps
+    divides by sqrt(eps): it multiplies by the small parameter to the power -`gain`.
     """
 
     block: Block
@@ -266,8 +270,8 @@ class Output:
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:
     """Return phi(q).phi(k) / sum over keys, phi(z) = 1 + z, up to second powers: what all keys share cancels.
 
-    With K = sum_c k_c and Q = sum_c q_c the numerator is d + Q + K_j + q.k_j; only t = K_j + q.k_j tells keys apart.
-    Where t grows, its ratio to its sum over keys is left.
+    With K = sum_c k_c and Q = sum_c q_c the numerator is d + Q + K_j + q.k_j; only t =
+    K_j + q.k_j tells keys apart. Where t grows, its ratio to its sum over keys is left.
     """
     apart = key + query * key
     if apart.table[VALUE].power < 0:

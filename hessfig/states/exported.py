@@ -43,8 +43,8 @@ def plain_files(
 ) -> dict[str, bytes]:
     """Return the files of one network by name; `said` holds further entries of network.json.
 
-    A trained state is read from its training, which is run if it is not stored. Raises UserError for weights that do
-    not fit.
+    A trained state is read from its training, which is run if it is not stored. Raises
+    UserError for weights that do not fit.
     """
     objective = drawn(config, sigma=sigma, seed=seed, step=step)
     tensors = {

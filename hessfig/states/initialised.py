@@ -29,7 +29,8 @@ _EMBEDDINGS = {
 def initialised(config: Config, *, sigma: float | None, seed: int) -> Objective:
     """Draw the batch (from the task's seed) and the network (from `seed` and `sigma`).
 
-    `sigma` is None where it does not apply; a network with embeddings then draws them with sigma = 1.
+    `sigma` is None where it does not apply; a network with embeddings then draws them
+    with sigma = 1.
     """
     maker = kind(config.model.kind)
     if maker.draw is not None:
@@ -45,13 +46,15 @@ def initialised(config: Config, *, sigma: float | None, seed: int) -> Objective:
 def build_network(config: Config, *, sigma: float, seed: int) -> nn.Module:
     """Return the configured network with weights of repeat `seed` and embeddings of scale `sigma`.
 
-    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default; kind mlp: N(0, 0.64 / inputs);
-    cnn: N(0, 2 / inputs)); token and position embeddings are N(0, sigma^2), redrawn at each sigma
-    (`sigma_scales=tokens`: positions at the weights' scale). `initialisation=gpt2`: weights N(0, 0.02^2), those whose
-    outputs are added to the residual stream divided by sqrt(2 n_layers), as GPT-2 does. `scaled_weight` is multiplied
-    by `weight_scale`.
-    All draws are made in float64 and rounded to the configured type, each weight from a stream of its own name, so
-    that no setting shifts the draws of another. `state.draw=published`: those of hessfig.states.published.
+    Weights are N(0, 0.64 / d_model), biases 0 (linear MLP: PyTorch's uniform default;
+    kind mlp: N(0, 0.64 / inputs); cnn: N(0, 2 / inputs)); token and position embeddings
+    are N(0, sigma^2), redrawn at each sigma (`sigma_scales=tokens`: positions at the
+    weights' scale). `initialisation=gpt2`: weights N(0, 0.02^2), those whose outputs
+    are added to the residual stream divided by sqrt(2 n_layers), as GPT-2 does.
+    `scaled_weight` is multiplied by `weight_scale`. All draws are made in float64 and
+    rounded to the configured type, each weight from a stream of its own name, so that
+    no setting shifts the draws of another. `state.draw=published`: those of
+    hessfig.states.published.
     """
     from hessfig.models.networks import BareAttention
 
@@ -118,7 +121,8 @@ def _weight(
             torch.randn(shape, dtype=torch.float64, generator=generator)
             * (2 / shape[1]) ** 0.5
         )
-    # The paper's weights have d_model inputs; where a weight has many more, its own number keeps the scale.
+    # The paper's weights have d_model inputs; where a weight has many more, its own
+    # number keeps the scale.
     inputs = shape[1] if drawn == Draw.inputs else model.d_model
     return (
         torch.randn(shape, dtype=torch.float64, generator=generator)

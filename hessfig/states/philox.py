@@ -4,7 +4,8 @@ import numpy as np
 
 Words = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 OFFSET = 4  # by how much a tensor of at most LARGEST entries advances the generator: four words of each thread
-# Threads that run at once on the smallest data-centre card (T4); beyond, a thread gives several entries.
+# Threads that run at once on the smallest data-centre card (T4); beyond, a thread gives
+# several entries.
 LARGEST = 40_960
 _MULTIPLIERS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
@@ -35,9 +36,10 @@ def philox(counter: Words, key: tuple[int, int]) -> Words:
 def cuda_normal(count: int, *, seed: int, offset: int) -> np.ndarray:
     """Return the `count` entries of torch.empty(count, device="cuda").normal_() as float32.
 
-    `offset` is that of the generator before the draw. The sine is that of the CPU. A card computes it with an absolute
-    error near 2^-21: entries differ from those of an H200 by 2.5e-7 (root mean square), and by at most 2.5e-6. Raises
-    ValueError for more than LARGEST entries, whose order depends on the card.
+    `offset` is that of the generator before the draw. The sine is that of the CPU. A
+    card computes it with an absolute error near 2^-21: entries differ from those of an
+    H200 by 2.5e-7 (root mean square), and by at most 2.5e-6. Raises ValueError for more
+    than LARGEST entries, whose order depends on the card.
     """
     radius, angle = (
         word.astype(np.float32) for word in _words(count, seed, offset)[:2]

@@ -71,7 +71,8 @@ def science(config: Config) -> dict[str, Any]:
         training = trajectory.science(config)["training"]
         return {"kind": State.trained.value, "training": training, **trained_by}
     if config.state.kind == State.initialised:
-        # The published generators go through the grid: another grid has other numbers at the same sigma.
+        # The published generators go through the grid: another grid has other numbers
+        # at the same sigma.
         is_published = config.state.draw == Draws.published
         order = (
             {"draw": Draws.published.value, "grid": sigma_values(config.grid)}
@@ -88,8 +89,8 @@ def science(config: Config) -> dict[str, Any]:
 def pinned(config: Config) -> Config:
     """Return `config` with the current hashes of the files that it names, so that readers refuse other content.
 
-    Raises UserError for a missing file, for one whose hash differs from that in `config`, and for a hash without a
-    file.
+    Raises UserError for a missing file, for one whose hash differs from that in
+    `config`, and for a hash without a file.
     """
     config = kind(config.model.kind).completed(config)
     state = config.state

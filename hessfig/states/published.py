@@ -33,10 +33,11 @@ def draw_for(
 ) -> Callable[[str, torch.Size], Tensor]:
     """Return the function that gives a parameter of `network` by name and shape, as the published code drew it.
 
-    Transformer (Figures 3, 5, 6 and 7): weights are N(0, (0.8 / sqrt(d_model))^2) from the CPU's generator of `seed`,
-    embeddings N(0, sigma^2) from a CUDA generator of `seed`, which advances with every sigma of the grid. Linear MLP
-    (Figure 8): everything is from one CUDA generator of seed 1234, which runs through all depths, repeats and sigmas.
-    Raises UserError for a sigma that the grid does not have.
+    Transformer (Figures 3, 5, 6 and 7): weights are N(0, (0.8 / sqrt(d_model))^2) from
+    the CPU's generator of `seed`, embeddings N(0, sigma^2) from a CUDA generator of
+    `seed`, which advances with every sigma of the grid. Linear MLP (Figure 8):
+    everything is from one CUDA generator of seed 1234, which runs through all depths,
+    repeats and sigmas. Raises UserError for a sigma that the grid does not have.
     """
     place = sigma_index(config, sigma)
     of_kind = (
@@ -133,10 +134,11 @@ def signs(
 ) -> Float[Tensor, "dim num_probes"]:
     """Return the published probes of one part of a diagonal block, in the order of hessfig's entries.
 
-    Every part has probes of its own, from numpy's global generator. Transformer: seeded with `seed`; sigma by sigma and
-    layer by layer, W_Q before W_V, H before H_o before H_f. Entries run over the matrix as (inputs, outputs). Linear
-    MLP: one stream of seed 1234 through all depths, repeats and sigmas, after BEFORE_MLP numbers; entries run over
-    (outputs, inputs). `shape` is that of the weight, (outputs, inputs).
+    Every part has probes of its own, from numpy's global generator. Transformer: seeded
+    with `seed`; sigma by sigma and layer by layer, W_Q before W_V, H before H_o before
+    H_f. Entries run over the matrix as (inputs, outputs). Linear MLP: one stream of
+    seed 1234 through all depths, repeats and sigmas, after BEFORE_MLP numbers; entries
+    run over (outputs, inputs). `shape` is that of the weight, (outputs, inputs).
     """
     count, place = config.estimator.num_probes, sigma_index(config, sigma)
     if config.model.kind == Kind.linear_mlp:
@@ -179,8 +181,9 @@ _reached: dict[tuple[int, int], Any] = {}
 def numpy_numbers(seed: int, first: int, count: int) -> np.ndarray:
     """Return `count` numbers in [0, 1) of numpy's global generator after seeding with `seed`, from the `first` on.
 
-    Its Mersenne twister is run up to there, in constant memory and about 6 ns per number, from the last position that
-    this process reached before: 0.2 s for the last sigma of Figure 3a, 8 s for the last network of Figure 8.
+    Its Mersenne twister is run up to there, in constant memory and about 6 ns per
+    number, from the last position that this process reached before: 0.2 s for the last
+    sigma of Figure 3a, 8 s for the last network of Figure 8.
     """
     bits = np.random.MT19937()
     generator = np.random.RandomState(bits)

@@ -19,8 +19,9 @@ from hessfig.states.training.trajectory import Trajectory
 def load_weights(network: nn.Module, path: Path, sha256: str | None = None) -> None:
     """Copy the tensors of `path` into `network`, rounded to its dtype.
 
-    Raises UserError if the file is missing, differs from `sha256` or holds anything but tensors, and if names, shapes
-    or numbers do not fit. The message lists missing and surplus names, and nothing is copied.
+    Raises UserError if the file is missing, differs from `sha256` or holds anything but
+    tensors, and if names, shapes or numbers do not fit. The message lists missing and
+    surplus names, and nothing is copied.
     """
     tensors, current = read_weights(path, sha256=sha256), network.state_dict()
     _check_names(

@@ -32,7 +32,8 @@ from hessfig.sweep.runner import (
 
 T = TypeVar("T")
 Say = Callable[..., None]
-# Where each launcher is: imported when it is chosen, so that nothing else depends on Slurm.
+# Where each launcher is: imported when it is chosen, so that nothing else depends on
+# Slurm.
 LAUNCHERS = {
     "local": "hessfig.sweep.launchers:Workers",
     "slurm": "hessfig.sweep.slurm:Slurm",
@@ -47,7 +48,8 @@ class SweepLauncher(Protocol):
     def run(self, sweep: Sweep, say: Say) -> Summary | None:
         """Measure the unfinished cells and return a summary; with dry_run=true, print the plan only.
 
-        `say` prints lines. Returns None if there is nothing to report, or if another process reports.
+        `say` prints lines. Returns None if there is nothing to report, or if another
+        process reports.
         """
 
 
@@ -120,8 +122,9 @@ class Shard:
     ) -> list[T]:
         """Return every `count`-th of `items`, in their order; those that are `together` the same are dealt as one.
 
-        Each round of dealing begins one share later than the last, for plans are periodic: with two quantities and two
-        shares, one of them would get all cells of the costly quantity.
+        Each round of dealing begins one share later than the last, for plans are
+        periodic: with two quantities and two shares, one of them would get all cells of
+        the costly quantity.
         """
         places = {
             key: place for place, key in enumerate(dict.fromkeys(map(together, items)))
@@ -140,9 +143,10 @@ class Shard:
 def run_shard(sweep: Sweep, shard: Shard) -> Summary:
     """Measure the cells of `shard` that are not finished, and the pilots that every share needs; write no table.
 
-    Pilots are cells: on a shared folder each share begins with others of them, elsewhere each measures all; either way
-    all settle the same probes. While one is missing it is not known how many probes the cells take, and none of them
-    is measured. Raises UserError as `run_sweep` does.
+    Pilots are cells: on a shared folder each share begins with others of them,
+    elsewhere each measures all; either way all settle the same probes. While one is
+    missing it is not known how many probes the cells take, and none of them is
+    measured. Raises UserError as `run_sweep` does.
     """
     started = time.perf_counter()
     begin(sweep)

@@ -136,7 +136,8 @@ def _check_distinct(variants: Sequence[Variant]) -> None:
 def _check_cost(variants: Sequence[Variant]) -> None:
     """Raise UserError for a network, batch or probes that need more memory than there is, and for work of centuries.
 
-    The bytes are a lower bound for one worker: what is held for certain, not what products take in addition.
+    The bytes are a lower bound for one worker: what is held for certain, not what
+    products take in addition.
     """
     for variant in variants:
         most = memory_of_worker(variant.config)

@@ -58,9 +58,10 @@ class _Cell:
 class MonitoredTraining:
     """What was measured along one training, in the order of its steps.
 
-    `content` is a hash of data and names of weights. What is measured is stored as a cell at once; `write` puts table
-    and manifest together anew, and seals the table. Raises OtherTraining for a folder with other settings or of another
-    kind, unless it may `overwrite`. Warns of measurements that the folder has lost.
+    `content` is a hash of data and names of weights. What is measured is stored as a
+    cell at once; `write` puts table and manifest together anew, and seals the table.
+    Raises OtherTraining for a folder with other settings or of another kind, unless it
+    may `overwrite`. Warns of measurements that the folder has lost.
     """
 
     def __init__(
@@ -110,9 +111,10 @@ class MonitoredTraining:
     ) -> None:
         """Go on from `step`: what an earlier process measured after it, or at it of another function, is left out.
 
-        `points` are hashes of function and weights by quantity, `parts` of what network and loss are made of. Raises
-        OtherTraining where nothing was measured before `step`, or where a part is another that did not change along the
-        steps measured before: then this is not a restart, but another training.
+        `points` are hashes of function and weights by quantity, `parts` of what network
+        and loss are made of. Raises OtherTraining where nothing was measured before
+        `step`, or where a part is another that did not change along the steps measured
+        before: then this is not a restart, but another training.
         """
         if not self._begun:
             own = {self.key(step, name, points[name]) for name in self._hashes}
@@ -183,8 +185,8 @@ class MonitoredTraining:
     def write(self, budget: Mapping[str, Any], *, every: int) -> None:
         """Write manifest and table, one after the other: each is whole at any time.
 
-        The manifest has the hash of the table that follows it, and that of the one before: a kill between the two
-        leaves a table that it vouches for.
+        The manifest has the hash of the table that follows it, and that of the one
+        before: a kill between the two leaves a table that it vouches for.
         """
         self._save()
         table = self._table()
@@ -195,7 +197,8 @@ class MonitoredTraining:
     def note(self, budget: Mapping[str, Any], *, every: int) -> None:
         """Write the manifest, with what was seen since the table was written: steps that were skipped or failed.
 
-        Nothing is written next to the table of an earlier process before this one has written its own.
+        Nothing is written next to the table of an earlier process before this one has
+        written its own.
         """
         if self._has_table or not (self.folder / TABLE).exists():
             self._write_manifest(budget, every)

@@ -83,8 +83,8 @@ _PACKAGES = (
 def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
     """Return settings and provenance of a table; `run` adds start, end, counts, arrays and the table's hash.
 
-    Each variant with its probes: one number, or those of its allocation, by column and sigma; and with the content of
-    its networks where they are the user's own.
+    Each variant with its probes: one number, or those of its allocation, by column and
+    sigma; and with the content of its networks where they are the user's own.
     """
     first = as_plain(sweep.config)
     content = {
@@ -125,7 +125,8 @@ def _described(
 ) -> dict[str, Any]:
     """Return what the manifest says of a variant; its `config` is the table's, for each quantity.
 
-    Task and state stand there where they are not those of the `first` variant, which are the manifest's own.
+    Task and state stand there where they are not those of the `first` variant, which
+    are the manifest's own.
     """
     config = variant.config
     plain = as_plain(config)

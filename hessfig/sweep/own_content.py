@@ -27,8 +27,8 @@ def planned_contents(
 ) -> tuple[list[str], dict[str, Any]]:
     """Return the content of the network that the factory makes now: at its weights (False), away from them (True).
 
-    The second result is the record of its witness: how far the measured network is from the user's own function. Warns
-    if no cell of it can be reused.
+    The second result is the record of its witness: how far the measured network is from
+    the user's own function. Warns if no cell of it can be reused.
     """
     drawn = point.drawn(config, sigma=sigma, seed=seed)
     contents = []

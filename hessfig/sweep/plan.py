@@ -34,7 +34,8 @@ from hessfig.sweep.variant import Variant
 class Cell:
     """One quantity of one network at one state. Its key names its stored result.
 
-    `probe_counts`: what pilots settled for it, by name (probes of a column, for norms by estimator=auto).
+    `probe_counts`: what pilots settled for it, by name (probes of a column, for norms
+    by estimator=auto).
     """
 
     variant: Variant
@@ -107,9 +108,10 @@ class Cell:
 class Sweep:
     """One sweep: its `variants`, its `folder` with the `store` of finished cells and the causes of `failures`.
 
-    `pilots` say how many probes its `cells` take: these are planned once, from the pilots that are finished then;
-    `reread` plans them again. `unread` names the `given` settings that nothing reads, and quantities whose rows another
-    one gives. Raises UserError for the first request that cannot be measured.
+    `pilots` say how many probes its `cells` take: these are planned once, from the
+    pilots that are finished then; `reread` plans them again. `unread` names the `given`
+    settings that nothing reads, and quantities whose rows another one gives. Raises
+    UserError for the first request that cannot be measured.
     """
 
     def __init__(
@@ -138,9 +140,10 @@ class Sweep:
     def pilots(self) -> list[Cell]:
         """Pilot cells, which compare the probes' error with the spread over seeds, for variants with probes.
 
-        A few values of the grid, at each PILOT_REPEATS networks of their own. Their seeds are negative, which no
-        sweep's are. A network that does not change with sigma and seed has no such spread, and no pilots; nor has a
-        trained state, for which every pilot would be a training.
+        A few values of the grid, at each PILOT_REPEATS networks of their own. Their
+        seeds are negative, which no sweep's are. A network that does not change with
+        sigma and seed has no such spread, and no pilots; nor has a trained state, for
+        which every pilot would be a training.
         """
         return [cell for pilots in self._pilots for cell in pilots]
 

@@ -1,7 +1,8 @@
 """Worker processes: one thread each, one cell at a time, results stored by the worker that measured them.
 
-They are forked from a server of hessfig's own, so that the multiprocessing of a calling program stays as it is: its
-start method, its server, its environment. The server imports nothing from the current folder and hears no Ctrl-C.
+They are forked from a server of hessfig's own, so that the multiprocessing of a calling
+program stays as it is: its start method, its server, its environment. The server
+imports nothing from the current folder and hears no Ctrl-C.
 """
 
 import io
@@ -58,9 +59,11 @@ Work = Callable[[Any, CellStore, Listener], Answer]  # on one cell
 THREADS = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
 )
-# glibc: keep large blocks instead of giving every tensor back to the system (fresh pages cost more than products).
+# glibc: keep large blocks instead of giving every tensor back to the system (fresh
+# pages cost more than products).
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31)}
-# What workers import once for all, in the server that they are forked from: torch, and the measuring code.
+# What workers import once for all, in the server that they are forked from: torch, and
+# the measuring code.
 PRELOAD = [
     *(
         "hessfig.sweep.measure",
@@ -77,9 +80,10 @@ _STARTING = Lock()  # threads that start workers at once take turns: environment
 class CellOutcome:
     """The outcome of a cell; `cause` says why it failed, or why no cell can be stored any more.
 
-    It was `raced` when another run stored it while it was being measured here. `peak` is the most memory its worker has
-    held so far, in bytes (0: not known). The work of a stage takes the place of a cell: on its way (`training`, with
-    words in `cause`), then done (`trained`).
+    It was `raced` when another run stored it while it was being measured here. `peak`
+    is the most memory its worker has held so far, in bytes (0: not known). The work of
+    a stage takes the place of a cell: on its way (`training`, with words in `cause`),
+    then done (`trained`).
     """
 
     cell: Any
@@ -99,7 +103,8 @@ class _Worker:
 class Pool:
     """`count` workers. A worker that dies fails its cell only; when the parent dies, the workers end by themselves.
 
-    `work` is what they do: measure cells, or the work of a stage, which comes to them as cells do.
+    `work` is what they do: measure cells, or the work of a stage, which comes to them
+    as cells do.
     """
 
     def __init__(self, count: int, store: CellStore, work: Work | None = None) -> None:
@@ -112,7 +117,8 @@ class Pool:
     def run(self, cells: Sequence[Any]) -> Iterator[CellOutcome]:
         """Yield the outcome of every cell, in the order in which they end.
 
-        A run that meets another one goes on elsewhere among the cells that wait: so they share them, without a lock.
+        A run that meets another one goes on elsewhere among the cells that wait: so
+        they share them, without a lock.
         """
         waiting = deque(cells)
         for worker in self._workers:
@@ -168,7 +174,8 @@ class Pool:
 class Here:
     """Takes the place of a pool where there are no workers: the calling process works itself, cell after cell.
 
-    Each cell finds the settings of torch that it would find in a worker, and the caller's are as before after it.
+    Each cell finds the settings of torch that it would find in a worker, and the
+    caller's are as before after it.
     """
 
     def __init__(self, store: CellStore, work: Work | None = None) -> None:
@@ -312,8 +319,9 @@ class WorkerProcess(ForkServerProcess):
 class _Forked(popen_forkserver.Popen):
     """Starts a process as `multiprocessing.popen_forkserver` does, by another server and with other preparations.
 
-    The caller's script is left out: workers would run it, which then needed a guard `if __name__ == "__main__"`; so is
-    its start method, which may be one that a worker does not know (loky).
+    The caller's script is left out: workers would run it, which then needed a guard `if
+    __name__ == "__main__"`; so is its start method, which may be one that a worker does
+    not know (loky).
     """
 
     _fds: list[int]
@@ -374,8 +382,9 @@ def _server(pid: int) -> forkserver.ForkServer:
 def _running_server() -> forkserver.ForkServer:
     """Return this process's server, started if need be.
 
-    It finds the package and installed modules: `python -c`, which starts it, would search the current folder first. It
-    inherits a blocked Ctrl-C, which is the caller's to answer.
+    It finds the package and installed modules: `python -c`, which starts it, would
+    search the current folder first. It inherits a blocked Ctrl-C, which is the caller's
+    to answer.
     """
     server = _server(os.getpid())
     method = multiprocessing.get_start_method(allow_none=True)

@@ -253,7 +253,8 @@ def _name(block: Block) -> str:
 def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
     """Say how long the cells to do will take: each as long as the done cells of its variant and quantity took.
 
-    Before a cell is done nothing is said: seconds depend on the machine and on what else it does.
+    Before a cell is done nothing is said: seconds depend on the machine and on what
+    else it does.
     """
     if not todo:
         return "nothing to do"

@@ -115,8 +115,8 @@ class NotebookBar:
 class Reporter:
     """Counts outcomes and shows them; use as a context manager.
 
-    Elsewhere than on a terminal or in a notebook: a line when measuring starts, one every `every` seconds, and one when
-    it ends.
+    Elsewhere than on a terminal or in a notebook: a line when measuring starts, one
+    every `every` seconds, and one when it ends.
     """
 
     def __init__(

@@ -37,9 +37,10 @@ Launch = Callable[[list[Cell], CellStore], Generator[CellOutcome, None, None]]
 class Summary:
     """The summary of a run: cells measured, reused and failed, wall time in seconds, and the path of the table.
 
-    `peak` is the most memory a worker held, in bytes (0 when nothing was to do). `missing` are cells of the plan that
-    the table lacks (of a `share`, K/N: pilots), `notes` what else the user should know. Without a finished cell no
-    table `is_written`, nor by a share; `collect` is the command that writes it then.
+    `peak` is the most memory a worker held, in bytes (0 when nothing was to do).
+    `missing` are cells of the plan that the table lacks (of a `share`, K/N: pilots),
+    `notes` what else the user should know. Without a finished cell no table
+    `is_written`, nor by a share; `collect` is the command that writes it then.
     """
 
     measured: int
@@ -77,10 +78,10 @@ def run_sweep(
 ) -> Summary:
     """Measure every cell of the sweep that is not finished; write table.csv and manifest.json (with the `command`).
 
-    A failed cell is reported, its cause noted in folder failures, and left out of the table, the others go on; without
-    a finished cell no table is written.
-    Raises UserError when nothing can be stored, and for a table or manifest that is there and not as hessfig left it
-    (checked before the first cell).
+    A failed cell is reported, its cause noted in folder failures, and left out of the
+    table, the others go on; without a finished cell no table is written. Raises
+    UserError when nothing can be stored, and for a table or manifest that is there and
+    not as hessfig left it (checked before the first cell).
     """
     check_replaceable(
         [sweep.folder / TABLE, sweep.folder / MANIFEST],

@@ -115,7 +115,8 @@ class JobArray:
     def is_alive(self) -> bool:
         """Whether tasks wait or run, which is assumed while Slurm does not answer.
 
-        squeue, because submitit asks sacct, which knows nothing where Slurm keeps no accounts.
+        squeue, because submitit asks sacct, which knows nothing where Slurm keeps no
+        accounts.
         """
         command = ("squeue", "--noheader", f"--name={self.name}")
         try:

@@ -54,7 +54,8 @@ def trained_for(
 ) -> Generator[CellOutcome, None, list[Cell]]:
     """Run the trainings that `cells` need; yield progress and cells whose training failed; return the other cells.
 
-    A training that diverges leaves its states up to there: cells beyond fail by themselves, with its cause.
+    A training that diverges leaves its states up to there: cells beyond fail by
+    themselves, with its cause.
     """
     wanted, lost = needs(cells), dict[str, str]()
     if not wanted:

@@ -47,7 +47,8 @@ FLOAT32_VERSION = (
 class Variant:
     """One variant of a sweep: its name, its settings, and what follows from them, found once for all its cells.
 
-    `witness` is the record of how far the first network of the user's own that was planned is from the user's function.
+    `witness` is the record of how far the first network of the user's own that was
+    planned is from the user's function.
     """
 
     name: str
@@ -105,8 +106,8 @@ class Variant:
     def content(self, sigma: float | None, seed: int, *, is_far: bool = False) -> str:
         """Return a hash of what the user's code returns and of what the network computes; empty for other networks.
 
-        What it computes at the weights, or `is_far` away from them too. Where nothing of
-        it can be reused it begins with ONCE.
+        What it computes at the weights, or `is_far` away from them too. Where nothing
+        of it can be reused it begins with ONCE.
         """
         if not kind(self.config.model.kind).is_own:
             return ""

@@ -18,9 +18,10 @@ def addition_batch(
 ) -> Int[Tensor, "batch length"]:
     """Draw `batch_size` sequences `x + y = answer` of 3 digits + 3 tokens.
 
-    Digits are uniform. With probability 1/5 the batch is enriched (Quirke & Barez): a fifth of all
-    digit places, chosen without replacement, is made to sum to base - 1, so that carries cascade.
-    (The published batch is not; the published code draws that chance from another generator.)
+    Digits are uniform. With probability 1/5 the batch is enriched (Quirke & Barez): a
+    fifth of all digit places, chosen without replacement, is made to sum to base - 1,
+    so that carries cascade. (The published batch is not; the published code draws that
+    chance from another generator.)
     """
     x = torch.randint(0, base, (batch_size, digits), generator=generator)
     y = torch.randint(0, base, (batch_size, digits), generator=generator)
@@ -71,9 +72,10 @@ def with_cascades(
 ) -> Operands:
     """Return the operands with runs of places that sum to base - 1 in the first `share` of the sums, rounded.
 
-    Each such sum gets one run, with all lengths and positions equally likely; only digits of y are changed. The digits
-    below the run decide whether a carry enters it, so that there are cascades as well as runs without carries. (Similar
-    to Quirke & Barez, arXiv 2310.13121, who enrich the places of a batch one by one.)
+    Each such sum gets one run, with all lengths and positions equally likely; only
+    digits of y are changed. The digits below the run decide whether a carry enters it,
+    so that there are cascades as well as runs without carries. (Similar to Quirke &
+    Barez, arXiv 2310.13121, who enrich the places of a batch one by one.)
     """
     count, digits = round(share * len(x)), x.shape[1]
     length = torch.randint(1, digits + 1, (count, 1), generator=generator)
@@ -93,7 +95,8 @@ def has_cascade(
 ) -> Bool[Tensor, " sums"]:
     """Return which sums have a cascade of `length` carries, each but the first caused by the one before.
 
-    It consists of a place whose digits sum to base or more, and of length - 1 places to its left that sum to base - 1.
+    It consists of a place whose digits sum to base or more, and of length - 1 places to
+    its left that sum to base - 1.
     """
     in_a_row = torch.zeros(len(x), dtype=torch.long)
     is_cascade = torch.zeros(len(x), dtype=torch.bool)

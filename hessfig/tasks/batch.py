@@ -95,7 +95,8 @@ def _targets(
     following = tokens[:, scored.start + 1 : scored.stop + 1]
     if task.loss == Loss.cross_entropy:
         return following
-    # NOTE(paper): the published code compares logits[11..16] with the tokens at the same positions.
+    # NOTE(paper): the published code compares logits[11..16] with the tokens at the
+    # same positions.
     labels = tokens[:, scored] if task.loss == Loss.mse_sum_unshifted else following
     return F.one_hot(labels, task.vocabulary).to(dtype)
 
@@ -116,7 +117,8 @@ def _gaussian_batch(
     return Batch(inputs.to(dtype), targets.to(dtype), slice(0, shape[1]))
 
 
-# Of masked_as=mixed: below the first the mask's word, below the second any word, above itself.
+# Of masked_as=mixed: below the first the mask's word, below the second any word, above
+# itself.
 _SHARES = (0.8, 0.9)
 
 
@@ -138,8 +140,9 @@ def masked_batches(
 ) -> list[Batch]:
     """Return sequences with masked tokens, `at_once` in a batch (the last may be smaller).
 
-    Targets are the masked tokens, and IGNORED elsewhere. The weight of a batch is its number of masked tokens, so that
-    the loss of all batches is the mean over all masked tokens. Raises UserError for a sequence of special words only.
+    Targets are the masked tokens, and IGNORED elsewhere. The weight of a batch is its
+    number of masked tokens, so that the loss of all batches is the mean over all masked
+    tokens. Raises UserError for a sequence of special words only.
     """
     rows = [
         masked(row, number, task, special, vocabulary)
@@ -163,8 +166,9 @@ def masked(
 ) -> tuple[Tensor, Tensor]:
     """Return the `number`-th sequence with masked tokens, and its targets.
 
-    max(1, round(share n)) of its n words that are not special are masked, chosen evenly by a stream of task.seed and
-    `number`: a larger batch holds the smaller one. Raises UserError where there is no such word.
+    max(1, round(share n)) of its n words that are not special are masked, chosen evenly
+    by a stream of task.seed and `number`: a larger batch holds the smaller one. Raises
+    UserError where there is no such word.
     """
     words = (
         torch.tensor([word not in special.kept for word in row.tolist()])

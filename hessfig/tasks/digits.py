@@ -107,8 +107,8 @@ def split(path: str | None, sha256: str | None = None) -> tuple[Pictures, Pictur
 def pictures(path: str | None, sha256: str | None = None) -> Pictures:
     """Return all pictures: the bundled ones with brightness 0 to 16 divided by 16, those of a file unchanged.
 
-    Raises UserError for a file that cannot be read or has another hash than `sha256`, for pictures of another size, and
-    for missing values or unknown classes.
+    Raises UserError for a file that cannot be read or has another hash than `sha256`,
+    for pictures of another size, and for missing values or unknown classes.
     """
     return (
         _bundled() if path is None else _checked(Path(path), *_read(Path(path), sha256))

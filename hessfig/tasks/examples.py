@@ -27,9 +27,11 @@ def training_batch(
 ) -> Batch:
     """Return the batch of update `step` (from 1) of the training of `seed`, without drawing those before it.
 
-    It consists of fresh sums, a share of them with cascades (or of training pictures, chosen anew without replacement,
-    or of windows of the training text). With a fixed set, the task's own batch, it is a new part of the set at every
-    step, or all of it if training.batch_size is no smaller. `name` distinguishes streams; trainings use "training".
+    It consists of fresh sums, a share of them with cascades (or of training pictures,
+    chosen anew without replacement, or of windows of the training text). With a fixed
+    set, the task's own batch, it is a new part of the set at every step, or all of it
+    if training.batch_size is no smaller. `name` distinguishes streams; trainings use
+    "training".
     """
     task, training = config.task, config.training
     generator = stream(seed, name, task.data.value, step)

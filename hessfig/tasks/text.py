@@ -49,9 +49,11 @@ class Split:
 def split(task: TaskConfig) -> Split:
     """Return the text of `task` as ids, split.
 
-    Without task.path, the text consists of the sources of MODULES, including docstrings, in order: modules 10, 20, ...
-    are held out, the others are for training. Of a file, the last tenth is held out. Raises UserError for a file that
-    is missing, is not UTF-8, has another hash than task.sha256, or is too short for windows of task.length.
+    Without task.path, the text consists of the sources of MODULES, including
+    docstrings, in order: modules 10, 20, ... are held out, the others are for training.
+    Of a file, the last tenth is held out. Raises UserError for a file that is missing,
+    is not UTF-8, has another hash than task.sha256, or is too short for windows of
+    task.length.
     """
     path = None if task.path is None else _there(task.path)
     text = _standard() if path is None else _read(path, task.sha256, identity(path))

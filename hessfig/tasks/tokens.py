@@ -43,10 +43,11 @@ def sequences(
 ) -> Ids:
     """Return task.batch_size sequences of ids, (batch, length).
 
-    These are the first sequences of a file, cut to task.length if they are longer; a single long row or a text is cut
-    into pieces of task.length. Without a file, ids are uniform, drawn from task.seed. `encode` returns the tokenizer
-    for a text. Raises UserError for an invalid file or one with another hash than task.sha256, for ids outside the
-    vocabulary, and for sequences that are too long, too short or too few.
+    These are the first sequences of a file, cut to task.length if they are longer; a
+    single long row or a text is cut into pieces of task.length. Without a file, ids are
+    uniform, drawn from task.seed. `encode` returns the tokenizer for a text. Raises
+    UserError for an invalid file or one with another hash than task.sha256, for ids
+    outside the vocabulary, and for sequences that are too long, too short or too few.
     """
     if task.path is None:
         _check_length(task, task.length or context, context)
@@ -63,8 +64,8 @@ def padded_lines(
 ) -> Ids:
     """Return the first task.batch_size lines of a text as ids (batch, length); `encode` maps a line to ids.
 
-    Longer lines are cut to task.length, shorter ones are padded with the id `padding`, and empty lines are skipped.
-    Raises UserError as `sequences` does.
+    Longer lines are cut to task.length, shorter ones are padded with the id `padding`,
+    and empty lines are skipped. Raises UserError as `sequences` does.
     """
     lines = [
         line
@@ -177,7 +178,8 @@ def _needed(task: TaskConfig, header: _Header) -> tuple[int, ...]:
 def _header(path: Path, handle: IO[bytes], start: bytes) -> _Header:
     """Return the header of a .npy file that begins with `start`.
 
-    Raises UserError for anything but one or two axes of integers, and for a file that is shorter than declared.
+    Raises UserError for anything but one or two axes of integers, and for a file that
+    is shorter than declared.
     """
     stream = io.BytesIO(start)
     try:

@@ -29,8 +29,9 @@ def attention_hessian(
 ) -> Float[Tensor, "rows cols"]:
     """Return one block of the Hessian of ||F - Y||_F^2 / (L d_V), F = softmax(T) X W_V (Theorems 3.1, 3.2).
 
-    `weights` maps W_Q, W_K in R^{d_V x d_K} and W_V in R^{d_V x d_V}; the layer of `block` is not looked at.
-    Raises UserError when the block names another weight or the numbers are not float64.
+    `weights` maps W_Q, W_K in R^{d_V x d_K} and W_V in R^{d_V x d_V}; the layer of
+    `block` is not looked at. Raises UserError when the block names another weight or
+    the numbers are not float64.
     """
     _check(X, block)
     return AttentionPoint(X, Y, weights, temperature).hessian(

@@ -261,7 +261,8 @@ def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
 class ScaledNetwork(Generic[Key]):
     """A network with fixed weights and loss ||F - Y||^2/(L d) as a function of the scale of its input.
 
-    With `at_fixed_residual` the targets follow the outputs, so that F - Y = `Y` at every scale.
+    With `at_fixed_residual` the targets follow the outputs, so that F - Y = `Y` at
+    every scale.
     """
 
     X: Float[Tensor, "L d_in"]
@@ -315,8 +316,8 @@ ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
 class ComponentNetwork:
     """A bare attention layer, or a transformer's layers and its read-out.
 
-    The norms have no gain, because gains do not change powers. `eps` is the eps of every norm, `branch` the factor of
-    every sublayer's output.
+    The norms have no gain, because gains do not change powers. `eps` is the eps of
+    every norm, `branch` the factor of every sublayer's output.
     """
 
     of: Architecture
@@ -328,8 +329,8 @@ class ComponentNetwork:
     def outputs(self, X: Rows, weights: IndexedWeights) -> Float[Tensor, "L outputs"]:
         """Return the outputs of the network for the tokens X.
 
-        The keys of `weights` are the 1-based layer and the matrix. Layer 0 has W_U, and W_E, which is added to X and
-        replaces the embeddings.
+        The keys of `weights` are the 1-based layer and the matrix. Layer 0 has W_U, and
+        W_E, which is added to X and replaces the embeddings.
         """
         if self.of.kind == Kind.self_attention:
             return self._mixed(X, at_index(weights, 1))

@@ -120,7 +120,8 @@ def contracted_functional_blocks(
 ) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f in Omega and Sigma alone: (Q,K) is (2 L/(d_V sqrt(d_K))) (Omega W_V^T Sigma) (x) I_{d_K} (Table 1).
 
-    (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an L^2-free bilinear form.
+    (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an
+    L^2-free bilinear form.
     """
     W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
     c = len(point.X) * point.functional_scale
@@ -152,8 +153,8 @@ def low_rank_blocks(
 ) -> dict[Part, dict[Pair, Float[Tensor, "rows cols"]]]:
     """Blocks, by part, of W_O in R^{d_V x r} and W_U in R^{r x d_V}, G = M_1^T M_1, residual D (Appendix E.1):
 
-    H_o(O,O) = c G (x) W_U W_U^T, H_o(U,U) = c W_O^T G W_O (x) I, H_o(O,U) = c G W_O (x) W_U, H_f(O,O) =
-    H_f(U,U) = 0, H_f(O,U) = c (M_1^T D (x) I_r) K_{d_V,r}.
+    H_o(O,O) = c G (x) W_U W_U^T, H_o(U,U) = c W_O^T G W_O (x) I, H_o(O,U) = c G W_O (x)
+    W_U, H_f(O,O) = H_f(U,U) = 0, H_f(O,U) = c (M_1^T D (x) I_r) K_{d_V,r}.
     """
     point = low_rank_point(X, Y, weights)
     W_O = weights[O]
@@ -260,8 +261,9 @@ def published_terms(point: AttentionPoint) -> dict[Pair, float]:
     """The four block terms of arXiv 2510.16927, Theorem 1 (one head, r = min(L, d_V), rho' = L x v +
     ||Y||_2).
 
-    NOTE(paper): there is no term for (K, K) or (V, K), so W_Q -> t W_Q, W_K -> W_K/t, which leaves the
-    network as it is, breaks the bound for large t; and the step ||dA/dT||_2 <= 1/L of its proof is false.
+    NOTE(paper): there is no term for (K, K) or (V, K), so W_Q -> t W_Q, W_K -> W_K/t,
+    which leaves the network as it is, breaks the bound for large t; and the step
+    ||dA/dT||_2 <= 1/L of its proof is false.
     """
     L, d_V = point.X.shape
     d_K = point.weights[Q].shape[1]

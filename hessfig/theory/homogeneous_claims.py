@@ -243,7 +243,8 @@ def _expected(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
     }
 
 
-# The explicit example of docs/studies/constant-term.md: no leading term vanishes there, in any row of its two tables.
+# The explicit example of docs/studies/constant-term.md: no leading term vanishes there,
+# in any row of its two tables.
 WITNESS = Instance(
     X=_matrix("1 0 2, 0 1 1, 2 1 0"),
     Y=_matrix("1 -1 0, 2 0 1, 0 1 3"),

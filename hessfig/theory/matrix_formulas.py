@@ -35,7 +35,8 @@ def khatri_rao(
     """The block-wise Kronecker product (A_ij (x) B_ij)_ij (Definition A.2); the first two axes number the
     blocks.
 
-    Raises ValueError when the two block layouts differ: then the product is not defined.
+    Raises ValueError when the two block layouts differ: then the product is not
+    defined.
     """
     if left.shape[:2] != right.shape[:2]:
         layouts = f"{tuple(left.shape[:2])} and {tuple(right.shape[:2])}"
@@ -192,8 +193,8 @@ def z2_by_moments(
 ) -> Float[Tensor, "Lddd dd"]:
     """Z_2 = (I_L (x) K_{d,d} (x) I_d) [x_i x_i^T (x) M_3,i]_i (Remark 3.1).
 
-    NOTE(paper): the bracket is printed as X * X^T * M_3, whose block layouts do not match; the
-    proof's last display but one has the blocks that are meant.
+    NOTE(paper): the bracket is printed as X * X^T * M_3, whose block layouts do not
+    match; the proof's last display but one has the blocks that are meant.
     """
     length, size = X.shape
     outer_products = torch.einsum("ia,ib->iab", X, X)[:, None]

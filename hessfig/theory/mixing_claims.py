@@ -32,9 +32,11 @@ Exponents = dict[tuple[Part, Matrix, Matrix], float]
 class Surroundings:
     """The parts of a network around the mixing weights, by their powers of sigma.
 
-    `values` and `scores` are q and p of the theorem. `bend` is true if scores are not linear in W_Q and W_K, as for
-    normalised queries and keys. `first` and `second` are the powers of the first and second derivative of the outputs
-    with respect to the mixed values, infinite for zero derivatives; `gradient` is the power of the loss gradient.
+    `values` and `scores` are q and p of the theorem. `bend` is true if scores are not
+    linear in W_Q and W_K, as for normalised queries and keys. `first` and `second` are
+    the powers of the first and second derivative of the outputs with respect to the
+    mixed values, infinite for zero derivatives; `gradient` is the power of the loss
+    gradient.
     """
 
     values: float = 1.0
@@ -57,19 +59,22 @@ def mixing_exponents(
 ) -> Exponents:
     """Return the exponent of every block of H_o, H_f and H; blocks that vanish identically are left out.
 
-    The weights are W_V, W_Q and W_K, or W_V and W_QK where a `single` matrix makes the scores.
+    The weights are W_V, W_Q and W_K, or W_V and W_QK where a `single` matrix makes the
+    scores.
 
-    Let row i of the mixing weights be a function of row i of the scores S, and a sum of terms A_n with
-    A_n(t S) = t^n A_n(S) for t > 0. `degrees` are those of the terms that are polynomials (on pieces, as ReLU is) and
-    not zero, `non_polynomial` those of all others, such as 0 of s^2 / sum of s^2, 1 of s^2 / |row| and 1.5 of |s|^1.5.
-    With scores ~ sigma^p and values ~ sigma^q, the mixed values F = A X W_V have
+    Let row i of the mixing weights be a function of row i of the scores S, and a sum of
+    terms A_n with A_n(t S) = t^n A_n(S) for t > 0. `degrees` are those of the terms
+    that are polynomials (on pieces, as ReLU is) and not zero, `non_polynomial` those of
+    all others, such as 0 of s^2 / sum of s^2, 1 of s^2 / |row| and 1.5 of |s|^1.5. With
+    scores ~ sigma^p and values ~ sigma^q, the mixed values F = A X W_V have
 
         dF/dW_V ~ sigma^(q + p m),   m the lowest degree;         d2F/dW_V2 = 0
         dF/dW_Q, dF/dW_K, d2F/dW_Q dW_K, d2F/dW_V dW_Q ~ sigma^(q + p m'),   m' the lowest of a term not constant
         d2F/dW_Q2, d2F/dW_K2 ~ sigma^(q + p m''),   m'' the lowest of a term not linear (m', where scores bend in W_Q)
 
-    for all tokens, weights and gradients except for a null set. docs/studies/constant-term.md has the proof, its
-    conditions and its exceptions. Counting monomials (hessfig.predictions.network_series) gives the same numbers.
+    for all tokens, weights and gradients except for a null set.
+    docs/studies/constant-term.md has the proof, its conditions and its exceptions.
+    Counting monomials (hessfig.predictions.network_series) gives the same numbers.
     Raises UserError for a polynomial whose degree is not a nonnegative integer.
     """
     terms = _terms(degrees, non_polynomial)
@@ -319,7 +324,8 @@ def joined(draws: list[Values]) -> Values:
 class LeadingTerms:
     """The leading terms of mixing weights and of their derivatives by the scores, at tokens of scale one.
 
-    `zeroth` is A_m; `first` and `second` are derivatives by scores of A_m', `twice` is the second one of A_m''.
+    `zeroth` is A_m; `first` and `second` are derivatives by scores of A_m', `twice` is
+    the second one of A_m''.
     """
 
     zeroth: Float[Tensor, "L L"]
@@ -371,9 +377,10 @@ def leading_blocks(
 ) -> dict[tuple[Part, Matrix, Matrix], Tensor]:
     """Return the limits, as sigma -> 0, of the blocks of H_o and H_f of a bare layer over their powers of sigma.
 
-    The loss is the square loss of residual `point.Y`, kept at every sigma. With x_i the tokens, q_i, k_i, v_i the
-    queries and keys over d_K^(1/4) each and the values, and g the loss gradient: H_o is 2 / (L d_V) times products of
-    Jacobians, and H_f(Q, Q) = sum_i x_i x_i^T (x) sum_jlm A''_ijlm (g_i . v_j) k_l k_m^T, the others alike.
+    The loss is the square loss of residual `point.Y`, kept at every sigma. With x_i the
+    tokens, q_i, k_i, v_i the queries and keys over d_K^(1/4) each and the values, and g
+    the loss gradient: H_o is 2 / (L d_V) times products of Jacobians, and H_f(Q, Q) =
+    sum_i x_i x_i^T (x) sum_jlm A''_ijlm (g_i . v_j) k_l k_m^T, the others alike.
     """
     X, W = point.X, point.weights
     root = math.sqrt(W[Q].shape[1])

@@ -103,7 +103,8 @@ class ScalarHessian:
         """Limit of condition_number / N^2 as N grows at fixed w_Q . w_K: |k (a k - e^2)| / |b (a b + 2
         w_Q.w_K (a k - e^2))|.
 
-        The outliers tend to k N, (a k - e^2)/k and det/((a k - e^2) N), and det = -b (a b + (p^2 - n^2)(a k
+        The outliers tend to k N, (a k - e^2)/k and det/((a k - e^2) N), and det = -b (a
+        b + (p^2 - n^2)(a k
         - e^2)) stays.
         """
         minor = self.a * self.k - self.e**2

@@ -74,8 +74,8 @@ class Statement:
     """A claim. `printed` is None if the source leaves the formula out; formulas with inconsistent shapes raise
     ValueError.
 
-    `claim`, `correction` and `note` are sentences for readers. `error_is` describes the errors if they are not the
-    plain distance of `measure`.
+    `claim`, `correction` and `note` are sentences for readers. `error_is` describes the
+    errors if they are not the plain distance of `measure`.
     """
 
     id: str
@@ -96,7 +96,8 @@ class Statement:
 class Check:
     """Check of a statement: random instances, automatic differentiation, and the formulas to compare with it.
 
-    `printed` is None if the source leaves the formula out; `numbers` are the numbers in its text.
+    `printed` is None if the source leaves the formula out; `numbers` are the numbers in
+    its text.
     """
 
     draw: Callable[[Dims, torch.Generator], Any]

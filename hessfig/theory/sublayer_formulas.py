@@ -81,8 +81,8 @@ def paired_second_derivatives(
 ) -> dict[Pair, Float[Tensor, "p q"]]:
     """sum_i g_i . d2 G_i for the pairs of W_in and W_out, g the gradient at the output.
 
-    (in,in): sum_i y_i y_i^T (x) diag(phi''(h_i) o W_out g_i), zero for ReLU; (in,out): sum_i y_i (x)
-    diag(phi'(h_i)) (x) g_i^T; (out,out): zero.
+    (in,in): sum_i y_i y_i^T (x) diag(phi''(h_i) o W_out g_i), zero for ReLU; (in,out):
+    sum_i y_i (x) diag(phi'(h_i)) (x) g_i^T; (out,out): zero.
     """
     hidden = Y @ weights[IN]
     d, d_ff = weights[IN].shape
@@ -173,7 +173,8 @@ def second_derivative_of_scale_only(
     """mu_a d2(1/s)/dx_b dx_g: what is left when only second derivatives of P = 1/s are kept (the follow-up's
     remark).
 
-    NOTE(paper): it lacks the cross terms -(n_b C_ag + n_g C_ab)/(d s^2), which come from d(1/s) dmu.
+    NOTE(paper): it lacks the cross terms -(n_b C_ag + n_g C_ab)/(d s^2), which come
+    from d(1/s) dmu.
     """
     n, scale = normalised(X)
     size = X.shape[1]
@@ -191,8 +192,8 @@ def outer_product_block(
 ) -> Float[Tensor, "p p"]:
     """After^T After (x) Before Sigma Before^T, for half the mean squared error per token (Section 2).
 
-    After and Before are the products of the weights above and below `layer`. For ||F - Y||^2/(L d_out)
-    multiply with 2/d_out.
+    After and Before are the products of the weights above and below `layer`. For ||F -
+    Y||^2/(L d_out) multiply with 2/d_out.
     """
     before, after = below(weights, layer, X.shape[1]), above(weights, layer)
     Sigma = X.T @ X / len(X)

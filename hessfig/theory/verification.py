@@ -334,9 +334,10 @@ def run(
 ) -> int:
     """Check `statement_ids` (None: all) at `dims` and with d_K on the other side of d_V, `seeds` draws each.
 
-    Writes output_dir/verify/statements.csv and report.md; `show` prints the table. Returns 0, or 1 when a verdict
-    differs from the recorded one or a correction fails. Raises UserError for an unknown id, L < 3, equal or huge dims,
-    seeds < 1, or float32.
+    Writes output_dir/verify/statements.csv and report.md; `show` prints the table.
+    Returns 0, or 1 when a verdict differs from the recorded one or a correction fails.
+    Raises UserError for an unknown id, L < 3, equal or huge dims, seeds < 1, or
+    float32.
     """
     chosen = _chosen(statement_ids)
     check_settings(dims, seeds, dtype)

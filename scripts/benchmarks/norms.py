@@ -1,17 +1,19 @@
 """Time one cell by every engine in one run: seconds, peak memory, error, and cost at the published recipe's error.
 
-The published recipe makes six separate 20-probe estimates a layer (H, H_o and H_o - H of W_V and W_Q) with
-curvlinops' own estimator on the whole model in float32. Each engine runs in a fresh process, all in turn, several
-rounds (every round with a network of its own), so that drifts of the machine hit all; the ratios are what counts.
+The published recipe makes six separate 20-probe estimates a layer (H, H_o and H_o - H
+of W_V and W_Q) with curvlinops' own estimator on the whole model in float32. Each
+engine runs in a fresh process, all in turn, several rounds (every round with a network
+of its own), so that drifts of the machine hit all; the ratios are what counts.
 
-    python scripts/benchmarks/norms.py [--n-layers 1] [--norm none] [--rounds 3] [--output FILE.json]
+    python scripts/benchmarks/norms.py [--n-layers 1] [--norm none] [--rounds 3]
+    [--output FILE.json]
 
 writes the JSON (outputs/benchmarks/norms.json). Errors: relative_sem is the mean of
-standard error / norm over numbers and rounds, an exact number counting as zero; rms_deviation is that of norm / exact
-norm - 1 (one layer only).
-cost_at_equal_error is seconds * (relative_sem / published relative_sem)^2: the time the engine would take for the
-published recipe's error; cost_at_equal_error_sampled is the same over the numbers alone which the engine samples.
-Blocks that vanish identically are left out of both.
+standard error / norm over numbers and rounds, an exact number counting as zero;
+rms_deviation is that of norm / exact norm - 1 (one layer only). cost_at_equal_error is
+seconds * (relative_sem / published relative_sem)^2: the time the engine would take for
+the published recipe's error; cost_at_equal_error_sampled is the same over the numbers
+alone which the engine samples. Blocks that vanish identically are left out of both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Products of the Hessian by other packages, behind one signature.
 
-A product takes a network, inputs, targets and the parameters that are differentiated, and returns a function from one
-vector per parameter to H v, one tensor per parameter; the loss is the mean cross-entropy of the outputs.
-hessian-eigenthings and PyHessian come with the extra `bench`, installed without their dependencies:
+A product takes a network, inputs, targets and the parameters that are differentiated,
+and returns a function from one vector per parameter to H v, one tensor per parameter;
+the loss is the mean cross-entropy of the outputs. hessian-eigenthings and PyHessian
+come with the extra `bench`, installed without their dependencies:
 
     pip install --no-deps hessian-eigenthings==1.0.0a5 PyHessian==0.1
 """

@@ -1,15 +1,19 @@
 """Measure networks of real sizes: products, eigenvalues and norms next to the gradient and to other packages.
 
-    python scripts/benchmarks/real.py [--device cuda] [--seconds 520] [--rows "H*" curvlinops] [--output FILE.json]
+    python scripts/benchmarks/real.py [--device cuda] [--seconds 520] [--rows "H*"
+    curvlinops] [--output FILE.json]
 
-On the CPU: the shape of GPT-2 with 332 160 parameters, 4 sequences of 64 tokens, CPU time, one thread, median of 5
-after 1. On a card: GPT-2 small (124 M parameters), 4 sequences of 1024 tokens, median of 20 after 5, and TinyLlama
-(1.1 B). Weights are random, products are float32. Every row is a process of its own with a limit of time; the JSON is
-written after every row, so an interrupted run keeps its rows, and a row that fails says why.
+On the CPU: the shape of GPT-2 with 332 160 parameters, 4 sequences of 64 tokens, CPU
+time, one thread, median of 5 after 1. On a card: GPT-2 small (124 M parameters), 4
+sequences of 1024 tokens, median of 20 after 5, and TinyLlama (1.1 B). Weights are
+random, products are float32. Every row is a process of its own with a limit of time;
+the JSON is written after every row, so an interrupted run keeps its rows, and a row
+that fails says why.
 
-`gradients` is the time of a product divided by that of the gradient of the same loss, measured in turn with it in the
-same process. `build` and `build_peak_gib` are of the operator with its checks, `peak_gib` of one product;
-`gradient_peak_gib` of one gradient. Peaks are the device's; on the CPU they are those of the process. `agrees`
+`gradients` is the time of a product divided by that of the gradient of the same loss,
+measured in turn with it in the same process. `build` and `build_peak_gib` are of the
+operator with its checks, `peak_gib` of one product; `gradient_peak_gib` of one
+gradient. Peaks are the device's; on the CPU they are those of the process. `agrees`
 compares v.Hv with plain double backward, for the same v.
 """
 

@@ -1,8 +1,8 @@
 """What the benchmarks share: options, cells, rounds in fresh processes, times and memory, the machine's rate, reports.
 
-Every number is measured in a process of its own, forked from one that has done its imports and nothing else, and
-after a warm-up of the same work. `peak_gib` is the most memory that process ever held, `base_gib` what it held of
-that before the work began.
+Every number is measured in a process of its own, forked from one that has done its
+imports and nothing else, and after a warm-up of the same work. `peak_gib` is the most
+memory that process ever held, `base_gib` what it held of that before the work began.
 """
 
 from __future__ import annotations

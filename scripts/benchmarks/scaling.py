@@ -1,16 +1,19 @@
 """Measure how the cost of one cell grows: CPU and wall seconds and peak memory along one setting at a time.
 
-The settings are d_model, n_layers, sequence length (3 digits + 3), batch_size and num_probes, each varied round the
-paper's cell (d_model 128, 1 layer, 5 digits, batch 64, 20 probes, float64; d_head and d_mlp grow with d_model).
-Engines: hutchinson, and exact where `exactness` calls it cheap: of several layers that is the top one, and the
-products of the top layer alone are measured next to it. What is left out stands in the JSON with its reason.
-Every point is measured in a fresh process with one thread after a warm-up cell; all points take turns in every round.
+The settings are d_model, n_layers, sequence length (3 digits + 3), batch_size and
+num_probes, each varied round the paper's cell (d_model 128, 1 layer, 5 digits, batch
+64, 20 probes, float64; d_head and d_mlp grow with d_model). Engines: hutchinson, and
+exact where `exactness` calls it cheap: of several layers that is the top one, and the
+products of the top layer alone are measured next to it. What is left out stands in the
+JSON with its reason. Every point is measured in a fresh process with one thread after a
+warm-up cell; all points take turns in every round.
 
-    python scripts/benchmarks/scaling.py [--axes d_model batch_size] [--rounds 3] [--output FILE.json]
+    python scripts/benchmarks/scaling.py [--axes d_model batch_size] [--rounds 3]
+    [--output FILE.json]
 
 writes the JSON (outputs/benchmarks/scaling.json). seconds = c x^p is fitted by least
-squares in logs to the upper half of each axis, its middle included (the medians over the rounds); the error of p is
-that of the regression.
+squares in logs to the upper half of each axis, its middle included (the medians over
+the rounds); the error of p is that of the regression.
 """
 
 from __future__ import annotations

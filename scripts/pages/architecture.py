@@ -2,7 +2,8 @@
 
     python scripts/pages/architecture.py [--write | --check]
 
-A folder says in its first sentence what it is for, and so does a module; a test compares the page with the folders.
+A folder says in its first sentence what it is for, and so does a module; a test
+compares the page with the folders.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     python scripts/pages/gallery.py --draw                     # redraw from the tables in docs/tables (minutes)
     python scripts/pages/gallery.py                            # write the page again
 
---figures 3a,3b limits each of them. --all resumes: sweeps are run only where their table is missing or of other
-settings. --keep skips sweeps that are not measured.
+--figures 3a,3b limits each of them. --all resumes: sweeps are run only where their
+table is missing or of other settings. --keep skips sweeps that are not measured.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ time of the sweep with two workers; "of computing" is the sum over its cells, wh
 [claims.md](claims.md) compares them with claims of the literature; [figures.md](figures.md) explains how to read them.
 """
 OLD = "This picture was drawn by an earlier version: its sweep was not measured again."
-# What the page shows: one message each; every other figure is listed below them with its command.
+# What the page shows: one message each; every other figure is listed below them with
+# its command.
 LISTED_ONLY = """
 spectra_large sinks_large weight_norms_whole edge_batches heterogeneity_trained spectra_after
 landscape_integrals stationarity model_size_width model_size_depth model_size_heads model_size_vocabulary

@@ -1,8 +1,9 @@
 """Keeps the tables that the pictures of the gallery are drawn from, compressed in docs/tables, and unpacks them.
 
-Of a sweep, what its figures read is kept and no more: SWEEP.csv.xz (the table), SWEEP.json.xz (its manifest) and
-SWEEP.tar (arrays of cells, which are compressed already). What would take a sweep above LARGEST bytes is left out and
-listed with its size.
+Of a sweep, what its figures read is kept and no more: SWEEP.csv.xz (the table),
+SWEEP.json.xz (its manifest) and SWEEP.tar (arrays of cells, which are compressed
+already). What would take a sweep above LARGEST bytes is left out and listed with its
+size.
 """
 
 from __future__ import annotations
@@ -97,8 +98,9 @@ def table_hash(path: Path) -> str:
 def disagreements(folder: Path, sweep: str) -> list[str]:
     """Return how the numbers in a folder differ from what the sweep plans today; cells that failed may be missing.
 
-    Cells are compared by configuration (the hash of all settings on which their numbers depend), variant, number of
-    layers, sigma, step and seed. Raises UserError for a sweep that cannot be planned here (a model is not downloaded).
+    Cells are compared by configuration (the hash of all settings on which their numbers
+    depend), variant, number of layers, sigma, step and seed. Raises UserError for a
+    sweep that cannot be planned here (a model is not downloaded).
     """
     table = read_table(folder / TABLE)
     manifest = json.loads((folder / MANIFEST).read_text())

@@ -1,8 +1,9 @@
 """Draws the pictures of the gallery and records what each was drawn from in docs/img/manifest.json.
 
-A record names the figure, the version of hessfig, and the hash of every table that was read. Whether a picture is what
-this code draws, `test_pictures_are_what_the_kept_tables_draw` decides: it redraws it from its kept tables and compares
-the pixels (marked `long`).
+A record names the figure, the version of hessfig, and the hash of every table that was
+read. Whether a picture is what this code draws,
+`test_pictures_are_what_the_kept_tables_draw` decides: it redraws it from its kept
+tables and compares the pixels (marked `long`).
 """
 
 from __future__ import annotations

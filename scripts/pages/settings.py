@@ -2,7 +2,8 @@
 
     python scripts/pages/settings.py [--write | --check]
 
-`hessfig run --help` prints the same texts in a terminal; a test compares the page with the schema.
+`hessfig run --help` prints the same texts in a terminal; a test compares the page with
+the schema.
 """
 
 from __future__ import annotations

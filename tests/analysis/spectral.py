@@ -39,7 +39,8 @@ def store_spectrum(
 ) -> dict[str, Any]:
     """Write the eigenvalues of {(weight, part): values}; return the file's entry in the manifest.
 
-    `changes`: words of the label (seed, sigma, ...) or arrays themselves (None leaves one out).
+    `changes`: words of the label (seed, sigma, ...) or arrays themselves (None leaves
+    one out).
     """
     entries = [
         entry_of(row, part, len(values)) for (row, part), values in blocks.items()

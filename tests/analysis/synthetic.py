@@ -73,8 +73,9 @@ def make_table(
 ) -> pd.DataFrame:
     """Return a table as `read_table` does. Each seed carries a factor (log sd `wander`), each number its own `noise`.
 
-    `sigma=None`: sigma means nothing here (nan); `steps`, `quantity` and `indices` fill the columns of their names.
-    The law is given sigma, the step where there is no sigma, 1 where there is neither.
+    `sigma=None`: sigma means nothing here (nan); `steps`, `quantity` and `indices` fill
+    the columns of their names. The law is given sigma, the step where there is no
+    sigma, 1 where there is neither.
     """
     generator = np.random.default_rng(0)
     factors = np.exp(wander * generator.normal(size=seeds))

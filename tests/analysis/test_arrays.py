@@ -21,7 +21,8 @@ NAMES, SIZES = ["W_Q", "W_V", "W_U"], [2, 3, 1]
 def store(folder: Path, variant: str = "", **changes: Any) -> dict[str, Any]:
     """Write a Hessian as a sweep does, with its label inside, and return its entry in the manifest.
 
-    `changes`: seed, sigma, step or other words of the label; hessian, names, sizes or label (arrays) themselves.
+    `changes`: seed, sigma, step or other words of the label; hessian, names, sizes or
+    label (arrays) themselves.
     """
     said = {
         "variant": variant,

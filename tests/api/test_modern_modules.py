@@ -245,7 +245,8 @@ def problem_of(name: str) -> hessfig.Problem:
 def truth_of(problem: hessfig.Problem, names: list[str]) -> dict[Part, Tensor]:
     """Return the dense parts, of a copy: functional_call leaves a module under two names changed.
 
-    Two modules of torch have no second derivatives, or wrong ones (2.15): the oracle has them written out.
+    Two modules of torch have no second derivatives, or wrong ones (2.15): the oracle
+    has them written out.
     """
     network = copy.deepcopy(problem.network)
     for module in network.modules():

@@ -187,7 +187,8 @@ def test_products_are_those_of_one_process(found: Found, size: int, case: str) -
     pairs = [(1.0, batch) for batch in ranks.batches(kind)]
     expected = product(net, parts[0] if parts else "H", ranks.vector_of(net), pairs)
     whole = torch.cat([one.flatten() for one in expected.values()]).norm()
-    # The norms of Llama and Mixtral compute in float32, whatever the type of the parameters.
+    # The norms of Llama and Mixtral compute in float32, whatever the type of the
+    # parameters.
     most = 2 * 2.0**-12 if kind in ("llama", "mixtral") or "float32" in parts else 1e-6
     assert len(found[case, size]) == size
     for seen in found[case, size]:

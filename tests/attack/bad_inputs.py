@@ -8,7 +8,8 @@ PANEL = ("plot", "figure=3a", "figure.layout=one_panel")
 BLOCKS = ("plot", "figure=blocks", SIGMA)
 NUL = "a\0b"
 
-# Beside results of the sweeps `sigma` (one layer) and `entries` (stored Hessians), and a reference CSV.
+# Beside results of the sweeps `sigma` (one layer) and `entries` (stored Hessians), and
+# a reference CSV.
 BESIDE_RESULTS: dict[tuple[str, ...], list[str]] = {
     ("slopes", "sweep.windows=3"): ["sweep.windows"],
     ("slopes", "sweep.windows=[]"): ["sweep.windows", "null leaves an end open"],

@@ -1,7 +1,8 @@
 """Bit flips and truncations of every kind of file that is read: refused or harmless, never a traceback, never silent.
 
-A file of hessfig's own has a checksum: what is read from a damaged one is exactly what was written, or nothing. A file
-of the user's has none, so a flipped digit is another number; there it is only asked that nothing escapes.
+A file of hessfig's own has a checksum: what is read from a damaged one is exactly what
+was written, or nothing. A file of the user's has none, so a flipped digit is another
+number; there it is only asked that nothing escapes.
 """
 
 from __future__ import annotations

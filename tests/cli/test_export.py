@@ -38,8 +38,8 @@ from tests.runs import here, rows
 
 Told = dict[str, subprocess.CompletedProcess[str]]
 SCRIPT = ROOT / "examples/ten_numbers.py"
-# An interpreter in which hessfig cannot be imported runs files as python does, each in a process forked from it: what
-# they import takes longest, and is imported once.
+# An interpreter in which hessfig cannot be imported runs files as python does, each in
+# a process forked from it: what they import takes longest, and is imported once.
 ALONE = """
 import json, os, runpy, sys
 sys.modules["hessfig"] = None

@@ -35,7 +35,8 @@ TOY = {
     "spectrum.num_probes": 2,
     "seeds": 1,
 }
-# How many variants of a sweep are measured, evenly spread: the others differ from these in a number.
+# How many variants of a sweep are measured, evenly spread: the others differ from these
+# in a number.
 VARIANTS = [2, pytest.param(7, marks=pytest.mark.slow)]
 # Of sweeps over a training.
 TOY_TRAINING = {
@@ -126,8 +127,9 @@ APPROXIMATIONS = [
 COMPRESSION = ["pruning", "quantisation"]
 VECTORS = ["along_updates", "rounding", "landscape_subspace", "influence"]
 MIXING = ["component_ratios", "centring_training"]
-# A zero block has no condition number and a zero product no cosine, fewer than three positive curvatures no exponent; a
-# search may find nothing, an expansion may stay where the loss is.
+# A zero block has no condition number and a zero product no cosine, fewer than three
+# positive curvatures no exponent; a search may find nothing, an expansion may stay
+# where the loss is.
 MAY_BE_ODD = (
     "_departure",
     "_horizon",

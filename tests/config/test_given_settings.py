@@ -251,7 +251,8 @@ def test_a_setting_changes_a_key_or_is_of_none_or_is_noted_or_refused(
         key for key, one in settings().items() if one.says.watches and name in STATES
     }
     assert idle <= watching | {"estimator.variance_share"}
-    # Its share settles probes only once pilots are measured: it is noted where there are none by other settings.
+    # Its share settles probes only once pilots are measured: it is noted where there
+    # are none by other settings.
     variants = Sweep(compose(EVERY[name]).variants).variants
     assert ("estimator.variance_share" in idle) == any(
         variant.may_have_pilots for variant in variants

@@ -20,7 +20,8 @@ from hessfig.verbs import VERBS
 from tests.conftest import Cli
 
 SECRET = "hunter2-of-the-environment"
-# By a resolver's name: those of OmegaConf and Hydra, and any other; nested, in a text, in a key, in lists.
+# By a resolver's name: those of OmegaConf and Hydra, and any other; nested, in a text,
+# in a key, in lists.
 REFERENCES = [
     "${oc.env:SECRET}",
     "${oc.env:SECRET,x}",

@@ -11,7 +11,8 @@ from hessfig.config.settings import settings
 from hessfig.sweep.plan import Cell, Sweep
 from tests.config.composing import configs
 
-# Keys of first cells as version 0.1 gave them: (words of the command, key of its first, of its last variant).
+# Keys of first cells as version 0.1 gave them: (words of the command, key of its first,
+# of its last variant).
 KEYS_OF_0_1 = [
     (["sweep=sigma"], "c4ebe836320e62d27e0c41d2", "c4ebe836320e62d27e0c41d2"),
     (["sweep=layernorm"], "0c1c7520d418b3423e3d1982", "0c1c7520d418b3423e3d1982"),

@@ -19,7 +19,8 @@ from hessfig.config.settings import (
 from hessfig.errors import UserError
 from hessfig.verbs import VERBS
 
-# What keys of cells, hashes of manifests and names of folders rest on: a change here makes other cells.
+# What keys of cells, hashes of manifests and names of folders rest on: a change here
+# makes other cells.
 PINS = {"task.sha256", "model.sha256", "state.sha256"}
 PLACES = {"model.path", "model.download", "task.path"}
 ADDED = {

@@ -37,8 +37,8 @@ def dense_oracle(
 ) -> dict[Part, Blocks]:
     """Return every block of `matrices` of `layer` for H, H_o and H_f, each differentiated on its own.
 
-    H is the Hessian of the loss, H_f that of <dl/df, f> with dl/df fixed, and H_o that of the loss of the
-    network linearised at the weights.
+    H is the Hessian of the loss, H_f that of <dl/df, f> with dl/df fixed, and H_o that
+    of the loss of the network linearised at the weights.
     """
     whole = _Whole(objective.network, objective.batch.scored)
     names = {

@@ -150,7 +150,8 @@ def problem_of(make: Callable[[], nn.Module], dtype: torch.dtype) -> hessfig.Pro
 def test_products_in_float32_do_not_count_kinks(name: str) -> None:
     """Differences that cross kinks were off by 8 to 57 % here, and the stated error did not cover all of them.
 
-    Double backward is in float32, too: of two samples that are nearly tied, float64 may select the other one.
+    Double backward is in float32, too: of two samples that are nearly tied, float64 may
+    select the other one.
     """
     problem = problem_of(EVERY[name], torch.float32)
     right = problem.operator("all", dtype="float32")

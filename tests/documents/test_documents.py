@@ -27,7 +27,8 @@ from tests.conftest import Background, Cli
 from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
 from tests.test_architecture import tracked
 
-# Pages whose shell blocks are run word for word, in an empty folder that holds the files they show.
+# Pages whose shell blocks are run word for word, in an empty folder that holds the
+# files they show.
 RUN = [
     "docs/extending.md",
     "docs/library.md",

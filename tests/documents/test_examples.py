@@ -11,7 +11,8 @@ from tests import runs
 from tests.pages import ROOT, text_of
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-# Those that read an export: tests/cli/test_export.py and tests/documents/test_by_hand.py.
+# Those that read an export: tests/cli/test_export.py and
+# tests/documents/test_by_hand.py.
 OF_EXPORTS = ("ten_numbers", "approximations_by_hand", "saliencies_by_hand")
 ALONE = [path for path in EXAMPLES if path.stem not in OF_EXPORTS]
 PRINTED = {

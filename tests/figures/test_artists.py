@@ -21,8 +21,8 @@ from tests.figures.shipped import FIGURES, pages
 
 PAPER = Paper()
 OWN = ("blocks.", "Section")  # names of a user's weights stand in figures as they are
-# What is left of red, green and blue (linear) to an eye without the medium, or the long receptor (Machado et al. 2009,
-# table 1), and on a page without colours.
+# What is left of red, green and blue (linear) to an eye without the medium, or the long
+# receptor (Machado et al. 2009, table 1), and on a page without colours.
 DEUTERANOPE = np.array(
     [
         [0.367322, 0.860646, -0.227968],

@@ -34,8 +34,9 @@ Loss = Callable[[Tensor], Tensor]
 class Case:
     """A problem as its user writes it: outputs (samples, ..., width), the loss of these, and what its mean divides by.
 
-    `weight` is that of a linear map; `uses` are its calls' inputs as (samples, uses, width). `counting`: how many
-    samples count. `rounding`: what a network that computes in float32 inside needs.
+    `weight` is that of a linear map; `uses` are its calls' inputs as (samples, uses,
+    width). `counting`: how many samples count. `rounding`: what a network that computes
+    in float32 inside needs.
     """
 
     network: nn.Module

@@ -82,7 +82,8 @@ def off(
 ) -> float:
     """Return the largest error of a block's products with four probes, relative to the largest entry of all of H.
 
-    Of all parts at once, and of each part asked for on its own where they are wanted `singly`.
+    Of all parts at once, and of each part asked for on its own where they are wanted
+    `singly`.
     """
     column = Engines(objective, ModelConfig(kind="huggingface"), products).column(
         block.layer, block.col, [block]
@@ -230,7 +231,8 @@ def test_mixed_masks_keep_some_words_and_change_others(
     was, now = batch.targets[chosen], batch.inputs[chosen]
     drawn_words = (now != 4) & (now != was)
     assert abs(float((now == 4).double().mean()) - 0.8) < 0.04
-    # A drawn word is the one that was there in 1 of 3 draws, since three words are no special ones.
+    # A drawn word is the one that was there in 1 of 3 draws, since three words are no
+    # special ones.
     assert abs(float(drawn_words.double().mean()) - 0.1 * 2 / 3) < 0.03
     assert PADDING not in now.tolist()
 

@@ -287,7 +287,8 @@ def rank(matrix: Tensor) -> int:
     return int((values > 1e-4 * values[0]).sum())
 
 
-# Models whose outputs at a position are a function of the last layer's stream there alone (no pooling, no experts).
+# Models whose outputs at a position are a function of the last layer's stream there
+# alone (no pooling, no experts).
 _BY_POSITION = [
     name
     for name in TYPES

@@ -248,7 +248,8 @@ def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
     patterns = hessfig.lens.attention_patterns(problem)
     scores = hessfig.lens.attention_scores(problem)
     norms = hessfig.lens.residual_norms(problem)
-    # One sequence at a time, as the problem has them: both at once are rounded differently on some processors.
+    # One sequence at a time, as the problem has them: both at once are rounded
+    # differently on some processors.
     outputs = [
         bridge(name).run_with_cache(one)[1]["blocks.0.hook_out"]
         for one in tokens().split(1)

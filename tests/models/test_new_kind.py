@@ -97,7 +97,8 @@ REFUSED: dict[tuple[str, ...], str] = {
     ("quantities=[score_spread]",): "shows no attention scores",
 }
 MEASURED = ("estimator=dense", "grid.values=[0.3]", "blocks=[W_E,W_U,[W_E,W_U]]")
-# One process for all commands: to import PyTorch takes longer than to be measured or refused.
+# One process for all commands: to import PyTorch takes longer than to be measured or
+# refused.
 EACH = """
 import contextlib, io, json, sys
 from hessfig.cli.main import main

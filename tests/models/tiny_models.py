@@ -133,7 +133,8 @@ def dense(
 ) -> dict[Part, Tensor]:
     """Return H, H_f and H_o of the mean cross-entropy of every next token, in the order of named_parameters.
 
-    `only` the parameters with this text in their names. `rounding`: what two ways of computing it may differ by.
+    `only` the parameters with this text in their names. `rounding`: what two ways of
+    computing it may differ by.
     """
     words = {"input_ids": tokens, "use_cache": False}
     return _dense(

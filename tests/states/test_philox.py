@@ -5,7 +5,8 @@ import pytest
 
 from hessfig.states.philox import LARGEST, cuda_normal, cuda_uniform, philox
 
-# The known answers that come with the generator (Random123, kat_vectors): counter, key, words.
+# The known answers that come with the generator (Random123, kat_vectors): counter, key,
+# words.
 ANSWERS = (
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     (

@@ -221,7 +221,8 @@ def cell_of(folder: Path, *words: str, place: int) -> dict[tuple[int, str, str],
     }
 
 
-# Norms of repeat 0 by a code that shares nothing with hessfig: settings, place of sigma, {block: H, H_o, H_f}.
+# Norms of repeat 0 by a code that shares nothing with hessfig: settings, place of
+# sigma, {block: H, H_o, H_f}.
 KNOWN = [
     (("sweep=sigma",), 0, {(1, "W_Q"): (7.0252718e-10, 3.0263346e-12, 7.2755941e-10)}),
     (("sweep=sigma",), 7, {(1, "W_V"): (0.049458952, 0.047737300, 0.0)}),

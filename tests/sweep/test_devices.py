@@ -25,7 +25,8 @@ from tests.measurements.test_catalogue import CONFIG, WHOLE_TOO
 TOLERANCE = {DType.float64: 1e-10, DType.float32: 2e-3}
 # Seconds; and a search, whose end rounding decides.
 APART = {"training_cost", "critical_points"}
-# The training in float64 too; without SOAP, whose eigenvectors of equal eigenvalues are not unique.
+# The training in float64 too; without SOAP, whose eigenvectors of equal eigenvalues are
+# not unique.
 IN_FLOAT64 = {"training": dataclasses.replace(CONFIG.training, dtype=DType.float64)}
 WITHOUT_SOAP = dataclasses.replace(
     WHOLE_TOO["along"]["directions"],

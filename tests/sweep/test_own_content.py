@@ -28,7 +28,8 @@ from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import note_contents
 from hessfig.terms import Kind
 
-# The rule and its radius are read when the network is called: neither code nor attributes show them.
+# The rule and its radius are read when the network is called: neither code nor
+# attributes show them.
 FACTORY = """
 import os
 import torch

@@ -308,7 +308,8 @@ def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -
         "returned something else than when" in cause for cause in causes
     )
     assert counts(config) == (2, 0, 0)
-    # Its code is as it was, so it is not called: 3 is what it returned when it was last measured.
+    # Its code is as it was, so it is not called: 3 is what it returned when it was last
+    # measured.
     write_weights(folder, 4)
     assert counts(dataclasses.replace(config, reuse=Reuse.sources)) == (0, 2, 0)
     assert counts(config) == (2, 0, 0)

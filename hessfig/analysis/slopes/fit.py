@@ -74,8 +74,9 @@ ARITHMETIC, GEOMETRIC = "arithmetic", "geometric"
 class Fit:
     """A fitted slope: its standard error over seeds, its 95 % interval, and what it rests on.
 
-    `lower_half` and `lower_half_se` belong to the lower half of the points (the smaller sigmas). They distinguish an
-    exponent that is reached as sigma -> 0 from a wrong one. Values that cannot be computed are nan.
+    `lower_half` and `lower_half_se` belong to the lower half of the points (the smaller
+    sigmas). They distinguish an exponent that is reached as sigma -> 0 from a wrong
+    one. Values that cannot be computed are nan.
     """
 
     slope: float = math.nan
@@ -91,17 +92,20 @@ class Fit:
 def fit_slope(values: Array, sigma: Array, *, average: str = ARITHMETIC) -> Fit:
     """Fit log(mean over seeds) = a + slope * log(sigma) by least squares; rows of `values` are seeds.
 
-    The mean is arithmetic or geometric. Norms that grow like sigma^54 differ by decades between seeds: one or two
-    dominate the arithmetic mean, whose error nothing can estimate; the geometric mean is well determined.
-    Missing values (nan) are left out of the means.
+    The mean is arithmetic or geometric. Norms that grow like sigma^54 differ by decades
+    between seeds: one or two dominate the arithmetic mean, whose error nothing can
+    estimate; the geometric mean is well determined. Missing values (nan) are left out
+    of the means.
 
-    Points of one seed share their weights along sigma and are not independent; seeds are. The error is therefore that
-    of the jackknife, from the slopes b_i that are fitted without seed i (Efron and Stein 1981):
+    Points of one seed share their weights along sigma and are not independent; seeds
+    are. The error is therefore that of the jackknife, from the slopes b_i that are
+    fitted without seed i (Efron and Stein 1981):
 
         se^2 = (n - 1) / n * sum_i (b_i - mean b)^2,    interval: slope +- t_(n-1) se.
 
-    For geometric means se is exactly the standard error of the mean over seeds of each seed's slope. Intervals contain
-    92 to 96 % of true slopes with 3, 5 and 20 seeds, also of heavy-tailed numbers (docs/accuracy.md).
+    For geometric means se is exactly the standard error of the mean over seeds of each
+    seed's slope. Intervals contain 92 to 96 % of true slopes with 3, 5 and 20 seeds,
+    also of heavy-tailed numbers (docs/accuracy.md).
 
     >>> sigma = np.array([0.1, 0.2, 0.4, 0.8])
     >>> fit = fit_slope(np.array([sigma**1.9, sigma**2.0, sigma**2.1]), sigma, average=GEOMETRIC)
@@ -216,9 +220,9 @@ COLUMNS = [*CURVE, *_FITTED, *_COMPARED, *_EVIDENCE]
 class FitSettings:
     """Settings of fits and verdicts: `average` over seeds, `tolerance` of the verdict.
 
-    `preset` names the shipped sweep with this network and task; it is "" for other sweeps, which have no published
-    slopes. `predictions` replace the theory's exponents by block and part ("zero": the block vanishes) and apply to
-    every window.
+    `preset` names the shipped sweep with this network and task; it is "" for other
+    sweeps, which have no published slopes. `predictions` replace the theory's exponents
+    by block and part ("zero": the block vanishes) and apply to every window.
     """
 
     average: str = ARITHMETIC
@@ -257,8 +261,9 @@ def write_slopes(
 ) -> pd.DataFrame:
     """Fit every curve of folder/table.csv, write folder/slopes.csv and return it as a table.
 
-    For `quantity` and `among` see quantity_to_fit. The other quantities of the table are listed in `attrs["others"]`.
-    Raises UserError for an invalid table, manifest or window.
+    For `quantity` and `among` see quantity_to_fit. The other quantities of the table
+    are listed in `attrs["others"]`. Raises UserError for an invalid table, manifest or
+    window.
     """
     measured = read_run(folder)
     fitted = quantity_to_fit(measured.table, quantity, among)
@@ -288,9 +293,10 @@ def fit_slopes(
 ) -> pd.DataFrame:
     """Return one row per curve and window: the log-log least-squares fit of the mean over seeds.
 
-    Errors come from `fit_slope`, predicted exponents from predictions.growth_rates, published slopes from
-    data/published_slopes.csv, with the joint error of the difference where the published error is known. The latter two
-    exist for Frobenius norms along sigma only.
+    Errors come from `fit_slope`, predicted exponents from predictions.growth_rates,
+    published slopes from data/published_slopes.csv, with the joint error of the
+    difference where the published error is known. The latter two exist for Frobenius
+    norms along sigma only.
     """
     check_windows(windows)
     numbers = along(of_quantity(table, quantity), axis)
@@ -327,8 +333,9 @@ def _stated_zero(
 ) -> dict[str, Any]:
     """Return that a block is zero if the sweep states so and its numbers are at most a share ROUNDING of those of H.
 
-    Otherwise return nothing; the status of the numbers then decides. A user's own network has no structural zeros, and
-    products with its H_f are differences of other products.
+    Otherwise return nothing; the status of the numbers then decides. A user's own
+    network has no structural zeros, and products with its H_f are differences of other
+    products.
     """
     _, _, _, _, row, col, part, _, _ = key
     if _stated_of(settings, row, col, part) != "zero":

@@ -22,8 +22,9 @@ SATURATION = 1.0  # predictions for sigma -> 0 do not apply to sigmas above this
 def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
     """Return the text to print and the exit code.
 
-    The text lists asymptotic slopes, failures, and the number of checked slopes. The exit code is 0 if every checked
-    slope passes, and 1 if one fails or if no slope has a prediction.
+    The text lists asymptotic slopes, failures, and the number of checked slopes. The
+    exit code is 0 if every checked slope passes, and 1 if one fails or if no slope has
+    a prediction.
     """
     rows, count = len(frame), len(checked(frame))
     if not count:
@@ -52,8 +53,9 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
 def checked(frame: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of the slopes table whose prediction applies to their window.
 
-    A prediction for small sigma does not apply to a window that reaches above 1. One for sigma -> infinity applies
-    above 1 (the window has been matched with its regime). Where theory is silent, no prediction applies.
+    A prediction for small sigma does not apply to a window that reaches above 1. One
+    for sigma -> infinity applies above 1 (the window has been matched with its regime).
+    Where theory is silent, no prediction applies.
     """
     reach = frame["x_high"].fillna(frame["window_high"]) <= SATURATION * (1 + 1e-9)
     applies = frame["regime"].isin([Regime.every_sigma, Regime.large_sigma]) | reach
@@ -63,9 +65,10 @@ def checked(frame: pd.DataFrame) -> pd.DataFrame:
 def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that fails at `tolerance`; an empty list means that all pass.
 
-    A slope fails if it deviates, if it is undecided (2 se > tolerance, so that a wrong exponent would not be
-    detected), if it has too few points, or if numbers in its window are not finite. A slope that only reaches its
-    asymptote neither fails nor passes (see `asymptotic`). A frame without any applicable prediction fails.
+    A slope fails if it deviates, if it is undecided (2 se > tolerance, so that a wrong
+    exponent would not be detected), if it has too few points, or if numbers in its
+    window are not finite. A slope that only reaches its asymptote neither fails nor
+    passes (see `asymptotic`). A frame without any applicable prediction fails.
     """
     rows = checked(frame)
     if rows.empty:

@@ -85,10 +85,12 @@ def window_levels(
 ) -> pd.DataFrame:
     """Return one row per curve and window: the mean level, with its error and 95 % interval over seeds.
 
-    The level of a seed is its mean over the places of the window, each with the same weight. Seeds are independent, so
-    the error is their standard deviation / sqrt(n), and the interval uses Student's t with n - 1 degrees of freedom
-    (both nan for one seed). Places without numbers are left out, and then seeds that lack a number at another place.
-    With average=geometric both means are geometric, and the interval is that of the logarithm.
+    The level of a seed is its mean over the places of the window, each with the same
+    weight. Seeds are independent, so the error is their standard deviation / sqrt(n),
+    and the interval uses Student's t with n - 1 degrees of freedom (both nan for one
+    seed). Places without numbers are left out, and then seeds that lack a number at
+    another place. With average=geometric both means are geometric, and the interval is
+    that of the logarithm.
     """
     return _over_seeds(
         _of_seeds(table, windows, axis=axis, quantity=quantity, average=average),
@@ -165,7 +167,8 @@ def _found(level: NDArray[np.float64], average: str) -> dict[str, float]:
 def _trends(of_seeds: pd.DataFrame, axis: Axis) -> pd.DataFrame:
     """Return the exponent of level ~ setting^exponent for every varied setting of three or more positive numbers.
 
-    The fit, its error and its interval are those of fit.fit_slope: the values of a setting share their seeds.
+    The fit, its error and its interval are those of fit.fit_slope: the values of a
+    setting share their seeds.
     """
     rows = [
         row

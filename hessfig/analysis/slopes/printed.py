@@ -66,8 +66,9 @@ class SlopeVerdict(StrEnum):
     deviates         it is further off than t, and not by its own error alone; or a block does not vanish
                      that should
     asymptote only   as `deviates`, but the exponent is a limit for sigma -> 0 and the smaller half of the
-                     sigmas agrees with it, known to se <= t: the curve bends away inside the window, so that
-                     the law is that of the limit, not of this window; no pass, and not a refutation
+                     sigmas agrees with it, known to se <= t: the curve bends away
+                     inside the window, so that the law is that of the limit, not of
+                     this window; no pass, and not a refutation
     undecided        the standard error is too large for t to tell anything (or there is one seed only)
     structural zero  every number is exactly zero, as predicted; where a sweep states it, up to rounding beside H
     no prediction    theory is silent

@@ -51,7 +51,8 @@ Variants = list[tuple[str, Config]]
 class Job:
     """The settings of one run, the words that were given for it, and the user's folder if there is one.
 
-    `unread` are given settings that network, data and state do not read, with a note each: they are not composed.
+    `unread` are given settings that network, data and state do not read, with a note
+    each: they are not composed.
     """
 
     composed: DictConfig
@@ -73,7 +74,8 @@ class Job:
     def variants(self) -> Variants:
         """(name, settings) for every combination of what the sweep varies; '' names the only one.
 
-        Settings given on the command line are not varied; the number of layers is not part of the name.
+        Settings given on the command line are not varied; the number of layers is not
+        part of the name.
         """
         return [(name, self._check(config)) for name, config in self._unchecked]
 
@@ -104,8 +106,8 @@ class Job:
     def without_unread(self) -> Job:
         """Return the job without the given settings that no network, data or state of it reads, which are noted.
 
-        Its cells are those of the same words without them. Raises UserError as `unread_given` does, and for a value
-        that the setting could not have.
+        Its cells are those of the same words without them. Raises UserError as
+        `unread_given` does, and for a value that the setting could not have.
         """
         configs = [config for _, config in self._unchecked]
         unread = import_module(NETWORK_CHECKS).unread
@@ -217,7 +219,8 @@ class Job:
         sweep, copies = self.composed.sweep, dict[frozenset[str], DictConfig]()
         for choice in combinations(sweep.vary, sweep.variants):
             keys = frozenset(choice)
-            # To copy takes longest: once where all keys are equal, which replace each other.
+            # To copy takes longest: once where all keys are equal, which replace each
+            # other.
             if keys not in copies:
                 copies[keys] = self.composed.copy()
             yield variant_name(choice), self._with(choice, copies[keys])
@@ -304,9 +307,10 @@ def settled_again(
 ) -> Job:
     """Return the job of the settings `made` that a manifest has; `words` (of no group) change some of them.
 
-    Settings that it lacks are those of versions before they were added: they stand at their defaults. A relative path
-    among them (of data, weights, a model) is that of a file in the folder `own`, where it is there.
-    Raises UserError for settings that this version does not know.
+    Settings that it lacks are those of versions before they were added: they stand at
+    their defaults. A relative path among them (of data, weights, a model) is that of a
+    file in the folder `own`, where it is there. Raises UserError for settings that this
+    version does not know.
     """
     try:
         composed = OmegaConf.merge(

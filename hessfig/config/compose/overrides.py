@@ -46,7 +46,8 @@ def command_settings(words: Sequence[str]) -> dict[str, Any]:
 def for_hydra(word: str) -> str:
     """Return `word` as Hydra needs it: a choice quoted (figure='6' is text), new entries of open settings as ++key.
 
-    Its grammar has no quotes around the keys of {...}: there, what they would hold together is escaped.
+    Its grammar has no quotes around the keys of {...}: there, what they would hold
+    together is escaped.
     """
     key, _, value = word.lstrip("+").partition("=")
     if key in GROUPS and all(NAME.fullmatch(name) for name in value.split(",")):

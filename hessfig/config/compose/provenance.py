@@ -27,7 +27,8 @@ _GROUPS = ("task", "model", "grid", "estimator", "sweep")
 _UNKNOWN = object()
 _text = partial(typed, comma=", ")
 _VARY = "sweep.vary"  # compared by the settings that it names
-# Settings that may differ without measuring something else: other draws of the same task are the same task.
+# Settings that may differ without measuring something else: other draws of the same
+# task are the same task.
 _DRAWS = ("task.seed", "task.draw", "state.draw")
 # Null in the preset: a plan puts in the sequences next to the model's files.
 _FILLED = ("task.path",)
@@ -206,8 +207,9 @@ _SHOWN = 8
 class Preset:
     """The sweep on which a run is based, a line about it, and the settings that the run changes.
 
-    `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it changes. `is_whole`: no cell of
-    the table is missing, but those whose trainings diverged.
+    `says_itself`: the line is the run's own (sweep.about=...), which holds whatever it
+    changes. `is_whole`: no cell of the table is missing, but those whose trainings
+    diverged.
     """
 
     name: str
@@ -245,7 +247,8 @@ class Preset:
 def preset_in(folder: Path, own: Path | None) -> Preset | None:
     """Return the preset of the table in a folder, by the command in its manifest, else by the folder's name.
 
-    None where no manifest tells, or no such sweep is known. Raises UserError for a broken manifest.
+    None where no manifest tells, or no such sweep is known. Raises UserError for a
+    broken manifest.
     """
     manifest = manifest_of(folder)
     if manifest is None:

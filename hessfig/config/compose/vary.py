@@ -59,9 +59,9 @@ Vary = dict[str, list[Any]]
 def values_to_vary(vary: Mapping[str, Any], given: Mapping[str, Any]) -> Vary:
     """Return {dotted key: values} of `vary` without the keys in `given`, the settings of the command line.
 
-    A `sweep.vary={...}` that is given replaces the sweep's own; one value may stand for a list of one. Raises UserError
-    for a key that is not a setting or cannot vary, is given as well, or has no values, and for a value that cannot name
-    a variant.
+    A `sweep.vary={...}` that is given replaces the sweep's own; one value may stand for
+    a list of one. Raises UserError for a key that is not a setting or cannot vary, is
+    given as well, or has no values, and for a value that cannot name a variant.
     """
     asked = dict(_flat(vary, ""))
     if "sweep.vary" in given:
@@ -102,8 +102,8 @@ def combinations(
 def changed(variants: Any, given: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the {dotted key: value} of each of `sweep.variants`, less the keys in `given`; equal ones once.
 
-    Raises UserError for one that is not a mapping, a key that is not a setting or cannot vary, and a value that cannot
-    name a variant.
+    Raises UserError for one that is not a mapping, a key that is not a setting or
+    cannot vary, and a value that cannot name a variant.
     """
     for variant in variants:
         if not isinstance(variant, Mapping):

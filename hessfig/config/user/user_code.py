@@ -35,7 +35,8 @@ _RUN: dict[
 def find(key: str, spec: str | None, config_dir: str | None) -> object:
     """Return the object that `spec` names; a file is searched in `config_dir`, then in the current folder.
 
-    `key` is the setting, for messages. Raises UserError when there is no such thing, or the code fails.
+    `key` is the setting, for messages. Raises UserError when there is no such thing, or
+    the code fails.
     """
     place, name = _split(key, spec)
     module = _module(key, place, config_dir)
@@ -53,8 +54,8 @@ def find(key: str, spec: str | None, config_dir: str | None) -> object:
 def code_hash(spec: str | None, config_dir: str | None) -> str:
     """Return a hash of the code behind `spec`, so that changed code makes new cells; call `find` first.
 
-    A file counts with the modules in its folder (or on PYTHONPATH) that it imports, wherever in its text; a module of
-    an installed package with the whole package.
+    A file counts with the modules in its folder (or on PYTHONPATH) that it imports,
+    wherever in its text; a module of an installed package with the whole package.
     """
     place, _ = _split("", spec)
     path = _file(place, config_dir)
@@ -68,8 +69,9 @@ def code_hash(spec: str | None, config_dir: str | None) -> str:
 def files_of(spec: str, config_dir: str | None) -> dict[str, Path]:
     """Return the user's files behind `spec`, by the names under which a folder of their own would be found by it.
 
-    Empty for a module of an installed package. An absolute file is named by its last part, and so are modules from
-    elsewhere (PYTHONPATH), next to the file that imports them.
+    Empty for a module of an installed package. An absolute file is named by its last
+    part, and so are modules from elsewhere (PYTHONPATH), next to the file that imports
+    them.
     """
     place, _ = _split("", spec)
     path = _file(place, config_dir)

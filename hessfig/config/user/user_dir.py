@@ -21,8 +21,8 @@ NAME_IN_WORDS = "letters, digits, '.', '_' and '-', beginning with a letter or a
 def own_folder(text: str) -> Path:
     """Return the absolute folder.
 
-    Raises UserError when there is none, and for a file in one of its groups that cannot be read, has no plain name, or
-    has the name of a shipped one.
+    Raises UserError when there is none, and for a file in one of its groups that cannot
+    be read, has no plain name, or has the name of a shipped one.
     """
     folder = Path(text).absolute()
     if not text or not folder.is_dir():
@@ -78,7 +78,8 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
         )
 
 
-# Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of sixty and of eight, switches.
+# Plain words that YAML 1.1 reads as other values than they seem: numbers to the base of
+# sixty and of eight, switches.
 _SURPRISES = {
     "a number to the base of 60": re.compile(
         r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"

@@ -29,9 +29,10 @@ from hessfig.terms import Block
 class ApproximatedBlock(ImplicitMatrix):
     """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
-    For example, K-FAC is (sum g g^T) (x) (mean x x^T) for inputs x and backpropagated vectors g;
-    docs/studies/approximations.md defines all approximations. `solve` needs no preconditioner. `names`, `sizes`,
-    `flatten` and `unflatten` are those of BlockOperator.
+    For example, K-FAC is (sum g g^T) (x) (mean x x^T) for inputs x and backpropagated
+    vectors g; docs/studies/approximations.md defines all approximations. `solve` needs
+    no preconditioner. `names`, `sizes`, `flatten` and `unflatten` are those of
+    BlockOperator.
 
     Examples
     --------

@@ -18,8 +18,9 @@ _HELD = (["weight"], ["bias"], ["bias", "weight"])
 class UnfoldedMap:
     """A module y_t = W x_t + b, of which a block has `names`: weight, bias or both, in the order of its vector.
 
-    The parameters of the block form one matrix. With W, the input x_t of a convolution is its patch at position t, in
-    the order of the rows of W (Grosse and Martens 2016, arXiv 1602.01407). With b, a 1 is appended to x_t.
+    The parameters of the block form one matrix. With W, the input x_t of a convolution
+    is its patch at position t, in the order of the rows of W (Grosse and Martens 2016,
+    arXiv 1602.01407). With b, a 1 is appended to x_t.
     """
 
     module: nn.Module

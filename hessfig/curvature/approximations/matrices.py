@@ -1,6 +1,7 @@
 """Structured matrices with fast products: diagonals, low rank, sums of Kronecker products, diagonals in other bases.
 
-A vector of a block is the (m, n) matrix of the weight, row by row, so G (x) P maps V to G V P^T.
+A vector of a block is the (m, n) matrix of the weight, row by row, so G (x) P maps V to
+G V P^T.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def kronecker_factors(
 ) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
     """Return the K-FAC factors of a linear map: sum g g^T of backpropagated vectors, and mean x x^T of inputs.
 
-    Approximations of blocks and steps of trainings share this function, so that both have the same order of summation.
+    Approximations of blocks and steps of trainings share this function, so that both
+    have the same order of summation.
     """
     return sent_back.T @ sent_back, inputs.T @ inputs / len(inputs)
 
@@ -169,8 +171,9 @@ def best_kronecker_sum(
 ) -> KroneckerSum:
     """Return the sum of `rank` Kronecker products that is closest to a matrix in the Frobenius norm.
 
-    The matrix is rearranged so that row (i, j) is the block that couples rows i and j of the weight. A sum of r
-    Kronecker products then has rank r, so the leading singular vectors are the factors (Van Loan and Pitsianis 1993).
+    The matrix is rearranged so that row (i, j) is the block that couples rows i and j
+    of the weight. A sum of r Kronecker products then has rank r, so the leading
+    singular vectors are the factors (Van Loan and Pitsianis 1993).
     """
     m, n = shape
     rearranged = matrix.reshape(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
@@ -194,8 +197,9 @@ def fitted_kronecker_sum(
 ) -> KroneckerSum:
     """Return a sum of `rank` Kronecker products that approximately maps `vectors` to `products`.
 
-    Kronecker products are fitted one after the other, each to the residual of the earlier ones, by alternating least
-    squares. The result approaches the best sum with more vectors; its error is never below that of the best sum.
+    Kronecker products are fitted one after the other, each to the residual of the
+    earlier ones, by alternating least squares. The result approaches the best sum with
+    more vectors; its error is never below that of the best sum.
     """
     given, left = (as_weights(one, shape) for one in (vectors, products))
     pairs = []

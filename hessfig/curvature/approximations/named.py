@@ -1,7 +1,8 @@
 """Approximations of a block that correspond to optimisers; each method is named after its approximation.
 
-Approximations that need the block itself (diagonal, soap, kfoc, kronecker_sum and the two block diagonals) are in
-hessfig.measurements.approximations. docs/studies/approximations.md gives formulas and sources.
+Approximations that need the block itself (diagonal, soap, kfoc, kronecker_sum and the
+two block diagonals) are in hessfig.measurements.approximations.
+docs/studies/approximations.md gives formulas and sources.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,8 @@ from hessfig.weights import Weight
 class SampleGradients:
     """Gradients of the single samples of all batches of a problem, computed once for all blocks.
 
-    `batch_size` is the size of the mini-batches whose second moments optimisers accumulate; inf is the whole batch.
+    `batch_size` is the size of the mini-batches whose second moments optimisers
+    accumulate; inf is the whole batch.
     """
 
     def __init__(
@@ -97,9 +99,9 @@ class SampleGradients:
 class Material:
     """The ingredients of the approximations of one diagonal block.
 
-    `weights` are the weights of the block, and `shape` is the shape of a single weight. `stored` is the diagonal by
-    which Adam divides, by parameter. `heads` is the number of heads into which the rows of the weight (for W_O: the
-    columns) are divided.
+    `weights` are the weights of the block, and `shape` is the shape of a single weight.
+    `stored` is the diagonal by which Adam divides, by parameter. `heads` is the number
+    of heads into which the rows of the weight (for W_O: the columns) are divided.
     """
 
     def __init__(

@@ -26,7 +26,8 @@ from hessfig.curvature.samples import alone, check_sum, counted, met
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
-# Limit for gradients of single samples, and for vectors backpropagated through a linear map.
+# Limit for gradients of single samples, and for vectors backpropagated through a linear
+# map.
 MOST_BYTES = 2**31
 
 
@@ -34,10 +35,11 @@ MOST_BYTES = 2**31
 class Signals:
     """Inputs x of a linear map at every use t, and backpropagated vectors g, one for each column of the root S.
 
-    H_o of the weight is the sum of vec(J) vec(J)^T over columns s and samples b, with J = sum_t g_t x_t^T. The uses are
-    those of a call of the whole network: all positions of all sequences, scored or not, in the last layer as well.
-    A use without an effect whose own target is ignored (padding), or whose sample has no target, does not count: its x
-    is not among the inputs of K-FAC.
+    H_o of the weight is the sum of vec(J) vec(J)^T over columns s and samples b, with J
+    = sum_t g_t x_t^T. The uses are those of a call of the whole network: all positions
+    of all sequences, scored or not, in the last layer as well. A use without an effect
+    whose own target is ignored (padding), or whose sample has no target, does not
+    count: its x is not among the inputs of K-FAC.
     """
 
     inputs: Float[Tensor, "batch uses n"]
@@ -64,8 +66,9 @@ class Signals:
     ) -> Float[Tensor, "m n"]:
         """Return the sum over columns and samples of the squared entries of left^T J right.
 
-        Vectors are rotated, not the matrices J: left^T J right = sum_t (left^T g_t) (right^T x_t)^T. With one use for
-        each sample, the squares are products: sum_b (sum_s (left^T g_sb)^2) ((right^T x_b)^2)^T.
+        Vectors are rotated, not the matrices J: left^T J right = sum_t (left^T g_t)
+        (right^T x_t)^T. With one use for each sample, the squares are products: sum_b
+        (sum_s (left^T g_sb)^2) ((right^T x_b)^2)^T.
         """
         inputs = self.inputs @ right
         if inputs.shape[1] == 1:
@@ -122,9 +125,10 @@ class OutputSide:
     def roots(self) -> Float[Tensor, "batch positions width width"]:
         """Return S with S S^T the Hessian of the loss in the outputs of each position.
 
-        For cross-entropy the Hessian is (diag(p) - p p^T) / terms, with the root (diag(sqrt(p)) - p sqrt(p)^T) /
-        sqrt(terms), which is accurate even if the softmax saturates. Raises UserError for a loss whose Hessian couples
-        positions or has negative eigenvalues.
+        For cross-entropy the Hessian is (diag(p) - p p^T) / terms, with the root
+        (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms), which is accurate even if the
+        softmax saturates. Raises UserError for a loss whose Hessian couples positions
+        or has negative eigenvalues.
         """
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
@@ -146,8 +150,9 @@ class OutputSide:
     def sampled(self, generator: Generator) -> Float[Tensor, "batch positions width"]:
         """Return a gradient u in the outputs at labels drawn from the network, scaled so that E u u^T = S S^T.
 
-        For a loss of classes whose Hessian is that of cross-entropy, the label of a position is drawn from its softmax.
-        Otherwise u = S z with normal z, which is the gradient at a target drawn from a normal distribution.
+        For a loss of classes whose Hessian is that of cross-entropy, the label of a
+        position is drawn from its softmax. Otherwise u = S z with normal z, which is
+        the gradient at a target drawn from a normal distribution.
         """
         if self._class_weights is None:
             normal = torch.randn(
@@ -175,8 +180,8 @@ class OutputSide:
     def _class_weights(self) -> tuple[Float[Tensor, "batch positions"], float] | None:
         """The weight w of every position and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
 
-        For a loss of classes of unknown type, w is inferred from the Hessian at outputs of zero, and then checked at
-        the outputs. None for all other losses.
+        For a loss of classes of unknown type, w is inferred from the Hessian at outputs
+        of zero, and then checked at the outputs. None for all other losses.
         """
         loss, targets = self.problem.loss, self.problem.batch.targets
         if targets.is_floating_point():
@@ -205,7 +210,8 @@ class OutputSide:
     def terms(self) -> float:
         """The number of terms of the batch's own loss: the divisor of its mean, or 1 for a sum.
 
-        For a loss of unknown type that is cross-entropy with equal weights, it follows from these.
+        For a loss of unknown type that is cross-entropy with equal weights, it follows
+        from these.
         """
         loss, targets = self.problem.loss, self.problem.batch.targets
         count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
@@ -224,8 +230,9 @@ class OutputSide:
     ) -> dict[str, Float[Tensor, "batch ..."]]:
         """Return sum_p (d outputs_p / d w)^T sent_p of every sample, by parameter and on the CPU.
 
-        `apart` is the network as a function of any of the samples (see `by_sample`). Raises UserError if the gradients
-        do not add up to the result for the whole batch, so that samples interact.
+        `apart` is the network as a function of any of the samples (see `by_sample`).
+        Raises UserError if the gradients do not add up to the result for the whole
+        batch, so that samples interact.
         """
         parameters = {
             f"network.{name}": p for name, p in self.problem.network.named_parameters()
@@ -314,8 +321,9 @@ class OutputSide:
     ) -> Bool[Tensor, "batch uses"]:
         """Return which uses of a map count: those of a sample with a target, unless their own target is ignored.
 
-        Uses of a call that has as many positions as the outputs have a target of their own. If it is ignored, a use
-        still counts where it sends something back (words of a prompt, to which the answer attends).
+        Uses of a call that has as many positions as the outputs have a target of their
+        own. If it is ignored, a use still counts where it sends something back (words
+        of a prompt, to which the answer attends).
         """
         by_position, own = self._counted_positions.cpu(), list[Tensor]()
         for call in calls:
@@ -365,7 +373,8 @@ class OutputSide:
     ) -> None:
         """Raise UserError if outputs of a sample depend on rows of a call that belong to other samples.
 
-        Samples are divided in two by each binary digit of their numbers; any two samples differ in one digit.
+        Samples are divided in two by each binary digit of their numbers; any two
+        samples differ in one digit.
         """
         count = len(outputs)
         factors, numbers = _factors(outputs), torch.arange(count, device=outputs.device)
@@ -494,7 +503,8 @@ def _seen(
 ) -> Tensor:
     """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
 
-    Outputs keep their graph, so that vectors backpropagated to an early call include paths through later calls.
+    Outputs keep their graph, so that vectors backpropagated to an early call include
+    paths through later calls.
     """
     del module
     if not given:

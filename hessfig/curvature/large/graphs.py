@@ -24,9 +24,10 @@ _Edges = Sequence[GradientEdge | None]
 class Graphs:
     """Features h(w), and the pull-back G(w, c) = (dh/dw)^T c as a function of weights and cotangent.
 
-    For fixed c, the gradient of <G, v> in c is the tangent (dh/dw) v, which H_o needs, and its gradient in w is the
-    second derivative of <c, h> along v, which is H_f v. If c is the gradient of the loss at h(w), the gradient in w is
-    H v. Each graph is created once for all directions, on first use.
+    For fixed c, the gradient of <G, v> in c is the tangent (dh/dw) v, which H_o needs,
+    and its gradient in w is the second derivative of <c, h> along v, which is H_f v. If
+    c is the gradient of the loss at h(w), the gradient in w is H v. Each graph is
+    created once for all directions, on first use.
 
     Attributes
     ----------
@@ -163,8 +164,9 @@ def _leaves_of(value: Tensor) -> set[Tensor]:
 class Totals:
     """Sums of products, one tensor (*shape, k) per parameter, allocated on first use.
 
-    Tensors that autograd returned are not modified in place, since two weights may have received the same tensor. For a
-    single direction its pieces are used without a copy, since those of a whole network are as large as the network.
+    Tensors that autograd returned are not modified in place, since two weights may have
+    received the same tensor. For a single direction its pieces are used without a copy,
+    since those of a whole network are as large as the network.
     """
 
     def __init__(self, columns: Sequence[Tensor]) -> None:

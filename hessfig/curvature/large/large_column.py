@@ -43,16 +43,19 @@ class Pieces(Protocol):
 class LargeProducts:
     """Products of the parts of the Hessian in given parameters, by plain double backward below the head.
 
-    vmap is not used, since products through LayerNorm are wrong under it (see double_backward.verified_or_fallback).
-    With features z, outputs U z and the Hessian B of the loss in the outputs, H_o v = J_z^T U^T B U J_z v: outputs of a
-    large vocabulary are computed in chunks and never stored. Without a head, z are the outputs and U is the identity.
+    vmap is not used, since products through LayerNorm are wrong under it (see
+    double_backward.verified_or_fallback). With features z, outputs U z and the Hessian
+    B of the loss in the outputs, H_o v = J_z^T U^T B U J_z v: outputs of a large
+    vocabulary are computed in chunks and never stored. Without a head, z are the
+    outputs and U is the identity.
 
     Parameters
     ----------
     pieces : Pieces
         The batches.
     parameters : dict
-        The parameters by path; one of the head may also be below it, as a tied embedding is.
+        The parameters by path; one of the head may also be below it, as a tied
+        embedding is.
     """
 
     def __init__(self, pieces: Pieces, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -29,7 +29,8 @@ _OF_FREE = 0.8  # share of the free memory of a card
 class Memory:
     """Bytes of a product with H in all parameters: `fixed`, and for each sample of a batch in addition.
 
-    The graphs of a batch remain after the product: `kept` bytes for each sample, and `graph` bytes in addition.
+    The graphs of a batch remain after the product: `kept` bytes for each sample, and
+    `graph` bytes in addition.
     """
 
     fixed: float
@@ -46,7 +47,8 @@ class Memory:
     ) -> Memory:
         """Return the memory of products on `samples` samples, from those on the first one and the first two.
 
-        `product_of` returns a function that multiplies on the first samples; tensors `beside` are not counted.
+        `product_of` returns a function that multiplies on the first samples; tensors
+        `beside` are not counted.
         """
         peak, kept = live_bytes(product_of(1), beside)
         if samples == 1:
@@ -137,7 +139,8 @@ def live_bytes(work: Callable[[], object], beside: Sequence[Tensor]) -> tuple[in
 def micro_batched(objective: Objective, samples: int) -> Objective:
     """Return the same loss over batches of at most `samples` samples.
 
-    Raises UserError if samples interact, or if the loss is not a weighted mean or a sum over samples.
+    Raises UserError if samples interact, or if the loss is not a weighted mean or a sum
+    over samples.
     """
     try:
         apart = by_sample(objective)
@@ -161,8 +164,9 @@ def micro_batched(objective: Objective, samples: int) -> Objective:
 def _check_split(objective: Objective, split: Objective, samples: int) -> None:
     """Raise UserError if samples interact: at the weights, or a step away, where a weight that is zero here is not.
 
-    Outputs of pieces are compared with those of a batch; of networks that are functions of the samples, the losses.
-    Differences are relative to the terms of both points (witness.size_of_terms), since terms may cancel at one.
+    Outputs of pieces are compared with those of a batch; of networks that are functions
+    of the samples, the losses. Differences are relative to the terms of both points
+    (witness.size_of_terms), since terms may cancel at one.
     """
     parameters = {
         name: one

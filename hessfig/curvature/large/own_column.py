@@ -82,8 +82,9 @@ class _Reached(BaseException):
 def head_of(objective: Objective) -> Head | None:
     """Return the linear map whose outputs are those of the network, under cross-entropy; None if there is none.
 
-    The map is called once in a forward pass of each batch, and the outputs of the network are its outputs or a view of
-    them. A loss of the user is compared with cross-entropy by value (LabelSearch).
+    The map is called once in a forward pass of each batch, and the outputs of the
+    network are its outputs or a view of them. A loss of the user is compared with
+    cross-entropy by value (LabelSearch).
     """
     loss, found = objective.loss, None
     is_known = type(loss) is CrossEntropy and not loss.smoothing
@@ -168,10 +169,12 @@ def _is_view(outputs: Tensor, made: Tensor) -> bool:
 class LargeNetwork:
     """A large network of a user: its batches, and its last linear map if outputs need not be stored.
 
-    `expected` are the bytes that a product with H in all parameters takes, if they were measured.
+    `expected` are the bytes that a product with H in all parameters takes, if they were
+    measured.
 
-    The products of a part are checked once, for all parameters: for a random and a constant vector they must agree with
-    plain double backward in the rows of every parameter, on the first batch.
+    The products of a part are checked once, for all parameters: for a random and a
+    constant vector they must agree with plain double backward in the rows of every
+    parameter, on the first batch.
     """
 
     def __init__(
@@ -196,8 +199,9 @@ class LargeNetwork:
     def of(cls, objective: Objective) -> LargeNetwork:
         """Return the network of a problem, in micro-batches that fit into memory; graphs are kept as far as they fit.
 
-        Another call for the same objective returns the same network, with what was checked. Its columns share graphs if
-        those of all batches take at most KEPT_BYTES; otherwise every column has its own.
+        Another call for the same objective returns the same network, with what was
+        checked. Its columns share graphs if those of all batches take at most
+        KEPT_BYTES; otherwise every column has its own.
 
         Raises UserError if the product of one sample takes more memory than allowed.
         """
@@ -227,8 +231,8 @@ class LargeNetwork:
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
 
-        None, with a warning, if these fail: then nothing bounds the memory of products. If no product can be computed,
-        `holds` raises the error that says why.
+        None, with a warning, if these fail: then nothing bounds the memory of products.
+        If no product can be computed, `holds` raises the error that says why.
         """
         parameters = self._parameters()
         head = self.head and replace(
@@ -326,8 +330,8 @@ class LargeNetwork:
     def _check_same(self, number: int, features: Tensor) -> None:
         """Raise UserError if the features of a batch have another length than the first time.
 
-        Outputs may be zero up to rounding, also those that are a loss: their length is compared beside the size of the
-        terms of the loss.
+        Outputs may be zero up to rounding, also those that are a loss: their length is
+        compared beside the size of the terms of the loss.
         """
         size, witness = norm(features), self.problem.witness
         was = self._sizes.setdefault(number, size)
@@ -345,7 +349,8 @@ class LargeNetwork:
     def holds(self, part: Part) -> bool:
         """Whether the products of a part agree with plain double backward on the first batch; warns once if not.
 
-        Its first samples are enough if products on them are finite and reach every parameter (samples.few_samples).
+        Its first samples are enough if products on them are finite and reach every
+        parameter (samples.few_samples).
         """
         if part not in self._verdicts:
             self._verdicts[part] = self._agrees(part)
@@ -462,7 +467,8 @@ class _PartOf:
 class OwnColumn(LargeColumn):
     """The blocks of a column of a LargeNetwork.
 
-    ColumnOperator computes the products of a part whose products do not agree with plain double backward.
+    ColumnOperator computes the products of a part whose products do not agree with
+    plain double backward.
 
     Parameters
     ----------

@@ -19,7 +19,8 @@ CHUNK_BYTES = 2**26  # size of one tensor of logits
 class Tangents:
     """Directions of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width); each may be None.
 
-    A bias of the unembedding is its last column; the features then have a constant 1 as their last entry.
+    A bias of the unembedding is its last column; the features then have a constant 1 as
+    their last entry.
     """
 
     features: Tensor | None
@@ -104,9 +105,10 @@ class OutputReadout:
 class VocabularyReadout:
     """The mean loss over `total` scored tokens, of which `targets` are in this batch; W is the `unembedding`.
 
-    In the logits z = W h of a token, the loss has the gradient g = (p - y) / total and the Hessian
-    B = (diag(p) - p p^T) / total. A direction has dz = W dh + dW h. H_o is B dz, pulled back to h and W. H_f is g times
-    the mixed term dW dh of z, the only second-order term of the unembedding.
+    In the logits z = W h of a token, the loss has the gradient g = (p - y) / total and
+    the Hessian B = (diag(p) - p p^T) / total. A direction has dz = W dh + dW h. H_o is
+    B dz, pulled back to h and W. H_f is g times the mixed term dW dh of z, the only
+    second-order term of the unembedding.
     """
 
     unembedding: Float[Tensor, "vocabulary width"]

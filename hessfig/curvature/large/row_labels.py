@@ -34,7 +34,8 @@ class Labels:
     ignored : tuple of int
         Targets that do not count, besides the one that torch ignores by default.
     all_count : bool
-        Whether rows that do not count are rows of the first class, to find out what a product takes at most.
+        Whether rows that do not count are rows of the first class, to find out what a
+        product takes at most.
     """
 
     shifted: bool = False
@@ -71,8 +72,9 @@ class Labels:
 class LabelSearch:
     """The labels with which a loss is cross-entropy for all batches seen so far.
 
-    Value and gradient in the outputs are compared at the outputs and at scaled ones. Options of cross-entropy that
-    change the function (class weights, smoothing) and functions that compute something else have no such labels.
+    Value and gradient in the outputs are compared at the outputs and at scaled ones.
+    Options of cross-entropy that change the function (class weights, smoothing) and
+    functions that compute something else have no such labels.
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -174,8 +176,9 @@ def _agree(
 ) -> bool:
     """Whether values and gradients are equal up to rounding of their terms.
 
-    A row's loss logsumexp(f) - f_y is a difference of numbers as large as its outputs, and its gradient q - y one of
-    probabilities; both cancel where the softmax saturates. `rows` is the number of rows over the divisor.
+    A row's loss logsumexp(f) - f_y is a difference of numbers as large as its outputs,
+    and its gradient q - y one of probabilities; both cancel where the softmax
+    saturates. `rows` is the number of rows over the divisor.
     """
     allowed = _DIGITS * torch.finfo(one[1].dtype).eps
     count = max(1, one[1].shape[:-1].numel())

@@ -93,7 +93,8 @@ def extremes(
 ) -> dict[str, list[Estimate]]:
     """Return the k largest and the k smallest eigenvalues; the error is the residual |A x - value x| of a product.
 
-    The recurrence ends when the residuals that T shows are at most `tolerance` of the largest eigenvalue in size.
+    The recurrence ends when the residuals that T shows are at most `tolerance` of the
+    largest eigenvalue in size.
     """
 
     def is_enough(matrix: Tensor, beta: float) -> bool:

@@ -31,7 +31,8 @@ from hessfig.curvature.sharded.shards import (
 from hessfig.errors import UserError, first_few
 from hessfig.terms import Part
 
-# of the size of this rank's shards: weights, moved weights, the vector, gradients, and three quotients of two each
+# of the size of this rank's shards: weights, moved weights, the vector, gradients, and
+# three quotients of two each
 _TENSORS = 11
 _OF_BOTH = 4  # of H_f: the product of H and its error beside those of H_o, and their differences
 _OF_A_STEP = 6  # of Lanczos' recurrence, beside its basis: a product and its error, copies as vectors, sums
@@ -67,14 +68,16 @@ class ShardedHessian:
 
     .. math:: L(w) = \sum_{r b} w_{rb} f_{rb}(w) / \sum_{r b} w_{rb},
 
-    which is the same if every rank has the same batches. Its gradient takes first-order hooks alone, so it works under
-    FSDP2 and tensor parallelism, where double backward does not.
+    which is the same if every rank has the same batches. Its gradient takes first-order
+    hooks alone, so it works under FSDP2 and tensor parallelism, where double backward
+    does not.
 
     Parameters
     ----------
     network : torch.nn.Module
-        Its parameters are DTensors, and plain tensors with the same entries and gradients on every rank. It is moved
-        along each vector in place; afterwards its weights have the same bits.
+        Its parameters are DTensors, and plain tensors with the same entries and
+        gradients on every rank. It is moved along each vector in place; afterwards its
+        weights have the same bits.
     batches, batch_weights : list
         Those of this rank, and their weights.
     function : Function
@@ -121,9 +124,9 @@ class ShardedHessian:
     def product(self, vector: Tensor) -> Product:
         """Return H v and the estimate of its error.
 
-        Raises UserError for an error above a tenth of |H v|. A shorter product than 0.1 |v| |H u| / |u| for a random u
-        may have the error of that length: the product of a vector that H maps to zero consists of rounding. For H_o
-        it is H_o u.
+        Raises UserError for an error above a tenth of |H v|. A shorter product than 0.1
+        |v| |H u| / |u| for a random u may have the error of that length: the product of
+        a vector that H maps to zero consists of rounding. For H_o it is H_o u.
         """
         done, along = self._differenced(vector, self._part)
         error, size = length(done.deviation), length(done.product)

@@ -33,7 +33,8 @@ class Shards:
     Parameters
     ----------
     parameters : {name: DTensor}
-        Their meshes span all ranks. An entry that is on several ranks (Replicate) counts once.
+        Their meshes span all ranks. An entry that is on several ranks (Replicate)
+        counts once.
 
     Attributes
     ----------
@@ -80,8 +81,8 @@ class Shards:
     def probe(self, seed: int, *names: object, gaussian: bool = False) -> Tensor:
         """Return this rank's shards of a random vector with E[v v^T] = I: signs, or Gaussian numbers.
 
-        Every parameter has its own stream of its name, which is drawn whole on every rank and then cut. So the vector
-        has the same bits for any number of ranks.
+        Every parameter has its own stream of its name, which is drawn whole on every
+        rank and then cut. So the vector has the same bits for any number of ranks.
         """
         pieces = []
         for name, like in zip(self.names, self._like, strict=True):
@@ -154,7 +155,8 @@ def reshard(network: nn.Module) -> None:
 def parameters_of(network: nn.Module) -> dict[str, Any]:
     """Return the parameters by name: shards, also if FSDP2 has kept them whole since a forward pass of the user.
 
-    Raises UserError for meshes of some ranks only, and for types in which differences of gradients are too rough.
+    Raises UserError for meshes of some ranks only, and for types in which differences
+    of gradients are too rough.
     """
     reshard(network)
     named = dict(network.named_parameters())
@@ -204,9 +206,10 @@ def check_ranks(
 ) -> None:
     """Raise UserError, with the ranks, if they disagree: by hashes that are gathered from all of them.
 
-    Compared are the settings, names, shapes and placements of parameters, entries of parameters and buffers that are on
-    several ranks, the number of batches, and, unless each rank has its own, the batches. A shard that is on one rank
-    has nothing to be compared with: whatever it holds is the network.
+    Compared are the settings, names, shapes and placements of parameters, entries of
+    parameters and buffers that are on several ranks, the number of batches, and, unless
+    each rank has its own, the batches. A shard that is on one rank has nothing to be
+    compared with: whatever it holds is the network.
     """
     here = {"settings": _hash(settings), "number of batches": _hash(len(batches))}
     if not sharded_batches:

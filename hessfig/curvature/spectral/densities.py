@@ -31,8 +31,8 @@ def dense_eigenvalues(
 ) -> dict[Part, NDArray[np.float64] | None]:
     """Return the ascending eigenvalues of each part of the square block `row` of `column`; None for a nonfinite block.
 
-    Raises ArithmeticError for a part that is not symmetric up to rounding. The caller checks that the matrices fit into
-    memory.
+    Raises ArithmeticError for a part that is not symmetric up to rounding. The caller
+    checks that the matrices fit into memory.
     """
     matrices = _matrices(column, row, to_multiply(parts))
     finite = {
@@ -53,8 +53,9 @@ def dense_eigenvalues(
 def dense_matrix(square: Square) -> Matrix:
     """Return a part of a square block as a matrix (n, n) in float64.
 
-    The matrix A has the n products with unit vectors as columns; (A + A^T) / 2 is returned. A matrix with entries that
-    are not finite is returned as it is. Raises ArithmeticError if A is not symmetric up to rounding.
+    The matrix A has the n products with unit vectors as columns; (A + A^T) / 2 is
+    returned. A matrix with entries that are not finite is returned as it is. Raises
+    ArithmeticError if A is not symmetric up to rounding.
 
     Examples
     --------
@@ -145,8 +146,8 @@ BASIS_BYTES = 2**30  # limit for the vectors of runs that advance together
 class Quadrature:
     """Nodes and weights for every probe, and those of the first half of the same runs.
 
-    The weights of a probe sum to 1. A run that breaks down early is exact and has fewer nodes; the remaining nodes and
-    weights are 0.
+    The weights of a probe sum to 1. A run that breaks down early is exact and has fewer
+    nodes; the remaining nodes and weights are 0.
     """
 
     nodes: Float[Tensor, "num_probes steps"]
@@ -160,11 +161,12 @@ def quadrature(
 ) -> Quadrature:
     """Return the Gauss quadrature of `steps` Lanczos steps from every column v of `starts`.
 
-    The nodes are the Ritz values theta_i; the weights w_i are the squared first entries of the eigenvectors of the
-    projection. Then sum_i w_i f(theta_i) = v.f(A)v / |v|^2 for polynomials f of degree up to 2 steps - 1 (Ghorbani et
-    al. 2019). Starts may be of any type (signs in int8). As many runs advance together as have vectors of at most
-    BASIS_BYTES. Raises NotFinite for products that are not finite, and ArithmeticError for an operator that is not
-    symmetric.
+    The nodes are the Ritz values theta_i; the weights w_i are the squared first entries
+    of the eigenvectors of the projection. Then sum_i w_i f(theta_i) = v.f(A)v / |v|^2
+    for polynomials f of degree up to 2 steps - 1 (Ghorbani et al. 2019). Starts may be
+    of any type (signs in int8). As many runs advance together as have vectors of at
+    most BASIS_BYTES. Raises NotFinite for products that are not finite, and
+    ArithmeticError for an operator that is not symmetric.
 
     Examples
     --------
@@ -217,9 +219,11 @@ def xtrace(
     """Return an estimate of the trace and its standard error, from `num_products` products (even, less than 2 dim).
 
     XTrace (Epperly, Tropp and Webber 2024) is the mean over the test vectors w of
-    tr(Q^T A Q) + w.(I - Q Q^T) A (I - Q Q^T) w, where Q spans the images of all other test vectors. Test vectors are
-    uniform on the sphere of radius sqrt(n); the component of w outside the range of Q is rescaled to the sphere of the
-    complement (the improved version, section 2.3 of their paper). With a single test vector the error is nan.
+    tr(Q^T A Q) + w.(I - Q Q^T) A (I - Q Q^T) w, where Q spans the images of all other
+    test vectors. Test vectors are uniform on the sphere of radius sqrt(n); the
+    component of w outside the range of Q is rescaled to the sphere of the complement
+    (the improved version, section 2.3 of their paper). With a single test vector the
+    error is nan.
 
     Examples
     --------

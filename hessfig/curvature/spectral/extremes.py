@@ -44,10 +44,11 @@ class End(StrEnum):
 class Extremes:
     """The k outermost eigenvalues, the outermost first, with orthonormal vectors.
 
-    `residuals` are ||A v - value v||, from separate products: an eigenvalue lies within the residual of each value.
-    `scale` is the largest absolute eigenvalue seen. `converged` is true if all residuals, and the difference between
-    the two starts, are below tolerance * scale. `products` counts the products in full precision, and `rough_products`
-    those of an operator of lower precision.
+    `residuals` are ||A v - value v||, from separate products: an eigenvalue lies within
+    the residual of each value. `scale` is the largest absolute eigenvalue seen.
+    `converged` is true if all residuals, and the difference between the two starts, are
+    below tolerance * scale. `products` counts the products in full precision, and
+    `rough_products` those of an operator of lower precision.
     """
 
     values: Float[Tensor, " k"]
@@ -75,10 +76,11 @@ def certify(
 ) -> Extremes:
     """Return the eigenvalues of a single run (or those of `before`) if all agree, else those of all vectors together.
 
-    Vectors are multiplied together, or one at a time if they are long. The runs agree if their values (or those of
-    `before`) are the Ritz values of the space that all vectors span. All residuals, and the values that enter `scale`,
-    come from separate products: the runs may have used an operator of lower precision, whose rounding must not enter
-    `scale`.
+    Vectors are multiplied together, or one at a time if they are long. The runs agree
+    if their values (or those of `before`) are the Ritz values of the space that all
+    vectors span. All residuals, and the values that enter `scale`, come from separate
+    products: the runs may have used an operator of lower precision, whose rounding must
+    not enter `scale`.
     """
     judge = _certify_short if is_short(runs[0].basis) else _certify_long
     return judge(operator, end, k, before, runs, tolerance)
@@ -246,9 +248,10 @@ def unseen(
 ) -> Float[Tensor, "n k"] | None:
     """Return Ritz vectors whose values lie outside those of `best` by more than `allowed`; None if there are none.
 
-    The vectors are sought in the span of the bases of all runs, the block Krylov space of all starts. It may contain
-    eigenvectors that no single run shows, and costs no product. Directions whose squared length in the joined bases is
-    below `least` are rounding and are left out.
+    The vectors are sought in the span of the bases of all runs, the block Krylov space
+    of all starts. It may contain eigenvectors that no single run shows, and costs no
+    product. Directions whose squared length in the joined bases is below `least` are
+    rounding and are left out.
     """
     pieces = [[run.against(other) for other in runs] for run in runs]
     gram, product = (
@@ -286,8 +289,9 @@ _MISSED = 0.01  # probability that one run has missed a value that is farther ou
 class Goal:
     """The `k` outermost values at one `end`, to `tolerance` times the largest one in size, by runs of `steps` vectors.
 
-    With `strict`, every run has to reach the residuals, not only the fastest one. `fewest` is the minimum number of
-    steps of a run whose outermost Ritz vectors may be mixtures of eigenvectors. `starts` is the number of runs.
+    With `strict`, every run has to reach the residuals, not only the fastest one.
+    `fewest` is the minimum number of steps of a run whose outermost Ritz vectors may be
+    mixtures of eigenvectors. `starts` is the number of runs.
     """
 
     end: End
@@ -323,8 +327,9 @@ def begin(
 ) -> list[LanczosRun]:
     """Return new runs from `starts`, orthogonal to `locked`.
 
-    A space of at most twice `goal.steps` dimensions is spanned without a restart. This takes fewer products, and next
-    to a cluster (the zeros of a block without full rank) restarts may not converge. For long vectors see `long_sizes`.
+    A space of at most twice `goal.steps` dimensions is spanned without a restart. This
+    takes fewer products, and next to a cluster (the zeros of a block without full rank)
+    restarts may not converge. For long vectors see `long_sizes`.
     """
     if not is_short(starts):
         sizes, _ = long_sizes(goal, len(locked))
@@ -342,8 +347,8 @@ def begin(
 def long_sizes(goal: Goal, dim: int) -> tuple[list[int], int]:
     """Return the number of vectors of each of the two runs, and how many vectors of the first run remain.
 
-    Runs on long vectors take turns. The second one begins when the first one has converged and keeps a few Ritz
-    vectors.
+    Runs on long vectors take turns. The second one begins when the first one has
+    converged and keeps a few Ritz vectors.
     """
     most = max(LONG_VECTORS - STARTS, 3 * goal.k + 4, LONG_BYTES // (4 * dim))
     first = min(goal.steps, most)
@@ -401,9 +406,10 @@ def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
 def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
     """Return the number of steps after which Lanczos would have seen a value farther out by tolerance * scale.
 
-    The start is random, so its component along that eigenvector is small and has to grow. By Kuczynski and Wozniakowski
-    (1992, Theorem 4.1), the probability of missing the value after k steps is below 1.648 sqrt(n) exp(-(2 k - 1)
-    sqrt(tolerance / 2)). For tight tolerances k would be too large; `steps` is used instead.
+    The start is random, so its component along that eigenvector is small and has to
+    grow. By Kuczynski and Wozniakowski (1992, Theorem 4.1), the probability of missing
+    the value after k steps is below 1.648 sqrt(n) exp(-(2 k - 1) sqrt(tolerance / 2)).
+    For tight tolerances k would be too large; `steps` is used instead.
     """
     chances = math.log(1.648 * dim**0.5 / _MISSED)
     return min(steps, math.ceil((chances / (tolerance / 2) ** 0.5 + 1) / 2))
@@ -412,8 +418,9 @@ def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
 def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
     """Whether the outermost Ritz vectors lie so close to the start that they cannot be single eigenvectors.
 
-    They then represent a cluster, such as the zeros of a block with few large eigenvalues. The start itself is nearly a
-    vector of the cluster, with a small residual, before eigenvalues farther out can appear.
+    They then represent a cluster, such as the zeros of a block with few large
+    eigenvalues. The start itself is nearly a vector of the cluster, with a small
+    residual, before eigenvalues farther out can appear.
     """
     if (
         run.vector is None
@@ -480,19 +487,23 @@ def extremes(
 ) -> Extremes:
     """Return the k outermost eigenvalues at one `end`, with residuals of `tolerance` times the largest absolute value.
 
-    Vectors have the type and device of `operator.like`. Lanczos with full reorthogonalisation, restarted from Ritz
-    vectors after `steps` vectors (never if twice as many span the space, and earlier if two bases would exceed
-    BASIS_BYTES; vectors in float32 are LONG_VECTORS, or as many as take LONG_BYTES). A run whose Ritz vectors may be
-    mixtures of eigenvectors takes at least `fewest_steps` steps. `warm` is an approximate eigenvector, such as that of
-    the last state; it shortens both runs, each of which starts from it plus a random vector. With `starts` 1 there is a
-    single run: half the products, and nothing shows an eigenvalue that its start is nearly orthogonal to.
-    `low_precision` is the same operator with products in float32. Raises NotFinite for products that are not finite,
-    and ArithmeticError for an operator that is not symmetric.
+    Vectors have the type and device of `operator.like`. Lanczos with full
+    reorthogonalisation, restarted from Ritz vectors after `steps` vectors (never if
+    twice as many span the space, and earlier if two bases would exceed BASIS_BYTES;
+    vectors in float32 are LONG_VECTORS, or as many as take LONG_BYTES). A run whose
+    Ritz vectors may be mixtures of eigenvectors takes at least `fewest_steps` steps.
+    `warm` is an approximate eigenvector, such as that of the last state; it shortens
+    both runs, each of which starts from it plus a random vector. With `starts` 1 there
+    is a single run: half the products, and nothing shows an eigenvalue that its start
+    is nearly orthogonal to. `low_precision` is the same operator with products in
+    float32. Raises NotFinite for products that are not finite, and ArithmeticError for
+    an operator that is not symmetric.
 
     Returns
     -------
     Extremes
-        values (k,), vectors (n, k), residuals ||A v - value v|| (k,), and whether they have converged.
+        values (k,), vectors (n, k), residuals ||A v - value v|| (k,), and whether they
+        have converged.
 
     Examples
     --------
@@ -540,7 +551,8 @@ def _in_full_precision(
 ) -> Extremes:
     """Return the result of runs in full precision from `starts`; if they disagree, search the complement as well.
 
-    Locked vectors are never improved, so all runs that disagree reach their residuals before vectors are locked.
+    Locked vectors are never improved, so all runs that disagree reach their residuals
+    before vectors are locked.
     """
     none = nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)
@@ -602,8 +614,8 @@ def _in_low_precision(
 ) -> tuple[Extremes, list[Tensor], int]:
     """Return the result of runs in float32, certified by `operator`, starts for further runs, and the products used.
 
-    A network that overflows in float32, or whose products lose their symmetry to rounding, is not an error: the runs in
-    full precision then begin from `starts`.
+    A network that overflows in float32, or whose products lose their symmetry to
+    rounding, is not an error: the runs in full precision then begin from `starts`.
     """
     before, none = low_precision.products, nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)

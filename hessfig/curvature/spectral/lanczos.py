@@ -38,7 +38,8 @@ class NotFinite(ArithmeticError):
 class SymmetricOperator(Protocol):
     """A symmetric matrix that is given by its products.
 
-    `like` is an empty tensor of the type and on the device of the vectors of recurrences.
+    `like` is an empty tensor of the type and on the device of the vectors of
+    recurrences.
     """
 
     dim: int
@@ -72,7 +73,8 @@ class Square:
     like : tensor, (0,)
         Type and device of the vectors of recurrences (see problem.recurrence_like).
     last_errors : tensor, (k,), or None
-        Norms of the errors of the last products, if these are by differences of gradients.
+        Norms of the errors of the last products, if these are by differences of
+        gradients.
 
     Examples
     --------
@@ -110,9 +112,11 @@ class Square:
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products.
 
-        A part that vanishes up to rounding (H_f of a linear map by automatic differentiation) is compared with the
-        other parts, because rounding errors are not symmetric. Products by differences may be as asymmetric as their
-        errors: u.Av and v.Au of unit vectors differ by at most the sum of the errors of Au and Av.
+        A part that vanishes up to rounding (H_f of a linear map by automatic
+        differentiation) is compared with the other parts, because rounding errors are
+        not symmetric. Products by differences may be as asymmetric as their errors:
+        u.Av and v.Au of unit vectors differ by at most the sum of the errors of Au and
+        Av.
         """
         allowed = SYMMETRY.of(self.column.dtype)
         bound = max(allowed * size, 2 * self._squared_errors**0.5)
@@ -178,11 +182,13 @@ class Ritz:
 class LanczosRun:
     """One Lanczos run of at most `size` vectors from `start`, orthogonal to the columns of `locked`.
 
-    Vectors have the type and device of `start`; inner products are accumulated in float64, and the projection is
-    float64 on the CPU. `vector` is the next vector to multiply, or None if the run has ended. `steps` counts all
-    products, including those before restarts. With a generator `fresh`, a run that breaks down continues from a random
-    vector until its basis spans the whole space. After j steps A Q = Q T + r e_j^T, with an orthonormal basis Q (n, j)
-    and the projection T = Q^T A Q, whose eigenvalues are the Ritz values.
+    Vectors have the type and device of `start`; inner products are accumulated in
+    float64, and the projection is float64 on the CPU. `vector` is the next vector to
+    multiply, or None if the run has ended. `steps` counts all products, including those
+    before restarts. With a generator `fresh`, a run that breaks down continues from a
+    random vector until its basis spans the whole space. After j steps A Q = Q T + r
+    e_j^T, with an orthonormal basis Q (n, j) and the projection T = Q^T A Q, whose
+    eigenvalues are the Ritz values.
 
     Examples
     --------
@@ -232,8 +238,8 @@ class LanczosRun:
     def absorb(self, product: Float[Tensor, " n"], operator: SymmetricOperator) -> None:
         """Add `vector`, whose product is given, to the basis, and compute the next vector.
 
-        A product in float32 is overwritten. Raises ArithmeticError if the products are not those of a symmetric
-        operator.
+        A product in float32 is overwritten. Raises ArithmeticError if the products are
+        not those of a symmetric operator.
         """
         assert self.vector is not None
         j, known = self.length, self._link
@@ -332,7 +338,8 @@ class LanczosRun:
     def _orthogonal(self, product: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Return the component of `product` orthogonal to the basis (with its new vector), and its coefficients inside.
 
-        The product is orthogonalised against the last two vectors, then against all, and again if its norm fell much.
+        The product is orthogonalised against the last two vectors, then against all,
+        and again if its norm fell much.
         """
         j = self.length
         coefficients = torch.zeros(j + 1, dtype=torch.float64, device="cpu")
@@ -385,8 +392,9 @@ def largest_ritz(
 ) -> float:
     """Return the largest Ritz value of a symmetric operator after `products` products.
 
-    Computed in the type and on the device of `start`. Trainings use it to estimate their curvature, so its bits are
-    part of the trajectory; this is why it is not a LanczosRun, whose sums are in float64.
+    Computed in the type and on the device of `start`. Trainings use it to estimate
+    their curvature, so its bits are part of the trajectory; this is why it is not a
+    LanczosRun, whose sums are in float64.
     """
     basis = (start / start.norm())[None]
     images: list[Tensor] = []

@@ -9,7 +9,8 @@ from torch import Generator, Tensor
 
 # The least entries of a band, and the largest number of bands.
 _BAND, _BANDS = (2**16, 64)
-# Entries whose products are summed in float32: their rounding is below that of the stored entries.
+# Entries whose products are summed in float32: their rounding is below that of the
+# stored entries.
 _SINGLE = 2**12
 _ALONE = 2**7  # the same for norms, whose terms all have one sign
 Rows = Float[Tensor, "p n"] | Sequence[Float[Tensor, " n"]]
@@ -29,8 +30,9 @@ def bands(dim: int) -> Iterator[slice]:
 def dots(rows: Tensor, others: Tensor) -> Tensor:
     """Return rows @ others in float64, on the CPU; `rows` is (n,) or (p, n), `others` is (n,) or (n, q).
 
-    Entries in float32 on the CPU are summed in float32 over short pieces, and the sums in float64: no copy of a basis
-    is made. On a card, where float32 may mean fewer digits, every entry is cast.
+    Entries in float32 on the CPU are summed in float32 over short pieces, and the sums
+    in float64: no copy of a basis is made. On a card, where float32 may mean fewer
+    digits, every entry is cast.
     """
     if others.dtype == torch.float64:
         return (rows @ others).cpu()

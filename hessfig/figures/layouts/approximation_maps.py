@@ -26,7 +26,8 @@ from hessfig.figures.parts.rows import (
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.terms import NUMBERS_OF_APPROXIMATIONS, Approximation
 
-# Inches: height of a block, and the width of a cell from which on its number is written.
+# Inches: height of a block, and the width of a cell from which on its number is
+# written.
 _ROW, _WRITTEN = (0.15, 0.19)
 _STYLE = OWN_Y.replace(left=0.5, right=0.55, top=0.26, bottom=0.95, down=0.34)
 _MOST = 5  # values of a setting that are drawn
@@ -40,12 +41,13 @@ _WORDS = {
 def approximations(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw how far approximations are from the blocks of each network, one panel per network, one page per part.
 
-    How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B of its row and the approximation
-    A of its column (after the best scalar factor of A; or the number that the note names). Light is
-    near: 0 is the block itself, 1 no better than zero. Grey: the block has no such approximation. Along a training
-    there is a panel for the first and for the last step, along a setting one for each of its first five values.
-    Requires: a sweep with the quantity `approximations` (options `number`: error, scale_error or angle; `at`: one
-    place on the axis).
+    How to read it: a cell is the mean over seeds of ||B - A|| / ||B|| for the block B
+    of its row and the approximation A of its column (after the best scalar factor of A;
+    or the number that the note names). Light is near: 0 is the block itself, 1 no
+    better than zero. Grey: the block has no such approximation. Along a training there
+    is a panel for the first and for the last step, along a setting one for each of its
+    first five values. Requires: a sweep with the quantity `approximations` (options
+    `number`: error, scale_error or angle; `at`: one place on the axis).
     """
     run, number = source.run, number_of(spec)
     points = _points(run, number)

@@ -40,11 +40,12 @@ _SIDE_BY_SIDE = 5  # up to this many weights the three parts fit next to each ot
 def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw log10 of the block norms of one layer as an annotated matrix, for each part of the Hessian.
 
-    How to read it: the number in cell (A, B) is log10 of the mean norm of the block of second derivatives
-    with respect to A and B, at the sigma named below; one colour scale for all parts. The matrix is
-    symmetric. `= 0`: the block vanishes identically. A dot: not measured.
-    Requires: the sweep's table.csv with pairs of weights, best blocks=all (option `at`, or `sigma`: the nearest
-    measured place is drawn; sigma = 1 by default, the end of another axis).
+    How to read it: the number in cell (A, B) is log10 of the mean norm of the block of
+    second derivatives with respect to A and B, at the sigma named below; one colour
+    scale for all parts. The matrix is symmetric. `= 0`: the block vanishes identically.
+    A dot: not measured. Requires: the sweep's table.csv with pairs of weights, best
+    blocks=all (option `at`, or `sigma`: the nearest measured place is drawn; sigma = 1
+    by default, the end of another axis).
     """
     run, numbers = read_numbers(spec, source)
     curves = growth_curves(numbers, axis=run.axis, quantity=spec.quantity)
@@ -178,10 +179,11 @@ _NARROWEST = 1.22  # inches: a panel that holds two slopes with their prediction
 def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw every block (row, col) along the axis, H_o and H_f in one panel: a page per network.
 
-    How to read it: panel (A, B) shows the norm of the block of second derivatives with respect to A and B.
-    Its words give the fitted slope ± half of its 95 % interval and, in brackets, the predicted exponent; dashed
-    lines are the predicted powers through the window. The block (B, A) is the transpose of (A, B) and is not drawn.
-    Requires: the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
+    How to read it: panel (A, B) shows the norm of the block of second derivatives with
+    respect to A and B. Its words give the fitted slope ± half of its 95 % interval and,
+    in brackets, the predicted exponent; dashed lines are the predicted powers through
+    the window. The block (B, A) is the transpose of (A, B) and is not drawn. Requires:
+    the sweep's table.csv with off-diagonal blocks; manifest.json for predictions.
     """
     for suffix, network in read_measured(spec, source).pages():
         several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1

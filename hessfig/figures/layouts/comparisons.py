@@ -61,9 +61,10 @@ _LONGEST = 1.4  # largest width of a name in inches
 def bars(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the value of every block at one place on the axis (or without one), a panel per part, a page per network.
 
-    How to read it: a dot is the mean over seeds and its bar the 95 % interval (of a single seed: the estimate's own
-    error). Layers stand side by side, darker for later ones; `= 0` stands for a block that is zero.
-    Requires: the sweep's table.csv (`figure.colour`: a varied setting, whose values then share a panel; options
+    How to read it: a dot is the mean over seeds and its bar the 95 % interval (of a
+    single seed: the estimate's own error). Layers stand side by side, darker for later
+    ones; `= 0` stands for a block that is zero. Requires: the sweep's table.csv
+    (`figure.colour`: a varied setting, whose values then share a panel; options
     `quantity`, `index`, and `at`: the nearest place on the axis is drawn).
     """
     run = source.run
@@ -223,14 +224,16 @@ class _Lines:
 def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw means over seeds along an axis, a page for whatever panels, colours and dashes do not tell apart.
 
-    How to read it: a point is a mean over seeds; up to five seeds are thin lines, more the band of the 95 % interval of
-    the mean. The legend gives what colours and dashes stand for. Scales are logarithmic where the numbers span them;
-    there a panel gives the fitted slopes of its lines, and predicted powers as grey dashed lines. A table without an
-    axis is drawn as bars.
-    Requires: the sweep's table.csv (`figure.x`: by default the sweep's axis; `figure.colour`, `figure.dashes`: sigma,
-    step, layer, num_layers, part, index or a varied setting, by default what varies first; colour=weight draws
-    diagonal blocks in one panel; options `quantity`: one, or a list, each then a column of panels; `sigmas`: those that
-    are drawn; `slopes`: true or false, by default true along sigma and for sweeps that state predictions).
+    How to read it: a point is a mean over seeds; up to five seeds are thin lines, more
+    the band of the 95 % interval of the mean. The legend gives what colours and dashes
+    stand for. Scales are logarithmic where the numbers span them; there a panel gives
+    the fitted slopes of its lines, and predicted powers as grey dashed lines. A table
+    without an axis is drawn as bars. Requires: the sweep's table.csv (`figure.x`: by
+    default the sweep's axis; `figure.colour`, `figure.dashes`: sigma, step, layer,
+    num_layers, part, index or a varied setting, by default what varies first;
+    colour=weight draws diagonal blocks in one panel; options `quantity`: one, or a
+    list, each then a column of panels; `sigmas`: those that are drawn; `slopes`: true
+    or false, by default true along sigma and for sweeps that state predictions).
     """
     run, quantities = source.run, spec.words("quantity") or [FROBENIUS]
     axis, asked = (Axis(spec.x), "figure.x") if spec.x else (run.axis, "sweep.axis")

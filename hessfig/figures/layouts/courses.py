@@ -61,7 +61,8 @@ def scale(
 def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """Return the note of a sheet: `words`, then repeats, how their spread is drawn, estimators, excluded numbers.
 
-    Estimators are named for a few quantities only: of more, the table tells which number has which.
+    Estimators are named for a few quantities only: of more, the table tells which
+    number has which.
     """
     table = along(table, Axis(STEP))
     means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
@@ -101,7 +102,8 @@ _UNITS = {
     "Spread of attention": "standard deviation",
     "Trace": "trace",
 }
-# By title of a panel: the lines in it, name: quantity/part. A page draws the first panels that were measured.
+# By title of a panel: the lines in it, name: quantity/part. A page draws the first
+# panels that were measured.
 _PANELS = {
     "Loss": {
         "measured batch": "loss",
@@ -138,11 +140,13 @@ _NAMES = 0.85  # inches to the right of a panel for the names of its lines
 def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw loss and curvature along a training, one page per network, at most six panels of what was measured.
 
-    How to read it: means over seeds along the steps (geometric on logarithmic axes); up to five seeds are thin lines,
-    more the band of their 95 % interval. Scales are logarithmic where the numbers span them, and for eigenvalues,
-    the smallest of which is drawn by its size. The dashed line is the sharpness from which on a step of that size does
-    not settle in a quadratic, as far as it is near. The CSV file also has norms, noise and the spread of attention.
-    Requires: the sweep's table.csv along `state.step`.
+    How to read it: means over seeds along the steps (geometric on logarithmic axes); up
+    to five seeds are thin lines, more the band of their 95 % interval. Scales are
+    logarithmic where the numbers span them, and for eigenvalues, the smallest of which
+    is drawn by its size. The dashed line is the sharpness from which on a step of that
+    size does not settle in a quadratic, as far as it is near. The CSV file also has
+    norms, noise and the spread of attention. Requires: the sweep's table.csv along
+    `state.step`.
     """
     for suffix, _, rows in by_network(source.table):
         yield _draw_course(rows, spec, suffix)
@@ -303,12 +307,13 @@ _SHORT = 30  # ratio below which powers of ten are too far apart for ticks
 def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw weights (layers, for the residual stream) against steps as heat maps, with the last step as dots beside.
 
-    How to read it: colour is log10 of the geometric mean over seeds, each row of panels with its own scale; white:
-    nothing positive. Steps stand side by side, whatever lies between them. Dots: the last step, with 95 % intervals
-    over seeds, in the order of the map.
-    Requires: the sweep's table.csv along `state.step` (option `quantity`: a list; by default norms and largest
-    eigenvalues of blocks of H, norms of gradient and weights, lengths of the residual stream, whichever are there;
-    option `parts`: a page for each of these parts of the Hessian, by default H alone).
+    How to read it: colour is log10 of the geometric mean over seeds, each row of panels
+    with its own scale; white: nothing positive. Steps stand side by side, whatever lies
+    between them. Dots: the last step, with 95 % intervals over seeds, in the order of
+    the map. Requires: the sweep's table.csv along `state.step` (option `quantity`: a
+    list; by default norms and largest eigenvalues of blocks of H, norms of gradient and
+    weights, lengths of the residual stream, whichever are there; option `parts`: a page
+    for each of these parts of the Hessian, by default H alone).
     """
     table, parts = source.table, spec.words("parts") or [Part.H.value]
     wanted = wanted_quantities(
@@ -478,10 +483,11 @@ _SINK, _KEY = "sink_mass", "key_mass"
 def attention_mass(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw where attention goes: on the first key by layer and head, along the steps, and by key; one page per network.
 
-    How to read it: the map and the curves over keys are of the last step. A head whose weight on the first key is far
-    above what uniform attention gives (said in the note) has a sink there. Over keys, 1 is what uniform attention
-    gives to that key. Means over seeds; bands are 95 % intervals.
-    Requires: the sweep's table.csv with `sink_mass` along `state.step`.
+    How to read it: the map and the curves over keys are of the last step. A head whose
+    weight on the first key is far above what uniform attention gives (said in the note)
+    has a sink there. Over keys, 1 is what uniform attention gives to that key. Means
+    over seeds; bands are 95 % intervals. Requires: the sweep's table.csv with
+    `sink_mass` along `state.step`.
     """
     for suffix, _, rows in by_network(counted(source.table)):
         yield _draw_mass(rows, spec, suffix)

@@ -120,12 +120,13 @@ def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
 def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks against sigma in log-log axes (Figures 3, 6, 7): a page per network.
 
-    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Each panel prints the fitted
-    slope with half of its 95 % interval over seeds and, in the corner, the predicted power, drawn as a grey dashed
-    guide a little below the curve. Without a prediction the guides are the fits themselves, one a window.
-    Later layers are darker. A block that vanishes says so.
-    Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions (option `words`: level prints
-    the mean level in each window in place of the slope, as levels.csv has it).
+    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Each panel
+    prints the fitted slope with half of its 95 % interval over seeds and, in the
+    corner, the predicted power, drawn as a grey dashed guide a little below the curve.
+    Without a prediction the guides are the fits themselves, one a window. Later layers
+    are darker. A block that vanishes says so. Requires: the sweep's table.csv with
+    diagonal blocks; manifest.json for predictions (option `words`: level prints the
+    mean level in each window in place of the slope, as levels.csv has it).
     """
     yield from growth_pages(read_measured(spec, source))
 
@@ -248,10 +249,11 @@ def _legend(ax: Axes, **style: Any) -> None:
 def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the norms of diagonal blocks along the axis on linear axes: a page per network.
 
-    How to read it: the same numbers as in a growth sheet, but each panel has its own scale. The grey dashed
-    curve is c * sigma^p with the predicted p and the c of least squares on these axes. Where the curve leaves
-    it (sigma > 1), attention saturates and the power law ends.
-    Requires: the sweep's table.csv with diagonal blocks; manifest.json for predictions.
+    How to read it: the same numbers as in a growth sheet, but each panel has its own
+    scale. The grey dashed curve is c * sigma^p with the predicted p and the c of least
+    squares on these axes. Where the curve leaves it (sigma > 1), attention saturates
+    and the power law ends. Requires: the sweep's table.csv with diagonal blocks;
+    manifest.json for predictions.
     """
     for suffix, network in read_measured(spec, source).pages():
         crosses = (
@@ -333,10 +335,11 @@ _BESIDE = 1.35  # width in inches of a legend of depths and slopes
 def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the full Hessian's blocks against sigma, all layers of all depths in one panel.
 
-    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Colour is darker for deeper networks; early
-    layers are drawn wide, later ones narrow on top, so that curves that coincide can still be counted.
-    Requires: the sweep's table.csv with diagonal blocks of H (option `part` chooses another); manifest.json
-    for predictions.
+    How to read it: a straight line of slope p means ||block||_F ~ sigma^p. Colour is
+    darker for deeper networks; early layers are drawn wide, later ones narrow on top,
+    so that curves that coincide can still be counted. Requires: the sweep's table.csv
+    with diagonal blocks of H (option `part` chooses another); manifest.json for
+    predictions.
     """
     measured = read_measured(spec, source)
     parts = parts_of(measured.curves)
@@ -415,11 +418,12 @@ _STEP = 0.14  # between the layers of one network, in units of one depth
 def growth_by_depth(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a growth sheet for every depth (Figures 6 and 7), then the overview of their slopes.
 
-    How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p; each panel prints the
-    fitted slopes with half of their 95 % intervals next to the predicted powers (grey dashed guides), later layers are
-    darker. In the overview a dot is the slope fitted to one layer of one network, with its error; the grey bar
-    at its place is the predicted exponent.
-    Requires: the sweep's table.csv with diagonal blocks of several depths; manifest.json for predictions.
+    How to read it: on a sheet, a straight line of slope p means ||block||_F ~ sigma^p;
+    each panel prints the fitted slopes with half of their 95 % intervals next to the
+    predicted powers (grey dashed guides), later layers are darker. In the overview a
+    dot is the slope fitted to one layer of one network, with its error; the grey bar at
+    its place is the predicted exponent. Requires: the sweep's table.csv with diagonal
+    blocks of several depths; manifest.json for predictions.
     """
     measured = read_measured(spec, source)
     yield from growth_pages(measured)

@@ -39,12 +39,13 @@ _OUTSIDE = "outside"  # the row of weights outside the layers
 def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the value of every weight's diagonal block, layers from top to bottom, weights across, a panel per part.
 
-    How to read it: the colour (and the number, where there is room) is log10 of the mean over seeds; one scale for
-    all panels. Quantities that can be negative are coloured themselves, blue below zero and red above. `= 0`: the
-    block vanishes identically. Grey: not measured, or no such weight in that layer. The row `outside` holds
-    weights outside the layers.
-    Requires: the sweep's table.csv with diagonal blocks (options `quantities`: a page each, frobenius by default;
-    `index`; `at`: the nearest place on the axis is drawn).
+    How to read it: the colour (and the number, where there is room) is log10 of the
+    mean over seeds; one scale for all panels. Quantities that can be negative are
+    coloured themselves, blue below zero and red above. `= 0`: the block vanishes
+    identically. Grey: not measured, or no such weight in that layer. The row `outside`
+    holds weights outside the layers. Requires: the sweep's table.csv with diagonal
+    blocks (options `quantities`: a page each, frobenius by default; `index`; `at`: the
+    nearest place on the axis is drawn).
     """
     quantities = spec.words("quantities") or [spec.quantity]
     for quantity in quantities:

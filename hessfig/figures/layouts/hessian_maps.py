@@ -45,9 +45,9 @@ SIZE, SHARE = "absolute value of an entry", "share of entries"
 def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw histograms of |entries| of (V, V) and (Q, Q), a panel per variant (Figure 4).
 
-    How to read it: where the two humps lie close together with linear attention and far apart with softmax, it is
-    softmax that makes the blocks differ.
-    Requires: stored Hessians (option `blocks` names other weights).
+    How to read it: where the two humps lie close together with linear attention and far
+    apart with softmax, it is softmax that makes the blocks differ. Requires: stored
+    Hessians (option `blocks` names other weights).
     """
     hessians = read_hessians(source.folder)
     names = variant_names([hessian.variant for hessian in hessians])
@@ -155,11 +155,12 @@ _SMALLEST_LABEL = (
 def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the Hessian of the whole model and of attention alone, and histograms of |entries| (Figure 1).
 
-    How to read it: bright squares are pairs of parameters whose loss curvature is strong; dashed lines
-    separate the weights, the smallest of which are not named. The histograms show how much smaller the
-    entries of the (Q, Q) block are than those of (V, V).
-    Requires: stored Hessians (a sweep with `hessian` among its quantities; of one layer for the paper's weights).
-    Options: `variant` picks one (all by default), `weights` those of the second heat map, `blocks` the two histograms.
+    How to read it: bright squares are pairs of parameters whose loss curvature is
+    strong; dashed lines separate the weights, the smallest of which are not named. The
+    histograms show how much smaller the entries of the (Q, Q) block are than those of
+    (V, V). Requires: stored Hessians (a sweep with `hessian` among its quantities; of
+    one layer for the paper's weights). Options: `variant` picks one (all by default),
+    `weights` those of the second heat map, `blocks` the two histograms.
     """
     picture = picked(read_hessians(source.folder), spec.options.get("variant"))
     networks = [(hessian.variant, 0) for hessian in picture]

@@ -80,14 +80,16 @@ class Laws:
 def power_laws(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw quantities along the sweep's axis, logarithmic both, with the slope of every curve.
 
-    How to read it: a dot is a mean over seeds; up to five seeds are thin lines, more the band of their 95 % interval.
-    Slopes are least squares in logarithms on the sweep's first window, ± half of their 95 % interval over seeds; none
-    is written where a straight line explains less than 0.9 of the means' variance there: flat or bent curves have no
-    power. Colours are parts of the Hessian (shades: variants). Grey dashed lines are what chance alone gives, with
-    their own slopes: a slope like theirs is not a property of the network. Shares (accuracies) have linear axes.
-    Options: `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}), `published` ({quantity:
-    slope}), `repeats` (a varied setting whose values are the repeats, each a mean over seeds: batches, say). Requires:
-    the sweep's table.csv.
+    How to read it: a dot is a mean over seeds; up to five seeds are thin lines, more
+    the band of their 95 % interval. Slopes are least squares in logarithms on the
+    sweep's first window, ± half of their 95 % interval over seeds; none is written
+    where a straight line explains less than 0.9 of the means' variance there: flat or
+    bent curves have no power. Colours are parts of the Hessian (shades: variants). Grey
+    dashed lines are what chance alone gives, with their own slopes: a slope like theirs
+    is not a property of the network. Shares (accuracies) have linear axes. Options:
+    `quantity` (one, or a list, a column each), `chance` ({quantity: [quantities]}),
+    `published` ({quantity: slope}), `repeats` (a varied setting whose values are the
+    repeats, each a mean over seeds: batches, say). Requires: the sweep's table.csv.
     """
     repeats = str(spec.options.get("repeats", ""))
     run = _over_repeats(source.run, repeats)

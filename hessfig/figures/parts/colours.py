@@ -6,7 +6,8 @@ from matplotlib.colors import to_rgb
 
 from hessfig.terms import Matrix, Part
 
-# Chosen with simulations of two kinds of colour blindness: tests/figures/test_artists.py holds all pairs apart.
+# Chosen with simulations of two kinds of colour blindness:
+# tests/figures/test_artists.py holds all pairs apart.
 _MATRIX_COLOURS: dict[str, str] = {
     Matrix.W_V: "#7570b3",
     Matrix.W_Q: "#1b9e77",
@@ -33,7 +34,8 @@ _PART_COLOURS = {
     Part.H_fT: "#ffbad7",
 }
 _OTHER = "#b5794a"
-# Colours of networks and of update rules (blues, yellow, black, browns). No weight and no part has one of them.
+# Colours of networks and of update rules (blues, yellow, black, browns). No weight and
+# no part has one of them.
 TONES = ("#0072B2", "#E69F00", "#56B4E9", "#000000", "#8c6d1f", "#003f5c", "#8b1a1a")
 _LIGHTEST = 0.55  # of words; white is 1
 GUIDE = "#808080"

@@ -157,7 +157,8 @@ class Encoding:
     def tones(self, page: pd.DataFrame, weight: str) -> dict[Any, Any]:
         """Return the colour of each value. The words of a setting keep their colours in every panel.
 
-        Numbers are shades of the weight's colour (grey for ""), darker for later numbers.
+        Numbers are shades of the weight's colour (grey for ""), darker for later
+        numbers.
         """
         values = ordered(values_of(page, self.colour))
         if self.colour == "part":

@@ -24,10 +24,11 @@ from hessfig.record import FROBENIUS
 class FigureSpec:
     """The name of a figure, its sweep, its layout (see sheets.LAYOUTS), the settings of its fits, and its options.
 
-    `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied setting; so does `where`, with the
-    values to draw. `preset` names the shipped sweep with this network and task, whose published slopes are printed; ""
-    for other sweeps.
-    `paper` holds width, note, formats, panels and style, which panel_sheet and save_page apply to every layout.
+    `x`, `colour` and `dashes` name sigma, step, layer, num_layers, part or a varied
+    setting; so does `where`, with the values to draw. `preset` names the shipped sweep
+    with this network and task, whose published slopes are printed; "" for other sweeps.
+    `paper` holds width, note, formats, panels and style, which panel_sheet and
+    save_page apply to every layout.
     """
 
     name: str
@@ -189,9 +190,9 @@ def _as_text(value: Any) -> str:
 class Requires:
     """Requirement of a layout: the table has finite numbers of the quantity `name` in rows of one of the `quantities`.
 
-    `quantities` is `name` by default, or follows from the figure's options. `sweep` names the shipped sweep that
-    measures the quantity (by default the message suggests the same sweep with this quantity); `what` describes the
-    numbers in words.
+    `quantities` is `name` by default, or follows from the figure's options. `sweep`
+    names the shipped sweep that measures the quantity (by default the message suggests
+    the same sweep with this quantity); `what` describes the numbers in words.
     """
 
     name: str
@@ -246,7 +247,8 @@ class FigureLayout:
     Attributes
     ----------
     drawn_by : str
-        "MODULE:FUNCTION" of the function that yields its pages, imported when a figure is drawn.
+        "MODULE:FUNCTION" of the function that yields its pages, imported when a figure
+        is drawn.
     options : tuple of str
         The names of figure.options that it accepts.
     requires : tuple of Requires

@@ -201,8 +201,9 @@ def made_words(
 def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) -> str:
     """Return width, layers and batch as a sentence, as far as all numbers share them; "" without a manifest.
 
-    Settings that the sweep varies, or that are its axis, are shown elsewhere. For a user's own network these settings
-    are unknown, and for one that was loaded its width is.
+    Settings that the sweep varies, or that are its axis, are shown elsewhere. For a
+    user's own network these settings are unknown, and for one that was loaded its width
+    is.
     """
     model, task, sweep = (
         config.get(group) or {} for group in ("model", "task", "sweep")
@@ -241,7 +242,8 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
 def variant_words(variant: str) -> str:
     """Return a variant in words for a panel: 'softmax, pre-LN', 'temperature 0.5'.
 
-    Settings that the kind of network does not have, such as the attention of an MLP, are left out.
+    Settings that the kind of network does not have, such as the attention of an MLP,
+    are left out.
     """
     kind = settings_of(variant).get("model.kind")
     settings = (

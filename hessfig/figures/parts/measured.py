@@ -43,7 +43,8 @@ def wanted_quantities(
 ) -> list[str]:
     """Return the quantities to draw: those `asked` for, otherwise those of the `usual` ones that were measured.
 
-    Raises UserError if one of them was not measured, or if there is none; the message then reports `found`.
+    Raises UserError if one of them was not measured, or if there is none; the message
+    then reports `found`.
     """
     measured = list(table["quantity"].unique())
     wanted = asked or [name for name in usual if name in measured]
@@ -61,7 +62,8 @@ def wanted_quantities(
 def read_numbers(spec: FigureSpec, source: Source) -> tuple[RecordedRun, pd.DataFrame]:
     """Return a sweep and its numbers of one quantity (the first of several) along its axis, for blocks in one layer.
 
-    Raises UserError if the table has none, and then names the general layouts, which draw any table.
+    Raises UserError if the table has none, and then names the general layouts, which
+    draw any table.
     """
     run = source.run
     table = along(of_quantity(run.table, spec.quantity, spec.index), run.axis)
@@ -86,9 +88,10 @@ _TOP_ROWS = (Matrix.W_V.value, Matrix.W_Q.value)
 class MeasuredCurves:
     """A sweep ready for drawing: numbers, mean curves, slopes on the windows, architectures where known.
 
-    The numbers are of one quantity along one axis, whose places are in the column x. Means are arithmetic or geometric,
-    as `average` says. Panels print slopes or levels on
-    the windows, as `printed` says. `paper` is the figure's page, `config` holds the settings of the run.
+    The numbers are of one quantity along one axis, whose places are in the column x.
+    Means are arithmetic or geometric, as `average` says. Panels print slopes or levels
+    on the windows, as `printed` says. `paper` is the figure's page, `config` holds the
+    settings of the run.
     """
 
     table: pd.DataFrame

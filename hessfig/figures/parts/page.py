@@ -39,11 +39,12 @@ _FAMILIES = ["STIXGeneral", "DejaVu Serif"]
 class Paper:
     """The settings of a page that apply to every layout: figure.width, note, formats, panels, title ..., and `style`.
 
-    `width` is in inches; None means the width of the style. Without `note` the note is written to a .txt file next to
-    the figure. `panels` names the panels to draw; empty for all. `title`, `xlabel`, `ylabel` and `legend` (a location
-    of matplotlib, or none) replace those of the layout. `seen` holds titles by the suffix of the page, or by "*" for
-    every page, which `title` replaces. `changed` lists settings in which the network differs from the preset's; every
-    note then names them.
+    `width` is in inches; None means the width of the style. Without `note` the note is
+    written to a .txt file next to the figure. `panels` names the panels to draw; empty
+    for all. `title`, `xlabel`, `ylabel` and `legend` (a location of matplotlib, or
+    none) replace those of the layout. `seen` holds titles by the suffix of the page, or
+    by "*" for every page, which `title` replaces. `changed` lists settings in which the
+    network differs from the preset's; every note then names them.
     """
 
     width: float | None = None
@@ -206,8 +207,8 @@ def relabel(
 ) -> None:
     """Replace the title, the labels of axes that have one, and the location of legends, as far as they are given.
 
-    A title that is wider than the page is broken into lines.
-    Where the y label of a panel names its row, the name stays in front of the user's own label.
+    A title that is wider than the page is broken into lines. Where the y label of a
+    panel names its row, the name stays in front of the user's own label.
     """
     if title is not None:
         room = figure.get_figwidth() - 0.1

@@ -30,7 +30,8 @@ from hessfig.figures.parts.page import Paper
 from hessfig.figures.parts.ticks import name_two_ticks, part_ticks
 
 _LINE = 0.125  # height of a line of the note in inches
-# Inches from the page's edge to the note, and from a panel to the middle of its y label.
+# Inches from the page's edge to the note, and from a panel to the middle of its y
+# label.
 _EDGE, _LABEL = (0.05, 0.38)
 _INNER, _TITLE, _TICKS, _PANEL_LABEL = 0.38, 0.22, 0.16, 0.16  # inches
 NARROWEST = 1.1  # inches: a panel that holds 'σ ≤ 0.1: −0.02 ± 0.01' in 7 points
@@ -43,9 +44,10 @@ Cell = tuple[int, int]
 class SheetStyle:
     """Arrangement of panels: margins, gaps and heights in inches, and which axes the panels share.
 
-    The note is below `bottom`. `height` is the height of every panel, or a list with one height per row. A sheet is
-    folded if its panels would be narrower than `narrowest` (None: narrower than on a page of the usual width). A row
-    with fewer panels fills the width, unless rows have places for `most` panels.
+    The note is below `bottom`. `height` is the height of every panel, or a list with
+    one height per row. A sheet is folded if its panels would be narrower than
+    `narrowest` (None: narrower than on a page of the usual width). A row with fewer
+    panels fills the width, unless rows have places for `most` panels.
     """
 
     left: float = 0.54
@@ -158,7 +160,8 @@ def say(ax: Axes, words: str) -> None:
 class Page:
     """A drawn sheet: the suffix of its file name ("" for a single sheet), the figure and its numbers.
 
-    `panels` are the names of its panels, drawn or not; a figure that is not visible has none of those asked for.
+    `panels` are the names of its panels, drawn or not; a figure that is not visible has
+    none of those asked for.
     """
 
     suffix: str
@@ -171,7 +174,8 @@ class Page:
 class Sheet:
     """A figure and the axes of its panels by their position in the matrix of names; `lines` holds them as drawn.
 
-    `names` are the names of all panels, drawn or not; `across` is the gap between panels in inches.
+    `names` are the names of all panels, drawn or not; `across` is the gap between
+    panels in inches.
     """
 
     figure: Figure
@@ -193,8 +197,9 @@ class Sheet:
     ) -> Sheet:
         """Return a sheet of the paper's width with axes for each name, and with `note` in small print below them.
 
-        Panels `left_out` are not drawn if the sheet is folded. The label of the figure holds the note for its .txt
-        file. The paper's `panels` select panels; a sheet with none of them is complete, but invisible and not saved.
+        Panels `left_out` are not drawn if the sheet is folded. The label of the figure
+        holds the note for its .txt file. The paper's `panels` select panels; a sheet
+        with none of them is complete, but invisible and not saved.
         """
         if style.narrowest is None:
             style = style.replace(
@@ -267,8 +272,9 @@ class Sheet:
     ) -> None:
         """Label columns by titles and rows by y labels; on a folded sheet, write both above each panel.
 
-        A column may have several candidates for its title, from the longest to the shortest. `names` are short words
-        for rows; where titles contain them, `unit` is the y label.
+        A column may have several candidates for its title, from the longest to the
+        shortest. `names` are short words for rows; where titles contain them, `unit` is
+        the y label.
         """
         short = rows if names is None else names
         titles = [(title,) if isinstance(title, str) else title for title in columns]
@@ -350,8 +356,9 @@ _BETWEEN = 9  # places on a line between two of its points
 def _make_room(ax: Axes) -> None:
     """Stretch the y axis until no curve of means or of single seeds runs below the legend or below words in a corner.
 
-    These keep their corners. Guides, which have no markers and are not thin, may run below them. Words that would need
-    an axis much longer than the data stay as they are.
+    These keep their corners. Guides, which have no markers and are not thin, may run
+    below them. Words that would need an axis much longer than the data stay as they
+    are.
     """
     figure = ax.get_figure(root=True)
     corners = [text for text in ax.texts if text.get_bbox_patch() is not None]

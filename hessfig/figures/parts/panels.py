@@ -77,7 +77,8 @@ def draw_errors(
 ) -> None:
     """Draw means over seeds of `numbers`. A few seeds are drawn as thin lines, more as a band, their 95 % interval.
 
-    Intervals use Student's t over seeds. On a logarithmic axis they are symmetric as factors.
+    Intervals use Student's t over seeds. On a logarithmic axis they are symmetric as
+    factors.
     """
     seeds = (
         []
@@ -112,7 +113,8 @@ def seed_means(
 ) -> pd.DataFrame:
     """Return mean, low, high (95 %, Student's t over seeds) and count of `name` for each place in `by`.
 
-    With `logs`, mean and interval are geometric, and values that are not positive are left out.
+    With `logs`, mean and interval are geometric, and values that are not positive are
+    left out.
     """
     values = rows[name].where(rows[name] > 0) if logs else rows[name]
     means = []
@@ -148,7 +150,8 @@ def draw_means(
 ) -> pd.DataFrame:
     """Draw `seed_means` by the columns `by` against the last of them, and return them. Set the scales before.
 
-    A few seeds are drawn as thin lines, more as the band of their interval. Means are geometric on logarithmic axes.
+    A few seeds are drawn as thin lines, more as the band of their interval. Means are
+    geometric on logarithmic axes.
     """
     x, means = by[-1], seed_means(rows, by, logs=ax.get_yscale() == "log")
     if not means["mean"].notna().any():
@@ -210,7 +213,8 @@ def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
 def coefficient(curve: pd.DataFrame, exponent: float, window: Window) -> float:
     """Return the c of c * x^exponent that fits the curve's points in the window, by their mean logarithm.
 
-    If the window holds no point, the whole curve is used. The result is nan if no value is positive.
+    If the window holds no point, the whole curve is used. The result is nan if no value
+    is positive.
     """
     drawn = curve[positive(curve)]
     inside = drawn[within(drawn[X], window)]
@@ -437,8 +441,8 @@ def draw_matrix(
 ) -> AxesImage:
     """Draw finite numbers as colours, with `words` in the cells. Cells of other numbers are grey.
 
-    With a colour `missing` for these, which may be that of the page, the panel keeps its frame. Words are white on
-    dark cells, and black on all others.
+    With a colour `missing` for these, which may be that of the page, the panel keeps
+    its frame. Words are white on dark cells, and black on all others.
     """
     shown = np.where(np.isfinite(square), square, np.nan)
     drawn = ax.imshow(

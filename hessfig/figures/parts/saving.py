@@ -80,8 +80,9 @@ def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
 def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
     """Write folder/fig<name><suffix>.{pdf,png,svg,csv}, all or none; return the paths. Call it inside `styled()`.
 
-    The paper names the formats. A note that the paper leaves out is written to .txt. A sheet without any of the
-    paper's panels is skipped. File names consist of plain characters, so that no name leads out of `folder`.
+    The paper names the formats. A note that the paper leaves out is written to .txt. A
+    sheet without any of the paper's panels is skipped. File names consist of plain
+    characters, so that no name leads out of `folder`.
     """
     if not page.figure.get_visible():
         return []

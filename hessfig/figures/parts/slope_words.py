@@ -52,8 +52,8 @@ def slope_words(windows: Sequence[Window], axis: Axis, average: str) -> str:
 def window_words(measured: MeasuredCurves) -> tuple[str, str]:
     """Return 'slope ± half of its interval' (or the level ± its error) for a single curve on each window.
 
-    The lines of a later window that contains all others are the second text: its slope is not that of a power law,
-    and serves to compare with a published one.
+    The lines of a later window that contains all others are the second text: its slope
+    is not that of a power law, and serves to compare with a published one.
     """
     rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:

@@ -33,7 +33,8 @@ SUPERSCRIPTS = str.maketrans("-.0123456789", "⁻˙⁰¹²³⁴⁵⁶⁷⁸⁹")
 def set_x_scale(ax: Axes, places: pd.Series) -> bool:
     """Make the x axis logarithmic if the places span a wide range (linear below the first positive one if one is 0).
 
-    If there are only a few places, each has a tick. Return whether the whole axis is logarithmic.
+    If there are only a few places, each has a tick. Return whether the whole axis is
+    logarithmic.
     """
     different = np.sort(places.unique())
     positive = different[different > 0]

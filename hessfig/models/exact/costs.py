@@ -1,7 +1,8 @@
 """Operations and bytes of exact norms and of probes, counted from sizes alone.
 
-Every function lists the products of matrices that its engine makes, in the engine's order, with their sizes:
-n items (scored positions of all sequences), N positions, T keys, V words, width d, h heads of i / h numbers, MLP f.
+Every function lists the products of matrices that its engine makes, in the engine's
+order, with their sizes: n items (scored positions of all sequences), N positions, T
+keys, V words, width d, h heads of i / h numbers, MLP f.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ class Sizes:
 class Entry(NamedTuple):
     """How a weight of the last layer enters an item (ScoredEntry): for each of `heads`, as a vector of `size` numbers.
 
-    The vector enters its place through a feature matrix of `reach` rows; with 0 it is at that place itself.
+    The vector enters its place through a feature matrix of `reach` rows; with 0 it is
+    at that place itself.
     """
 
     heads: int
@@ -170,8 +172,9 @@ def _entry(s: Sizes, weight: str) -> Entry:
 def shared_cost(s: Sizes, blocks: Collection[Block], parts: Collection[Part]) -> Cost:
     """Return what the exact norms of all blocks of the last layer share: the network, and derivatives behind `a`.
 
-    With a the outputs of the attention, o those of the layer and f the logits: R df/da and, with LayerNorm or a smooth
-    activation, do/da and d2<dl/df, f>/da2 of every item.
+    With a the outputs of the attention, o those of the layer and f the logits: R df/da
+    and, with LayerNorm or a smooth activation, do/da and d2<dl/df, f>/da2 of every
+    item.
     """
     cost = Cost()
     for layer in range(s.layers):
@@ -200,10 +203,12 @@ def _forward(cost: Cost, s: Sizes, queries: float) -> None:
 def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     """Return what the exact norm of one block of the last layer takes alone.
 
-    For every pair of heads of the two weights, sum_nm <c_n, c_m> <e_n, e_m> <M_n, M_m> over items n and m, where M_n
-    has p x q numbers and rank r: V for H_o, the scores or the width for H_f, and their sum for H. Features are
-    multiplied into the factors of M_n (2 n g r q), M_n is formed (2 n r p q), and the Gram matrix of all M_n is n^2 p q
-    operations, or half as many if the M_n are symmetric. Equal queries of a first layer are added up before.
+    For every pair of heads of the two weights, sum_nm <c_n, c_m> <e_n, e_m> <M_n, M_m>
+    over items n and m, where M_n has p x q numbers and rank r: V for H_o, the scores or
+    the width for H_f, and their sum for H. Features are multiplied into the factors of
+    M_n (2 n g r q), M_n is formed (2 n r p q), and the Gram matrix of all M_n is n^2 p
+    q operations, or half as many if the M_n are symmetric. Equal queries of a first
+    layer are added up before.
     """
     cost = Cost()
     row = _entry(s, block.row)
@@ -326,7 +331,8 @@ def _lower(
 ) -> None:
     """Count one backward pass for every output of a sequence and a Gram matrix for every pair of sequences.
 
-    For the scores of W_Q and W_K also a pass up and one down for each, and products of matrices of all scores.
+    For the scores of W_Q and W_K also a pass up and one down for each, and products of
+    matrices of all scores.
     """
     sequences = s.positions // s.keys
     rank = s.items // sequences * s.vocabulary
@@ -343,8 +349,8 @@ def _lower(
 def probe_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     """Return what the products of one probe take: a tangent from the column's weight to the logits, and back.
 
-    Back goes one pass for H_o and one for H_f to the row's weight, each as long as the tangent; without norms, the
-    pass for H_f of a last layer ends at the scores.
+    Back goes one pass for H_o and one for H_f to the row's weight, each as long as the
+    tangent; without norms, the pass for H_f of a last layer ends at the scores.
     """
     cost, layer = Cost(), s.layers if block.col == Matrix.W_U else max(block.layer, 1)
     split = {Part.H_o, Part.H_f} if Part.H in parts else {*parts}
@@ -394,7 +400,8 @@ def _tangent(cost: Cost, s: Sizes, layer: int, weight: str, times: int) -> None:
     cost.product(1, s.items, s.width, s.vocabulary, times=times)
 
 
-# Where a weight stands in its layer: before the scores or the mixed values, W_O, W_in, W_out, W_U.
+# Where a weight stands in its layer: before the scores or the mixed values, W_O, W_in,
+# W_out, W_U.
 _ORDER: dict[str, int] = {
     **dict.fromkeys((Matrix.W_Q, Matrix.W_QK, Matrix.W_K, Matrix.W_V), 1),
     **{Matrix.W_O: 2, Matrix.W_in: 3, Matrix.W_out: 4, Matrix.W_U: 5},

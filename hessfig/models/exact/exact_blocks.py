@@ -65,8 +65,9 @@ class ExactEngine:
     def _at_scores(self, block: Block) -> float:
         """Return ||H_fT||_F for pairs of W_Q and W_K of a layer, and for both together.
 
-        Between W_Q and W_K of head h it is B_h (x) I / c with B_h = sum X_q^T (dl/dT_h) X_k over the batch, where X_q
-        and X_k are the inputs of queries and keys, and c = t sqrt(d_head) (Remark D.1). It is 0 everywhere else.
+        Between W_Q and W_K of head h it is B_h (x) I / c with B_h = sum X_q^T (dl/dT_h)
+        X_k over the batch, where X_q and X_k are the inputs of queries and keys, and c
+        = t sqrt(d_head) (Remark D.1). It is 0 everywhere else.
         """
         side = self.problem.layout.side
         rows, cols = (

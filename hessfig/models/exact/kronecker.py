@@ -40,8 +40,8 @@ Term = tuple[Tensor | None, Tensor]
 class ItemMatrices:
     """M_n = sum of left_n^T right_n over `terms`, plus diag(diagonal_n); `left` None stands for the identity.
 
-    Shapes: left (n or 1, rank, rows), right (n or 1, rank, cols), diagonal (n, rows). Without terms and
-    diagonal every M_n is zero.
+    Shapes: left (n or 1, rank, rows), right (n or 1, rank, cols), diagonal (n, rows).
+    Without terms and diagonal every M_n is zero.
     """
 
     terms: tuple[Term, ...] = ()
@@ -172,8 +172,8 @@ def cross_product(
 ) -> Float[Tensor, ""]:
     """Return sum_nm weights_nm <c_n (x) M_n, e_m (x) N_m> with the first two indices of one factor exchanged.
 
-    `plain` = (M, c), `crossed` = (N, e). Entry (v, m, f) of the first is c_n[v] M_n[m, f], of the second
-    e_m[m] N_m[v, f], so the product is (M_n^T e_m).(N_m^T c_n).
+    `plain` = (M, c), `crossed` = (N, e). Entry (v, m, f) of the first is c_n[v] M_n[m,
+    f], of the second e_m[m] N_m[v, f], so the product is (M_n^T e_m).(N_m^T c_n).
     """
     (matrices, inputs), (derivatives, gradients) = plain, crossed
     total = weights.new_zeros(())

@@ -26,8 +26,8 @@ from hessfig.models.protocol import Structure, kind
 class ScoredMixing:
     """z_h = sum_j A_hj x_j W_V^h with A = pattern(s), s_hj = q_h.k_hj / scale, for the query of each item.
 
-    An item is a scored position of a sequence. Its output depends only on the scores of its own query; keys are those
-    up to the last scored position.
+    An item is a scored position of a sequence. Its output depends only on the scores of
+    its own query; keys are those up to the last scored position.
     """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
@@ -162,10 +162,11 @@ def _read(
 class LastLayer:
     """Scores -> mixed values -> attention output -> ... -> logits; items are the scored positions of all sequences.
 
-    In the last layer the loss is a sum over items. A second derivative in two places is a sum over the nonlinearities
-    after both: (d input/d first)^T Lambda (d input/d second), where Lambda is the second derivative of the nonlinearity
-    contracted with the gradient of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o; LayerNorms, a smooth
-    activation and softmax give H_f.
+    In the last layer the loss is a sum over items. A second derivative in two places is
+    a sum over the nonlinearities after both: (d input/d first)^T Lambda (d input/d
+    second), where Lambda is the second derivative of the nonlinearity contracted with
+    the gradient of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o;
+    LayerNorms, a smooth activation and softmax give H_f.
     """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:

@@ -22,8 +22,8 @@ def loss_rows(
 ) -> tuple[Tensor, Tensor]:
     """Return (dl/df of each item, R of each item) with R^T R = d2l/df2; shapes (n, v) and (n or 1, v, v).
 
-    Cross-entropy over n items: d2l/df2 = (diag(p) - p p^T)/n, R = diag(sqrt(p)) (I - 1 p^T)/sqrt(n).
-    Squared errors: d2l/df2 = 2 I, or 2 I / (n v) for their mean.
+    Cross-entropy over n items: d2l/df2 = (diag(p) - p p^T)/n, R = diag(sqrt(p)) (I - 1
+    p^T)/sqrt(n). Squared errors: d2l/df2 = 2 I, or 2 I / (n v) for their mean.
     """
     with torch.enable_grad():
         gradient = output_gradient(
@@ -42,8 +42,9 @@ def loss_rows(
 class ScoredPlace(StrEnum):
     """Vectors of one item, in the order of the forward pass.
 
-    `inputs` are the inputs of the attention, which do not depend on weights of the layer; `mean` are the inputs mixed
-    by the pattern, and `mixed` the values mixed by it; `hidden` and `active` are before and after the activation.
+    `inputs` are the inputs of the attention, which do not depend on weights of the
+    layer; `mean` are the inputs mixed by the pattern, and `mixed` the values mixed by
+    it; `hidden` and `active` are before and after the activation.
     """
 
     inputs = "inputs"
@@ -64,8 +65,9 @@ class ScoredPlace(StrEnum):
 class ScoredEntry:
     """A weight, or its part for `head`, which enters item n as u_n = W inputs_n.
 
-    The inputs are the vector of the item at `source`. `place` depends linearly on u_n, with `feature` = d place/du
-    (None: the identity). `labels` groups items with equal inputs.
+    The inputs are the vector of the item at `source`. `place` depends linearly on u_n,
+    with `feature` = d place/du (None: the identity). `labels` groups items with equal
+    inputs.
     """
 
     inputs: Float[Tensor, "n v"]
@@ -139,8 +141,8 @@ class LayerNormAt:
     ) -> Float[Tensor, "#n d k"]:
         """Return Lambda columns, Lambda the second derivative contracted with the gradient of the output (theory: ln2).
 
-        Lambda = -[(r.n) C + n (C r)^T + (C r) n^T] / (d s^2) + 3 (r.n) n n^T / (d^2 s^2) with r = g o gradient,
-        written as a I + W S W^T with W = [1, n, C r].
+        Lambda = -[(r.n) C + n (C r)^T + (C r) n^T] / (d s^2) + 3 (r.n) n n^T / (d^2
+        s^2) with r = g o gradient, written as a I + W S W^T with W = [1, n, C r].
         """
         pulled, square = gradient * self.gain, self.dim * self.scale.square()
         along = (pulled * self.direction).sum(dim=-1, keepdim=True)
@@ -164,8 +166,9 @@ Normaliser = Identity | LayerNormAt
 class Tail:
     """The map from the attention output a to the logits of the last layer, with its derivatives for all items.
 
-    With e = a plus the skip: y = first(e), h = y W_in, o = carry + phi(h) W_out, f = second(o), logits = f W_U.
-    The carry is e (no norm, pre-LN) or y (post-LN); `first` and `second` are LayerNorm or nothing.
+    With e = a plus the skip: y = first(e), h = y W_in, o = carry + phi(h) W_out, f =
+    second(o), logits = f W_U. The carry is e (no norm, pre-LN) or y (post-LN); `first`
+    and `second` are LayerNorm or nothing.
     """
 
     def __init__(
@@ -259,7 +262,8 @@ class Tail:
     ) -> Float[Tensor, "#n d d"] | None:
         """Return d2<dl/df, f>/da2 from dl/d(place), or None where it vanishes.
 
-        The sum of J^T Lambda J over the nonlinearities, with J the Jacobian from a to the input of the nonlinearity.
+        The sum of J^T Lambda J over the nonlinearities, with J the Jacobian from a to
+        the input of the nonlinearity.
         """
         terms = []
         if isinstance(self.second, LayerNormAt):

@@ -50,8 +50,9 @@ class Exactness:
 def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """Return whether and how the exact norm of `part` of `block` can be computed.
 
-    The last layer is cheap even with LayerNorm (0.8 s at the size of the paper, as long as 30 probes). The spread over
-    seeds of such networks is so small that at least as many probes would be needed.
+    The last layer is cheap even with LayerNorm (0.8 s at the size of the paper, as long
+    as 30 probes). The spread over seeds of such networks is so small that at least as
+    many probes would be needed.
     """
     route = route_of(model, block, part)
     if route == Route.missing:

@@ -191,9 +191,10 @@ def _pair(
 ) -> Squares:
     """Return squared norms for two weights; the inputs of the later depend on the earlier, which adds a term to H_f.
 
-    H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n) with M_n = d2<dl/df, f>/du_later du_earlier, g_n =
-    dl/du_later and N_n = dc_n^later/du_earlier. The row index of M_n is paired with that of g_n, and the row index of
-    N_n with that of c_n^later.
+    H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n) with M_n = d2<dl/df,
+    f>/du_later du_earlier, g_n = dl/du_later and N_n = dc_n^later/du_earlier. The row
+    index of M_n is paired with that of g_n, and the row index of N_n with that of
+    c_n^later.
     """
     pairs = [
         (first, second)
@@ -276,8 +277,8 @@ def linear_mlp_norms(
 ) -> dict[Part, float]:
     """Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
 
-    H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J = W_{layer+1} ... W_D; equal tokens
-    share their h_n.
+    H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J =
+    W_{layer+1} ... W_D; equal tokens share their h_n.
     """
     hidden, rows = _factors(objective, layer)
     labels = kronecker.labels_of(hidden.flatten(0, 1))

@@ -36,8 +36,8 @@ def convolutions(model: ModelConfig) -> int:
 def channels(model: ModelConfig) -> int:
     """Return model.d_mlp; null: half of d_model.
 
-    Six convolutions then have about as many weights as a transformer layer of that width: 45 (d / 2)^2 = 11 d^2
-    compared with 12 d^2.
+    Six convolutions then have about as many weights as a transformer layer of that
+    width: 45 (d / 2)^2 = 11 d^2 compared with 12 d^2.
     """
     return model.d_mlp or model.d_model // 2
 

@@ -39,8 +39,9 @@ def reach(task: TaskConfig) -> int:
 def width(config: Config) -> int:
     """Return model.d_mlp; null: the number h of hidden units for which the MLP is closest in size to the transformer.
 
-    n(h) = V d + (L d + 1) h + (D - 1)(h + 1) h + (h + 1) V for V tokens, width d, prefixes of L tokens and D layers
-    grows with h. The transformer has the same settings (d_mlp = 4 d_model, its biases and norms counted).
+    n(h) = V d + (L d + 1) h + (D - 1)(h + 1) h + (h + 1) V for V tokens, width d,
+    prefixes of L tokens and D layers grows with h. The transformer has the same
+    settings (d_mlp = 4 d_model, its biases and norms counted).
     """
     if config.model.d_mlp:
         return config.model.d_mlp
@@ -116,8 +117,9 @@ def check_activation(model: ModelConfig, why: str) -> None:
 def is_structural_zero(model: ModelConfig, block: Block, part: Part) -> bool:
     """Whether H_f(W, W) = 0: always for W_U; for every weight and bias if the activation is piecewise linear.
 
-    With ReLU (or no activation) the outputs are piecewise affine in each single weight, including embeddings: between
-    kinks the network is a product of matrices. This does not hold for groups of weights, whose products are not affine.
+    With ReLU (or no activation) the outputs are piecewise affine in each single weight,
+    including embeddings: between kinks the network is a product of matrices. This does
+    not hold for groups of weights, whose products are not affine.
     """
     if part != Part.H_f or not block.is_diagonal or block.row in list(Group):
         return False

@@ -39,7 +39,8 @@ def find_factory(config: Config) -> Callable[..., Any]:
 def call_factory(config: Config, sigma: float | None, seed: int) -> Any:
     """Call the factory with model.options, and with sigma and seed if it takes them, in the present folder.
 
-    Networks of pilots have negative seeds, which not every generator takes: it gets those modulo 2^32.
+    Networks of pilots have negative seeds, which not every generator takes: it gets
+    those modulo 2^32.
     """
     factory = find_factory(config)
     signature = inspect.signature(factory)
@@ -86,7 +87,8 @@ def layout(config: Config) -> Layout:
 def draw(config: Config, sigma: float | None, seed: int) -> Objective:
     """Call the factory with `seed` and `sigma`, as far as it takes them, and return the problem in the configured type.
 
-    Raises UserError if the factory cannot be found, or does not return a network with data and a loss.
+    Raises UserError if the factory cannot be found, or does not return a network with
+    data and a loss.
     """
     from hessfig.models.own.witnessing import factory_objective
     from hessfig.rng import one_thread

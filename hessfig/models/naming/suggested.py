@@ -42,7 +42,8 @@ _IN_MLP = {
     GATE_UP: r"gate_up_proj",
     ROUTER: r"router|shared_expert_gate",
 }
-# Names and shapes do not determine the order of outputs of fused maps; it is known for these types of transformers.
+# Names and shapes do not determine the order of outputs of fused maps; it is known for
+# these types of transformers.
 _FUSED_OF = {
     **dict.fromkeys(
         ("gpt2", "openai-gpt", "imagegpt", "mpt", "phi3", "modernbert"), FUSED
@@ -69,10 +70,11 @@ _GATE_UP_OF = {
 class Held:
     """A parameter: its `path`, and the `stack` of layers, the layer (0: outside) and the place of its module.
 
-    `outputs` is the axis of outputs. `heads` is the number of heads of its attention, or of the network, and `width`
-    the width of a head (0: unknown). `role` is its role in the layer ("": unknown); `given` is true if the user gave
-    it, and `has_heads` if its heads may be named. `suffix` distinguishes weights with the same role in a layer:
-    cross-attention, and shared experts.
+    `outputs` is the axis of outputs. `heads` is the number of heads of its attention,
+    or of the network, and `width` the width of a head (0: unknown). `role` is its role
+    in the layer ("": unknown); `given` is true if the user gave it, and `has_heads` if
+    its heads may be named. `suffix` distinguishes weights with the same role in a
+    layer: cross-attention, and shared experts.
     """
 
     path: str
@@ -380,7 +382,8 @@ def _outside(held: Held) -> str:
 def first(thing: Any, names: tuple[str, ...]) -> int:
     """Return the first of these attributes that is a number; 0 if none is, or if it differs between layers.
 
-    Configurations of transformers raise RuntimeError for attributes that differ between layers.
+    Configurations of transformers raise RuntimeError for attributes that differ between
+    layers.
     """
     for name in names:
         with suppress(RuntimeError):

@@ -33,8 +33,9 @@ class CannotRun(Exception):
 class Use:
     """The use of a parameter by an operation: outputs from `start` on, along `axis` of the parameter.
 
-    `number` counts the uses of these outputs in the run. `given` is the other input of the operation: vectors as (rows,
-    inputs), and indices or images unchanged; None if it is not kept.
+    `number` counts the uses of these outputs in the run. `given` is the other input of
+    the operation: vectors as (rows, inputs), and indices or images unchanged; None if
+    it is not kept.
     """
 
     path: str
@@ -45,7 +46,8 @@ class Use:
     given: Tensor | None = None
 
 
-# By operation: the positions of its input and its weight, and the axis of outputs of the weight.
+# By operation: the positions of its input and its weight, and the axis of outputs of
+# the weight.
 _PLACES = {
     **dict.fromkeys(("mm", "bmm", "_grouped_mm"), (0, 1, -1)),
     **dict.fromkeys(("addmm", "baddbmm"), (1, 2, -1)),
@@ -57,7 +59,8 @@ _VECTORS = ("mm", "bmm", "_grouped_mm", "addmm", "baddbmm", "linear")
 class Watch(TorchDispatchMode):
     """Records the uses of `parameters` while it is active, and replaces the outputs of those in `changes`.
 
-    The inputs of parameters in `kept` are kept. A bias in `blank` that is added separately is replaced by zero.
+    The inputs of parameters in `kept` are kept. A bias in `blank` that is added
+    separately is replaced by zero.
     """
 
     def __init__(
@@ -172,7 +175,8 @@ def _lies(parameter: Tensor, view: Tensor, at: int) -> tuple[int, int] | None:
 class NetworkTrial:
     """A run of a network on the first input that it accepts: its calls, the uses of its parameters, its outputs.
 
-    `problem` is the reason if there is no run. The caller restores the network afterwards.
+    `problem` is the reason if there is no run. The caller restores the network
+    afterwards.
     """
 
     def __init__(self, network: nn.Module, inputs: Any = None) -> None:
@@ -243,7 +247,8 @@ class NetworkTrial:
     def owner(self, paths: Collection[str]) -> str | None:
         """Return the smallest part that contains these parameters and is called; None if there is none.
 
-        A part that the network does not call, such as an expert that no token chose, is called on random vectors.
+        A part that the network does not call, such as an expert that no token chose, is
+        called on random vectors.
         """
         shared = _shared_place(paths)
         while True:
@@ -368,7 +373,8 @@ def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
 def call_of(inputs: Any, network: nn.Module) -> Call:
     """Return the arguments for a network from given inputs: a dictionary of keywords, a tuple, or one tensor.
 
-    From a list of batches the first is used. Floating-point tensors are cast to the type of the network.
+    From a list of batches the first is used. Floating-point tensors are cast to the
+    type of the network.
     """
     if isinstance(inputs, list) and inputs:
         return call_of(inputs[0], network)

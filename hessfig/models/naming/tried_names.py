@@ -33,8 +33,8 @@ class MatrixPart:
 class Put:
     """Values that replace the outputs of a map: `factor` times the usual ones, the `same` at all positions, or others.
 
-    Other values, or the negative ones if `turned`, are inserted at `rows` (positions) and `columns` (outputs) of the
-    first use, or of every use.
+    Other values, or the negative ones if `turned`, are inserted at `rows` (positions)
+    and `columns` (outputs) of the first use, or of every use.
     """
 
     factor: float = 1.0
@@ -152,9 +152,10 @@ def attention(
 ) -> Verdict:
     """Return whether queries, keys and values have these roles, in front of W_O, and whether heads match.
 
-    If keys are zero, queries have no effect; if queries are zero, keys have no effect and values have one. Or: if
-    values are equal at all positions, queries and keys have no effect. A query affects only its own position; keys and
-    values affect others, too.
+    If keys are zero, queries have no effect; if queries are zero, keys have no effect
+    and values have one. Or: if values are equal at all positions, queries and keys have
+    no effect. A query affects only its own position; keys and values affect others,
+    too.
     """
     parts = [part for part in parts if part.role in (*_ATTENTION, "W_rel")]
     if sorted(part.role for part in parts if part.role != "W_rel") != sorted(
@@ -210,7 +211,8 @@ def _act_where_they_should(runs: _Runs, usual: Tensor) -> bool:
 def _heads_are_right(runs: _Runs, usual: Tensor) -> bool:
     """Whether each head of W_Q affects its own head of W_O, and whether heads of W_K and W_V affect the same ones.
 
-    Heads are negated first, because norms over all heads, which would couple them, do not change.
+    Heads are negated first, because norms over all heads, which would couple them, do
+    not change.
     """
     behind = runs.into.heads
     own = {name: runs.parts[name].heads for name in ("W_Q", "W_K", "W_V")}

@@ -30,7 +30,8 @@ Axes = tuple[int | None, ...]
 class Given:
     """One batch as the network takes it: network(*arguments, **words), and its targets; `size` counts its samples.
 
-    `labelled`: the targets are the entry `labels` of a dictionary, whose meaning is the network's matter.
+    `labelled`: the targets are the entry `labels` of a dictionary, whose meaning is the
+    network's matter.
     """
 
     arguments: tuple[Any, ...]
@@ -129,9 +130,10 @@ _DIGITS = 1e5  # allowed rounding errors, in the precision of the type: below th
 class Rows(Shell):
     """A network as a function of which samples of stored batches it is given: row numbers in, one tensor out.
 
-    Inputs are (samples, 2): number of the batch, number of the sample in it. `read` makes the tensor of what the
-    network returns and of the targets. `_along` has, for every batch, the axes that run over samples, once they are
-    known: before, all samples of a batch are asked for at once.
+    Inputs are (samples, 2): number of the batch, number of the sample in it. `read`
+    makes the tensor of what the network returns and of the targets. `_along` has, for
+    every batch, the axes that run over samples, once they are known: before, all
+    samples of a batch are asked for at once.
     """
 
     _along: list[Axes] | None = None
@@ -162,9 +164,10 @@ class Rows(Shell):
     def by_sample(self) -> Rows:
         """Return the network as a function of some of the samples.
 
-        Which axis of which tensor runs over samples is shown by the outputs: those of every sample alone are compared
-        with those of all, for every choice of axes of that length. They are compared one step away from the weights,
-        where terms that cancel at the weights do not. Raises UserError where no choice fits.
+        Which axis of which tensor runs over samples is shown by the outputs: those of
+        every sample alone are compared with those of all, for every choice of axes of
+        that length. They are compared one step away from the weights, where terms that
+        cancel at the weights do not. Raises UserError where no choice fits.
         """
         parameters = {
             name: one.detach()
@@ -224,8 +227,9 @@ class Rows(Shell):
     ) -> _Fit:
         """Return how far outputs of single samples are from those of all, relative to the `size` of their terms.
 
-        Of a loss, which has no axis of samples, their mean or their sum; losses of samples may have both signs, and
-        count by their sizes. If neither a mean nor a sum is excluded, the choice does not fit.
+        Of a loss, which has no axis of samples, their mean or their sum; losses of
+        samples may have both signs, and count by their sizes. If neither a mean nor a
+        sum is excluded, the choice does not fit.
         """
         nothing, most = _Fit(axes, inf), SINGLES.of(whole.dtype)
         outputs = list[Tensor]()

@@ -37,10 +37,11 @@ def keep_batches(
 
     `copied` copies a batch, by default as `copy_batch` does.
 
-    Batches are kept because a second pass over a loader that shuffles gives another loss. The state of the global
-    generators, and of the generator of a DataLoader, is restored; anything else that a pass changes stays changed.
-    Raises UserError for more than MOST_BATCHES batches, or more bytes than a quarter of the memory, because a stream
-    may be infinite.
+    Batches are kept because a second pass over a loader that shuffles gives another
+    loss. The state of the global generators, and of the generator of a DataLoader, is
+    restored; anything else that a pass changes stays changed. Raises UserError for more
+    than MOST_BATCHES batches, or more bytes than a quarter of the memory, because a
+    stream may be infinite.
     """
     if isinstance(given, Dataset) and hasattr(given, "__len__") and copied is None:
         # Samples, which make one batch.
@@ -124,8 +125,9 @@ def is_plain(inputs: Any, targets: Any) -> bool:
 def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
     """Return the batches in the form that the network takes, with floating-point tensors of type `real`.
 
-    `targets` may be None (targets are the second entry of a pair, or the entry `labels` of a dictionary), the name of
-    an entry, a tensor, or a list with one tensor per batch. Raises UserError for anything else.
+    `targets` may be None (targets are the second entry of a pair, or the entry `labels`
+    of a dictionary), the name of an entry, a tensor, or a list with one tensor per
+    batch. Raises UserError for anything else.
     """
     pairs = list(_paired(inputs, targets))
     if not pairs:
@@ -260,7 +262,8 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:
             check_tensor(name, tensor)
-    # for layered networks every position is scored; other networks return only scored outputs
+    # for layered networks every position is scored; other networks return only scored
+    # outputs
     scored = [slice(0, x.shape[1]) if x.ndim > 1 else slice(None) for x in xs]
     return [
         Batch(_typed(x, real), _typed(_labels(y), real), at)

@@ -66,7 +66,8 @@ def open_request(
 ) -> Asked:
     """Return the request of a user; a wrapper of another library is replaced by the network inside.
 
-    Raises UserError if the network cannot be measured, and for a `memory` that is not a size.
+    Raises UserError if the network cannot be measured, and for a `memory` that is not a
+    size.
     """
     most = None if memory is None else bytes_of(memory)
     network = checked_network(network)

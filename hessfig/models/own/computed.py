@@ -56,7 +56,8 @@ WAY = "compute_loss itself, in place"
 class Asked:
     """The request of a user: L(w) = sum_b w_b f(network, b) / sum_b w_b, with the function f = compute_loss.
 
-    With `compute_outputs` g, f takes the outputs: f(g(network, b), b), and H = H_o + H_f is split there.
+    With `compute_outputs` g, f takes the outputs: f(g(network, b), b), and H = H_o +
+    H_f is split there.
     """
 
     network: nn.Module
@@ -121,9 +122,10 @@ def open_function(
 class Computed(InPlace):
     """A function of the user's network and of the number of a batch: (1,) -> the loss, or the outputs.
 
-    The function runs with the user's own network, which holds the tensors of this module meanwhile. Every call gets a
-    copy of the batch, starts the global random generators from the same state, and leaves all that the function
-    reaches as it was: attributes, closures, generators, tensors that it changes.
+    The function runs with the user's own network, which holds the tensors of this
+    module meanwhile. Every call gets a copy of the batch, starts the global random
+    generators from the same state, and leaves all that the function reaches as it was:
+    attributes, closures, generators, tensors that it changes.
 
     Parameters
     ----------
@@ -134,7 +136,8 @@ class Computed(InPlace):
     read : callable
         Checks what the function returns, and returns a tensor.
     real : torch.dtype
-        The type of parameters, batches and whatever else of the network's type the function reaches.
+        The type of parameters, batches and whatever else of the network's type the
+        function reaches.
     """
 
     def __init__(
@@ -182,7 +185,8 @@ class Computed(InPlace):
     ) -> Iterator[tuple[nn.Module, Any]]:
         """Put the tensors into the user's network, and yield it with a copy of a batch.
 
-        If the function draws from global generators, these start from the same state in every call.
+        If the function draws from global generators, these start from the same state in
+        every call.
         """
         batch = self._copied(self.opaque_batches[number], image)
         with self.installed(), drawing_from(self._start):
@@ -191,7 +195,8 @@ class Computed(InPlace):
     def first_values(self) -> list[Tensor]:
         """Return the value of every batch, in a first run that finds out what the function draws and changes.
 
-        Raises UserError if the function raises, changes parameters, or returns something else than real numbers.
+        Raises UserError if the function raises, changes parameters, or returns
+        something else than real numbers.
         """
         self._start, values = global_states(), list[Tensor]()
         with torch.enable_grad(), warnings.catch_warnings(record=True) as warned:
@@ -382,7 +387,8 @@ class OfOutputs(nn.Module):
     def first_value(self, number: int, outputs: Tensor) -> Tensor:
         """Return the loss of the outputs of a batch.
 
-        Raises UserError if the loss raises, does not depend on the outputs, or reads parameters besides these.
+        Raises UserError if the loss raises, does not depend on the outputs, or reads
+        parameters besides these.
         """
         computed = self._computed[0]
         leaves = [
@@ -434,8 +440,8 @@ class OfOutputs(nn.Module):
 class Computing:
     """The request of a user, with the interface of witnessing.Witnessing: hessfig.Monitor follows either.
 
-    No copy of the network can differ from it, since the function itself is run. What is checked is that its second
-    derivative is the derivative of its gradient.
+    No copy of the network can differ from it, since the function itself is run. What is
+    checked is that its second derivative is the derivative of its gradient.
     """
 
     def __init__(self, asked: Asked) -> None:
@@ -520,7 +526,8 @@ def number_of(numbers: Tensor, batches: Sequence[Any]) -> int:
 def _reachable(functions: Iterable[Any], network: nn.Module) -> list[Any]:
     """Return functions and what is preserved besides.
 
-    That is: the attributes of their objects, the code of their class, and methods of the network that they call.
+    That is: the attributes of their objects, the code of their class, and methods of
+    the network that they call.
     """
     things = list[Any]()
     for function in functions:
@@ -642,8 +649,9 @@ def _raised(
 def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]:
     """Return an error if second derivatives by autograd are not those of the function; and the size of its terms.
 
-    Products must be symmetric, and equal to differences of gradients (witness.refusal_of). Raises UserError if the
-    function changes from its first `value`, has no gradient, or does not depend on parameters.
+    Products must be symmetric, and equal to differences of gradients
+    (witness.refusal_of). Raises UserError if the function changes from its first
+    `value`, has no gradient, or does not depend on parameters.
     """
     named = {name: one.detach() for name, one in _real_parameters(problem.network)}
     leaves, directions = leaves_of(problem, named), Directions.of(named)

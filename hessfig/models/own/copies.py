@@ -22,8 +22,9 @@ from hessfig.rng import lay_out
 def copy_of(asked: Asked, real: torch.dtype) -> nn.Module:
     """Return a copy of the user's network, cast to type `real` and made twice differentiable.
 
-    A module with two names becomes two modules that share their parameters, because torch.func.functional_call does not
-    restore the parameters of such a module. Raises UserError for a network that cannot be copied.
+    A module with two names becomes two modules that share their parameters, because
+    torch.func.functional_call does not restore the parameters of such a module. Raises
+    UserError for a network that cannot be copied.
     """
     network = copied(asked.network, "the network")
     _split(network, {id(network)})
@@ -113,8 +114,8 @@ def results(value: Any) -> Iterator[Tensor]:
 def only_trainable(network: nn.Module) -> nn.Module:
     """Turn the parameters that do not require gradients into buffers, in place, and return the network.
 
-    The remaining parameters are those of a training that freezes the others, such as LoRA. Raises UserError if no
-    parameter remains.
+    The remaining parameters are those of a training that freezes the others, such as
+    LoRA. Raises UserError if no parameter remains.
     """
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError(

@@ -26,9 +26,10 @@ _RUNNING = set[
 class InPlace(nn.Module):
     """A user's network, run as it is: it has parameters and buffers of its own, of the same names, in a type `real`.
 
-    While it runs, the user's modules hold these in place of their own, and code that kept one of the user's parameters
-    (a closure, a list) gets them too. Afterwards network, loss and random generators are as they were. `beside` are
-    further things that a run may change: the loss.
+    While it runs, the user's modules hold these in place of their own, and code that
+    kept one of the user's parameters (a closure, a list) gets them too. Afterwards
+    network, loss and random generators are as they were. `beside` are further things
+    that a run may change: the loss.
     """
 
     def __init__(self, network: nn.Module, real: torch.dtype, *beside: Any) -> None:

@@ -118,8 +118,9 @@ class Compared:
 class KeptChecks:
     """The last objective of a problem, which is returned again while the user's function is the same.
 
-    It is the same if its fingerprint is, and if value and gradient of the user's function are those of the first time.
-    Every call computes these once, since they show what no fingerprint sees: files, or compiled code.
+    It is the same if its fingerprint is, and if value and gradient of the user's
+    function are those of the first time. Every call computes these once, since they
+    show what no fingerprint sees: files, or compiled code.
     """
 
     def __init__(self) -> None:
@@ -189,7 +190,8 @@ class _Kept:
 class Sizes:
     """Value and gradient in a few numbers: for every parameter the length of its gradient g, and <g, r>.
 
-    r runs evenly from -1 to 1, so that entries that change places are seen. `size` is that of the value's terms.
+    r runs evenly from -1 to 1, so that entries that change places are seen. `size` is
+    that of the value's terms.
     """
 
     values: Tensor

@@ -23,8 +23,9 @@ Image = Callable[[Tensor], Tensor]
 def opaque_batches(given: Any) -> list[Any]:
     """Return the batches of a user as a list: one batch, or several.
 
-    A list, a data set, a DataLoader, an iterator or any other iterable holds several batches, and is read once. A
-    tensor, an array, a tuple, a dictionary, a dataclass and an object with a method `to` are one batch each.
+    A list, a data set, a DataLoader, an iterator or any other iterable holds several
+    batches, and is read once. A tensor, an array, a tuple, a dictionary, a dataclass
+    and an object with a method `to` are one batch each.
     """
     is_indexed = isinstance(given, Dataset) and hasattr(given, "__len__")
     several = map(given.__getitem__, range(len(given))) if is_indexed else given
@@ -42,8 +43,8 @@ def _is_one(given: Any) -> bool:
 def warn_of_lengths(given: Any, batch_weights: Any) -> None:
     """Warn if a list of tensors of unequal lengths was perhaps meant as one batch: of documents, for example.
 
-    It is read as one batch per tensor, and a function that loops over documents may accept a tensor, too. Weights of
-    batches say that batches are meant.
+    It is read as one batch per tensor, and a function that loops over documents may
+    accept a tensor, too. Weights of batches say that batches are meant.
     """
     if batch_weights is not None or not isinstance(given, list):
         return
@@ -96,8 +97,9 @@ def twin(tensor: Tensor) -> Tensor:
 def mapped(batch: Any, image: Image = twin, network: nn.Module | None = None) -> Any:
     """Return a copy of a batch in which every tensor is replaced by its image.
 
-    Tensors are found wherever copy.deepcopy goes: in dictionaries, tuples, lists, dataclasses and other objects. A
-    `network` inside the batch remains itself. Raises UserError for a batch that cannot be copied.
+    Tensors are found wherever copy.deepcopy goes: in dictionaries, tuples, lists,
+    dataclasses and other objects. A `network` inside the batch remains itself. Raises
+    UserError for a batch that cannot be copied.
 
     Examples
     --------

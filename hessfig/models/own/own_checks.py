@@ -316,7 +316,8 @@ def differentiable(network: nn.Module) -> Iterator[None]:
 def _settings_of(module: nn.Module) -> dict[str, Any]:
     """Return new values for the attributes of an embedding that change its gradient but not its output.
 
-    A class with its own forward() keeps padding_idx, because it may use it in another way.
+    A class with its own forward() keeps padding_idx, because it may use it in another
+    way.
     """
     is_padded = getattr(module, "padding_idx", None) is not None and isinstance(
         module, nn.Embedding

@@ -24,7 +24,8 @@ from hessfig.models.own.preserved import laid_out, preserved, requiring_gradient
 class OwnFunction:
     """The loss of a user's network as a function of the measured parameters, computed by the user's own objects.
 
-    Every call restores weights, buffers, attributes, modes, gradients and random generators exactly.
+    Every call restores weights, buffers, attributes, modes, gradients and random
+    generators exactly.
     """
 
     def __init__(self, asked: Asked) -> None:
@@ -141,7 +142,8 @@ class OwnFunction:
     def lost(self, shares: Mapping[int, float]) -> list[str]:
         """Return the parameters whose gradient is another one if functions that the user compiles are compiled.
 
-        `differentiable_twice` runs them in Python, where an operator may take parameters for constants.
+        `differentiable_twice` runs them in Python, where an operator may take
+        parameters for constants.
         """
         with self._kept():
             ours = self._derivatives(shares, (), 1).slopes

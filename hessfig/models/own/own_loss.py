@@ -31,8 +31,9 @@ from hessfig.models.own.border import Asked
 from hessfig.models.own.copies import cast_module, copied
 from hessfig.models.own.own_checks import Raised, check_mode, shape_of, words_of
 
-# Allowed difference of a loss to a known loss, relative to its terms, before derivatives are compared: sums of many
-# terms in another order (rows that do not count left out, or zero) differ by some units in the last place.
+# Allowed difference of a loss to a known loss, relative to its terms, before
+# derivatives are compared: sums of many terms in another order (rows that do not count
+# left out, or zero) differ by some units in the last place.
 _ULPS = 32
 
 
@@ -81,8 +82,8 @@ class ForeignCall:
 
     If `most` is given, results of no more batches are computed and held.
 
-    Labels are handed to a network whose forward() names them, or takes any word and does not fail at this; not to one
-    that takes a single tensor.
+    Labels are handed to a network whose forward() names them, or takes any word and
+    does not fail at this; not to one that takes a single tensor.
     """
 
     def __init__(
@@ -105,11 +106,13 @@ class ForeignCall:
     def split(self, loss: Any) -> tuple[Rows, list[Any], Any]:
         """Return the network as a function of rows, the targets of every batch, and the loss.
 
-        If `loss` is None, the network's own loss is used, if the network returns one for its labels. If value and
-        gradient of this loss are those of cross-entropy (of the next token, or of each token) or of a mean of squares,
-        it is replaced by the known loss with its outputs and targets; otherwise the output of the network is its loss.
-        If the network returns no loss, cross-entropy of outputs and targets is used, unless the targets are the
-        `labels` of a dictionary, whose meaning is unknown. Raises UserError for batches that the network cannot take.
+        If `loss` is None, the network's own loss is used, if the network returns one
+        for its labels. If value and gradient of this loss are those of cross-entropy
+        (of the next token, or of each token) or of a mean of squares, it is replaced by
+        the known loss with its outputs and targets; otherwise the output of the network
+        is its loss. If the network returns no loss, cross-entropy of outputs and
+        targets is used, unless the targets are the `labels` of a dictionary, whose
+        meaning is unknown. Raises UserError for batches that the network cannot take.
         """
         own = self.losses() if loss is None else []
         if own:
@@ -209,7 +212,8 @@ class ForeignCall:
     ) -> tuple[Rows, list[Any], Any]:
         """Return the network with its loss as its output.
 
-        Several batches are allowed if their weights are known: for a sum, or to the caller (`several`).
+        Several batches are allowed if their weights are known: for a sum, or to the
+        caller (`several`).
         """
         if len(self.given) > 1 and not several and reduction != "sum":
             raise UserError(
@@ -237,8 +241,9 @@ class ForeignCall:
     ) -> LossCandidate | None:
         """Return a known loss of a batch; None if it does not fit, or if its value differs from the network's own loss.
 
-        It is computed in the type of the network's own loss, which may be float32 whatever the type of the weights. The
-        difference is relative to the terms of the loss: of a perfect fit, outputs and targets are larger than the loss.
+        It is computed in the type of the network's own loss, which may be float32
+        whatever the type of the weights. The difference is relative to the terms of the
+        loss: of a perfect fit, outputs and targets are larger than the loss.
         """
         output = self._selected(result)
         if output is None or own.dtype not in (torch.float32, torch.float64):

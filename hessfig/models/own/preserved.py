@@ -29,8 +29,9 @@ _CALLED = ("__init__", "__call__", "forward")
 def preserved(*things: Any, numbers: bool = True) -> Iterator[None]:
     """Restore networks, losses, everything that their code can reach, and all random generators.
 
-    The contents of attributes and containers are restored, and the bytes of buffers; with `numbers`, those of all
-    tensors and arrays. Files and objects of libraries that the code modifies are not restored.
+    The contents of attributes and containers are restored, and the bytes of buffers;
+    with `numbers`, those of all tensors and arrays. Files and objects of libraries that
+    the code modifies are not restored.
     """
     state = _State(numbers=numbers)
     for thing in things:
@@ -77,7 +78,8 @@ def preserved_loader(loader: Any) -> Iterator[None]:
 def evaluating(network: nn.Module) -> Iterator[None]:
     """Set every module of a network to evaluation mode within the context.
 
-    Flags are set and restored one by one, because `eval()` may change weights (adapters that merge).
+    Flags are set and restored one by one, because `eval()` may change weights (adapters
+    that merge).
     """
     modes = [(module, module.training) for module in network.modules()]
     try:
@@ -133,8 +135,9 @@ def _taken(hooks: dict[Any, Any] | None) -> dict[Any, Any]:
 class _State:
     """State to restore: one function per object, called in reverse order.
 
-    Objects are followed through `deepest` others; every module counts anew, since networks may be nested more deeply.
-    For a container with more entries than `longest` (a data set), the entries are recorded but not their contents.
+    Objects are followed through `deepest` others; every module counts anew, since
+    networks may be nested more deeply. For a container with more entries than `longest`
+    (a data set), the entries are recorded but not their contents.
     """
 
     deepest, longest = 12, 10_000
@@ -222,7 +225,8 @@ class _State:
     ) -> Iterator[Any]:
         """Yield what code that looks up these names finds in a module or class of the user, or in an object of one.
 
-        What methods look up in their turn is found, too. The contents of an object are left to `_of_container`.
+        What methods look up in their turn is found, too. The contents of an object are
+        left to `_of_container`.
         """
         if id(holder) in seen:
             return

@@ -30,7 +30,8 @@ _ALLOWED = (
 def check_run(network: nn.Module, loss: nn.Module, batch: Batch) -> Tensor:
     """Check network and loss in a run, and return the outputs.
 
-    Outputs must be a tensor, equal in two calls up to rounding, and the loss must be differentiable in them.
+    Outputs must be a tensor, equal in two calls up to rounding, and the loss must be
+    differentiable in them.
     """
     outputs, again = (_outputs(network, batch.inputs.clone()) for _ in range(2))
     if (
@@ -90,7 +91,8 @@ CUT = "None of the inputs have requires_grad=True"  # warning of torch in a reen
 def check_reached(network: nn.Module, batch: Batch) -> None:
     """Warn if the outputs do not depend on any parameter, so that all derivatives are zero.
 
-    Raises UserError if they depend on parameters through reentrant checkpoints, which autograd.grad does not support.
+    Raises UserError if they depend on parameters through reentrant checkpoints, which
+    autograd.grad does not support.
     """
     at = {
         name: p.detach().requires_grad_()

@@ -25,8 +25,9 @@ _REMEDY = 'for example weights={"W_V@1": "layers.0.value.weight"}'
 def named_layout(network: nn.Module, weights: Any) -> Layout:
     """Return the layout of `weights`; by default, every parameter by its own name.
 
-    A parameter with several names is listed under the first; a parameter without entries (LoRA of rank 0) is not
-    listed. Raises UserError for names that do not fit, and for a group that contains an entry twice.
+    A parameter with several names is listed under the first; a parameter without
+    entries (LoRA of rank 0) is not listed. Raises UserError for names that do not fit,
+    and for a group that contains an entry twice.
     """
     parameters = (
         (name, p)

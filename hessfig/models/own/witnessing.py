@@ -54,8 +54,9 @@ _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than
 def witnessed(asked: Asked, dtype: str) -> Objective:
     """Return the problem that is measured in type `dtype`, after a comparison with the user's own function.
 
-    The network is copied, or run in place if a copy computes something else. Raises UserError for batches, losses and
-    names that do not fit, and if no problem reproduces the user's function.
+    The network is copied, or run in place if a copy computes something else. Raises
+    UserError for batches, losses and names that do not fit, and if no problem
+    reproduces the user's function.
     """
     # A copy may call modules of the original.
     kept = preserved(asked.network, asked.loss, numbers=False)
@@ -139,7 +140,8 @@ class Witnessing:
     def measured(self, real: torch.dtype) -> Built:
         """Return the first problem of WAYS that reproduces the user's function.
 
-        Raises UserError if none does; the remedy ends with the form of a problem that takes any function.
+        Raises UserError if none does; the remedy ends with the form of a problem that
+        takes any function.
         """
         # A wrong name of a weight is another matter.
         named_layout(self.asked.network, self.asked.weights)
@@ -256,7 +258,8 @@ class Witnessing:
     def _of_few(self, built: Built) -> Witness | None:
         """Return the comparison of a large network on its first samples, and by the values of all batches.
 
-        None if something differs or cannot be evaluated; then all samples are compared, which decides.
+        None if something differs or cannot be evaluated; then all samples are compared,
+        which decides.
         """
         problem = replace(built.problem, memory=self.asked.memory)
         count = (
@@ -292,10 +295,11 @@ class Witnessing:
     ) -> dict[str, float]:
         """Return the relative differences of the losses of all batches, at the weights and a step away.
 
-        Infinite if all batches take an operation that the `first` samples, whose derivatives are compared, do not.
+        Infinite if all batches take an operation that the `first` samples, whose
+        derivatives are compared, do not.
 
-        A hook that reads a parameter reads the user's own also in a copy, with an equal value at the weights alone. For
-        rounding, see witness.apart.
+        A hook that reads a parameter reads the user's own also in a copy, with an equal
+        value at the weights alone. For rounding, see witness.apart.
         """
         leaves, off = leaves_of(built.problem, self.own.parameters), dict[str, float]()
         moved = {
@@ -319,8 +323,9 @@ class Witnessing:
     def _is_same(self, built: Built, seen: _Comparison) -> bool:
         """Whether a problem differs from the user's function by rounding alone.
 
-        If rounding of the measured type does not explain the difference, the same problem in the type of the network
-        decides, because it has the same rounding errors as the user's function.
+        If rounding of the measured type does not explain the difference, the same
+        problem in the type of the network decides, because it has the same rounding
+        errors as the user's function.
         """
         real, own = built.problem.dtype, self.own.dtype
         if max(seen.off.values()) <= max(
@@ -364,8 +369,9 @@ class Witnessing:
     ) -> UserError | None:
         """Return an error if second derivatives by autograd are not those of the function, or the gradient is lost.
 
-        It is lost if it is not that of the user's program, where compiled functions are compiled. One that explains
-        the change of the loss is right; one that does not may stop at detached values.
+        It is lost if it is not that of the user's program, where compiled functions are
+        compiled. One that explains the change of the loss is right; one that does not
+        may stop at detached values.
         """
         vectors = self.own.directions.like(here.slopes)
         refusal = refusal_of(objective, here, vectors)

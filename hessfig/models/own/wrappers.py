@@ -6,7 +6,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-# A module of the library, the class of its wrapper, and our module with wrapped(), bridge_as_network(), ...
+# A module of the library, the class of its wrapper, and our module with wrapped(),
+# bridge_as_network(), ...
 _WRAPPERS = (
     (
         "transformer_lens.model_bridge.bridge",

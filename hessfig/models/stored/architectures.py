@@ -16,7 +16,8 @@ from hessfig.terms import Group, Matrix
 from hessfig.weights import Layout, Weight, bias_of, norm_of
 
 Settings = Mapping[str, Any]
-# Keys of config.json that are not passed to transformers: code, kernels, allocations, and settings chosen by hessfig.
+# Keys of config.json that are not passed to transformers: code, kernels, allocations,
+# and settings chosen by hessfig.
 _PRIVATE = (
     *(
         "auto_map",
@@ -60,9 +61,10 @@ _MOST_PIECES = (
 class ModelSizes:
     """The sizes of a network; `kv_heads` is the number of heads of keys and values, `context` the longest sequence.
 
-    For an encoder: the number of segment `types`; the width of the embedding if it differs from that of the layers
-    (ALBERT); the number of `groups` of `n_layers` passes that share one layer (0: no sharing); the `padding` token (-1:
-    none); and `first_position`, the row of W_pos for the first token.
+    For an encoder: the number of segment `types`; the width of the embedding if it
+    differs from that of the layers (ALBERT); the number of `groups` of `n_layers`
+    passes that share one layer (0: no sharing); the `padding` token (-1: none); and
+    `first_position`, the row of W_pos for the first token.
     """
 
     model_type: str
@@ -97,7 +99,8 @@ class ModelSizes:
 def public(settings: Settings, where: str) -> dict[str, Any]:
     """Return the settings that are passed to transformers: none that run code, choose kernels or allocate memory.
 
-    Raises UserError for settings that would change the meaning or the location of weights.
+    Raises UserError for settings that would change the meaning or the location of
+    weights.
     """
     for key in _REFUSED:
         if settings.get(key) is not None:
@@ -189,7 +192,8 @@ def _of_encoder(
 ) -> dict[str, Any]:
     """Return the longest sequence, the first position and the padding token of an encoder.
 
-    Raises UserError for layers that are not shared group by group, and for a padding token outside the vocabulary.
+    Raises UserError for layers that are not shared group by group, and for a padding
+    token outside the vocabulary.
     """
     if numbers.pop("inner", 1) != 1 or numbers.get("groups", 0) > numbers["n_layers"]:
         raise UserError(

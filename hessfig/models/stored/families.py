@@ -9,10 +9,12 @@ from typing import Any
 class Encoder:
     """Paths in an encoder for masked tokens, in addition to those of a causal model, relative to the model.
 
-    `embeddings`: tokens, positions and segment types, followed by a norm; `transform`: the map of the head before its
-    norm and the unembedding; `head`: the unembedding, with the bias `bias`. For ALBERT, `mapping` is the map from the
-    width of the embedding to that of the layers, and `inner` leads from a group of passes to the layer that they share.
-    With `counts_words`, positions count the tokens other than padding, starting after the index of the padding token.
+    `embeddings`: tokens, positions and segment types, followed by a norm; `transform`:
+    the map of the head before its norm and the unembedding; `head`: the unembedding,
+    with the bias `bias`. For ALBERT, `mapping` is the map from the width of the
+    embedding to that of the layers, and `inner` leads from a group of passes to the
+    layer that they share. With `counts_words`, positions count the tokens other than
+    padding, starting after the index of the padding token.
     """
 
     embeddings: str
@@ -28,8 +30,9 @@ class Encoder:
 class Names:
     """Paths of the pieces relative to the language model, and of the pieces of a layer relative to the layer.
 
-    `fused`: queries, keys and values are one map, in "columns" Q | K | V, or in "heads", each with its q, k, v rows.
-    `by_inputs`: maps are stored (inputs, outputs), like Conv1D in GPT-2, instead of (outputs, inputs).
+    `fused`: queries, keys and values are one map, in "columns" Q | K | V, or in
+    "heads", each with its q, k, v rows. `by_inputs`: maps are stored (inputs, outputs),
+    like Conv1D in GPT-2, instead of (outputs, inputs).
     """
 
     embedding: str

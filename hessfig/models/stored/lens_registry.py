@@ -24,7 +24,8 @@ from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout
 
 KEY, NATIVE = "model.name", "native"
-# Names of sizes in configurations of transformers; other names are found by their attribute map.
+# Names of sizes in configurations of transformers; other names are found by their
+# attribute map.
 _SIZES = {
     **{
         "num_hidden_layers": "n_layers",

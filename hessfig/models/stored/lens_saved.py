@@ -31,7 +31,8 @@ _SAVE = "torch.save(dict(bridge.tl_parameters()), FILE), or HookedTransformer's 
 def saved_bridge(config: Config) -> Any:
     """Return a bridge with the weights of model.path, in config.dtype.
 
-    Raises UserError if the files have changed since planning, or do not contain such a network.
+    Raises UserError if the files have changed since planning, or do not contain such a
+    network.
     """
     (settings, where), path = settings_of(config), weights_of(config)
     built = served(settings, where)

@@ -34,7 +34,8 @@ _FLAGS = (
     ),
     *("scale_embedding", "shortformer_pos"),
 )
-# Settings of architectures that are not supported here, with the values that disable them.
+# Settings of architectures that are not supported here, with the values that disable
+# them.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "positional_embedding_type": ("standard",),
     "attention_dir": ("causal",),

@@ -72,8 +72,9 @@ _ODD = (
 def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     """Return the configured model in evaluation mode: eager attention, no cache, the configured type.
 
-    Random weights are drawn by transformers for this config, from a generator seeded with `seed`. Raises UserError if
-    the folder does not contain finite weights of this model, and if its files are not those that were planned.
+    Random weights are drawn by transformers for this config, from a generator seeded
+    with `seed`. Raises UserError if the folder does not contain finite weights of this
+    model, and if its files are not those that were planned.
     """
     model = (
         _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
@@ -150,7 +151,8 @@ def check_layout(
 def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
     """Return the configuration that transformers builds from the public settings, and the location of the settings.
 
-    Raises UserError if transformers refuses the settings, or reads other sizes from them.
+    Raises UserError if transformers refuses the settings, or reads other sizes from
+    them.
     """
     settings, where = model_folder.settings_of(config)
     model_type = str(settings["model_type"])
@@ -291,7 +293,8 @@ def _batches(
 def special_words(config: Config, sizes: ModelSizes) -> Special:
     """Return the special tokens for masked tokens: those of the tokenizer for a text; padding and mask for ids.
 
-    Raises UserError for a mask outside the vocabulary, and for a tokenizer without a mask.
+    Raises UserError for a mask outside the vocabulary, and for a tokenizer without a
+    mask.
     """
     kept, mask = {sizes.padding}, sizes.vocabulary - 1
     if is_text(config.task):
@@ -327,7 +330,8 @@ def check(config: Config, sizes: ModelSizes, layout: Layout, ids: Ids) -> None:
 def tied_biases(model: nn.Module, encoder: Encoder) -> None:
     """Give the head a single bias, that of the unembedding, whatever config.json specifies for tied weights.
 
-    For models with an untied embedding, transformers keeps a second bias on which no output depends.
+    For models with an untied embedding, transformers keeps a second bias on which no
+    output depends.
     """
     place, _, name = encoder.bias.rpartition(".")
     setattr(

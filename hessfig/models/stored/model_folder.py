@@ -36,9 +36,10 @@ _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model")
 def settings_of(config: Config) -> tuple[dict[str, Any], str]:
     """Return the settings of the model in the form of config.json, and their location for messages.
 
-    Without model.path they follow from the settings of the network. For random weights, model.options are added. Raises
-    UserError for a folder without config.json, for a file that cannot be read, and, for random weights, for a file that
-    has changed since planning.
+    Without model.path they follow from the settings of the network. For random weights,
+    model.options are added. Raises UserError for a folder without config.json, for a
+    file that cannot be read, and, for random weights, for a file that has changed since
+    planning.
     """
     model = config.model
     if model.path is None:
@@ -179,8 +180,9 @@ def hash_of_tokenizer(files: dict[str, bytes]) -> str:
 def weight_files(place: Path) -> list[Path]:
     """Return the files of weights in a folder, in the same order of preference as transformers.
 
-    model.safetensors, else the files in model.safetensors.index.json, else pytorch_model.bin, else the files in its
-    index. Raises UserError if there are none, and for an index that names files outside the folder.
+    model.safetensors, else the files in model.safetensors.index.json, else
+    pytorch_model.bin, else the files in its index. Raises UserError if there are none,
+    and for an index that names files outside the folder.
     """
     for path in (place / name for name in _CHOICES):
         if is_file(path):

@@ -49,7 +49,8 @@ def _check_once(before: list[str], now: list[str], path: Path) -> None:
 def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> None:
     """Raise UserError for weights that are missing or have another shape, since transformers would draw them randomly.
 
-    `odd` maps tensors that are not floating-point to their types; masks may be among them.
+    `odd` maps tensors that are not floating-point to their types; masks may be among
+    them.
     """
     missing = listed_names(report["missing_keys"])
     other = listed_names(report["mismatched_keys"])

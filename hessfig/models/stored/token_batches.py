@@ -26,7 +26,8 @@ from hessfig.tasks.tokens import source as source_of_tokens
 from hessfig.terms import Block
 from hessfig.weights import Layout
 
-# Upper bounds of the activations per token in the graphs of a double backward: widths, MLP widths, scores.
+# Upper bounds of the activations per token in the graphs of a double backward: widths,
+# MLP widths, scores.
 _OF_WIDTH, _OF_MLP, _OF_SCORES = 60, 45, 16
 _COPIES = (
     6  # copies of the parameters of a column: directions, products of both parts, rows
@@ -72,9 +73,9 @@ class Plan:
 def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
     """Return the largest micro-batch that config.memory allows for the requested blocks.
 
-    The estimate is an upper bound and depends on settings alone, never on the machine, because the last bits of a
-    number depend on the micro-batch, which is part of the key of a cell. Raises UserError if not even one sequence
-    fits.
+    The estimate is an upper bound and depends on settings alone, never on the machine,
+    because the last bits of a number depend on the micro-batch, which is part of the
+    key of a cell. Raises UserError if not even one sequence fits.
     """
     bound, total = bytes_of(config.memory), config.task.batch_size
     blocks = blocks_of(config.blocks, layout, config.model)
@@ -136,9 +137,10 @@ class Reader(Shape, Protocol):
 class Stored:
     """Functions of a kind of stored networks, from which sequences, micro-batches and keys follow.
 
-    `layout` and `sizes` return weights and sizes of the network; `place` the folder with its tokenizer; `weights` a
-    hash of everything that determines the weights; `marks` further parts of keys; `padding` the token that pads
-    sequences of masked tokens.
+    `layout` and `sizes` return weights and sizes of the network; `place` the folder
+    with its tokenizer; `weights` a hash of everything that determines the weights;
+    `marks` further parts of keys; `padding` the token that pads sequences of masked
+    tokens.
     """
 
     layout: Callable[[Config], Layout]

@@ -38,8 +38,9 @@ def encoder(
 def tokenizer_of(place: Path | None, sha256: str | None) -> PreTrainedTokenizerBase:
     """Return the tokenizer in the folder of the model.
 
-    transformers builds it in a temporary folder, from the hashed files and without keys that name code or other files.
-    Raises UserError if there is no tokenizer, or if its hash is not `sha256`.
+    transformers builds it in a temporary folder, from the hashed files and without keys
+    that name code or other files. Raises UserError if there is no tokenizer, or if its
+    hash is not `sha256`.
     """
     files = model_folder.tokenizer_files(place)
     if not files:  # transformers would build an empty tokenizer

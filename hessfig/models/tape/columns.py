@@ -39,8 +39,9 @@ from hessfig.weights import Weight as NamedWeight
 def flush_denormals(dtype: torch.dtype) -> Iterator[None]:
     """Flush subnormal numbers (below 1e-38) to zero if `dtype` is float32.
 
-    Saturated attention produces many subnormal numbers, which are slow on Intel processors: beyond sigma = 2, a cell of
-    five layers took three times as long. In float64 they are kept, since norms may be as small.
+    Saturated attention produces many subnormal numbers, which are slow on Intel
+    processors: beyond sigma = 2, a cell of five layers took three times as long. In
+    float64 they are kept, since norms may be as small.
     """
     if dtype != torch.float32:
         yield
@@ -61,10 +62,11 @@ def _flushes_denormals() -> bool:
 class LinearisedNetwork:
     """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
 
-    Columns with only weight matrices use `tape`; those with biases or norms use `merged`, where equal rows of the first
-    layer are evaluated once. The network is evaluated in float64 whatever the type of the problem; products are in the
-    type `products`, by default that of the problem. Raises OtherNetwork if the outputs of a tape differ from those of
-    the network.
+    Columns with only weight matrices use `tape`; those with biases or norms use
+    `merged`, where equal rows of the first layer are evaluated once. The network is
+    evaluated in float64 whatever the type of the problem; products are in the type
+    `products`, by default that of the problem. Raises OtherNetwork if the outputs of a
+    tape differ from those of the network.
     """
 
     def __init__(

@@ -223,11 +223,12 @@ def along_pattern(
 ) -> Tensor:
     """Apply the Jacobian of scores -> weights, which is symmetric, to `rows`.
 
-    `weights` are the mixing weights of one query along the last axis, 0 for masked keys.
+    `weights` are the mixing weights of one query along the last axis, 0 for masked
+    keys.
 
-    The Jacobian is diag(a) - a a^T for softmax, also with an additional logit; diag(a (1 - a)) for the sigmoid; the
-    mask for linear attention; diag(m) - m m^T / |m| for sparsemax with support m; diag(u) - u u^T / sum(u) with u =
-    sqrt(a) for entmax.
+    The Jacobian is diag(a) - a a^T for softmax, also with an additional logit; diag(a
+    (1 - a)) for the sigmoid; the mask for linear attention; diag(m) - m m^T / |m| for
+    sparsemax with support m; diag(u) - u u^T / sum(u) with u = sqrt(a) for entmax.
     """
     if kind == Attention.linear:
         return rows * allowed

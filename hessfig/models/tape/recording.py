@@ -31,7 +31,8 @@ EVERY = slice(None)
 class Builder:
     """Adds the steps of one network to a tape; methods take and return names of variables.
 
-    For variables that store each distinct row once, `index` maps the rows of the batch to these rows.
+    For variables that store each distinct row once, `index` maps the rows of the batch
+    to these rows.
     """
 
     def __init__(self, batch: Batch, model: ModelConfig, *, merged: bool) -> None:
@@ -369,7 +370,8 @@ class Builder:
 def can_build(network: nn.Module, model: ModelConfig) -> bool:
     """Whether the steps of this kind of network are known, with these settings.
 
-    Settings do not describe a network that a user has built, even if it is of a built-in class.
+    Settings do not describe a network that a user has built, even if it is of a
+    built-in class.
     """
     is_own = model.kind == Kind.python
     return (
@@ -384,9 +386,11 @@ def build_tape(
 ) -> Tape:
     """Evaluate `network` on `batch` step by step, with the last layer at the scored positions only.
 
-    Positions after the last scored one, which a causal network never reads, are not evaluated. If `merged`, variables
-    that depend only on token and position (embeddings, and queries, keys and values of the first layer) are evaluated
-    once for equal tokens at equal positions. Products are then equal up to rounding, with fewer operations.
+    Positions after the last scored one, which a causal network never reads, are not
+    evaluated. If `merged`, variables that depend only on token and position
+    (embeddings, and queries, keys and values of the first layer) are evaluated once for
+    equal tokens at equal positions. Products are then equal up to rounding, with fewer
+    operations.
     """
     build = Builder(batch, model, merged=merged)
     record = next(

@@ -192,8 +192,9 @@ class Normalise(Step):
 class Mixing(Step):
     """Attention with inputs q, k, v, which have concatenated heads; `allowed` is the mask of keys by query.
 
-    Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries, length). The pattern is that of these
-    scores, the `weights`, minus the constant `centre`. Tangents of scores and pattern have the type of `weights`.
+    Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries,
+    length). The pattern is that of these scores, the `weights`, minus the constant
+    `centre`. Tangents of scores and pattern have the type of `weights`.
     """
 
     sharp = ("weights", "_pattern_bar", "_cap_derivatives")
@@ -221,7 +222,8 @@ class Mixing(Step):
         scores = self.q @ self.k.mT / scale
         self._cap_derivatives = None if cap is None else _capped(scores, cap)
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
-        # Derivatives of the pattern, in the type of the evaluation, are those of a_ij without the centre.
+        # Derivatives of the pattern, in the type of the evaluation, are those of a_ij
+        # without the centre.
         self.weights = PATTERNS[kind](
             scores if isinstance(bias, float) else scores + bias, ~allowed
         )
@@ -250,7 +252,8 @@ class Mixing(Step):
     def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
         """Return the terms of the second derivative of T = q k^T / c: Tbar dk / c in dqbar, Tbar^T dq / c in dkbar.
 
-        T are the scores. These terms are all of H_fT, the functional part of the split at the scores (Remark D.1).
+        T are the scores. These terms are all of H_fT, the functional part of the split
+        at the scores (Remark D.1).
         """
         dq, dk, _ = self._split_all(dxs)
         to_query = (

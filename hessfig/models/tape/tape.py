@@ -16,10 +16,11 @@ from torch import Tensor, nn
 def narrow(node: Node, dtype: torch.dtype) -> None:
     """Cast the tensors by which a step multiplies tangents to `dtype`, except those that its class lists as `sharp`.
 
-    If attention saturates, a network in float32 is a different network: at sigma = 10, scores have rounding errors
-    above 1, and 1 - p is lost for weights p close to 1. Therefore values and cotangents are computed in float64, the
-    Jacobian of the softmax remains in float64, and only linear maps are cast. Products then equal those of the float64
-    network up to the rounding of float32 (docs/accuracy.md).
+    If attention saturates, a network in float32 is a different network: at sigma = 10,
+    scores have rounding errors above 1, and 1 - p is lost for weights p close to 1.
+    Therefore values and cotangents are computed in float64, the Jacobian of the softmax
+    remains in float64, and only linear maps are cast. Products then equal those of the
+    float64 network up to the rounding of float32 (docs/accuracy.md).
     """
     for name, attribute in vars(type(node)).items():
         if isinstance(attribute, cached_property):
@@ -48,7 +49,8 @@ def _is_intel(cpu: Path) -> bool:
     )
 
 
-# MKL, used by `@`, selects narrow kernels on other processors; oneDNN, also part of torch, selects the widest ones.
+# MKL, used by `@`, selects narrow kernels on other processors; oneDNN, also part of
+# torch, selects the widest ones.
 _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(
     torch.ops.mkldnn, "_linear_pointwise"
 )
@@ -60,8 +62,9 @@ def times_transposed(
 ) -> Float[Tensor, "*n m"]:
     """Return rows matrix^T.
 
-    Float32 on the CPU uses oneDNN in full precision, which is 2.3 times as fast as MKL on an AMD EPYC; on an Intel Xeon
-    it has 0.9 times the speed, so MKL is used there (docs/performance.md). oneDNN does not support float64.
+    Float32 on the CPU uses oneDNN in full precision, which is 2.3 times as fast as MKL
+    on an AMD EPYC; on an Intel Xeon it has 0.9 times the speed, so MKL is used there
+    (docs/performance.md). oneDNN does not support float64.
     """
     if not _goes_to_onednn(rows):
         return rows @ matrix.T
@@ -82,7 +85,8 @@ Tangent = Tensor | None
 class Node(Protocol):
     """One step; `inputs` and `output` are names of variables of the tape, and `value` is the output at the point.
 
-    `Tape.record` sets `cotangent` once, before the first product, so that results may be cached.
+    `Tape.record` sets `cotangent` once, before the first product, so that results may
+    be cached.
     """
 
     inputs: tuple[str, ...]
@@ -241,8 +245,9 @@ PullBack = Callable[[Tangent, Sequence[Tangent] | None, Sequence[bool]], list[Ta
 class Tape:
     """Steps in order of evaluation; the output of the last step is the scored output f.
 
-    `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs, once for all products.
-    `holders` maps weights to their steps, and `names` maps weights to their names in the modules.
+    `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs,
+    once for all products. `holders` maps weights to their steps, and `names` maps
+    weights to their names in the modules.
     """
 
     def __init__(self) -> None:
@@ -327,7 +332,8 @@ class Tape:
     ) -> Tangents:
         """Return the tangents of the cotangents of `names`, given that of the outputs.
 
-        Without `tangents` these are the rows df_bar df/d(name); with `tangents`, second-order terms of H_f are added.
+        Without `tangents` these are the rows df_bar df/d(name); with `tangents`,
+        second-order terms of H_f are added.
         """
         swept = self.down(df_bar, tangents, self.descendants(names))
         return {node.output: bar for node, bar, _ in swept if node.output in names}
@@ -341,8 +347,8 @@ class Tape:
     ) -> Iterator[tuple[Node, Tangent, list[Tangent] | None]]:
         """Yield the steps in `reached` in reverse order, each before it is pulled back.
 
-        Each comes with the tangent of the cotangent of its output, which includes all later steps, and with the
-        tangents of its inputs, if `tangents` are given.
+        Each comes with the tangent of the cotangent of its output, which includes all
+        later steps, and with the tangents of its inputs, if `tangents` are given.
         """
         bars: Tangents = {self.nodes[-1].output: df_bar}
         for node in reversed(self.nodes):

@@ -43,7 +43,8 @@ def read(
 ) -> tuple[Tensors, int] | None:
     """Return the tensors and their step; None if there is no file.
 
-    Raises Damaged, with the name of the file, if this training did not write it (at `step`, if given).
+    Raises Damaged, with the name of the file, if this training did not write it (at
+    `step`, if given).
     """
     if not path.is_file():
         return None

@@ -32,8 +32,9 @@ def right_answers(
 ) -> Bool[Tensor, "examples places"]:
     """Return which answers to held-out examples are right: `size` sums, digit by digit, or the test pictures.
 
-    Each digit of a sum, starting with the most significant, is predicted from the true ones before it. For text, each
-    scored character of `size` windows of held-out text counts as an example.
+    Each digit of a sum, starting with the most significant, is predicted from the true
+    ones before it. For text, each scored character of `size` windows of held-out text
+    counts as an example.
     """
     answers = replace(task, loss=Loss.cross_entropy, scored=Scored.answer)
     right = right_in(network, examples(answers, size, DType.float64))
@@ -83,8 +84,9 @@ def ensure(
 ) -> int:
     """Train until the states at `steps` are stored; return the number of updates that this call made.
 
-    The bits of a state depend on trajectory.science only, not on where the training resumed or on other stored states.
-    Raises Diverged if a state cannot be reached; those before it are stored.
+    The bits of a state depend on trajectory.science only, not on where the training
+    resumed or on other stored states. Raises Diverged if a state cannot be reached;
+    those before it are stored.
     """
     folder = Folder(trajectory)
     missing, known = folder.missing(steps), folder.divergence()

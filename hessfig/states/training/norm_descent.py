@@ -15,10 +15,12 @@ Tensors = Sequence[Tensor]
 def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
     r"""Return the d with ||d|| <= 1 whose inner product with `slopes` is largest, and that product, the dual norm.
 
-    euclidean: g / |g|. largest_entry, max over all entries: the signs of g; sum |g_i|. blockwise, max over parameters l
-    of |d_l|: g_l / |g_l| each; sum |g_l|. spectral, max over parameters of the largest singular value (a vector is a
-    matrix of one column, a tensor of several axes has a row for each entry of the first): U_l V_l^T of G_l = U_l S_l
-    V_l^T, without what belongs to singular values 0; sum tr S_l. What is 0 stays 0.
+    euclidean: g / |g|. largest_entry, max over all entries: the signs of g; sum |g_i|.
+    blockwise, max over parameters l of |d_l|: g_l / |g_l| each; sum |g_l|. spectral,
+    max over parameters of the largest singular value (a vector is a matrix of one
+    column, a tensor of several axes has a row for each entry of the first): U_l V_l^T
+    of G_l = U_l S_l V_l^T, without what belongs to singular values 0; sum tr S_l. What
+    is 0 stays 0.
     """
     if norm == StepNorm.largest_entry:
         return [slope.sign() for slope in slopes], math.fsum(

@@ -42,11 +42,13 @@ class BatchLoss:
 def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
     """Return the map from gradients G, one per parameter, to (C + damping I)^-1 G, with C of `kind` at these weights.
 
-    newton: C = |H|, the Hessian with the absolute values of its eigenvalues (arXiv 1406.2572), so that every step
-    descends where H is indefinite. gauss_newton: C = H_o. block_gauss_newton: its diagonal blocks, one per parameter
-    (arXiv 2510.09378). kfac: A (x) B for the weight and bias of a linear map or an embedding (arXiv 1503.05671, with
-    the exact Fisher matrix of the outputs; "expand" of arXiv 2311.00636 where a map is used at several positions),
-    and the block of H_o for any other parameter. The damping is added to C itself, not to its factors.
+    newton: C = |H|, the Hessian with the absolute values of its eigenvalues (arXiv
+    1406.2572), so that every step descends where H is indefinite. gauss_newton: C =
+    H_o. block_gauss_newton: its diagonal blocks, one per parameter (arXiv 2510.09378).
+    kfac: A (x) B for the weight and bias of a linear map or an embedding (arXiv
+    1503.05671, with the exact Fisher matrix of the outputs; "expand" of arXiv
+    2311.00636 where a map is used at several positions), and the block of H_o for any
+    other parameter. The damping is added to C itself, not to its factors.
     """
     parameters = list(loss.network.parameters())
     if kind == Optimiser.kfac:
@@ -68,8 +70,9 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
 def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
     """Return the number of products with the Hessian or its Gauss-Newton part that one curvature matrix takes.
 
-    There is one product per entry of a parameter. K-FAC takes one backward pass, which is cheaper than a product, per
-    scored position and class, and one product per entry of the parameters without Kronecker factors.
+    There is one product per entry of a parameter. K-FAC takes one backward pass, which
+    is cheaper than a product, per scored position and class, and one product per entry
+    of the parameters without Kronecker factors.
     """
     parameters = list(loss.network.parameters())
     if kind != Optimiser.kfac:
@@ -112,7 +115,8 @@ def _eigenpairs(matrix: Float[Tensor, "... n n"]) -> tuple[Tensor, Tensor]:
 def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
     """Return the solver of (matrix + damping I); it returns NaN if there is no Cholesky factor in this precision.
 
-    This is the case if the matrix is not finite, or so large that rounding errors exceed the damping.
+    This is the case if the matrix is not finite, or so large that rounding errors
+    exceed the damping.
     """
     root, failed = torch.linalg.cholesky_ex(
         matrix + damping * torch.eye(len(matrix)).to(matrix)

@@ -38,9 +38,10 @@ def factors(
 ) -> Float[Tensor, " groups"]:
     """Return the factor of the learning rate of each group of parameters.
 
-    whole: 1 / largest eigenvalue of the Hessian. blocks: the same for each parameter's own block, divided by their
-    geometric mean; no block counts as flatter than FLATTEST times the steepest. gradient_norm: the estimate
-    min(1, (largest / smallest norm of a parameter's gradient)^(-1/4)) from the current gradients.
+    whole: 1 / largest eigenvalue of the Hessian. blocks: the same for each parameter's
+    own block, divided by their geometric mean; no block counts as flatter than FLATTEST
+    times the steepest. gradient_norm: the estimate min(1, (largest / smallest norm of a
+    parameter's gradient)^(-1/4)) from the current gradients.
     """
     if kind == Curvature.gradient_norm:
         return _stand_in(
@@ -105,8 +106,9 @@ FACTORS, REFRESHED = "rate_factors", "refreshed"
 def learning_rate(training: TrainingConfig, step: int) -> float:
     """Return the learning rate of update `step` (1 to training.steps).
 
-    It rises linearly during the warm-up and reaches training.learning_rate at the warm-up's last update. Then it is
-    constant, or half a cosine that would be zero at the update after the last.
+    It rises linearly during the warm-up and reaches training.learning_rate at the
+    warm-up's last update. Then it is constant, or half a cosine that would be zero at
+    the update after the last.
     """
     done, warmup = step - 1, training.warmup
     if done < warmup:
@@ -129,8 +131,9 @@ def _by_block(training: TrainingConfig) -> bool:
 class StepRule:
     """The optimisers of the configured name over the parameters of `network`: torch.optim's, or pytorch_optimizer's.
 
-    A rule with a curvature matrix is torch.optim.SGD on gradients divided by this matrix, which is constant between
-    two refreshes. Muon updates the weight matrices of the layers; AdamW then updates embeddings, head and vectors.
+    A rule with a curvature matrix is torch.optim.SGD on gradients divided by this
+    matrix, which is constant between two refreshes. Muon updates the weight matrices of
+    the layers; AdamW then updates embeddings, head and vectors.
     """
 
     def __init__(self, network: nn.Module, training: TrainingConfig) -> None:
@@ -193,8 +196,9 @@ class StepRule:
     def moments(self) -> dict[str, Tensor]:
         """Return {moment/parameter: tensor}; empty before the first update, and for rules without moments.
 
-        A rule that uses the curvature adds FACTORS, the factors of the groups' learning rates. A rule that divides by a
-        curvature matrix adds REFRESHED/parameter, the weights at which the matrix was computed.
+        A rule that uses the curvature adds FACTORS, the factors of the groups' learning
+        rates. A rule that divides by a curvature matrix adds REFRESHED/parameter, the
+        weights at which the matrix was computed.
         """
         looked = (
             {}
@@ -303,7 +307,8 @@ def _put(state: dict[str, Any], moment: str, tensor: Tensor | None, axes: int) -
 def laid_out(moment: str, tensor: Tensor) -> Tensor:
     """Return a moment in the memory order that it has in every run: by rows, but by columns for eigenbases.
 
-    LAPACK returns eigenbases by columns; by rows, trainings would differ in their bits from earlier versions.
+    LAPACK returns eigenbases by columns; by rows, trainings would differ in their bits
+    from earlier versions.
     """
     return row_major(tensor.mT).mT if moment == EIGENBASES else row_major(tensor)
 

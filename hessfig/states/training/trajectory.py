@@ -14,7 +14,8 @@ from hessfig.terms import RULE_SETTINGS
 
 ALGORITHM_VERSION = 1
 FOLDER = "states"
-# Settings that change nothing of the trajectory: what is kept, and how it is tested on the way.
+# Settings that change nothing of the trajectory: what is kept, and how it is tested on
+# the way.
 _WATCHING = ("checkpoints", "evaluate_every", "evaluation_size")
 # What of the task is about its measuring batch alone.
 _MEASURING = ("batch_size", "seed")
@@ -24,7 +25,8 @@ _MEASURING = ("batch_size", "seed")
 class Trajectory:
     """One training: the network of `seed` at `sigma` (None: no sigma), trained with these settings.
 
-    `common`, if given, is `science(config)`, which is slow to compute and the same for all sigmas and seeds.
+    `common`, if given, is `science(config)`, which is slow to compute and the same for
+    all sigmas and seeds.
     """
 
     config: Config

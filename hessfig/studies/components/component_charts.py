@@ -54,12 +54,14 @@ _PAIR = ("W_V", "W_Q")
 def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the exponents in sigma by component: open circles are predictions, dots with bars are fits.
 
-    How to read it: a line is a network that differs from the base (the first) in the component it names, a panel a
-    block. Where the dot lies in the circle, counting powers of the input explains the growth of the block. A line
-    without circle has no predicted power there; `= 0` is a block that vanishes identically. Ratios, if asked
-    for, are the norm of the query block over that of the value block, a dot for each sigma; bars are 95 % intervals.
-    Requires: the sweep's table.csv with one network per variant, and its manifest (option `part`: H by default). The
-    first window of sigma is drawn, with a page for every further one.
+    How to read it: a line is a network that differs from the base (the first) in the
+    component it names, a panel a block. Where the dot lies in the circle, counting
+    powers of the input explains the growth of the block. A line without circle has no
+    predicted power there; `= 0` is a block that vanishes identically. Ratios, if asked
+    for, are the norm of the query block over that of the value block, a dot for each
+    sigma; bars are 95 % intervals. Requires: the sweep's table.csv with one network per
+    variant, and its manifest (option `part`: H by default). The first window of sigma
+    is drawn, with a page for every further one.
     """
     measured = read_measured(spec, source)
     part = Part(spec.choice("part", tuple(Part), Part.H))
@@ -244,7 +246,8 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
     )
 
 
-# Words for values of settings, by the last word of the setting and by value; "" matches any value, which replaces {}.
+# Words for values of settings, by the last word of the setting and by value; "" matches
+# any value, which replaces {}.
 _NAMES: dict[str, dict[str, str]] = {
     "attention": {
         **{
@@ -324,13 +327,14 @@ _MARKS = "os^D"
 def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw what centring does to the blocks of values and queries, and what trainings do with it.
 
-    How to read it: left, the gap of the exponents of H(Q, Q) and H(V, V) by lambda, circles predicted and dots fitted;
-    middle, the ratio of their norms, a line per sigma; right, held-out losses after equally many updates, each
-    optimiser at its tuned rate, by lambda and for two controls: W_Q and W_K a tenth as large with the same scores
-    (query blocks 100 times as large), and frozen. Dashed: a table of pairs of characters, which needs no attention.
-    Bars are 95 % intervals over seeds.
-    Requires: the tables of held_out_loss over training.optimiser and training.learning_rate, and next to it that of
-    the sweep centring.
+    How to read it: left, the gap of the exponents of H(Q, Q) and H(V, V) by lambda,
+    circles predicted and dots fitted; middle, the ratio of their norms, a line per
+    sigma; right, held-out losses after equally many updates, each optimiser at its
+    tuned rate, by lambda and for two controls: W_Q and W_K a tenth as large with the
+    same scores (query blocks 100 times as large), and frozen. Dashed: a table of pairs
+    of characters, which needs no attention. Bars are 95 % intervals over seeds.
+    Requires: the tables of held_out_loss over training.optimiser and
+    training.learning_rate, and next to it that of the sweep centring.
     """
     blocks = Source(source.folder.parent / "centring").run
     losses = per_seed.tuned_losses(source.table)

@@ -36,8 +36,8 @@ def log_norms(table: pd.DataFrame, *settings: str) -> pd.DataFrame:
 def gaps(table: pd.DataFrame, setting: str, *, window: Window) -> pd.Series:
     """Return the exponent in sigma of the query block minus that of the value block, by (setting, seed).
 
-    An exponent is the least-squares slope of log ||H|| on log sigma inside the window. Curves with fewer than
-    MIN_POINTS values of sigma are left out.
+    An exponent is the least-squares slope of log ||H|| on log sigma inside the window.
+    Curves with fewer than MIN_POINTS values of sigma are left out.
     """
     norms = log_norms(table, setting)
     norms = norms[within(norms["sigma"], window)]
@@ -62,8 +62,9 @@ def _exponent(curve: pd.DataFrame) -> float:
 def tuned_losses(table: pd.DataFrame) -> pd.Series:
     """Return log10 of the last held-out loss at the tuned learning rate, by network, optimiser and seed.
 
-    The tuned rate of a seed is the one with the least mean loss over the other seeds. A seed whose rate is an end of
-    the grid is left out. A rate counts as tried, with an infinite loss, if every run at it diverged.
+    The tuned rate of a seed is the one with the least mean loss over the other seeds. A
+    seed whose rate is an end of the grid is left out. A rate counts as tried, with an
+    infinite loss, if every run at it diverged.
     """
     runs = _named(with_settings(table, CENTRING, SCALE, OPTIMISER, MOMENTUM, RATE))
     losses = _named(

@@ -89,7 +89,8 @@ class StateDirections:
     ) -> tuple[Float[Tensor, " k"], Float[Tensor, "n k"]] | None:
         """Return singular values of the gradient of a block of one matrix, and u_k v_k^T as columns; None for others.
 
-        A tensor with more axes (the kernels of a convolution) is a matrix with one row per entry of the first axis.
+        A tensor with more axes (the kernels of a convolution) is a matrix with one row
+        per entry of the first axis.
         """
         side = self._problem.layout.side(block.layer, block.col)
         if NamedDirection.singular not in self.headings or len(side) > 1:
@@ -131,14 +132,17 @@ class StateDirections:
 def along(objective: Objective, request: Request) -> Measured:
     """Return curvatures along named directions d, restricted to each block: exact products, no probes.
 
-    By part A of the block: `curvature` d.Ad / |d|^2, `product` |Ad| / |d|, `cosine` d.Ad / (|d| |Ad|). For a block of
-    several weights a, b, with C_ab = d_a.A_ab d_b / |d|^2, the curvature is `within_weights` sum_a C_aa plus
-    `across_weights`; `within_layers` is the sum over a, b of one layer (a weight outside of the layers is one by
-    itself). Without a part: `slope` g.d / |d|, `length` |d|. For a block of one matrix, with its gradient sum_k s_k
-    u_k v_k^T, the same of u_k v_k^T (`index` k), s_k as `singular_direction_value`, and exponents over k with s_k at
-    least a thousandth of s_1 and h_k = the curvature > 0: `curvature_exponent` of h_k in s_k, `singular_decay` of
-    1 / s_k in k, `curvature_decay` of 1 / h_k in k; `curvature_positive`: the share of these k with h_k > 0. Numbers of
-    a vector 0 are NaN.
+    By part A of the block: `curvature` d.Ad / |d|^2, `product` |Ad| / |d|, `cosine`
+    d.Ad / (|d| |Ad|). For a block of several weights a, b, with C_ab = d_a.A_ab d_b /
+    |d|^2, the curvature is `within_weights` sum_a C_aa plus `across_weights`;
+    `within_layers` is the sum over a, b of one layer (a weight outside of the layers is
+    one by itself). Without a part: `slope` g.d / |d|, `length` |d|. For a block of one
+    matrix, with its gradient sum_k s_k u_k v_k^T, the same of u_k v_k^T (`index` k),
+    s_k as `singular_direction_value`, and exponents over k with s_k at least a
+    thousandth of s_1 and h_k = the curvature > 0: `curvature_exponent` of h_k in s_k,
+    `singular_decay` of 1 / s_k in k, `curvature_decay` of 1 / h_k in k;
+    `curvature_positive`: the share of these k with h_k > 0. Numbers of a vector 0 are
+    NaN.
     """
     named, rows = StateDirections(objective, request), list[Row]()
     for block, column in square_columns(objective, request):

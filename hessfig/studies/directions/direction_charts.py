@@ -54,11 +54,13 @@ _SHOWN = ("largest", "smallest", "random")  # directions with panels
 def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the loss along three directions (rows) at every state (columns), then a page of the planes.
 
-    How to read it: blue is the loss against the distance from the state, downhill to the right; black dashes are its
-    second-order expansion, dotted lines the distances at which that departs by the stated share of the loss's largest
-    change so far. Above a panel: u.H u of its direction u. In a plane, colours and solid lines are the loss, dashes
-    the expansion at the same levels, red dots where it departs along rays from the state (black). The first seed is
-    drawn; the CSV file has all directions, the table all seeds. Requires: a sweep of the quantity slices.
+    How to read it: blue is the loss against the distance from the state, downhill to
+    the right; black dashes are its second-order expansion, dotted lines the distances
+    at which that departs by the stated share of the loss's largest change so far. Above
+    a panel: u.H u of its direction u. In a plane, colours and solid lines are the loss,
+    dashes the expansion at the same levels, red dots where it departs along rays from
+    the state (black). The first seed is drawn; the CSV file has all directions, the
+    table all seeds. Requires: a sweep of the quantity slices.
     """
     run, stored = _first_seed(source, SLICES)
     for suffix, states in _by_variant(stored):
@@ -69,9 +71,10 @@ def slices(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw index against loss of the critical points found, and the gradient's norm where each search ended.
 
-    How to read it: a dot is one search, its colour the step of the training that it began at; open dots did not reach
-    the tolerance (dotted line) and are not critical points. The index is the number of negative eigenvalues of H: a
-    minimum has none. Requires: a sweep of the quantity critical_points.
+    How to read it: a dot is one search, its colour the step of the training that it
+    began at; open dots did not reach the tolerance (dotted line) and are not critical
+    points. The index is the number of negative eigenvalues of H: a minimum has none.
+    Requires: a sweep of the quantity critical_points.
     """
     run, points = source.run, _searches(source.table)
     tolerance = (run.config.get("directions") or {}).get("tolerance", math.nan)
@@ -98,11 +101,13 @@ def critical_points(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw descent and its quadratic model by learning rate, one page per state, then the horizons.
 
-    How to read it: blue is gradient descent, black dashes the descent on the quadratic model of the state, dotted the
-    horizon, the first step at which the model's loss has departed. The CSV file also has the distances of both from
-    the state and from each other, and the curvature along the step: true, from second differences of losses on the
-    step's line, and from three losses of the run. On the last page a dot is a seed, and triangles
-    at the top did not depart within the run. Requires: a sweep of the quantity descent that varies directions.rate.
+    How to read it: blue is gradient descent, black dashes the descent on the quadratic
+    model of the state, dotted the horizon, the first step at which the model's loss has
+    departed. The CSV file also has the distances of both from the state and from each
+    other, and the curvature along the step: true, from second differences of losses on
+    the step's line, and from three losses of the run. On the last page a dot is a seed,
+    and triangles at the top did not depart within the run. Requires: a sweep of the
+    quantity descent that varies directions.rate.
     """
     run, courses = _first_seed(source, DESCENT)
     states = list(dict.fromkeys(course.where for course in courses))

@@ -30,8 +30,8 @@ _WHOLE = Block(0, Group.all.value, Group.all.value)
 class Surface:
     """L(w) for a vector w of the weights of group `all`, in the order of the group; `start` is the problem's own w.
 
-    L includes the term of weight decay (task.weight_decay). Vectors are float64 for networks of any dtype. The
-    problem's own network is not changed.
+    L includes the term of weight decay (task.weight_decay). Vectors are float64 for
+    networks of any dtype. The problem's own network is not changed.
     """
 
     def __init__(
@@ -137,10 +137,12 @@ _HALVINGS = 6
 class ExpansionRule:
     """Criterion for the departure of a second-order expansion from the loss, for slices, planes and descents alike.
 
-    The expansion P departs from the loss L at the first point t with |L(t) - P(t)| > share * C(t), where C(t) is the
-    largest |L(s) - L(0)| for s up to t. The criterion uses the largest change so far, because the change at t is zero
-    where the loss returns to its first value. Gaps below `rounding` times the loss are ignored; one that is not finite
-    counts as departed. Where terms cancel in L(0), their `size` counts (problem.Witness).
+    The expansion P departs from the loss L at the first point t with |L(t) - P(t)| >
+    share * C(t), where C(t) is the largest |L(s) - L(0)| for s up to t. The criterion
+    uses the largest change so far, because the change at t is zero where the loss
+    returns to its first value. Gaps below `rounding` times the loss are ignored; one
+    that is not finite counts as departed. Where terms cancel in L(0), their `size`
+    counts (problem.Witness).
     """
 
     share: float
@@ -173,7 +175,8 @@ class ExpansionRule:
     ) -> tuple[float, float]:
         """Return the distance at which the expansion departs, and half of its bracket; infinite beyond LAST / FIRST.
 
-        Distances increase from `first` by factors of 2^(1/4); the bracket is then halved six times.
+        Distances increase from `first` by factors of 2^(1/4); the bracket is then
+        halved six times.
         """
         start, largest, change, low = loss(0.0), 0.0, 0.0, 0.0
 

@@ -31,12 +31,15 @@ Vector = Float[Tensor, " n"]
 def norm_sharpness(objective: Objective, request: Request) -> Measured:
     """Return max d.Hd over ||d|| <= 1 for several norms (generalised sharpness, arXiv 2603.05002), as a lower bound.
 
-    H is the Hessian of all parameters. `euclidean_sharpness` is its largest eigenvalue, with the residual as error. The
-    other numbers are the best results of conditional gradient searches from the steepest direction, the eigenvector and
-    directions.starts random directions. A search ends at a stationary point, where max (s - d).Hd over the ball is
-    below 1e-8 of d.Hd (1e-5 in float32); a search that is cut off is `not_converged`. The distance to a higher maximum
-    is unknown, so that no error is given. `NAME_steepest_curvature` is d.Hd for the steepest direction itself.
-    `sharpness_edge` is 2 / eta of the next update of a training, the threshold of steepest descent in any norm.
+    H is the Hessian of all parameters. `euclidean_sharpness` is its largest eigenvalue,
+    with the residual as error. The other numbers are the best results of conditional
+    gradient searches from the steepest direction, the eigenvector and directions.starts
+    random directions. A search ends at a stationary point, where max (s - d).Hd over
+    the ball is below 1e-8 of d.Hd (1e-5 in float32); a search that is cut off is
+    `not_converged`. The distance to a higher maximum is unknown, so that no error is
+    given. `NAME_steepest_curvature` is d.Hd for the steepest direction itself.
+    `sharpness_edge` is 2 / eta of the next update of a training, the threshold of
+    steepest descent in any norm.
     """
     search = _Search(objective, request)
     rows = [row for norm in StepNorm for row in search.rows(norm)]
@@ -95,8 +98,9 @@ class _Search:
     def _climbed(self, start: Vector, norm: StepNorm) -> tuple[float, bool]:
         """Return d.Hd at the end of a search from the direction `start`, and whether the search converged.
 
-        On the line from d to the steepest ascent s in the ball, the curvature is a + b t + c t^2 with b >= 0. The
-        search takes the best t in [0, 1], so that the curvature never decreases.
+        On the line from d to the steepest ascent s in the ball, the curvature is a + b
+        t + c t^2 with b >= 0. The search takes the best t in [0, 1], so that the
+        curvature never decreases.
         """
         size = length(self._shaped(start), norm)
         at = start / size if size else start

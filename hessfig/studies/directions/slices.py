@@ -34,14 +34,17 @@ _ANGLES = 64  # number of rays in a plane along which departures are searched
 def slices(objective: Objective, request: Request) -> Measured:
     """Return slope g.u, curvature u.H u and departure of the expansion for every direction u; counts of directions.
 
-    Directions have unit length over all weights and point downhill (g.u <= 0); their eigenvectors are those of H of
-    the whole network. P(t) = L + t g.u + t^2 u.H u / 2 departs from L(t) as ExpansionRule says;
-    `index` 1 is downhill, 2 uphill, the error half a bracket, and infinite: not within a distance of 100.
-    `convex_directions`, `flat_directions` and `concave_directions` count the eigenvalues above, within and below
-    spectrum.cut times the largest in size, for networks whose Hessian is decomposed. Arrays: `rays`, and `distances`,
-    `losses`, `expansions` (rays, points) of each; of the plane `plane_rays`, `plane_places` (2, points), `plane_losses`
-    and `plane_expansions` (points, points) with the second direction along rows, and `plane_edge` (2, angles),
-    where the expansion departs along rays from the state (NaN: nowhere).
+    Directions have unit length over all weights and point downhill (g.u <= 0); their
+    eigenvectors are those of H of the whole network. P(t) = L + t g.u + t^2 u.H u / 2
+    departs from L(t) as ExpansionRule says; `index` 1 is downhill, 2 uphill, the error
+    half a bracket, and infinite: not within a distance of 100. `convex_directions`,
+    `flat_directions` and `concave_directions` count the eigenvalues above, within and
+    below spectrum.cut times the largest in size, for networks whose Hessian is
+    decomposed. Arrays: `rays`, and `distances`, `losses`, `expansions` (rays, points)
+    of each; of the plane `plane_rays`, `plane_places` (2, points), `plane_losses` and
+    `plane_expansions` (points, points) with the second direction along rows, and
+    `plane_edge` (2, angles), where the expansion departs along rays from the state
+    (NaN: nowhere).
     """
     surface = Surface(objective, request.model, request.estimator.products)
     axes, settings = _Axes(surface, request), request.at.config.directions

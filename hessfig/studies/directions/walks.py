@@ -24,16 +24,20 @@ Vector = Float[Tensor, " n"]
 def descent(objective: Objective, request: Request) -> Measured:
     """Return how long the quadratic model follows full-batch gradient descent from the state.
 
-    eta = directions.rate * 2 / lambda, lambda the largest eigenvalue of H at the state w_0. The run is
-    w_{t+1} = w_t - eta g(w_t), the model's v_{t+1} = v_t - eta (g + H (v_t - w_0)), with g and H of the state, so that
-    v_t = w_0 - sum_{k < t} (I - eta H)^k eta g. `descent_rate`: eta. `descent_horizon`: the first step at which the
-    model's loss Q(v_t) has departed from L(w_t) (see ExpansionRule); infinite where it has not within
-    directions.steps. `descent_run_curvature` and `descent_line_curvature`: medians over steps of two estimates
-    from losses alone, each over the true s.H(w_t) s / |s|^2 with s = w_{t+1} - w_t: of three losses of the run,
-    (L_{t+1} - 2 L_t + L_{t-1}) / (2 |w_{t+1} - w_t| |w_t - w_{t-1}|), and of three on the line of the step,
-    (L(w_t + s) - 2 L_t + L(w_t - s)) / |s|^2. The 2 of the first: along a gradient flow d^2 L / dt^2 = 2 g.H g.
-    Arrays over steps: `losses`, `model_losses`, `distances` |w_t - w_0|, `model_distances`, `gaps` |w_t - v_t|;
-    `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of the run NaN.
+    eta = directions.rate * 2 / lambda, lambda the largest eigenvalue of H at the state
+    w_0. The run is w_{t+1} = w_t - eta g(w_t), the model's v_{t+1} = v_t - eta (g + H
+    (v_t - w_0)), with g and H of the state, so that v_t = w_0 - sum_{k < t} (I - eta
+    H)^k eta g. `descent_rate`: eta. `descent_horizon`: the first step at which the
+    model's loss Q(v_t) has departed from L(w_t) (see ExpansionRule); infinite where it
+    has not within directions.steps. `descent_run_curvature` and
+    `descent_line_curvature`: medians over steps of two estimates from losses alone,
+    each over the true s.H(w_t) s / |s|^2 with s = w_{t+1} - w_t: of three losses of the
+    run, (L_{t+1} - 2 L_t + L_{t-1}) / (2 |w_{t+1} - w_t| |w_t - w_{t-1}|), and of three
+    on the line of the step, (L(w_t + s) - 2 L_t + L(w_t - s)) / |s|^2. The 2 of the
+    first: along a gradient flow d^2 L / dt^2 = 2 g.H g. Arrays over steps: `losses`,
+    `model_losses`, `distances` |w_t - w_0|, `model_distances`, `gaps` |w_t - v_t|;
+    `curvatures` (true), `run_curvatures`, `line_curvatures`, one fewer, the first of
+    the run NaN.
     """
     surface = Surface(objective, request.model, request.estimator.products)
     settings = request.at.config.directions
@@ -128,12 +132,14 @@ _ENDS = 1e-15  # relative changes of |g|^2 and w at which a search stops: roundi
 def critical_points(objective: Objective, request: Request) -> Measured:
     """Return the result of a search for a critical point from the state, by Levenberg-Marquardt on |grad L|^2.
 
-    The Jacobian of the gradient is the whole Hessian (scipy.optimize.root, MINPACK's lmder).
-    `critical_gradient`: |g| in the end; `critical_loss`; `critical_index`: how many eigenvalues are below minus
-    spectrum.cut times the largest in size; `critical_flat`: how many lie within that; `critical_distance`: |w - w0|
-    from the state w0; `critical_start`: the loss there. All have the status not_converged where |g| is above
-    directions.tolerance: such a point (a local minimum of |g|^2, or one that was not reached) is not a critical point.
-    Array: `eigenvalues`, rising, at the point found.
+    The Jacobian of the gradient is the whole Hessian (scipy.optimize.root, MINPACK's
+    lmder). `critical_gradient`: |g| in the end; `critical_loss`; `critical_index`: how
+    many eigenvalues are below minus spectrum.cut times the largest in size;
+    `critical_flat`: how many lie within that; `critical_distance`: |w - w0| from the
+    state w0; `critical_start`: the loss there. All have the status not_converged where
+    |g| is above directions.tolerance: such a point (a local minimum of |g|^2, or one
+    that was not reached) is not a critical point. Array: `eigenvalues`, rising, at the
+    point found.
     """
     surface = Surface(objective, request.model, request.estimator.products)
     end = _searched(surface, request.at.config.directions.evaluations)

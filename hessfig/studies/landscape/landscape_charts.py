@@ -46,12 +46,13 @@ class _Place:
 def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a panel for every distance (rows) and direction (columns) of the sweep; a page for whatever else varies.
 
-    How to read it: dots are means over orders of the samples and over seeds (up to five as thin lines, more as the
-    band of their 95 % interval); open dots root mean squares, which the grey line (chance alone) must meet whatever the
-    network: its slope of -1 is automatic. Black dashes: the second-order prediction. Red: the bound, (2 L_max +
-    M |w - w*|^2) / (k + 1). r and b in a corner: rank correlation and slope of
-    losses' changes on their prediction. At w* there is no direction, and one panel. Requires: a sweep of the quantity
-    landscape_difference along `index`.
+    How to read it: dots are means over orders of the samples and over seeds (up to five
+    as thin lines, more as the band of their 95 % interval); open dots root mean
+    squares, which the grey line (chance alone) must meet whatever the network: its
+    slope of -1 is automatic. Black dashes: the second-order prediction. Red: the bound,
+    (2 L_max + M |w - w*|^2) / (k + 1). r and b in a corner: rank correlation and slope
+    of losses' changes on their prediction. At w* there is no direction, and one panel.
+    Requires: a sweep of the quantity landscape_difference along `index`.
     """
     run, axis = source.run, Axis("index")
     check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)

@@ -38,13 +38,15 @@ POINTS = "points"
 def landscape_difference(objective: Objective, request: Request) -> Measured:
     """Return rows along k of |L_{k+1}(w) - L_k(w)|, and the numbers of single samples that they are made of.
 
-    `landscape_difference` and `landscape_rms`: mean and root mean square over orders of the samples, with errors.
-    `landscape_null`: the root mean square that chance gives (null_difference). `landscape_bound`:
-    2 L_max / (k + 1) + M d^2 / (k + 1) (arXiv 2510.16927, Theorem 7), L_max = `largest_loss` at w*. At w* itself
-    that is all. At a distance d: M = `largest_curvature`, the largest spectral norm of H_i at w* among the
-    `landscape.curvatures` samples most curved along u, hence a lower bound of the theorem's M;
-    `landscape_prediction`: the mean with l_i(w) replaced by l_i + d u.g_i + d^2 u.H_i u / 2 at w*;
-    `prediction_correlation` (of ranks) and `prediction_slope`: of l_i(w) - l_i(w*) on its prediction.
+    `landscape_difference` and `landscape_rms`: mean and root mean square over orders of
+    the samples, with errors. `landscape_null`: the root mean square that chance gives
+    (null_difference). `landscape_bound`: 2 L_max / (k + 1) + M d^2 / (k + 1) (arXiv
+    2510.16927, Theorem 7), L_max = `largest_loss` at w*. At w* itself that is all. At a
+    distance d: M = `largest_curvature`, the largest spectral norm of H_i at w* among
+    the `landscape.curvatures` samples most curved along u, hence a lower bound of the
+    theorem's M; `landscape_prediction`: the mean with l_i(w) replaced by l_i + d u.g_i
+    + d^2 u.H_i u / 2 at w*; `prediction_correlation` (of ranks) and `prediction_slope`:
+    of l_i(w) - l_i(w*) on its prediction.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     at = places(settings.first, samples.count - 1, settings.points)
@@ -77,8 +79,9 @@ def landscape_difference(objective: Objective, request: Request) -> Measured:
 def landscape_integrals(objective: Objective, request: Request) -> Measured:
     """Return rows `delta_1` and `delta_2` along k, means over landscape.draws points w and orders of the samples.
 
-    The array `losses` (draws, samples) holds the losses at every point w. Errors are standard errors over the points.
-    `delta_2_null` is the mean over w of the squared null (see null_difference).
+    The array `losses` (draws, samples) holds the losses at every point w. Errors are
+    standard errors over the points. `delta_2_null` is the mean over w of the squared
+    null (see null_difference).
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     at = places(settings.first, samples.count - 1, settings.points)
@@ -111,9 +114,11 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
 def stationarity(objective: Objective, request: Request) -> Measured:
     """Return rows along k of |grad L_k(w*)|, up to all samples, and its numbers order by order.
 
-    `stationarity` and `stationarity_rms`: mean and root mean square over orders; `stationarity_null`: sd / sqrt(k),
-    what independent gradients of mean zero would give; `stationarity_expected`: what random orders of these gradients
-    give, exactly (expected_gradient). sd^2 is the summed variance of the gradient's entries over samples.
+    `stationarity` and `stationarity_rms`: mean and root mean square over orders;
+    `stationarity_null`: sd / sqrt(k), what independent gradients of mean zero would
+    give; `stationarity_expected`: what random orders of these gradients give, exactly
+    (expected_gradient). sd^2 is the summed variance of the gradient's entries over
+    samples.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     at = places(settings.first, samples.count, settings.points)
@@ -162,8 +167,9 @@ def differences(losses: Array, at: Places) -> Array:
 def null_difference(losses: Array, at: Places) -> Array:
     """Return the root mean square of L_{k+1} - L_k over random orders of these losses: sd sqrt(1 + 1/k) / (k + 1).
 
-    The result is exact, with sd the root of sum (l_i - L)^2 / (N - 1): the covariances of samples drawn without
-    replacement cancel. Independent draws give the same value, so that a slope of -1 says nothing about the network.
+    The result is exact, with sd the root of sum (l_i - L)^2 / (N - 1): the covariances
+    of samples drawn without replacement cancel. Independent draws give the same value,
+    so that a slope of -1 says nothing about the network.
     """
     return float(np.std(losses, ddof=1)) * np.sqrt(1 + 1 / at) / (at + 1)
 
@@ -226,8 +232,8 @@ def _mean(values: Array) -> Averaged:
 def samples_of(objective: Objective, request: Request) -> Samples:
     """Return the samples whose landscape is measured.
 
-    Raises UserError for several batches, for samples with different weights or that depend on each other, and for a
-    loss that is a sum over them.
+    Raises UserError for several batches, for samples with different weights or that
+    depend on each other, and for a loss that is a sum over them.
     """
     if objective.more:
         raise UserError(

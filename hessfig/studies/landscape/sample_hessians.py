@@ -32,12 +32,14 @@ Key = tuple[Hashable, Part]
 def hessian_distance(objective: Objective, request: Request) -> Measured:
     """Return rows along k, up to all N samples, of every block and part.
 
-    `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples; `subset_norm` = ||H_k||_F.
-    `hessian_distance_null` is the root mean square that N independent samples give, sqrt(S^2 (1/k - 1/N)) /
+    `hessian_distance` = ||H_k - H_N||_F / ||H_N||_F, H_k of the first k samples;
+    `subset_norm` = ||H_k||_F. `hessian_distance_null` is the root mean square that N
+    independent samples give, sqrt(S^2 (1/k - 1/N)) /
     ||H_N||_F, S^2 being the spread of single samples' Hessians found from the distances of the disjoint pieces
-    between neighbouring k. With estimator=dense all are exact, and diagonal blocks have `subset_largest_eigenvalue`,
-    `subset_smallest_eigenvalue` and `subset_condition_number`; otherwise they are estimates from the same test
-    vectors at every k, with standard errors.
+    between neighbouring k. With estimator=dense all are exact, and diagonal blocks have
+    `subset_largest_eigenvalue`, `subset_smallest_eigenvalue` and
+    `subset_condition_number`; otherwise they are estimates from the same test vectors
+    at every k, with standard errors.
     """
     settings, samples = request.at.config.landscape, samples_of(objective, request)
     objective, number = samples.problem, samples.count
@@ -205,7 +207,8 @@ def _estimate(value: float, error: float, request: Request) -> Estimate:
 def _condition_above(eigenvalues: NDArray[np.float64], cut: float) -> float:
     """Return the largest over the smallest eigenvalue in size above `cut` times the largest; nan for a zero matrix.
 
-    Unlike condition_number this does not use a quantile, because most eigenvalues for a few samples are zero.
+    Unlike condition_number this does not use a quantile, because most eigenvalues for a
+    few samples are zero.
     """
     sizes = np.abs(eigenvalues)
     if sizes.max() == 0.0:

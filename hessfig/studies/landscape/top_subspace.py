@@ -33,15 +33,17 @@ Columns = Float[Tensor, "n k"]
 def landscape_subspace(objective: Objective, request: Request) -> Measured:
     """Return means of v(w), the variance over samples of their losses at w, over points w = w* + s z, z ~ N(0, I).
 
-    Over orders of the samples the mean of (L_{k+1}(w) - L_k(w))^2 is exactly v(w) (1 + 1/k) / (k + 1)^2 (see
-    landscape.null_difference): Delta_2 is a mean of v but for a factor of k alone. `landscape_start`: v(w*).
-    `landscape_full`: z in all weights. `landscape_top`, `index` D: z in the span of the eigenvectors of the D
-    largest eigenvalues of the samples' Hessian (arXiv 2604.14870, equation 4). `landscape_full_quadratic`,
-    `landscape_top_quadratic`, `landscape_random_quadratic`: of second-order expansions of the losses; for D directions
-    in closed form (equation 15), `random` ones being orthonormal. `landscape_top_share`,
-    `landscape_random_share`: what D directions add to v(w*) over what all weights add to it, both of expansions.
-    Points are landscape.draws pairs z, -z, over which the errors are. What rests on eigenvectors that have not
-    converged is `not_converged`.
+    Over orders of the samples the mean of (L_{k+1}(w) - L_k(w))^2 is exactly v(w) (1 +
+    1/k) / (k + 1)^2 (see landscape.null_difference): Delta_2 is a mean of v but for a
+    factor of k alone. `landscape_start`: v(w*). `landscape_full`: z in all weights.
+    `landscape_top`, `index` D: z in the span of the eigenvectors of the D largest
+    eigenvalues of the samples' Hessian (arXiv 2604.14870, equation 4).
+    `landscape_full_quadratic`, `landscape_top_quadratic`, `landscape_random_quadratic`:
+    of second-order expansions of the losses; for D directions in closed form (equation
+    15), `random` ones being orthonormal. `landscape_top_share`,
+    `landscape_random_share`: what D directions add to v(w*) over what all weights add
+    to it, both of expansions. Points are landscape.draws pairs z, -z, over which the
+    errors are. What rests on eigenvectors that have not converged is `not_converged`.
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     extremes = _top(samples.problem, samples.count, request)
@@ -129,7 +131,8 @@ class Expansion:
     def mean_variance(self, spread: float) -> float:
         """Return the mean over z ~ N(0, s^2 I) of the variance over samples of a + c.z + z.Bz / 2.
 
-        By sample a^2 + a s^2 tr B + s^2 |c|^2 + s^4 (2 tr B^2 + (tr B)^2) / 4 (arXiv 2604.14870, equation 15).
+        By sample a^2 + a s^2 tr B + s^2 |c|^2 + s^4 (2 tr B^2 + (tr B)^2) / 4 (arXiv
+        2604.14870, equation 15).
         """
         trace, square = self.curvatures.diagonal(dim1=1, dim2=2).sum(dim=1), spread**2
         linear = self.losses * trace + self.slopes.square().sum(dim=1)

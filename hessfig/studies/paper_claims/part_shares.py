@@ -38,12 +38,14 @@ _PANEL, _NAMES = (2.6, 0.95)
 def ablation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the share of the functional part of every block, ||H_f|| / (||H_o|| + ||H_f||).
 
-    How to read it: above 1/2, the dotted line, the functional part is the larger. The x axis has the varied setting,
-    with a line for each of a few sigmas (or places on another axis); for a setting that is not a number it has sigma,
-    with a line for each value. Dots: mean over seeds, bars: 95 % interval. Norms of H_o and H_f are in the CSV file.
-    Blocks whose functional part is 0 by a theorem have no panel of their own, but count in a last one: that of all
-    diagonal blocks together, ||H||^2 = sum over weights of ||H(W, W)||^2.
-    Requires: the sweep's table.csv with H_o and H_f of several variants (option `sigmas` picks the places).
+    How to read it: above 1/2, the dotted line, the functional part is the larger. The x
+    axis has the varied setting, with a line for each of a few sigmas (or places on
+    another axis); for a setting that is not a number it has sigma, with a line for each
+    value. Dots: mean over seeds, bars: 95 % interval. Norms of H_o and H_f are in the
+    CSV file. Blocks whose functional part is 0 by a theorem have no panel of their own,
+    but count in a last one: that of all diagonal blocks together, ||H||^2 = sum over
+    weights of ||H(W, W)||^2. Requires: the sweep's table.csv with H_o and H_f of
+    several variants (option `sigmas` picks the places).
     """
     measured = read_measured(spec, source)
     pages = (
@@ -262,9 +264,9 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
     How to read it: a panel per block and layer; lines are the mean over seeds of
     ||H_fT|| / (||H_oT|| + ||H_fT||) at one sigma (or another place on the axis), darker for later ones, bands
-    its 95 % interval (Student's t). Above 1/2, the dotted line, the functional part is the larger. A setting that is
-    no number has a line per value, along sigma.
-    Requires: the sweep's table.csv with H_oT and H_fT of several variants.
+    its 95 % interval (Student's t). Above 1/2, the dotted line, the functional part is
+    the larger. A setting that is no number has a line per value, along sigma. Requires:
+    the sweep's table.csv with H_oT and H_fT of several variants.
     """
     run, table = read_numbers(spec, source)
     shares = score_shares(table, run.axis)

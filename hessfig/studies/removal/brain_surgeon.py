@@ -1,7 +1,8 @@
 """Removing and rounding weights under a quadratic model of the loss: Optimal Brain Damage, Surgeon, and GPTQ.
 
-All functions take the weights w as one vector and the model as a symmetric matrix A: the loss rises by u.A u / 2 for a
-step u. docs/studies/removal.md gives formulas and sources.
+All functions take the weights w as one vector and the model as a symmetric matrix A:
+the loss rises by u.A u / 2 for a step u. docs/studies/removal.md gives formulas and
+sources.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,10 @@ Places = Int[Tensor, " k"]
 def damped_inverse(matrix: Matrix, damping: float) -> Matrix:
     """Return (|A| + shift I)^-1, where shift = damping * mean |A_ii| and |A| has the sizes of A's eigenvalues.
 
-    With an indefinite A, some steps would lower the model without bound; |A| has the same curvatures with positive
-    signs (Dauphin et al. 2014, arXiv 1406.2572). If A + shift I is positive definite, it is inverted instead. A zero
-    matrix counts as the identity; a matrix that is not finite gives nan.
+    With an indefinite A, some steps would lower the model without bound; |A| has the
+    same curvatures with positive signs (Dauphin et al. 2014, arXiv 1406.2572). If A +
+    shift I is positive definite, it is inverted instead. A zero matrix counts as the
+    identity; a matrix that is not finite gives nan.
     """
     shift = damping * float(matrix.diagonal().abs().mean())
     identity = torch.eye(len(matrix), dtype=matrix.dtype)
@@ -74,9 +76,10 @@ def surgery(
 ) -> Iterator[Vector]:
     """Yield the weights after `count` of them were removed and the others compensated, for ascending counts.
 
-    From one count to the next, the set S of weights with the smallest saliencies is removed at once. The other weights
-    move by -[A^-1]_RS ([A^-1]_SS)^-1 w_S, and the inverse becomes that of A on the remaining weights (a Schur
-    complement). Saliencies are then computed for the new weights with the same A.
+    From one count to the next, the set S of weights with the smallest saliencies is
+    removed at once. The other weights move by -[A^-1]_RS ([A^-1]_SS)^-1 w_S, and the
+    inverse becomes that of A on the remaining weights (a Schur complement). Saliencies
+    are then computed for the new weights with the same A.
     """
     current = weights.clone()
     inverse = inverse.clone()
@@ -104,8 +107,9 @@ Rounding = Callable[[Tensor, int | slice], Tensor]
 class RowGrids:
     """Equally spaced levels for every row of a matrix from its smallest to its largest entry, including 0.
 
-    With b bits there are 2^b levels scale * (k - zero), k = 0, ..., 2^b - 1, with scale = (max - min) / (2^b - 1) and a
-    whole number zero: the asymmetric grid per row of the GPTQ paper's experiments. A row of zeros stays zero.
+    With b bits there are 2^b levels scale * (k - zero), k = 0, ..., 2^b - 1, with scale
+    = (max - min) / (2^b - 1) and a whole number zero: the asymmetric grid per row of
+    the GPTQ paper's experiments. A row of zeros stays zero.
     """
 
     def __init__(self, matrices: Sequence[Float[Tensor, "_ _"]], bits: int) -> None:
@@ -128,9 +132,10 @@ class RowGrids:
 def gptq(weights: Vector, inverse: Matrix, rounded: Rounding) -> Vector:
     """Return weights rounded one after the other; later weights compensate for the error of each.
 
-    With U upper triangular, U^T U = A^-1: the error e = (w_i - q_i) / U_ii of weight i moves every later weight j by
-    -e U_ij (Frantar et al. 2022, algorithm 1, where A is X X^T for each row). The order is that of the vector: for a
-    matrix A that does not couple rows, column after column within each row, as there.
+    With U upper triangular, U^T U = A^-1: the error e = (w_i - q_i) / U_ii of weight i
+    moves every later weight j by -e U_ij (Frantar et al. 2022, algorithm 1, where A is
+    X X^T for each row). The order is that of the vector: for a matrix A that does not
+    couple rows, column after column within each row, as there.
     """
     is_finite, left = bool(inverse.isfinite().all()), weights.clone()
     upper = torch.linalg.cholesky(inverse, upper=True) if is_finite else inverse

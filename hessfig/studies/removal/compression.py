@@ -39,7 +39,8 @@ AT_ONCE, BYTES = (64, 2**28)
 class PerturbedBlock:
     """A diagonal block whose weights are changed: its vector of weights, the loss as their function, its matrices.
 
-    Weights have the dtype of the network. Losses and matrices are returned in float64, in the order of the block.
+    Weights have the dtype of the network. Losses and matrices are returned in float64,
+    in the order of the block.
     """
 
     def __init__(
@@ -141,8 +142,8 @@ class PerturbedBlock:
     ) -> dict[Surrogate, Tensor]:
         """Return K-FAC and the matrix of inputs: blocks for linear maps, and a diagonal for all other weights.
 
-        The diagonal is that of the Gauss-Newton matrix for K-FAC. It is 1 for the inputs, whose blocks are scaled to a
-        mean diagonal of 1.
+        The diagonal is that of the Gauss-Newton matrix for K-FAC. It is 1 for the
+        inputs, whose blocks are scaled to a mean diagonal of 1.
         """
         inputs = torch.eye(len(outer), dtype=torch.float64)
         for material, places in self._maps():
@@ -186,14 +187,17 @@ Groups = list[Tensor]
 def pruning(objective: Objective, request: Request) -> Measured:
     """Return how well saliencies rank the weights of each diagonal block, and the loss along what they remove.
 
-    For every weight the true rise of the loss with this weight alone at zero is computed, without approximation.
-    NAME_correlation is Spearman's correlation of a saliency with it over all weights; NAME_row_correlation that over
-    the rows of all matrices, each row at zero as a whole; NAME_compensated_correlation, of the OBS saliencies, that
-    with the true rise after the other weights were moved as OBS moves them. NAME_loss is the loss with a share
-    removed_share of the weights gone, in the order of the saliency (`index`: the place among the shares, 0 for no
-    weight). head_increase is the true rise with a head gone, and NAME_head what the saliency says of it (`index`: heads
-    of all layers, from 1 on). Errors of correlations are those of Fisher's z over weights, as if these were a sample.
-    The arrays hold rises and saliencies of all weights.
+    For every weight the true rise of the loss with this weight alone at zero is
+    computed, without approximation. NAME_correlation is Spearman's correlation of a
+    saliency with it over all weights; NAME_row_correlation that over the rows of all
+    matrices, each row at zero as a whole; NAME_compensated_correlation, of the OBS
+    saliencies, that with the true rise after the other weights were moved as OBS moves
+    them. NAME_loss is the loss with a share removed_share of the weights gone, in the
+    order of the saliency (`index`: the place among the shares, 0 for no weight).
+    head_increase is the true rise with a head gone, and NAME_head what the saliency
+    says of it (`index`: heads of all layers, from 1 on). Errors of correlations are
+    those of Fisher's z over weights, as if these were a sample. The arrays hold rises
+    and saliencies of all weights.
     """
     rows: list[Row] = []
     arrays: Arrays = {}
@@ -388,7 +392,8 @@ def _ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     """Return the entries of every head, layer by layer: rows of W_Q, W_K and W_V, columns of W_O.
 
-    The result is empty for networks whose attention is unknown or shares keys among heads.
+    The result is empty for networks whose attention is unknown or shares keys among
+    heads.
     """
     if (
         not {Matrix.W_O, *_BY_ROWS} <= {*matrices_of(request.model)}
@@ -411,9 +416,10 @@ def _heads(subject: PerturbedBlock, request: Request) -> Groups:
 def quantisation(objective: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded: NAME_increase, `index` the bits.
 
-    Each row has its own levels (see RowGrids). Weights are rounded to the nearest level, or one after the other with
-    the update of GPTQ for each surrogate of the curvature. Biases and gains are not rounded. Raises UserError for a
-    block without a matrix.
+    Each row has its own levels (see RowGrids). Weights are rounded to the nearest
+    level, or one after the other with the update of GPTQ for each surrogate of the
+    curvature. Biases and gains are not rounded. Raises UserError for a block without a
+    matrix.
     """
     subjects = _rounded("quantisation", objective, request)
     return Measured(
@@ -424,11 +430,12 @@ def quantisation(objective: Objective, request: Request) -> Measured:
 def rounding(objective: Objective, request: Request) -> Measured:
     """Return the true rise of the loss with all matrices of a block rounded to the nearest levels, and its predictions.
 
-    With delta the change of the n weights, g their gradient, H their block and F its empirical Fisher matrix, `index`
-    the bits: `rounding_increase`, true; `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction`
-    tr(F) |delta|^2 / n; `quadratic_prediction` delta^T H delta / 2; `taylor_prediction` g^T delta + delta^T H delta /
-    2.
-    NAME_rank_correlation: Spearman's over the blocks of single weights, with the rise; none of fewer than four.
+    With delta the change of the n weights, g their gradient, H their block and F its
+    empirical Fisher matrix, `index` the bits: `rounding_increase`, true;
+    `hawq_prediction` tr(H) |delta|^2 / n (arXiv 1911.03852); `fisher_prediction` tr(F)
+    |delta|^2 / n; `quadratic_prediction` delta^T H delta / 2; `taylor_prediction` g^T
+    delta + delta^T H delta / 2. NAME_rank_correlation: Spearman's over the blocks of
+    single weights, with the rise; none of fewer than four.
     """
     rows, values_of = list[Row](), dict[tuple[str, int], dict[str, float]]()
     for subject in _rounded("rounding", objective, request):

@@ -60,13 +60,15 @@ _LINE, _ACROSS, _APART = (0.14, 4, 0.22)
 def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the loss against the share of weights removed, one colour per saliency; rank correlations on a page apart.
 
-    How to read it: a low curve belongs to a saliency that finds the weights the loss does not need. Solid lines are
-    OBS, whose remaining weights compensate; dashed ones OBD. Curves are geometric means over seeds, bands their 95 %
-    intervals (of more than five seeds; the CSV file always has them). Correlations are Spearman's, of the saliency with
-    the true rise of the loss: mean over seeds with its 95 % interval by Fisher's z. Dots are single weights, squares
-    rows of matrices, crosses single weights with compensation.
-    Requires: a sweep with the quantity `pruning`, two pages for each block (options `at`: the place on the axis;
-    `saliencies`: those that are drawn).
+    How to read it: a low curve belongs to a saliency that finds the weights the loss
+    does not need. Solid lines are OBS, whose remaining weights compensate; dashed ones
+    OBD. Curves are geometric means over seeds, bands their 95 % intervals (of more than
+    five seeds; the CSV file always has them). Correlations are Spearman's, of the
+    saliency with the true rise of the loss: mean over seeds with its 95 % interval by
+    Fisher's z. Dots are single weights, squares rows of matrices, crosses single
+    weights with compensation. Requires: a sweep with the quantity `pruning`, two pages
+    for each block (options `at`: the place on the axis; `saliencies`: those that are
+    drawn).
     """
     run, table, place = _read(spec, source, OF_PRUNING)
     blocks = list(
@@ -240,10 +242,12 @@ def _stroke(name: str) -> str:
 def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the rise of the loss against the bits of rounded weights, one panel per block, one page per network.
 
-    How to read it: dark red rounds every weight to its nearest level; the others are GPTQ, where later weights make up
-    for the rounding of earlier ones, with the matrix of the legend. Means over seeds, bands are 95 % intervals
-    (Student's t). A rise below zero is a loss that rounding happens to lower; the scale is linear around zero.
-    Requires: a sweep with the quantity `quantisation` (option `at`: the place on the axis).
+    How to read it: dark red rounds every weight to its nearest level; the others are
+    GPTQ, where later weights make up for the rounding of earlier ones, with the matrix
+    of the legend. Means over seeds, bands are 95 % intervals (Student's t). A rise
+    below zero is a loss that rounding happens to lower; the scale is linear around
+    zero. Requires: a sweep with the quantity `quantisation` (option `at`: the place on
+    the axis).
     """
     run, table, place = _read(spec, source, OF_QUANTISATION)
     for suffix, (variant, _), rows in by_network(table):

@@ -37,15 +37,17 @@ Changes = Float[Tensor, "tests subsets"]
 def influence(objective: Objective, request: Request) -> Measured:
     """Return how well curvature matrices A of a block predict the effect of training without some samples.
 
-    There are approximation.subsets random sets R, each a share approximation.left_out of the N samples. For each R, the
-    training of the state is repeated without R; the true effect is the change of the loss of each held-out example. The
-    prediction is g_test . (A + damping I)^-1 sum over R of g_i / (N - |R|), with gradients and A at the state.
-    `NAME_influence_score`: Spearman's correlation over the sets, in the mean over the unseen examples (linear
-    datamodelling score, arXiv 2303.14186), with a jackknife's standard error over the sets. `NAME_influence_error`:
+    There are approximation.subsets random sets R, each a share approximation.left_out
+    of the N samples. For each R, the training of the state is repeated without R; the
+    true effect is the change of the loss of each held-out example. The prediction is
+    g_test . (A + damping I)^-1 sum over R of g_i / (N - |R|), with gradients and A at
+    the state. `NAME_influence_score`: Spearman's correlation over the sets, in the mean
+    over the unseen examples (linear datamodelling score, arXiv 2303.14186), with a
+    jackknife's standard error over the sets. `NAME_influence_error`:
     ||A - H|| / ||H|| in the Frobenius norm. NAME: hessian, gauss_newton; kfac, ekfac of the weights of linear maps,
-    with the diagonal of the Gauss-Newton matrix elsewhere; that diagonal; identity, A = 0. The damping, the same for
-    all, is compression.damping times the mean of this diagonal. `influence_spread`: the root mean square of the true
-    changes.
+    with the diagonal of the Gauss-Newton matrix elsewhere; that diagonal; identity, A =
+    0. The damping, the same for all, is compression.damping times the mean of this
+    diagonal. `influence_spread`: the root mean square of the true changes.
     """
     config, count = request.at.config, len(objective.batch.inputs)
     unseen = unseen_batch(config.task, config.training.evaluation_size, config.dtype)

@@ -23,11 +23,12 @@ _MATRICES = {
 def influence(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw how well each matrix predicts what leaving samples out of a training does, next to how far it is from H.
 
-    How to read it: dots are means over seeds at the last step, bars 95 % intervals. Left: the linear datamodelling
-    score, the rank correlation of predicted with true losses over trainings without some samples (intervals by Fisher's
-    z). Right: the relative error of the matrix in the Frobenius norm. If nearness to the Hessian made a
-    predictor good, scores would fall from line to line as errors grow.
-    Requires: the sweep's table.csv with the quantity `influence`.
+    How to read it: dots are means over seeds at the last step, bars 95 % intervals.
+    Left: the linear datamodelling score, the rank correlation of predicted with true
+    losses over trainings without some samples (intervals by Fisher's z). Right: the
+    relative error of the matrix in the Frobenius norm. If nearness to the Hessian made
+    a predictor good, scores would fall from line to line as errors grow. Requires: the
+    sweep's table.csv with the quantity `influence`.
     """
     table = counted(source.table)
     last = table[table["step"] == table["step"].max()]

@@ -147,8 +147,9 @@ def collected(
 ) -> Iterator[tuple[str, Collected]]:
     """Yield (words, stored spectra) for every sigma and step of a sweep; the words name coordinates that vary.
 
-    Networks without a sigma are collected with the others if these share a single sigma. Raises UserError for a sweep
-    that was not run, and if neither spectra nor densities of diagonal blocks are stored.
+    Networks without a sigma are collected with the others if these share a single
+    sigma. Raises UserError for a sweep that was not run, and if neither spectra nor
+    densities of diagonal blocks are stored.
     """
     folder, measured = source.folder, source.table["quantity"].unique()
     every = Collected(
@@ -258,7 +259,8 @@ _MOMENTS = ("density_mean", "density_second_moment")
 def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
     """Yield a page with a table of mean ± standard error over seeds for the whole network; the CSV has all blocks.
 
-    Of a quantity with several numbers (index), the table has the outermost. Without such quantities there is no page.
+    Of a quantity with several numbers (index), the table has the outermost. Without
+    such quantities there is no page.
     """
     names = [name for name in _WORDS if name in set(table["quantity"])]
     names = (

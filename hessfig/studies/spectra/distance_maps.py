@@ -49,17 +49,19 @@ _STYLE = APART.replace(
 def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the Jensen-Shannon distance of every pair of weights' spectra, one map per network, one page per part of H.
 
-    How to read it: dark is alike, bright is different (ln 2 at most); sizes do not count, for eigenvalues are divided
-    by the block's 10th largest. JS⁰ is the average over all pairs (their number is above the map), ± half its 95 %
-    interval over seeds; networks at one state whose weights differ have none, for it averages other pairs in each. A
-    network whose map is bright has blocks that ask for step sizes of their own. Grey: a block
-    with fewer than 10 eigenvalues that are not zero has no distance. Cells are of one size in all maps. Two steps of a
-    training share a map, the first one below its diagonal; more than two stand side by side.
-    The published kernel's width follows from the range of each network, so that outliers alone make spectra alike; a
-    fixed kernel has one width, in units of the 10th largest, for all networks and steps. The CSV file has the distances
-    under both (the other one's in columns other_...).
-    Requires: a sweep with `spectrum` (or `density`) of every weight (options `kernel`, or `variance` or `width` of the
-    published one).
+    How to read it: dark is alike, bright is different (ln 2 at most); sizes do not
+    count, for eigenvalues are divided by the block's 10th largest. JS⁰ is the average
+    over all pairs (their number is above the map), ± half its 95 % interval over seeds;
+    networks at one state whose weights differ have none, for it averages other pairs in
+    each. A network whose map is bright has blocks that ask for step sizes of their own.
+    Grey: a block with fewer than 10 eigenvalues that are not zero has no distance.
+    Cells are of one size in all maps. Two steps of a training share a map, the first
+    one below its diagonal; more than two stand side by side. The published kernel's
+    width follows from the range of each network, so that outliers alone make spectra
+    alike; a fixed kernel has one width, in units of the 10th largest, for all networks
+    and steps. The CSV file has the distances under both (the other one's in columns
+    other_...). Requires: a sweep with `spectrum` (or `density`) of every weight
+    (options `kernel`, or `variance` or `width` of the published one).
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)

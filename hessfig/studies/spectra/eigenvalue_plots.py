@@ -227,14 +227,16 @@ _STYLE = APART.replace(left=0.62, across=0.34, down=0.32, bottom=0.36, narrowest
 def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw sorted eigenvalues and densities: the whole network's, then every weight's, one column per network; a table.
 
-    How to read it: eigenvalues stand over the share of them that is smaller, both ends stretched; they are linear
-    below the floor. Densities have a page of their own: the grey area is the exact eigenvalues under the kernel, the
-    line the Lanczos density of the first seed, the band its 95 % interval over probes. The page of errors shows how far
-    the cumulative is from the exact one (or, dotted, that of half the steps from all): a band that leaves zero is an
-    error that probes do not explain.
-    Requires: a sweep with `spectrum`, `density` or both; the sweep's table.csv for the table (options `width` or
-    `variance` of the kernel, `part` of the densities, `floor` relative to the largest eigenvalue, `weights` that have
-    panels of their own, by default all).
+    How to read it: eigenvalues stand over the share of them that is smaller, both ends
+    stretched; they are linear below the floor. Densities have a page of their own: the
+    grey area is the exact eigenvalues under the kernel, the line the Lanczos density of
+    the first seed, the band its 95 % interval over probes. The page of errors shows how
+    far the cumulative is from the exact one (or, dotted, that of half the steps from
+    all): a band that leaves zero is an error that probes do not explain. Requires: a
+    sweep with `spectrum`, `density` or both; the sweep's table.csv for the table
+    (options `width` or `variance` of the kernel, `part` of the densities, `floor`
+    relative to the largest eigenvalue, `weights` that have panels of their own, by
+    default all).
     """
     chosen = spec.words("weights")
     part = spec.choice("part", [member.value for member in Part], Part.H.value)

@@ -66,13 +66,14 @@ _TICK = 0.3  # inches of a number below an axis
 def weight_norms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw a number of every block against the scale of a weight: a column per weight, a row per block and number.
 
-    How to read it: a flat line means that the number does not depend on that weight's size; a straight one is a power
-    law. Points are geometric means over seeds; up to five seeds are thin lines, each parallel to the others where they
-    share a law, more the band of their 95 % interval (Student's t of the logarithms). All columns meet at scale 1
-    (grey), which is the same network.
-    Requires: the sweep's table.csv along a scale, with a varied setting for the columns (options `quantity`: a list,
-    by default largest_eigenvalue and condition_number, whichever has a number; `columns`: the setting, by default
-    scaled_weight).
+    How to read it: a flat line means that the number does not depend on that weight's
+    size; a straight one is a power law. Points are geometric means over seeds; up to
+    five seeds are thin lines, each parallel to the others where they share a law, more
+    the band of their 95 % interval (Student's t of the logarithms). All columns meet at
+    scale 1 (grey), which is the same network. Requires: the sweep's table.csv along a
+    scale, with a varied setting for the columns (options `quantity`: a list, by default
+    largest_eigenvalue and condition_number, whichever has a number; `columns`: the
+    setting, by default scaled_weight).
     """
     axis = source.run.axis
     table = along(source.table, axis)
@@ -176,13 +177,16 @@ _OUTLIER, _QUANTILE, _SIZE = "#b2182b", "#2166ac", "#333333"
 def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw outermost eigenvalues and bulk quantiles along the axis, and how far apart they are; one column per kind.
 
-    How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5, 25, 50, 75 and 95 % quantiles.
-    A spectrum that stretches has red lines that leave zero while the blue ones close in on it. The lower row says it in
-    one number, the outermost eigenvalue in size over the width of the bulk (95 less 5 % quantile): by which factor it
-    changes from the first place on, seed by seed. A Lanczos density's quantiles are no finer than its nodes. Up to
-    five seeds are thin lines, more the band of their 95 % interval (Student's t).
-    Requires: the sweep's table.csv with `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or
-    with `spectrum` (option `block`: all by default; of a group that layers have, one page per layer).
+    How to read it: red lines are the largest and smallest eigenvalue, blue ones the 5,
+    25, 50, 75 and 95 % quantiles. A spectrum that stretches has red lines that leave
+    zero while the blue ones close in on it. The lower row says it in one number, the
+    outermost eigenvalue in size over the width of the bulk (95 less 5 % quantile): by
+    which factor it changes from the first place on, seed by seed. A Lanczos density's
+    quantiles are no finer than its nodes. Up to five seeds are thin lines, more the
+    band of their 95 % interval (Student's t). Requires: the sweep's table.csv with
+    `largest_eigenvalue`, `smallest_eigenvalue` and `density` of one block, or with
+    `spectrum` (option `block`: all by default; of a group that layers have, one page
+    per layer).
     """
     axis, block = source.run.axis, str(spec.options.get("block", "all"))
     table = where(along(source.table, axis), row=block, col=block)
@@ -313,12 +317,13 @@ def _check_stretch(table: pd.DataFrame, block: str) -> None:
 def gauss_newton(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw the ratio of the largest eigenvalues of H_o and H along the axis, one line per network, above both of them.
 
-    How to read it: where the ratio is 1 the Gauss-Newton part stands for the Hessian; below, the functional part adds
-    curvature that it misses, above, one that cancels. Ratios are taken seed by seed; means are geometric; up to five
-    seeds are thin lines, more the band of their 95 % interval (Student's t). In the lower panel H is solid and H_o
-    dashed.
-    Requires: the sweep's table.csv with `largest_eigenvalue` (or `spectrum`) of one block, parts H_o and H (options
-    `block`: all by default; `up_to`: the last place on the axis).
+    How to read it: where the ratio is 1 the Gauss-Newton part stands for the Hessian;
+    below, the functional part adds curvature that it misses, above, one that cancels.
+    Ratios are taken seed by seed; means are geometric; up to five seeds are thin lines,
+    more the band of their 95 % interval (Student's t). In the lower panel H is solid
+    and H_o dashed. Requires: the sweep's table.csv with `largest_eigenvalue` (or
+    `spectrum`) of one block, parts H_o and H (options `block`: all by default; `up_to`:
+    the last place on the axis).
     """
     axis = source.run.axis
     block = str(spec.options.get("block", "all"))

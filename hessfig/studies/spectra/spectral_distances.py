@@ -26,9 +26,10 @@ Profile = Callable[[Numbers, float], Numbers]
 class Kernel:
     """The Gaussian that replaces every node of a density.
 
-    Its standard deviation is `width` times the range of the numbers, or follows from a `variance` as in the published
-    protocol (arXiv 2402.16788, after arXiv 1901.10159): variance * max(1, range). `absolute` is the deviation itself,
-    in units of the numbers: it does not grow with outliers, so that networks under it can be compared.
+    Its standard deviation is `width` times the range of the numbers, or follows from a
+    `variance` as in the published protocol (arXiv 2402.16788, after arXiv 1901.10159):
+    variance * max(1, range). `absolute` is the deviation itself, in units of the
+    numbers: it does not grow with outliers, so that networks under it can be compared.
     """
 
     width: float = 0.01
@@ -57,7 +58,8 @@ class Kernel:
 class Banded:
     """A curve over `grid`: the mean over probes, and half the width of its 95 % interval (Student's t; nan for one).
 
-    `half` is the mean with half the Lanczos steps; the difference is the error of the steps, not of the probes.
+    `half` is the mean with half the Lanczos steps; the difference is the error of the
+    steps, not of the probes.
     """
 
     grid: Numbers
@@ -171,8 +173,9 @@ def quantile(numbers: Numbers, shares: Numbers, level: float) -> float:
 def kth_in_size(block: Spectrum | Density, k: int) -> float:
     """Return the size |lambda| of the k-th largest eigenvalue in size; 0 where a block has fewer.
 
-    For a quadrature it is where the cumulative share, counted from the outside, reaches k - 1/2 eigenvalues of the
-    block's `dim`. Values below NOISE of the largest are rounding (a block of rank less than k) and returned as 0.
+    For a quadrature it is where the cumulative share, counted from the outside, reaches
+    k - 1/2 eigenvalues of the block's `dim`. Values below NOISE of the largest are
+    rounding (a block of rank less than k) and returned as 0.
     """
     if block.place.dim < k:
         return 0.0
@@ -197,7 +200,8 @@ def distances(
 ) -> Numbers:
     """Return the matrix of distances, 0 .. ln 2, between the blocks of one network.
 
-    Distances are nan for a block without a unit, whose 10th largest eigenvalue is zero or missing.
+    Distances are nan for a block without a unit, whose 10th largest eigenvalue is zero
+    or missing.
     """
     units = [kth_in_size(block, UNIT) for block in blocks]
     usable = [k for k, unit in enumerate(units) if unit > 0]
@@ -229,7 +233,8 @@ def on_common_grid(
 ) -> list[Numbers]:
     """Return each spectrum's probabilities, smoothed, in the cells of one even grid that holds them all.
 
-    A cell is a quarter of the kernel's standard deviation, unless that makes more than a million of them.
+    A cell is a quarter of the kernel's standard deviation, unless that makes more than
+    a million of them.
     """
     if not spectra:
         return []
@@ -284,8 +289,9 @@ def pair_distances(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the distances of every network's blocks, and their averages.
 
-    The first table: a row for every pair (both orders), in columns NETWORK, PAIR and `distance`. The second: JS^0, the
-    average over all pairs of different blocks, of every network, in columns NETWORK and `average`.
+    The first table: a row for every pair (both orders), in columns NETWORK, PAIR and
+    `distance`. The second: JS^0, the average over all pairs of different blocks, of
+    every network, in columns NETWORK and `average`.
     """
     pairs, means = [], []
     for network, members in _networks(blocks):

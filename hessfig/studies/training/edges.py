@@ -31,10 +31,10 @@ _PLACE = ("variant", "layer", "part", "step")
 def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw ||V|| / ||Q|| of H, H_o and H_f along the steps, one column per network, one row per layer.
 
-    How to read it: at 1 (dashed) the blocks of values and queries are as large; geometric means over seeds, up to
-    five of them as thin lines, more as the band of their 95 % interval.
-    Requires: the sweep's table.csv with the diagonal blocks of W_V and W_Q along `state.step` (option `quantity`: by
-    default frobenius).
+    How to read it: at 1 (dashed) the blocks of values and queries are as large;
+    geometric means over seeds, up to five of them as thin lines, more as the band of
+    their 95 % interval. Requires: the sweep's table.csv with the diagonal blocks of W_V
+    and W_Q along `state.step` (option `quantity`: by default frobenius).
     """
     table = source.table
     rows = where(counted(table), quantity=spec.quantity)
@@ -118,11 +118,13 @@ _QUANTITIES = (
 def edge(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw loss and sharpness over its threshold along the steps, one column per variant.
 
-    How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 / learning rate for gradient
-    descent, 38 / learning rate for AdamW's preconditioned Hessian (beta1 = 0.9). Words in a panel: the mean over the
-    last third of the steps, with its 95 % interval over seeds; `at the edge` where all of it is within 10 % of 1. All
-    eigenvalues are of iterates, not of points half way between two.
-    Requires: the sweep's table.csv with stability_threshold (option `quantity`: which sharpness to draw, or a list).
+    How to read it: at 1 (dashed) a step of this size just settles in a quadratic: 2 /
+    learning rate for gradient descent, 38 / learning rate for AdamW's preconditioned
+    Hessian (beta1 = 0.9). Words in a panel: the mean over the last third of the steps,
+    with its 95 % interval over seeds; `at the edge` where all of it is within 10 % of
+    1. All eigenvalues are of iterates, not of points half way between two. Requires:
+    the sweep's table.csv with stability_threshold (option `quantity`: which sharpness
+    to draw, or a list).
     """
     table = source.table
     measured = set(table["quantity"])

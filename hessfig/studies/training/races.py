@@ -29,13 +29,14 @@ _RULES = {one.replace("_", " "): one.facts.label for one in Optimiser}
 def steps(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw every rule at its best learning rate: loss against gradients and against seconds, and both results below.
 
-    How to read it: left all rules have the same number of gradients; right the same time, that of the fastest rule,
-    with its Hessian products counted. Rates are chosen for every seed by the other seeds, from one grid; a star marks a
-    rule whose rate is at an end of the grid for some seed. Rates are in each rule's own unit. Dots below: geometric
-    means with 95 % intervals over seeds; a rule of which a seed diverged has none. × is the loss over that of the plain
-    optimiser, seed by seed, with its interval.
-    Requires: the sweep's table.csv of losses and costs over training.optimiser, training.curvature and
-    training.learning_rate.
+    How to read it: left all rules have the same number of gradients; right the same
+    time, that of the fastest rule, with its Hessian products counted. Rates are chosen
+    for every seed by the other seeds, from one grid; a star marks a rule whose rate is
+    at an end of the grid for some seed. Rates are in each rule's own unit. Dots below:
+    geometric means with 95 % intervals over seeds; a rule of which a seed diverged has
+    none. × is the loss over that of the plain optimiser, seed by seed, with its
+    interval. Requires: the sweep's table.csv of losses and costs over
+    training.optimiser, training.curvature and training.learning_rate.
     """
     table = source.table
     result = race(table)
@@ -74,13 +75,16 @@ _BUDGETS = {"step": ("same gradients", None), "seconds": ("same time", "white")}
 def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """Draw rules at their best rate or damping: the loss against gradients, and over the reference's at two budgets.
 
-    How to read it: curves are geometric means over seeds with 95 % intervals; a curve ends where a run of a seed
-    diverged, and a rule of which one did has no dot. A full dot is the loss after all gradients over that of the
-    reference, seed by seed, with its interval (without a reference: the loss itself, where the curve ends); an open one
-    is the same after the time that the fastest rule takes for them. The rate or damping is chosen for every seed by the
-    other seeds. The CSV file also has the losses, the rates (a star: at an end of the grid), Hessian products and
-    seconds along the curves, and the true over the predicted decrease, which is 1 where the quadratic model holds.
-    Requires: the sweep's table.csv of losses, costs and predicted decreases (option `reference`: a rule).
+    How to read it: curves are geometric means over seeds with 95 % intervals; a curve
+    ends where a run of a seed diverged, and a rule of which one did has no dot. A full
+    dot is the loss after all gradients over that of the reference, seed by seed, with
+    its interval (without a reference: the loss itself, where the curve ends); an open
+    one is the same after the time that the fastest rule takes for them. The rate or
+    damping is chosen for every seed by the other seeds. The CSV file also has the
+    losses, the rates (a star: at an end of the grid), Hessian products and seconds
+    along the curves, and the true over the predicted decrease, which is 1 where the
+    quadratic model holds. Requires: the sweep's table.csv of losses, costs and
+    predicted decreases (option `reference`: a rule).
     """
     table = source.table
     result, reference = race(table), str(spec.options.get("reference", ""))

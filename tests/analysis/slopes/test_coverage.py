@@ -29,8 +29,9 @@ def coverage(
 ) -> float:
     """Return in which share of sweeps with a known slope the interval holds it.
 
-    The noise is independent from seed to seed and from place to place and of the same size at all places, so that
-    arithmetic and geometric means both grow with sigma^TRUE.
+    The noise is independent from seed to seed and from place to place and of the same
+    size at all places, so that arithmetic and geometric means both grow with
+    sigma^TRUE.
     """
     rng = np.random.default_rng(20)
     sigma = np.geomspace(0.1, 1, points)

@@ -148,7 +148,8 @@ def by_parameter(network: nn.Module, entries: Tensor) -> dict[str, Tensor]:
 class Plain:
     """H, H_o and H_f of cross-entropy by plain double backward, through objects of the user.
 
-    H_f is that of the outputs times the gradient of the loss in the outputs, and H_o the rest.
+    H_f is that of the outputs times the gradient of the loss in the outputs, and H_o
+    the rest.
     """
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
@@ -198,8 +199,8 @@ def off_by_parameter(
 ) -> Mapping[str, float]:
     """Return the difference in the rows of every parameter, relative to their true length.
 
-    Rows that vanish (of biases of keys) are compared with a hundredth of what each would have of the `longest` product
-    of all parts if its entries were equal.
+    Rows that vanish (of biases of keys) are compared with a hundredth of what each
+    would have of the `longest` product of all parts if its entries were equal.
     """
     share = 1e-2 * longest / len(truth) ** 0.5
     pairs = zip(

@@ -51,9 +51,10 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(
 ) -> None:
     """For a constant and a random vector and along the gradient; no part falls back.
 
-    Some models evaluate their softmax in float32, so that their float64 has fewer digits. In float32 the constant
-    vector has rows in which everything cancels: they may be as far off as rounding puts plain double backward in
-    float32, by three root mean squares over weights that are changed in their last digits.
+    Some models evaluate their softmax in float32, so that their float64 has fewer
+    digits. In float32 the constant vector has rows in which everything cancels: they
+    may be as far off as rounding puts plain double backward in float32, by three root
+    mean squares over weights that are changed in their last digits.
     """
     network, inputs, targets = case = CASES[name]()
     truth = Plain(case, torch.float64)
@@ -91,7 +92,8 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(
 def rounding_of(case: Any, vector: Tensor, part: Part, parameter: str) -> float:
     """Return the root mean square of how far plain double backward in float32 is off in the rows of a parameter.
 
-    The mean is over the weights and five others that differ from them in their last digits.
+    The mean is over the weights and five others that differ from them in their last
+    digits.
     """
     network, inputs, targets = case
     squares = []

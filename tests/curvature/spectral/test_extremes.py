@@ -67,7 +67,8 @@ def test_one_start_takes_at_most_the_products_of_two(name: str) -> None:
 def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(
     seed: int, tolerance: float
 ) -> None:
-    # A random start is nearly an eigenvector of the zeros: its residual, 0.3, is below tolerance * 76.
+    # A random start is nearly an eigenvector of the zeros: its residual, 0.3, is below
+    # tolerance * 76.
     operator = Diagonal([-76.0, -20.0, 44.6, 9.0] + [0.0] * 40_000)
     result = found(operator, End.largest, 1, seed, tolerance=tolerance)
     assert result.converged and float(result.values[0]) == pytest.approx(

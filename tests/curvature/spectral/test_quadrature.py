@@ -95,7 +95,8 @@ def band(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean cumulative and its half-width: 95 % of Student's t over probes, and the error of the steps.
 
-    The error of the steps is what all steps change against half of them, averaged over probes.
+    The error of the steps is what all steps change against half of them, averaged over
+    probes.
     """
     by_probe = cumulative(found.nodes, found.weights, at, width)
     halves = cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1)
@@ -118,8 +119,8 @@ def drawn_matrix(seed: int) -> Tensor:
 def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count: int) -> None:
     """Pointwise, at the exact cumulative's 10, 50 and 90 % points, counted over densities of 40 steps, 10 probes.
 
-    The three points of one density count as one. Of rates within 3 standard errors of 95 % those above are not
-    excluded: the error of the steps widens bands.
+    The three points of one density count as one. Of rates within 3 standard errors of
+    95 % those above are not excluded: the error of the steps widens bands.
     """
     width, inside, probe_only = 0.02, [], []
     for seed in range(count):

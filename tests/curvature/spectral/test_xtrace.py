@@ -34,8 +34,9 @@ def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(
 ) -> None:
     """Over 400 seeds: the mean within 4 standard errors; the error between 0.65 and 1.1 times the true spread.
 
-    Leave-one-out estimates share most of their range, so their spread leaves out what they have in common: with 10 test
-    vectors the error is some 10 % low for a flat spectrum and 25 to 30 % for a steep one (docs/table.md says so).
+    Leave-one-out estimates share most of their range, so their spread leaves out what
+    they have in common: with 10 test vectors the error is some 10 % low for a flat
+    spectrum and 25 to 30 % for a steep one (docs/table.md says so).
     """
     operator, count = with_eigenvalues(values), 400
     found = np.array(

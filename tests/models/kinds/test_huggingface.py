@@ -43,7 +43,8 @@ from tests.models.tiny_models import (
 
 PARTS = list(PARTS)
 KIND = kind("huggingface")
-# What a float64 network of these gives: transformers takes their softmax and RMS norms in float32.
+# What a float64 network of these gives: transformers takes their softmax and RMS norms
+# in float32.
 IN_FLOAT32 = {
     "gpt_neox": "attention",
     "llama": "self_attn",
@@ -105,7 +106,8 @@ def off(
 ) -> float:
     """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
 
-    A block that vanishes (that of the keys' bias, which no softmax sees) counts beside the whole Hessian.
+    A block that vanishes (that of the keys' bias, which no softmax sees) counts beside
+    the whole Hessian.
     """
     rows, cols = (
         places(model_of(objective.network), objective.layout.side(*at), only)

@@ -188,7 +188,8 @@ def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
 @pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd", "gd"])
 def test_a_training_is_that_of_a_plain_loop(tmp_path: Path, optimiser: str) -> None:
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
-    # a large eps: the keys' biases have no gradient but rounding, which adam would blow up to steps
+    # a large eps: the keys' biases have no gradient but rounding, which adam would blow
+    # up to steps
     one = trajectory(
         tmp_path, optimiser=Optimiser(optimiser), eps=1e-3, momentum=0.5, data=data
     )

@@ -313,7 +313,8 @@ def test_weights_that_change_nothing_have_equal_ranks(
 ) -> None:
     """A shift of all keys moves no pattern: what removing b_K changes is rounding, and has no rank correlation.
 
-    How much rounding there is, if any, depends on the processor: some roundings of the loss are added to every rise.
+    How much rounding there is, if any, depends on the processor: some roundings of the
+    loss are added to every rise.
     """
     plain = compression._Pruned._rise
 
