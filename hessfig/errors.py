@@ -133,11 +133,10 @@ def too_few_files(got: str) -> UserError:
 
 def run_command(folder: Path) -> str:
     """Return the command that measures the table of `folder` (outputs/<sweep>), ready to paste."""
-    root = (
-        ""
-        if folder.parent.name == "outputs"
-        else f" {_word('output_dir', str(folder.parent))}"
-    )
+    if folder.parent.name == "outputs":
+        root = ""
+    else:
+        root = f" {_word('output_dir', str(folder.parent))}"
     return f"hessfig run sweep={folder.name}{root}"
 
 

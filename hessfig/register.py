@@ -60,11 +60,9 @@ def remove_own(path: Path) -> bool:
 def trusted_hashes(folder: Path) -> list[str]:
     """Return the SHA-256 of manifest and table if the manifest's checksum shows that hessfig wrote it."""
     manifest = read_sealed(folder / MANIFEST)
-    return (
-        [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))]
-        if manifest
-        else []
-    )
+    if manifest:
+        return [fingerprint(folder / MANIFEST), str(manifest.get("table_sha256"))]
+    return []
 
 
 def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
@@ -81,21 +79,19 @@ def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
 def _foreign(path: Path, kind: str, known: Collection[str]) -> str:
     """Return why the file at a path must not be replaced by a file of this kind; empty if it may be."""
     if path.is_symlink() or not path.is_file():
-        return (
-            "a link"
-            if path.is_symlink()
-            else "a folder, a pipe or a device"
-            if path.exists()
-            else ""
-        )
+        if path.is_symlink():
+            return "a link"
+        if path.exists():
+            return "a folder, a pipe or a device"
+        return ""
     entry, sha256 = _entry(path), fingerprint(path)
     if entry is None:
         return "" if sha256 in known else "a file that is in no register of hessfig's"
     if sha256 not in entry["sha256"]:
         return "a file that was changed since hessfig wrote it"
-    return (
-        "" if entry["kind"] == kind else f"a {entry['kind']} of hessfig's, not a {kind}"
-    )
+    if entry["kind"] == kind:
+        return ""
+    return f"a {entry['kind']} of hessfig's, not a {kind}"
 
 
 def _holds(path: Path, content: bytes) -> bool:
@@ -110,11 +106,9 @@ def _holds(path: Path, content: bytes) -> bool:
 def _entry(path: Path) -> dict[str, str] | None:
     """Return the register's entry of a file; nothing if there is no valid entry."""
     entry = read_sealed(_place(path))
-    return (
-        entry
-        if isinstance(entry.get("kind"), str) and isinstance(entry.get("sha256"), list)
-        else None
-    )
+    if isinstance(entry.get("kind"), str) and isinstance(entry.get("sha256"), list):
+        return entry
+    return None
 
 
 def _note(path: Path, kind: str, hashes: list[str]) -> None:

@@ -53,11 +53,9 @@ def row_major(tensor: Tensor) -> Tensor:
     strides of axes of length one, from which torch concludes that a picture with one
     channel is channels-last.
     """
-    return (
-        tensor
-        if is_row_major(tensor)
-        else tensor.clone(memory_format=torch.contiguous_format)
-    )
+    if is_row_major(tensor):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def is_row_major(tensor: Tensor) -> bool:
@@ -148,9 +146,10 @@ def one_thread() -> Iterator[None]:
 @contextmanager
 def kept_draws() -> Iterator[None]:
     """Restore the global generators of torch, NumPy and Python at the end of the block."""
-    cards = (
-        list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    )
+    if torch.cuda.is_initialized():
+        cards = list(range(torch.cuda.device_count()))
+    else:
+        cards = []
     with TURN, torch.random.fork_rng(devices=cards) if cards else nullcontext():
         draws = torch.default_generator.get_state()
         python, arrays = random.getstate(), numpy.random.get_state()  # noqa: NPY002 - the global one, the caller's

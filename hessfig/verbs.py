@@ -50,11 +50,9 @@ class Verb:
         from hessfig.config.facts import TABLE
         from hessfig.config.settings import top_level
 
-        return (
-            (*top_level(*TABLE), *self.names)
-            if self.makes_table
-            else (*self.names, *top_level(*TABLE))
-        )
+        if self.makes_table:
+            return (*top_level(*TABLE), *self.names)
+        return (*self.names, *top_level(*TABLE))
 
     def in_full(self, words: Sequence[str]) -> list[str]:
         """Return the words with every alias replaced by its setting, after the verb's presets."""

@@ -94,9 +94,9 @@ class Layout:
         if name == Group.all:
             return (self.parameters or self.weights) if layer == 0 else ()
         if name == Group.layer:
-            return (
-                tuple(weight for weight in here if not weight.is_finer) if layer else ()
-            )
+            if layer:
+                return tuple(weight for weight in here if not weight.is_finer)
+            return ()
         return tuple(weight for weight in here if name in weight.groups)
 
     def side(self, layer: int, name: str) -> tuple[Weight, ...]:

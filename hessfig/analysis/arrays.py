@@ -149,11 +149,9 @@ def _misfit(entry: Any) -> str:
     if odd:
         return f"{odd[0]}={entry.get(odd[0])!r}"[:100]
     path = PurePosixPath(entry["file"])
-    return (
-        entry["file"]
-        if path.is_absolute() or ".." in path.parts or "\0" in entry["file"]
-        else ""
-    )
+    if path.is_absolute() or ".." in path.parts or "\0" in entry["file"]:
+        return entry["file"]
+    return ""
 
 
 def _check_content(path: Path, entry: Entry) -> None:

@@ -130,11 +130,10 @@ def varied_key(
     if len(named) == 1:
         return named[0]
     allowed = [*others, *keys]
-    what = (
-        "there are several settings of this name"
-        if named
-        else "the sweep does not vary it"
-    )
+    if named:
+        what = "there are several settings of this name"
+    else:
+        what = "the sweep does not vary it"
     raise UserError(
         f"{asked}: {what}",
         got=word,

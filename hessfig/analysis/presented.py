@@ -195,11 +195,10 @@ def table_html(table: pd.DataFrame) -> str:
     frame = shown[
         [*(name for name in _FIRST if name in shown), *_differing(shown, _FIRST)]
     ]
-    more = (
-        f"<p>{len(table)} rows, of which the first {_MOST} are shown</p>"
-        if len(table) > _MOST
-        else ""
-    )
+    if len(table) > _MOST:
+        more = f"<p>{len(table)} rows, of which the first {_MOST} are shown</p>"
+    else:
+        more = ""
     return (
         frame.to_html(
             index=False, float_format=lambda number: f"{number:.4g}", na_rep=""

@@ -220,11 +220,10 @@ def _with_header(raw: pd.DataFrame, path: Path) -> pd.DataFrame:
     missing = [name for name in COLUMNS if name not in names]
     twice = [n for n in COLUMNS if names.count(n) > 1]
     if missing or twice:
-        what = (
-            f"lacks columns: {', '.join(missing)}"
-            if missing
-            else f"has columns twice: {', '.join(twice)}"
-        )
+        if missing:
+            what = f"lacks columns: {', '.join(missing)}"
+        else:
+            what = f"has columns twice: {', '.join(twice)}"
         raise _broken(path, what, got=", ".join(names), allowed=", ".join(COLUMNS))
     return raw.iloc[1:].set_axis(names, axis=1).reset_index(drop=True)
 

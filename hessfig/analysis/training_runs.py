@@ -154,11 +154,10 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 def _rule(given: Mapping[str, str]) -> str:
     optimiser = given.get(OPTIMISER, "").replace("_", " ")
     curvature = given.get(CURVATURE, "none")
-    momentum = (
-        f", momentum {given[MOMENTUM]}"
-        if MOMENTUM in given and optimiser == "sgd"
-        else ""
-    )
+    if MOMENTUM in given and optimiser == "sgd":
+        momentum = f", momentum {given[MOMENTUM]}"
+    else:
+        momentum = ""
     clipping = f", clipping {given[CLIPPING]}" if CLIPPING in given else ""
     return f"{optimiser}{momentum}{clipping}" + (
         "" if curvature == "none" else f", {curvature.replace('_', ' ')}"

@@ -405,11 +405,10 @@ class Problem:
     def _facts(self) -> dict[str, Any]:
         """Return the facts in a problem's repr: its size, its loss and its weights, without tensors."""
         named = self.weights.names if isinstance(self.weights, Layout) else self.weights
-        weights = (
-            named
-            if isinstance(named, str)
-            else ", ".join(named or ()) or "every parameter"
-        )
+        if isinstance(named, str):
+            weights = named
+        else:
+            weights = ", ".join(named or ()) or "every parameter"
         loss = self.compute_loss or self.loss or "the network's own, else cross_entropy"
         return {
             "parameters": sum(

@@ -279,11 +279,10 @@ class Monitor:
             check_not_sharded(sharded_batches)
             if compute_loss is not None:
                 warn_of_lengths(batch, batch_weights)
-            functions = (
-                (compute_loss, compute_outputs, batch_weights)
-                if compute_loss is not None
-                else None
-            )
+            if compute_loss is not None:
+                functions = (compute_loss, compute_outputs, batch_weights)
+            else:
+                functions = None
             asked = (batch, loss, weights, outputs, functions)
             self._copy = NetworkCopy(
                 self._network, *asked, dtype=config.dtype, place=place
@@ -381,11 +380,10 @@ class Monitor:
                 keep_training_state(self._network),
                 self._once(),
             ):
-                values = (
-                    self._measured_by_all(step)
-                    if self._is_sharded
-                    else self._measured(step)
-                )
+                if self._is_sharded:
+                    values = self._measured_by_all(step)
+                else:
+                    values = self._measured(step)
                 if self._is_first:
                     self._tell(values, step)
             return values

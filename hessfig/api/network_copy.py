@@ -166,9 +166,10 @@ def unwrapped(network: Any) -> Any:
     """Return the network inside of DataParallel, DistributedDataParallel and torch.compile."""
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     while isinstance(network, parallel) or uncompiled(network) is not network:
-        network = (
-            network.module if isinstance(network, parallel) else uncompiled(network)
-        )
+        if isinstance(network, parallel):
+            network = network.module
+        else:
+            network = uncompiled(network)
     return network
 
 

@@ -207,11 +207,9 @@ def _of_its_sweep(job: Job) -> Job:
 
 def changed_settings(preset: Preset | None) -> tuple[str, ...]:
     """Return the settings in which the network of a table differs from its preset's, in words."""
-    return (
-        changed_words({each.key: each.value for each in preset.of_network})
-        if preset
-        else ()
-    )
+    if preset:
+        return changed_words({each.key: each.value for each in preset.of_network})
+    return ()
 
 
 def requote(quoted: object, verb: str) -> str:

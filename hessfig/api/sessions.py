@@ -151,9 +151,9 @@ class Run:
 
 def _shown(folder: Path) -> Path:
     """Return a folder for display, relative to the directory of this process where possible."""
-    return (
-        folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-    )
+    if folder.is_relative_to(Path.cwd()):
+        return folder.relative_to(Path.cwd())
+    return folder
 
 
 @contextmanager
@@ -352,9 +352,10 @@ def plot(
         folder = _folder_of(what, Path(scratch))
         if figure and "=" in figure:
             words, figure = (figure, *words), None
-        chosen = (
-            {"figure": figure} if figure else {"name": folder.name, "layout": "lines"}
-        )
+        if figure:
+            chosen = {"figure": figure}
+        else:
+            chosen = {"name": folder.name, "layout": "lines"}
         chosen |= _given(layout=layout, options=options)
         place = {"figure.sweep": folder.name, "output_dir": str(folder.parent)}
         asked = _words(words, {**place, **_of_figures({**chosen, **settings})})
@@ -434,9 +435,10 @@ def _written_arrays(table: pd.DataFrame, folder: Path) -> Iterator[dict[str, Any
 
 def _of_a_network(table: pd.DataFrame) -> dict[str, Any]:
     """Return the settings of a table without a manifest: those of a user's own network."""
-    axis = (
-        "step" if "step" in table.columns and table["step"].notna().all() else "sigma"
-    )
+    if "step" in table.columns and table["step"].notna().all():
+        axis = "step"
+    else:
+        axis = "sigma"
     config = Config(
         TaskConfig(data=Data.python),
         ModelConfig(kind=Kind.python),

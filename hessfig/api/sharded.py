@@ -138,13 +138,11 @@ def check_sharded(problem: Any, config: Config) -> None:
 
 
 def _asked(config: Config) -> list[Any]:
-    return (
-        ["each"]
-        if config.blocks == "each"
-        else [config.blocks]
-        if isinstance(config.blocks, str)
-        else config.blocks
-    )
+    if config.blocks == "each":
+        return ["each"]
+    if isinstance(config.blocks, str):
+        return [config.blocks]
+    return config.blocks
 
 
 def _basis(config: Config) -> int:

@@ -88,11 +88,10 @@ def _requirements(manifest: Mapping[str, Any]) -> str:
 
 def _readme(name: str, manifest: Mapping[str, Any], *, has_code: bool) -> str:
     command = plain(str(manifest.get("command") or ""), most=2000)
-    config_dir = (
-        f" --config-dir {name}/{OWN}"
-        if has_code and "--config-dir" not in command
-        else ""
-    )
+    if has_code and "--config-dir" not in command:
+        config_dir = f" --config-dir {name}/{OWN}"
+    else:
+        config_dir = ""
     return _README.format(
         name=name,
         version=plain(manifest.get("hessfig")),

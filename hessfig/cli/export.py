@@ -135,11 +135,10 @@ def _variant(variants: Sequence[Variant], given: Mapping[str, str]) -> Variant:
 def _only(key: str, given: Mapping[str, str], choices: Iterable[T]) -> T:
     """Return the requested value, or the only one. Raises UserError for an unknown value, and for several."""
     values, text = list(dict.fromkeys(choices)), given.get(key)
-    same = (
-        values
-        if text is None
-        else [value for value in values if _is_named(value, text)]
-    )
+    if text is None:
+        same = values
+    else:
+        same = [value for value in values if _is_named(value, text)]
     if len(same) == 1:
         return same[0]
     shown = [
@@ -171,11 +170,9 @@ _SETTING_OF = {
 def _another(key: str, text: str) -> str:
     """Return how a network is exported that no sweep lists: by the setting from which this word chooses."""
     setting = _SETTING_OF.get(key, "").format(plain(text))
-    return (
-        f"; for another one give settings: hessfig export sweep=NAME {setting}"
-        if setting
-        else ""
-    )
+    if setting:
+        return f"; for another one give settings: hessfig export sweep=NAME {setting}"
+    return ""
 
 
 def _is_named(value: object, text: str) -> bool:

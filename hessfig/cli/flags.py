@@ -107,11 +107,11 @@ def _without_dashes(word: str) -> str:
     key, equals, value = word.lstrip("-").partition("=")
     key = key.replace("-", "_")
     known = key in GROUPS or is_setting(key)
-    return (
-        f"settings have no dashes: {key}={value if equals and value else 'VALUE'}"
-        if known
-        else ""
-    )
+    if known:
+        return (
+            f"settings have no dashes: {key}={value if equals and value else 'VALUE'}"
+        )
+    return ""
 
 
 def check_format(given: Printed, *allowed: Printed) -> None:

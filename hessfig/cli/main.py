@@ -109,11 +109,12 @@ def _verb(name: str) -> Verb:
     if name in VERBS:
         return VERBS[name]
     setting = name.lstrip("-")
-    as_setting = (
-        f"a verb comes first, and settings have no dashes: hessfig run {setting}"
-        if "=" in setting
-        else ""
-    )
+    if "=" in setting:
+        as_setting = (
+            f"a verb comes first, and settings have no dashes: hessfig run {setting}"
+        )
+    else:
+        as_setting = ""
     raise UserError(
         f"there is no verb {name!r}",
         got=name,

@@ -70,11 +70,10 @@ def _section(job: Job, folder: Path) -> SweepSection:
             run_command(folder),
             problems=[error],
         )
-    about = (
-        preset.words(folder.name)
-        if preset
-        else str(run.config.get("sweep", {}).get("about") or "")
-    )
+    if preset:
+        about = preset.words(folder.name)
+    else:
+        about = str(run.config.get("sweep", {}).get("about") or "")
     pictures = list(_pictures(job, folder, problems))
     slopes = _slopes(job, folder, has_steps=run.axis.name == "step", problems=problems)
     links = {

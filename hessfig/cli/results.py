@@ -146,11 +146,10 @@ def _say_too_few(fitted: pd.DataFrame) -> None:
 
     few = fitted[fitted["verdict"] == SlopeVerdict.too_few_points]
     for axis in dict.fromkeys(few["axis"]):
-        more = (
-            "for example grid.values=[0.1,0.3,1] or grid.points=10"
-            if axis == "sigma"
-            else "in the sweep"
-        )
+        if axis == "sigma":
+            more = "for example grid.values=[0.1,0.3,1] or grid.points=10"
+        else:
+            more = "in the sweep"
         print_plain(
             f"too few points: a slope needs three values of {axis} in its window, each with a positive mean; measure "
             f"more of them ({more}), or widen the window (sweep.windows)"

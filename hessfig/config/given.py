@@ -44,9 +44,10 @@ def unread_given(
         if not refusals or not all(refusals):
             continue
         assert refusals[0] is not None
-        reason = (
-            refusals[0] if len(setting.keys) == 1 else _of_preset(setting, refusals[0])
-        )
+        if len(setting.keys) == 1:
+            reason = refusals[0]
+        else:
+            reason = _of_preset(setting, refusals[0])
         if setting.of is not None or any(map(_contradicts, setting.keys)):
             raise reason
         yield setting, reason.what
@@ -140,11 +141,9 @@ def _shown(word: str) -> str:
     """Return a word for a message: key!=value as the remaining named values."""
     if "!" not in word:
         return word
-    return (
-        f"{_key(word)}={'|'.join(_left(word))}"
-        if _left(word)
-        else f"{_key(word)} other than {_values(word)}"
-    )
+    if _left(word):
+        return f"{_key(word)}={'|'.join(_left(word))}"
+    return f"{_key(word)} other than {_values(word)}"
 
 
 def _left(word: str) -> list[str]:

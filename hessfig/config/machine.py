@@ -20,11 +20,9 @@ _OF_THE_CONTAINER = Path("/sys/fs/cgroup/memory.max")
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    return (
-        len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory() -> int:

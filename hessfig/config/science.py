@@ -132,20 +132,18 @@ class TaskConfig:
     @property
     def num_tokens(self) -> int:
         """Tokens of a sequence: a window of text; two numbers, two signs and their sum."""
-        return (
-            (self.length or 0) if self.data == enums.Data.text else 3 * self.digits + 3
-        )
+        if self.data == enums.Data.text:
+            return self.length or 0
+        return 3 * self.digits + 3
 
     @property
     def num_scored(self) -> int:
         """Positions of a sequence whose next token enters the loss."""
         if self.data == enums.Data.text:
             return self.num_tokens - 1 - self.first_scored
-        return (
-            self.digits + 1
-            if self.scored == enums.Scored.answer
-            else self.num_tokens - 1
-        )
+        if self.scored == enums.Scored.answer:
+            return self.digits + 1
+        return self.num_tokens - 1
 
 
 @dataclass

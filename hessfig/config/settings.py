@@ -131,11 +131,9 @@ def siblings(key: str) -> list[str]:
     """Return the settings near `key`: those of its group, or groups and single settings."""
     group = key.rpartition(".")[0]
     beside = [name for name in settings() if name.rpartition(".")[0] == group]
-    return (
-        beside
-        if group and beside
-        else [*GROUPS, *(name for name in settings() if "." not in name)]
-    )
+    if group and beside:
+        return beside
+    return [*GROUPS, *(name for name in settings() if "." not in name)]
 
 
 def meant(key: str) -> str:
@@ -174,11 +172,10 @@ def _in_brackets(setting: Setting, got: object) -> str:
     if setting.kind.startswith("a list of numbers"):
         is_entry = re.fullmatch(r"[-+.\deE]+", entry)
     else:
-        is_entry = (
-            re.fullmatch(r"[\w.@*]+", entry)
-            if setting.kind == "a list of names"
-            else None
-        )
+        if setting.kind == "a list of names":
+            is_entry = re.fullmatch(r"[\w.@*]+", entry)
+        else:
+            is_entry = None
     return f"{setting.key}=[{entry}], a list of one" if is_entry else ""
 
 
@@ -212,11 +209,9 @@ def _words(kind: Any) -> str:
         return " or ".join(_words(argument) for argument in typing.get_args(kind))
     if typing.get_origin(kind) is list:
         return f"a list of {_plural(typing.get_args(kind)[0])}"
-    return (
-        "{name: value}"
-        if typing.get_origin(kind) is dict
-        else _WORDS.get(kind, "|".join(_choices(kind)))
-    )
+    if typing.get_origin(kind) is dict:
+        return "{name: value}"
+    return _WORDS.get(kind, "|".join(_choices(kind)))
 
 
 def _plural(kind: Any) -> str:

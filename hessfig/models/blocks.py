@@ -88,11 +88,10 @@ def components(model: ModelConfig) -> dict[str, Any]:
 
 def attention_matrices(model: ModelConfig) -> list[Matrix]:
     """Return the weights of an attention without an output projection."""
-    query_key = (
-        [Matrix.W_QK]
-        if model.query_key == QueryKey.single
-        else [Matrix.W_Q, Matrix.W_K]
-    )
+    if model.query_key == QueryKey.single:
+        query_key = [Matrix.W_QK]
+    else:
+        query_key = [Matrix.W_Q, Matrix.W_K]
     return [*query_key, Matrix.W_V, *[Matrix.W_G] * (model.gate == Gate.output)]
 
 
@@ -239,11 +238,10 @@ def _pairs(setting: Any, layout: Layout, model: ModelConfig) -> list[Pair]:
         return [(name, name) for name in names]
     entries = [setting] if isinstance(setting, str) else setting
     if not isinstance(entries, list | tuple) or not entries:
-        what = (
-            "blocks is empty"
-            if entries in ([], (), None)
-            else "blocks is not a list of names"
-        )
+        if entries in ([], (), None):
+            what = "blocks is empty"
+        else:
+            what = "blocks is not a list of names"
         raise UserError(
             what,
             got=setting,

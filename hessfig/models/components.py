@@ -223,11 +223,9 @@ class Attending(nn.Module):
         if self.head_norm is not None:
             rows = (1 - self.model.differential_lambda) * self.head_norm(rows)
         merged = rows.transpose(1, 2).flatten(2)
-        return (
-            merged
-            if self.g is None
-            else merged * torch.sigmoid(self.g(hidden[:, queries]))
-        )
+        if self.g is None:
+            return merged
+        return merged * torch.sigmoid(self.g(hidden[:, queries]))
 
     def scores(
         self, hidden: Tensor, queries: slice
@@ -257,11 +255,9 @@ class Attending(nn.Module):
         weights = PATTERNS[self.model.attention](scores, hidden)
         if self.sets == 1:
             centring = self.model.centring
-            return (
-                weights - centring * equal_weights(~hidden, like=weights)
-                if centring
-                else weights
-            )
+            if centring:
+                return weights - centring * equal_weights(~hidden, like=weights)
+            return weights
         first, second = weights.unflatten(1, (self.n_heads, 2)).unbind(2)
         return first - self.model.differential_lambda * second
 
@@ -313,9 +309,9 @@ def slopes(
 
 def sigmoid_bias(model: ModelConfig, length: int) -> float:
     """Return the constant that is added to the scores of sigmoid attention over `length` tokens."""
-    return (
-        -math.log(length) if model.attention_bias == AttentionBias.log_length else 0.0
-    )
+    if model.attention_bias == AttentionBias.log_length:
+        return -math.log(length)
+    return 0.0
 
 
 def heads_of(

@@ -69,11 +69,9 @@ def fingerprint(
             order
         ] + " away from its weights" * is_far
         return _none(f"{what} cannot be computed", error)
-    return (
-        Fingerprint(digests.pop())
-        if len(digests) == 1
-        else _none("two calls with the same weights differ")
-    )
+    if len(digests) == 1:
+        return Fingerprint(digests.pop())
+    return _none("two calls with the same weights differ")
 
 
 def _none(why: str, error: Exception | None = None) -> Fingerprint:
@@ -133,11 +131,10 @@ def _numbers(
     total: list[Tensor] = []
     for start, scalar in suffix.terms(Part.H):
         piece = _of_batch(suffix, start, scalar, at, vector, order)
-        total = (
-            [summed + more for summed, more in zip(total, piece, strict=True)]
-            if total
-            else piece
-        )
+        if total:
+            total = [summed + more for summed, more in zip(total, piece, strict=True)]
+        else:
+            total = piece
     return total
 
 
@@ -152,9 +149,10 @@ def _of_batch(
     leaves = list(at.values())
     value = scalar(suffix.at(at, start))
     slopes = gradients(value, leaves, create_graph=order > 1) if order else []
-    product = (
-        gradients(inner(of_second_order(slopes), vector), leaves) if order > 1 else []
-    )
+    if order > 1:
+        product = gradients(inner(of_second_order(slopes), vector), leaves)
+    else:
+        product = []
     return [one.detach() for one in (value, *slopes, *product)]
 
 

@@ -150,11 +150,10 @@ class _Named:
         }
         if not asked:
             return
-        problem = (
-            f"it does not run on inputs made up: {self.trial.problem}"
-            if self.trial.problem
-            else ""
-        )
+        if self.trial.problem:
+            problem = f"it does not run on inputs made up: {self.trial.problem}"
+        else:
+            problem = ""
         reasons = first_few(
             list(dict.fromkeys([problem] * bool(problem) or self.reasons))
         )
@@ -226,16 +225,15 @@ class _Named:
                 == (router.stack, router.layer, router.suffix)
             ]
             lists = {other.module for other in beside}
-            experts = (
-                1
-                if router.suffix
-                else max(
+            if router.suffix:
+                experts = 1
+            else:
+                experts = max(
                     [
                         len(lists),
                         *(other.shape[0] for other in beside if len(other.shape) > 2),
                     ]
                 )
-            )
             (part,) = self._parts([router])
             self._take(
                 [router],

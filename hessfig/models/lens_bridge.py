@@ -90,11 +90,10 @@ def bridge_as_network(
     if _are_tokens(inputs):
         if targets is None:
             check_causal(bridge)
-            targets = (
-                [following(one) for one in inputs]
-                if isinstance(inputs, list)
-                else following(inputs)
-            )
+            if isinstance(inputs, list):
+                targets = [following(one) for one in inputs]
+            else:
+                targets = following(inputs)
         return Logits(model), inputs, targets
     return (Logits(model) if is_plain(inputs, targets) else model), inputs, targets
 

@@ -88,11 +88,10 @@ def unread(config: Config, key: str) -> UserError | None:
 def _of_other_kinds(config: Config, key: str, name: str) -> UserError:
     readers = kinds_where(lambda record: name in record.reads)
     meant = settings()[key].says.implies
-    data = (
-        f" task={kind(readers[0]).data}"
-        if config.task.data not in kind(readers[0]).takes
-        else ""
-    )
+    if config.task.data not in kind(readers[0]).takes:
+        data = f" task={kind(readers[0]).data}"
+    else:
+        data = ""
     return UserError(
         f"{key}: kind={config.model.kind} does not read it",
         got=f"{key}={typed(value_of(config, key))}, model.kind={config.model.kind}",
@@ -327,11 +326,9 @@ def _check_published_stream(config: Config) -> None:
 def _takers(data: Data) -> str:
     """Return the kinds of networks that take these data, as a phrase."""
     *others, last = kinds_where(lambda record: data in record.takes)
-    return (
-        f"{', '.join(others)} or {last}"
-        if len(others) > 1
-        else ", ".join([*others, last])
-    )
+    if len(others) > 1:
+        return f"{', '.join(others)} or {last}"
+    return ", ".join([*others, last])
 
 
 def _named(names: list[str]) -> str:

@@ -159,11 +159,10 @@ class Transformer(nn.Module):
         enters the loss.
         """
         hidden = through(self.layers[depth:-1], hidden)
-        hidden = (
-            self.layers[-1](hidden, scored)
-            if depth < len(self.layers)
-            else hidden[:, scored]
-        )
+        if depth < len(self.layers):
+            hidden = self.layers[-1](hidden, scored)
+        else:
+            hidden = hidden[:, scored]
         return self.head(self.ln_out(hidden))
 
 
@@ -205,11 +204,9 @@ class PrefixMLP(nn.Module):
     ) -> Float[Tensor, "batch reach width"]:
         """Return the activations after `depth` layers (0: the embeddings) of the first `reach` positions."""
         embedded = self.tok_embed(tokens[:, : self.reach])
-        return (
-            self._layers(prefixes(embedded, slice(None)), 0, depth)
-            if depth
-            else embedded
-        )
+        if depth:
+            return self._layers(prefixes(embedded, slice(None)), 0, depth)
+        return embedded
 
     def from_hidden(
         self, hidden: Tensor, depth: int, scored: slice

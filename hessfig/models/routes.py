@@ -49,11 +49,9 @@ class Engines:
     def column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         """Return the blocks of one column as operators, by block, including weight decay."""
         column, decay = self._column(layer, col, blocks), self.problem.decay
-        return (
-            DecayedColumn(column, self.problem, layer, col, _rows(blocks))
-            if decay
-            else column
-        )
+        if decay:
+            return DecayedColumn(column, self.problem, layer, col, _rows(blocks))
+        return column
 
     def _column(self, layer: int, col: str, blocks: Sequence[Block]) -> Column:
         rows, witness = _rows(blocks), self.problem.witness

@@ -138,11 +138,10 @@ def _most_keys(
 ) -> int | None:
     """Return how many keys a query sees at most: those of its window, to both sides without a mask, in its sequence."""
     window, length = model.get("window"), task.get("length")
-    seen = (
-        []
-        if window is None
-        else [2 * int(window) - 1 if kind == Kind.self_attention else int(window)]
-    )
+    if window is None:
+        seen = []
+    else:
+        seen = [2 * int(window) - 1 if kind == Kind.self_attention else int(window)]
     return min([*seen, *([] if length is None else [int(length)])], default=None)
 
 

@@ -74,11 +74,10 @@ def growth_rate(
     except NoPower as error:
         return _unknown(str(error), regime)
     power, words = min(terms)
-    holds = (
-        Regime.every_sigma
-        if axis == SIGMA and _is_exact(part, architecture, terms)
-        else regime
-    )
+    if axis == SIGMA and _is_exact(part, architecture, terms):
+        holds = Regime.every_sigma
+    else:
+        holds = regime
     exponent = 0.0 - power if regime == Regime.large_sigma else power
     reference = _reference(block, part, architecture, regime, axis)
     return GrowthRate(Prediction.exponent, exponent, holds, reference, words)
@@ -262,11 +261,9 @@ def _reference(
     if not {block.row, block.col} <= _ATTENTION_WEIGHTS:
         return _COUNTING
     if architecture.attention == Attention.linear:
-        return (
-            "Remark 4.1, Section 4.1 (2 * 3^D)"
-            if last or part == Part.H_o
-            else _COUNTING
-        )
+        if last or part == Part.H_o:
+            return "Remark 4.1, Section 4.1 (2 * 3^D)"
+        return _COUNTING
     if last:
         return "eq. 5"
     figured = block.is_diagonal and (part != Part.H_f or block.row == Matrix.W_Q)
@@ -309,8 +306,6 @@ def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str
     ):
         return "sparsemax is piecewise affine in the scores, and they are linear in this weight"
     is_own = block.is_diagonal and architecture.most_keys != 1
-    return (
-        "the output is (piecewise) affine in this weight"
-        if is_own
-        else "no term of the output holds both weights"
-    )
+    if is_own:
+        return "the output is (piecewise) affine in this weight"
+    return "no term of the output holds both weights"

@@ -82,11 +82,9 @@ def mixing(architecture: Architecture) -> Function:
     if name == Attention.linear:
         return Function(name, (1,), Growth.polynomial, finite=True)
     if name == Attention.sigmoid:
-        return (
-            everything
-            if architecture.attention_bias == AttentionBias.log_length
-            else SIGMOID
-        )
+        if architecture.attention_bias == AttentionBias.log_length:
+            return everything
+        return SIGMOID
     removed = {
         Attention.softmax: architecture.centring,
         Attention.differential: architecture.differential_lambda,
@@ -98,11 +96,9 @@ def mixing(architecture: Architecture) -> Function:
         return Function(name, (0,), Growth.polynomial, finite=True)
     if is_odd:
         return Function(name, SIGMOID.degrees)
-    return (
-        Function(name, (0, 1), finite=True)
-        if name == Attention.sparsemax
-        else everything
-    )
+    if name == Attention.sparsemax:
+        return Function(name, (0, 1), finite=True)
+    return everything
 
 
 @dataclass
@@ -138,24 +134,21 @@ class Output:
             hidden += self._weight(Matrix.W_pos, 0, power=self._size(SIGMA), name="x")
         for layer in range(1, architecture.num_layers + 1):
             hidden = self._layer(hidden, layer)
-        hidden = (
-            self._norm(hidden)
-            if architecture.norm in (Norm.pre, Norm.sandwich)
-            else hidden
-        )
+        if architecture.norm in (Norm.pre, Norm.sandwich):
+            hidden = self._norm(hidden)
+        else:
+            hidden = hidden
         if architecture.tied:
             return hidden * self._weight(TIED, 0, power=self._size(SIGMA), name="x")
         return hidden * self._weight(Matrix.W_U, 0)
 
     def _size(self, name: str) -> float:
         """Return the power of the small parameter in the scaled factor."""
-        return (
-            0.0
-            if name != self.axis
-            else -1.0
-            if self.regime == Regime.large_sigma
-            else 1.0
-        )
+        if name != self.axis:
+            return 0.0
+        if self.regime == Regime.large_sigma:
+            return -1.0
+        return 1.0
 
     def _weight(
         self, matrix: str, layer: int, *, power: float | None = None, name: str = ""
@@ -239,14 +232,14 @@ class Output:
         if architecture.attention == Attention.kernel:
             return _kernel_pattern(query, key)
         scores = query * key
-        scores = (
-            scores.through(CAP) if architecture.scores == Scores.softcap else scores
-        )
-        scores = (
-            scores + CountedQuantity.constant("slope")
-            if architecture.shifted_scores
-            else scores
-        )
+        if architecture.scores == Scores.softcap:
+            scores = scores.through(CAP)
+        else:
+            scores = scores
+        if architecture.shifted_scores:
+            scores = scores + CountedQuantity.constant("slope")
+        else:
+            scores = scores
         return scores.through(mixing(architecture))
 
     def _queries_and_keys(
@@ -260,11 +253,9 @@ class Output:
         ]
         if architecture.scores == Scores.cosine:
             return [side.through(LENGTH) for side in sides]
-        return (
-            [self._norm(side) for side in sides]
-            if architecture.scores == Scores.qk_norm
-            else sides
-        )
+        if architecture.scores == Scores.qk_norm:
+            return [self._norm(side) for side in sides]
+        return sides
 
 
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:

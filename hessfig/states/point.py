@@ -50,11 +50,9 @@ def check(config: Config) -> None:
 
 def axes(config: Config) -> frozenset[str]:
     """Return which of sigma and seed change the network at this state."""
-    return (
-        frozenset()
-        if config.state.kind == State.loaded
-        else kind(config.model.kind).axes(config)
-    )
+    if config.state.kind == State.loaded:
+        return frozenset()
+    return kind(config.model.kind).axes(config)
 
 
 def steps(config: Config) -> list[int | None]:
@@ -74,11 +72,10 @@ def science(config: Config) -> dict[str, Any]:
         # The published generators go through the grid: another grid has other numbers
         # at the same sigma.
         is_published = config.state.draw == Draws.published
-        order = (
-            {"draw": Draws.published.value, "grid": sigma_values(config.grid)}
-            if is_published
-            else {}
-        )
+        if is_published:
+            order = {"draw": Draws.published.value, "grid": sigma_values(config.grid)}
+        else:
+            order = {}
         return {"kind": State.initialised.value, **order}
     return {
         "kind": State.loaded.value,

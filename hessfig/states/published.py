@@ -40,9 +40,10 @@ def draw_for(
     repeats and sigmas. Raises UserError for a sigma that the grid does not have.
     """
     place = sigma_index(config, sigma)
-    of_kind = (
-        _of_linear_mlp if config.model.kind == Kind.linear_mlp else _of_transformer
-    )
+    if config.model.kind == Kind.linear_mlp:
+        of_kind = _of_linear_mlp
+    else:
+        of_kind = _of_transformer
     drawn = of_kind(config, dict(network.named_parameters()), place, seed)
     # In float32, as all of them.
     drawn |= {name: drawn[name] * sigma for name in _EMBEDDINGS if name in drawn}

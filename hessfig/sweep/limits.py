@@ -224,11 +224,10 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
 def _activations(config: Config, number: int) -> Iterator[tuple[str, str, int]]:
     task, model = config.task, config.model
     length = task.num_tokens
-    key = (
-        "task.batch_size"
-        if task.batch_size > length
-        else f"task.{task.data.facts.length}"
-    )
+    if task.batch_size > length:
+        key = "task.batch_size"
+    else:
+        key = f"task.{task.data.facts.length}"
     shape = f"a batch of {task.batch_size} sequences of {length} tokens"
     yield (
         key,

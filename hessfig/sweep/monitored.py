@@ -147,11 +147,10 @@ class MonitoredTraining:
             if name not in self._moved and not name.endswith(_RUNNING)
         ]
         if other or steps[0] >= step:
-            what = (
-                f"where these were others: {first_few(other)}"
-                if other
-                else f"not of what step {step} is now"
-            )
+            if other:
+                what = f"where these were others: {first_few(other)}"
+            else:
+                what = f"not of what step {step} is now"
             raise _other(
                 self.folder,
                 "the measurements of another training",

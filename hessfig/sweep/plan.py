@@ -74,11 +74,9 @@ class Cell:
     @cached_property
     def trajectory(self) -> Trajectory | None:
         """The training behind the cell; None where the network is not trained."""
-        return (
-            None
-            if self.step is None
-            else Trajectory(self.config, self.sigma, self.seed, self.variant.training)
-        )
+        if self.step is None:
+            return None
+        return Trajectory(self.config, self.sigma, self.seed, self.variant.training)
 
     @property
     def labels(self) -> dict[str, Any]:

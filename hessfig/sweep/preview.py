@@ -125,34 +125,32 @@ def summarise(summary: Summary) -> str:
     done = f"{counts} in {_duration(summary.seconds)}"
     if summary.share:
         return f"shard {summary.share}: {done}; cells: {summary.table.parent / 'cells'}"
-    memory = (
-        f", at most {summary.peak / 2**30:.2f} GiB a worker" if summary.peak else ""
-    )
+    if summary.peak:
+        memory = f", at most {summary.peak / 2**30:.2f} GiB a worker"
+    else:
+        memory = ""
     lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
-    where = (
-        f"table: {summary.table}{lacks}"
-        if is_file(summary.table)
-        else "no table: no cell is finished"
-    )
+    if is_file(summary.table):
+        where = f"table: {summary.table}{lacks}"
+    else:
+        where = "no table: no cell is finished"
     return f"{done}{memory}; {where}"
 
 
 def _pilot_line(pilot: list[Cell], todo: list[Cell]) -> str:
-    still = (
-        "until they are done the number of probes above may change"
-        if todo
-        else "the probes above follow from them"
-    )
+    if todo:
+        still = "until they are done the number of probes above may change"
+    else:
+        still = "the probes above follow from them"
     return f"pilot: {len(pilot)} cells of other seeds, {len(pilot) - len(todo)} done; {still}"
 
 
 def _variant_line(variant: Variant, allocation: Allocation) -> str:
     config = variant.config
-    estimator = (
-        f"{config.estimator.method}, {_probes(config, allocation)} probes"
-        if config.estimator.method.facts.fewest
-        else config.estimator.method
-    )
+    if config.estimator.method.facts.fewest:
+        estimator = f"{config.estimator.method}, {_probes(config, allocation)} probes"
+    else:
+        estimator = config.estimator.method
     label = f"{variant.name}, " if variant.name else ""
     others = [name for name in config.quantities if name != FROBENIUS]
     quantities = f"; {', '.join(config.quantities)}" if others else ""
@@ -180,13 +178,11 @@ def _training_lines(todo: list[Cell]) -> list[str]:
     """Say which trainings the cells need; those whose states are kept already take no time."""
     wanted = needs(todo)
     longest = max((need.steps[-1] for need in wanted), default=0)
-    return (
-        [
+    if wanted:
+        return [
             f"trainings: {len(wanted)}, of {_counted(longest, 'step')} or fewer, before the cells"
         ]
-        if wanted
-        else []
-    )
+    return []
 
 
 def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
@@ -319,11 +315,10 @@ def _product_lines(variants: Sequence[Variant]) -> list[str]:
         for variant in variants
     )
     known = sorted(size for size in sizes if size is not None)
-    ends = (
-        dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1]))
-        if known
-        else {}
-    )
+    if known:
+        ends = dict.fromkeys(f"{size / 1e9:.2g} GB" for size in (known[0], known[-1]))
+    else:
+        ends = {}
     return [f"memory of a product: about {' to '.join(ends)}"] if ends else []
 
 

@@ -210,18 +210,15 @@ class Reporter:
         counted = sum(self.counts.values())
         done, left = counted - self._before_first, self._total - counted
         seconds = self._measuring / done * left if done else 0.0
-        words = (
-            f"{seconds:.0f} s"
-            if seconds < 90
-            else f"{seconds / 60:.0f} min"
-            if seconds < 5400
-            else ""
-        )
-        return (
-            f", about {words or f'{seconds / 3600:.1f} h'} left"
-            if done and left
-            else ""
-        )
+        if seconds < 90:
+            words = f"{seconds:.0f} s"
+        elif seconds < 5400:
+            words = f"{seconds / 60:.0f} min"
+        else:
+            words = ""
+        if done and left:
+            return f", about {words or f'{seconds / 3600:.1f} h'} left"
+        return ""
 
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)

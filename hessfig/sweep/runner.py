@@ -191,11 +191,9 @@ def _lacks(sweep: Sweep, missing: list[Cell], diverged: list[Cell]) -> list[str]
     """Return notes about cells that the table lacks because they failed, or were removed or damaged meanwhile."""
     table, planned = sweep.folder / TABLE, sweep.cells
     if missing and len(missing) == len(planned):
-        return (
-            [f"no cell is finished: {table} is left as it was"]
-            if is_file(table)
-            else []
-        )
+        if is_file(table):
+            return [f"no cell is finished: {table} is left as it was"]
+        return []
     keys = {cell.key for cell in diverged}
     others = [cell for cell in missing if cell.key not in keys]
     kinds = (

@@ -205,11 +205,10 @@ class JobArray:
 
     def _command(self, shard: Shard) -> tuple[str, ...]:
         config = self._sweep.config
-        workers = (
-            config.launcher.cpus_per_task
-            if config.workers == "auto"
-            else config.workers
-        )
+        if config.workers == "auto":
+            workers = config.launcher.cpus_per_task
+        else:
+            workers = config.workers
         words = words_without(self._job, Role.machine, Role.command)
         ours = (
             "launcher=local",

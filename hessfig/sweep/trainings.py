@@ -60,11 +60,10 @@ def trained_for(
     wanted, lost = needs(cells), dict[str, str]()
     if not wanted:
         return cells
-    pool = (
-        Pool(min(workers, len(wanted)), store, _train)
-        if workers
-        else Here(store, _train)
-    )
+    if workers:
+        pool: Pool | Here = Pool(min(workers, len(wanted)), store, _train)
+    else:
+        pool = Here(store, _train)
     try:
         for outcome in pool.run(wanted):
             if outcome.kind == "failed":
@@ -104,11 +103,10 @@ def _train(need: TrainingNeed, store: CellStore, pipe: Listener) -> Answer:
         raise
     except Exception as error:
         return "failed", brief(error)
-    done = (
-        f"{updates} steps in {time.monotonic() - started:.3g} s"
-        if updates
-        else "reused"
-    )
+    if updates:
+        done = f"{updates} steps in {time.monotonic() - started:.3g} s"
+    else:
+        done = "reused"
     return "trained", f"trained to step {need.steps[-1]} ({done})"
 
 

@@ -143,19 +143,16 @@ class Variant:
     @cached_property
     def _distances(self) -> list[bool]:
         """Where its networks are evaluated: at their weights, and away from them if a quantity needs this."""
-        return (
-            [False, True]
-            if any(walks(name, self.config) for name in self.config.quantities)
-            else [False]
-        )
+        if any(walks(name, self.config) for name in self.config.quantities):
+            return [False, True]
+        return [False]
 
     def networks(self) -> dict[str, str]:
         """Return the contents of the variant's networks, where they are the user's own, by sigma and seed."""
-        seeds = (
-            self.seeds()
-            if "seed" in self.axes
-            else range(self.config.first_seed, self.config.first_seed + 1)
-        )
+        if "seed" in self.axes:
+            seeds = self.seeds()
+        else:
+            seeds = range(self.config.first_seed, self.config.first_seed + 1)
         places = product(self.sigmas(), seeds, self._distances)
         contents = {
             self._label(sigma, seed, is_far=is_far): self.content(
@@ -286,9 +283,10 @@ class Variant:
     @cached_property
     def _network(self) -> dict[str, Any]:
         plain = in_key(replace(self.config, model=with_defaults(self.config.model)))
-        narrow = (
-            {"float32": FLOAT32_VERSION} if self.config.dtype == DType.float32 else {}
-        )
+        if self.config.dtype == DType.float32:
+            narrow = {"float32": FLOAT32_VERSION}
+        else:
+            narrow = {}
         return {
             "algorithm": ALGORITHM_VERSION,
             "task": plain["task"],

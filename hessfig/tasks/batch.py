@@ -21,11 +21,10 @@ from hessfig.tasks.digits import CLASSES, Pictures, split
 def draw_batch(task: TaskConfig, *, width: int, dtype: DType) -> Batch:
     """Draw the batch of `task`; `width` is the output width of the Gaussian task."""
     is_published = task.draw == Draws.published
-    generator = (
-        Generator().manual_seed(task.seed)
-        if is_published
-        else stream(task.seed, "task", task.data.value)
-    )
+    if is_published:
+        generator = Generator().manual_seed(task.seed)
+    else:
+        generator = stream(task.seed, "task", task.data.value)
     if task.data == Data.gaussian:
         return _gaussian_batch(task, width, getattr(torch, dtype), generator)
     if task.data in CHOSEN:
@@ -66,11 +65,10 @@ def test_pictures(task: TaskConfig, *, dtype: DType) -> Batch:
 def _pictured(chosen: Pictures, task: TaskConfig, kind: torch.dtype) -> Batch:
     images = torch.from_numpy(chosen.images).to(kind)
     labels = torch.from_numpy(chosen.labels).unsqueeze(1)
-    targets = (
-        labels
-        if task.loss == Loss.cross_entropy
-        else F.one_hot(labels, CLASSES).to(kind)
-    )
+    if task.loss == Loss.cross_entropy:
+        targets = labels
+    else:
+        targets = F.one_hot(labels, CLASSES).to(kind)
     return Batch(images, targets, slice(0, 1))
 
 

@@ -110,9 +110,9 @@ def pictures(path: str | None, sha256: str | None = None) -> Pictures:
     Raises UserError for a file that cannot be read or has another hash than `sha256`,
     for pictures of another size, and for missing values or unknown classes.
     """
-    return (
-        _bundled() if path is None else _checked(Path(path), *_read(Path(path), sha256))
-    )
+    if path is None:
+        return _bundled()
+    return _checked(Path(path), *_read(Path(path), sha256))
 
 
 @cache

@@ -67,11 +67,10 @@ def unseen_batch(task: TaskConfig, size: int, dtype: DType) -> Batch:
     """
     if task.data == Data.digits:
         return test_pictures(task, dtype=dtype)
-    tokens = (
-        torch.from_numpy(text.held_out(task, size))
-        if task.data == Data.text
-        else unseen_sums(task, size)
-    )
+    if task.data == Data.text:
+        tokens = torch.from_numpy(text.held_out(task, size))
+    else:
+        tokens = unseen_sums(task, size)
     return batch_of(tokens, task, dtype=dtype)
 
 

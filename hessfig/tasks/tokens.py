@@ -104,11 +104,9 @@ def length_of(task: TaskConfig, context: int) -> int:
     path = _there(task.path)
     with path.open("rb") as handle:
         shape = _header(path, handle, handle.read(_CHUNK)).shape
-    return (
-        min(shape[1], task.length or shape[1])
-        if len(shape) == 2
-        else task.length or context
-    )
+    if len(shape) == 2:
+        return min(shape[1], task.length or shape[1])
+    return task.length or context
 
 
 @dataclass(frozen=True)
@@ -169,9 +167,10 @@ def _needed(task: TaskConfig, header: _Header) -> tuple[int, ...]:
     """Return the shape of the part that contains the batch; arrays in column order are read completely."""
     if len(header.shape) == 1:
         return (min(header.shape[0], task.batch_size * (task.length or 1)),)
-    rows = (
-        header.shape[0] if header.is_fortran else min(header.shape[0], task.batch_size)
-    )
+    if header.is_fortran:
+        rows = header.shape[0]
+    else:
+        rows = min(header.shape[0], task.batch_size)
     return (rows, header.shape[1])
 
 

@@ -131,11 +131,10 @@ class AttentionPoint:
         block = self.selectors[row].T @ middle @ self.selectors[col]
         if row == col or part == Part.H_o:
             return block
-        B = (
-            self.gradient_of_scores()
-            if row == Matrix.W_Q
-            else self.gradient_of_scores().T
-        )
+        if row == Matrix.W_Q:
+            B = self.gradient_of_scores()
+        else:
+            B = self.gradient_of_scores().T
         return block + self.c * self.score_scale * kron(
             B, identity(self.weights[row].shape[1])
         )

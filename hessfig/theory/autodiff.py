@@ -372,11 +372,10 @@ class ComponentNetwork:
     def _fed_forward(self, X: Rows, weights: Weights) -> Rows:
         act = ACTIVATIONS[self.of.mlp]
         inner = X @ weights[Matrix.W_in]
-        activated = (
-            act(X @ weights[Matrix.W_gate]) * inner
-            if self.of.mlp in GATED
-            else act(inner)
-        )
+        if self.of.mlp in GATED:
+            activated = act(X @ weights[Matrix.W_gate]) * inner
+        else:
+            activated = act(inner)
         return activated @ weights[Matrix.W_out]
 
     def _mixed(self, X: Rows, weights: Weights) -> Rows:
@@ -384,11 +383,9 @@ class ComponentNetwork:
         mixed = self._pattern(X, weights) @ X @ weights[Matrix.W_V]
         if self.of.attention == Attention.differential and self.of.differential_norm:
             mixed = _rms(mixed, self.eps)
-        return (
-            mixed * torch.sigmoid(X @ weights[Matrix.W_G])
-            if self.of.has_gate
-            else mixed
-        )
+        if self.of.has_gate:
+            return mixed * torch.sigmoid(X @ weights[Matrix.W_G])
+        return mixed
 
     def _pattern(self, X: Rows, weights: Weights) -> Float[Tensor, "L L"]:
         query, key = X @ weights[Matrix.W_Q], X @ weights[Matrix.W_K]

@@ -78,9 +78,10 @@ def mixing_exponents(
     Raises UserError for a polynomial whose degree is not a nonnegative integer.
     """
     terms = _terms(degrees, non_polynomial)
-    matrices = (
-        (Matrix.W_V, Matrix.W_QK) if single else (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
-    )
+    if single:
+        matrices: tuple[Matrix, ...] = (Matrix.W_V, Matrix.W_QK)
+    else:
+        matrices = (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
     exponents: Exponents = {}
     for row, col in combinations_with_replacement(matrices, 2):
         first, second, both = (
@@ -167,11 +168,10 @@ class MixingCase:
         """Return the outputs: of the mixed values F themselves, of F + (F B)^2, or of norm(X + F)."""
         values = X if self.around.values else _unit(X)
         scores = self.scores(values, weights)
-        mixed = (
-            torch.softmax(scores, -1)
-            if self.powers is None
-            else polynomial_mixing(scores, coefficients)
-        )
+        if self.powers is None:
+            mixed = torch.softmax(scores, -1)
+        else:
+            mixed = polynomial_mixing(scores, coefficients)
         mixed = mixed if self.further is None else mixed + self.further.weights(scores)
         F = mixed @ values @ weights[V]
         if self.around.first < 0:
@@ -294,11 +294,13 @@ def draw_mixing(
 ) -> DrawnMixing:
     """Draw tokens, targets, weights and coefficients for a case."""
     point = attention_point(dims, generator)
-    weights = (
-        {V: point.weights[V], QK: normal(dims.d_V, dims.d_V, generator=generator)}
-        if case.single
-        else point.weights
-    )
+    if case.single:
+        weights: Mapping[Matrix, Tensor] = {
+            V: point.weights[V],
+            QK: normal(dims.d_V, dims.d_V, generator=generator),
+        }
+    else:
+        weights = point.weights
     coefficients = _coefficients(case.powers, generator)
     bent = normal(dims.d_V, dims.d_V, generator=generator)
 
@@ -447,11 +449,10 @@ class DrawnTerms:
         limits = {}
         for name, coefficients in self.mixings.items():
             scores = autodiff.scores(self.point.X, self.point.weights)
-            terms = (
-                softmax_terms(len(scores))
-                if coefficients is None
-                else polynomial_terms(scores, coefficients)
-            )
+            if coefficients is None:
+                terms = softmax_terms(len(scores))
+            else:
+                terms = polynomial_terms(scores, coefficients)
             blocks = leading_blocks(self.point, terms)
             for part, row, col in self._exponents(coefficients):
                 limits[f"{name}: {part}({row}, {col})"] = blocks[part, row, col]

@@ -60,11 +60,10 @@ class Dims:
 
     def other_side(self) -> Dims:
         """The same sizes with d_K on the other side of d_V, still pairwise different."""
-        candidates = (
-            range(self.d_V + 1, 2 * self.d_V + 4)
-            if self.d_K < self.d_V
-            else range(self.d_V - 1, 1, -1)
-        )
+        if self.d_K < self.d_V:
+            candidates = range(self.d_V + 1, 2 * self.d_V + 4)
+        else:
+            candidates = range(self.d_V - 1, 1, -1)
         d_K = next((d for d in candidates if d not in (self.L, self.d_ff)), 1)
         return Dims(self.L, self.d_V, d_K, self.d_ff)
 

@@ -49,11 +49,9 @@ def _sealed(folder: Path) -> list[str]:
     """Return the SHA-256 of the seal that is there and of the tables that it lists, of whatever version."""
     try:
         seal = json.loads((folder / SEAL).read_text("utf-8"))
-        return (
-            [fingerprint(folder / SEAL), *map(str, seal["tables"].values())]
-            if seal["hessfig"]
-            else []
-        )
+        if seal["hessfig"]:
+            return [fingerprint(folder / SEAL), *map(str, seal["tables"].values())]
+        return []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []
 

@@ -277,11 +277,10 @@ class BlockPoint:
     @cached_property
     def residual(self) -> Float[Tensor, "L d"]:
         """r = Z - target."""
-        output = (
-            normalised(self.summed)[0]
-            if self.placement == Placement.post
-            else self.summed
-        )
+        if self.placement == Placement.post:
+            output = normalised(self.summed)[0]
+        else:
+            output = self.summed
         return output - self.target
 
     @cached_property

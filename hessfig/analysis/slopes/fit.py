@@ -167,11 +167,10 @@ def _slope_and_error(
         return math.nan, math.nan
     slopes = np.array([_slope(one, sigma) for one in without_one])
     count = len(slopes)
-    se = (
-        math.sqrt((count - 1) / count * ((slopes - slopes.mean()) ** 2).sum())
-        if count > 1
-        else math.nan
-    )
+    if count > 1:
+        se = math.sqrt((count - 1) / count * ((slopes - slopes.mean()) ** 2).sum())
+    else:
+        se = math.nan
     return _slope(log_means, sigma), se
 
 
@@ -368,11 +367,9 @@ def _reach(values: pd.DataFrame, window: Window) -> tuple[float, float]:
     places = values.columns.to_numpy(float)
     inside = places[within(places, window) & (places > 0)]
     low, high = window
-    return (
-        (float(inside.min()), float(inside.max()))
-        if inside.size
-        else (low or 0.0, high or math.inf)
-    )
+    if inside.size:
+        return (float(inside.min()), float(inside.max()))
+    return (low or 0.0, high or math.inf)
 
 
 def _context(
@@ -454,11 +451,10 @@ def _rate(
     *,
     of_norms: bool,
 ) -> GrowthRate:
-    reason = (
-        "no manifest.json next to the table"
-        if of_norms
-        else "predictions are for norms along sigma"
-    )
+    if of_norms:
+        reason = "no manifest.json next to the table"
+    else:
+        reason = "predictions are for norms along sigma"
     if of_norms and architecture is not None:
         regime = regime_between(architecture, *reach)
         rate = growth_rate(

@@ -88,11 +88,10 @@ def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
 
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
-    wrong = (
-        []
-        if verdict in (*_PASSES, SlopeVerdict.asymptote_only)
-        else [_line(row, verdict, tolerance)]
-    )
+    if verdict in (*_PASSES, SlopeVerdict.asymptote_only):
+        wrong = []
+    else:
+        wrong = [_line(row, verdict, tolerance)]
     return wrong + [
         f"{_name(row)}: numbers in the window that {what}: {n}"
         for what, n in _lost(row).items()

@@ -106,11 +106,9 @@ def judge(row: SlopeRow, tolerance: float) -> SlopeVerdict:
             return SlopeVerdict.structural_zero
         return SlopeVerdict.deviates if row.num_points else SlopeVerdict.too_few_points
     if row.is_zero:
-        return (
-            SlopeVerdict.deviates
-            if row.prediction == Prediction.exponent
-            else SlopeVerdict.structural_zero
-        )
+        if row.prediction == Prediction.exponent:
+            return SlopeVerdict.deviates
+        return SlopeVerdict.structural_zero
     if row.num_points < 3:
         return SlopeVerdict.too_few_points
     if row.prediction == Prediction.unknown:
@@ -123,19 +121,15 @@ def _judge_exponent(row: SlopeRow, tolerance: float) -> SlopeVerdict:
     error = row.slope_se if math.isfinite(row.slope_se) else math.inf
     reach = half_width(error, row.num_seeds) if row.num_seeds > 1 else math.inf
     if distance > tolerance + reach:
-        return (
-            SlopeVerdict.asymptote_only
-            if _lower_half_agrees(row, tolerance)
-            else SlopeVerdict.deviates
-        )
+        if _lower_half_agrees(row, tolerance):
+            return SlopeVerdict.asymptote_only
+        return SlopeVerdict.deviates
     if 2 * error > tolerance or (distance > tolerance and reach > tolerance):
         return SlopeVerdict.undecided
     if distance > tolerance:
-        return (
-            SlopeVerdict.asymptote_only
-            if _lower_half_agrees(row, tolerance)
-            else SlopeVerdict.deviates
-        )
+        if _lower_half_agrees(row, tolerance):
+            return SlopeVerdict.asymptote_only
+        return SlopeVerdict.deviates
     return SlopeVerdict.agrees
 
 
@@ -184,9 +178,12 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
     Raises UserError for a name that no row has.
     """
     for column, key, wanted in (("row", "rows", rows), ("part", "part", parts)):
-        names = (
-            wanted if isinstance(wanted, list) else [] if wanted is None else [wanted]
-        )
+        if isinstance(wanted, list):
+            names = wanted
+        elif wanted is None:
+            names = []
+        else:
+            names = [wanted]
         known = [name for name in frame[column].unique() if name]
         unknown = [name for name in names if name not in known]
         if unknown and len(frame):
@@ -199,9 +196,10 @@ def chosen(frame: pd.DataFrame, *, rows: Any = None, parts: Any = None) -> pd.Da
 
 def _title(frame: pd.DataFrame) -> str:
     quantity, axis = frame["quantity"].iloc[0], Axis(frame["axis"].iloc[0])
-    measured = (
-        "||block||_F" if quantity == FROBENIUS else str(quantity).replace("_", " ")
-    )
+    if quantity == FROBENIUS:
+        measured = "||block||_F"
+    else:
+        measured = str(quantity).replace("_", " ")
     return f"Growth rates: slope of log {measured} against log {'sigma' if axis.is_sigma else axis.symbol}"
 
 
@@ -220,12 +218,9 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _slope(row: Any) -> str:
-    return (
-        "= 0"
-        if row.is_zero
-        else _number(row.slope)
-        + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
-    )
+    if row.is_zero:
+        return "= 0"
+    return _number(row.slope) + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
 
 
 def _interval(row: Any) -> str:
@@ -233,11 +228,9 @@ def _interval(row: Any) -> str:
 
 
 def _predicted(row: Any) -> str:
-    return (
-        "= 0"
-        if row.prediction == Prediction.structural_zero
-        else _number(row.predicted, 0)
-    )
+    if row.prediction == Prediction.structural_zero:
+        return "= 0"
+    return _number(row.predicted, 0)
 
 
 _SHORT: dict[str, str] = {

@@ -52,11 +52,10 @@ def for_hydra(word: str) -> str:
     key, _, value = word.lstrip("+").partition("=")
     if key in GROUPS and all(NAME.fullmatch(name) for name in value.split(",")):
         return f"{key}=" + ",".join(f"'{name}'" for name in value.split(","))
-    word = (
-        f"{word.partition('=')[0]}={_TEXT.sub(_as_key, value)}"
-        if value.startswith(("{", "["))
-        else word
-    )
+    if value.startswith(("{", "[")):
+        word = f"{word.partition('=')[0]}={_TEXT.sub(_as_key, value)}"
+    else:
+        word = word
     return f"++{word.lstrip('+')}" if key.startswith(open_settings()) else word
 
 

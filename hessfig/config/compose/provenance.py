@@ -117,9 +117,10 @@ def matching_folder(job: Job) -> Path:
     """Return outputs/<sweep>. Raises UserError if a given setting differs from the one that made the table."""
     folder = Path(job.config.output_dir) / job.config.sweep.name
     manifest = manifest_of(folder)
-    other = (
-        setting_differences(manifest["config"], job, set(job.given)) if manifest else []
-    )
+    if manifest:
+        other = setting_differences(manifest["config"], job, set(job.given))
+    else:
+        other = []
     if other:
         first = other[0]
         raise UserError(

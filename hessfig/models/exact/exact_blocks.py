@@ -103,11 +103,9 @@ class ExactEngine:
             )
         if route == Route.tokens:
             return linear_mlp_norms(self.problem, block.layer, parts)
-        return (
-            self._by_columns(block, parts)
-            if route == Route.columns
-            else self._lower(block, parts)
-        )
+        if route == Route.columns:
+            return self._by_columns(block, parts)
+        return self._lower(block, parts)
 
     def _lower(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
         squares: dict[Part, float] = {}

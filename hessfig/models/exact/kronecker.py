@@ -62,9 +62,10 @@ class ItemMatrices:
     def __add__(self, other: ItemMatrices) -> ItemMatrices:
         if other.diagonal is None:
             return ItemMatrices(self.terms + other.terms, self.diagonal)
-        diagonal = (
-            other.diagonal if self.diagonal is None else self.diagonal + other.diagonal
-        )
+        if self.diagonal is None:
+            diagonal = other.diagonal
+        else:
+            diagonal = self.diagonal + other.diagonal
         return ItemMatrices(self.terms + other.terms, diagonal)
 
     def block(self, rows: slice, cols: slice) -> Float[Tensor, "#n rows cols"]:
@@ -118,20 +119,16 @@ class ItemMatrices:
     def _sum_over(self, group: Int[Tensor, " k"]) -> Float[Tensor, "rows cols"]:
         total = sum(_summed(term, group) for term in self.terms)
         assert isinstance(total, Tensor)
-        return (
-            total
-            if self.diagonal is None
-            else total + torch.diag(self.diagonal[group].sum(dim=0))
-        )
+        if self.diagonal is None:
+            return total
+        return total + torch.diag(self.diagonal[group].sum(dim=0))
 
 
 def _product(term: Term, rows: slice, cols: slice) -> Tensor:
     left, right = term
-    return (
-        right[:, rows, cols]
-        if left is None
-        else left[:, :, rows].mT @ right[:, :, cols]
-    )
+    if left is None:
+        return right[:, rows, cols]
+    return left[:, :, rows].mT @ right[:, :, cols]
 
 
 def _summed(term: Term, group: Tensor) -> Tensor:
@@ -248,11 +245,10 @@ def _by_factors(weights: Tensor, matrices: ItemMatrices) -> Tensor:
     for items in _slices(count, 16):
         rest = slice(items.start, count)
         products = _row_products(right, items, rest)
-        products = (
-            products.square_()
-            if left is right
-            else products * _row_products(left, items, rest)
-        )
+        if left is right:
+            products = products.square_()
+        else:
+            products = products * _row_products(left, items, rest)
         total += (_upper(weights, items) * products.sum(dim=(1, 3))).sum()
     return total
 

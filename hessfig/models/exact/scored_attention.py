@@ -63,9 +63,10 @@ class ScoredMixing:
     @cached_property
     def value_slopes(self) -> Float[Tensor, "#n heads keys d_head"]:
         """dz_h/ds_hj = A_hj (v_hj - z_h), or v_hj for linear attention."""
-        centred = (
-            self.values if self.is_linear else self.values - self.mixed[:, :, None]
-        )
+        if self.is_linear:
+            centred = self.values
+        else:
+            centred = self.values - self.mixed[:, :, None]
         return self._pattern_slope[..., None] * centred
 
     @cached_property
@@ -338,22 +339,19 @@ class LastLayer:
             return torch.eye(self.mixed.shape[1]).to(self.mixed)[None]
         if by in (ScoredPlace.scores, ScoredPlace.mixed, ScoredPlace.attended):
             return self.ahead.push(of, self._attended_columns(by))
-        output = (
-            self.ahead.identity[None]
-            if by == ScoredPlace.output
-            else self.ahead.output_by_hidden
-        )
+        if by == ScoredPlace.output:
+            output = self.ahead.identity[None]
+        else:
+            output = self.ahead.output_by_hidden
         return output if of == ScoredPlace.output else self.ahead.second.push(output)
 
     def _attended_columns(self, by: ScoredPlace) -> Float[Tensor, "#n d by"]:
         """Return da/d by."""
         if by == ScoredPlace.attended:
             return self.ahead.identity[None]
-        return (
-            self._output_weight @ self._mixed_slopes
-            if by == ScoredPlace.scores
-            else self._output_weight[None]
-        )
+        if by == ScoredPlace.scores:
+            return self._output_weight @ self._mixed_slopes
+        return self._output_weight[None]
 
 
 def _formed(matrices: Tensor) -> ItemMatrices:

@@ -80,11 +80,10 @@ class ScoredEntry:
     @cached_property
     def gram(self) -> Float[Tensor, "labels labels"]:
         """Products of the inputs, one item of each label; all pairs of heads share them."""
-        inputs = (
-            self.inputs
-            if self.labels is None
-            else one_of_each(self.inputs, self.labels)
-        )
+        if self.labels is None:
+            inputs = self.inputs
+        else:
+            inputs = one_of_each(self.inputs, self.labels)
         return inputs @ inputs.T
 
 
@@ -293,9 +292,9 @@ class Tail:
         if place == ScoredPlace.normed:
             return normed
         hidden = self.mlp.fc_in.weight @ normed
-        return (
-            hidden if place == ScoredPlace.hidden else self.slope[:, :, None] * hidden
-        )
+        if place == ScoredPlace.hidden:
+            return hidden
+        return self.slope[:, :, None] * hidden
 
     def _rows_by_attended(self, rows: Float[Tensor, "p d"]) -> Float[Tensor, "#n p d"]:
         """Return rows do/da for rows shared by all items."""
@@ -304,11 +303,9 @@ class Tail:
         through = sandwich(
             rows @ self.mlp.fc_out.weight, self.slope, self.mlp.fc_in.weight
         )
-        return (
-            self.first.pull(through.add_(rows))
-            if self.carries_normed
-            else self.first.pull(through).add_(rows)
-        )
+        if self.carries_normed:
+            return self.first.pull(through.add_(rows))
+        return self.first.pull(through).add_(rows)
 
 
 def sandwich(

@@ -56,13 +56,12 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """
     route = route_of(model, block, part)
     if route == Route.missing:
-        why = (
-            _AT_SCORES
-            if part in AT_SCORES
-            else _UNKNOWN
-            if not _is_known(model, block)
-            else _REASONS[route]
-        )
+        if part in AT_SCORES:
+            why = _AT_SCORES
+        elif not _is_known(model, block):
+            why = _UNKNOWN
+        else:
+            why = _REASONS[route]
         return Exactness(
             Level.unsupported, route, why, "estimator=hutchinson, or estimator=auto"
         )
@@ -87,9 +86,9 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
         return Route.last_layer
     if part == Part.H_o:
         return Route.outputs
-    return (
-        Route.scores if block.is_diagonal and block.row in SCORE_LIKE else Route.missing
-    )
+    if block.is_diagonal and block.row in SCORE_LIKE:
+        return Route.scores
+    return Route.missing
 
 
 def _is_known(model: ModelConfig, block: Block) -> bool:

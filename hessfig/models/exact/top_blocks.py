@@ -136,11 +136,10 @@ def last_layer_norms(
 ) -> dict[Part, float]:
     """Return the exact Frobenius norm of every part of the block (row, col)."""
     later, earlier = sorted((row, col), key=_DEPTH.index, reverse=True)
-    squares = (
-        _diagonal(layer, row, parts)
-        if row == col
-        else _pair(layer, later, earlier, parts)
-    )
+    if row == col:
+        squares = _diagonal(layer, row, parts)
+    else:
+        squares = _pair(layer, later, earlier, parts)
     return {part: float(square.clamp(min=0).sqrt()) for part, square in squares.items()}
 
 

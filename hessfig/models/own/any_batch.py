@@ -57,11 +57,10 @@ class Given:
             (tensor.device for _, tensor in self.tensors), torch.device("cpu")
         )
         few = self.rows(torch.arange(count, device=device), axes)
-        rows = (
-            len(self.targets) // self.size
-            if isinstance(self.targets, Tensor) and self.targets.ndim
-            else 0
-        )
+        if isinstance(self.targets, Tensor) and self.targets.ndim:
+            rows = len(self.targets) // self.size
+        else:
+            rows = 0
         return replace(few, targets=self.targets[: count * rows]) if rows > 1 else few
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> Given:

@@ -68,11 +68,9 @@ def as_tensors(given: Any) -> Any:
         return torch.from_numpy(given)
     if type(given) in (tuple, list):
         return type(given)(map(as_tensors, given))
-    return (
-        {name: as_tensors(one) for name, one in given.items()}
-        if type(given) is dict
-        else given
-    )
+    if type(given) is dict:
+        return {name: as_tensors(one) for name, one in given.items()}
+    return given
 
 
 def copy_batch(batch: Any) -> Any:
@@ -83,21 +81,20 @@ def copy_batch(batch: Any) -> Any:
         return {name: copy_batch(one) for name, one in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(copy_batch, batch))
-    return (
-        type(batch)(map(copy_batch, batch)) if type(batch) in (list, tuple) else batch
-    )
+    if type(batch) in (list, tuple):
+        return type(batch)(map(copy_batch, batch))
+    return batch
 
 
 def _bytes(batch: Any) -> int:
     if isinstance(batch, Tensor):
         return batch.numel() * batch.element_size()
-    parts = (
-        batch.values()
-        if isinstance(batch, dict)
-        else batch
-        if isinstance(batch, list | tuple)
-        else ()
-    )
+    if isinstance(batch, dict):
+        parts: Iterable[Any] = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    else:
+        parts = ()
     return sum(map(_bytes, parts))
 
 
@@ -161,9 +158,10 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
         yield inputs
     elif isinstance(inputs, Iterable) and not isinstance(inputs, str | bytes):
         every = list(keep_batches(inputs))
-        goals = (
-            [targets] * len(every) if named else list(keep_batches(targets, "targets"))
-        )
+        if named:
+            goals = [targets] * len(every)
+        else:
+            goals = list(keep_batches(targets, "targets"))
         if len(goals) != len(every):
             raise _unknown(
                 f"{len(every)} batches and {len(goals)} targets", inputs, targets
@@ -177,9 +175,12 @@ def _paired(inputs: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
 
 def _given(batch: Any, goal: Any, inputs: Any, targets: Any) -> Given:
     words: dict[str, Any] = dict(batch) if isinstance(batch, Mapping) else {}
-    arguments = (
-        () if words else tuple(batch) if isinstance(batch, tuple | list) else (batch,)
-    )
+    if words:
+        arguments: tuple[Any, ...] = ()
+    elif isinstance(batch, tuple | list):
+        arguments = tuple(batch)
+    else:
+        arguments = (batch,)
     labelled = goal is None or goal == LABELS if not isinstance(goal, Tensor) else False
     if goal is None or isinstance(goal, str):
         key = goal or LABELS
@@ -217,11 +218,9 @@ def _typed(tensor: Tensor, real: torch.dtype) -> Tensor:
 
 def _labels(targets: Tensor) -> Tensor:
     """Return targets with class numbers of type int64, which torch requires."""
-    return (
-        targets.long()
-        if targets.dtype in (torch.int8, torch.int16, torch.int32)
-        else targets
-    )
+    if targets.dtype in (torch.int8, torch.int16, torch.int32):
+        return targets.long()
+    return targets
 
 
 def _unknown(what: str, inputs: Any, targets: Any) -> UserError:

@@ -401,11 +401,12 @@ class OfOutputs(nn.Module):
                 one.requires_grad_()
             with torch.enable_grad():
                 value = self(leaves[0], torch.tensor([number]))
-                slopes = (
-                    torch.autograd.grad(value, leaves, allow_unused=True)
-                    if value.requires_grad
-                    else [None]
-                )
+                if value.requires_grad:
+                    slopes: Sequence[Tensor | None] = torch.autograd.grad(
+                        value, leaves, allow_unused=True
+                    )
+                else:
+                    slopes = [None]
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -556,11 +557,10 @@ def _batch_weights(given: Any, batches: Sequence[Any]) -> list[float]:
     if given is None:
         return [1.0] * len(batches)
     try:
-        weights = (
-            [float(given(mapped(batch))) for batch in batches]
-            if callable(given)
-            else [*map(float, given)]
-        )
+        if callable(given):
+            weights = [float(given(mapped(batch))) for batch in batches]
+        else:
+            weights = [*map(float, given)]
     except Exception as error:  # of the user's function
         raise _misfit(words_of(error), len(batches)) from error
     if (
@@ -582,11 +582,9 @@ def _misfit(got: str, count: int) -> UserError:
 
 
 def _shown(weights: Sequence[float]) -> str:
-    return (
-        "1 each"
-        if set(weights) == {1.0}
-        else first_few([f"{one:.9g}" for one in weights])
-    )
+    if set(weights) == {1.0}:
+        return "1 each"
+    return first_few([f"{one:.9g}" for one in weights])
 
 
 def one_number(value: Any) -> Tensor:
@@ -681,8 +679,6 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
 
 
 def _is_equal(first: Tensor, other: Tensor) -> bool:
-    return (
-        torch.equal(first.detach().nan_to_num(), other.nan_to_num())
-        if first.is_floating_point()
-        else True
-    )
+    if first.is_floating_point():
+        return torch.equal(first.detach().nan_to_num(), other.nan_to_num())
+    return True

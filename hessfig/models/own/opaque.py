@@ -108,11 +108,10 @@ def mapped(batch: Any, image: Image = twin, network: nn.Module | None = None) ->
     >>> mapped({"x": torch.ones(2), "words": ["a", (torch.zeros(1),)]}, torch.neg)
     {'x': tensor([-1., -1.]), 'words': ['a', (tensor([-0.]),)]}
     """
-    kept = (
-        []
-        if network is None
-        else [*network.modules(), *network.parameters(), *network.buffers()]
-    )
+    if network is None:
+        kept = []
+    else:
+        kept = [*network.modules(), *network.parameters(), *network.buffers()]
     try:
         with _Imaged(image):
             return copy.deepcopy(batch, {id(one): one for one in kept})
@@ -156,13 +155,12 @@ def cast_to(like: Tensor) -> Image:
 
     def image(tensor: Tensor) -> Tensor:
         real = like.dtype
-        kind = (
-            real
-            if tensor.is_floating_point()
-            else real.to_complex()
-            if tensor.is_complex()
-            else tensor.dtype
-        )
+        if tensor.is_floating_point():
+            kind = real
+        elif tensor.is_complex():
+            kind = real.to_complex()
+        else:
+            kind = tensor.dtype
         moved = tensor.detach().to(like.device, kind, copy=True)
         return moved.requires_grad_(tensor.requires_grad)
 

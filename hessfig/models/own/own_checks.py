@@ -192,13 +192,12 @@ def oddity(tensor: Tensor) -> str:
 def check_tensor(name: str, tensor: Tensor) -> None:
     odd = oddity(tensor)
     if odd or tensor.ndim == 0 or tensor.numel() == 0:
-        what = (
-            f"a tensor that is {odd}"
-            if odd
-            else "no sample"
-            if tensor.ndim
-            else "a single number"
-        )
+        if odd:
+            what = f"a tensor that is {odd}"
+        elif tensor.ndim:
+            what = "no sample"
+        else:
+            what = "a single number"
         raise UserError(
             f"{name}: {what}",
             got=shape_of(tensor),
@@ -327,11 +326,10 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
     )
     keeps = keeps and type(module).forward is not nn.Embedding.forward
     settings = {"padding_idx": None} if is_padded and not keeps else {}
-    flags = (
-        ("sparse", "scale_grad_by_freq")
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        else ()
-    )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        flags: tuple[str, ...] = ("sparse", "scale_grad_by_freq")
+    else:
+        flags = ()
     return {**settings, **{name: False for name in flags if getattr(module, name)}}
 
 

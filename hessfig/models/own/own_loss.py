@@ -229,11 +229,10 @@ class ForeignCall:
         )
 
     def _selected(self, result: Any) -> Tensor | None:
-        output = (
-            select_output(result)
-            if self.outputs is None
-            else _entry(result, self.outputs)
-        )
+        if self.outputs is None:
+            output = select_output(result)
+        else:
+            output = _entry(result, self.outputs)
         return output if isinstance(output, Tensor) else None
 
     def _candidate(
@@ -271,11 +270,9 @@ class ForeignCall:
             for one, kept in zip(self.given, words, strict=True)
         ]
         pairs = zip(bare, self.results, strict=True)
-        return (
-            bare
-            if all(self._is_output_of(batch, result) for batch, result in pairs)
-            else self.given
-        )
+        if all(self._is_output_of(batch, result) for batch, result in pairs):
+            return bare
+        return self.given
 
     def _is_output_of(self, batch: Given, result: Any) -> bool:
         """Whether a batch gives the output in `result`; a decoder needs labels, from which it makes its inputs."""
@@ -319,11 +316,10 @@ def _takes_labels(network: nn.Module, batch: Given) -> bool:
 
 
 def _with_labels(network: nn.Module, batch: Given) -> Given:
-    cached = (
-        {"use_cache": False}
-        if "use_cache" in inspect.signature(network.forward).parameters
-        else {}
-    )
+    if "use_cache" in inspect.signature(network.forward).parameters:
+        cached = {"use_cache": False}
+    else:
+        cached = {}
     return replace(batch, words={**cached, **batch.words, LABELS: batch.targets})
 
 
@@ -349,11 +345,9 @@ def _entry(value: Any, name: str | int) -> Any:
     if isinstance(value, Mapping):
         return value.get(name)
     if isinstance(name, int):
-        return (
-            value[name]
-            if isinstance(value, tuple | list) and -len(value) <= name < len(value)
-            else None
-        )
+        if isinstance(value, tuple | list) and -len(value) <= name < len(value):
+            return value[name]
+        return None
     if isinstance(value, Tensor):  # the network returns only its loss
         return value if name == "loss" and not value.ndim else None
     return getattr(value, name, None)
@@ -366,13 +360,12 @@ def select_output(value: Any) -> Tensor | None:
     logits = _entry(value, "logits")
     if isinstance(logits, Tensor):
         return logits
-    entries = (
-        list(value.values())
-        if isinstance(value, Mapping)
-        else list(value)
-        if isinstance(value, tuple)
-        else []
-    )
+    if isinstance(value, Mapping):
+        entries = list(value.values())
+    elif isinstance(value, tuple):
+        entries = list(value)
+    else:
+        entries = []
     real = [
         one for one in entries if isinstance(one, Tensor) and one.is_floating_point()
     ]
@@ -428,11 +421,10 @@ def _yes_or_no(output: Tensor, targets: Tensor) -> LossCandidate:
 
 def _entry_by_entry(loss: nn.Module, output: Tensor, targets: Tensor) -> LossCandidate:
     shaped = targets.to(output.dtype).view_as(output)
-    size = (
-        peak(output)
-        if isinstance(loss, nn.BCEWithLogitsLoss)
-        else float(loss(output, -shaped))
-    )
+    if isinstance(loss, nn.BCEWithLogitsLoss):
+        size = peak(output)
+    else:
+        size = float(loss(output, -shaped))
     return LossCandidate(loss(output, shaped), shaped, loss, size)
 
 

@@ -273,11 +273,10 @@ class _State:
         return [content]
 
     def _of_container(self, thing: Any) -> list[Any]:
-        copy = (
-            type(thing)(thing)
-            if type(thing) in (dict, list, set)
-            else _plain_copy(thing)
-        )
+        if type(thing) in (dict, list, set):
+            copy = type(thing)(thing)
+        else:
+            copy = _plain_copy(thing)
         self._undo.append(partial(_refill, thing, copy))
         entries = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
         return entries if len(entries) <= self.longest else []
@@ -397,9 +396,9 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def _is_writable(numbers: Tensor | NDArray[Any]) -> bool:
-    return (
-        _is_dense(numbers) if isinstance(numbers, Tensor) else numbers.flags.writeable
-    )
+    if isinstance(numbers, Tensor):
+        return _is_dense(numbers)
+    return numbers.flags.writeable
 
 
 def _is_dense(tensor: Tensor) -> bool:

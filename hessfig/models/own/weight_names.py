@@ -187,11 +187,10 @@ def _by_rows(known: _Known, spec: Any) -> list[Any]:
     if not isinstance(spec, tuple) or len(spec) != 2 or spec[0] not in known.parameters:
         return [spec]
     path, index = spec
-    numbers = (
-        index.tolist()
-        if isinstance(index, Tensor | numpy.ndarray) and index.ndim == 1
-        else index
-    )
+    if isinstance(index, Tensor | numpy.ndarray) and index.ndim == 1:
+        numbers = index.tolist()
+    else:
+        numbers = index
     is_rows = isinstance(numbers, list | range) and all(
         isinstance(one, int | numpy.integer) for one in numbers
     )

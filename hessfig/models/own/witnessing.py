@@ -237,11 +237,10 @@ class Witnessing:
         if not self._is_same(built, seen):
             name = max(seen.off, key=lambda one: seen.off[one])
             return f"{name}: off by {seen.off[name]:.2g}"
-        no_split = (
-            (_READS_MORE if self._reads_more else _NOT_SPLIT)
-            if self.route.is_whole
-            else ""
-        )
+        if self.route.is_whole:
+            no_split = _READS_MORE if self._reads_more else _NOT_SPLIT
+        else:
+            no_split = ""
         off, here = seen.off, seen.here
         del own, seen  # as large as several networks
         refusal = self._refusal(built.problem, here, self.own, built.shares)
@@ -262,11 +261,10 @@ class Witnessing:
         which decides.
         """
         problem = replace(built.problem, memory=self.asked.memory)
-        count = (
-            0
-            if self.route.is_whole or is_small(problem.network) or 0 not in built.shares
-            else few_samples(problem)
-        )
+        if self.route.is_whole or is_small(problem.network) or 0 not in built.shares:
+            count = 0
+        else:
+            count = few_samples(problem)
         if not count:
             return None
         with suppress(Exception):  # a function that takes all samples alone

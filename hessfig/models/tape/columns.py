@@ -185,11 +185,10 @@ class LinearisedColumn:
             return self._bilinear(tangents, rows)
         df = None if part == Part.H_f else tangents[tape.nodes[-1].output]
         df_bar = None if df is None else self._curved(df)
-        instead = (
-            {self._scores.output: self._scores.pull_back_scores}
-            if part == Part.H_oT
-            else None
-        )
+        if part == Part.H_oT:
+            instead = {self._scores.output: self._scores.pull_back_scores}
+        else:
+            instead = None
         return tape.pull_back(
             df_bar, None if part == Part.H_o else tangents, rows, instead
         )

@@ -205,11 +205,9 @@ class Gain(Step):
         product = None if dy_bar is None else self.x * dy_bar
         if dxs is not None and dxs[0] is not None:
             product = plus(product, self.y_bar * dxs[0])
-        return (
-            None
-            if product is None
-            else product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
-        )
+        if product is None:
+            return None
+        return product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
 
     def _spread(self, gains: Tensor) -> Tensor:
         return gains.repeat_interleave(self.width, dim=-1)
@@ -263,11 +261,9 @@ def second_of_pattern(
 
 
 def _root(kind: Attention, weights: Tensor) -> Tensor:
-    return (
-        weights.sqrt()
-        if kind == Attention.entmax15
-        else (weights > 0).to(weights.dtype)
-    )
+    if kind == Attention.entmax15:
+        return weights.sqrt()
+    return (weights > 0).to(weights.dtype)
 
 
 def _of_entmax(weights: Tensor, weights_bar: Tensor, dweights: Tensor) -> Tensor:

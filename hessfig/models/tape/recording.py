@@ -57,11 +57,10 @@ class Builder:
         """Add a layer of a transformer, its outputs at the positions `queries`."""
         norm, attention = self.model.norm, layer.attn
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
-        x = (
-            self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1"))
-            if before
-            else hidden
-        )
+        if before:
+            x = self.normalise(hidden, f"norm{index}", layer.ln1, (index, "ln1"))
+        else:
+            x = hidden
         length = self.index.get(hidden, self.tape.values[hidden]).shape[1]
         mixed = self.attention(
             attention,
@@ -81,22 +80,18 @@ class Builder:
             residual = self.normalise(
                 residual, f"norm{index}", layer.ln1, (index, "ln1")
             )
-        return (
-            residual
-            if self.model.mlp == MLP.none
-            else self._feed_forward(layer, index, residual)
-        )
+        if self.model.mlp == MLP.none:
+            return residual
+        return self._feed_forward(layer, index, residual)
 
     def _branch(self, x: str, norm: nn.Module, weights: tuple[int, str]) -> str:
         """Add the step between a sublayer and the sum with its skip: a norm, a fixed factor, or nothing."""
         if self.model.norm == Norm.sandwich:
             x = self.normalise(x, f"{x}_normed", norm, weights)
         factor = self.model.residual_scale
-        return (
-            x
-            if factor == 1
-            else self.alike(Fixed, f"{x}_scaled", x, maps=component_steps.times(factor))
-        )
+        if factor == 1:
+            return x
+        return self.alike(Fixed, f"{x}_scaled", x, maps=component_steps.times(factor))
 
     def attention(
         self,
@@ -207,19 +202,15 @@ class Builder:
     @staticmethod
     def _longest(attention: Attending, length: int) -> int:
         """Return the length of sequences, including positions that no scored position reads."""
-        return (
-            len(attention.causal_mask)
-            if isinstance(attention, networks.SelfAttention)
-            else length
-        )
+        if isinstance(attention, networks.SelfAttention):
+            return len(attention.causal_mask)
+        return length
 
     def _repeated(self, x: str, groups: int, repeats: int) -> str:
-        return (
-            x
-            if repeats == 1
-            else self.step(
-                Fixed, f"{x}_shared", x, maps=component_steps.repeated(groups, repeats)
-            )
+        if repeats == 1:
+            return x
+        return self.step(
+            Fixed, f"{x}_shared", x, maps=component_steps.repeated(groups, repeats)
         )
 
     def _unit(self, x: str, heads: int) -> RMSNorm:
@@ -275,17 +266,15 @@ class Builder:
     def _feed_forward(self, layer: networks.Layer, index: int, residual: str) -> str:
         norm, mlp = self.model.norm, layer.mlp
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
-        y = (
-            self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2"))
-            if before
-            else residual
-        )
+        if before:
+            y = self.normalise(residual, f"norm_mlp{index}", layer.ln2, (index, "ln2"))
+        else:
+            y = residual
         z = self.linear(y, f"z{index}", mlp.fc_in, (index, Matrix.W_in))
-        bent = (
-            self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate))
-            if isinstance(mlp, GatedMLP)
-            else z
-        )
+        if isinstance(mlp, GatedMLP):
+            bent = self.linear(y, f"gate{index}", mlp.gate, (index, Matrix.W_gate))
+        else:
+            bent = z
         p = self.alike(
             Activate,
             f"p{index}",
@@ -300,11 +289,9 @@ class Builder:
             self._branch(output, layer.ln2_post, (index, "ln2_post")),
             f"hidden{index}",
         )
-        return (
-            self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2"))
-            if after
-            else total
-        )
+        if after:
+            return self.normalise(total, f"norm_mlp{index}", layer.ln2, (index, "ln2"))
+        return total
 
     def linear(
         self, x: str, output: str, linear: nn.Linear, weight: tuple[int, Matrix]

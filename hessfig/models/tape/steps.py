@@ -243,11 +243,9 @@ class Mixing(Step):
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
         pulled = self.pull_back_scores(dy_bar, dxs, needed)
-        return (
-            pulled
-            if dxs is None
-            else list(map(plus, pulled, self.bilinear(dxs, needed)))
-        )
+        if dxs is None:
+            return pulled
+        return list(map(plus, pulled, self.bilinear(dxs, needed)))
 
     def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
         """Return the terms of the second derivative of T = q k^T / c: Tbar dk / c in dqbar, Tbar^T dq / c in dkbar.
@@ -256,16 +254,14 @@ class Mixing(Step):
         at the scores (Remark D.1).
         """
         dq, dk, _ = self._split_all(dxs)
-        to_query = (
-            _times_rows(self.score_gradient, dk) / self.scale
-            if needed[0] and dk is not None
-            else None
-        )
-        to_key = (
-            _times_rows(self.score_gradient.mT, dq) / self.scale
-            if needed[1] and dq is not None
-            else None
-        )
+        if needed[0] and dk is not None:
+            to_query = _times_rows(self.score_gradient, dk) / self.scale
+        else:
+            to_query = None
+        if needed[1] and dq is not None:
+            to_key = _times_rows(self.score_gradient.mT, dq) / self.scale
+        else:
+            to_key = None
         return [self._merged(to_query), self._merged(to_key), None]
 
     def pull_back_scores(
@@ -290,11 +286,9 @@ class Mixing(Step):
     def _value_cotangent(self, dm_bar: Tangent, dpattern: Tangent) -> Tangent:
         """Return A^T dmbar + dA^T mbar."""
         dv_bar = None if dm_bar is None else _times_rows(self.pattern.mT, dm_bar)
-        return (
-            dv_bar
-            if dpattern is None
-            else plus(dv_bar, _rows_times(_swapped(dpattern), self._m_bar))
-        )
+        if dpattern is None:
+            return dv_bar
+        return plus(dv_bar, _rows_times(_swapped(dpattern), self._m_bar))
 
     def _score_cotangent(
         self, dm_bar: Tangent, dpattern: Tangent, dv: Tangent
@@ -303,9 +297,10 @@ class Mixing(Step):
         dpattern_bar = None if dm_bar is None else _rows_times(dm_bar, self.v.mT)
         if dv is not None:
             dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
-        dscore_bar = (
-            None if dpattern_bar is None else self._through_pattern(dpattern_bar)
-        )
+        if dpattern_bar is None:
+            dscore_bar = None
+        else:
+            dscore_bar = self._through_pattern(dpattern_bar)
         if dpattern is None:
             return dscore_bar
         second = second_of_pattern(
@@ -319,18 +314,16 @@ class Mixing(Step):
             return dscore_bar
         slope, curvature = self._cap_derivatives
         first = None if dscore_bar is None else slope * dscore_bar
-        return (
-            first
-            if dscore is None
-            else plus(
-                first, curvature * self._through_pattern(self._pattern_bar) * dscore
-            )
+        if dscore is None:
+            return first
+        return plus(
+            first, curvature * self._through_pattern(self._pattern_bar) * dscore
         )
 
     def _first_order(self, dscore_bar: Tangent, other: Tensor) -> Tangent:
-        return (
-            None if dscore_bar is None else _rows_times(dscore_bar, other) / self.scale
-        )
+        if dscore_bar is None:
+            return None
+        return _rows_times(dscore_bar, other) / self.scale
 
     @cached_property
     def _m_bar(self) -> Float[Tensor, "batch heads queries d_head"]:

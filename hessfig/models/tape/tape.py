@@ -355,11 +355,10 @@ class Tape:
             if node.output not in reached:
                 continue
             bar = bars.pop(node.output, None)
-            dxs = (
-                None
-                if tangents is None
-                else [tangents.get(name) for name in node.inputs]
-            )
+            if tangents is None:
+                dxs = None
+            else:
+                dxs = [tangents.get(name) for name in node.inputs]
             yield node, bar, dxs
             needed = [name in reached for name in node.inputs]
             if any(needed):

@@ -198,11 +198,9 @@ class Folder:
         """Return the first step that this training does not reach, and the cause; None if none is known."""
         try:
             record = read_checked(self.path / "diverged.json")
-            return (
-                (int(record["step"]), str(record["cause"]))
-                if record["key"] == self.key
-                else None
-            )
+            if record["key"] == self.key:
+                return (int(record["step"]), str(record["cause"]))
+            return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
 

@@ -194,9 +194,10 @@ class _Run:
 
     def _now(self) -> TrainingState:
         """Return the current state without copies, as it is written at once. At step 0 weights are unrounded draws."""
-        weights = (
-            dict(self.network.named_parameters()) if self.step else self.drawn_weights
-        )
+        if self.step:
+            weights: dict[str, Tensor] = dict(self.network.named_parameters())
+        else:
+            weights = self.drawn_weights
         log = torch.tensor(self.log, dtype=torch.float64).reshape(-1, len(COLUMNS))
         return TrainingState(
             self.step,

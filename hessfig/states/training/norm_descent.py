@@ -65,11 +65,9 @@ def _orthogonalised(slope: Tensor) -> tuple[Tensor, float]:
 
 
 def _matrix(tensor: Tensor) -> Tensor:
-    return (
-        tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
-        if tensor.ndim
-        else tensor.reshape(1, 1)
-    )
+    if tensor.ndim:
+        return tensor.reshape(len(tensor), math.prod(tensor.shape[1:]))
+    return tensor.reshape(1, 1)
 
 
 def _over(tensor: Tensor, size: float) -> Tensor:

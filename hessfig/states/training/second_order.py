@@ -176,18 +176,18 @@ class _Kronecker:
         """Return (A (x) B + damping I)^-1 times the gradient, by parameter."""
         table = isinstance(self.module, nn.Embedding)
         own = list(self.module.parameters())
-        matrix = (
-            slopes[own[0]].T
-            if table
-            else torch.cat([slopes[p].reshape(len(slopes[p]), -1) for p in own], dim=1)
-        )
+        if table:
+            matrix = slopes[own[0]].T
+        else:
+            matrix = torch.cat(
+                [slopes[p].reshape(len(slopes[p]), -1) for p in own], dim=1
+            )
         (b, ub), (a, ua) = self.left, self.right
         solution = ub @ ((ub.T @ matrix @ ua) / (b[:, None] * a + damping)) @ ua.T
-        pieces = (
-            [solution.T]
-            if table
-            else solution.split([p.numel() // len(p) for p in own], dim=1)
-        )
+        if table:
+            pieces = [solution.T]
+        else:
+            pieces = solution.split([p.numel() // len(p) for p in own], dim=1)
         return {p: piece.reshape(p.shape) for p, piece in zip(own, pieces, strict=True)}
 
 
@@ -279,11 +279,9 @@ def _inputs(module: nn.Module, given: Tensor) -> Float[Tensor, "uses n"]:
             module.weight
         )
     rows = given.reshape(-1, given.shape[-1])
-    return (
-        rows
-        if module.bias is None
-        else torch.cat([rows, torch.ones(len(rows), 1).to(rows)], dim=1)
-    )
+    if module.bias is None:
+        return rows
+    return torch.cat([rows, torch.ones(len(rows), 1).to(rows)], dim=1)
 
 
 def _eigen(factor: Float[Tensor, "n n"]) -> tuple[Tensor, Tensor]:

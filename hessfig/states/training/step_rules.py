@@ -52,11 +52,10 @@ def factors(
             ]
         )
     parameters = list(named.values())
-    groups = (
-        [[parameter] for parameter in parameters]
-        if kind == Curvature.blocks
-        else [parameters]
-    )
+    if kind == Curvature.blocks:
+        groups = [[parameter] for parameter in parameters]
+    else:
+        groups = [parameters]
     with torch.enable_grad():
         slopes = gradients(loss(), parameters, create_graph=True)
     at = dict(zip(parameters, slopes, strict=True))
@@ -72,11 +71,9 @@ def factors(
     ]
     curvatures = torch.tensor(steepest, dtype=torch.float64)
     curvatures = curvatures.clamp(min=max(FLATTEST * float(curvatures.max()), _TINY))
-    return (
-        1 / curvatures
-        if kind == Curvature.whole
-        else curvatures.log().mean().exp() / curvatures
-    )
+    if kind == Curvature.whole:
+        return 1 / curvatures
+    return curvatures.log().mean().exp() / curvatures
 
 
 def _largest(
@@ -200,11 +197,10 @@ class StepRule:
         rates. A rule that divides by a curvature matrix adds REFRESHED/parameter, the
         weights at which the matrix was computed.
         """
-        looked = (
-            {}
-            if self._training.curvature == Curvature.none
-            else {FACTORS: self._factors}
-        )
+        if self._training.curvature == Curvature.none:
+            looked = {}
+        else:
+            looked = {FACTORS: self._factors}
         looked |= {f"{REFRESHED}/{name}": one for name, one in self._refreshed.items()}
         return looked | self._kept()
 

@@ -81,9 +81,10 @@ def tuned_losses(table: pd.DataFrame) -> pd.Series:
         )
         for seed, loss in _at_tuned_rate(by_rate.fillna(np.inf)).items():
             found[*place, seed] = loss
-    index = (
-        pd.MultiIndex.from_tuples(list(found), names=[*_RUN, "seed"]) if found else None
-    )
+    if found:
+        index = pd.MultiIndex.from_tuples(list(found), names=[*_RUN, "seed"])
+    else:
+        index = None
     return pd.Series(list(found.values()), index=index, dtype=float)
 
 

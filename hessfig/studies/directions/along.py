@@ -213,11 +213,10 @@ def _split(
     squared = float(vector.square().sum())
     by_part = {}
     for part, product in products.items():
-        shares = (
-            pieces.T @ product / squared
-            if squared
-            else torch.full((len(side),) * 2, math.nan)
-        )
+        if squared:
+            shares = pieces.T @ product / squared
+        else:
+            shares = torch.full((len(side),) * 2, math.nan)
         by_part[part] = _whole(
             float(shares.sum()), product.sum(dim=1), squared
         ) | _within(shares, side)

@@ -309,9 +309,10 @@ def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
     ):
         for is_found, fill in ((True, "full"), (False, "none")):
             dots = here[(here["status"] == "ok") == is_found]
-            label = (
-                f"{step:g}" if is_found or not (here["status"] == "ok").any() else None
-            )
+            if is_found or not (here["status"] == "ok").any():
+                label = f"{step:g}"
+            else:
+                label = None
             style: dict[str, Any] = {
                 "fillstyle": fill,
                 "markersize": 4,

@@ -46,11 +46,10 @@ def norm_sharpness(objective: Objective, request: Request) -> Measured:
     is_training = (
         request.at.moments is not None or request.at.config.task.data.facts.is_trainable
     )
-    edge = (
-        [state_row("sharpness_edge", request, 2 / coming_rate(request.at))]
-        if is_training
-        else []
-    )
+    if is_training:
+        edge = [state_row("sharpness_edge", request, 2 / coming_rate(request.at))]
+    else:
+        edge = []
     return Measured([*rows, *edge])
 
 
@@ -70,11 +69,10 @@ class _Search:
         """Return rows with the sharpness of a norm and the curvature along its steepest direction."""
         steep, _ = self._steepest(self._slope.flat.double().cpu(), norm)
         along = exact(float(steep @ self._product(steep)), "products")
-        sharpness = (
-            outer_estimate(self._largest)
-            if norm == StepNorm.euclidean
-            else self._best(norm, steep)
-        )
+        if norm == StepNorm.euclidean:
+            sharpness = outer_estimate(self._largest)
+        else:
+            sharpness = self._best(norm, steep)
         numbers = {f"{norm}_sharpness": sharpness, f"{norm}_steepest_curvature": along}
         return state_rows(
             self._request,

@@ -86,9 +86,9 @@ class _Axes:
         if not has_all_eigenvectors(self.surface.dim):
             return None
         matrix = self.surface.hessian(self.surface.start)
-        return (
-            tuple(torch.linalg.eigh(matrix)) if bool(matrix.isfinite().all()) else None
-        )
+        if bool(matrix.isfinite().all()):
+            return tuple(torch.linalg.eigh(matrix))
+        return None
 
     def direction(self, ray: SliceDirection) -> Float[Tensor, " n"]:
         """Return a unit vector that points downhill, or the zero vector for a gradient that vanishes."""

@@ -76,11 +76,10 @@ def _sums(
             column = Engines(piece, request.model, request.estimator.products).column(
                 layer, col, blocks
             )
-            vectors = (
-                _vectors(request, layer, col, column.dim)
-                if vectors is None
-                else vectors
-            )
+            if vectors is None:
+                vectors = _vectors(request, layer, col, column.dim)
+            else:
+                vectors = vectors
             at_once = COLUMNS_AT_ONCE if is_dense(request) else PROBES_AT_ONCE
             products = multiplied(column, vectors, summands(request.parts), at_once)
             whole = {key: product.double().cpu() for key, product in products.items()}
@@ -155,9 +154,10 @@ def _spread(
         share = 1 / (stop - start) - 1 / int(at[-1])
         if share > 0:
             spreads.append(((high - low) / (stop - start) - whole) / share**0.5)
-    stacked = (
-        torch.cat(spreads) / len(spreads) ** 0.5 if spreads else torch.zeros_like(whole)
-    )
+    if spreads:
+        stacked = torch.cat(spreads) / len(spreads) ** 0.5
+    else:
+        stacked = torch.zeros_like(whole)
     return _ratio(stacked, whole, request)
 
 

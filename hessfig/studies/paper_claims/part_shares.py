@@ -75,11 +75,10 @@ def draw_ablation(
             [shares, functional_shares(together, measured.axis)], ignore_index=True
         )
         blocks = [*blocks, TOGETHER]
-        weights = (
-            labels.block_words(*measured.matrices())
-            if len(measured.matrices()) == 2
-            else "diagonal"
-        )
+        if len(measured.matrices()) == 2:
+            weights = labels.block_words(*measured.matrices())
+        else:
+            weights = "diagonal"
         titles.append(f"{weights} blocks together")
         words = f" Together: their squared norms added. Of {', '.join(null)} the functional part is 0 (theorem)."
     marks = (
@@ -94,9 +93,10 @@ def draw_ablation(
     )
     for _, column, ax in sheet:
         row, col = blocks[column]
-        curves = (
-            measured if blocks[column] == TOGETHER else measured.of(row=row, col=col)
-        )
+        if blocks[column] == TOGETHER:
+            curves = measured
+        else:
+            curves = measured.of(row=row, col=col)
         _draw_shares(ax, where(shares, row=row, col=col), curves, places)
     share = f"share of {labels.symbol(Part.H_f)}"
     name, values = varied_setting(list(measured.curves["variant"].unique()))
@@ -246,11 +246,10 @@ def name_values(ax: Axes, values: list[str], numbers: list[float] | None) -> Non
     if numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
-    names = (
-        [f"{number:g}" for number in numbers]
-        if numbers
-        else list(map(labels.plain, values))
-    )
+    if numbers:
+        names = [f"{number:g}" for number in numbers]
+    else:
+        names = list(map(labels.plain, values))
     ax.set_xticks(numbers or range(len(values)), names)
     ax.margins(x=0.1)
 
@@ -320,11 +319,10 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     for mark, tone, (at, group) in zip(
         marks, shades("#2166ac", len(groups)), groups, strict=False
     ):
-        words = (
-            f"{axis.symbol} = {at:g}"
-            if numbers
-            else labels.variant_words(group["variant"].iloc[0])
-        )
+        if numbers:
+            words = f"{axis.symbol} = {at:g}"
+        else:
+            words = labels.variant_words(group["variant"].iloc[0])
         ax.plot(
             group[x], group["mean"], f"{mark}-", color=tone, markersize=3, label=words
         )

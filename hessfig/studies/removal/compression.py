@@ -288,11 +288,9 @@ class _Pruned:
         }
 
     def _rise(self, points: Float[Tensor, "k dim"]) -> Float[Tensor, " k"]:
-        return (
-            self.subject.losses(points.to(self.subject.weights)) - self._before
-            if len(points)
-            else torch.empty(0)
-        )
+        if len(points):
+            return self.subject.losses(points.to(self.subject.weights)) - self._before
+        return torch.empty(0)
 
     def _all(self, generator: Generator) -> Iterator[tuple[str, _Saliency]]:
         weights, matrices = self._weights, self.subject.surrogates(PRUNED_BY)
@@ -372,11 +370,9 @@ def correlated(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> Estimate
 
 def spearman(one: Float[Tensor, " n"], other: Float[Tensor, " n"]) -> float:
     """Return Spearman's rank correlation, with mean ranks for ties; nan if one of the two is constant."""
-    return (
-        float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1])
-        if len(one) > 1
-        else nan
-    )
+    if len(one) > 1:
+        return float(torch.corrcoef(torch.stack([_ranks(one), _ranks(other)]))[0, 1])
+    return nan
 
 
 def _flushed(values: Float[Tensor, " n"], least: float) -> Float[Tensor, " n"]:
@@ -403,11 +399,10 @@ def _heads(subject: PerturbedBlock, request: Request) -> Groups:
     entries: dict[tuple[int, int], list[Tensor]] = {}
     for weight, shape, places in subject.matrices:
         if weight.name in (*_BY_ROWS, Matrix.W_O):
-            along = (
-                places.view(shape).T
-                if weight.name == Matrix.W_O
-                else places.view(shape)
-            )
+            if weight.name == Matrix.W_O:
+                along = places.view(shape).T
+            else:
+                along = places.view(shape)
             for head, cut in enumerate(along.chunk(request.model.n_heads)):
                 entries.setdefault((weight.layer, head), []).append(cut.flatten())
     return [torch.cat(entries[key]) for key in sorted(entries)]

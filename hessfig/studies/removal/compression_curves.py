@@ -118,11 +118,10 @@ def _draw_pruned(
     """Draw a panel per network of one number of the saliencies: the `loss`, or the `correlation`."""
     networks, is_loss = networks_of(rows), number == "loss"
     marks = [[f"{network}:{number}" for network in panel_names(networks)]]
-    left = (
-        _STYLE.left
-        if is_loss
-        else 0.2 + max(width_of(SALIENCIES[name]) for name in names)
-    )
+    if is_loss:
+        left = _STYLE.left
+    else:
+        left = 0.2 + max(width_of(SALIENCIES[name]) for name in names)
     style = _STYLE.replace(left=left, top=0.5 if is_loss else 0.24)
     sheet = Sheet.grid(
         spec.paper,
@@ -187,11 +186,10 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.Data
             "markersize": 2.8,
             "linewidth": 0.8,
         }
-        shown = (
-            points
-            if not are_few(rows["seed"].nunique())
-            else points.assign(low=np.nan, high=np.nan)
-        )
+        if not are_few(rows["seed"].nunique()):
+            shown = points
+        else:
+            shown = points.assign(low=np.nan, high=np.nan)
         draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
         curves.append(points.assign(saliency=name, number="loss"))
     ax.set_xlabel("share of weights removed")
@@ -271,11 +269,13 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
             drawn.append(points.assign(variant=variant, layer=layer, row=name))
             ax.set_title("all matrices" if name == "all" else labels.weight_words(name))
             if (line, column) == (len(lines) - 1, len(lines[-1]) - 1):
-                beside = (
-                    {"loc": "upper left", "bbox_to_anchor": (1.02, 1)}
-                    if column < _ACROSS - 1
-                    else {"loc": "best"}
-                )
+                if column < _ACROSS - 1:
+                    beside: dict[str, Any] = {
+                        "loc": "upper left",
+                        "bbox_to_anchor": (1.02, 1),
+                    }
+                else:
+                    beside = {"loc": "best"}
                 ax.legend(fontsize=TINY, handlelength=1.2, **beside)
             if column == 0:
                 ax.set_ylabel("rise of the loss")

@@ -263,11 +263,10 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
     such quantities there is no page.
     """
     names = [name for name in _WORDS if name in set(table["quantity"])]
-    names = (
-        [name for name in names if name not in _MOMENTS]
-        if len(names) > len(_MOMENTS)
-        else names
-    )
+    if len(names) > len(_MOMENTS):
+        names = [name for name in names if name not in _MOMENTS]
+    else:
+        names = names
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
@@ -350,11 +349,10 @@ def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
 
 def _short(value: float, *, digits: int = 3) -> str:
     """Return a number with the given number of digits: 1.23e7, 0.0012, −4e−16."""
-    words = (
-        f"{value:.0f}"
-        if 10 <= abs(value) < 100 and digits == 1
-        else f"{value:.{digits}g}"
-    )
+    if 10 <= abs(value) < 100 and digits == 1:
+        words = f"{value:.0f}"
+    else:
+        words = f"{value:.{digits}g}"
     return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace(
         "-", "−"
     )

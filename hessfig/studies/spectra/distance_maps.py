@@ -77,11 +77,10 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
                 f"_{words}" if words else ""
             )
             steps = [state.of.step_words for state in states]
-            sides = (
-                f" Below the diagonal: {steps[0]}; above: {steps[1]}."
-                if _is_split(states)
-                else ""
-            )
+            if _is_split(states):
+                sides = f" Below the diagonal: {steps[0]}; above: {steps[1]}."
+            else:
+                sides = ""
             note = (
                 f"{labels.part_words(part)}, {'exact eigenvalues' if first.spectra else 'Lanczos densities'}, mean over"
                 f" {len(first.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}; natural logarithms."

@@ -62,9 +62,10 @@ class Panel:
     def exact(self) -> Spectrum | None:
         """The exact eigenvalues of the seed of the first density (or of the first seed)."""
         seeds = {one.place.seed: one for one in self.spectra}
-        wanted = (
-            self.densities[0].place.seed if self.densities else next(iter(seeds), None)
-        )
+        if self.densities:
+            wanted: int | None = self.densities[0].place.seed
+        else:
+            wanted = next(iter(seeds), None)
         return seeds.get(wanted) if wanted is not None else None
 
     @property
@@ -197,11 +198,9 @@ def _with_band(numbers: pd.DataFrame, banded: Banded) -> pd.DataFrame:
         "margin": banded.margin,
         "half_the_steps": banded.half,
     }
-    return (
-        numbers.assign(**band)
-        if len(numbers)
-        else pd.DataFrame({"eigenvalue": banded.grid, **band})
-    )
+    if len(numbers):
+        return numbers.assign(**band)
+    return pd.DataFrame({"eigenvalue": banded.grid, **band})
 
 
 def _set_density_scale(ax: Axes, peak: float, panel: Panel, deviation: float) -> None:
@@ -432,11 +431,10 @@ def _scale_rows(
     for line in sheet.lines:
         last, (layer, name) = line[-1], blocks[line[-1][0]]
         here = where(drawn, layer=layer, row=name, column=last[1])
-        lasts = (
-            here.groupby("part", sort=False)["mean"].last()
-            if len(here)
-            else pd.Series()
-        )
+        if len(here):
+            lasts = here.groupby("part", sort=False)["mean"].last()
+        else:
+            lasts = pd.Series()
         name_ends(
             sheet.panels[last],
             [
@@ -450,9 +448,10 @@ def _note(state: Collected, kernel: Kernel, part: str, kind: str) -> str:
     """Return the note of a page: meaning of the marks, and what was measured."""
     if kind == _SORTED:
         count = len(state.seeds)
-        means = (
-            f"mean over {count} seeds, {spread_words(count)}" if count > 1 else "1 seed"
-        )
+        if count > 1:
+            means = f"mean over {count} seeds, {spread_words(count)}"
+        else:
+            means = "1 seed"
         return f"Eigenvalues over the share of them that is smaller, {means}."
     marks = ["grey: exact eigenvalues"] if state.spectra and kind == _DENSITY else []
     if state.densities:

@@ -250,11 +250,9 @@ def _line(rank: int) -> str:
 
 def _tone(rank: int) -> str:
     """Return the colour of a rule; the first eleven rules have distinct colours."""
-    return (
-        tone(rank)
-        if rank < len(TONES)
-        else _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
-    )
+    if rank < len(TONES):
+        return tone(rank)
+    return _MORE_TONES[(rank - len(TONES)) % len(_MORE_TONES)]
 
 
 def _points(result: Race, rule: str, along: str, budget: str) -> pd.DataFrame:
@@ -285,9 +283,10 @@ def _curves(ax: Axes, result: Race, rules: list[str], along: str) -> None:
             markersize=2.6,
             **style,
         )
-    furthest = (
-        result.losses[along].max() if along == "step" else 2 * result.budget["seconds"]
-    )
+    if along == "step":
+        furthest = result.losses[along].max()
+    else:
+        furthest = 2 * result.budget["seconds"]
     ax.set_xlim(0, 1.02 * furthest)
     ax.axvline(result.budget[along], color="#999999", linewidth=0.5, zorder=0)
 
@@ -321,11 +320,9 @@ def _results_of(
 
 def _ratio(row: Any) -> str:
     """Return the loss relative to the plain optimiser in words; "" without an interval."""
-    return (
-        f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]"
-        if np.isfinite(row.ratio_low)
-        else ""
-    )
+    if np.isfinite(row.ratio_low):
+        return f"\n× {row.ratio:.2g} [{row.ratio_low:.2g}, {row.ratio_high:.2g}]"
+    return ""
 
 
 def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
