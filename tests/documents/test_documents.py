@@ -540,7 +540,7 @@ def test_the_first_screen_names_the_tests_with_their_minutes() -> None:
 def test_the_readmes_python_prints_its_table(tmp_path: Path) -> None:
     """Row by row; numbers to the digits shown."""
     ((code, shown),) = re.findall(
-        r"```python\n(.*?)```\n+```text\n(.*?)```",
+        r"```python\n(.*?)```\n.*?```text\n(.*?)```",
         text_of("README.md"),
         flags=re.DOTALL,
     )
