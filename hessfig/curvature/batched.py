@@ -1,7 +1,9 @@
 """Products of small networks of users: double backward of many vectors at once, with graphs that are kept.
 
-Forward mode is not used, because torch would import its compiler for it (seconds), and
-curvlinops is not imported.
+With g the gradient of the loss, H v = d<g, v>/dw: one backward pass through the graph
+of g, which is created once. H_o v = J^T B J v takes three passes, since J v is the
+gradient of <J^T c, v> in c. Forward mode is not used, because torch would import its
+compiler for it (seconds), and curvlinops is not imported.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from hessfig.curvature.rounding import OUTPUTS, norm
 from hessfig.errors import UserError
 from hessfig.rng import in_turn, kept_draws, made_on, one_thread
 from hessfig.terms import Part
-from hessfig.weights import SMALL
+from hessfig.weights import SMALL, Weight
 
 AT_ONCE = 256  # vectors per batched backward pass
 # Graphs of several batches that are kept between products, unless memory= gives another
@@ -59,12 +61,8 @@ def undisturbed(objective: Objective) -> Iterator[None]:
     """Enable gradients whatever mode the caller is in, keep random generators, and use one thread if small."""
     device = next(objective.network.parameters()).device
     is_limited = torch.get_num_threads() > 1 and is_small(objective.network)
-    with (
-        differentiating(),
-        kept_draws(),
-        made_on(device),
-        one_thread() if is_limited else nullcontext(),
-    ):
+    threads = one_thread() if is_limited else nullcontext()
+    with differentiating(), kept_draws(), made_on(device), threads:
         yield
 
 
@@ -85,8 +83,11 @@ class SmallNetwork:
         self._suffix = self._shared.suffix
         self.names = self._shared.names
         self.at = self._shared.at
-        self._bound = KEPT_BYTES if objective.memory is None else objective.memory
-        self._own = dict[Part, _Graphs]()
+        self._bound: float = KEPT_BYTES
+        if objective.memory is not None:
+            self._bound = objective.memory
+        # Graphs that are too large to be shared.
+        self._large_graphs = dict[Part, _Graphs]()
         self.bytes_per_probe = self._suffix.bytes_per_probe
 
     @staticmethod
@@ -114,55 +115,59 @@ class SmallNetwork:
         self, part: Part, columns: Sequence[str], rows: Sequence[str]
     ) -> Callable[[Tensor], Tensor] | None:
         """Return the product with one flat vector in the parameters `columns`, in `rows`, if graphs of H are kept."""
-        graphs = [one for one in self.graphs(part).kept if isinstance(one, _Curved)]
-        if not graphs:
+        batches = []
+        for graph in self.graphs(part).kept:
+            if isinstance(graph, _WholeGraph):
+                batches.append(graph.product(columns, rows))
+        if not batches:
             return None
-        return _OneVector(
-            [one.product(columns, rows) for one in graphs],
-            [self.at[name] for name in columns],
-        )
+        return _OneVector(batches, [self.at[name] for name in columns])
 
     def graphs(self, part: Part) -> _Graphs:
         """Return the graphs of a part, which are created once."""
-        graphs = self._shared.graphs.get(part) or self._own.get(part)
-        if graphs is None:
-            graphs = self._graphs(part)
-            (self._shared.graphs if graphs.size <= KEPT_BYTES else self._own)[part] = (
-                graphs
-            )
+        for place in (self._shared.graphs, self._large_graphs):
+            if part in place:
+                return place[part]
+        graphs = self._graphs(part)
+        place = self._shared.graphs if graphs.size <= KEPT_BYTES else self._large_graphs
+        place[part] = graphs
         return graphs
 
     def _graphs(self, part: Part) -> _Graphs:
-        kind, terms = _Outer if part == Part.H_o else _Curved, self._suffix.terms(part)
+        kind = _OuterGraph if part == Part.H_o else _WholeGraph
+        terms = self._suffix.terms(part)
 
-        def graph(number: int) -> _Curved | _Outer:
+        def graph(number: int) -> _WholeGraph | _OuterGraph:
             start, scalar = terms[number]
             with torch.enable_grad(), differentiable_twice():
                 return kind(self._outputs(number, start), self.at, scalar)
 
-        return _Graphs(
-            graph, [start for start, _ in terms], list(self.at.values()), self._bound
-        )
+        starts = [start for start, _ in terms]
+        return _Graphs(graph, starts, list(self.at.values()), self._bound)
 
     def _outputs(self, number: int, start: Tensor) -> Tensor:
+        """Return the outputs of a batch; raises UserError if the loss has changed since."""
         outputs = self._suffix.at(self.at, start)
         self._suffix.check_held(number, outputs)
         return outputs
 
     def _holds(self, part: Part) -> bool:
-        """Whether products of a part are right; a part that vanishes up to rounding is compared beside another one."""
+        """Whether products of a part are right; a part that vanishes up to rounding is compared beside another one.
+
+        H_f is zero for a network that is linear in its weights, and H_o for a loss that is
+        linear in the outputs. Rounding errors have no relative size then, and are compared
+        with the products of the other part.
+        """
         reliable = DoubleBackward(self._suffix, part, list(self.names))
         other_part: TensorsOperator = reliable
         if part == Part.H_f:
-            other_part = _Whole(self, Part.H_o)
-        if part == Part.H_o:  # of a loss that is linear in the outputs
+            other_part = _AllParameters(self, Part.H_o)
+        if part == Part.H_o:
             other_part = DoubleBackward(self._suffix, Part.H, list(self.names))
+        parameters = {name: parameter for parameter, name in self.names.items()}
         try:
             return not fault(
-                _Whole(self, part),
-                reliable,
-                other_part,
-                {name: p for p, name in self.names.items()},
+                _AllParameters(self, part), reliable, other_part, parameters
             )
         except UserError:
             raise
@@ -171,19 +176,30 @@ class SmallNetwork:
 
 
 class _Shared:
-    """What every SmallNetwork of an objective has in common."""
+    """What every SmallNetwork of an objective has in common.
+
+    Attributes
+    ----------
+    names : dict
+        The name of every parameter in the suffix.
+    at : dict
+        A copy of every parameter, by name: the leaves of all graphs.
+    verdicts : dict
+        Whether the products of a part are right, for the parts that were checked.
+    graphs : dict
+        The graphs of a part, if they take at most KEPT_BYTES.
+    """
 
     def __init__(self, objective: Objective) -> None:
         self.suffix = objective.suffix(objective.layout.weights)
-        self.names = {
-            p: name
-            for name, p in self.suffix.named_parameters()
-            if p.is_floating_point()
-        }
-        self.at = {
-            name: p.detach().clone().requires_grad_() for p, name in self.names.items()
-        }
-        self.verdicts, self.graphs = dict[Part, bool](), dict[Part, _Graphs]()
+        self.names = {}
+        self.at = {}
+        for name, parameter in self.suffix.named_parameters():
+            if parameter.is_floating_point():
+                self.names[parameter] = name
+                self.at[name] = parameter.detach().clone().requires_grad_()
+        self.verdicts = dict[Part, bool]()
+        self.graphs = dict[Part, _Graphs]()
 
 
 class _Graphs:
@@ -194,18 +210,20 @@ class _Graphs:
 
     def __init__(
         self,
-        graph: Callable[[int], _Curved | _Outer],
+        graph: Callable[[int], _WholeGraph | _OuterGraph],
         inputs: list[Tensor],
         at: list[Tensor],
         bound: float,
     ) -> None:
-        self._graph, self._sizes = graph, [len(one) for one in inputs]
-        self._kept = list[_Curved | _Outer]()
+        self._graph = graph
+        self._sizes = [len(one) for one in inputs]
+        self._kept = list[_WholeGraph | _OuterGraph]()
+        # The first graph is measured; the others are in proportion to their samples.
         _, first = live_bytes(lambda: self._kept.append(graph(0)), [*inputs, *at])
-        most = bound * self._sizes[0] / max(first, 1)  # samples
-        self._count = max(
-            1, sum(samples <= most for samples in accumulate(self._sizes))
-        )
+        samples_in_bound = bound * self._sizes[0] / max(first, 1)
+        within = [samples <= samples_in_bound for samples in accumulate(self._sizes)]
+        # The first graph is kept in any case.
+        self._count = max(1, sum(within))
         self.size = first * sum(self._sizes[: self._count]) / self._sizes[0]
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
@@ -216,11 +234,14 @@ class _Graphs:
         )
 
     @property
-    def kept(self) -> list[_Curved | _Outer]:
+    def kept(self) -> list[_WholeGraph | _OuterGraph]:
         """The graphs of all batches, if all are kept; else none."""
-        return self._kept if len(self._kept) == len(self._sizes) else []
+        if len(self._kept) < len(self._sizes):
+            return []
+        return self._kept
 
-    def _of(self, number: int) -> _Curved | _Outer:
+    def _of(self, number: int) -> _WholeGraph | _OuterGraph:
+        """Return the graph of a batch."""
         if number < len(self._kept):
             return self._kept[number]
         graph = self._graph(number)
@@ -229,51 +250,50 @@ class _Graphs:
         return graph
 
 
-class _Whole:
+class _AllParameters:
     """A part of the Hessian in all parameters of a network, with the interface that the checks of operators need."""
 
     def __init__(self, network: SmallNetwork, part: Part) -> None:
-        self._network, self._part = network, part
+        self._network = network
+        self._part = part
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
-        paths = list(self._network.at)
-        vectors = {
-            path: column.movedim(-1, 0)
-            for path, column in zip(paths, columns, strict=True)
-        }
-        return [
-            found.movedim(0, -1)
-            for found in self._network.products(self._part, vectors, paths)
-        ]
+        names = list(self._network.at)
+        vectors = {}
+        for name, column in zip(names, columns, strict=True):
+            vectors[name] = column.movedim(-1, 0)
+        products = self._network.products(self._part, vectors, names)
+        return [product.movedim(0, -1) for product in products]
 
 
-class _Curved:
-    """The Hessian of a scalar function of the outputs: H v is the gradient of <gradient, v>."""
+class _WholeGraph:
+    """The Hessian of a scalar function of the outputs: H v is the gradient of <gradient, v>.
+
+    With g = d scalar / dw, whose graph is kept, (H v)_i = d/dw_i sum_j g_j v_j.
+    """
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
         self._at = at
-        slopes = of_second_order(
-            gradients(scalar(outputs), list(at.values()), create_graph=True)
-        )
-        self._slopes = dict(zip(at, slopes, strict=True))
+        leaves = list(at.values())
+        slopes = gradients(scalar(outputs), leaves, create_graph=True)
+        self._slopes = dict(zip(at, of_second_order(slopes), strict=True))
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return H V in `rows`."""
-        return _pulled(
-            [self._slopes[name] for name in columns],
-            list(columns.values()),
-            [self._at[row] for row in rows],
-        )
+        slopes = [self._slopes[name] for name in columns]
+        leaves = [self._at[row] for row in rows]
+        return _pulled(slopes, list(columns.values()), leaves)
 
     def product(self, columns: Sequence[str], rows: Sequence[str]) -> _Pulled:
         """Return the product with one vector, one tensor for each of `columns`, in `rows`."""
-        kept = [
-            place
-            for place, name in enumerate(columns)
-            if self._slopes[name].requires_grad
-        ]
-        slopes = [self._slopes[columns[place]] for place in kept]
-        return _Pulled(kept, slopes, [self._at[row] for row in rows])
+        places = []
+        slopes = []
+        for place, name in enumerate(columns):
+            # A constant gradient has no second derivative.
+            if self._slopes[name].requires_grad:
+                places.append(place)
+                slopes.append(self._slopes[name])
+        return _Pulled(places, slopes, [self._at[row] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -292,10 +312,10 @@ class _Pulled:
         grads = torch.autograd.grad(
             self.slopes, self.leaves, vectors, retain_graph=True, allow_unused=True
         )
-        return [
-            torch.zeros_like(leaf) if one is None else one
-            for leaf, one in zip(self.leaves, grads, strict=True)
-        ]
+        products = []
+        for leaf, grad in zip(self.leaves, grads, strict=True):
+            products.append(torch.zeros_like(leaf) if grad is None else grad)
+        return products
 
 
 class _OneVector:
@@ -308,47 +328,45 @@ class _OneVector:
 
     def __call__(self, vector: Tensor) -> Tensor:
         """Return A v, flat."""
-        split = zip(vector.split_with_sizes(self._sizes), self._shapes, strict=True)
-        along = [piece.reshape(shape) for piece, shape in split]
-        pieces = (
-            self._batches[0](along)
-            if len(self._batches) == 1
-            else summed([one(along) for one in self._batches])
-        )
-        return (
-            pieces[0].flatten()
-            if len(pieces) == 1
-            else torch.cat([piece.flatten() for piece in pieces])
-        )
+        along = []
+        pieces = vector.split_with_sizes(self._sizes)
+        for piece, shape in zip(pieces, self._shapes, strict=True):
+            along.append(piece.reshape(shape))
+        # One batch and one row, the usual case, take no sum and no copy.
+        if len(self._batches) == 1:
+            products = self._batches[0](along)
+        else:
+            products = summed([batch(along) for batch in self._batches])
+        if len(products) == 1:
+            return products[0].flatten()
+        return torch.cat([product.flatten() for product in products])
 
 
-class _Outer:
-    """J^T B J with the Hessian B of a scalar in the outputs; J v is the gradient of <J^T c, v> in c."""
+class _OuterGraph:
+    """J^T B J with the Hessian B of a scalar in the outputs, and J = d outputs / dw.
+
+    J^T c is linear in c, so that J v is the gradient of <J^T c, v> in c, at any c: the
+    graph of J^T c at c = 0 is kept, and no forward mode is needed. B u is the gradient
+    of <slope, u>, with the slope of the scalar in the outputs.
+    """
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
-        self._at, self._outputs = at, outputs
-        self._leaf = self._outputs.detach().requires_grad_()
-        self._cotangent = torch.zeros_like(self._outputs).requires_grad_()
+        self._at = at
+        self._outputs = outputs
+        self._leaf = outputs.detach().requires_grad_()
+        self._cotangent = torch.zeros_like(outputs).requires_grad_()
         (self._slope,) = gradients(scalar(self._leaf), [self._leaf], create_graph=True)
-        pulled = of_second_order(
-            gradients(
-                self._outputs, list(at.values()), self._cotangent, create_graph=True
-            )
+        pulled = gradients(
+            outputs, list(at.values()), self._cotangent, create_graph=True
         )
-        self._pulled = dict(zip(at, pulled, strict=True))
+        self._pulled = dict(zip(at, of_second_order(pulled), strict=True))
 
     def products(self, columns: dict[str, Tensor], rows: Sequence[str]) -> list[Tensor]:
         """Return J^T B J V in `rows`."""
-        tangents = _pulled(
-            [self._pulled[name] for name in columns],
-            list(columns.values()),
-            [self._cotangent],
-        )
-        return _pulled(
-            [self._outputs],
-            _pulled([self._slope], tangents, [self._leaf]),
-            [self._at[row] for row in rows],
-        )
+        pulled = [self._pulled[name] for name in columns]
+        tangents = _pulled(pulled, list(columns.values()), [self._cotangent])
+        curved = _pulled([self._slope], tangents, [self._leaf])
+        return _pulled([self._outputs], curved, [self._at[row] for row in rows])
 
 
 def _pulled(
@@ -361,71 +379,66 @@ def _pulled(
     A single vector needs no vmap, which takes a third of the time for small networks;
     the bits are the same.
     """
-    pairs = [
-        (value, vector)
-        for value, vector in zip(values, vectors, strict=True)
-        if value.requires_grad
-    ]
+    count = len(vectors[0])
+    several = count > 1
+    differentiable = []
+    along = []
+    for value, vector in zip(values, vectors, strict=True):
+        if value.requires_grad:
+            differentiable.append(value)
+            along.append(vector if several else vector[0])
     grads: Sequence[Tensor | None] = [None] * len(at)
-    if pairs:
-        kept, along = zip(*pairs, strict=True)
-        several = len(along[0]) > 1
-        along = along if several else tuple(vector[0] for vector in along)
+    if differentiable:
         grads = torch.autograd.grad(
-            kept,
+            differentiable,
             at,
             along,
             retain_graph=True,
             allow_unused=True,
             is_grads_batched=several,
         )
-        grads = (
-            grads
-            if several
-            else [None if grad is None else grad[None] for grad in grads]
-        )
-    count = len(vectors[0])
-    return [
-        leaf.new_zeros(count, *leaf.shape) if grad is None else grad
-        for leaf, grad in zip(at, grads, strict=True)
-    ]
+    pulled = []
+    for leaf, grad in zip(at, grads, strict=True):
+        if grad is None:
+            grad = leaf.new_zeros(count, *leaf.shape)
+        elif not several:
+            grad = grad[None]
+        pulled.append(grad)
+    return pulled
 
 
 def pulled_back(
     outputs: Tensor, at: Sequence[Tensor], vectors: Float[Tensor, "k m"]
 ) -> Float[Tensor, "k n"]:
-    """Return V d(outputs) / d(at), in batches of AT_ONCE vectors; graphs are kept.
+    """Return V J, J = d(outputs) / d(at), in batches of AT_ONCE vectors; graphs are kept.
 
-    A combination of the vectors is also pulled back without vmap. If the results differ
-    (LayerNorm under vmap, see docs/accuracy.md), every vector is pulled back without
-    vmap.
+    A combination c of the vectors is also pulled back without vmap: (c V) J = c (V J).
+    If the results differ (LayerNorm under vmap, see docs/accuracy.md), every vector is
+    pulled back without vmap.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.batched import pulled_back
+    >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> pulled_back(w**2, [w], torch.eye(2)).tolist()
+    [[2.0, 0.0], [0.0, 4.0]]
     """
 
     def together(chunk: Float[Tensor, "k m"]) -> Float[Tensor, "k n"]:
-        return torch.cat(
-            [
-                one.flatten(1)
-                for one in _pulled([outputs], [chunk.view(-1, *outputs.shape)], at)
-            ],
-            dim=1,
-        )
+        pieces = _pulled([outputs], [chunk.view(-1, *outputs.shape)], at)
+        return torch.cat([piece.flatten(1) for piece in pieces], dim=1)
 
     def alone(vector: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
-        return torch.cat(
-            [
-                piece.flatten()
-                for piece in gradients(outputs, at, vector.view(outputs.shape))
-            ]
-        )
+        pieces = gradients(outputs, at, vector.view(outputs.shape))
+        return torch.cat([piece.flatten() for piece in pieces])
 
     pulled = torch.cat([together(chunk) for chunk in vectors.split(AT_ONCE)])
     factors = torch.linspace(-1, 1, len(vectors)).to(vectors)
-    off = norm(factors @ pulled - alone(factors @ vectors))
-    return (
-        pulled
-        if off <= OUTPUTS.of(pulled.dtype) * norm(pulled)
-        else torch.stack([*map(alone, vectors)])
-    )
+    difference = norm(factors @ pulled - alone(factors @ vectors))
+    if difference <= OUTPUTS.of(pulled.dtype) * norm(pulled):
+        return pulled
+    return torch.stack([alone(vector) for vector in vectors])
 
 
 class BatchedColumn(SidedColumn):
@@ -462,14 +475,15 @@ class BatchedColumn(SidedColumn):
         rows: Rows,
     ) -> None:
         super().__init__(objective, layer, col, rows)
-        self._network, self._given = network, (objective, layer, col, rows)
+        self._network = network
+        self._arguments = (objective, layer, col, rows)
         self.bytes_per_probe = network.bytes_per_probe
 
     @cached_property
     def _other(self) -> Column:
         from hessfig.curvature.curvlinops import ColumnOperator
 
-        return ColumnOperator(*self._given)
+        return ColumnOperator(*self._arguments)
 
     def kept_product(
         self, row: Hashable, part: Part
@@ -477,36 +491,31 @@ class BatchedColumn(SidedColumn):
         """Return v -> A v, as SidedColumn says; None for views of parameters, and for H_o."""
         if not (self._is_of_whole and self._are_whole and self._network.holds(part)):
             return None
-        names = {
-            path: self._network.names[one]
-            for path, one in zip(self.places, self.parameters, strict=True)
-        }
-        columns, rows = (
-            [names[one.parameter] for one in side]
-            for side in (self.col, self.rows[row])
-        )
-        return self._network.kept_product(part, columns, rows)
+        columns = self._names_of(self.col)
+        return self._network.kept_product(part, columns, self._names_of(self.rows[row]))
+
+    def _names_of(self, side: Sequence[Weight]) -> list[str]:
+        """Return the names of the parameters of one side of a block, as the network has them."""
+        places = [self.places[weight.parameter] for weight in side]
+        return [self._network.names[self.parameters[place]] for place in places]
 
     @in_turn
     def split_matmat(
         self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
     ) -> Products:
         """Return A V of every row, all columns of `probes` at once for each of `parts`."""
-        asked = to_multiply(parts)
-        if not all(self._network.holds(part) for part in asked):
+        needed = to_multiply(parts)
+        if not all(self._network.holds(part) for part in needed):
             return self._other.split_matmat(probes, parts)
         spread = self.spread(probes.to(self.parameters[0].device))
         names = [self._network.names[parameter] for parameter in self.parameters]
         places = {self.places[weight.parameter] for weight in self.col}
-        columns = {
-            names[place]: spread[place].movedim(-1, 0) for place in sorted(places)
-        }
-        products = {
-            part: self._network.products(part, columns, names) for part in asked
-        }
-        return completed(
-            self.gathered(
-                {part: [p.movedim(0, -1) for p in products[part]] for part in asked}
-            ),
-            parts,
-        )
+        # The network has vectors along the first axis, columns along the last one.
+        columns = {}
+        for place in sorted(places):
+            columns[names[place]] = spread[place].movedim(-1, 0)
+        products = {}
+        for part in needed:
+            found = self._network.products(part, columns, names)
+            products[part] = [product.movedim(0, -1) for product in found]
+        return completed(self.gathered(products), parts)

@@ -1,9 +1,13 @@
-"""Columns of blocks as operators: the interface between networks and estimators, in chunks that bound memory."""
+"""Columns of the Hessian as operators: the interface between networks and estimators.
+
+For two weights row and col, the block of A = H, H_o or H_f is A[row, col]. A column
+holds the blocks of one col and several rows. It multiplies vectors in the space of col,
+several at a time, in chunks that bound memory.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,15 +21,27 @@ from hessfig.terms import AT_OUTPUTS, Part, split_in
 from hessfig.weights import Weight
 
 PROBES_AT_ONCE = 5
+# Bytes that the products of one chunk of probes may take.
 MEMORY_BOUND = 1 * 2**30
 SPLIT = AT_OUTPUTS
+# A V by (row, part); V has k columns.
 Products = dict[tuple[Hashable, Part], Float[Tensor, "n k"]]
+# (layer, name) of every row of a column.
 Rows = Mapping[Any, tuple[int, str]]
 
 
 def rows_of(layer: int, rows: Sequence[str] | Rows) -> Rows:
-    """Return {key: (layer, name)} of the rows of a column; a name alone is its own key, in the layer of the column."""
-    return rows if isinstance(rows, Mapping) else {row: (layer, row) for row in rows}
+    """Return {key: (layer, name)} of the rows of a column; a name alone is its own key, in the layer of the column.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.column import rows_of
+    >>> rows_of(2, ["W_Q", "W_K"])
+    {'W_Q': (2, 'W_Q'), 'W_K': (2, 'W_K')}
+    """
+    if isinstance(rows, Mapping):
+        return rows
+    return {row: (layer, row) for row in rows}
 
 
 @runtime_checkable
@@ -73,9 +89,8 @@ def chunks(
     bits everywhere. Five probes at a time are also the fastest choice
     (scripts/benchmarks/norms.py), because their tangents fit into the cache.
     """
-    yield from probes.split(
-        max(1, min(at_once, int(MEMORY_BOUND / column.bytes_per_probe))), dim=1
-    )
+    within_bound = int(MEMORY_BOUND / column.bytes_per_probe)
+    yield from probes.split(max(1, min(at_once, within_bound)), dim=1)
 
 
 def cast_chunks(
@@ -85,9 +100,8 @@ def cast_chunks(
 
     Only one chunk at a time takes the memory of its type.
     """
-    yield from (
-        cast_probes(chunk, column) for chunk in chunks(probes, column, PROBES_AT_ONCE)
-    )
+    for chunk in chunks(probes, column, PROBES_AT_ONCE):
+        yield cast_probes(chunk, column)
 
 
 def cast_probes(
@@ -104,38 +118,54 @@ def multiplied(
     at_once: int = PROBES_AT_ONCE,
 ) -> Products:
     """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time."""
-    pieces = [
-        column.split_matmat(chunk, parts)
-        for chunk in chunks(vectors.to(column.dtype), column, at_once)
-    ]
+    pieces = []
+    for chunk in chunks(vectors.to(column.dtype), column, at_once):
+        pieces.append(column.split_matmat(chunk, parts))
     if len(pieces) == 1:
         return pieces[0]
-    return {
-        key: torch.cat([piece[key] for piece in pieces], dim=1) for key in pieces[0]
-    }
+    joined = {}
+    for key in pieces[0]:
+        joined[key] = torch.cat([piece[key] for piece in pieces], dim=1)
+    return joined
 
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared lengths divided by the square of `unit`; the unit is 1 unless the squares would under- or overflow."""
+    """Squared lengths ||A v_k||^2 / unit^2, one per vector, and the unit that they are measured in.
+
+    The unit is 1 unless the squares would under- or overflow: a product with entries of
+    1e-30 has squares of 1e-60, which float32 cannot represent.
+    """
 
     values: Float[Tensor, " k"]
     unit: float = 1.0
 
     @classmethod
     def joined(cls, pieces: Sequence["Squares"]) -> "Squares":
-        """Return the squared lengths of several chunks in the largest of their units."""
-        unit = max(
-            (piece.unit for piece in pieces if bool(piece.values.any())), default=1.0
-        )
+        """Return the squared lengths of several chunks in the largest of their units.
+
+        Chunks that are zero take part in no choice of the unit.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from hessfig.curvature.column import Squares
+        >>> joined = Squares.joined([Squares(torch.tensor([8.0])), Squares(torch.tensor([3.0]), 2.0)])
+        >>> joined.values.tolist(), joined.unit
+        ([2.0, 3.0], 2.0)
+        """
+        unit = max((piece.unit for piece in pieces if piece._is_nonzero), default=1.0)
         return cls(torch.cat([piece._over(unit) for piece in pieces]), unit)
 
+    @property
+    def _is_nonzero(self) -> bool:
+        return bool(self.values.any())
+
     def _over(self, unit: float) -> Tensor:
-        return (
-            self.values
-            if unit == self.unit or not bool(self.values.any())
-            else self.values * (self.unit / unit) ** 2
-        )
+        """Return the squared lengths in another unit."""
+        if unit == self.unit or not self._is_nonzero:
+            return self.values
+        return self.values * (self.unit / unit) ** 2
 
 
 def squared_norms(
@@ -151,12 +181,11 @@ def products_of(column: Column, parts: Sequence[Part]) -> tuple[Part, ...]:
     Recorded numbers of built-in networks are those of the sum H_o V + H_f V, whose last
     bits are others.
     """
-    engine = column.column if isinstance(column, DecayedColumn) else column
-    if (
-        tuple(parts) == (Part.H,)
-        and isinstance(engine, SidedColumn)
-        and not engine.is_recorded
-    ):
+    engine = column
+    if isinstance(column, DecayedColumn):
+        engine = column.column
+    is_of_user = isinstance(engine, SidedColumn) and not engine.is_recorded
+    if tuple(parts) == (Part.H,) and is_of_user:
         return (Part.H,)
     return summands(parts)
 
@@ -170,47 +199,50 @@ def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
     if Part.H not in parts:
         return tuple(parts)
     others = [part for part in parts if part != Part.H and part not in AT_OUTPUTS]
-    return tuple(
-        dict.fromkeys(
-            [
-                *(split_in(parts) or SPLIT),
-                *others,
-                *(p for p in parts if p in AT_OUTPUTS),
-            ]
-        )
-    )
+    at_outputs = [part for part in parts if part in AT_OUTPUTS]
+    # Each one once, the two terms of H first.
+    terms = split_in(parts) or SPLIT
+    return tuple(dict.fromkeys([*terms, *others, *at_outputs]))
 
 
 def to_multiply(parts: Sequence[Part]) -> list[Part]:
     """Return the products to compute for `parts`: H V is left out if both of its summands are computed."""
-    return [
-        part for part in dict.fromkeys(parts) if part != Part.H or not split_in(parts)
-    ]
+    needed = list(dict.fromkeys(parts))
+    if Part.H in needed and split_in(parts):
+        needed.remove(Part.H)
+    return needed
 
 
 def completed(products: Products, parts: Sequence[Part]) -> Products:
     """Return `products` with H V added as a sum, if `parts` contains H and both of its summands."""
-    rows = dict.fromkeys(row for row, _ in products)
-    return {
-        (row, part): _part_of(products, row, part) for row in rows for part in parts
-    }
+    complete = {}
+    for row in _rows_in(products):
+        for part in parts:
+            complete[row, part] = _part_of(products, row, part)
+    return complete
 
 
 def lengths(
     products: Products, parts: Sequence[Part]
 ) -> dict[tuple[Hashable, Part], Squares]:
     """Return the squared lengths of the products for every row and part; H v is the sum of its two terms."""
-    rows = dict.fromkeys(row for row, _ in products)
-    return {
-        (row, part): _columnwise(_part_of(products, row, part))
-        for row in rows
-        for part in parts
-    }
+    squares = {}
+    for row in _rows_in(products):
+        for part in parts:
+            squares[row, part] = _columnwise(_part_of(products, row, part))
+    return squares
+
+
+def _rows_in(products: Products) -> list[Hashable]:
+    """Return the rows of products, each once, in their order."""
+    return list(dict.fromkeys(row for row, _ in products))
 
 
 def _part_of(products: Products, row: Hashable, part: Part) -> Tensor:
+    """Return A V of a row; H V is the sum of two terms if it was not computed itself."""
     if part == Part.H and (row, part) not in products:
-        first, second = split_in([there for key, there in products if key == row])
+        computed = [other for key, other in products if key == row]
+        first, second = split_in(computed)
         return products[row, first] + products[row, second]
     return products[row, part]
 
@@ -222,61 +254,61 @@ def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
     """
     rows = products.T.contiguous()
     sums = rows.square().sum(dim=1)
-    is_usual = torch.finfo(sums.dtype).tiny <= float(sums.max()) < math.inf
-    unit = 1.0 if is_usual else unit_of(rows)
-    return (
-        Squares(sums)
-        if unit == 1.0
-        else Squares((rows.double() / unit).square().sum(dim=1), unit)
-    )
+    if torch.finfo(sums.dtype).tiny <= float(sums.max()) < math.inf:
+        return Squares(sums)
+    unit = unit_of(rows)
+    if unit == 1.0:
+        return Squares(sums)
+    return Squares((rows.double() / unit).square().sum(dim=1), unit)
 
 
 class SidedColumn:
     """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in the space of `col`.
 
     A side of a block is one weight or several (a group); each weight is a parameter or
-    a view of one. `parameters` lists the parameters of all sides once; derivatives are
-    taken in these. `dim` is the number of entries of `col`, and `shape` the shape of
-    its weight, or (dim,) for several weights.
+    a view of one.
+
+    Attributes
+    ----------
+    col : sequence of hessfig.weights.Weight
+        The weights of the column.
+    rows : dict
+        The weights of every row, by its key.
+    places : dict
+        The position of a parameter in `parameters`, by its path.
+    parameters : list of torch.nn.Parameter
+        The parameters of all sides, each once; derivatives are taken in these.
+    dim, shape
+        The number of entries of `col`, and the shape of its weight; (dim,) for several
+        weights.
+    is_recorded : bool
+        Whether the network is built in, so that its numbers are those of earlier
+        releases.
     """
 
     def __init__(
         self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows
     ) -> None:
-        self.col = objective.layout.side(layer, col)
-        self.rows = {
-            key: objective.layout.side(*at) for key, at in rows_of(layer, rows).items()
-        }
-        self.weights = [
-            *self.col,
-            *(weight for row in self.rows.values() for weight in row),
-        ]
-        self.places = {
-            path: place
-            for place, path in enumerate(
-                dict.fromkeys(w.parameter for w in self.weights)
-            )
-        }
-        self.parameters = [
-            objective.network.get_parameter(path) for path in self.places
-        ]
+        layout, network = objective.layout, objective.network
+        self.col = layout.side(layer, col)
+        self.rows = {}
+        self.weights = list(self.col)
+        for key, at in rows_of(layer, rows).items():
+            self.rows[key] = layout.side(*at)
+            self.weights += self.rows[key]
+        paths = dict.fromkeys(weight.parameter for weight in self.weights)
+        self.places = {path: place for place, path in enumerate(paths)}
+        self.parameters = [network.get_parameter(path) for path in paths]
         self.dim = sum(weight.size for weight in self.col)
         self.dtype = self.parameters[0].dtype
-        paths = [
-            weight.parameter
-            for weight in self.col
-            if weight.index is None and not weight.axes
-        ]
-        # Each weight is a parameter, which no other weight shares.
-        self._are_whole = len({*paths}) == len(self.col)
-        alone = len(self.col) == 1
-        self.shape = (
-            view_of(self.parameters[0], self.col[0]).shape
-            if alone
-            else torch.Size([self.dim])
-        )
-        self.like = recurrence_like(objective.network, self.dtype, self.dim)
-        self.is_recorded = is_built_in(objective.network)
+        whole = {weight.parameter for weight in self.col if _is_parameter(weight)}
+        # Each weight of the column is a parameter, which no other weight shares.
+        self._are_whole = len(whole) == len(self.col)
+        self.shape = torch.Size([self.dim])
+        if len(self.col) == 1:
+            self.shape = view_of(self.parameters[0], self.col[0]).shape
+        self.like = recurrence_like(network, self.dtype, self.dim)
+        self.is_recorded = is_built_in(network)
 
     def kept_product(
         self, row: Hashable, part: Part
@@ -291,25 +323,28 @@ class SidedColumn:
     @property
     def _is_of_whole(self) -> bool:
         """Whether every weight of every side is a parameter."""
-        return all(weight.index is None and not weight.axes for weight in self.weights)
+        return all(map(_is_parameter, self.weights))
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
         """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""
-        k, pieces = probes.shape[1], probes.split([weight.size for weight in self.col])
+        k = probes.shape[1]
+        pieces = probes.split([weight.size for weight in self.col])
         if self._are_whole:
-            given = {
-                one.parameter: piece
-                for one, piece in zip(self.col, pieces, strict=True)
-            }
-            return [
-                given[path].reshape(*p.shape, k)
-                if path in given
-                else probes.new_zeros(*p.shape, k)
-                for path, p in zip(self.places, self.parameters, strict=True)
-            ]
+            # The pieces are used as they are: no copy.
+            paths = [weight.parameter for weight in self.col]
+            by_path = dict(zip(paths, pieces, strict=True))
+            spread = []
+            for path, parameter in zip(self.places, self.parameters, strict=True):
+                shape = (*parameter.shape, k)
+                if path in by_path:
+                    spread.append(by_path[path].reshape(shape))
+                else:
+                    spread.append(probes.new_zeros(shape))
+            return spread
         columns = [probes.new_zeros(*p.shape, k) for p in self.parameters]
         for weight, piece in zip(self.col, pieces, strict=True):
             target = view_of(columns[self.places[weight.parameter]], weight)
+            # Weights of one column may overlap: their pieces are added.
             target += piece.reshape(target.shape)
         return columns
 
@@ -324,17 +359,28 @@ class SidedColumn:
     def _gather(
         self, products: Sequence[Tensor], row: Sequence[Weight]
     ) -> Float[Tensor, "n k"]:
-        views = [
-            view_of(products[self.places[weight.parameter]], weight) for weight in row
-        ]
-        flat = [view.reshape(prod(view.shape[:-1]), view.shape[-1]) for view in views]
-        return flat[0] if len(flat) == 1 else torch.cat(flat)
+        """Return the products in the entries of one row, flattened."""
+        flat = []
+        for weight in row:
+            view = view_of(products[self.places[weight.parameter]], weight)
+            flat.append(view.reshape(prod(view.shape[:-1]), view.shape[-1]))
+        if len(flat) == 1:
+            return flat[0]
+        return torch.cat(flat)
+
+
+def _is_parameter(weight: Weight) -> bool:
+    """Whether a weight is a parameter as it is, not a view of one."""
+    return weight.index is None and not weight.axes
 
 
 def view_of(tensor: Tensor, weight: Weight) -> Tensor:
     """Return the entries of `weight` in a tensor with the shape of its parameter (and further axes at the end)."""
-    whole = tensor.unflatten(0, weight.axes) if weight.axes else tensor
-    return whole if weight.index is None else whole[weight.index]
+    if weight.axes:
+        tensor = tensor.unflatten(0, weight.axes)
+    if weight.index is None:
+        return tensor
+    return tensor[weight.index]
 
 
 def entries_of(
@@ -345,55 +391,62 @@ def entries_of(
 
 
 class DecayedColumn:
-    """A column of the Hessian of a loss with weight decay, decay / 2 |w|^2.
+    """A column of the Hessian of a loss with weight decay, L(w) + decay / 2 |w|^2.
 
-    Weight decay adds decay I to H and H_f of the diagonal blocks. The term depends on
-    the weights directly, not through the outputs, so it does not enter H_o = J^T B J.
+    The second derivative of the added term is decay I, so that
+
+        H V = H_L V + decay V,    H_f V = (H_f)_L V + decay V,    H_o V = (H_o)_L V
+
+    in the entries that a row shares with the column, which a diagonal block has. The
+    term depends on the weights directly, not through the outputs: it is no part of
+    H_o = J^T B J.
     """
 
     def __init__(
         self, column: Column, objective: Objective, layer: int, col: str, rows: Rows
     ) -> None:
-        self.column, self.decay = column, objective.decay
+        self.column = column
+        self.decay = objective.decay
         self.dim = column.dim
         self.shape = column.shape
         self.dtype = column.dtype
-        self.bytes_per_probe, self.like = column.bytes_per_probe, column.like
-        own = _spans(objective.layout.side(layer, col))
-        self.shared = {
-            key: [
-                (there, own[path])
-                for path, there in _spans(objective.layout.side(*at)).items()
-                if path in own
-            ]
-            for key, at in rows.items()
-        }
+        self.bytes_per_probe = column.bytes_per_probe
+        self.like = column.like
+        # For every row, where a parameter is that it shares with the column: its
+        # entries in the row and in the column.
+        self.shared: dict[Hashable, list[tuple[slice, slice]]] = {}
+        in_column = _spans(objective.layout.side(layer, col))
+        for key, at in rows.items():
+            self.shared[key] = []
+            for path, in_row in _spans(objective.layout.side(*at)).items():
+                if path in in_column:
+                    self.shared[key].append((in_row, in_column[path]))
 
     def split_matmat(
         self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
     ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`."""
-        products = self.column.split_matmat(probes, parts)
-        return {
-            (key, part): product
-            if part == Part.H_o
-            else self._decayed(product, probes, self.shared[key])
-            for (key, part), product in products.items()
-        }
+        products = dict(self.column.split_matmat(probes, parts))
+        for (key, part), product in products.items():
+            if part != Part.H_o:
+                products[key, part] = self._decayed(product, probes, self.shared[key])
+        return products
 
     def _decayed(
         self, product: Tensor, probes: Tensor, shared: list[tuple[slice, slice]]
     ) -> Tensor:
+        """Return A V + decay V, in the entries that row and column share."""
         decayed = product.clone()
-        for target, here in shared:
-            decayed[target] += self.decay * probes[here].to(decayed)
+        for in_row, in_column in shared:
+            decayed[in_row] += self.decay * probes[in_column].to(decayed)
         return decayed
 
 
 def _spans(side: Sequence[Weight]) -> dict[str, slice]:
     """Return the slice of every whole parameter among the entries of one side of a block."""
-    stops = list(accumulate(weight.size for weight in side))
-    return {
-        weight.parameter: slice(stop - weight.size, stop)
-        for weight, stop in zip(side, stops, strict=True)
-    }
+    spans = {}
+    start = 0
+    for weight in side:
+        spans[weight.parameter] = slice(start, start + weight.size)
+        start += weight.size
+    return spans

@@ -1,5 +1,10 @@
-"""Columns of blocks by differences of gradients, without double backward, and the errors of their products."""
+"""Columns of blocks by differences of gradients, without double backward, and the errors of their products.
 
+H v = (g(w + h v) - g(w - h v)) / 2h + O(h^2) with the gradient g, at several steps h.
+The spread of the results is the error of the product (richardson.py).
+"""
+
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
@@ -45,7 +50,8 @@ from hessfig.errors import UserError
 from hessfig.rng import in_turn, stream
 from hessfig.terms import AT_OUTPUTS, Part
 
-ROUGHEST = 0.1  # of products by differences: the largest error, relative to their size
+# The largest error of a product by differences, relative to its size.
+ROUGHEST = 0.1
 Errors = dict[tuple[Hashable, Part], Float[Tensor, " k"]]
 
 
@@ -56,11 +62,17 @@ def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
     rounding error of about u |g| / h. The sum is smallest at h = (3 u |g| /
     |g'''|)^(1/3). If gradients vary on the length scale of the weights, this is u^(1/3)
     |w| for a probe of length one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.differences import step
+    >>> round(step(torch.tensor([3.0, 4.0]), torch.tensor([1.0, 0.0])), 5)
+    0.01953
     """
     unit = torch.finfo(weights.dtype).eps / 2
-    return float(
-        unit ** (1 / 3) * (weights.double().norm() or 1.0) / probe.double().norm()
-    )
+    size = weights.double().norm() or 1.0
+    return float(unit ** (1 / 3) * size / probe.double().norm())
 
 
 class DifferencedColumn(SidedColumn):
@@ -114,13 +126,16 @@ class DifferencedColumn(SidedColumn):
         self.bytes_per_probe = self._suffix.bytes_per_probe
         names = {parameter: name for name, parameter in self._suffix.named_parameters()}
         self._names = [names[parameter] for parameter in self.parameters]
-        constants = objective.witness.constants if objective.witness else frozenset()
-        self._constants = {
-            id(objective.network.get_parameter(name)) for name in constants
-        }
+        # The parameters that autograd does not reach: H is zero there.
+        self._unreached = set()
+        if objective.witness:
+            for name in objective.witness.constants:
+                self._unreached.add(id(objective.network.get_parameter(name)))
         self._here = [parameter.detach() for parameter in self.parameters]
+        # Sums over all products so far: squares of their deviations, and of themselves.
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
         self._typical: dict[Part, dict[Hashable, float]] = {}
+        # What is piecewise constant, by part and batch.
         self._constants_of: dict[tuple[Part, int], list[Constant]] = {}
         self.deviations: Products = {}
         self.gradients = 0
@@ -130,17 +145,17 @@ class DifferencedColumn(SidedColumn):
         self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
     ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`; see `deviations` for their errors."""
-        asked = to_multiply(parts)
-        products, deviations = self._products(probes.to(self._here[0]), asked)
-        every = [*asked, Part.H] if {*AT_OUTPUTS} <= {*asked} else asked
+        multiplied_parts = to_multiply(parts)
+        products, deviations = self._products(
+            probes.to(self._here[0]), multiplied_parts
+        )
+        every = list(multiplied_parts)
+        if {*AT_OUTPUTS} <= {*multiplied_parts}:
+            every.append(Part.H)
         self.deviations = completed(deviations, every)
         for key, product in completed(products, every).items():
-            pair = torch.stack(
-                [
-                    self.deviations[key].double().square().sum(),
-                    product.double().square().sum(),
-                ]
-            )
+            deviation = self.deviations[key].double().square().sum()
+            pair = torch.stack([deviation, product.double().square().sum()])
             self._squares[key] = self._squares.get(key, 0) + pair
         return completed(products, parts)
 
@@ -152,24 +167,22 @@ class DifferencedColumn(SidedColumn):
         are lost in rounding look the same.
         """
         deviation, size = self._squares[row, part].tolist()
-        return float((deviation / size) ** 0.5) if size else float("inf")
+        if not size:
+            return float("inf")
+        return float((deviation / size) ** 0.5)
 
     def typical(self, row: Hashable, part: Part) -> float:
         """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A."""
         if part not in self._typical:
+            draws = stream(0, "typical product")
             draw = torch.randn(
-                self.dim,
-                1,
-                dtype=torch.float64,
-                generator=stream(0, "typical product"),
-                device="cpu",
+                self.dim, 1, dtype=torch.float64, generator=draws, device="cpu"
             )
             probe = (draw / draw.norm()).to(self._here[0])
             products, _ = self._products(probe, to_multiply([part]))
-            self._typical[part] = {
-                key: float(product.double().norm())
-                for (key, _), product in products.items()
-            }
+            self._typical[part] = {}
+            for (key, _), product in products.items():
+                self._typical[part][key] = float(product.double().norm())
         return self._typical[part][row]
 
     @cached_property
@@ -192,12 +205,13 @@ class DifferencedColumn(SidedColumn):
         """Return the products and their deviations."""
         spread = self.spread(probes)
         for parameter, direction in zip(self.parameters, spread, strict=True):
-            if id(parameter) in self._constants:
+            if id(parameter) in self._unreached:
                 direction.zero_()
-        vectors = [
-            [direction[..., k] for direction in spread] for k in range(probes.shape[1])
-        ]
-        products, deviations = {}, {}
+        vectors = []
+        for k in range(probes.shape[1]):
+            vectors.append([direction[..., k] for direction in spread])
+        products = {}
+        deviations = {}
         for part in parts:
             each = [self._product(vector, part) for vector in vectors]
             self.gradients += sum(one.gradients for one in each)
@@ -206,31 +220,31 @@ class DifferencedColumn(SidedColumn):
         return self.gathered(products), self.gathered(deviations)
 
     def _product(self, vector: Sequence[Tensor], part: Part) -> Differenced:
+        """Return A v with its deviation, for one vector."""
         if not any(bool(one.any()) for one in vector):
             zeros = [torch.zeros_like(one) for one in vector]
             return Differenced(zeros, zeros, 0)
         if part != Part.H_o:
             gradient = partial(self._gradient, part=part)
             return product_by_differences(gradient, self._here, vector, unit=self.unit)
-        quotient = partial(
-            self._outer_quotient, vector, moved_weights(self._here, vector)
-        )
-        return extrapolated(
-            quotient, first_step(self._here, vector, unit=self.unit), unit=self.unit
-        )
+        ratio = moved_weights(self._here, vector)
+        quotient = partial(self._outer_quotient, vector, ratio)
+        h = first_step(self._here, vector, unit=self.unit)
+        return extrapolated(quotient, h, unit=self.unit)
 
     def _gradient(self, weights: Sequence[Tensor], part: Part) -> list[Tensor]:
+        """Return the gradient whose derivative is the part, the sum over batches."""
         pieces = []
         for number, (start, scalar) in enumerate(self._suffix.terms(part)):
-            with self._piece(
-                part, number, partial(self._of, self._here, start, scalar)
-            ):
-                pieces.append(self._of(weights, start, scalar))
+            here = partial(self._gradient_of, self._here, start, scalar)
+            with self._piece(part, number, here):
+                pieces.append(self._gradient_of(weights, start, scalar))
         return summed(pieces)
 
-    def _of(
+    def _gradient_of(
         self, weights: Sequence[Tensor], start: Tensor, scalar: Scalar
     ) -> list[Tensor]:
+        """Return the gradient of a scalar function of the outputs of one batch."""
         at = [weight.clone().requires_grad_() for weight in weights]
         # Checkpoints would be recomputed at other weights.
         with torch.enable_grad(), differentiable_twice():
@@ -246,11 +260,12 @@ class DifferencedColumn(SidedColumn):
         traced.
         """
         if (part, number) not in self._constants_of:
-            self._constants_of[part, number] = self._noted_here(here)
+            self._constants_of[part, number] = self._constants_here(here)
         constants = self._constants_of[part, number]
         return PieceOf(constants) if constants else nullcontext()
 
-    def _noted_here(self, here: Callable[[], Sequence[Tensor]]) -> list[Constant]:
+    def _constants_here(self, here: Callable[[], Sequence[Tensor]]) -> list[Constant]:
+        """Return what is piecewise constant at the weights, in the order of evaluation."""
         try:
             with PieceOf() as piece:
                 watched = here()
@@ -258,48 +273,53 @@ class DifferencedColumn(SidedColumn):
             if not _is_of_the_compiler(error):
                 raise
             return []
-        is_same = not piece.noted or self._is_same(watched, here())
-        return piece.noted if is_same else []
+        if piece.constants and not self._is_same(watched, here()):
+            return []
+        return piece.constants
 
     def _is_same(self, watched: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
-        apart = [one - other for one, other in zip(watched, plain, strict=True)]
-        return not length(apart) > self.unit**0.5 * length(plain)
+        """Whether two evaluations agree to half of the digits."""
+        difference = [one - other for one, other in zip(watched, plain, strict=True)]
+        return not length(difference) > self.unit**0.5 * length(plain)
 
     def _outer_quotient(
         self, vector: Sequence[Tensor], ratio: float, step: float
     ) -> Quotient:
-        """Return J^T (s(w + h v) - s(w - h v)) / 2h, the sum over batches; `ratio` is |w| / |v|."""
-        moved = [
-            [p + sign * step * v for p, v in zip(self._here, vector, strict=True)]
-            for sign in (1, -1)
-        ]
+        """Return J^T (s(w + h v) - s(w - h v)) / 2h, the sum over batches; `ratio` is |w| / |v|.
+
+        The sizes of its terms, which bound its rounding, are |g| + |w| / |v| |H_o v|.
+        """
+        ahead = [p + step * v for p, v in zip(self._here, vector, strict=True)]
+        behind = [p - step * v for p, v in zip(self._here, vector, strict=True)]
         pieces = []
-        for number, ((start, targets), share) in enumerate(
-            zip(self._suffix.data, self._suffix.shares, strict=True)
-        ):
+        batches = zip(self._suffix.data, self._suffix.shares, strict=True)
+        for number, ((start, targets), share) in enumerate(batches):
             slope = partial(self._output_gradient, start=start, targets=targets)
-            slopes = []
-            for weights in moved:
-                with self._piece(Part.H_o, number, partial(slope, self._here)):
-                    slopes += slope(weights)
-            curved = share * (slopes[0] - slopes[1]) / (2 * step)
-            pieces.append(self._of(self._here, start, partial(along, curved)))
+            here = partial(slope, self._here)
+            with self._piece(Part.H_o, number, here):
+                (slope_ahead,) = slope(ahead)
+            with self._piece(Part.H_o, number, here):
+                (slope_behind,) = slope(behind)
+            curved = share * (slope_ahead - slope_behind) / (2 * step)
+            pieces.append(self._gradient_of(self._here, start, partial(along, curved)))
         difference = summed(pieces)
-        pairs = zip(self._gradient_sizes, difference, strict=True)
-        return Quotient(difference, [size + ratio * one.abs() for size, one in pairs])
+        sizes = []
+        for size, product in zip(self._gradient_sizes, difference, strict=True):
+            sizes.append(size + ratio * product.abs())
+        return Quotient(difference, sizes)
 
     def _output_gradient(
         self, weights: Sequence[Tensor], start: Tensor, targets: Tensor
     ) -> list[Tensor]:
-        """Return dl/df at other weights."""
+        """Return s = dl/df at other weights, as a list of one tensor."""
+        leaves = [weight.clone().requires_grad_() for weight in weights]
         with evaluating(self._suffix.network):
-            outputs = self._outputs(
-                [one.clone().requires_grad_() for one in weights], start
-            ).detach()
+            outputs = self._outputs(leaves, start).detach()
         return [output_gradient(self._suffix.loss, outputs, targets)]
 
     @cached_property
     def _gradient_sizes(self) -> list[Tensor]:
+        """The absolute values of the gradient at the weights."""
         return [one.abs() for one in self._gradient(self._here, Part.H_f)]
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
@@ -308,27 +328,25 @@ class DifferencedColumn(SidedColumn):
 
 def _is_of_the_compiler(error: BaseException) -> bool:
     """Whether an exception passed through torch's compiler, which traces higher-order operators."""
-    frames = [
-        frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)
-    ]
-    return any(
-        name.startswith(
-            ("torch._dynamo", "torch._subclasses", "torch._higher_order_ops")
-        )
-        for name in frames
-    )
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    modules = [frame.f_globals.get("__name__", "") for frame in frames]
+    return any(module.startswith(_COMPILER) for module in modules)
+
+
+_COMPILER = ("torch._dynamo", "torch._subclasses", "torch._higher_order_ops")
 
 
 def _stacked(each: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    return [
-        torch.stack(of_parameter, dim=-1) for of_parameter in zip(*each, strict=True)
-    ]
+    """Return one tensor (*shape, k) per parameter, from one list of tensors per vector."""
+    of_parameters = zip(*each, strict=True)
+    return [torch.stack(of_parameter, dim=-1) for of_parameter in of_parameters]
 
 
 def differences_in(column: Column) -> DifferencedColumn | None:
     """Return the column by differences behind a column, with or without weight decay; None for other products."""
-    inner = column.column if isinstance(column, DecayedColumn) else column
-    return inner if isinstance(inner, DifferencedColumn) else None
+    if isinstance(column, DecayedColumn):
+        column = column.column
+    return column if isinstance(column, DifferencedColumn) else None
 
 
 def multiplied_with_errors(
@@ -341,21 +359,16 @@ def multiplied_with_errors(
     source = differences_in(column)
     if source is None:
         return multiplied(column, vectors, parts), {}
-    products, errors = [], []
+    products: dict[tuple[Hashable, Part], list[Tensor]] = defaultdict(list)
+    errors: dict[tuple[Hashable, Part], list[Tensor]] = defaultdict(list)
     for chunk in chunks(vectors.to(column.dtype), column, PROBES_AT_ONCE):
-        products.append(column.split_matmat(chunk, parts))
-        errors.append(
-            {
-                key: source.deviations[key].double().norm(dim=0).cpu()
-                for key in products[-1]
-            }
-        )
-    together = {
-        key: torch.cat([piece[key] for piece in products], dim=1) for key in products[0]
-    }
-    return together, {
-        key: torch.cat([piece[key] for piece in errors]) for key in errors[0]
-    }
+        for key, product in column.split_matmat(chunk, parts).items():
+            products[key].append(product)
+            errors[key].append(source.deviations[key].double().norm(dim=0).cpu())
+    return (
+        {key: torch.cat(pieces, dim=1) for key, pieces in products.items()},
+        {key: torch.cat(pieces) for key, pieces in errors.items()},
+    )
 
 
 def check_errors(

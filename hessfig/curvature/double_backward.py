@@ -1,4 +1,9 @@
-"""Products by double backward, correct for every twice differentiable network, and checks of other products."""
+"""Products by double backward, correct for every twice differentiable network, and checks of other products.
+
+H v is the gradient of <g, v> with the gradient g of the loss (Pearlmutter, 1994). Only
+reverse mode is used. Faster products, with forward mode or vmap, are wrong for some
+networks (docs/accuracy.md), so that they are compared with these ones before use.
+"""
 
 import math
 import sys
@@ -19,11 +24,30 @@ from hessfig.errors import UserError, plain
 from hessfig.rng import TURN, OfTheProcess, stream
 from hessfig.terms import Part
 
-_DIFFERENTIABLE_ONCE = "Error"  # the node that torch puts into the graph of the gradient of such a function
+# The node that torch puts into the graph of the gradient of a function that is
+# differentiable only once.
+_DIFFERENTIABLE_ONCE = "Error"
 
 
 class DoubleBackward:
-    """A part of the Hessian in given parameters of a suffix, with the interface of operators of curvlinops."""
+    """A part of the Hessian in given parameters of a suffix, with the interface of operators of curvlinops.
+
+    Examples
+    --------
+    The loss is the mean of w_1^2 and w_2^2, and H the identity.
+
+    >>> import torch, hessfig
+    >>> from hessfig.curvature.double_backward import DoubleBackward
+    >>> from hessfig.terms import Part
+    >>> network = torch.nn.Linear(1, 2, bias=False)
+    >>> problem = hessfig.Problem(network, torch.ones(1, 1), torch.zeros(1, 2), "mse")
+    >>> objective = problem.objective("float64")
+    >>> suffix = objective.suffix(objective.layout.weights)
+    >>> operator = DoubleBackward(suffix, Part.H, [objective.network.get_parameter("weight")])
+    >>> (product,) = operator @ [torch.tensor([[[3.0]], [[4.0]]]).double()]
+    >>> product.flatten().tolist()
+    [3.0, 4.0]
+    """
 
     def __init__(
         self, suffix: Suffix, part: Part, parameters: Sequence[nn.Parameter]
@@ -40,34 +64,34 @@ class DoubleBackward:
 
     def moved(self, number: int) -> "DoubleBackward":
         """Return the part at weights times 1 + k eps, k of -3 to 3: its products differ as by rounding elsewhere."""
-        other, generator = copy(self), stream(number, "last digits")
-        other._at = [
-            _moved(one.detach(), generator).requires_grad_() for one in self._at
-        ]
+        other = copy(self)
+        other._at = []
+        generator = stream(number, "last digits")
+        for leaf in self._at:
+            other._at.append(_moved(leaf.detach(), generator).requires_grad_())
         other._is_moved = True
         return other
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         """Return the products; columns and products are one tensor (*shape, k) per parameter."""
+        pieces = []
         with torch.enable_grad(), differentiable_twice():
-            pieces = [
-                self._of_batch(number, *term, columns)
-                for number, term in enumerate(self._terms)
-            ]
+            for number, (start, scalar) in enumerate(self._terms):
+                pieces.append(self._of_batch(number, start, scalar, columns))
         return summed(pieces)
 
     def _of_batch(
         self, number: int, start: Tensor, scalar: Scalar, columns: Sequence[Tensor]
     ) -> list[Tensor]:
+        """Return the products of one batch."""
         outputs = self._suffix.at(dict(zip(self._names, self._at, strict=True)), start)
         if not self._is_moved:
             self._suffix.check_held(number, outputs)
-        vectors = [
-            [column[..., k] for column in columns] for k in range(columns[0].shape[-1])
-        ]
-        products = (self._outer if self._is_outer else self._whole)(
-            outputs, scalar, vectors
-        )
+        vectors = []
+        for k in range(columns[0].shape[-1]):
+            vectors.append([column[..., k] for column in columns])
+        multiply = self._outer if self._is_outer else self._whole
+        products = multiply(outputs, scalar, vectors)
         return [
             torch.stack(of_parameter, dim=-1)
             for of_parameter in zip(*products, strict=True)
@@ -77,9 +101,8 @@ class DoubleBackward:
         self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]
     ) -> list[list[Tensor]]:
         """Return the Hessian of scalar(outputs) times every vector, as the gradient of <gradient, v>."""
-        slopes = of_second_order(
-            gradients(scalar(outputs), self._at, create_graph=True)
-        )
+        slopes = gradients(scalar(outputs), self._at, create_graph=True)
+        slopes = of_second_order(slopes)
         return [gradients(inner(slopes, vector), self._at) for vector in vectors]
 
     def _outer(
@@ -87,14 +110,15 @@ class DoubleBackward:
     ) -> list[list[Tensor]]:
         """Return J^T B J times every vector, with the Hessian B of the scalar in the outputs.
 
-        J^T c is linear in c, so J v is the gradient of <J^T c, v> in c.
+        Three passes for each v: J v as the gradient of <J^T c, v> in c (J^T c is linear
+        in c, so that any c serves: zero), B J v as the gradient of <slope, J v> in the
+        outputs, and J^T of that.
         """
         leaf = outputs.detach().requires_grad_()
-        cotangent = torch.zeros_like(outputs).requires_grad_()
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
-        pulled = of_second_order(
-            gradients(outputs, self._at, cotangent, create_graph=True)
-        )
+        cotangent = torch.zeros_like(outputs).requires_grad_()
+        pulled = gradients(outputs, self._at, cotangent, create_graph=True)
+        pulled = of_second_order(pulled)
         products = []
         for vector in vectors:
             (tangent,) = gradients(inner(pulled, vector), [cotangent])
@@ -104,6 +128,7 @@ class DoubleBackward:
 
 
 def _moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the entries times 1 + k eps, k uniform in -3 to 3."""
     digits = torch.randint(-3, 4, tensor.shape, generator=generator, device="cpu")
     return tensor * (1 + digits.to(tensor) * torch.finfo(tensor.dtype).eps)
 
@@ -119,6 +144,14 @@ def gradients(
 
     With `create_graph`, cotangents require gradients. Otherwise torch would silently
     treat the gradient of a function that is differentiable only once as constant.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.double_backward import gradients
+    >>> x, y = torch.tensor([1.0, 2.0], requires_grad=True), torch.ones(1, requires_grad=True)
+    >>> gradients((x**3).sum(), [x, y])
+    [tensor([ 3., 12.]), tensor([0.])]
     """
     if not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in at]
@@ -160,10 +193,11 @@ def functions_of(tensors: Iterable[Tensor]) -> set[str]:
     They are torch.autograd.Functions of users and higher-order operators of torch, such
     as torch.cond.
     """
-    written = (
-        node for node in _nodes_of(tensors) if isinstance(node, BackwardCFunction)
-    )
-    return {type(node).__name__.removesuffix("Backward") for node in written}
+    names = set()
+    for node in _nodes_of(tensors):
+        if isinstance(node, BackwardCFunction):
+            names.add(type(node).__name__.removesuffix("Backward"))
+    return names
 
 
 def narrowest_type(value: Tensor) -> torch.dtype:
@@ -172,15 +206,17 @@ def narrowest_type(value: Tensor) -> torch.dtype:
     Models of transformers may evaluate a softmax or a norm in float32, whatever the
     type of their parameters.
     """
-    inside = (one.dtype for node in _nodes_of([value]) for one in node._input_metadata)
-    return max(
-        (one for one in (value.dtype, *inside) if one.is_floating_point),
-        key=lambda one: torch.finfo(one).eps,
-    )
+    types = [value.dtype]
+    for node in _nodes_of([value]):
+        types += [one.dtype for one in node._input_metadata]
+    types = [dtype for dtype in types if dtype.is_floating_point]
+    return max(types, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _nodes_of(tensors: Iterable[Tensor]) -> Iterator[Any]:
-    seen, ahead = set(), [one.grad_fn for one in tensors]
+    """Yield every node of the graph of the tensors, once."""
+    seen = set()
+    ahead = [tensor.grad_fn for tensor in tensors]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
@@ -192,19 +228,19 @@ def _nodes_of(tensors: Iterable[Tensor]) -> Iterator[Any]:
 
 def summed(pieces: Iterable[Sequence[Tensor]]) -> list[Tensor]:
     """Return the sum of lists of tensors, one list per batch and one tensor per parameter."""
-    return [
-        torch.stack(of_parameter).sum(dim=0)
-        if len(of_parameter) > 1
-        else of_parameter[0]
-        for of_parameter in zip(*pieces, strict=True)
-    ]
+    sums = []
+    for of_parameter in zip(*pieces, strict=True):
+        if len(of_parameter) > 1:
+            sums.append(torch.stack(of_parameter).sum(dim=0))
+        else:
+            sums.append(of_parameter[0])
+    return sums
 
 
 def inner(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     """Return the inner product of two lists of tensors."""
-    return torch.stack(
-        [(one * other).sum() for one, other in zip(left, right, strict=True)]
-    ).sum()
+    sums = [(one * other).sum() for one, other in zip(left, right, strict=True)]
+    return torch.stack(sums).sum()
 
 
 _KERNELS = ("flash", "mem_efficient", "cudnn", "math")  # of attention
@@ -216,21 +252,22 @@ def _plain_attention() -> Iterator[None]:
 
     On CUDA, cuDNN is switched off, because its LSTM and GRU have no second derivative.
     """
-    place, fast_path = torch.backends.cuda, torch.backends.mha.get_fastpath_enabled()
-    cudnn, was_enabled = torch.backends.cudnn, torch.backends.cudnn.enabled
-    before = {kernel: getattr(place, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}
+    cuda, cudnn, mha = torch.backends.cuda, torch.backends.cudnn, torch.backends.mha
+    fast_path = mha.get_fastpath_enabled()
+    was_enabled = cudnn.enabled
+    before = {kernel: getattr(cuda, f"{kernel}_sdp_enabled")() for kernel in _KERNELS}
     try:
-        torch.backends.mha.set_fastpath_enabled(False)
+        mha.set_fastpath_enabled(False)
         cudnn.enabled = was_enabled and not torch.cuda.is_available()
         for kernel in _KERNELS:
-            getattr(place, f"enable_{kernel}_sdp")(kernel == "math")
+            getattr(cuda, f"enable_{kernel}_sdp")(kernel == "math")
         with _uncompiled(), _held_activations():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
+        mha.set_fastpath_enabled(fast_path)
         cudnn.enabled = was_enabled
         for kernel, was in before.items():
-            getattr(place, f"enable_{kernel}_sdp")(was)
+            getattr(cuda, f"enable_{kernel}_sdp")(was)
 
 
 @contextmanager
@@ -254,22 +291,20 @@ def _full_precision() -> Iterator[None]:
     settings = [backends.cuda.matmul, backends.mkldnn.matmul]
     if torch.cuda.is_available():
         settings += [backends.cudnn.conv, backends.cudnn.rnn]
-    before, whole = [one.fp32_precision for one in settings], backends.fp32_precision
-    if not {*before} & {"tf32", "bf16"}:
+    before = {setting: setting.fp32_precision for setting in settings}
+    if not {*before.values()} & {"tf32", "bf16"}:
         yield
         return
+    # A setting that follows the one of all backends is restored to follow it.
+    for setting, was in before.items():
+        if was == backends.fp32_precision:
+            before[setting] = "none"
     word = _precision()
     _set_precision(word and "highest", dict.fromkeys(settings, "ieee"))
     try:
         yield
     finally:
-        _set_precision(
-            word,
-            {
-                one: "none" if was == whole else was
-                for one, was in zip(settings, before, strict=True)
-            },
-        )
+        _set_precision(word, before)
 
 
 def is_narrow() -> bool:
@@ -321,18 +356,18 @@ def _compiled_operators() -> Iterator[None]:
     import torch._higher_order_ops.utils as operators
 
     # What every such operator enters before it compiles.
-    own = operators._set_compilation_env
+    before = operators._set_compilation_env
 
     @contextmanager
     def compiling() -> Iterator[None]:
-        with torch.compiler.set_stance("default"), own():
+        with torch.compiler.set_stance("default"), before():
             yield
 
     operators._set_compilation_env = compiling
     try:
         yield
     finally:
-        operators._set_compilation_env = own
+        operators._set_compilation_env = before
 
 
 _COMPILED_OPERATORS = OfTheProcess(_compiled_operators)
@@ -341,12 +376,11 @@ _COMPILED_OPERATORS = OfTheProcess(_compiled_operators)
 @contextmanager
 def differentiating() -> Iterator[None]:
     """Record gradients in full precision, whatever modes are active; threads take turns."""
-    off = (torch.autocast(kind, enabled=False) for kind in ("cpu", "cuda"))
     with (
         TURN,
         torch.inference_mode(False),
-        next(off),
-        next(off),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
         torch.enable_grad(),
         _full_precision(),
         _uncompiled(),
@@ -383,9 +417,8 @@ def verified_or_fallback(
     message = f"{name}: {plain(why)}; plain double backward is used instead"
     warnings.warn(message, RuntimeWarning, stacklevel=2)
     vectors = _vectors(parameters)
-    if _asymmetry(vectors, reliable @ vectors, other_part @ vectors) > SYMMETRY.of(
-        vectors[0].dtype
-    ):
+    asymmetry = _asymmetry(vectors, reliable @ vectors, other_part @ vectors)
+    if asymmetry > SYMMETRY.of(vectors[0].dtype):
         raise ArithmeticError(
             f"the products of {name} are not those of a symmetric operator: u.Av differs from v.Au"
         )
@@ -412,83 +445,79 @@ def fault(
     the description. Raises UserError if `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
-    bound = ROWS.of(computed_in or vectors[0].dtype)
+    dtype = vectors[0].dtype
+    bound = ROWS.of(computed_in or dtype)
     whose = f"{engine}'" if engine.endswith("s") else f"{engine}'s"
     truth = _multiplied(reliable, vectors)
-    images = _attempted(fast, vectors)
-    if isinstance(images, Exception):
-        return f"{engine} cannot differentiate this network ({type(images).__name__}: {images})"
-    pairs = [
-        [_of_vector(k, some, parameters) for some in (images, truth)] for k in range(2)
-    ]
+    products = _attempted(fast, vectors)
+    if isinstance(products, Exception):
+        return f"{engine} cannot differentiate this network ({type(products).__name__}: {products})"
+    pairs = []
+    for k in range(2):
+        pair = _of_vector(k, products, parameters), _of_vector(k, truth, parameters)
+        pairs.append(pair)
     beside = [one[..., 0] for one in truth]
-    is_right = all(worst(mine, own, beside)[1] <= bound for mine, own in pairs)
-    is_right = is_right and _asymmetry(vectors, images, truth) <= SYMMETRY.of(
-        vectors[0].dtype
-    )
+    is_right = all(worst(mine, theirs, beside)[1] <= bound for mine, theirs in pairs)
+    is_right = is_right and _asymmetry(vectors, products, truth) <= SYMMETRY.of(dtype)
     others = truth
     if other_part is not reliable and not is_right:
         # These can only make relative differences smaller.
         others = other_part @ vectors
-    for mine, own in pairs:
-        at, off = worst(mine, own, [*beside, *(one[..., 0] for one in others)])
+    beside += [one[..., 0] for one in others]
+    for mine, theirs in pairs:
+        name, off = worst(mine, theirs, beside)
         if off > bound:
-            is_rounding = isinstance(reliable, DoubleBackward) and _is_rounding(
-                reliable, vectors, truth, images
-            )
-            return (
-                ""
-                if is_rounding
-                else f"{whose} product is off by {100 * off:.2g} % here, in the rows of {at}"
-            )
-    asymmetry = _asymmetry(vectors, images, others)
-    is_right = not asymmetry > SYMMETRY.of(vectors[0].dtype)
-    return (
-        ""
-        if is_right
-        else f"{whose} products are not symmetric here: off by {asymmetry:.1%}"
-    )
+            if isinstance(reliable, DoubleBackward) and _is_rounding(
+                reliable, vectors, truth, products
+            ):
+                return ""
+            return f"{whose} product is off by {100 * off:.2g} % here, in the rows of {name}"
+    asymmetry = _asymmetry(vectors, products, others)
+    if asymmetry > SYMMETRY.of(dtype):
+        return f"{whose} products are not symmetric here: off by {asymmetry:.1%}"
+    return ""
 
 
 def _of_vector(
     number: int, products: Tensors, names: Iterable[str]
 ) -> dict[str, Tensor]:
     """Return the products of one of the vectors by parameter."""
-    return dict(zip(names, (one[..., number] for one in products), strict=True))
+    of_vector = [product[..., number] for product in products]
+    return dict(zip(names, of_vector, strict=True))
 
 
-_ROUNDINGS = (
-    32.0  # two orders of the same sums differ by a few roundings of one of them
-)
+# Two orders of the same sums differ by a few roundings of one of them.
+_ROUNDINGS = 32.0
 
 
 def _is_rounding(
-    reliable: DoubleBackward, vectors: Tensors, truth: Tensors, images: Tensors
+    reliable: DoubleBackward, vectors: Tensors, truth: Tensors, products: Tensors
 ) -> bool:
     """Whether |fast - truth| is at most 32 times what last digits of the weights change in `truth`, by parameter.
 
     Where both products are rounding as a whole, so are the rows of a parameter that
     these digits do not change.
     """
-    if not all(bool(one.isfinite().all()) for one in images):
+    if not all(bool(one.isfinite().all()) for one in products):
         return False
-    changes = [
-        [a - b for a, b in zip(reliable.moved(n) @ vectors, truth, strict=True)]
-        for n in range(2)
-    ]
-    if max(length(truth), length(images)) <= _ROUNDINGS * max(
-        length(one) for one in changes
-    ):
+    changes = []
+    for number in range(2):
+        moved = reliable.moved(number) @ vectors
+        changes.append([a - b for a, b in zip(moved, truth, strict=True)])
+    whole = max(length(change) for change in changes)
+    if max(length(truth), length(products)) <= _ROUNDINGS * whole:
         return True
-    return all(
-        length([mine - own]) <= _ROUNDINGS * max(length([one[k]]) for one in changes)
-        for k, (mine, own) in enumerate(zip(images, truth, strict=True))
-    )
+    for k, (product, correct) in enumerate(zip(products, truth, strict=True)):
+        change = max(length([of_parameter[k]]) for of_parameter in changes)
+        if length([product - correct]) > _ROUNDINGS * change:
+            return False
+    return True
 
 
-def _multiplied(reliable: TensorsOperator, vector: Tensors) -> Tensors:
+def _multiplied(reliable: TensorsOperator, vectors: Tensors) -> Tensors:
+    """Return the products; raise UserError if torch cannot differentiate the function twice."""
     try:
-        return reliable @ vector
+        return reliable @ vectors
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -536,24 +565,33 @@ def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
     return vectors
 
 
-def _asymmetry(vectors: Tensors, images: Tensors, others: Tensors) -> float:
+def _asymmetry(vectors: Tensors, products: Tensors, others: Tensors) -> float:
     """Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked."""
-    (u, v), (au, av) = (
-        ([one[..., k] for one in some] for k in range(2)) for some in (vectors, images)
-    )
+    u, v = _both(vectors)
+    au, av = _both(products)
     size = max(length(au), length(av), FLOOR * length(others))
     difference = abs(_dot(v, au) - _dot(u, av))
-    return difference / size if size and difference == difference else 0.0
+    if not size or math.isnan(difference):
+        return 0.0
+    return difference / size
+
+
+def _both(pairs: Tensors) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the first and the second of the two vectors in (*shape, 2) for each parameter."""
+    return [one[..., 0] for one in pairs], [one[..., 1] for one in pairs]
 
 
 def _dot(left: Tensors, right: Tensors) -> float:
-    return sum(
-        float((a.double() * b.double()).sum()) for a, b in zip(left, right, strict=True)
-    )
+    """Return the inner product of two lists of tensors, computed in float64."""
+    products = [a.double() * b.double() for a, b in zip(left, right, strict=True)]
+    return sum(float(product.sum()) for product in products)
 
 
-_SAFE = 1e-140  # squares of norms between this number and its inverse neither under- nor overflow
-FLOOR = 1e-2  # relative to the norm that rows of a parameter would have if all entries of a derivative were equal
+# Squares of norms between this number and its inverse neither under- nor overflow.
+_SAFE = 1e-140
+# Relative to the norm that rows of a parameter would have if all entries of a
+# derivative were equal.
+FLOOR = 1e-2
 
 
 def worst(
@@ -561,12 +599,18 @@ def worst(
     other: Mapping[str, Tensor],
     beside: Sequence[Tensor] = (),
 ) -> tuple[str, float]:
-    """Return the parameter with the largest difference, and this difference (see `differing`)."""
-    return max(
-        differing(first, other, beside).items(),
-        key=lambda pair: pair[1],
-        default=("", 0.0),
-    )
+    """Return the parameter with the largest difference, and this difference (see `differing`).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.double_backward import worst
+    >>> a, b = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])
+    >>> worst({"weight": a, "bias": a}, {"weight": a, "bias": b})
+    ('bias', 0.185695...)
+    """
+    differences = differing(first, other, beside)
+    return max(differences.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
 def differing(
@@ -580,20 +624,18 @@ def differing(
     derivatives `beside` it, are compared with FLOOR times that share, the size of
     rounding.
     """
-    sizes = {name: (length([first[name]]), length([other[name]])) for name in first}
+    firsts = {name: length([piece]) for name, piece in first.items()}
+    others = {name: length([other[name]]) for name in first}
     whole = max(
-        *(math.hypot(*(pair[k] for pair in sizes.values())) for k in range(2)),
-        length(beside),
+        math.hypot(*firsts.values()), math.hypot(*others.values()), length(beside)
     )
     count = sum(piece.numel() for piece in first.values()) or 1
-    floors = {
-        name: FLOOR * whole * (piece.numel() / count) ** 0.5
-        for name, piece in first.items()
-    }
-    return {
-        name: _off(first[name], other[name], max(*pair, floors[name]))
-        for name, pair in sizes.items()
-    }
+    differences = {}
+    for name, piece in first.items():
+        floor = FLOOR * whole * (piece.numel() / count) ** 0.5
+        size = max(firsts[name], others[name], floor)
+        differences[name] = _off(piece, other[name], size)
+    return differences
 
 
 def _off(first: Tensor, other: Tensor, size: float) -> float:
@@ -610,18 +652,18 @@ def _off(first: Tensor, other: Tensor, size: float) -> float:
 def length(tensors: Iterable[Tensor]) -> float:
     """Return the norm of all finite entries, without under- or overflow."""
     parts = [tensor.detach() for tensor in tensors if tensor.numel()]
-    norms = [
-        torch.linalg.vector_norm(part, dtype=torch.float64).cpu() for part in parts
-    ]
-    plain_norm = float(torch.stack(norms).norm()) if parts else 0.0
+    if not parts:
+        return 0.0
+    norms = []
+    for part in parts:
+        norms.append(torch.linalg.vector_norm(part, dtype=torch.float64).cpu())
+    plain_norm = float(torch.stack(norms).norm())
     if _SAFE < plain_norm < 1 / _SAFE:
         return plain_norm
-    kept = [part.double()[part.isfinite()] for part in parts]
-    largest = max(
-        (float(part.abs().max()) for part in kept if part.numel()), default=0.0
-    )
-    return (
-        largest * sum(float((part / largest).square().sum()) for part in kept) ** 0.5
-        if largest
-        else 0.0
-    )
+    finite = [part.double()[part.isfinite()] for part in parts]
+    peaks = [float(part.abs().max()) for part in finite if part.numel()]
+    largest = max(peaks, default=0.0)
+    if not largest:
+        return 0.0
+    squares = [float((part / largest).square().sum()) for part in finite]
+    return largest * sum(squares) ** 0.5

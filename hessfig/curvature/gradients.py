@@ -1,4 +1,8 @@
-"""Losses and gradients of a batch and of single samples."""
+"""Losses and gradients of a batch and of single samples.
+
+A batch has the loss L(w), its gradient g and products H v; the samples i have losses
+l_i(w), slopes u.grad l_i and curvatures u.H_i u along a direction u.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -50,28 +54,22 @@ class LossGradient:
         def loss_in(network: nn.Module) -> Tensor:
             return loss_of(replace(objective, network=network))
 
-        parameters = objective.network.named_parameters()
         self._network = objective.network
-        self._at = {
-            name: parameter.detach().clone().requires_grad_()
-            for name, parameter in parameters
-        }
+        self._at = {}
+        for name, parameter in objective.network.named_parameters():
+            self._at[name] = parameter.detach().clone().requires_grad_()
+        leaves = list(self._at.values())
+        evaluated = Evaluated(objective.network, loss_in)
         with torch.enable_grad(), differentiable_twice():
-            inside = {f"network.{name}": leaf for name, leaf in self._at.items()}
-            self._loss = functional_call(
-                Evaluated(objective.network, loss_in), inside, ()
-            )
-            self._gradient = gradients(
-                self._loss, list(self._at.values()), create_graph=True
-            )
+            self._loss = functional_call(evaluated, _of_network(self._at), ())
+            self._gradient = gradients(self._loss, leaves, create_graph=True)
 
     @property
     def recurrence_like(self) -> Tensor:
         """Type and device of vectors of recurrences (see problem.recurrence_like)."""
-        leaf = next(iter(self._at.values()))
-        return recurrence_like(
-            self._network, leaf.dtype, sum(leaf.numel() for leaf in self._at.values())
-        )
+        leaves = list(self._at.values())
+        dim = sum(leaf.numel() for leaf in leaves)
+        return recurrence_like(self._network, leaves[0].dtype, dim)
 
     @property
     def loss(self) -> float:
@@ -81,9 +79,8 @@ class LossGradient:
     @property
     def gradient(self) -> dict[str, Tensor]:
         """The gradient in every parameter, by name."""
-        return dict(
-            zip(self._at, (piece.detach() for piece in self._gradient), strict=True)
-        )
+        pieces = [piece.detach() for piece in self._gradient]
+        return dict(zip(self._at, pieces, strict=True))
 
     @property
     def flat(self) -> Float[Tensor, " n"]:
@@ -110,23 +107,19 @@ def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
     try:
         rough = LossGradient(objective.cast(torch.float32)).gradient
     except (RuntimeError, TypeError):
-        return {
-            name: torch.ones_like(one, dtype=torch.bool) for name, one in exact.items()
-        }
-    off = {name: (one - rough[name].double()).abs() for name, one in exact.items()}
-    small = {
-        name: one.abs() <= _OF_ROUNDING * max(off[name].flatten().tolist(), default=0.0)
-        for name, one in exact.items()
-    }
-    return {
-        name: ~(small[name] & (off[name] > one.abs() / 2))
-        for name, one in exact.items()
-    }
+        return {name: torch.ones_like(one).bool() for name, one in exact.items()}
+    masks = {}
+    for name, entries in exact.items():
+        difference = (entries - rough[name].double()).abs()
+        largest = max(difference.flatten().tolist(), default=0.0)
+        is_small = entries.abs() <= _OF_ROUNDING * largest
+        differs = difference > entries.abs() / 2
+        masks[name] = ~(is_small & differs)
+    return masks
 
 
-_OF_ROUNDING = (
-    1e-6  # share of the rounding of float32; rounding of float64 is a share of 2e-9
-)
+# Share of the rounding of float32; rounding of float64 is a share of 2e-9.
+_OF_ROUNDING = 1e-6
 
 
 class WholeHessian:
@@ -142,10 +135,9 @@ class WholeHessian:
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return H V."""
         self.products += vectors.shape[1]
-        given = vectors.to(self._slope.flat)
-        return torch.stack([self._slope.product(one) for one in given.T], dim=1).to(
-            vectors
-        )
+        columns = vectors.to(self._slope.flat).T
+        products = [self._slope.product(column) for column in columns]
+        return torch.stack(products, dim=1).to(vectors)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Raise ArithmeticError if products by double backward are not symmetric."""
@@ -159,9 +151,12 @@ def hessian_product(
     slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]
 ) -> Float[Tensor, " n"]:
     """Return d/dw <g, v> for a gradient g with a graph, one tensor per parameter in `at`."""
-    pieces = zip(slopes, vector.split([slope.numel() for slope in slopes]), strict=True)
-    along = torch.stack([slope.flatten() @ piece for slope, piece in pieces]).sum()
-    return torch.cat([piece.flatten() for piece in gradients(along, at)])
+    pieces = vector.split([slope.numel() for slope in slopes])
+    terms = []
+    for slope, piece in zip(slopes, pieces, strict=True):
+        terms.append(slope.flatten() @ piece)
+    along = torch.stack(terms).sum()
+    return torch.cat([product.flatten() for product in gradients(along, at)])
 
 
 class Evaluated(nn.Module):
@@ -169,25 +164,33 @@ class Evaluated(nn.Module):
 
     def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
         super().__init__()
-        self.network, self._function = network, function
+        self.network = network
+        self._function = function
 
-    def forward(self, *given: Any) -> Tensor:
-        return self._function(self.network, *given)
+    def forward(self, *arguments: Any) -> Tensor:
+        return self._function(self.network, *arguments)
+
+
+def _of_network(at: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters by their names in Evaluated."""
+    return {f"network.{name}": one for name, one in at.items()}
 
 
 def loss_of(objective: Objective) -> Float[Tensor, ""]:
-    """Return the loss over all batches of the problem; batches are weighted by size if the loss is a mean."""
-    losses = [
-        objective.loss(
-            scored_outputs(objective.network, one.inputs, one.scored), one.targets
-        )
-        for one in objective.batches
-    ]
+    """Return the loss over all batches of the problem; batches are weighted by size if the loss is a mean.
+
+    L = sum_k n_k L_k / sum_k n_k for a mean, and L = sum_k L_k for a sum.
+    """
+    losses = []
+    for batch in objective.batches:
+        outputs = scored_outputs(objective.network, batch.inputs, batch.scored)
+        losses.append(objective.loss(outputs, batch.targets))
     if objective.loss.reduction == "sum":
         return torch.stack(losses).sum()
     sizes = torch.tensor(
-        [one.size for one in objective.batches], dtype=torch.float64
-    ).to(losses[0])
+        [batch.size for batch in objective.batches], dtype=torch.float64
+    )
+    sizes = sizes.to(losses[0])
     return (torch.stack(losses) * sizes / sizes.sum()).sum()
 
 
@@ -199,26 +202,26 @@ def loss_value(objective: Objective) -> Float[Tensor, ""]:
 
 def is_finite(objective: Objective) -> bool:
     """Whether the weights are finite, no output is NaN, and the loss of every batch is finite."""
-    names = {weight.parameter for weight in objective.layout.weights}
-    if not all(
-        bool(objective.network.get_parameter(name).isfinite().all()) for name in names
-    ):
-        return False
+    for weight in objective.layout.weights:
+        parameter = objective.network.get_parameter(weight.parameter)
+        if not bool(parameter.isfinite().all()):
+            return False
     with evaluating(objective.network):
-        return all(
-            _is_finite_on(objective, batch) for batch in objective.batches if batch.size
-        )
+        batches = [batch for batch in objective.batches if batch.size]
+        return all(_is_finite_on(objective, batch) for batch in batches)
 
 
 def _is_finite_on(objective: Objective, batch: Batch) -> bool:
     outputs = scored_outputs(objective.network, batch.inputs, batch.scored)
-    return not bool(outputs.isnan().any()) and bool(
-        objective.loss(outputs, batch.targets).isfinite()
-    )
+    if bool(outputs.isnan().any()):
+        return False
+    return bool(objective.loss(outputs, batch.targets).isfinite())
 
 
-AT_ONCE = 256  # samples per evaluation, the same on every machine, so that results have the same bits
-GRADIENT_BYTES = 2**28  # limit for the gradients of single samples in one evaluation
+# Samples per evaluation, the same on every machine, so that results have the same bits.
+AT_ONCE = 256
+# Limit for the gradients of single samples in one evaluation.
+GRADIENT_BYTES = 2**28
 
 Point = Mapping[str, Tensor]
 
@@ -237,22 +240,35 @@ class Samples:
 
     The samples must have equal weights and be independent of each other
     (curvature.samples.check_alike).
+
+    Examples
+    --------
+    For w x of two inputs x = 1, 2 and targets 0, l_i = w^2 x^2: at w = 1 and along u = 1
+    the slopes are 2 x^2, and so are the curvatures.
+
+    >>> import torch, hessfig
+    >>> from hessfig.curvature.gradients import Samples
+    >>> network = torch.nn.Linear(1, 1, bias=False)
+    >>> _ = torch.nn.init.ones_(network.weight)
+    >>> problem = hessfig.Problem(network, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), "mse")
+    >>> here = Samples(problem.objective("float64"), 2).along({"weight": torch.ones(1, 1).double()})
+    >>> here.losses.tolist(), here.slopes.tolist(), here.curvatures.tolist()
+    ([1.0, 4.0], [2.0, 8.0], [2.0, 8.0])
     """
 
     def __init__(self, objective: Objective, count: int) -> None:
         def losses_in(network: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-            return per_sample(
-                objective.loss,
-                scored_outputs(network, inputs, objective.batch.scored),
-                targets,
-            )
+            outputs = scored_outputs(network, inputs, objective.batch.scored)
+            return per_sample(objective.loss, outputs, targets)
 
-        self.problem, self._body = objective, Evaluated(objective.network, losses_in)
-        self._batch, self.count = objective.batch, count
+        self.problem = objective
+        self.count = count
+        self._body = Evaluated(objective.network, losses_in)
+        self._batch = objective.batch
         self._device = objective.batch.inputs.device
-        self.at = {
-            name: one.detach() for name, one in objective.network.named_parameters()
-        }
+        self.at = {}
+        for name, parameter in objective.network.named_parameters():
+            self.at[name] = parameter.detach()
 
     @property
     def dim(self) -> int:
@@ -261,11 +277,12 @@ class Samples:
 
     def shaped(self, flat: Float[Tensor, " n"]) -> dict[str, Tensor]:
         """Return a vector in the order of the parameters as one tensor per parameter."""
-        pieces = flat.to(next(iter(self.at.values()))).split(
-            [one.numel() for one in self.at.values()]
-        )
-        named = zip(self.at.items(), pieces, strict=True)
-        return {name: piece.view_as(one) for (name, one), piece in named}
+        weights = list(self.at.values())
+        pieces = flat.to(weights[0]).split([weight.numel() for weight in weights])
+        shaped = {}
+        for (name, weight), piece in zip(self.at.items(), pieces, strict=True):
+            shaped[name] = piece.view_as(weight)
+        return shaped
 
     def moved(self, direction: Point, distance: float) -> dict[str, Tensor]:
         """Return w* + distance * direction."""
@@ -273,41 +290,45 @@ class Samples:
 
     def losses(self, at: Point | None = None) -> Float[Tensor, " samples"]:
         """Return l_i at a point, by default at the weights w*."""
-        leaves = {
-            name: weight.detach().requires_grad_()
-            for name, weight in (at or self.at).items()
-        }
+        point = at or self.at
+        leaves = {name: one.detach().requires_grad_() for name, one in point.items()}
+        pieces = []
         with evaluating(self._body.network):
-            pieces = [self._losses(leaves, *rows).detach() for rows in self._pieces()]
+            for inputs, targets in self._pieces():
+                pieces.append(self._losses(leaves, inputs, targets).detach())
         return torch.cat(pieces)
 
     def along(self, direction: Point) -> Along:
         """Return losses, slopes and curvatures of all samples along a direction at w*.
 
-        Only reverse mode is used, which is correct for every network: with weights v_i
-        = 1 of the samples and s = v.l(w + tu), l_i' = d/dv_i ds/dt and l_i'' = d/dv_i
-        d2s/dt2. (Forward mode over forward mode is wrong for LayerNorm.)
+        Only reverse mode is used, which is correct for every network; forward mode over
+        forward mode is wrong for LayerNorm. Let s(v, t) = sum_i v_i l_i(w* + t u). At
+        t = 0 and v_i = 1,
+
+            l_i' = d/dv_i ds/dt,    l_i'' = d/dv_i d2s/dt2,
+
+        the gradients of two scalars: one pass serves all samples.
         """
+        pieces = []
         with torch.enable_grad(), differentiable_twice():
-            pieces = [self._along(direction, *rows) for rows in self._pieces()]
-        losses, slopes, curvatures = (
-            torch.cat(one) for one in zip(*pieces, strict=True)
+            for inputs, targets in self._pieces():
+                pieces.append(self._along(direction, inputs, targets))
+        return Along(
+            torch.cat([piece.losses for piece in pieces]),
+            torch.cat([piece.slopes for piece in pieces]),
+            torch.cat([piece.curvatures for piece in pieces]),
         )
-        return Along(losses, slopes, curvatures)
 
     def summed_gradient(self, order: Tensor) -> Float[Tensor, " n"]:
         """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order."""
         total_gradient = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
         for chosen in order.split(AT_ONCE):
-            at = {
-                name: weight.clone().requires_grad_()
-                for name, weight in self.at.items()
-            }
+            inputs = self._batch.inputs[chosen]
+            targets = self._batch.targets[chosen]
+            at = {name: one.clone().requires_grad_() for name, one in self.at.items()}
             # Checkpoints would be recomputed at other weights.
             with torch.enable_grad(), differentiable_twice():
-                total = self._losses(
-                    at, self._batch.inputs[chosen], self._batch.targets[chosen]
-                ).sum()
+                total = self._losses(at, inputs, targets).sum()
                 pieces = gradients(total, list(at.values()))
             total_gradient += torch.cat([piece.flatten() for piece in pieces]).double()
         return total_gradient
@@ -322,18 +343,16 @@ class Samples:
         at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))
         each = vmap(grad(self._single), in_dims=(None, 0, 0))
         first = self._gradient_length(0)
+        why = ""
+        pieces = []
         try:
             with torch.enable_grad(), differentiable_twice():
-                pieces = [
-                    _lengths(each(self.at, *rows)) for rows in self._pieces(at_once)
-                ]
+                for inputs, targets in self._pieces(at_once):
+                    pieces.append(_lengths(each(self.at, inputs, targets)))
             lengths = torch.cat(pieces)
             off = (lengths[0] - first).abs()
-            why = (
-                f"off by {off / first:.1%}"
-                if off > 1e-3 * first + 1e-9 * lengths.max()
-                else ""
-            )
+            if off > 1e-3 * first + 1e-9 * lengths.max():
+                why = f"off by {off / first:.1%}"
         except Exception as error:  # the plain gradient did not fail, so vmap does
             why = plain(f"{type(error).__name__}: {error}")
         if not why:
@@ -343,9 +362,8 @@ class Samples:
             RuntimeWarning,
             stacklevel=2,
         )
-        return torch.stack(
-            [first, *(self._gradient_length(sample) for sample in range(1, self.count))]
-        )
+        others = [self._gradient_length(sample) for sample in range(1, self.count)]
+        return torch.stack([first, *others])
 
     def _gradient_length(self, sample: int) -> Float[Tensor, ""]:
         return self.summed_gradient(torch.tensor([sample])).square().sum()
@@ -353,40 +371,30 @@ class Samples:
     def _single(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
         return self._losses(at, inputs.unsqueeze(0), targets.unsqueeze(0))[0]
 
-    def _along(
-        self, direction: Point, inputs: Tensor, targets: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        step = torch.zeros(
-            (),
-            dtype=next(iter(self.at.values())).dtype,
-            device=self._device,
-            requires_grad=True,
-        )
-        at = {name: one + step * direction[name] for name, one in self.at.items()}
+    def _along(self, direction: Point, inputs: Tensor, targets: Tensor) -> Along:
+        """Return losses, slopes and curvatures of some samples, as `along` says."""
+        dtype = next(iter(self.at.values())).dtype
+        t = torch.zeros((), dtype=dtype, device=self._device, requires_grad=True)
+        at = {name: one + t * direction[name] for name, one in self.at.items()}
         losses = self._losses(at, inputs, targets)
-        weights = torch.ones_like(losses, requires_grad=True)
-        (first,) = gradients((weights * losses).sum(), [step], create_graph=True)
-        (second,) = gradients(first, [step], create_graph=True)
-        (slopes,), (curvatures,) = (
-            gradients(first, [weights]),
-            gradients(second, [weights]),
-        )
-        return losses.detach(), slopes, curvatures
+        v = torch.ones_like(losses, requires_grad=True)
+        (first,) = gradients((v * losses).sum(), [t], create_graph=True)
+        (second,) = gradients(first, [t], create_graph=True)
+        (slopes,) = gradients(first, [v])
+        (curvatures,) = gradients(second, [v])
+        return Along(losses.detach(), slopes, curvatures)
 
     def _losses(self, at: Point, inputs: Tensor, targets: Tensor) -> Tensor:
-        return functional_call(
-            self._body,
-            {f"network.{name}": one for name, one in at.items()},
-            (inputs, targets),
-        )
+        return functional_call(self._body, _of_network(at), (inputs, targets))
 
     def _pieces(self, at_once: int = AT_ONCE) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets of `at_once` samples at a time."""
         chosen = self._batch.samples(slice(self.count))
-        return zip(
-            chosen.inputs.split(at_once), chosen.targets.split(at_once), strict=True
-        )
+        inputs = chosen.inputs.split(at_once)
+        return zip(inputs, chosen.targets.split(at_once), strict=True)
 
 
 def _lengths(slopes: Point) -> Float[Tensor, " samples"]:
+    """Return the squared lengths of gradients, one sample along the first axis each."""
     pieces = [one.flatten(1).double().square().sum(dim=1) for one in slopes.values()]
     return torch.stack(pieces).sum(dim=0)

@@ -12,14 +12,21 @@ Tensors = Sequence[Tensor]
 Gradient = Callable[[Tensors], Tensors]
 Length = Callable[[Tensors], float]
 
-ACCURATE = 2.0  # relative errors up to this multiple of the root of the roundoff end the search: 5e-4 in float32
-_SAFETY = 2.0  # of error estimates: rounding errors at several steps may be alike, and the least estimate is taken
+# Relative errors up to this multiple of the root of the roundoff end the search: 5e-4
+# in float32.
+ACCURATE = 2.0
+# Of error estimates: rounding errors at several steps may be alike, and the least
+# estimate is taken.
+_SAFETY = 2.0
 _MOST_TRIES = 4
 # In 17 networks rounding changes gradients by 0.1 to 200 roundoffs; kinks and
 # saturation, where they matter, by 500.
 _NOISIEST = 300.0
-_FIRST = 0.5  # a step that is too long costs 2^4 for every octave, and one that is too short costs 2
-_MOST_DOWN, _MOST_UP = 3, 5  # octaves between two tries
+# A step that is too long costs 2^4 for every octave, and one that is too short costs 2.
+_FIRST = 0.5
+# Octaves between two tries.
+_MOST_DOWN = 3
+_MOST_UP = 5
 
 
 class Quotient(NamedTuple):
@@ -50,10 +57,9 @@ class Differenced(NamedTuple):
 
 def length(tensors: Tensors) -> float:
     """Return the norm of all entries, in float64; it is not finite if an entry is not."""
-    norms = [
-        torch.linalg.vector_norm(one.detach(), dtype=torch.float64).cpu()
-        for one in tensors
-    ]
+    norms = []
+    for one in tensors:
+        norms.append(torch.linalg.vector_norm(one.detach(), dtype=torch.float64).cpu())
     return float(torch.stack(norms).norm())
 
 
@@ -119,29 +125,24 @@ def product_by_differences(
 
     ratio = moved_weights(weights, vector, length=length)
 
-    def quotient(step: float) -> Quotient:
-        plus, minus = (
-            gradient(
-                [
-                    one + sign * step * along
-                    for one, along in zip(weights, vector, strict=True)
-                ]
-            )
-            for sign in (1, -1)
-        )
-        difference = [(a - b) / (2 * step) for a, b in zip(plus, minus, strict=True)]
-        sizes = [(a.abs() + b.abs()) / 2 for a, b in zip(plus, minus, strict=True)]
-        return Quotient(
-            difference,
-            [a + ratio * b.abs() for a, b in zip(sizes, difference, strict=True)],
-        )
+    def gradient_at(step: float) -> Tensors:
+        pairs = zip(weights, vector, strict=True)
+        return gradient([weight + step * along for weight, along in pairs])
 
-    return extrapolated(
-        quotient,
-        first_step(weights, vector, unit=unit, length=length),
-        unit=unit,
-        length=length,
-    )
+    def quotient(step: float) -> Quotient:
+        ahead = gradient_at(step)
+        behind = gradient_at(-step)
+        differences = []
+        rounded = []
+        for plus, minus in zip(ahead, behind, strict=True):
+            difference = (plus - minus) / (2 * step)
+            size = (plus.abs() + minus.abs()) / 2
+            differences.append(difference)
+            rounded.append(size + ratio * difference.abs())
+        return Quotient(differences, rounded)
+
+    start = first_step(weights, vector, unit=unit, length=length)
+    return extrapolated(quotient, start, unit=unit, length=length)
 
 
 def first_step(
@@ -170,14 +171,15 @@ def first_step(
     size = length(vector)
     if not size > 0:
         return 1.0
-    filled = [
-        (one, along / size)
-        for one, along in zip(weights, vector, strict=True)
-        if length([along]) > 0
-    ]
-    number = sum(one.numel() for one, _ in filled)
-    participation = length([along.double().square() for _, along in filled]) ** -2
-    scale = length([one for one, _ in filled]) or 1.0
+    moved = []
+    squares = []
+    for weight, along in zip(weights, vector, strict=True):
+        if length([along]) > 0:
+            moved.append(weight)
+            squares.append((along / size).double().square())
+    number = sum(weight.numel() for weight in moved)
+    participation = length(squares) ** -2
+    scale = length(moved) or 1.0
     return _FIRST * unit ** (1 / 3) * scale / size * (participation / number) ** 0.25
 
 
@@ -186,9 +188,8 @@ def moved_weights(
 ) -> float:
     """Return |w| / |v| over the entries in which v is not zero."""
     size = length(vector)
-    moved = length(
-        [one * (along != 0) for one, along in zip(weights, vector, strict=True)]
-    )
+    pairs = zip(weights, vector, strict=True)
+    moved = length([weight * (along != 0) for weight, along in pairs])
     return moved / size if size > 0 else 0.0
 
 
@@ -227,7 +228,14 @@ def extrapolated(
 
 
 def _between(octave: int, shortest: float, longest: float) -> int:
-    """Return the octave, or the middle of both bounds if it is outside of them."""
+    """Return the octave, or the middle of both bounds if it is outside of them.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.richardson import _between
+    >>> _between(-9, -6, 0), _between(-2, -6, 0)
+    (-3, -2)
+    """
     if shortest < octave < longest:
         return octave
     return math.floor((shortest + longest) / 2)
@@ -252,9 +260,9 @@ class _Trial:
     @property
     def is_accurate(self) -> bool:
         """Whether the error is small; a product of which nothing is left has the roundoff of the gradient as error."""
-        return self.error <= self.goal * self.size or (
-            self.size == 0 and math.isfinite(self.error)
-        )
+        if self.size == 0:
+            return math.isfinite(self.error)
+        return self.error <= self.goal * self.size
 
     @property
     def jump(self) -> int:
@@ -262,7 +270,9 @@ class _Trial:
 
         Rounding errors fall as 1 / h, truncation errors of R_h as h^4.
         """
-        excess = self.error / (self.goal * self.size) if self.size else math.inf
+        excess = math.inf
+        if self.size:
+            excess = self.error / (self.goal * self.size)
         octaves = math.log2(excess) if excess > 1 else 0.0
         if self.is_rounding:
             return max(1, math.ceil(min(octaves, _MOST_UP)))
@@ -270,7 +280,7 @@ class _Trial:
 
 
 class _Steps:
-    """The central differences of the steps 2^k h."""
+    """The central differences of the steps 2^k h, k the octave; those of three octaves are kept."""
 
     def __init__(
         self,
@@ -283,36 +293,33 @@ class _Steps:
         self._step = step
         self._unit = unit
         self._length = length
-        self._held: dict[int, Quotient] = {}
+        self._quotients: dict[int, Quotient] = {}
         self.gradients = 0
 
     def tried(self, octave: int) -> _Trial:
         """Return the product with D_h and D_2h; D_4h is evaluated if these two do not agree."""
-        self._held = {
-            k: one for k, one in self._held.items() if octave <= k <= octave + 2
-        }
-        near, middle = self._at(octave), self._at(octave + 1)
+        for other in list(self._quotients):
+            if not octave <= other <= octave + 2:
+                del self._quotients[other]
+        near = self._at(octave)
+        middle = self._at(octave + 1)
         product = _extrapolation(near, middle)
         apart = _apart(near.difference, middle.difference)
         trial = self._trial(octave, product, apart)
         if trial.is_accurate:
             return trial
         far = self._at(octave + 2)
-        is_rounding = self._is_rounding(
-            octave, apart, _apart(middle.difference, far.difference)
-        )
-        return self._trial(
-            octave,
-            product,
-            _apart(product, _extrapolation(middle, far)),
-            is_rounding=is_rounding,
-        )
+        further_apart = _apart(middle.difference, far.difference)
+        is_rounding = self._is_rounding(octave, apart, further_apart)
+        apart = _apart(product, _extrapolation(middle, far))
+        return self._trial(octave, product, apart, is_rounding=is_rounding)
 
     def _at(self, octave: int) -> Quotient:
-        if octave not in self._held:
-            self._held[octave] = self._quotient(self._step * 2.0**octave)
+        """Return the central difference of a step."""
+        if octave not in self._quotients:
+            self._quotients[octave] = self._quotient(self._step * 2.0**octave)
             self.gradients += 2
-        return self._held[octave]
+        return self._quotients[octave]
 
     def _trial(
         self,
@@ -322,23 +329,23 @@ class _Steps:
         *,
         is_rounding: bool = False,
     ) -> _Trial:
-        roundoff = [
-            self._unit * one / (self._step * 2.0**octave)
-            for one in self._held[octave].rounded
-        ]
-        pairs = zip(apart, roundoff, strict=True)
-        deviation = [_SAFETY * one + torch.copysign(least, one) for one, least in pairs]
-        error, size = self._length(deviation), self._length(product)
-        error = error if math.isfinite(error) and math.isfinite(size) else math.inf
-        return _Trial(
-            octave,
-            product,
-            deviation,
-            error,
-            size,
-            ACCURATE * self._unit**0.5,
-            is_rounding,
-        )
+        """Return the product of a step, which differs from that of another step by `apart`.
+
+        The deviation is 2 |apart| + u |g| / h, with the sign of `apart`.
+        """
+        h = self._step * 2.0**octave
+        deviation = []
+        entries = zip(apart, self._quotients[octave].rounded, strict=True)
+        for difference, rounded in entries:
+            roundoff = self._unit * rounded / h
+            least = torch.copysign(roundoff, difference)
+            deviation.append(_SAFETY * difference + least)
+        error = self._length(deviation)
+        size = self._length(product)
+        if not (math.isfinite(error) and math.isfinite(size)):
+            error = math.inf
+        goal = ACCURATE * self._unit**0.5
+        return _Trial(octave, product, deviation, error, size, goal, is_rounding)
 
     def _is_rounding(self, octave: int, near: Tensors, far: Tensors) -> bool:
         """Whether rounding makes the differences between steps, |D_h - D_2h| and |D_2h - D_4h|.
@@ -348,16 +355,16 @@ class _Steps:
         saturates, but then the gradients differ by more than rounding explains.
         """
         change = self._length(near) * self._step * 2.0**octave
-        most = _NOISIEST * self._unit * self._length(self._held[octave].rounded)
+        most = _NOISIEST * self._unit * self._length(self._quotients[octave].rounded)
         return self._length(far) <= self._length(near) and change <= most
 
 
 def _extrapolation(near: Quotient, far: Quotient) -> Tensors:
-    return [
-        (4 * one - other) / 3
-        for one, other in zip(near.difference, far.difference, strict=True)
-    ]
+    """Return R_h = (4 D_h - D_2h) / 3."""
+    pairs = zip(near.difference, far.difference, strict=True)
+    return [(4 * one - other) / 3 for one, other in pairs]
 
 
 def _apart(first: Tensors, other: Tensors) -> Tensors:
+    """Return the differences of two lists of tensors."""
     return [one - two for one, two in zip(first, other, strict=True)]

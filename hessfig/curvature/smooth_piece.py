@@ -35,7 +35,7 @@ class PieceOf(TorchDispatchMode):
     With many samples the sum grows in proportion to h, and the second term does not
     depend on h: no comparison of steps shows it. So nothing is crossed here: results of
     operations that are piecewise constant in the weights (comparisons, indices, signs,
-    roundings) are noted at w, and returned in their order at other weights. ReLU and
+    roundings) are recorded at w, and returned in their order at other weights. ReLU and
     its like, which compare inside a kernel, are written out as comparisons, forward and
     backward.
 
@@ -46,8 +46,12 @@ class PieceOf(TorchDispatchMode):
     Parameters
     ----------
     constants : sequence of Constant, optional
-        Those that were noted at the weights. Without it they are noted, in the
-        attribute `noted`.
+        Those that were recorded at the weights. Without them, they are recorded.
+
+    Attributes
+    ----------
+    constants : list of Constant
+        What was recorded.
 
     Examples
     --------
@@ -55,7 +59,7 @@ class PieceOf(TorchDispatchMode):
     >>> from hessfig.curvature.smooth_piece import PieceOf
     >>> with PieceOf() as here:
     ...     _ = torch.tensor([0.1, -0.1]).sign()
-    >>> with PieceOf(here.noted):
+    >>> with PieceOf(here.constants):
     ...     print(torch.tensor([-0.1, -0.1]).sign().tolist())
     [1.0, -1.0]
     """
@@ -69,14 +73,14 @@ class PieceOf(TorchDispatchMode):
 
     def __init__(self, constants: Sequence[Constant] | None = None) -> None:
         super().__init__()
-        self.noted: list[Constant] = []
-        self._is_noting = constants is None
+        self.constants: list[Constant] = []
+        self._is_recording = constants is None
         self._ahead: Iterator[Constant] = iter(constants or ())
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation; its piecewise constant results are noted, or are those that were noted."""
+        """Run an operation; its piecewise constant results are recorded, or are those that were recorded."""
         kwargs = kwargs or {}
         written = _WRITTEN_OUT.get(function)
         if written is not None and args[0].is_floating_point():
@@ -90,11 +94,9 @@ class PieceOf(TorchDispatchMode):
 
         def of_result(result: Tensor) -> Tensor:
             is_constant = not result.is_floating_point() and not result.is_complex()
-            return (
-                self._constant(function, result)
-                if is_constant or function in _STEPS
-                else result
-            )
+            if is_constant or function in _STEPS:
+                return self._constant(function, result)
+            return result
 
         if function in _EXTREMES:
             return self._mean_of_extremes(function, *args)
@@ -109,13 +111,11 @@ class PieceOf(TorchDispatchMode):
         self, function: Any, entries: Tensor, axes: Any = (), keepdim: bool = False
     ) -> Tensor:
         """Return the mean of the entries that are extreme: the gradient of amax is shared among them."""
-        is_extreme = self._constant(
-            function, entries == _EXTREMES[function](entries, axes, keepdim=True)
-        )
+        extreme = _EXTREMES[function](entries, axes, keepdim=True)
+        is_extreme = self._constant(function, entries == extreme)
         along = axes or None
-        return torch.where(is_extreme, entries, 0.0).sum(
-            along, keepdim
-        ) / is_extreme.sum(along, keepdim)
+        total = torch.where(is_extreme, entries, 0.0).sum(along, keepdim)
+        return total / is_extreme.sum(along, keepdim)
 
     def _mean_of_scattered(
         self,
@@ -139,36 +139,39 @@ class PieceOf(TorchDispatchMode):
         return total / is_kept.to(into).scatter_add(along, index, is_extreme.to(into))
 
     def _constant(self, function: Any, result: Tensor) -> Tensor:
-        if self._is_noting:
+        """Record a result, or return the next recorded one.
+
+        From the first operation on that is another one than at the weights, results are
+        returned as they are.
+        """
+        if self._is_recording:
             # Functions of torch may change their own results.
-            self.noted.append(Constant(function, result.clone()))
+            self.constants.append(Constant(function, result.clone()))
             return result
-        there = next(self._ahead, None)
-        is_same = (
-            there is not None
-            and there.function == function
-            and there.value.shape == result.shape
-        )
-        if there is None or not is_same:
+        recorded = next(self._ahead, None)
+        if (
+            recorded is None
+            or recorded.function != function
+            or recorded.value.shape != result.shape
+        ):
             self._ahead = iter(())
             return result
-        return there.value.clone()
+        return recorded.value.clone()
 
 
-def _compares(function: Any, given: Any) -> bool:
-    """Whether an operation makes something new of real numbers."""
+def _compares(function: Any, arguments: Any) -> bool:
+    """Whether an operation returns something new, computed from real numbers."""
     if not isinstance(function, torch._ops.OpOverload) or function._schema.is_mutable:
         return False
-    return any(
-        isinstance(one, Tensor) and one.is_floating_point()
-        for one in tree_leaves(given)
-    )
+    tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
+    return any(tensor.is_floating_point() for tensor in tensors)
 
 
 def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
     """Return the entries of the first argument at the indices of a selection."""
     entries = args[0]
-    if function in _POOLS:  # they count along the last axes together
+    if function in _POOLS:
+        # Indices of pools count along the last axes together.
         axes = -_POOLS[function]
         return entries.flatten(axes).gather(-1, indices.flatten(axes)).view_as(indices)
     place = _SELECTIONS[function]
@@ -178,49 +181,57 @@ def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
     return entries.gather(along, indices.unsqueeze(along)).squeeze(along)
 
 
-_POOLS = {  # and the number of the axes
-    **{
-        _aten.max_pool2d_with_indices.default: 2,
-        _aten.max_pool3d_with_indices.default: 3,
-    },
-    **{_aten.adaptive_max_pool2d.default: 2, _aten.adaptive_max_pool3d.default: 3},
+# Operations that return entries and their indices, and the number of their axes.
+_POOLS = {
+    _aten.max_pool2d_with_indices.default: 2,
+    _aten.max_pool3d_with_indices.default: 3,
+    _aten.adaptive_max_pool2d.default: 2,
+    _aten.adaptive_max_pool3d.default: 3,
 }
-_SELECTIONS = {  # and the place of the axis among the arguments
-    **{
-        _aten.sort.default: 1,
-        _aten.sort.stable: 1,
-        _aten.topk.default: 2,
-        _aten.max.dim: 1,
-        _aten.min.dim: 1,
-    },
-    **{
-        _aten.kthvalue.default: 2,
-        _aten.median.dim: 1,
-        _aten.nanmedian.dim: 1,
-        _aten.mode.default: 1,
-    },
-    **{_aten.cummax.default: 1, _aten.cummin.default: 1},
+# Likewise, along one axis: its place among the arguments.
+_SELECTIONS = {
+    _aten.sort.default: 1,
+    _aten.sort.stable: 1,
+    _aten.topk.default: 2,
+    _aten.max.dim: 1,
+    _aten.min.dim: 1,
+    _aten.kthvalue.default: 2,
+    _aten.median.dim: 1,
+    _aten.nanmedian.dim: 1,
+    _aten.mode.default: 1,
+    _aten.cummax.default: 1,
+    _aten.cummin.default: 1,
 }
 _EXTREMES = {
-    **{_aten.amax.default: torch.amax, _aten.max.default: torch.amax},
-    **{_aten.amin.default: torch.amin, _aten.min.default: torch.amin},
+    _aten.amax.default: torch.amax,
+    _aten.max.default: torch.amax,
+    _aten.amin.default: torch.amin,
+    _aten.min.default: torch.amin,
 }
+# Piecewise constant, with floating-point results.
 _STEPS = {
-    *(
-        getattr(_aten, name).default
-        for name in ("sign", "sgn", "floor", "ceil", "trunc", "round", "heaviside")
-    ),
+    _aten.sign.default,
+    _aten.sgn.default,
+    _aten.floor.default,
+    _aten.ceil.default,
+    _aten.trunc.default,
+    _aten.round.default,
     _aten.round.decimals,
+    _aten.heaviside.default,
 }
 
 
 def _clamped(entries: Tensor, least: Any = None, most: Any = None) -> Tensor:
+    """Return min(max(x, least), most), by comparisons."""
     if least is not None:
         entries = torch.where(entries < least, least, entries)
-    return entries if most is None else torch.where(entries > most, most, entries)
+    if most is not None:
+        entries = torch.where(entries > most, most, entries)
+    return entries
 
 
 def _shrunk(grad: Tensor, entries: Tensor, bound: float) -> Tensor:
+    """Return the gradient, zero where |x| <= bound."""
     return torch.where(entries.abs() <= bound, 0.0, grad)
 
 
@@ -235,20 +246,22 @@ def _with_sharp_order(
     sizes = entries.to(options.get("dtype") or entries.dtype).abs()
     if order == 1:
         return sizes.sum(axes, keepdim)
-    return (torch.amax if order > 0 else torch.amin)(sizes, axes or (), keepdim)
+    extreme = torch.amax if order > 0 else torch.amin
+    return extreme(sizes, axes or (), keepdim)
 
 
 def _distances(first: Tensor, second: Tensor, order: float, mode: Any = None) -> Any:
+    """Return |x_i - y_j| in the 1-norm or the maximum norm."""
     if order not in {1, math.inf}:
         return NotImplemented
-    return torch.linalg.vector_norm(
-        first.unsqueeze(-2) - second.unsqueeze(-3), order, -1
-    )
+    apart = first.unsqueeze(-2) - second.unsqueeze(-3)
+    return torch.linalg.vector_norm(apart, order, -1)
 
 
 def _distances_backward(
     grad: Tensor, first: Tensor, second: Tensor, order: float, distances: Tensor
 ) -> Any:
+    """Return the gradient of such distances in x: the signs, of the largest entries alone for the maximum norm."""
     if order not in {1, math.inf}:
         return NotImplemented
     apart = first.unsqueeze(-2) - second.unsqueeze(-3)
@@ -266,21 +279,24 @@ def _leaky(
     is_training: bool = False,
     *more: Any,
 ) -> Any:
-    return NotImplemented if is_training else F.leaky_relu(entries, (least + most) / 2)
+    """Return RReLU in evaluation mode; its slopes are random in training."""
+    if is_training:
+        return NotImplemented
+    return F.leaky_relu(entries, (least + most) / 2)
 
 
 def _divided(entries: Tensor, other: Any, rounding_mode: str | None = None) -> Tensor:
-    whole = entries / other
-    return (
-        whole
-        if rounding_mode is None
-        else whole.floor()
-        if rounding_mode == "floor"
-        else whole.trunc()
-    )
+    """Return the quotient, rounded."""
+    quotient = entries / other
+    if rounding_mode is None:
+        return quotient
+    if rounding_mode == "floor":
+        return quotient.floor()
+    return quotient.trunc()
 
 
-# ReLU6 too.
+# What compares inside a kernel, written as comparisons that can be seen (hardtanh is
+# ReLU6 too); then the decompositions of torch.
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.abs.default: lambda entries: entries * entries.sgn(),
     _aten.clamp.default: _clamped,
@@ -325,39 +341,16 @@ for _kind in ("Tensor", "Scalar"):
         entries - (entries / other).trunc() * other
     )
     _WRITTEN_OUT[getattr(_aten.div, f"{_kind}_mode")] = _divided
-for _name in (
-    *(
-        "relu",
-        "threshold",
-        "leaky_relu",
-        "elu",
-        "hardsigmoid",
-        "hardswish",
-        "softshrink",
-        "_prelu_kernel",
-    ),
-    *("huber_loss", "smooth_l1_loss"),
-):
-    _WRITTEN_OUT[getattr(_aten, _name).default] = decomposition_table[
-        getattr(_aten, _name).default
-    ]
-for _name in (
-    *("threshold", "leaky_relu", "elu", "hardswish", "hardtanh", "_prelu_kernel"),
-    *("huber_loss", "smooth_l1_loss", "rrelu_with_noise"),
-):
-    _backward = getattr(_aten, f"{_name}_backward").default
-    _WRITTEN_OUT[_backward] = decomposition_table[_backward]
-for _name in (
-    "abs",
-    "clamp",
-    "clamp_min",
-    "clamp_max",
-    "hardtanh",
-    "relu",
-    "threshold",
-    "leaky_relu",
-    "elu",
-):
-    _WRITTEN_OUT[getattr(_aten, f"{_name}_").default] = _WRITTEN_OUT[
-        getattr(_aten, _name).default
-    ]
+_DECOMPOSED = (
+    "relu threshold leaky_relu elu hardsigmoid hardswish softshrink _prelu_kernel "
+    "huber_loss smooth_l1_loss threshold_backward leaky_relu_backward elu_backward "
+    "hardswish_backward hardtanh_backward _prelu_kernel_backward huber_loss_backward "
+    "smooth_l1_loss_backward rrelu_with_noise_backward"
+)
+for _name in _DECOMPOSED.split():
+    _function = getattr(_aten, _name).default
+    _WRITTEN_OUT[_function] = decomposition_table[_function]
+_IN_PLACE = "abs clamp clamp_min clamp_max hardtanh relu threshold leaky_relu elu"
+for _name in _IN_PLACE.split():
+    _function = getattr(_aten, _name).default
+    _WRITTEN_OUT[getattr(_aten, f"{_name}_").default] = _WRITTEN_OUT[_function]

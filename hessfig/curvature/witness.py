@@ -28,13 +28,19 @@ from hessfig.curvature.problem import Batch, Objective, scored_outputs
 from hessfig.errors import UserError, first_few
 from hessfig.rng import stream
 
-AGREE = 1e-3  # relative difference allowed between derivatives and finite differences
-_ALIKE = 0.1  # of a disagreement: if the differences of two steps agree to this share, there is no kink between them
+# Relative difference allowed between derivatives and finite differences.
+AGREE = 1e-3
+# Of a disagreement: if the differences of two steps agree to this share, there is no
+# kink between them.
+_ALIKE = 0.1
 # The second step relative to the first: small enough to exclude most kinks, large
 # enough for rounding of the type.
 _NEARER = {torch.float64: 1e-3}
 _NEARER_OF_FEW_DIGITS = 0.1
-_ASYMMETRY = 1e-4  # allowed asymmetry, relative to the length of a product
+# Roundoffs that a sum of many terms may be off by.
+_ROUNDOFFS = 100
+# Allowed asymmetry, relative to the length of a product.
+_ASYMMETRY = 1e-4
 _NO_FUNCTION = (
     "the gradient of this loss is not that of a function: u.Hv differs from v.Hu"
 )
@@ -43,9 +49,8 @@ _NO_GRADIENT = (
     "create_graph=True; remove hooks that change gradients"
 )
 DIFFERENCES = "products='differences' (estimator.products=differences), or elementary operations in its place"
-STEP = (
-    1e-2  # step to a nearby point, relative to the root mean square of each parameter
-)
+# Step to a nearby point, relative to the root mean square of each parameter.
+STEP = 1e-2
 Tensors = Mapping[str, Tensor]
 
 
@@ -87,19 +92,15 @@ class Directions:
         """Return a random vector, a constant vector, and a step of length STEP along another random vector."""
         signs = {name: _signs("v", name, one) for name, one in parameters.items()}
         ones = {name: torch.ones_like(one) for name, one in parameters.items()}
+        # Both vectors have entries of size one, so that their length is the root of the
+        # number of entries.
         count = sum(one.numel() for one in parameters.values())
-        return cls(
-            (signs, ones),
-            step_of(parameters),
-            length(parameters.values()) / max(count, 1) ** 0.5,
-        )
+        ratio = length(parameters.values()) / max(count, 1) ** 0.5
+        return cls((signs, ones), step_of(parameters), ratio)
 
     def like(self, leaves: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
         """Return the vectors in the types of the leaves."""
-        return [
-            {name: vector[name].to(one) for name, one in leaves.items()}
-            for vector in self.vectors
-        ]
+        return [_like(vector, leaves) for vector in self.vectors]
 
     def size_of_terms(self, here: Derivatives) -> float:
         """Return the size of the terms of a value, as the function of this name, from its derivatives at one point.
@@ -109,20 +110,28 @@ class Directions:
         """
         size = max(abs(float(here.value)), self.ratio * length(here.slopes.values()))
         for vector, product in zip(self.vectors, here.products, strict=False):
-            bend = inner(
-                [vector[name].to(one) for name, one in product.items()],
-                [*product.values()],
-            )
+            along = list(_like(vector, product).values())
+            bend = inner(along, list(product.values()))
             size = max(size, self.ratio**2 * abs(float(bend)))
         return size
 
 
+def _like(vector: Tensors, leaves: Tensors) -> dict[str, Tensor]:
+    """Return a vector in the types, on the devices and in the order of the leaves."""
+    return {name: vector[name].to(leaf) for name, leaf in leaves.items()}
+
+
+def _flat(tensors: Tensors) -> Tensor:
+    """Return all entries as one vector."""
+    return torch.cat([one.detach().flatten() for one in tensors.values()])
+
+
 def step_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a step of length STEP, relative to each parameter, along a random vector."""
-    return {
-        name: STEP * _scale(one) * _signs("step", name, one)
-        for name, one in parameters.items()
-    }
+    steps = {}
+    for name, parameter in parameters.items():
+        steps[name] = STEP * _scale(parameter) * _signs("step", name, parameter)
+    return steps
 
 
 def size_of_terms(here: Tensor, beside: Tensor) -> float:
@@ -131,18 +140,28 @@ def size_of_terms(here: Tensor, beside: Tensor) -> float:
     max(|f(w)|, |f(w + d)|, |f(w + d) - f(w)| / STEP), the largest finite entry of each.
     Terms may cancel in a value, which is then a rounding error of either sign; they do
     not cancel in its change under a step as long as the weights.
+
+    Examples
+    --------
+    f(w) = 1000 w - 1000 is zero at w = 1, where its terms are 1000; d = 0.01 w.
+
+    >>> import torch
+    >>> from hessfig.curvature.witness import size_of_terms
+    >>> round(size_of_terms(torch.tensor(0.0), torch.tensor(10.0)))
+    1000
     """
     return max(peak(here), peak(beside), peak(beside - here) / STEP)
 
 
 def peak(tensor: Tensor) -> float:
     """Return the largest finite entry in size; 0 if there is none."""
-    return (
-        float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max()) if tensor.numel() else 0.0
-    )
+    if not tensor.numel():
+        return 0.0
+    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())
 
 
 def _signs(word: str, name: str, like: Tensor) -> Tensor:
+    """Return random signs, the same for every type and device."""
     generator = stream(0, "witness", word, name)
     bits = torch.randint(
         0, 2, like.shape, generator=generator, dtype=torch.int8, device="cpu"
@@ -153,9 +172,8 @@ def _signs(word: str, name: str, like: Tensor) -> Tensor:
 def _scale(parameter: Tensor) -> Tensor:
     """Return the root mean square of a parameter; 1 if it is zero or not finite."""
     size = parameter.double().square().mean().sqrt()
-    return torch.where((size > 0) & size.isfinite(), size, torch.ones_like(size)).to(
-        parameter
-    )
+    is_usual = (size > 0) & size.isfinite()
+    return torch.where(is_usual, size, torch.ones_like(size)).to(parameter)
 
 
 def derivatives(
@@ -190,17 +208,15 @@ def terms_of(
     """Return the loss of every batch of a problem, times its share, as functions evaluated at the parameters `at`."""
 
     def of_batch(network: nn.Module, share: float, batch: Batch) -> Tensor:
-        return share * objective.loss(
-            scored_outputs(network, batch.inputs, batch.scored), batch.targets
-        )
+        outputs = scored_outputs(network, batch.inputs, batch.scored)
+        return share * objective.loss(outputs, batch.targets)
 
-    inside = {f"network.{name}": one for name, one in at.items()}
-    batches = zip(objective.shares, objective.batches, strict=True)
     evaluated = Evaluated(objective.network, of_batch)
-    return [
-        partial(functional_call, evaluated, inside, (share, batch))
-        for share, batch in batches
-    ]
+    inside = {f"network.{name}": one for name, one in at.items()}
+    terms: list[Callable[[], Tensor]] = []
+    for batch in zip(objective.shares, objective.batches, strict=True):
+        terms.append(partial(functional_call, evaluated, inside, batch))
+    return terms
 
 
 def _of_term(
@@ -209,19 +225,19 @@ def _of_term(
     vectors: Sequence[Tensors],
     order: int,
 ) -> Derivatives:
+    """Return the derivatives of one term."""
     value = term()
-    if not order or not value.requires_grad:
-        zeros = (
-            {name: torch.zeros_like(leaf) for name, leaf in at.items()} if order else {}
-        )
-        return Derivatives(
-            value.detach(), zeros, [zeros] * len(vectors) if order > 1 else ()
-        )
+    if not order:
+        return Derivatives(value.detach())
+    if not value.requires_grad:
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in at.items()}
+        no_products = [zeros] * len(vectors) if order > 1 else ()
+        return Derivatives(value.detach(), zeros, no_products)
+    products = []
     try:
         slopes, reached = _slopes(value, at, create_graph=order > 1)
-        products = (
-            [_times(slopes, vector, at) for vector in vectors] if order > 1 else []
-        )
+        if order > 1:
+            products = [_times(slopes, vector, at) for vector in vectors]
     except (RuntimeError, NotImplementedError) as error:
         if order < 2:
             raise
@@ -244,18 +260,21 @@ def _slopes(
         retain_graph=True,
         allow_unused=True,
     )
-    reached = frozenset(
-        name for name, grad in zip(at, grads, strict=True) if grad is not None
-    )
-    return [
-        torch.zeros_like(leaf) if grad is None else grad
-        for leaf, grad in zip(leaves, grads, strict=True)
-    ], reached
+    slopes = []
+    reached = set()
+    for (name, leaf), grad in zip(at.items(), grads, strict=True):
+        if grad is None:
+            slopes.append(torch.zeros_like(leaf))
+        else:
+            slopes.append(grad)
+            reached.add(name)
+    return slopes, frozenset(reached)
 
 
 def _without_products(
     term: Callable[[], Tensor], at: Mapping[str, Tensor], error: Exception
 ) -> Derivatives:
+    """Return the first derivatives, and the failure of the second ones."""
     first = _of_term(term, at, (), 1)
     return Derivatives(first.value, first.slopes, (), first.reached, error)
 
@@ -263,6 +282,7 @@ def _without_products(
 def _times(
     slopes: Sequence[Tensor], vector: Tensors, at: Mapping[str, Tensor]
 ) -> Tensors:
+    """Return H v as the gradient of <gradient, v>."""
     along = inner(of_second_order(list(slopes)), [vector[name] for name in at])
     return _by_name(at, gradients(along, list(at.values())))
 
@@ -272,20 +292,23 @@ def _by_name(at: Mapping[str, Tensor], tensors: Sequence[Tensor]) -> dict[str, T
 
 
 def _added(left: Derivatives, right: Derivatives) -> Derivatives:
-    def both(first: Tensors, other: Tensors) -> Tensors:
-        return {name: first[name] + other[name] for name in first}
-
-    products = [
-        both(*pair) for pair in zip(left.products, right.products, strict=False)
-    ]
-    reached, failure = left.reached | right.reached, left.failure or right.failure
+    """Return the derivatives of a sum of two functions."""
+    failure = left.failure or right.failure
+    products = []
+    if not failure:
+        for pair in zip(left.products, right.products, strict=False):
+            products.append(_sum_of(*pair))
     return Derivatives(
         left.value + right.value,
-        both(left.slopes, right.slopes),
-        () if failure else products,
-        reached,
+        _sum_of(left.slopes, right.slopes),
+        products,
+        left.reached | right.reached,
         failure,
     )
+
+
+def _sum_of(first: Tensors, other: Tensors) -> Tensors:
+    return {name: first[name] + other[name] for name in first}
 
 
 def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
@@ -294,18 +317,17 @@ def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, flo
     Rounding is relative to the change under a step as long as the weights: |H v| |w| /
     |v| for a gradient, and |g| |w| for a value. `ratio` is |w| / |v|.
     """
-    product = ratio * length(first.products[0].values()) if first.products else 0.0
+    product = 0.0
+    if first.products:
+        product = ratio * length(first.products[0].values())
     slope = ratio * max(length(first.slopes.values()), product)
     sizes = {"value": slope, "gradient": product}
-    pairs = zip(first.named, other.named, strict=False)
-    return {
-        name: worst(
-            mine,
-            own,
-            [torch.tensor(sizes.get(name, product / ratio if ratio else 0.0))],
-        )[1]
-        for (name, mine), (_, own) in pairs
-    }
+    size_of_products = product / ratio if ratio else 0.0
+    differences = {}
+    for (name, mine), (_, theirs) in zip(first.named, other.named, strict=False):
+        size = torch.tensor(sizes.get(name, size_of_products))
+        _, differences[name] = worst(mine, theirs, [size])
+    return differences
 
 
 def refusal_of(
@@ -320,83 +342,75 @@ def refusal_of(
     explains the difference, a point one step away decides, since kinks at zeros (of
     biases, of penalties) are not there; if it is near another kink, nothing is refused.
     """
-    if (
-        here.failure
-        or len(here.products) < 2
-        or not all(map(_is_finite, here.products))
-    ):
+    if here.failure or len(here.products) < 2:
         return None
-    rounding = (
-        100 * torch.finfo(here.value.dtype).eps * _usual(objective, here, vectors[0])
-    )
+    if not all(map(_is_finite, here.products)):
+        return None
+    signs, ones = vectors
+    eps = torch.finfo(here.value.dtype).eps
+    rounding = _ROUNDOFFS * eps * _usual(objective, here, signs)
     # Shorter products may consist of rounding errors.
-    least = rounding * length(vectors[0].values()) / _ASYMMETRY
+    least = rounding * length(signs.values()) / _ASYMMETRY
     off = asymmetry(vectors, here.products, least)
-    ray = _ray(objective, here.reached, vectors[0])
-    if off > _ASYMMETRY and not ray.is_symmetric(vectors[1]):
-        return _refused(
-            objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT
-        )
-    product = (
-        here.products[0] if len(here.reached) == len(here.slopes) else ray.product()
-    )
+    asymmetric = f"{off:.2g} of their size"
+    ray = _ray(objective, here.reached, signs)
+    if off > _ASYMMETRY and not ray.is_symmetric(ones):
+        return _refused(objective, _NO_FUNCTION, asymmetric, _NO_GRADIENT)
+    product = here.products[0]
+    if len(here.reached) < len(here.slopes):
+        product = ray.product()
     where, at_kink = ray.off(product, rounding)
     if at_kink:
-        ray = _Ray(ray.problem, here.reached, vectors[0], moved=True)
-        where = "" if ray.is_outside else ray.off(ray.product(), rounding)[0]
+        ray = _Ray(ray.problem, here.reached, signs, moved=True)
+        where = ""
+        if not ray.is_outside:
+            where, _ = ray.off(ray.product(), rounding)
     if where:
-        remedy = DIFFERENCES if ray.is_symmetric(vectors[1]) else _NO_GRADIENT
+        remedy = DIFFERENCES if ray.is_symmetric(ones) else _NO_GRADIENT
         return _refused(
             objective,
             "autograd's second derivative does not match differences of the gradient of this loss",
             where,
             remedy,
         )
-    return (
-        _refused(objective, _NO_FUNCTION, f"{off:.2g} of their size", _NO_GRADIENT)
-        if off > _ASYMMETRY
-        else None
-    )
+    if off > _ASYMMETRY:
+        return _refused(objective, _NO_FUNCTION, asymmetric, _NO_GRADIENT)
+    return None
 
 
 def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> bool:
-    """Whether the gradient times a vector is the central difference of the loss along this vector.
+    """Whether the gradient g times a vector is the central difference of the loss along this vector.
 
-    It is not if autograd takes for a constant what changes the loss: detached values,
-    and what our contexts of evaluation may have taken from the graph.
+    |(L(w + h v) - L(w - h v)) / 2h - g.v| <= AGREE |g|, up to rounding. It is not if
+    autograd takes for a constant what changes the loss: detached values, and what our
+    contexts of evaluation may have taken from the graph.
     """
-    at = {name: one.detach() for name, one in leaves_of(objective, vector).items()}
-    along = {name: one.to(at[name]) for name, one in vector.items()}
-    h = step(
-        *(torch.cat([one.flatten() for one in some.values()]) for some in (at, along))
-    )
+    leaves = leaves_of(objective, vector)
+    at = {name: leaf.detach() for name, leaf in leaves.items()}
+    along = _like(vector, at)
+    h = step(_flat(at), _flat(along))
 
     def value(sign: int) -> float:
-        moved = {
-            name: (one + sign * h * along[name]).requires_grad_()
-            for name, one in at.items()
-        }
+        moved = {}
+        for name, weight in at.items():
+            moved[name] = (weight + sign * h * along[name]).requires_grad_()
         return float(derivatives(terms_of(objective, moved), moved, (), 0).value)
 
-    plus, minus = value(1), value(-1)
-    expected = float(
-        inner([*here.slopes.values()], [vector[name] for name in here.slopes])
-    )
-    rounding = 100 * torch.finfo(here.value.dtype).eps * abs(plus) / h
-    return (
-        abs((plus - minus) / (2 * h) - expected)
-        <= AGREE * length(here.slopes.values()) + rounding
-    )
+    ahead = value(1)
+    behind = value(-1)
+    slopes = list(here.slopes.values())
+    expected = float(inner(slopes, [vector[name] for name in here.slopes]))
+    rounding = _ROUNDOFFS * torch.finfo(here.value.dtype).eps * abs(ahead) / h
+    off = abs((ahead - behind) / (2 * h) - expected)
+    return off <= AGREE * length(slopes) + rounding
 
 
 def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray:
     """Return the loss along a vector, in float64 where the loss can be evaluated in it."""
     ray = _Ray(objective.cast(torch.float64), reached, vector)
-    return (
-        ray
-        if objective.dtype == torch.float64 or ray.can_be_evaluated
-        else _Ray(objective, reached, vector)
-    )
+    if objective.dtype == torch.float64 or ray.can_be_evaluated:
+        return ray
+    return _Ray(objective, reached, vector)
 
 
 def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
@@ -406,7 +420,10 @@ def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
 
 
 class _Ray:
-    """The loss along a vector that is zero for parameters which autograd does not reach; `moved`: a step away."""
+    """The loss L(w + h v) as a function of h, with v zero for parameters which autograd does not reach.
+
+    With `moved`, w is a step away from the weights (`step_of`).
+    """
 
     def __init__(
         self,
@@ -416,19 +433,18 @@ class _Ray:
         *,
         moved: bool = False,
     ) -> None:
-        self.problem, self._reached, self._is_moved = objective, reached, moved
+        self.problem = objective
+        self._reached = reached
+        self._is_moved = moved
         self._at = leaves_of(objective, vector)
         if moved:
             steps = step_of({name: one.detach() for name, one in self._at.items()})
-            self._at = {
-                name: (one.detach() + steps[name]).requires_grad_()
-                for name, one in self._at.items()
-            }
-        along = {name: one.to(self._at[name]) for name, one in vector.items()}
-        self.vector = {
-            name: one if name in reached else torch.zeros_like(one)
-            for name, one in along.items()
-        }
+            for name, leaf in self._at.items():
+                self._at[name] = (leaf.detach() + steps[name]).requires_grad_()
+        self.vector = _like(vector, self._at)
+        for name, along in self.vector.items():
+            if name not in reached:
+                self.vector[name] = torch.zeros_like(along)
 
     @cached_property
     def _inside(self) -> torch.dtype:
@@ -446,26 +462,24 @@ class _Ray:
         """
         if not self._reached:
             return 1.0
-        weights, vector = (
-            torch.cat([one.detach().flatten() for one in of.values()])
-            for of in (self._at, self.vector)
-        )
-        few = torch.finfo(self._inside)
-        if few.eps <= torch.finfo(weights.dtype).eps:
+        weights = _flat(self._at)
+        vector = _flat(self.vector)
+        eps = torch.finfo(self._inside).eps
+        if eps <= torch.finfo(weights.dtype).eps:
             return step(weights, vector)
-        return float((few.eps / 2) ** (1 / 2 - 1 / 3)) * step(
-            weights.to(self._inside), vector
-        )
+        # From the power 1/3 of differences.step to 1/2.
+        stretch = float((eps / 2) ** (1 / 2 - 1 / 3))
+        return stretch * step(weights.to(self._inside), vector)
 
     @property
     def is_outside(self) -> bool:
         """Whether the network changes the weights at this point when it is called (max_norm of an embedding)."""
-        moved = {
-            name: one.detach().clone().requires_grad_()
-            for name, one in self._at.items()
-        }
-        derivatives(terms_of(self.problem, moved), moved, (), 0)
-        return any(not torch.equal(one, self._at[name]) for name, one in moved.items())
+        called = {}
+        for name, leaf in self._at.items():
+            called[name] = leaf.detach().clone().requires_grad_()
+        derivatives(terms_of(self.problem, called), called, (), 0)
+        names = called.keys()
+        return not all(torch.equal(called[name], self._at[name]) for name in names)
 
     @property
     def can_be_evaluated(self) -> bool:
@@ -495,13 +509,12 @@ class _Ray:
         the worst one decides; a step away each is judged by itself.
         """
         beside = [torch.tensor(rounding / (AGREE * FLOOR))]
-        off = differing(
-            self.near, {name: one.double() for name, one in product.items()}, beside
-        )
-        wrong = sorted(
-            (name for name in off if off[name] > AGREE), key=lambda name: -off[name]
-        )
-        for name in wrong if self._is_moved else wrong[:1]:
+        exact = {name: one.double() for name, one in product.items()}
+        off = differing(self.near, exact, beside)
+        wrong = [name for name in off if off[name] > AGREE]
+        wrong.sort(key=lambda name: -off[name])
+        judged = wrong if self._is_moved else wrong[:1]
+        for name in judged:
             apart = length([self.near[name] - product[name]])
             if length([self._nearer[name] - self.near[name]]) <= _ALIKE * apart:
                 return f"{name}: off by {off[name]:.2g}", False
@@ -509,16 +522,15 @@ class _Ray:
 
     @cached_property
     def _nearer(self) -> Tensors:
+        """H v by differences with a shorter step, which crosses fewer kinks."""
         return self._differences(_NEARER.get(self._inside, _NEARER_OF_FEW_DIGITS))
 
     def _differences(self, stretch: float) -> Tensors:
         """Return H v by central differences of gradients; `stretch` multiplies the step."""
         h = stretch * self._step
-        plus, minus = (self._derivatives(sign * h, (), 1) for sign in (1, -1))
-        return {
-            name: (one - minus.slopes[name]) / (2 * h)
-            for name, one in plus.slopes.items()
-        }
+        ahead = self._derivatives(h, (), 1).slopes
+        behind = self._derivatives(-h, (), 1).slopes
+        return {name: (ahead[name] - behind[name]) / (2 * h) for name in ahead}
 
     def product(self) -> Tensors:
         """Return H v by double backward."""
@@ -527,22 +539,33 @@ class _Ray:
     def _derivatives(
         self, h: float, vectors: tuple[Tensors, ...], order: int
     ) -> Derivatives:
-        moved = {
-            name: (one.detach() + h * self.vector[name]).requires_grad_()
-            for name, one in self._at.items()
-        }
+        """Return the derivatives at w + h v."""
+        moved = {}
+        for name, leaf in self._at.items():
+            moved[name] = (leaf.detach() + h * self.vector[name]).requires_grad_()
         return derivatives(terms_of(self.problem, moved), moved, vectors, order)
 
 
 def asymmetry(
     vectors: Sequence[Tensors], products: Sequence[Tensors], least: float = 0.0
 ) -> float:
-    """Return |u.Hv - v.Hu| relative to the longer of Hu and Hv, or to `least` if both are shorter than that."""
-    (u, v), (hu, hv) = (
-        [list(one.values()) for one in some] for some in (vectors, products)
-    )
+    """Return |u.Hv - v.Hu| relative to the longer of Hu and Hv, or to `least` if both are shorter than that.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.witness import asymmetry
+    >>> vectors = [{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 1.0])}]
+    >>> matrix = torch.tensor([[1.0, 0.0], [1.0, 2.0]])
+    >>> asymmetry(vectors, [{"w": matrix @ vector["w"]} for vector in vectors])
+    0.5
+    """
+    u, v = (list(vector.values()) for vector in vectors)
+    hu, hv = (list(product.values()) for product in products)
     size = max(length(hu), length(hv), least)
-    return abs(float(inner(u, hv) - inner(v, hu))) / size if size else 0.0
+    if not size:
+        return 0.0
+    return abs(float(inner(u, hv) - inner(v, hu))) / size
 
 
 def _is_finite(product: Mapping[str, Tensor]) -> bool:
@@ -550,20 +573,17 @@ def _is_finite(product: Mapping[str, Tensor]) -> bool:
 
 
 def _refused(objective: Objective, what: str, got: str, remedy: str) -> UserError:
+    """Return the error, with the functions in the graph whose derivatives are written in Python."""
     at = leaves_of(objective, dict(objective.network.named_parameters()))
+    functions = set()
     with torch.enable_grad(), differentiable_twice():
-        functions = sorted(
-            {
-                name
-                for term in terms_of(objective, at)
-                for name in functions_of([term()])
-            }
-        )
+        for term in terms_of(objective, at):
+            functions |= functions_of([term()])
+    if functions:
+        got += f"; derivatives written in Python: {first_few(sorted(functions))}"
     return UserError(
         what,
-        got="; derivatives written in Python: ".join(
-            [got, first_few(functions)] if functions else [got]
-        ),
+        got=got,
         allowed="a network and a loss whose derivatives autograd computes, twice",
         remedy=remedy,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,20 @@ from hessfig.curvature.double_backward import (
 from hessfig.curvature.large.readouts import Direction, Readout
 
 _Edges = Sequence[GradientEdge | None]
+
+
+class _SplitGraph(NamedTuple):
+    """The graph of G(w, c) at c = dl/dh, for tangents and H_f."""
+
+    cotangent: Tensor
+    pulled: _Edges
+
+
+class _WholeGraph(NamedTuple):
+    """The graph of G(w, c(w)) with the gradient c of the loss as a function of w, for H."""
+
+    head: Direction
+    pulled: _Edges
 
 
 class Graphs:
@@ -48,28 +63,29 @@ class Graphs:
             self._value = features(leaves)
         reached = _leaves_of(self._value)
         self.paths = [path for path, leaf in leaves.items() if leaf in reached]
-        self.readout, self._at = readout, [leaves[path] for path in self.paths]
+        self.readout = readout
+        self._at = [leaves[path] for path in self.paths]
         self.value = self._value.detach()
-        self._split: tuple[Tensor, _Edges] | None = None
-        self._whole: tuple[Direction, _Edges] | None = None
-        self._of_all: Graphs | None = (
-            None  # not itself: a cycle would wait for the garbage collector
-        )
-        self._places = list(range(len(self.paths)))  # among those of all parameters
+        self._split: _SplitGraph | None = None
+        self._whole: _WholeGraph | None = None
+        # Not itself: a cycle would wait for the garbage collector.
+        self._of_all: Graphs | None = None
+        # Among those of all parameters.
+        self._places = list(range(len(self.paths)))
 
     def of(self, paths: Container[str]) -> Graphs:
         """Return the same graphs with derivatives in some of their parameters."""
+        whole = self._all
         some = copy.copy(self)
-        some._of_all = self._all
-        some._places = [
-            place for place in self._places if self._all.paths[place] in paths
-        ]
-        some.paths = [self._all.paths[place] for place in some._places]
-        some._at = [self._all._at[place] for place in some._places]
+        some._of_all = whole
+        some._places = [place for place in self._places if whole.paths[place] in paths]
+        some.paths = [whole.paths[place] for place in some._places]
+        some._at = [whole._at[place] for place in some._places]
         return some
 
     @property
     def _all(self) -> Graphs:
+        """The graphs in all parameters that h depends on."""
         return self if self._of_all is None else self._of_all
 
     @property
@@ -83,12 +99,14 @@ class Graphs:
         """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""
         if self._all._split is None:
             cotangent = self.readout.cotangent(self.value).requires_grad_()
-            self._all._split = (cotangent, self._all._pulled(cotangent))
+            pulled = self._all._pulled(cotangent)
+            self._all._split = _SplitGraph(cotangent, pulled)
         cotangent, pulled = self._all._split
-        slopes = self._along(
-            pulled, direction, [cotangent, *(self._at if second else [])]
-        )
-        return slopes[0], slopes[1:]
+        wanted = [cotangent]
+        if second:
+            wanted += self._at
+        tangent, *products = self._along(pulled, direction, wanted)
+        return tangent, products
 
     def multiply(
         self,
@@ -102,17 +120,17 @@ class Graphs:
             head = Direction()
             with torch.enable_grad():
                 cotangent = self.readout.differentiable(self._value, head)
-            self._all._whole = (head, self._all._pulled(cotangent))
+            self._all._whole = _WholeGraph(head, self._all._pulled(cotangent))
         head, pulled = self._all._whole
-        # A product within the code of a user.
-        others = (head.unembedding, head.with_weight, head.to_weight)
+        # The code of a user, which runs in a product, may multiply itself.
+        before = (head.unembedding, head.with_weight, head.to_weight)
         try:
             head.unembedding = unembedding
             head.with_weight = with_weight
             head.to_weight = None
             return self._along(pulled, direction, self._at), head.to_weight
         finally:
-            head.unembedding, head.with_weight, head.to_weight = others
+            head.unembedding, head.with_weight, head.to_weight = before
 
     def pull(self, cotangent: Tensor) -> list[Tensor]:
         """Return (dh/dw)^T `cotangent`, one tensor per path."""
@@ -122,41 +140,43 @@ class Graphs:
     def _pulled(self, cotangent: Tensor) -> _Edges:
         """Return the edges of G(w, c) in its graph; its values, as large as the network, are not kept."""
         with torch.enable_grad(), differentiable_twice():
-            pulled = of_second_order(
-                gradients(self._value, self._at, cotangent, create_graph=True)
-            )
+            pulled = gradients(self._value, self._at, cotangent, create_graph=True)
+            pulled = of_second_order(pulled)
         return [get_gradient_edge(one) if one.requires_grad else None for one in pulled]
 
     def _along(
         self, pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]
     ) -> list[Tensor]:
         """Return the gradient of <pulled, direction>."""
-        edges = [pulled[place] for place in self._places]
-        pairs = [
-            (edge, v)
-            for edge, v in zip(edges, direction, strict=True)
-            if edge is not None
-        ]
-        if not pairs:
+        edges = []
+        vectors = []
+        for place, vector in zip(self._places, direction, strict=True):
+            edge = pulled[place]
+            if edge is not None:
+                edges.append(edge)
+                vectors.append(vector)
+        if not edges:
             return [torch.zeros_like(tensor) for tensor in wanted]
-        along, vectors = zip(*pairs, strict=True)
         with differentiable_twice():
-            return list(
-                torch.autograd.grad(
-                    along, wanted, vectors, retain_graph=True, materialize_grads=True
-                )
+            products = torch.autograd.grad(
+                edges, wanted, vectors, retain_graph=True, materialize_grads=True
             )
+        return list(products)
 
 
 def _leaves_of(value: Tensor) -> set[Tensor]:
     """Return the leaves that a tensor depends on."""
-    leaves, seen, ahead = set(), set(), [value.grad_fn]
+    leaves = set()
+    seen = set()
+    ahead = [value.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaves |= {node.variable} if hasattr(node, "variable") else set()
+        # Only the nodes that accumulate the gradient of a leaf have it.
+        if hasattr(node, "variable"):
+            leaves.add(node.variable)
         ahead += [further for further, _ in node.next_functions]
     return leaves
 
@@ -170,10 +190,12 @@ class Totals:
     """
 
     def __init__(self, columns: Sequence[Tensor]) -> None:
-        self._empty = [
-            partial(torch.zeros, column.shape, dtype=column.dtype, device=column.device)
-            for column in columns
-        ]
+        # How to make each tensor, not the columns: they may be as large as the network.
+        self._zeros = []
+        for column in columns:
+            shape, dtype, device = column.shape, column.dtype, column.device
+            zeros = partial(torch.zeros, shape, dtype=dtype, device=device)
+            self._zeros.append(zeros)
         self._width = columns[0].shape[-1]
         self._sums: list[Tensor | None] = [None for _ in columns]
 
@@ -181,15 +203,16 @@ class Totals:
         """Add a piece of direction k."""
         total = self._sums[place]
         if self._width == 1:
-            self._sums[place] = (
-                piece.unsqueeze(-1) if total is None else total + piece.unsqueeze(-1)
-            )
+            piece = piece.unsqueeze(-1)
+            self._sums[place] = piece if total is None else total + piece
             return
         if total is None:
-            total = self._sums[place] = self._empty[place]()
+            total = self._sums[place] = self._zeros[place]()
         total[..., k] += piece
 
     def tensors(self) -> list[Tensor]:
         """Return the sums; zero for parameters to which nothing was added."""
-        pairs = zip(self._sums, self._empty, strict=True)
-        return [empty() if held is None else held for held, empty in pairs]
+        totals = []
+        for total, zeros in zip(self._sums, self._zeros, strict=True):
+            totals.append(zeros() if total is None else total)
+        return totals
