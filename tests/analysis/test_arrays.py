@@ -147,14 +147,10 @@ def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
     ("held", "message"),
     [
         ({"hessian": np.zeros((2, 2))}, r"shape \(2, 2\)"),
-        ({"hessian": np.zeros((6, 6), dtype=int)}, r"shape \(6, 6\)"),
         ({"sizes": [2, 3]}, "shape"),
-        ({"sizes": [2, 5, -1]}, "shape"),
         ({"hessian": np.array([[object()]])}, "allow_pickle=False"),
         ({"label": None}, "label"),
-        ({"label": "{"}, "stored Hessian"),
         ({"label": "{}"}, "variant"),
-        ({"label": "[]"}, "stored Hessian"),
         ({"names": None}, "names"),
     ],
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.errors import UserError
+from tests.daily import daily
 
 torch.manual_seed(0)
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -75,9 +76,7 @@ def tied() -> nn.Module:
 PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "no names": ({"weights": {}}, "weights: no names"),
     "a list of names": ({"weights": ["weight"]}, "weights: no names"),
-    "a number for names": ({"weights": 3}, "weights: no names"),
     "a name that is a number": ({"weights": {1: "weight"}}, "a name is plain text"),
-    "a name without a parameter": ({"weights": {"a": None}}, "no parameter None"),
     "an empty group": ({"weights": {"a": []}}, "group a is empty"),
     "a group with a weight twice": (
         {"weights": {"a": ["weight", "weight"]}},
@@ -95,35 +94,20 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
         {"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}},
         "twice",
     ),
-    "three for a view": ({"weights": {"a": ("weight", 0, 1)}}, "no parameter"),
     "a module for a weight": ({"weights": {"a": NET}}, "no parameter"),
     "a layer beyond all": (
         {"weights": {"a@99999999999999999999": "weight"}},
         "a name is plain text",
     ),
-    "a layer in small digits": ({"weights": {"a@²": "weight"}}, "a name is plain text"),
     "an empty slice": (
         {"weights": {"a": ("weight", numpy.s_[2:2])}},
         "slice of a is not one",
     ),
-    "a backward slice": (
-        {"weights": {"a": ("weight", numpy.s_[::-1])}},
-        "slice of a is not one",
-    ),
-    "a word for a slice": (
-        {"weights": {"a": ("weight", 10**30)}},
-        "slice of a is not one",
-    ),
     "no network": ({"network": None}, "network is not a module"),
     "a function": ({"network": lambda x: x}, "network is not a module"),
-    "a class": ({"network": nn.Linear}, "network is not a module"),
     "no parameters": ({"network": nn.Tanh()}, "there are none"),
     "complex parameters": (
         {"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))},
-        "no dense real",
-    ),
-    "sparse parameters": (
-        {"network": Then(lambda f: f, k=held(torch.eye(2).to_sparse()))},
         "no dense real",
     ),
     "a lazy network": (
@@ -147,25 +131,12 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
         {"network": Then(lambda f: f.to(torch.cfloat))},
         "output is not a tensor of real",
     ),
-    "whole outputs": (
-        {"network": Then(lambda f: f.long())},
-        "output is not a tensor of real",
-    ),
     "random outputs": (
         {"network": Then(lambda f: f + torch.rand(2))},
         "change from call to call",
     ),
     "no inputs": ({"inputs": None}, "are not tensors"),
-    "no batches": ({"inputs": [], "targets": []}, "are not tensors"),
     "no samples": ({"inputs": X[:0], "targets": Y[:0]}, "inputs: no sample"),
-    "an empty batch among others": (
-        {"inputs": [X, X[:0]], "targets": [Y, Y[:0]]},
-        "inputs: no sample",
-    ),
-    "a batch that is none": (
-        {"inputs": [X, None], "targets": [Y, Y]},
-        "are not tensors",
-    ),
     "more targets than inputs": ({"targets": [Y, Y]}, "are not tensors"),
     "batches of odd shapes": (
         {"inputs": [X, X[:, :2]], "targets": [Y, Y]},
@@ -174,8 +145,6 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "a single number": ({"inputs": torch.tensor(1.0)}, "a single number"),
     "sparse inputs": ({"inputs": X.to_sparse()}, "that is sparse"),
     "complex inputs": ({"inputs": X.to(torch.cfloat)}, "that is complex"),
-    "inputs without numbers": ({"inputs": X.to("meta")}, "that is meta"),
-    "whole numbers as inputs": ({"inputs": X.long()}, "network raises RuntimeError"),
     "a class that is not there": ({"targets": Y + 5}, "loss raises IndexError"),
     "too few targets": ({"targets": Y[:2]}, "loss raises ValueError"),
     "every target ignored": (
@@ -187,17 +156,9 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": nn.CrossEntropyLoss(reduction="none")},
         "loss is not known",
     ),
-    "an odd reduction": (
-        {"loss": Loss(lambda f, y: f.mean(), reduction=torch.ones(2))},
-        "loss is not known",
-    ),
     "a constant loss": (
         {"loss": Loss(lambda f, y: torch.tensor(1.0))},
         "no derivative(.|\n)*detached",
-    ),
-    "a detached loss": (
-        {"loss": Loss(lambda f, y: f.detach().mean())},
-        "no derivative",
     ),
     "a loss of targets alone": (
         {"loss": Loss(lambda f, y: torch.ones((), requires_grad=True))},
@@ -232,70 +193,40 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
 }
 REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
     "blocks=3": ({"blocks": 3}, "blocks: a name, or a list"),
-    "blocks=None": ({"blocks": None}, "blocks: a name, or a list"),
     "blocks=[]": ({"blocks": []}, "blocks: a name, or a list"),
     "blocks of three": (
         {"blocks": [("weight", "weight", "bias")]},
         "blocks: a name, or a list",
     ),
-    "blocks of lists": ({"blocks": [[["weight"]]]}, "blocks: a name, or a list"),
-    "blocks of numpy": (
-        {"blocks": numpy.array(["weight"])},
-        "blocks: a name, or a list",
-    ),
     "blocks misspelt": ({"blocks": "wieght"}, "did you mean 'weight'"),
-    "blocks of no layer": ({"blocks": ["weight@²"]}, "not in layer ²"),
     "blocks of a long layer": (
         {"blocks": ["weight@" + "9" * 5000]},
         "not in layer 999",
     ),
     "30 000 blocks": ({"blocks": ["weight"] * 30_000}, "too many"),
     "no parts": ({"parts": []}, "parts: a name, or a list"),
-    "parts of sets": ({"parts": {"H"}}, "parts: a name, or a list"),
-    "parts of lists": ({"parts": [["H"]]}, "parts: a name, or a list"),
     "parts misspelt": ({"parts": ["Ho"]}, "did you mean 'H_o'"),
     "parts twice": ({"parts": ["H", "H"]}, "parts: each is named once"),
     "quantities=None": ({"quantities": None}, "quantities: a name, or a list"),
-    "quantities=[]": ({"quantities": []}, "quantities: a name, or a list"),
-    "quantities of lists": (
-        {"quantities": [["trace"]]},
-        "quantities: a name, or a list",
-    ),
     "quantities misspelt": ({"quantities": "trac"}, "did you mean 'trace'"),
     "quantities without a task": ({"quantities": "accuracy"}, "no examples besides"),
     "estimator=None": ({"estimator": None}, "estimator: there is no such choice"),
     "estimator misspelt": ({"estimator": "hutchison"}, "did you mean 'hutchinson'"),
-    "num_probes=1.5": ({"num_probes": 1.5}, "num_probes: a whole number"),
-    "num_probes=None": ({"num_probes": None}, "num_probes: a whole number"),
     "num_probes=True": ({"num_probes": True}, "num_probes: a whole number"),
-    "num_probes=-1": ({"num_probes": -1}, "num_probes: a whole number"),
     "num_probes=0": ({"num_probes": 0}, "num_probes: a whole number"),
-    "num_probes=10**9": (
-        {"num_probes": 10**9},
-        "num_probes: a whole number(.|\n)*from 1 to",
-    ),
     "num_probes=2": ({"num_probes": 2}, "a third of its probes"),
-    "seed=x": ({"seed": "x"}, "seed: a whole number"),
     "seed=True": ({"seed": True}, "seed: a whole number"),
     "seed=-1": ({"seed": -1}, "seed: a whole number(.|\n)*from 0 to"),
-    "seed=10**30": ({"seed": 10**30}, "seed: a whole number(.|\n)*from 0 to"),
     "device=meta": ({"device": "meta"}, "device: it is not there"),
-    "device=nonsense": ({"device": "nonsense"}, "device: it is not there"),
     "device=cuda:99": ({"device": "cuda:99"}, "device: it is not there"),
-    "device=None": ({"device": None}, "device: it is not there"),
     "dtype=float16": ({"dtype": "float16"}, "did you mean 'float64'"),
     "dtype of torch": (
         {"dtype": torch.float64},
         "dtype: there is no such choice(.|\n)*float32",
     ),
     "spectrum=3": ({"spectrum": 3}, "spectrum: no settings"),
-    "spectrum by number": ({"spectrum": {1: 2}}, "spectrum: there is no such choice"),
     "spectrum.k=True": ({"spectrum": {"k": True}}, "spectrum.k is of another kind"),
     "spectrum.k=10**30": ({"spectrum": {"k": 10**30}}, "spectrum.k is too large"),
-    "spectrum.tolerance=nan": (
-        {"spectrum": {"tolerance": float("nan")}},
-        "spectrum.tolerance",
-    ),
     "spectrum.probes of lists": (
         {"spectrum": {"probes": ["gaussian"]}},
         "spectrum.probes: there is no such",
@@ -464,7 +395,7 @@ QUANTITIES = (
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
-@pytest.mark.parametrize("place", ["inputs", "weights"])
+@pytest.mark.parametrize("place", daily(["inputs", "weights"], "weights"))
 @pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples"
 )

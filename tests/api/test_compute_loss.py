@@ -21,11 +21,28 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.models.identity import identity
 from tests.api.any_functions import CASES, Case, log_probability, mlp
+from tests.daily import daily
 from tests.double_backward import hessian
 from tests.odd_functions import Cube
 from tests.runs import here
 
 SMALL = [name for name in CASES if not name.startswith("large")]
+# Each is of the kind of another one.
+ALIKE = (
+    "denoising_autoencoder",
+    "contrastive_pairs_over_batches",
+    "preference_of_an_object",
+    "poisson",
+    "batch_of_graphs",
+    "ragged_texts",
+    "distillation",
+    "two_inner_steps_of_kept_parameters",
+    "variational_autoencoder_with_a_generator",
+    "counted_calls",
+    "numbers_of_numpy",
+    "data_set_of_batches",
+)
+DAILY = [name for name in SMALL if name not in ALIKE]
 LARGE = [name for name in CASES if name.startswith("large")]
 
 
@@ -96,7 +113,7 @@ def check(found: Tensor, truth: Tensor, case: Case, allowed: float) -> None:
         assert float((rows - other).norm()) <= allowed * size
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", daily(SMALL, *DAILY))
 def test_every_function_equals_double_backward_by_parameter(name: str) -> None:
     make = CASES[name]
     truth, case = dense(make), make()
@@ -309,7 +326,9 @@ SPLIT: dict[
 }
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize(
+    "name", daily(SPLIT, "denoising_autoencoder", "preference", "oscillator")
+)
 def test_h_o_and_h_f_are_those_of_the_definition(name: str) -> None:
     """H_o = J^T B J and H_f = sum_i (dl / df_i) d^2 f_i, by products with one vector, of the user's own objects."""
     compute_outputs, compute_loss = SPLIT[name]
@@ -798,7 +817,7 @@ class Counting(nn.Module):
         return torch.tanh(self.layer(x))
 
 
-@pytest.mark.parametrize("depth", [1, 8, 30])
+@pytest.mark.parametrize("depth", daily([1, 8, 30], 8))
 @pytest.mark.parametrize("form", ["compute_loss", "loss"])
 def test_a_network_nested_deeply_keeps_its_own_tensors(
     depth: int, form: str, tmp_path: Path

@@ -50,10 +50,7 @@ class Heads(nn.Module):
 
 REFUSED: dict[str, Callable[[], hessfig.Problem]] = {
     "a network that returns its loss": lambda: hessfig.Problem(OwnLoss(), X),
-    "a loss of two inputs": lambda: hessfig.Problem(PairLoss(), (X, Y)),
-    "a loss of three inputs": lambda: hessfig.Problem(OwnLoss(), (X, Y, Y)),
     "a dictionary without labels": lambda: hessfig.Problem(OwnLoss(), {"x": X, "y": Y}),
-    "an object": lambda: hessfig.Problem(OwnLoss(), object()),
     "several outputs": lambda: hessfig.Problem(Heads(), X, Y, "mse"),
     "a dictionary of targets": lambda: hessfig.Problem(Heads(), X, {"a": Y}, "mse"),
     "several batches of a loss": lambda: hessfig.Problem(
@@ -61,9 +58,6 @@ REFUSED: dict[str, Callable[[], hessfig.Problem]] = {
     ),
     "a loss of batches": lambda: hessfig.Problem(
         nn.Linear(4, 2), [X, X], [Y, Y], lambda o, y: (o - y).std()
-    ),
-    "a loss that is no number": lambda: hessfig.Problem(
-        nn.Linear(4, 2), X, Y, lambda o, y: o - y
     ),
     "an unknown loss": lambda: hessfig.Problem(nn.Linear(4, 2), X, Y, "hinge"),
 }

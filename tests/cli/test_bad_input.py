@@ -31,25 +31,17 @@ BAD = {
         "model.n_heads",
         "did you mean 'model.d_model'?",
     ],
-    ("run", "d_model=4"): ["no setting 'd_model'", "did you mean 'model.d_model'?"],
     ("run", "+seeeds=4"): ["no setting 'seeeds'", "did you mean 'seeds'?"],
     ("run", "+seeds=4"): ["no + is needed", "got:     +seeds=4", "remedy:  seeds=4"],
-    ("run", "task@model=addition"): [
-        "no + is needed",
-        "task@model=addition",
-        "remedy:  task=addition",
-    ],
     ("run", "~grid.points"): [
         "grid.points cannot be taken away",
         "~grid.points",
         "another value",
     ],
-    ("run", "~model"): ["model cannot be taken away", "model=VALUE"],
     ("run", "hydra.run.dir=x"): ["no setting 'hydra.run.dir'", "hydra.run.dir=x"],
     ("run", "config_dir=x"): ["config_dir is not given so", "--config-dir FOLDER"],
     ("run", "seeds"): ["cannot read 'seeds'", "key=value"],
     ("run", "sigma"): ["cannot read 'sigma'", "key=value", "sweep=sigma"],
-    ("run", "sweep"): ["cannot read 'sweep'", "sweep=VALUE", "hessfig run --help"],
     ("run", "gpt2"): ["did you mean sweep=gpt2 or figure=gpt2 or model=gpt2?"],
     ("run", f"model.d_model={'[' * 900}{']' * 900}"): ["cannot read 'model.d_model=[["],
     ("run", f"seeds={'f(' * 900}{')' * 900}"): ["cannot read 'seeds=f(f("],
@@ -57,24 +49,14 @@ BAD = {
     ("run", f"blocks=[{','.join(['W_V'] * 30000)}]"): ["30000 entries", "at most 2000"],
     ("run", "-m", "seeds=1,2"): ["no flag '-m'", "--config-dir, --cfg"],
     ("run", "seeds=[1"): ["cannot read 'seeds=[1'", "key=value", "quote"],
-    ("run", "--config-name=nope"): [
-        "no flag '--config-name=nope'",
-        "--config-dir, --cfg",
-    ],
     ("run", "--sweep=sigma"): [
         "no flag '--sweep=sigma'",
         "settings have no dashes: sweep=sigma",
-    ],
-    ("run", "--model.d-model=4"): ["settings have no dashes: model.d_model=4"],
-    ("plot", "--figure"): [
-        "no flag '--figure'",
-        "settings have no dashes: figure=VALUE",
     ],
     ("slopes", "sweep=gate"): [
         "no sweep 'gate'",
         "--config-dir FOLDER, a folder of yours with sweep/gate.yaml",
     ],
-    ("run", "-x"): ["no flag '-x'", "--help"],
     ("run", "--cfg", "hydra"): ["--cfg", "got:     hydra", "allowed: job"],
     ("run", "--config-dir"): ["no such folder", "sweep/"],
     ("run", "--config-dir", "nowhere"): [
@@ -84,21 +66,11 @@ BAD = {
     ],
     ("run", "-cd=nowhere", "--help"): ["no such folder", "nowhere"],
     ("run", "blocks=3"): ["blocks is not a list of names", "got:     3", "for example"],
-    ("run", "blocks=true"): [
-        "blocks is not a list of names",
-        "got:     True",
-        "for example",
-    ],
     ("run", "parts=[[H]]"): ["parts must be a list", "[['H']]", "parts=[H_o,H_f,H]"],
-    ("run", "parts=null"): ["parts must be a list", "parts=null", "parts=[H_o,H_f,H]"],
     ("run", "grid.values=[[1]]"): [
         "grid.values must be a list of numbers",
         "[[1]]",
         "grid.values=null",
-    ],
-    ("run", "grid.values=[a]"): [
-        "grid.values must be a list of numbers",
-        "grid.values=[a]",
     ],
     ("run", "output_dir=${nope}"): [
         "output_dir: interpolation key 'nope'",
@@ -110,13 +82,11 @@ BAD = {
         "seeds=${seeds}",
         "plain value",
     ],
-    ("run", "output_dir=${output_dir}"): ["recursive", "output_dir=${output_dir}"],
     ("run", "sweep.name=.."): [
         "sweep.name is the name of a folder",
         "'..'",
         "sweep.name=mine",
     ],
-    ("run", "sweep.name=../x"): ["sweep.name is the name of a folder", "'../x'"],
     ("run", "sweep.name="): ["sweep.name is the name of a folder", "''"],
     ("run", "sweep.vary={model.n_hed: [1, 2]}"): [
         "no setting 'model.n_hed'",
@@ -138,7 +108,6 @@ BAD = {
         "tolerance=0.2",
         "hessfig slopes, check",
     ],
-    ("run", "figure=3a"): ["run does not read figure", "hessfig plot"],
     ("status", "dry_run=true"): ["status does not read dry_run", "hessfig run"],
     ("run", "estimator=hutchinsen"): [
         "no estimator 'hutchinsen'",
@@ -147,7 +116,6 @@ BAD = {
     ],
     ("run", "grid.values=[0.1,-1]"): ["grid.values[1]", "-1.0", "finite numbers > 0"],
     ("run", "grid.low=0"): ["grid.low", "got:     0", "a finite number > 0"],
-    ("run", "grid.values=[nan]"): ["grid.values[0]", "nan", "finite numbers > 0"],
     ("run", "grid.values=[]"): [
         "grid.values is empty",
         "[]",
@@ -190,17 +158,10 @@ BAD = {
         "got:     seeds=1,2",
         "repeat the command",
     ],
-    ("run", "seeds=x"): ["seeds", "got:     seeds=x", "a whole number"],
-    ("run", "seeds=glob(*)"): ["seeds has several values", "repeat the command"],
-    ("run", "seeds=interval(1,2)"): ["seeds has several values", "repeat the command"],
     ("run", "estimator.num_probes=0"): [
         "estimator.num_probes",
         "got:     0",
         "whole number from 1",
-    ],
-    ("run", "estimator.num_probes=1000000000"): [
-        "num_probes is too large",
-        "to 100000",
     ],
     ("run", "estimator=xtrace", "estimator.num_probes=7"): [
         "half its products",
@@ -219,7 +180,6 @@ BAD = {
         "got:     0",
         "a whole number from 1 to 2000",
     ],
-    ("run", "blocks=[W_X]"): ["no weight named 'W_X'", "W_pos", "did you mean"],
     ("run", "blocks=[W_QK]"): [
         "this model has no weight W_QK",
         "W_pos",
@@ -230,21 +190,6 @@ BAD = {
         "model.query_key=separate",
         "W_pos",
         "take another model: model.query_key=single",
-    ],
-    ("run", "model.query_key=single", "blocks=[W_K]"): [
-        "no weight W_K",
-        "got:     W_K",
-        "model.query_key=separate",
-    ],
-    ("run", "sweep=softmax", "blocks=[W_in]"): [
-        "no weight W_in (model.mlp=none)",
-        "W_O",
-        "model.mlp=relu",
-    ],
-    ("run", "sweep=mlp", "blocks=[W_V]"): [
-        "no weight W_V (model.kind=linear_mlp)",
-        "pairs of W",
-        "model=gpt2",
     ],
     ("run", "estimator=dense"): [
         "estimator=dense",
@@ -263,37 +208,17 @@ BAD = {
         "got:     model.sink=heads",
         "none, scores, embedding",
     ],
-    ("run", "model.sink=both", "model.sink_beta=-1"): [
-        "model.sink_beta",
-        "got:     -1.0",
-        ">= 0",
-    ],
     ("run", "model.sink=both", "model.sink_beta=2", "model.attention=linear"): [
         "no softmax",
         "model.sink=embedding",
-    ],
-    ("run", "model.weight_scale=0"): ["model.weight_scale", "got:     0.0", "> 0"],
-    ("run", "model.scaled_weight=W_U"): [
-        "model.scaled_weight must be",
-        "W_Q|W_K|W_V",
-        "null",
     ],
     ("run", "model.scaled_weight=mlp", "model.weight_scale=2", "model.mlp=none"): [
         "draws no weight mlp",
         "W_Q, W_K, W_V, W_O",
     ],
-    ("run", "model.initialisation=xavier"): [
-        "model.initialisation must be",
-        "paper, gpt2",
-    ],
     ("run", "model=mlp", "model.mlp=none", "blocks=[W_in]"): [
         "nothing but an MLP",
         "model.mlp=relu",
-    ],
-    ("run", "model=mlp"): [
-        "no weight W_V (model.kind=mlp)",
-        "W_E, W_in, W_U",
-        "model=gpt2",
     ],
     ("run", "model=mlp", "estimator=exact", "blocks=[W_in]"): [
         "no exact H_o",
@@ -305,7 +230,6 @@ BAD = {
         "task.data=addition, model.kind=vit",
         "remedy:  task=digits",
     ],
-    ("run", "task=digits"): ["do not fit", "digits with vit", "remedy:  task=addition"],
     ("run", "task=text", "task.path=nowhere.txt"): [
         "task.path: there is no such file",
         "UTF-8",
@@ -313,10 +237,6 @@ BAD = {
     ("run", "task=text", "task.length=1"): [
         "no character of a window",
         "task.length=64",
-    ],
-    ("run", "model=mlp", "task=text"): [
-        "task.data and model.kind do not fit",
-        "text with transformer",
     ],
     ("run", "model=cnn", "task=digits", "model.norm=pre"): [
         "GroupNorm behind every convolution",
@@ -326,32 +246,18 @@ BAD = {
         "task.path is read with task.data=digits|tokens",
         "leave task.path out",
     ],
-    ("run", "model=vit", "task=digits", "task.path=own.npz"): [
-        "there is no such file",
-        "images (n, 8, 8)",
-    ],
     ("run", "model=vit", "task=digits", "model.patch=3"): [
         "side of 8 pixels",
         "1, 2, 4, 8",
-    ],
-    ("run", "model=vit", "task=digits", "model.n_heads=3"): [
-        "does not divide",
-        "d_model=16, n_heads=3",
     ],
     ("run", "model=vit", "task=digits", "task.batch_size=1438"): [
         "training pictures",
         "1 to 1437",
     ],
-    ("run", "blocks=[W_patch]"): ["no weight W_patch", "model=vit task=digits"],
     ("run", "model=huggingface"): [
         "do not fit",
         "tokens with huggingface",
         "remedy:  task=tokens",
-    ],
-    ("run", "task=tokens"): [
-        "do not fit",
-        "task.data=tokens",
-        "remedy:  task=addition",
     ],
     ("run", "sweep=gpt2", "model.path=nowhere"): [
         "no such folder",
@@ -362,17 +268,11 @@ BAD = {
         "is not known here",
         "did you mean 'gpt2'?",
     ],
-    ("run", "sweep=gpt2", "memory=lots"): ["memory", "got:     lots", "memory=8GB"],
     ("run", "sweep=gpt2", "memory=10MB"): [
         "too little for one sequence",
         "at least",
         "memory=0.",
     ],
-    ("run", "sweep=gpt2", "task.path=nowhere.npy"): [
-        "there is no such file",
-        "whole numbers",
-    ],
-    ("run", "sweep=gpt2", "task.length=1"): ["task.", "got:     ", "allowed: "],
     ("run", "sweep=gpt2", "task.length=32", "model.options={n_positions: 16}"): [
         "context",
         "at most 16",
@@ -394,10 +294,6 @@ BAD = {
         "config.json",
         "model.path=DIR",
     ],
-    ("run", "model=transformer_lens", "task=tokens", "model.path=nowhere"): [
-        "no such folder",
-        "state.pth",
-    ],
     ("run", "dtype=float16"): ["dtype", "float16", "float64, float32"],
     ("run", "shard=9/8"): [
         "shard: there is no such share",
@@ -406,12 +302,6 @@ BAD = {
         "shard=8/8",
     ],
     ("run", "shard=auto"): ["Slurm does not say which share this is", "shard=K/N"],
-    ("run", "shard=0/8"): [
-        "shard: there is no such share",
-        "got:     0/8",
-        "shard=1/8",
-    ],
-    ("run", "shard=x"): ["shard: there is no such share", "got:     x", "shard=2/8"],
     ("run", "shard=1/2", "launcher=slurm"): [
         "are shards themselves",
         "leave shard out",
@@ -426,28 +316,12 @@ BAD = {
         "got:     1:30",
         "HH:MM:SS",
     ],
-    ("run", "launcher=slurm", "launcher.memory=16"): [
-        "launcher.memory",
-        "got:     16",
-        "launcher.memory=16GB",
-    ],
     ("run", "launcher=slurm", "launcher.partition='a b'"): [
         "launcher.partition",
         "a b",
         "without blanks",
     ],
-    ("run", "launcher=slurm", "launcher.tasks=0"): [
-        "launcher.tasks",
-        "got:     0",
-        "launcher.tasks=1",
-    ],
-    ("run", "launcher=slurm", "launcher.options=[qos]"): [
-        "launcher.options",
-        "got:     qos",
-        "--qos=short",
-    ],
     ("run", "launcher=slurm", "device=gpu"): ["device", "got:     gpu", "cuda"],
-    ("status", "shard=1/2"): ["status does not read shard", "hessfig run"],
     ("plot", "figure=3z"): ["no figure '3z'", "3a", "did you mean"],
     ("plot", "figure=3a", r'figure.title="$\frac{1}{0$"'): [
         "figure.title: this formula cannot be read at character 6"
@@ -464,10 +338,6 @@ BAD = {
         "workers=2",
         "for hessfig run, slice, status",
     ],
-    ("plot", "figure=3a", "dry_run=true"): ["plot does not read dry_run"],
-    ("plot", "figure=3a", "tolerance=1"): ["plot does not read tolerance"],
-    ("plot", "figure=3a", "device=cuda"): ["plot does not read device"],
-    ("plot", "figure=3a", "figure.order=3"): ["plot does not read figure.order"],
     ("plot", "figure=3a", "sweep=depht"): [
         "there is no sweep 'depht'",
         "did you mean 'depth'",
@@ -489,22 +359,13 @@ BAD = {
         "figure.sweep: there is no sweep ''",
         "layernorm",
     ],
-    ("plot", "figure=3a", "figure.sweep=sigm"): [
-        "no sweep 'sigm'",
-        "did you mean 'sigma'?",
-    ],
     ("plot", "figure=3a", "figure.name=/../../x"): [
         "figure.name is the name of a file",
         "'/../../x'",
     ],
-    ("plot", "figure=3a", "figure.sweep=../x"): [
-        "figure.sweep is the name of a folder",
-        "'../x'",
-    ],
     ("plot", "3a"): ["cannot read '3a'", "figure=3a"],
     ("plot",): ["no figure chosen", "figure=NAME", "plot --help"],
     ("plot", "figure=3a"): ["sigma/table.csv is missing", "hessfig run sweep=sigma"],
-    ("plot", "figure=6"): ["depth/table.csv is missing", "hessfig run sweep=depth"],
     ("slopes", "sweep=sigma"): [
         "sigma/table.csv is missing",
         "hessfig run sweep=sigma",

@@ -88,11 +88,6 @@ BAD = {
         "no setting 'sweep.nam'",
         "did you mean 'sweep.name'",
     ),
-    "top": (
-        "# @package _global_\nseds: 3",
-        "no setting 'seds'",
-        "did you mean 'seeds'",
-    ),
     "package": ("seeds: 3", "no setting 'sweep.seeds'", "# @package _global_"),
     "value": (
         "# @package _global_\nseeds: x",
@@ -111,18 +106,8 @@ BAD = {
         "duplicate key seeds",
     ),
     "list": ("- 3", "does not hold settings by name", "key: value"),
-    "choice": (
-        "# @package _global_\ndefaults:\n  - override /model: gpt",
-        "no model 'gpt'",
-        "did you mean 'gpt2'",
-    ),
     "name": (
         "# @package _global_\nsweep: {name: sigma}",
-        "does not name itself",
-        "sweep.name: bad",
-    ),
-    "nameless": (
-        "# @package _global_\nseeds: 3",
         "does not name itself",
         "sweep.name: bad",
     ),

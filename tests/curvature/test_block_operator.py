@@ -347,14 +347,9 @@ def test_vectors_by_name() -> None:
         (lambda p: p.operator("W_1", "H_x"), "parts: there is no such choice"),
         (lambda p: p.operator("W_*"), "matches several blocks"),
         (lambda p: p.operator("W_1") @ torch.ones(3), "the vector does not fit"),
-        (lambda p: p.operator("W_1")._check([1.0] * 30), "the vector does not fit"),
         (
             lambda p: p.operator("W_1").flatten({"W_2": torch.ones(3, 6)}),
             "not tensors of the block's weights",
-        ),
-        (
-            lambda p: p.operator("W_1").split(torch.ones(30), parts=["H_x"]),
-            "there is no such part",
         ),
         (
             lambda p: p.operator(("W_1", "W_2")).solve(torch.ones(30)),
@@ -370,7 +365,6 @@ def test_vectors_by_name() -> None:
             ),
             "does not fit",
         ),
-        (lambda p: p.approximation("newton", "W_1"), "name: there is no such choice"),
         (lambda p: p.approximation("kfac", "gain"), "kfac is not defined here"),
         (
             lambda p: p.approximation("empirical_fisher", "W_1").solve(torch.ones(30)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,13 @@ import numpy as np
 import pytest
 import torch
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
-from scipy.linalg import polar
 from torch import Tensor, nn
-from torch.func import functional_call, hessian, jacrev
 
+import hessfig
 from hessfig.config.enums import Data, Kind, Method
 from hessfig.config.of_quantities import ApproximationConfig
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
-from hessfig.config.training_settings import TrainingConfig
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
 from hessfig.curvature.approximations.named import Material, SampleGradients
 from hessfig.curvature.problem import Objective
@@ -38,7 +37,6 @@ from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem, toy_task, training_config
 
 A = Approximation
-BATCH_SIZE = 5
 VIT = ModelConfig(
     kind=Kind.vit, d_model=4, n_heads=2, d_mlp=5, patch=4, norm=Norm.post, mlp=MLP.gelu
 )
@@ -53,13 +51,9 @@ NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
     "transformer": (
         ARCHITECTURES["heads"],
         toy_task(ARCHITECTURES["heads"]),
-        [Matrix.W_Q, Matrix.W_V, Matrix.W_O, Matrix.W_in],
+        [Matrix.W_Q, Matrix.W_O, Matrix.W_in],
     ),
-    "shared keys": (
-        SHARED,
-        toy_task(SHARED),
-        [Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O],
-    ),
+    "shared keys": (SHARED, toy_task(SHARED), [Matrix.W_K, Matrix.W_V]),
     "vit": (VIT, PICTURES, [Matrix.W_K, Matrix.W_V, Matrix.W_out]),
     "mlp": (
         ModelConfig(kind=Kind.mlp, d_model=2, d_mlp=4, mlp=MLP.gelu),
@@ -67,7 +61,6 @@ NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
         [Matrix.W_in],
     ),
 }
-HEADED = (Matrix.W_Q, Matrix.W_K, Matrix.W_V, Matrix.W_O)
 Values = dict[tuple[str, str, str], tuple[float, float | None]]
 
 
@@ -98,7 +91,6 @@ def settings(
         task=task,
         blocks=blocks,
         approximation=ApproximationConfig(names=list(names)),
-        training=TrainingConfig(batch_size=BATCH_SIZE),
         **{"estimator": EstimatorConfig(Method.auto), **more},
     )
 
@@ -116,181 +108,6 @@ class Scored(nn.Module):
         ]
 
 
-class Oracle:
-    """All approximations of one block by definition: dense Jacobians and Hessians of torch.func, loops over samples."""
-
-    def __init__(self, objective: Objective, name: Matrix, heads: int) -> None:
-        self.problem, self.name, self.heads = objective, name, heads
-        self.body = Scored(objective)
-        (self.weight,) = objective.layout.side(1, name)
-        self.path = f"network.{self.weight.parameter}"
-        self.at = objective.weight(1, name).detach().clone()
-        self.m, self.n = self.at.shape
-        self.block = {
-            part: blocks[name, name]
-            for part, blocks in dense_oracle(objective, 1, [name]).items()
-        }
-        self.outputs = self.of(self.at).detach()
-        self.terms = (
-            self.outputs.numel()
-            if objective.batch.targets.is_floating_point()
-            else self.outputs[..., 0].numel()
-        )
-
-    def of(self, weight: Tensor) -> Tensor:
-        """Return the outputs (batch, scored, width) at a weight."""
-        return functional_call(
-            self.body, {self.path: weight}, (self.problem.batch.inputs,)
-        )
-
-    def matrices(self) -> dict[Approximation, Tensor]:
-        """Return every approximation that is not made of the block itself, as a matrix."""
-        shares = self.shares()
-        mean, count = shares.sum(0), len(shares)
-        moment = mean**2 + (count * (shares**2).sum(0) - mean**2) / BATCH_SIZE
-        G, each = mean.view(self.m, self.n), shares.view(-1, self.m, self.n) * count
-        spread_left, spread_right = (
-            g @ g.T
-            + (sum(one @ one.T for one in singles) / count - g @ g.T) / BATCH_SIZE
-            for g, singles in ((G, each), (G.T, each.mT))
-        )
-        self.factors = spread_left, spread_right
-        left, right, reduced = self.kfac()
-        Q = torch.kron(torch.linalg.eigh(left)[1], torch.linalg.eigh(right)[1])
-        drawn = self.drawn()
-        return {
-            A.adam_expected: moment.sqrt().diag(),
-            A.adam_mini: moment.mean().sqrt()
-            * torch.eye(len(moment), dtype=torch.float64),
-            A.adam_mini_head: self.by_head(moment).diag(),
-            A.empirical_fisher: self.terms * shares.T @ shares,
-            A.sampled_fisher: drawn.T @ drawn,
-            A.muon: torch.kron(
-                torch.from_numpy(polar(G.numpy(), "left")[1]),
-                torch.eye(self.n, dtype=torch.float64),
-            ),
-            A.shampoo: torch.kron(power(spread_left, 0.5), power(spread_right, 0.5)),
-            A.kfac: torch.kron(left, right),
-            A.kfac_reduce: reduced,
-            A.ekfac: Q @ (Q.T @ self.block[Part.H_o] @ Q).diagonal().diag() @ Q.T,
-        }
-
-    def of_block(self, block: Tensor, rank: int) -> dict[Approximation, Tensor]:
-        """Return the approximations that are made of the block."""
-        Q = torch.kron(*(torch.linalg.eigh(one)[1] for one in self.factors))
-        return {
-            A.diagonal: block.diagonal().diag(),
-            A.soap: Q @ (Q.T @ block @ Q).diagonal().diag() @ Q.T,
-            A.kfoc: self.nearest(block, 1),
-            A.kronecker_sum: self.nearest(block, rank),
-        }
-
-    def nearest(self, block: Tensor, rank: int) -> Tensor:
-        """Return the nearest sum of Kronecker products by the singular vectors of the rearranged matrix, in a loop."""
-        size = self.n
-        cut = [
-            block[i * size : (i + 1) * size, j * size : (j + 1) * size].reshape(-1)
-            for i in range(self.m)
-            for j in range(self.m)
-        ]
-        U, S, Vh = torch.linalg.svd(torch.stack(cut), full_matrices=False)
-        terms = [
-            S[k] * torch.kron(U[:, k].view(self.m, self.m), Vh[k].view(size, size))
-            for k in range(min(rank, len(S)))
-        ]
-        return torch.stack(terms).sum(0)
-
-    def shares(self) -> Tensor:
-        """Return each sample's part of the gradient, from the Jacobian of all outputs."""
-        J = jacrev(self.of)(self.at).flatten(-2)
-        leaf = self.outputs.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(
-            self.problem.loss(leaf, self.problem.batch.targets), leaf
-        )
-        return torch.einsum("bpcd,bpc->bd", J, slope)
-
-    def drawn(self) -> Tensor:
-        """Return gradients at labels of the run's stream."""
-        J = jacrev(self.of)(self.at).flatten(-2)
-        generator = probe_stream(1234, "approximations", 0.7, 0, "labels", step=None)
-        if self.problem.batch.targets.is_floating_point():
-            z = torch.randn(
-                self.outputs.shape, dtype=torch.float64, generator=generator
-            )
-            return torch.einsum("bpcd,bpc->bd", J, z * (2 / self.terms) ** 0.5)
-        p = self.outputs.softmax(-1)
-        labels = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(
-            p.shape[:2]
-        )
-        slope = p - torch.eye(p.shape[-1], dtype=torch.float64)[labels]
-        return torch.einsum("bpcd,bpc->bd", J, slope) / self.terms**0.5
-
-    def kfac(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return both factors and K-FAC-reduce, from the Gauss-Newton matrix of shifts of the map's outputs."""
-        module = self.problem.network.get_submodule(
-            self.weight.parameter.removesuffix(".weight")
-        )
-        seen: dict[str, Tensor] = {}
-
-        def shifted(shift: Tensor) -> Tensor:
-            handle = module.register_forward_hook(
-                lambda m, given, out: seen.update(x=given[0]) or out + shift
-            )
-            try:
-                return self.body(self.problem.batch.inputs)
-            finally:
-                handle.remove()
-
-        out = []
-        probe = module.register_forward_hook(
-            lambda m, given, found: out.append(found.shape)
-        )
-        self.body(self.problem.batch.inputs)
-        probe.remove()
-        J = torch.autograd.functional.jacobian(
-            shifted, torch.zeros(out[0], dtype=torch.float64)
-        )
-        J = J.reshape(self.outputs.numel(), -1)
-        targets = self.problem.batch.targets
-        H = hessian(lambda f: self.problem.loss(f, targets))(self.outputs).reshape(
-            len(J), len(J)
-        )
-        batch, size = out[0][0], out[0][-1]
-        whole = (J.T @ H @ J).reshape(
-            batch, -1, size, batch, out[0][1:-1].numel(), size
-        )
-        x = seen["x"].detach().reshape(batch, -1, self.n)
-        uses = x.shape[1]
-        left = sum(whole[b, t, :, b, t] for b in range(batch) for t in range(uses))
-        together = sum(
-            whole[b, t, :, b, s]
-            for b in range(batch)
-            for t in range(uses)
-            for s in range(uses)
-        )
-        tokens, means = x.reshape(-1, self.n), x.mean(1)
-        right = tokens.T @ tokens / len(tokens)
-        return left, right, torch.kron(together, means.T @ means / batch)
-
-    def by_head(self, moment: Tensor) -> Tensor:
-        """Return the root of each head's mean second moment at the places of its entries."""
-        square = moment.view(self.m, self.n)
-        along = square.T if self.name == Matrix.W_O else square
-        held = torch.cat(
-            [
-                piece.mean().sqrt().expand(piece.shape)
-                for piece in along.chunk(self.heads)
-            ]
-        )
-        return (held.T if self.name == Matrix.W_O else held).reshape(-1)
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    """Return a power of a semi-definite matrix, by its singular values."""
-    U, S, Vh = torch.linalg.svd(matrix)
-    return U @ (S**exponent).diag() @ (U.T if exponent else Vh)
-
-
 def numbers(block: Tensor, made: Tensor) -> dict[str, float]:
     """Return the three numbers by their definitions."""
     size, overlap = block.norm(), (block * made).sum()
@@ -303,49 +120,6 @@ def numbers(block: Tensor, made: Tensor) -> dict[str, float]:
             (block - overlap / (made * made).sum() * made).norm() / size
         ),
         "angle": float(overlap / size / made.norm()),
-    }
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_every_approximation_is_what_its_definition_says(network: str) -> None:
-    model, task, matrices = NETWORKS[network]
-    problem = toy_problem(model, task)
-    found = rows(problem, settings(model, task, [str(one) for one in matrices]))
-    names = set()
-    for matrix in matrices:
-        is_shared = matrix in (Matrix.W_K, Matrix.W_V)
-        oracle = Oracle(
-            problem, matrix, (is_shared and model.n_kv_heads) or model.n_heads
-        )
-        given = oracle.matrices()
-        for part in PARTS:
-            if (matrix, part, "diagonal_error") not in found:
-                # A structural zero has no relative error.
-                assert float(oracle.block[part].abs().max()) < 1e-14
-                continue
-            for name, made in {
-                **given,
-                **oracle.of_block(oracle.block[part], 3),
-            }.items():
-                if name == A.adam_mini_head and (
-                    network == "mlp" or matrix not in HEADED
-                ):
-                    continue
-                for number, value in numbers(oracle.block[part], made).items():
-                    measured, error = found.pop(
-                        (str(matrix), part.value, f"{name}_{number}")
-                    )
-                    assert measured == pytest.approx(value, rel=1e-10, abs=1e-10), (
-                        matrix,
-                        part,
-                        name,
-                        number,
-                    )
-                    assert error == 0.0
-                names.add(name)
-    assert found == {}
-    assert names >= {
-        one for one in A if one.facts.needs in (Need.any, Need.matrix, Need.linear)
     }
 
 
@@ -384,52 +158,78 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None
     assert checked == set(maps)
 
 
-class Called(nn.Module):
-    """A network of the package as one's own: called whole, and cut to its scored positions afterwards."""
-
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.net, self.scored = objective.network, objective.batch.scored
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.net(tokens)[:, self.scored]
+def by_head(moment: Tensor, name: Matrix, heads: int) -> Tensor:
+    """Return the root of each head's mean second moment (m, n) at the places of its entries."""
+    along = moment.T if name == Matrix.W_O else moment
+    held = [one.mean().sqrt().expand(one.shape) for one in along.chunk(heads)]
+    return (torch.cat(held).T if name == Matrix.W_O else torch.cat(held)).reshape(-1)
 
 
-def test_the_same_network_as_one_s_own_has_the_same_approximations() -> None:
-    import hessfig.api.interface as interface
-
-    model, names = ARCHITECTURES["heads"], ["W_Q", "W_V", "W_O", "W_U"]
-    problem = toy_problem(model)
-    found = rows(problem, settings(model, toy_task(model), names))
-    paths = {
-        name: problem.layout.side(name != "W_U", name)[0].parameter for name in names
-    }
-    weights = {name: f"net.{path}" for name, path in paths.items()}
-    own = interface.Problem(
-        Called(problem),
-        problem.batch.inputs,
-        problem.batch.targets,
-        loss=problem.loss,
-        weights=weights,
+def as_ones_own(objective: Objective, names: Sequence[str]) -> hessfig.Problem:
+    """Return the problem of a network of the package, with weights of layer 1, as a user would give it."""
+    of = {name: objective.layout.side(1, name)[0].parameter for name in names}
+    return hessfig.Problem(
+        Scored(objective),
+        objective.batch.inputs,
+        objective.batch.targets,
+        loss=objective.loss,
+        weights={name: f"network.{path}" for name, path in of.items()},
     )
-    table = interface.measure(
-        own, blocks=names, quantities="approximations", parts=["H", "H_o"]
-    )
-    known = [
-        row
-        for row in table.itertuples()
-        if not row.quantity.startswith(("sampled", "adam", "shampoo", "soap"))
-    ]
-    assert {row.quantity for row in known} >= {
-        "kfac_error",
-        "kfac_reduce_error",
-        "ekfac_error",
-        "kfoc_error",
+
+
+# Made of the block itself, and so of every part anew.
+OF_THE_BLOCK = {A.diagonal, A.soap, A.kfoc, A.kronecker_sum}
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_every_number_is_that_of_the_matrices(network: str) -> None:
+    """The matrices are those of the same network as one's own; test_identities compares these with definitions."""
+    model, task, matrices = NETWORKS[network]
+    problem = toy_problem(model, task)
+    found = rows(problem, settings(model, task, [str(one) for one in matrices]))
+    own = as_ones_own(problem, matrices)
+    labels = probe_stream(1234, "approximations", 0.7, 0, "labels", step=None)
+    drawn = SampleGradients(problem, labels)
+    checked = set()
+
+    def made(name: Approximation, matrix: Matrix, part: Part) -> Tensor:
+        shape = problem.weight(1, matrix).shape
+        if name == A.sampled_fisher:
+            found = Material(
+                drawn, list(problem.layout.side(1, matrix)), shape
+            ).approximation(name)
+            return found.matmat(torch.eye(shape.numel(), dtype=torch.float64))
+        if name == A.adam_mini_head:
+            root = own.approximation(A.adam_expected, matrix).dense().diagonal()
+            is_shared = model.n_kv_heads and matrix in (Matrix.W_K, Matrix.W_V)
+            heads = (model.n_kv_heads if is_shared else model.n_heads) or 1
+            return by_head(root.square().view(shape), matrix, heads).diag()
+        return own.approximation(name, matrix, part).dense()
+
+    for matrix in matrices:
+        whole = dict[Approximation, Tensor]()
+        for part, blocks in dense_oracle(problem, 1, [matrix]).items():
+            block = blocks[matrix, matrix]
+            names = {
+                A(name[:-6])
+                for at, of, name in found
+                if (at, of) == (matrix, part) and name.endswith("_angle")
+            }
+            # A structural zero has no relative error.
+            assert names or float(block.abs().max()) < 1e-14
+            for name in names:
+                if name in OF_THE_BLOCK or name not in whole:
+                    whole[name] = made(name, matrix, part)
+                for number, value in numbers(block, whole[name]).items():
+                    key = (matrix, part, f"{name}_{number}")
+                    close = pytest.approx(value, rel=1e-9, abs=1e-9)
+                    assert found.pop(key) == (close, 0.0), key
+            checked |= names
+    assert found == {}
+    wanted = {
+        one for one in A if one.facts.needs in (Need.any, Need.matrix, Need.linear)
     }
-    for row in known:  # without labels of a stream and mini-batches of a training
-        assert row.value == pytest.approx(
-            found[row.row, row.part, row.quantity][0], rel=1e-9, abs=1e-9
-        )
+    assert checked >= wanted
 
 
 class Transposed(nn.Module):
@@ -444,20 +244,18 @@ class Transposed(nn.Module):
 
 
 def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
-    import hessfig.api.interface as interface
-
     rows = torch.randn(
         4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
-    problem = interface.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
+    problem = hessfig.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
     with pytest.raises(
         UserError,
         match=r"the first axis of first\.weight.s inputs does not run over samples",
     ):
-        interface.measure(
+        hessfig.measure(
             problem, blocks=["first.weight"], quantities="approximations", parts="H_o"
         )
-    table = interface.measure(
+    table = hessfig.measure(
         problem, blocks=["last.weight"], quantities="approximations", parts="H_o"
     )
     assert "ekfac_error" in set(table["quantity"])
@@ -722,12 +520,10 @@ def test_estimators_that_do_not_serve_are_refused(
 
 
 def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement() -> None:
-    import hessfig.api.interface as interface
-
     network = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 4))
     tokens = torch.randint(0, 5, (4, 2), generator=torch.Generator().manual_seed(0))
-    problem = interface.Problem(network.double(), tokens, torch.tensor([0, 1, 2, 3]))
-    table = interface.measure(problem, quantities="approximations", parts="H_o")
+    problem = hessfig.Problem(network.double(), tokens, torch.tensor([0, 1, 2, 3]))
+    table = hessfig.measure(problem, quantities="approximations", parts="H_o")
     named = {tuple(pair) for pair in table[["row", "quantity"]].itertuples(index=False)}
     assert ("2.weight", "kfac_error") in named and ("0.weight", "kfoc_error") in named
     assert ("0.weight", "kfac_error") not in named and (

@@ -145,7 +145,6 @@ def test_keys_of_the_other_parts_stay() -> None:
             {"blocks": ["W_V"]},
             r"block \(W_V, W_V\) of layer 1 has none.*blocks=\[query_key\]",
         ),
-        ({"blocks": ["attention"]}, "attention"),
         ({"blocks": [["query_key", "W_Q"]]}, "pairs, inside a layer"),
         ({"blocks": [["W_Q@1", "W_K@2"]]}, "inside a layer"),
         (
@@ -160,10 +159,6 @@ def test_keys_of_the_other_parts_stay() -> None:
             "estimator=xtrace",
         ),
         ({"estimator": EstimatorConfig(Method.exact)}, "H_fT alone has an exact norm"),
-        (
-            {"estimator": EstimatorConfig(Method.auto, products="curvlinops")},
-            "products=curvlinops",
-        ),
     ],
 )
 def test_what_has_no_such_parts_is_refused(

@@ -93,12 +93,6 @@ def test_a_misspelt_weight_gets_a_suggestion() -> None:
             "query_key=single",
         ),
         (
-            MODEL,
-            [["W_V", "W"]],
-            r"\(model.kind=transformer\): \[W_V, W\] is not a pair",
-            "model=linear_mlp",
-        ),
-        (
             ModelConfig(query_key=QueryKey.single),
             ["W_K"],
             r"no weight W_K \(model.query_key=single\)$",
@@ -114,12 +108,6 @@ def test_a_misspelt_weight_gets_a_suggestion() -> None:
             ModelConfig(kind=Kind.linear_mlp),
             ["W_V"],
             r"no weight W_V \(model.kind=linear_mlp\)$",
-            "model=gpt2",
-        ),
-        (
-            ModelConfig(kind=Kind.self_attention),
-            ["W_O"],
-            r"no weight W_O \(model.kind=self_att",
             "model=gpt2",
         ),
         (

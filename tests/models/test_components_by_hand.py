@@ -242,10 +242,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "query_key": "single",
         "scores": "qk_norm",
     },
-    "model.positions: it needs queries and keys": {
-        "query_key": "single",
-        "positions": "rope",
-    },
     "model.attention: it needs queries and keys": {
         "query_key": "single",
         "attention": "differential",
@@ -254,24 +250,15 @@ REFUSED: dict[str, dict[str, Any]] = {
         "attention": "kernel",
         "scores": "softcap",
     },
-    "model.positions: kernel attention has features": {
-        "attention": "kernel",
-        "positions": "alibi",
-    },
     "model.sink: kernel attention has features": {
         "attention": "kernel",
         "sink": "scores",
         "sink_beta": 1.0,
     },
-    "model.temperature is read with model.attention=softmax": {
-        "attention": "kernel",
-        "temperature": 2.0,
-    },
     "model.positions: linear attention has no softmax": {
         "attention": "linear",
         "positions": "alibi",
     },
-    "model.n_kv_heads: the single matrix": {"query_key": "single", "n_kv_heads": 1},
     "model.n_kv_heads does not divide model.n_heads": {"n_heads": 4, "n_kv_heads": 3},
     "rotary positions turn pairs": {"d_head": 3, "positions": "rope"},
     "differential attention halves every head": {
@@ -281,14 +268,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model.attention_bias is read with model.attention=sigmoid": {
         "attention_bias": "log_length"
     },
-    "model.differential_lambda is read with": {"differential_lambda": 0.5},
     "model.differential_norm is read with": {"differential_norm": False},
-    "model.softcap is read with model.scores=softcap": {"softcap": 30.0},
     "model.centring is read with model.attention=softmax": {
         "attention": "linear",
         "centring": 0.5,
     },
-    "model.norm_kind is read with model.norm=pre": {"norm_kind": "rms"},
     "model.norm_eps is read with model.norm=pre": {
         "norm_eps": 1e-6,
         "attention": "differential",
@@ -301,10 +285,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "model.attention: kind=mlp does not read it": {
         "kind": "mlp",
         "attention": "sigmoid",
-    },
-    "model.tied: kind=self_attention does not read it": {
-        "kind": "self_attention",
-        "tied": True,
     },
     "model.positions: kind=self_attention has none": {
         "kind": "self_attention",

@@ -158,10 +158,6 @@ def test_groups_and_norms_are_measured_and_sigma_means_nothing() -> None:
 
 
 BAD = {
-    "batch": (
-        {"task": replace(TASK, batch_size=1438)},
-        r"not as many training pictures(.|\n)*1 to 1437",
-    ),
     "file": (
         {"task": replace(TASK, path="nowhere.npz")},
         "task.path: there is no such file",

@@ -61,10 +61,6 @@ def damaged(home: Path, place: Path, **changes: Any) -> Path:
     [
         ({"model": {"path": "nowhere"}}, "no such folder[\\s\\S]*save_pretrained"),
         (
-            {"model": {"options": {"attn_implementation": "sdpa"}}},
-            "double backward[\\s\\S]*eager",
-        ),
-        (
             {"model": {"path": None, "architecture": "gtp2"}},
             "not known here[\\s\\S]*did you mean 'gpt2'",
         ),
@@ -72,15 +68,12 @@ def damaged(home: Path, place: Path, **changes: Any) -> Path:
             {"model": {"path": None, "d_model": 9, "n_heads": 2}},
             "heads do not divide the width",
         ),
-        ({"task": {"path": "nowhere.npy"}}, "task.path: there is no such file"),
         ({"task": {"batch_size": 5}}, "holds too little[\\s\\S]*task.batch_size=4"),
         (
             {"task": {"length": 6, "path": None}},
             f"longer than the network's context[\\s\\S]*at most {CONTEXT}",
         ),
         ({"task": {"first_scored": 3}}, "first_scored[\\s\\S]*0 to 2"),
-        ({"task": {"scored": "answer"}}, "task.scored=all"),
-        ({"memory": "lots"}, "memory[\\s\\S]*memory=8GB"),
         ({"memory": "1MB"}, "too little for one sequence[\\s\\S]*at least"),
         (
             {"model": BIG, "task": {"path": None}, "blocks": ["all"], "memory": "4GB"},
@@ -210,7 +203,6 @@ def test_pickles_are_read_as_tensors_or_not_at_all(home: Path, tmp_path: Path) -
     ("changes", "message"),
     [
         ({"activation_function": "nope"}, "transformers cannot make this model"),
-        ({"activation_function": 3}, "transformers cannot make this model"),
         ({"resid_pdrop": "much"}, "transformers cannot make this model"),
         (
             {"quantization_config": {"load_in_8bit": True}},
@@ -236,11 +228,9 @@ def test_configurations_that_make_no_network_are_refused_when_planned(
     ("changes", "message"),
     [
         ({"n_layer": 10**9}, "more layers and heads than are served"),
-        ({"n_head": 10**9, "n_embd": 10**9}, "more layers and heads than are served"),
         ({"num_hidden_layers": 10**9}, "n_layer has two values"),
         ({"vocab_size": 10**12}, "vocabulary[\\s\\S]*1 to 2147483648"),
         ({"vocab_size": 10**9}, "memory: too little|of another shape"),
-        ({"n_embd": 10**300}, "n_embd[\\s\\S]*1 to 2147483648"),
         ({"num_labels": 10**9, "id2label": None}, ""),
     ],
 )

@@ -341,19 +341,10 @@ def test_a_state_without_a_last_bias_has_zeros(home: Path, tmp_path: Path) -> No
 
 
 SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
-    "rotary": (
-        {"positional_embedding_type": "rotary"},
-        "positional_embedding_type(.|\n)*allowed: standard",
-    ),
-    "gated": ({"gated_mlp": True}, "gated_mlp(.|\n)*got:     True"),
     "grouped": ({"n_key_value_heads": 1}, "n_key_value_heads"),
-    "shortformer": ({"shortformer_pos": True}, "shortformer_pos(.|\n)*model=python"),
-    "capped": ({"output_logits_soft_cap": 30.0}, "output_logits_soft_cap"),
     "solu": ({"act_fn": "solu_ln"}, "act_fn(.|\n)*relu, gelu, gelu_new, silu"),
     "norm": ({"normalization_type": "RMS"}, "normalization_type(.|\n)*LN, LNPre, null"),
     "no width": ({"d_model": None}, "d_model(.|\n)*whole number"),
-    "heads": ({"n_heads": "two", "d_head": None}, "d_head|n_heads"),
-    "scale": ({"attn_scale": "sqrt"}, "attn_scale"),
     "outputs": ({"d_vocab_out": 2}, "d_vocab_out(.|\n)*d_vocab=5"),
 }
 

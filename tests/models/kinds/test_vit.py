@@ -213,15 +213,10 @@ BAD = {
         {"model": replace(VIT, patch=3)},
         r"does not divide the pictures' side of 8",
     ),
-    "batch": (
-        {"task": replace(TASK, batch_size=1438)},
-        r"not as many training pictures(.|\n)*1 to 1437",
-    ),
     "exact": (
         {"estimator": replace(Config().estimator, method=Method.exact)},
         r"no exact H_o(.|\n)*model.kind=trans",
     ),
-    "embedding": ({"blocks": ["W_E"]}, r"no weight W_E \(model.kind=vit\)"),
     "file": (
         {"task": replace(TASK, path="nowhere.npz")},
         "task.path: there is no such file",

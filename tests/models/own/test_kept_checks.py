@@ -9,6 +9,7 @@ import pickle
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.nn.utils import parametrize
 
 import hessfig
 from hessfig.models.own import kept_checks
+from tests.daily import daily
 
 
 class Network(nn.Module):
@@ -207,6 +209,9 @@ CHANGES: dict[str, Callable[[Case], object]] = {
 }
 
 
+FORMS = [*product(CHANGES, ("problem", "function"))]
+
+
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch, "tanh", torch.tanh)
@@ -226,8 +231,7 @@ def product(problem: hessfig.Problem) -> Tensor | str:
         return str(error)
 
 
-@pytest.mark.parametrize("form", ["problem", "function"])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(("change", "form"), daily(FORMS, *FORMS[::4], *FORMS[3::4]))
 def test_every_change_is_noticed(change: str, form: str) -> None:
     one = case()
     problem = getattr(one, form)

@@ -61,12 +61,8 @@ def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
     "quantity",
     [
         pytest.param("stationarity", marks=pytest.mark.long),
-        *(
-            "landscape_difference",
-            "landscape_integrals",
-            "hessian_distance",
-            "approximations",
-        ),
+        pytest.param("hessian_distance", marks=pytest.mark.long),
+        *("landscape_difference", "landscape_integrals", "approximations"),
     ],
 )
 def test_a_mean_over_samples_is_one_however_it_is_given(

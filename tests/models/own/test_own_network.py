@@ -80,13 +80,9 @@ def test_groups_and_rows_are_parts_of_the_dense_hessian(kind: str) -> None:
     ("spec", "words"),
     [
         (("0.weight", [1, 1]), "the group part holds entries twice"),
-        (("0.weight", "0.weight"), "the group part holds entries twice"),
         (("0.weight", [6]), "slice of part is not one of its"),
-        (("0.weight", [-7]), "slice of part is not one of its"),
         (("0.weight", [True, False]), "slice of part is not one of its"),
-        (("0.weight", ([0, 1], [1, 2])), "slice of part is not one of its"),
         (("0.weight", []), "the group part is empty"),
-        ((), "the group part is empty"),
         (
             ("0.weight", "2.wieght"),
             "no parameter '2.wieght'(.|\n)*did you mean '2.weight'",

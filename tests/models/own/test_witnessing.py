@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -21,10 +22,25 @@ from hessfig.models.own import witnessing
 from hessfig.models.own.border import open_request
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.witnessing import factory_objective
+from tests.daily import daily
 from tests.odd_functions import REFUSED, RIGHT, Odd
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}
 CLOSE = {"float64": 1e-9, "float32": 2e-4}  # of a truth in the network's own type
+DAILY = (
+    "gain_by_hook",
+    "loss_with_own_parameter",
+    "moving_statistics",
+    "batches_with_a_penalty",
+    "memo",
+    "padding_word",
+    "own_loss_auxiliary",
+)
+WAYS = [
+    *itertools.product(
+        ("in place", "data", "attribute"), ("method", "closure", "another module")
+    )
+]
 
 
 def truth(one: Odd) -> dict[str, Tensor]:
@@ -88,7 +104,7 @@ def is_alike(one: list[Any], other: list[Any]) -> bool:
     return held and one[1:3] == other[1:3] and torch.equal(one[3], other[3])
 
 
-@pytest.mark.parametrize("real", TYPES)
+@pytest.mark.parametrize("real", daily(TYPES, "float64"))
 @pytest.mark.parametrize("name", RIGHT)
 def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> None:
     one = RIGHT[name](TYPES[real])
@@ -105,7 +121,7 @@ def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> 
     assert not table.attrs["witness"].get("not_taken")
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY))
 def test_operators_and_factories_too(name: str) -> None:
     one, blocks = RIGHT[name](torch.float64), truth(RIGHT[name](torch.float64))
     largest = max(blocks, key=lambda block: float(blocks[block].norm()))
@@ -115,7 +131,7 @@ def test_operators_and_factories_too(name: str) -> None:
     assert drawn.witness is not None and max(drawn.witness.off.values()) < 1e-9
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY))
 def test_a_monitor_too(name: str, tmp_path: Path) -> None:
     """At two steps: weights, and what is no parameter, may change between them."""
     one = RIGHT[name](torch.float64)
@@ -219,7 +235,7 @@ def test_a_loss_that_reads_more_than_outputs_has_no_split(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("real", TYPES)
+@pytest.mark.parametrize("real", daily(TYPES, "float64"))
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_hessian_is_refused_by_name(name: str, real: str) -> None:
     make, remedy = REFUSED[name]
@@ -242,7 +258,7 @@ def test_first_samples_are_enough_to_refuse_what_has_no_hessian(
         problem(make(torch.float64)).operator("all").dense()
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[:4]))
 def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -828,8 +844,8 @@ class Lifting(nn.Module):
 @pytest.mark.parametrize(
     ("network", "operator", "small"),
     [
-        (Chosen, "CondAutogradOp", 2**16),
-        (Chosen, "CondAutogradOp", 0),
+        pytest.param(Chosen, "CondAutogradOp", 2**16, marks=pytest.mark.long),
+        pytest.param(Chosen, "CondAutogradOp", 0, marks=pytest.mark.long),
         pytest.param(Repeated, "ScanAutogradOp", 2**16, marks=pytest.mark.slow),
     ],
 )
@@ -897,8 +913,7 @@ class Following(nn.Module):
         return self.last(hidden)
 
 
-@pytest.mark.parametrize("kept", ["in place", "data", "attribute"])
-@pytest.mark.parametrize("by", ["method", "closure", "another module"])
+@pytest.mark.parametrize(("kept", "by"), daily(WAYS, WAYS[0], WAYS[4], WAYS[8]))
 def test_a_measurement_moves_no_buffer_that_forward_updates(kept: str, by: str) -> None:
     """Copies of networks whose forward is a closure call the original, and closures hold further modules."""
     n = Following(kept).double()

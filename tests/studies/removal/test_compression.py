@@ -24,9 +24,9 @@ from hessfig.studies.removal import compression
 from hessfig.studies.removal.brain_surgeon import compensated, damped_inverse
 from hessfig.studies.removal.compression import spearman
 from hessfig.studies.removal.row_names import ROUNDINGS, SALIENCIES, Surrogate
-from hessfig.terms import Approximation, Matrix, Part
+from hessfig.terms import Approximation, Part
 from tests.curvature.oracle import dense_oracle
-from tests.measurements.test_approximations import Oracle
+from tests.measurements.test_approximations import as_ones_own
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 DAMPING = 0.05
@@ -152,17 +152,18 @@ def test_rises_and_saliencies_are_those_of_plain_autograd(model: ModelConfig) ->
 
 
 def test_other_matrices_are_those_of_their_definitions() -> None:
-    """K-FAC and the empirical Fisher matrix from dense Jacobians; in a whole network, K-FAC is apart by weight."""
+    """K-FAC and the empirical Fisher matrix of one's own network; in a whole one, K-FAC is apart by weight."""
     problem, found = measured("pruning", HEADS, ["W_V", "all"], shares=[0.5])
     flat = problem.weight(1, "W_V").detach().flatten()
-    oracle = Oracle(problem, Matrix.W_V, 2).matrices()
+    own = as_ones_own(problem, ["W_V"])
     for name in (Approximation.kfac, Approximation.empirical_fisher):
+        matrix = own.approximation(name, "W_V").dense()
         arrays = [found.arrays[f"1_W_V_{rule}_{name}"] for rule in ("obd", "obs")]
         np.testing.assert_allclose(
-            arrays[0], flat**2 * oracle[name].diagonal() / 2, atol=1e-12
+            arrays[0], flat**2 * matrix.diagonal() / 2, atol=1e-12
         )
         np.testing.assert_allclose(
-            arrays[1], flat**2 / (2 * torch.linalg.inv(damped(oracle[name])).diagonal())
+            arrays[1], flat**2 / (2 * torch.linalg.inv(damped(matrix)).diagonal())
         )
     ends = np.cumsum([0, *found.arrays["0_all_sizes"]])
     places = {
