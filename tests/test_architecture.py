@@ -333,11 +333,6 @@ def test_launchers_are_known_by_their_records_alone() -> None:
     [
         (
             "hessfig.curvature.x",
-            "hessfig.config.schema",
-            "test_arrows_of_the_measuring_wing_point_one_way",
-        ),
-        (
-            "hessfig.curvature.x",
             "hessfig.models.protocol",
             "test_arrows_of_the_measuring_wing_point_one_way",
         ),
@@ -345,12 +340,6 @@ def test_launchers_are_known_by_their_records_alone() -> None:
             "hessfig.sweep.x",
             "hessfig.figures.sheets",
             "test_arrows_of_the_measuring_wing_point_one_way",
-        ),
-        ("hessfig.figures.x", "torch.nn", "test_the_reading_wing_needs_only_the_table"),
-        (
-            "hessfig.analysis.x",
-            "hessfig.figures.sheets",
-            "test_the_reading_wing_needs_only_the_table",
         ),
         (
             "hessfig.report.x",
@@ -373,11 +362,6 @@ def test_launchers_are_known_by_their_records_alone() -> None:
             "test_theory_knows_nothing_of_the_runner",
         ),
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
-        (
-            "hessfig.sweep.x",
-            "hessfig.studies.spectra.layouts",
-            "test_studies_can_be_taken_out",
-        ),
         (
             "hessfig.states.x",
             "hessfig.models.stored.families",

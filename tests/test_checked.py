@@ -14,7 +14,7 @@ from tests.checked import CHECKED, COMPUTING, UNCHECKED
 _UNCHECKED = tuple(f"{one}." for one in UNCHECKED)
 
 
-def test_the_exception_is_a_package_and_the_only_one() -> None:
+def test_the_exception_is_a_package_and_the_only_one():
     left = [name for name in COMPUTING if name not in CHECKED]
     assert left and all(f"{name}.".startswith(_UNCHECKED) for name in left), (
         "a name of more"
@@ -33,7 +33,7 @@ def test_the_exception_is_a_package_and_the_only_one() -> None:
 
 
 @pytest.mark.parametrize("name", COMPUTING)
-def test_a_module_that_computes_is_loaded_with_checks(name: str) -> None:
+def test_a_module_that_computes_is_loaded_with_checks(name):
     if name.startswith("hessfig.integrations."):
         pytest.importorskip(name.rpartition(".")[2])
     module = importlib.import_module(name)
@@ -43,7 +43,7 @@ def test_a_module_that_computes_is_loaded_with_checks(name: str) -> None:
     assert sys.modules[name] is module
 
 
-def test_another_shape_is_refused() -> None:
+def test_another_shape_is_refused():
     from hessfig.curvature.column import _columnwise
     from hessfig.states.training.step_rules import largest_ritz
 
@@ -53,7 +53,7 @@ def test_another_shape_is_refused() -> None:
         _columnwise(torch.zeros(2))
 
 
-def test_another_type_is_refused_where_there_are_no_shapes() -> None:
+def test_another_type_is_refused_where_there_are_no_shapes():
     from hessfig.rng import stream
 
     with pytest.raises(TypeCheckError, match="seed"):

@@ -54,9 +54,7 @@ def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str,
     ],
 )
 @pytest.mark.long
-def test_the_query_block_of_every_component(
-    words: tuple[str, ...], exponent: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_query_block_of_every_component(words, exponent, capsys):
     small = predicted(capsys, *words, "blocks=[W_Q]", "parts=[H]")[0]
     assert tuple(small) == COLUMNS
     assert (small["regime"], small["exponent"], small["zero"]) == (
@@ -67,14 +65,14 @@ def test_the_query_block_of_every_component(
     assert "[W_Q]" in small["reason"] and "~ sigma^" in small["reason"]
 
 
-def test_zeros_and_unknowns_have_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+def test_zeros_and_unknowns_have_reasons(capsys):
     found = predicted(capsys, "blocks=[W_V]", "parts=[H_f,H]")
     assert [row["zero"] for row in found] == ["true", "false", "false"]
     assert "affine" in found[0]["reason"] and "softmax saturates" in found[2]["reason"]
     assert found[2]["exponent"] == "" and found[0]["regime"] == "every sigma"
 
 
-def test_powers_of_a_weight_name_the_weight(capsys: pytest.CaptureFixture[str]) -> None:
+def test_powers_of_a_weight_name_the_weight(capsys):
     words = (
         "model=self_attention",
         "task=gaussian",
@@ -92,7 +90,7 @@ def test_powers_of_a_weight_name_the_weight(capsys: pytest.CaptureFixture[str]) 
     assert network_series.TIED == TIED
 
 
-def test_predict_needs_no_torch_and_returns_a_frame() -> None:
+def test_predict_needs_no_torch_and_returns_a_frame():
     program = (
         "import sys, hessfig; frame = hessfig.predict('model.norm=pre', 'parts=[H]');"
         "assert list(frame['exponent'][:3]) == [2, 0, -2], frame; sys.exit('torch' in sys.modules)"
@@ -102,7 +100,7 @@ def test_predict_needs_no_torch_and_returns_a_frame() -> None:
         hessfig.predict("workers=2")
 
 
-def test_every_network_of_the_sweep_of_components_is_predicted() -> None:
+def test_every_network_of_the_sweep_of_components_is_predicted():
     found = list(rows(compose(["sweep=components"])))
     small = [
         row for row in found if row["regime"] in ("sqrt(eps) < sigma < 1", "sigma -> 0")
@@ -111,7 +109,7 @@ def test_every_network_of_the_sweep_of_components_is_predicted() -> None:
     assert all(row["exponent"] or row["zero"] == "true" for row in small)
 
 
-def test_variants_change_what_they_name_and_nothing_else() -> None:
+def test_variants_change_what_they_name_and_nothing_else():
     job = compose(
         [
             "sweep.variants=[{},{model.scores: cosine},{model.mlp: gelu, model.norm: pre}]"
@@ -135,7 +133,7 @@ def test_variants_change_what_they_name_and_nothing_else() -> None:
         compose(["sweep.variants=[{model.score: cosine}]"])
 
 
-def test_tokens_of_a_sequence_are_correlated_as_asked() -> None:
+def test_tokens_of_a_sequence_are_correlated_as_asked():
     task = TaskConfig(data=Data.gaussian, batch_size=400, correlation=0.6)
     inputs = draw_batch(task, width=16, dtype=DType.float64).inputs
     assert float((inputs[:, 0] * inputs[:, 1]).mean()) == pytest.approx(0.6, abs=0.05)

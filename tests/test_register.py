@@ -21,7 +21,6 @@ from hessfig.register import (
 )
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.cli.test_jobs import SMALL
-from tests.conftest import Cli
 from tests.runs import here
 
 MINE = "years of work"
@@ -69,7 +68,7 @@ IN_THE_WAY = {
 
 
 @pytest.mark.parametrize("kind", IN_THE_WAY)
-def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
+def test_what_is_in_the_way_stays(tmp_path, kind):
     path, other = tmp_path / "a.csv", tmp_path / "b.csv"
     publish({path: "1"}, "table")
     IN_THE_WAY[kind](path)
@@ -90,7 +89,7 @@ def _state(folder: Path) -> dict[str, object]:
     return found
 
 
-def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path: Path) -> None:
+def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path):
     path = tmp_path / "a.csv"
     for text in ("1", "2", "2", "1"):
         assert publish({path: text}, "table") == [path] and path.read_text() == text
@@ -104,7 +103,7 @@ def test_what_hessfig_wrote_is_replaced_by_its_kind_alone(tmp_path: Path) -> Non
     assert remove_own(path) and not path.exists() and remove_own(path)
 
 
-def test_equal_content_is_nobodys_loss(tmp_path: Path) -> None:
+def test_equal_content_is_nobodys_loss(tmp_path):
     """A picture of a version that kept no register is taken over where it is drawn as it was."""
     path = tmp_path / "a.csv"
     path.write_text("as 0.2.1 wrote it")
@@ -114,8 +113,8 @@ def test_equal_content_is_nobodys_loss(tmp_path: Path) -> None:
 
 
 def test_who_is_killed_between_register_and_file_leaves_what_may_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     path = tmp_path / "a.csv"
     publish({path: "1"}, "table")
     with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
@@ -129,7 +128,7 @@ def _killed(contents: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_forged_entry_of_the_register_says_nothing(tmp_path: Path) -> None:
+def test_a_forged_entry_of_the_register_says_nothing(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(MINE)
     (tmp_path / REGISTER).mkdir()
@@ -200,9 +199,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.long
-def test_no_verb_replaces_a_file_of_the_users(
-    cli: Cli, swept: Path, tmp_path: Path, verb: str
-) -> None:
+def test_no_verb_replaces_a_file_of_the_users(cli, swept, tmp_path, verb):
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     words, name = VERBS[verb]
     path = tmp_path / name
@@ -232,9 +229,7 @@ def test_no_verb_replaces_a_file_of_the_users(
         ("export", "outputs/sigma", "sigma=0.01", "seed=1234", "into=other"),
     ],
 )
-def test_a_place_that_is_named_is_not_that_of_another_kind(
-    cli: Cli, swept: Path, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_place_that_is_named_is_not_that_of_another_kind(cli, swept, tmp_path, words):
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     before = _state(tmp_path)
     answer = cli(*words)
@@ -243,9 +238,7 @@ def test_a_place_that_is_named_is_not_that_of_another_kind(
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_run_takes_away_its_own_slopes_and_no_others(
-    cli: Cli, swept: Path, tmp_path: Path
-) -> None:
+def test_a_run_takes_away_its_own_slopes_and_no_others(cli, swept, tmp_path):
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     assert cli("slopes", "sweep=sigma").code == 0
     mine = tmp_path / "outputs/sigma/levels.csv"
@@ -259,9 +252,7 @@ def test_a_run_takes_away_its_own_slopes_and_no_others(
 
 
 @pytest.mark.usefixtures("workers")
-def test_hidden_files_of_the_users_stay_however_they_are_called(
-    cli: Cli, swept: Path, tmp_path: Path
-) -> None:
+def test_hidden_files_of_the_users_stay_however_they_are_called(cli, swept, tmp_path):
     shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
     names = (
         ".notes.csv.abcdefgh",
@@ -279,9 +270,7 @@ def test_hidden_files_of_the_users_stay_however_they_are_called(
     ] * len(names)
 
 
-def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(
-    tmp_path: Path,
-) -> None:
+def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(tmp_path):
     """They have no register: the manifest vouches for both, by its own checksum and the table's hash."""
     folder = write_sweep(make_table(seeds=1), tmp_path)
     assert trusted_hashes(folder) == []

@@ -11,11 +11,11 @@ def draws(*names: object, seed: int = 1234) -> torch.Tensor:
     return torch.rand(4, dtype=torch.float64, generator=stream(seed, *names))
 
 
-def test_the_same_name_gives_the_same_draws() -> None:
+def test_the_same_name_gives_the_same_draws():
     assert torch.equal(draws("weight", "W_Q"), draws("weight", "W_Q"))
 
 
-def test_names_types_and_seeds_tell_streams_apart() -> None:
+def test_names_types_and_seeds_tell_streams_apart():
     streams = [
         draws("weight", 1),
         draws("weight", "1"),
@@ -27,7 +27,7 @@ def test_names_types_and_seeds_tell_streams_apart() -> None:
     assert len({tuple(values.tolist()) for values in streams}) == len(streams)
 
 
-def test_the_global_generator_is_neither_read_nor_moved() -> None:
+def test_the_global_generator_is_neither_read_nor_moved():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     first = draws("weight")
@@ -36,7 +36,7 @@ def test_the_global_generator_is_neither_read_nor_moved() -> None:
     assert torch.equal(first, draws("weight"))
 
 
-def test_the_draws_are_pinned() -> None:
+def test_the_draws_are_pinned():
     """A change here changes every published number: bump ALGORITHM_VERSION and say so under Numbers in CHANGELOG.md."""
     assert draws("weight", "W_Q").tolist() == PINNED
 

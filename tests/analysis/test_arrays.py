@@ -63,7 +63,7 @@ def listed(folder: Path, *entries: Any) -> Path:
     return folder
 
 
-def test_blocks_and_restriction(tmp_path: Path) -> None:
+def test_blocks_and_restriction(tmp_path):
     (hessian,) = read_hessians(listed(tmp_path, store(tmp_path)))
     matrix = np.arange(36, dtype=np.float32).reshape(6, 6) + 1234
     assert (hessian.variant, hessian.sigma, hessian.seed) == ("", 0.2, 1234)
@@ -79,9 +79,7 @@ def test_blocks_and_restriction(tmp_path: Path) -> None:
         hessian.restricted(["W_K", "W_O"])
 
 
-def test_the_lowest_sigma_and_first_seed_of_each_variant_by_number(
-    tmp_path: Path,
-) -> None:
+def test_the_lowest_sigma_and_first_seed_of_each_variant_by_number(tmp_path):
     variants = ("model.attention=softmax", "model.attention=linear")
     # As text, 10.0 and 10000 would come first.
     coordinates = [(10.0, 999), (2.0, 10000), (2.0, 9999)]
@@ -98,12 +96,12 @@ def test_the_lowest_sigma_and_first_seed_of_each_variant_by_number(
     ]
 
 
-def test_a_state_without_sigma(tmp_path: Path) -> None:
+def test_a_state_without_sigma(tmp_path):
     (hessian,) = read_hessians(listed(tmp_path, store(tmp_path, sigma=None, step=300)))
     assert np.isnan(hessian.sigma)
 
 
-def test_nothing_stored_names_the_command(tmp_path: Path) -> None:
+def test_nothing_stored_names_the_command(tmp_path):
     for folder in (
         tmp_path / "outputs" / "entries",
         listed(tmp_path / "outputs" / "entries"),
@@ -115,9 +113,7 @@ def test_nothing_stored_names_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["half", b"", b"text", "absent", "swapped"])
-def test_files_that_are_not_what_the_manifest_says(
-    tmp_path: Path, content: str | bytes
-) -> None:
+def test_files_that_are_not_what_the_manifest_says(tmp_path, content):
     folder = tmp_path / "outputs" / "entries"
     first, second = store(folder, "a.b=1"), store(folder, "a.b=2")
     path = listed(folder, first, second) / first["file"]
@@ -133,7 +129,7 @@ def test_files_that_are_not_what_the_manifest_says(
         read_hessians(folder)
 
 
-def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
+def test_files_under_each_others_names_and_hashes(tmp_path):
     first, second = store(tmp_path, "a.b=1"), store(tmp_path, "a.b=2")
     swapped = {**first, "file": second["file"], "sha256": second["sha256"]}
     with pytest.raises(
@@ -154,16 +150,12 @@ def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
         ({"names": None}, "names"),
     ],
 )
-def test_contents_that_are_no_hessian(
-    tmp_path: Path, held: dict[str, Any], message: str
-) -> None:
+def test_contents_that_are_no_hessian(tmp_path, held, message):
     with pytest.raises(UserError, match=message):
         read_hessians(listed(tmp_path, store(tmp_path, **held)))
 
 
-def test_a_claim_of_absurd_size_takes_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_of_absurd_size_takes_no_memory(tmp_path, monkeypatch):
     entry = store(tmp_path)
     monkeypatch.setattr(arrays, "_LARGEST", 100)
     with pytest.raises(UserError, match=r"hessian claims \d+ bytes"):
@@ -183,14 +175,14 @@ def test_a_claim_of_absurd_size_takes_no_memory(
         {"variant": None},
     ],
 )
-def test_entries_of_a_broken_list(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_entries_of_a_broken_list(tmp_path, change):
     with pytest.raises(UserError, match="lists an array that is none"):
         read_hessians(listed(tmp_path, {**store(tmp_path), **change}))
     with pytest.raises(UserError, match="lists an array that is none"):
         read_hessians(listed(tmp_path, "text"))
 
 
-def test_histogram_counts_shares_of_all_entries() -> None:
+def test_histogram_counts_shares_of_all_entries():
     entries = np.array([0.0, -1e-3, 1e-3, 1e-5])
     edges = log_bins([entries])
     shares = histogram(entries, edges)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ def widths(**options: Any) -> pd.DataFrame:
     )
 
 
-def test_sigma_is_the_axis_unless_told_otherwise() -> None:
+def test_sigma_is_the_axis_unless_told_otherwise():
     table = make_table()
     placed = along(table)
     pd.testing.assert_series_equal(placed["x"], table["sigma"], check_names=False)
@@ -59,7 +58,7 @@ def test_sigma_is_the_axis_unless_told_otherwise() -> None:
     assert along(placed, WIDTH) is placed
 
 
-def test_a_setting_leaves_the_variant_before_anything_is_averaged() -> None:
+def test_a_setting_leaves_the_variant_before_anything_is_averaged():
     curves = growth_curves(widths(sigma=[0.1]), axis=WIDTH)
     assert list(curves["variant"].unique()) == ["model.n_heads=1", "model.n_heads=2"]
     assert sorted(curves["x"].unique()) == list(WIDTHS)
@@ -70,7 +69,7 @@ def test_a_setting_leaves_the_variant_before_anything_is_averaged() -> None:
     )
 
 
-def test_what_varies_beside_the_axis_joins_the_variant() -> None:
+def test_what_varies_beside_the_axis_joins_the_variant():
     table = make_table(sigma=[0.1, 0.3], steps=[1, 10, 100], law=square)
     steps = along(table, STEP)
     assert list(steps["variant"].unique()) == ["sigma=0.1", "sigma=0.3"]
@@ -84,7 +83,7 @@ def test_what_varies_beside_the_axis_joins_the_variant() -> None:
     ) == [""]
 
 
-def test_depth_may_be_the_axis() -> None:
+def test_depth_may_be_the_axis():
     table = make_table(networks=[("", 1), ("", 2), ("", 3)], sigma=[0.1])
     curves = growth_curves(table, axis=Axis("model.n_layers"))
     assert set(curves["num_layers"]) == {3}
@@ -94,7 +93,7 @@ def test_depth_may_be_the_axis() -> None:
     assert list(first["x"]) == [1, 2, 3]
 
 
-def test_seeds_and_places_of_the_matrix() -> None:
+def test_seeds_and_places_of_the_matrix():
     wide = seed_matrix(
         make_table(sigma=None, steps=[1, 10], seeds=3, law=square), axis=STEP
     )
@@ -109,12 +108,12 @@ def test_seeds_and_places_of_the_matrix() -> None:
         ("layer", "does not vary it"),
     ],
 )
-def test_axes_that_are_none(axis: str, message: str) -> None:
+def test_axes_that_are_none(axis, message):
     with pytest.raises(UserError, match=f"sweep.axis: [\\s\\S]*{message}"):
         along(widths(sigma=[0.1]), Axis(axis))
 
 
-def test_words_are_no_axis_and_neither_is_a_half_empty_column() -> None:
+def test_words_are_no_axis_and_neither_is_a_half_empty_column():
     table = make_table(
         networks=[("model.norm=pre", 1), ("model.norm=post", 1)], sigma=[0.1]
     )
@@ -126,7 +125,7 @@ def test_words_are_no_axis_and_neither_is_a_half_empty_column() -> None:
         along(table)
 
 
-def test_words_for_an_axis() -> None:
+def test_words_for_an_axis():
     assert [axis.symbol for axis in (Axis(), STEP, WIDTH)] == ["σ", "step", "width"]
     assert (
         label((None, 100.0), STEP.symbol) == "step ≤ 100"
@@ -136,7 +135,7 @@ def test_words_for_an_axis() -> None:
     assert fixed_words(make_table(), Axis()) == ""
 
 
-def test_slopes_along_steps_know_no_prediction(tmp_path: Path) -> None:
+def test_slopes_along_steps_know_no_prediction(tmp_path):
     settings = {**CONFIG, "sweep": {"axis": "step"}}
     table = make_table(
         sigma=[0.1], steps=[0, 1, 10, 100, 1000], law=lambda b, p, a, s: 1.0, noise=0
@@ -154,13 +153,13 @@ def test_slopes_along_steps_know_no_prediction(tmp_path: Path) -> None:
     )
 
 
-def test_slopes_along_a_setting() -> None:
+def test_slopes_along_a_setting():
     frame = slopes.fit_slopes(widths(sigma=[0.1]), {}, [(None, None)], axis=WIDTH)
     assert set(frame["variant"]) == {"model.n_heads=1", "model.n_heads=2"}
     np.testing.assert_allclose(frame["slope"], 0.5)
 
 
-def test_a_table_of_single_points_has_no_slopes(tmp_path: Path) -> None:
+def test_a_table_of_single_points_has_no_slopes(tmp_path):
     with pytest.raises(
         UserError, match=r"has a sigma, so there are no curves[\s\S]*figure.layout=bars"
     ):
@@ -169,7 +168,7 @@ def test_a_table_of_single_points_has_no_slopes(tmp_path: Path) -> None:
         )
 
 
-def test_texts_of_variants() -> None:
+def test_texts_of_variants():
     text = "model.options.widths=[8, 16],model.attention=softmax,dtype=float32"
     found = settings_of(text)
     assert found == {

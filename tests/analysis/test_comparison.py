@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,7 +19,7 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
     ]
 
 
-def test_a_table_equals_itself_to_the_bit() -> None:
+def test_a_table_equals_itself_to_the_bit():
     table = make_table()
     found = compared(table, table)
     assert set(found.counts.values()) == {len(table)}
@@ -37,16 +35,14 @@ def test_a_table_equals_itself_to_the_bit() -> None:
         (1.2, [0, 0, 0, 0, 5]),
     ],
 )
-def test_numbers_are_counted_by_how_closely_they_agree(
-    factor: float, agree: list[int]
-) -> None:
+def test_numbers_are_counted_by_how_closely_they_agree(factor, agree):
     # Errors of 5 % on both sides.
     table = make_table(blocks=[("W_V", "W_V")], parts=["H"], sigma=[0.1])
     other = table.assign(value=table["value"] * factor)
     assert list(compared(table, other).counts.values()) == agree
 
 
-def test_one_changed_number_is_found_with_its_place() -> None:
+def test_one_changed_number_is_found_with_its_place():
     table = make_table()
     other = table.copy()
     other.loc[7, "value"] *= 1.001
@@ -58,20 +54,20 @@ def test_one_changed_number_is_found_with_its_place() -> None:
     assert compared(table, other).different(0.01).empty
 
 
-def test_another_status_differs_whatever_the_value() -> None:
+def test_another_status_differs_whatever_the_value():
     table = make_table()
     other = table.copy()
     other.loc[0, "status"] = "not_converged"
     assert len(compared(table, other).different(0.5)) == 1
 
 
-def test_numbers_of_one_side_alone_are_counted() -> None:
+def test_numbers_of_one_side_alone_are_counted():
     table = make_table()
     found = compared(table[10:], table[:-3])
     assert (found.lost, found.more) == (3, 10)
 
 
-def test_published_values_are_those_of_seed_1234_plus_repeat(tmp_path: Path) -> None:
+def test_published_values_are_those_of_seed_1234_plus_repeat(tmp_path):
     table = make_table()
     published(table).to_csv(tmp_path / "sigma.csv", index=False)
     found = compared(table, numbers_at(tmp_path / "sigma.csv"))
@@ -84,9 +80,7 @@ def test_published_values_are_those_of_seed_1234_plus_repeat(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("value", "reason"), [(np.inf, "overflowed"), (FLOAT32_FLOOR / 2, "underflowed")]
 )
-def test_what_float32_cannot_hold_is_left_out(
-    tmp_path: Path, value: float, reason: str
-) -> None:
+def test_what_float32_cannot_hold_is_left_out(tmp_path, value, reason):
     table = make_table()
     values = published(table)
     values.loc[0, "value"] = value
@@ -96,7 +90,7 @@ def test_what_float32_cannot_hold_is_left_out(
     assert found.different(1e-12).empty
 
 
-def test_several_numbers_of_one_place_are_refused(tmp_path: Path) -> None:
+def test_several_numbers_of_one_place_are_refused(tmp_path):
     deep = make_table(networks=[("", 1), ("", 2)])
     published(deep).to_csv(tmp_path / "depth.csv", index=False)  # without num_layers
     with pytest.raises(UserError, match="several numbers have the same place"):
@@ -107,13 +101,13 @@ def test_several_numbers_of_one_place_are_refused(tmp_path: Path) -> None:
     "content",
     ["", "x,y\n1,2\n", "block,part,layer,sigma,value\nW_V,H,one,0.1,2\n", "\x00\x01"],
 )
-def test_other_files_are_refused(tmp_path: Path, content: str) -> None:
+def test_other_files_are_refused(tmp_path, content):
     (tmp_path / "values.csv").write_text(content)
     with pytest.raises(UserError, match="is not a table to compare"):
         numbers_at(tmp_path / "values.csv")
 
 
-def test_a_table_changed_after_its_manifest_is_refused(tmp_path: Path) -> None:
+def test_a_table_changed_after_its_manifest_is_refused(tmp_path):
     folder = write_sweep(make_table(), tmp_path)
     as_text(make_table(noise=0.1)).to_csv(folder / "table.csv", index=False)
     for place in (folder, folder / "table.csv"):

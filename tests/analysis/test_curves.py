@@ -12,7 +12,7 @@ from hessfig.record import CURVE
 from tests.analysis.synthetic import SIGMA, make_table
 
 
-def test_mean_error_and_count() -> None:
+def test_mean_error_and_count():
     table = make_table(seeds=4, blocks=[("W_Q", "W_Q")], parts=["H"], sigma=[0.1])
     (curve,) = growth_curves(table).to_dict("records")
     values = table["value"].to_numpy()
@@ -22,7 +22,7 @@ def test_mean_error_and_count() -> None:
     assert (curve["count"], curve["num_nonfinite"], curve["is_zero"]) == (4, 0, False)
 
 
-def test_nonfinite_numbers_are_counted_and_left_out() -> None:
+def test_nonfinite_numbers_are_counted_and_left_out():
     table = make_table(seeds=3, blocks=[("W_Q", "W_Q")], parts=["H"], sigma=[0.1])
     table.loc[0, ["value", "status"]] = [np.inf, "nonfinite"]
     (curve,) = growth_curves(table).to_dict("records")
@@ -31,17 +31,17 @@ def test_nonfinite_numbers_are_counted_and_left_out() -> None:
     assert np.isnan(seed_matrix(table).to_numpy()).sum() == 1
 
 
-def test_a_single_seed_has_no_error() -> None:
+def test_a_single_seed_has_no_error():
     assert growth_curves(make_table(seeds=1))["sem"].isna().all()
 
 
-def test_structural_zeros_are_marked() -> None:
+def test_structural_zeros_are_marked():
     curves = growth_curves(make_table())
     assert set(curves[curves["is_zero"]]["part"]) == {"H_f"}
     assert set(curves[curves["is_zero"]]["row"]) == {"W_V"}
 
 
-def test_reading_order() -> None:
+def test_reading_order():
     variants = ["model.temperature=2.0", "model.temperature=10.0"]
     table = make_table(
         networks=[(variants[0], 1), (variants[1], 1)], sigma=[0.1]
@@ -55,11 +55,11 @@ def test_reading_order() -> None:
     assert not curves.duplicated(CURVE).any()
 
 
-def test_every_sigma_is_kept() -> None:
+def test_every_sigma_is_kept():
     assert sorted(growth_curves(make_table())["x"].unique()) == sorted(SIGMA)
 
 
-def test_what_did_not_converge_is_counted_and_left_out() -> None:
+def test_what_did_not_converge_is_counted_and_left_out():
     table = make_table(seeds=3, blocks=[("W_Q", "W_Q")], parts=["H"], sigma=[0.1])
     table.loc[0, "status"] = "not_converged"
     (curve,) = growth_curves(table).to_dict("records")
@@ -72,7 +72,7 @@ def test_what_did_not_converge_is_counted_and_left_out() -> None:
     assert np.isnan(seed_matrix(table).to_numpy()).sum() == 1
 
 
-def test_numbers_without_a_sigma_are_averaged_over_seeds() -> None:
+def test_numbers_without_a_sigma_are_averaged_over_seeds():
     table = make_table(seeds=4, sigma=None)
     curves = growth_curves(table)
     assert len(curves) == 6 and curves["x"].isna().all() and set(curves["count"]) == {4}
@@ -80,7 +80,7 @@ def test_numbers_without_a_sigma_are_averaged_over_seeds() -> None:
     assert curves["mean"].iloc[0] == pytest.approx(first.mean())
 
 
-def test_quantities_are_never_mixed() -> None:
+def test_quantities_are_never_mixed():
     norms = make_table()
     traces = make_table(
         quantity="trace", law=lambda b, p, a, s: -7.0, noise=0, wander=0
@@ -95,7 +95,7 @@ def test_quantities_are_never_mixed() -> None:
         growth_curves(both, quantity="trase")
 
 
-def test_values_of_one_quantity_are_told_apart_by_their_index() -> None:
+def test_values_of_one_quantity_are_told_apart_by_their_index():
     table = make_table(quantity="eigenvalue", indices=[1, 2], law=lambda b, p, a, s: s)
     assert len(growth_curves(table, quantity="eigenvalue")) == 2 * 6 * len(SIGMA)
     assert set(growth_curves(table, quantity="eigenvalue", index=2)["index"]) == {2}
@@ -103,13 +103,13 @@ def test_values_of_one_quantity_are_told_apart_by_their_index() -> None:
         growth_curves(table, quantity="eigenvalue", index=3)
 
 
-def test_an_error_that_is_not_known_makes_that_of_the_mean_unknown() -> None:
+def test_an_error_that_is_not_known_makes_that_of_the_mean_unknown():
     table = make_table(seeds=2, blocks=[("W_Q", "W_Q")], parts=["H"], sigma=[0.1, 1.0])
     table.loc[0, "error"] = np.nan
     assert list(growth_curves(table)["probe_sem"].isna()) == [True, False]
 
 
-def test_names_that_nobody_knows_come_as_they_do_in_the_table() -> None:
+def test_names_that_nobody_knows_come_as_they_do_in_the_table():
     names = ["head.weight", "W_Q", "mlp", "body.weight"]
     curves = growth_curves(
         make_table(blocks=[(name, name) for name in names], sigma=[0.1], parts=["H"])
@@ -117,7 +117,7 @@ def test_names_that_nobody_knows_come_as_they_do_in_the_table() -> None:
     assert list(curves["row"]) == ["W_Q", "head.weight", "body.weight", "mlp"]
 
 
-def test_a_pair_across_layers_is_a_curve_of_its_own() -> None:
+def test_a_pair_across_layers_is_a_curve_of_its_own():
     table = make_table(
         networks=[("", 2)], blocks=[("W_V", "W_V")], parts=["H"], sigma=[0.1]
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -20,7 +19,7 @@ from hessfig.terms import Scores
 from tests.analysis.synthetic import CONFIG, MODEL, config, make_table, write_sweep
 
 
-def test_table_from_another_run(tmp_path: Path) -> None:
+def test_table_from_another_run(tmp_path):
     folder = write_sweep(make_table(), tmp_path)
     made = make_table(seeds=4)
     made.to_csv(folder / "table.csv", index=False)
@@ -53,7 +52,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("text", BROKEN, ids=[text[:40] for text in BROKEN])
-def test_a_broken_manifest_is_explained(tmp_path: Path, text: str) -> None:
+def test_a_broken_manifest_is_explained(tmp_path, text):
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path / "outputs")
     (folder / "manifest.json").write_text(text)
     with pytest.raises(
@@ -63,7 +62,7 @@ def test_a_broken_manifest_is_explained(tmp_path: Path, text: str) -> None:
         read_run(folder)
 
 
-def test_bytes_and_a_folder_are_no_manifest(tmp_path: Path) -> None:
+def test_bytes_and_a_folder_are_no_manifest(tmp_path):
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
     (folder / "manifest.json").write_bytes(b"\xff\xfe{}")
     with pytest.raises(UserError, match="is not a manifest"):
@@ -87,7 +86,7 @@ def test_bytes_and_a_folder_are_no_manifest(tmp_path: Path) -> None:
         "..=1",
     ],
 )
-def test_a_variant_that_the_settings_do_not_know(tmp_path: Path, variant: str) -> None:
+def test_a_variant_that_the_settings_do_not_know(tmp_path, variant):
     folder = write_sweep(
         make_table(seeds=1, sigma=[0.1]).assign(variant=variant), tmp_path
     )
@@ -97,7 +96,7 @@ def test_a_variant_that_the_settings_do_not_know(tmp_path: Path, variant: str) -
         read_run(folder)
 
 
-def test_a_users_own_options_need_not_be_in_the_settings() -> None:
+def test_a_users_own_options_need_not_be_in_the_settings():
     settings = config(kind="python", options={})
     variant = "model.options.widths=[8,16],model.temperature=2.0"
     changed = varied(settings, variant, num_layers=0)
@@ -107,7 +106,7 @@ def test_a_users_own_options_need_not_be_in_the_settings() -> None:
     )
 
 
-def test_manifests_of_the_first_version_lie_along_sigma(tmp_path: Path) -> None:
+def test_manifests_of_the_first_version_lie_along_sigma(tmp_path):
     run = read_run(write_sweep(make_table(), tmp_path))
     assert run.axis.is_sigma and run.first_seed == 0
     settings = {
@@ -119,7 +118,7 @@ def test_manifests_of_the_first_version_lie_along_sigma(tmp_path: Path) -> None:
     assert (run.axis.name, run.first_seed) == ("step", 1234)
 
 
-def test_no_power_law_where_weights_are_loaded_or_positions_keep_their_size() -> None:
+def test_no_power_law_where_weights_are_loaded_or_positions_keep_their_size():
     table = make_table(seeds=1, sigma=[0.1])
     for settings in (
         {**CONFIG, "state": {"kind": "loaded"}},
@@ -135,14 +134,14 @@ def test_no_power_law_where_weights_are_loaded_or_positions_keep_their_size() ->
         assert not shape.no_power
 
 
-def test_without_manifest_nothing_is_predicted(tmp_path: Path) -> None:
+def test_without_manifest_nothing_is_predicted(tmp_path):
     architectures = read_run(
         write_sweep(make_table(), tmp_path, settings=None)
     ).architectures
     assert architectures == {}
 
 
-def test_architecture_of_each_variant(tmp_path: Path) -> None:
+def test_architecture_of_each_variant(tmp_path):
     made = make_table(
         networks=[("model.attention=linear,model.attention_skip=False", 2), ("", 1)]
     )
@@ -156,7 +155,7 @@ def test_architecture_of_each_variant(tmp_path: Path) -> None:
     assert architectures["", 1].attention == Attention.softmax
 
 
-def test_a_variant_has_nothing_of_the_first_one() -> None:
+def test_a_variant_has_nothing_of_the_first_one():
     """The manifest's config is the first variant's: its attention, loss and state are no part of the second."""
     words = "[{model.attention: linear, task.loss: mse}, {model.scores: cosine}]"
     job = compose(
@@ -185,12 +184,12 @@ def test_a_variant_has_nothing_of_the_first_one() -> None:
     )
 
 
-def test_varied_leaves_the_settings_alone() -> None:
+def test_varied_leaves_the_settings_alone():
     assert varied(CONFIG, "task.seed=3", num_layers=4)["model"]["n_layers"] == 4
     assert CONFIG["model"]["n_layers"] == 1
 
 
-def test_an_altered_manifest_is_refused(tmp_path: Path) -> None:
+def test_an_altered_manifest_is_refused(tmp_path):
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path)
     content = json.loads((folder / "manifest.json").read_text())
     whole = {**content, CHECKSUM: checksum(content)}

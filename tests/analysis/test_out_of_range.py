@@ -12,7 +12,6 @@ import pytest
 from hessfig.analysis.manifest import read_run
 from hessfig.analysis.out_of_range import out_of_range
 from tests.analysis.synthetic import config, make_table, write_sweep
-from tests.conftest import Cli
 
 DEEP = [
     "sweep=softmax",
@@ -39,7 +38,7 @@ def lines(tmp_path: Path, bad: dict[float, tuple[str, float]]) -> list[str]:
     return out_of_range(write_sweep(table, tmp_path) / "table.csv")
 
 
-def test_a_sound_table_is_passed_in_silence(tmp_path: Path) -> None:
+def test_a_sound_table_is_passed_in_silence(tmp_path):
     assert lines(tmp_path, {}) == []
 
 
@@ -53,9 +52,7 @@ def test_a_sound_table_is_passed_in_silence(tmp_path: Path) -> None:
         ([0.01, 0.1, 1.0, 4.8329], "every sigma"),
     ],
 )
-def test_what_is_not_finite_is_counted_and_placed(
-    tmp_path: Path, sigma: list[float], where: str
-) -> None:
+def test_what_is_not_finite_is_counted_and_placed(tmp_path, sigma, where):
     (line,) = lines(tmp_path, dict.fromkeys(sigma, ("nonfinite", float("nan"))))
     count = 4 * len(sigma)
     assert line == (
@@ -63,14 +60,14 @@ def test_what_is_not_finite_is_counted_and_placed(
     )
 
 
-def test_an_underflow_is_no_structural_zero(tmp_path: Path) -> None:
+def test_an_underflow_is_no_structural_zero(tmp_path):
     (line,) = lines(tmp_path, {0.01: ("ok", 0.0)})
     assert line.startswith(
         "4 numbers of 144 are 0 where theory knows no zero: sigma <= 0.01 (n_layers=2): "
     )
 
 
-def test_nobody_knows_the_zeros_of_a_users_own_network(tmp_path: Path) -> None:
+def test_nobody_knows_the_zeros_of_a_users_own_network(tmp_path):
     table = make_table(seeds=1, sigma=None, networks=[("", 0)]).assign(
         value=0.0, status="ok"
     )
@@ -82,7 +79,7 @@ def said(tmp_path: Path, table: pd.DataFrame, **options: Any) -> list[str]:
     return out_of_range(write_sweep(table, tmp_path, **options) / "table.csv")
 
 
-def test_other_quantities_overflow_but_may_be_0(tmp_path: Path) -> None:
+def test_other_quantities_overflow_but_may_be_0(tmp_path):
     traces = make_table(quantity="trace", seeds=1, sigma=[0.1, 1.0]).astype(
         {"value": float}
     )
@@ -98,7 +95,7 @@ def test_other_quantities_overflow_but_may_be_0(tmp_path: Path) -> None:
     )
 
 
-def test_what_did_not_converge_is_said(tmp_path: Path) -> None:
+def test_what_did_not_converge_is_said(tmp_path):
     table = make_table(seeds=1, sigma=[0.1, 1.0])
     table.loc[table["sigma"] == 0.1, "status"] = "not_converged"
     (line,) = said(tmp_path, table)
@@ -108,7 +105,7 @@ def test_what_did_not_converge_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_places_without_sigma(tmp_path: Path) -> None:
+def test_places_without_sigma(tmp_path):
     table = make_table(seeds=1, sigma=None, steps=[0, 10, 100]).astype({"value": float})
     table.loc[table["step"] == 100, ["status", "value"]] = ["nonfinite", float("nan")]
     (line,) = said(tmp_path, table)
@@ -123,9 +120,7 @@ def test_places_without_sigma(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_a_network_too_deep_for_float64_runs_to_its_end(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_network_too_deep_for_float64_runs_to_its_end(cli, tmp_path):
     done = cli("run", *DEEP, "seeds=1", "grid.points=3", "workers=1")
     assert done.code == 0, done.err
     lines = done.out.splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def fitted(
     return slopes.fit_slopes(table, known, windows, slopes.FitSettings(**options))
 
 
-def test_noiseless_power_law_is_exact() -> None:
+def test_noiseless_power_law_is_exact():
     sigma = np.logspace(-2, 0, 8)
     found = fit_slope(np.outer([1.0, 2.0, 5.0], sigma**6), sigma)
     assert found.slope == pytest.approx(6, abs=1e-12)
@@ -52,7 +51,7 @@ def test_noiseless_power_law_is_exact() -> None:
     assert (found.num_points, found.num_seeds) == (8, 3)
 
 
-def test_the_error_is_the_spread_over_repetitions() -> None:
+def test_the_error_is_the_spread_over_repetitions():
     generator, sigma = np.random.default_rng(1), np.logspace(-1, 0, 6)
     tilts = 0.3 * generator.normal(size=(200, 20, 1))
     values = sigma ** (2 + tilts) * np.exp(0.05 * generator.normal(size=(200, 20, 6)))
@@ -65,7 +64,7 @@ def test_the_error_is_the_spread_over_repetitions() -> None:
     assert 0.91 <= covered <= 0.99
 
 
-def test_the_error_of_geometric_means_is_that_of_the_mean_of_the_seeds_slopes() -> None:
+def test_the_error_of_geometric_means_is_that_of_the_mean_of_the_seeds_slopes():
     sigma = np.geomspace(0.1, 1, 6)
     values = np.exp(np.random.default_rng(3).normal(size=(4, 6)))
     found = fit_slope(values, sigma, average=GEOMETRIC)
@@ -79,7 +78,7 @@ def test_the_error_of_geometric_means_is_that_of_the_mean_of_the_seeds_slopes() 
     )
 
 
-def test_a_place_that_a_single_seed_holds_does_not_hide_its_error() -> None:
+def test_a_place_that_a_single_seed_holds_does_not_hide_its_error():
     """Without that seed the slope rests on the other places; at two places only there would be none."""
     sigma = np.geomspace(0.1, 1, 5)
     values = np.outer([1.0, 1.0, 1.0], sigma**2)
@@ -92,7 +91,7 @@ def test_a_place_that_a_single_seed_holds_does_not_hide_its_error() -> None:
     assert math.isnan(fit_slope(values, sigma).slope_se)
 
 
-def test_norms_spread_over_decades_are_known_by_their_geometric_mean() -> None:
+def test_norms_spread_over_decades_are_known_by_their_geometric_mean():
     """Each number off by a factor of exp(N(0, 9)): the slope of geometric means errs by its stated error, and less."""
     generator, sigma = np.random.default_rng(2), np.logspace(-1, 0, 8)
     values = sigma**54 * np.exp(3.0 * generator.normal(size=(60, 20, 8)))
@@ -108,7 +107,7 @@ def test_norms_spread_over_decades_are_known_by_their_geometric_mean() -> None:
     assert spread[GEOMETRIC] < 0.8 * spread[ARITHMETIC]
 
 
-def test_zeros_and_missing_values_are_left_out_of_geometric_means() -> None:
+def test_zeros_and_missing_values_are_left_out_of_geometric_means():
     sigma = np.logspace(-1, 0, 5)
     values = np.outer(np.ones(4), sigma**3)
     values[0, 2], values[1, 3] = math.nan, 0.0
@@ -116,20 +115,20 @@ def test_zeros_and_missing_values_are_left_out_of_geometric_means() -> None:
     assert found.slope == pytest.approx(3) and found.num_seeds == 4
 
 
-def test_missing_values_leave_their_mean_only() -> None:
+def test_missing_values_leave_their_mean_only():
     sigma = np.logspace(-1, 0, 5)
     values = np.outer(np.ones(4), sigma**3)
     values[0, 2] = math.nan
     assert fit_slope(values, sigma).slope == pytest.approx(3)
 
 
-def test_the_lower_half_of_five_points_is_the_three_smallest() -> None:
+def test_the_lower_half_of_five_points_is_the_three_smallest():
     sigma = np.logspace(-1, 0, 5)
     values = np.outer([1.0, 2.0], np.where(np.arange(5) < 3, sigma**3, sigma**7))
     assert fit_slope(values, sigma).lower_half == pytest.approx(3, abs=1e-12)
 
 
-def test_too_few_points_and_single_seeds() -> None:
+def test_too_few_points_and_single_seeds():
     sigma = np.array([0.1, 0.2])
     assert repr(fit_slope(np.ones((3, 2)), sigma)) == repr(Fit(num_points=2))
     alone = fit_slope(np.ones((1, 4)), np.logspace(-1, 0, 4))
@@ -137,14 +136,14 @@ def test_too_few_points_and_single_seeds() -> None:
     assert math.isnan(alone.slope_se) and math.isnan(alone.ci_low)
 
 
-def test_paper_preset_agrees_with_its_predictions() -> None:
+def test_paper_preset_agrees_with_its_predictions():
     frame = fitted(make_table(seeds=8))
     assert list(frame["predicted"].fillna(0)) == [6, 5, 5, 2, 0, 2]
     assert set(frame["verdict"]) == {SlopeVerdict.agrees, SlopeVerdict.structural_zero}
     assert (frame["slope"].dropna() - frame["predicted"].dropna()).abs().max() < 0.05
 
 
-def test_published_slopes_stand_beside() -> None:
+def test_published_slopes_stand_beside():
     frame = fitted(
         make_table(), windows=[(None, 1.0), (None, None), (0.1, None)], preset="sigma"
     )
@@ -153,7 +152,7 @@ def test_published_slopes_stand_beside() -> None:
     assert math.isnan(query["published"].iloc[2])
 
 
-def test_nothing_published_stands_beside_a_network_that_is_no_presets() -> None:
+def test_nothing_published_stands_beside_a_network_that_is_no_presets():
     """A sweep called sigma may be of any network: its name alone says nothing."""
     assert fitted(make_table(sweep="sigma"))["published"].isna().all()
 
@@ -180,13 +179,7 @@ def of_quantities(*names: str) -> pd.DataFrame:
         ),
     ],
 )
-def test_slopes_and_levels_are_of_any_quantity(
-    tmp_path: Path,
-    measured: list[str],
-    asked: dict[str, Any],
-    fits: str,
-    others: list[str],
-) -> None:
+def test_slopes_and_levels_are_of_any_quantity(tmp_path, measured, asked, fits, others):
     folder = write_sweep(of_quantities(*measured), tmp_path)
     frame = slopes.write_slopes(folder, WINDOW, slopes.FitSettings(), **asked)
     assert frame.attrs["others"] == others
@@ -196,7 +189,7 @@ def test_slopes_and_levels_are_of_any_quantity(
     assert set(found["quantity"]) == {fits}
 
 
-def test_one_of_several_quantities_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_one_of_several_quantities_is_asked_for_by_name(tmp_path):
     folder = write_sweep(of_quantities("trace", "erank"), tmp_path)
     with pytest.raises(
         UserError, match=r"(?s)several quantities.*trace, erank.*quantity=trace"
@@ -228,24 +221,24 @@ def wrong(block: Block, part: Part, architecture: Architecture, sigma: float) ->
         ({"noise": 3.0}, SlopeVerdict.undecided),
     ],
 )
-def test_verdicts(options: dict[str, Any], verdict: SlopeVerdict) -> None:
+def test_verdicts(options, verdict):
     frame = fitted(make_table(blocks=[("W_Q", "W_Q")], parts=["H_o"], **options))
     assert list(frame["verdict"]) == [verdict]
 
 
-def test_a_block_that_should_vanish_but_does_not_deviates() -> None:
+def test_a_block_that_should_vanish_but_does_not_deviates():
     table = make_table(
         blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s**2
     )
     assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
 
 
-def test_a_block_that_should_not_vanish_but_does_deviates() -> None:
+def test_a_block_that_should_not_vanish_but_does_deviates():
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: 0.0)
     assert list(fitted(table)["verdict"]) == [SlopeVerdict.deviates]
 
 
-def test_a_window_is_matched_with_its_regime() -> None:
+def test_a_window_is_matched_with_its_regime():
     table = make_table(
         law=lambda b, p, a, s: s ** (0.0 if s < 1 else -2.0),
         sigma=np.geomspace(0.01, 10, 13).tolist(),
@@ -265,7 +258,7 @@ def test_a_window_is_matched_with_its_regime() -> None:
     )
 
 
-def test_nonfinite_numbers_in_the_window_are_counted() -> None:
+def test_nonfinite_numbers_in_the_window_are_counted():
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"])
     low, high = table["sigma"].idxmin(), table["sigma"].idxmax()
     table.loc[[low, high], "value"], table.loc[[low, high], "status"] = (
@@ -275,7 +268,7 @@ def test_nonfinite_numbers_in_the_window_are_counted() -> None:
     assert list(fitted(table)["num_nonfinite"]) == [1]
 
 
-def test_run_writes_the_contract(tmp_path: Path) -> None:
+def test_run_writes_the_contract(tmp_path):
     folder = write_sweep(make_table(), tmp_path)
     frame = slopes.write_slopes(
         folder, [(None, 0.1), (1.0, None)], slopes.FitSettings(tolerance=0.1)
@@ -291,12 +284,12 @@ def test_run_writes_the_contract(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("windows", [[], [(1.0, 0.1)], [(0.1, 0.1)], [(0.1, 0.2, 0.3)]])
-def test_bad_windows(windows: list[Any]) -> None:
+def test_bad_windows(windows):
     with pytest.raises(UserError, match=r"sweep\.windows"):
         fitted(make_table(), windows=windows)
 
 
-def test_verdicts_come_with_their_tolerance(tmp_path: Path) -> None:
+def test_verdicts_come_with_their_tolerance(tmp_path):
     folder = write_sweep(make_table(law=wrong), tmp_path)
     for tolerance, verdict in ((0.1, "deviates"), (1.5, "agrees")):
         slopes.write_slopes(folder, WINDOW, slopes.FitSettings(tolerance=tolerance))
@@ -307,7 +300,7 @@ def test_verdicts_come_with_their_tolerance(tmp_path: Path) -> None:
         ]
 
 
-def test_numbers_in_latex_have_minus_signs_and_powers() -> None:
+def test_numbers_in_latex_have_minus_signs_and_powers():
     cells_of_a_row = (
         "-0.02 ± 0.01",
         "[-0.04, -1.2e-05]",
@@ -321,7 +314,7 @@ def test_numbers_in_latex_have_minus_signs_and_powers() -> None:
     )
 
 
-def test_rows_as_json_have_null_where_no_number_is() -> None:
+def test_rows_as_json_have_null_where_no_number_is():
     frame = pd.DataFrame(
         {
             "slope": [1e-20, math.nan, -math.inf],
@@ -337,7 +330,7 @@ def test_rows_as_json_have_null_where_no_number_is() -> None:
     assert [row["slope"] for row in rows["rows"][1:]] == [None, None]
 
 
-def test_rich_table_shows_predictions_and_zeros() -> None:
+def test_rich_table_shows_predictions_and_zeros():
     console = Console(width=80, record=True)
     console.print(rich_table(fitted(make_table(), preset="sigma")))
     text = console.export_text()
@@ -346,7 +339,7 @@ def test_rich_table_shows_predictions_and_zeros() -> None:
     assert "variant" not in text
 
 
-def test_a_sweep_may_state_exponents_itself() -> None:
+def test_a_sweep_may_state_exponents_itself():
     """In place of theory's, and for networks that theory knows nothing of; the gate checks them."""
     own: dict[str, Any] = {
         "predictions": {"W_Q": {"H_o": 6, "H_f": 4.0}, "W_V": {"H_f": "zero"}}
@@ -368,18 +361,18 @@ def test_a_sweep_may_state_exponents_itself() -> None:
 
 
 @pytest.mark.parametrize(("block", "part"), [("W_X", "H"), ("W_Q", "H_x")])
-def test_an_exponent_of_nothing_measured_is_refused(block: str, part: str) -> None:
+def test_an_exponent_of_nothing_measured_is_refused(block, part):
     with pytest.raises(UserError, match="no such block and part"):
         fitted(make_table(), predictions={block: {part: 5.0}})
 
 
 @pytest.mark.parametrize("stated", ["x", {"W_Q": 5}, {"W_Q": {"H": "five"}}])
-def test_a_manifest_that_states_no_exponents_is_refused(stated: Any) -> None:
+def test_a_manifest_that_states_no_exponents_is_refused(stated):
     with pytest.raises(UserError, match="not exponents"):
         slopes.own_predictions({"sweep": {"predictions": stated}})
 
 
-def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:
+def test_slopes_can_be_printed_for_a_paper_and_a_page():
     """Every row has as many cells as the head, and neither LaTeX nor Markdown reads a name as its own."""
     _, heads, rows = cells(
         fitted(make_table()).assign(variant="model.mlp=a&b_c|d<e>*~")
@@ -408,7 +401,7 @@ def test_slopes_can_be_printed_for_a_paper_and_a_page() -> None:
 
 
 @pytest.mark.long
-def test_depth_five_takes_less_than_two_seconds() -> None:
+def test_depth_five_takes_less_than_two_seconds():
     table = make_table(
         networks=[("", depth) for depth in range(1, 6)],
         seeds=20,
@@ -431,9 +424,7 @@ def test_depth_five_takes_less_than_two_seconds() -> None:
         *((1e-6, "float32", "structural zero"), (1e-2, "float32", "deviates")),
     ],
 )
-def test_a_stated_zero_is_one_up_to_rounding_beside_h(
-    share: float, dtype: str, verdict: str
-) -> None:
+def test_a_stated_zero_is_one_up_to_rounding_beside_h(share, dtype, verdict):
     """Numbers of a network of one's own have the status ok, also where they vanish."""
     table = make_table(
         law=lambda b, p, a, s: s**2 * (share if p == "H_f" else 1.0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +28,7 @@ BLOCKS = {
 }
 
 
-def test_what_was_written_is_read_block_by_block(tmp_path: Path) -> None:
+def test_what_was_written_is_read_block_by_block(tmp_path):
     entries = [store_spectrum(tmp_path, BLOCKS, seed=seed) for seed in (1, 2)]
     entries += [store_density(tmp_path, BLOCKS, "a.b=1", steps=4)]
     write_manifest(tmp_path, entries)
@@ -53,13 +51,13 @@ def test_what_was_written_is_read_block_by_block(tmp_path: Path) -> None:
     assert has_spectra(tmp_path) and has_densities(tmp_path)
 
 
-def test_a_state_without_sigma(tmp_path: Path) -> None:
+def test_a_state_without_sigma(tmp_path):
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS, sigma=None, step=30)])
     place = read_spectra(tmp_path)[0].place
     assert np.isnan(place.sigma) and place.step == 30
 
 
-def test_nothing_stored_names_the_command(tmp_path: Path) -> None:
+def test_nothing_stored_names_the_command(tmp_path):
     folder = write_manifest(tmp_path / "outputs" / "spectra", [])
     with pytest.raises(
         UserError, match=r"no stored spectrum[\s\S]*hessfig run sweep=spectra"
@@ -73,9 +71,7 @@ def test_nothing_stored_names_the_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["half", b"", b"text", "absent", "swapped"])
-def test_files_that_are_not_what_the_manifest_says(
-    tmp_path: Path, content: str | bytes
-) -> None:
+def test_files_that_are_not_what_the_manifest_says(tmp_path, content):
     folder = tmp_path / "outputs" / "spectra"
     first = store_spectrum(folder, BLOCKS, "a.b=1")
     second = store_spectrum(folder, BLOCKS, "a.b=2")
@@ -92,7 +88,7 @@ def test_files_that_are_not_what_the_manifest_says(
         read_spectra(folder)
 
 
-def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
+def test_files_under_each_others_names_and_hashes(tmp_path):
     first = store_spectrum(tmp_path, BLOCKS, "a.b=1")
     second = store_spectrum(tmp_path, BLOCKS, "a.b=2")
     write_manifest(
@@ -121,9 +117,7 @@ def test_files_under_each_others_names_and_hashes(tmp_path: Path) -> None:
         ({"label": "{}"}, "variant"),
     ],
 )
-def test_contents_that_are_no_spectrum(
-    tmp_path: Path, held: dict[str, Any], message: str
-) -> None:
+def test_contents_that_are_no_spectrum(tmp_path, held, message):
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS, **held)])
     with pytest.raises(UserError, match=message):
         read_spectra(tmp_path)
@@ -138,17 +132,13 @@ def test_contents_that_are_no_spectrum(
         ({"half_nodes_0": None}, "half_nodes_0"),
     ],
 )
-def test_contents_that_are_no_density(
-    tmp_path: Path, held: dict[str, Any], message: str
-) -> None:
+def test_contents_that_are_no_density(tmp_path, held, message):
     write_manifest(tmp_path, [store_density(tmp_path, BLOCKS, **held)])
     with pytest.raises(UserError, match=message):
         read_densities(tmp_path)
 
 
-def test_claims_of_absurd_size_take_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claims_of_absurd_size_take_no_memory(tmp_path, monkeypatch):
     write_manifest(tmp_path, [store_spectrum(tmp_path, BLOCKS)])
     monkeypatch.setattr(arrays, "_TOGETHER", 1000)
     with pytest.raises(UserError, match=r"arrays claim \d+ bytes"):

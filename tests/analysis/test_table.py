@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,14 +13,14 @@ from hessfig.record import COLUMNS
 from tests.analysis.synthetic import make_table, write_sweep
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_round_trip(tmp_path):
     made = make_table(networks=[("", 1), ("model.temperature=2.0", 1)])
     table = read_table(write_sweep(made, tmp_path) / "table.csv")
     pd.testing.assert_frame_equal(table, made[COLUMNS], check_dtype=False)
     assert table["num_layers"].dtype.kind == "i"
 
 
-def test_nonfinite_numbers_are_read(tmp_path: Path) -> None:
+def test_nonfinite_numbers_are_read(tmp_path):
     made = make_table()
     made.loc[0, ["value", "status"]] = [float("inf"), "nonfinite"]
     made.loc[1, ["value", "error", "status"]] = [
@@ -33,7 +32,7 @@ def test_nonfinite_numbers_are_read(tmp_path: Path) -> None:
     assert (table["status"] == "nonfinite").sum() == 2
 
 
-def test_weights_may_be_named_as_pandas_names_missing_values(tmp_path: Path) -> None:
+def test_weights_may_be_named_as_pandas_names_missing_values(tmp_path):
     """With the arguments that docs/table.md names, pandas alone reads them, too."""
     names = ["NA", "null", "None", "inf"]
     made = make_table()
@@ -49,7 +48,7 @@ def test_weights_may_be_named_as_pandas_names_missing_values(tmp_path: Path) -> 
     pd.testing.assert_series_equal(alone["value"], made["value"])
 
 
-def test_missing_table_names_the_command(tmp_path: Path) -> None:
+def test_missing_table_names_the_command(tmp_path):
     with pytest.raises(UserError, match=r"hessfig run sweep=sigma$"):
         read_table(tmp_path / "outputs" / "sigma" / "table.csv")
     with pytest.raises(
@@ -92,28 +91,26 @@ def _change(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame
         (_change("seed", 1236), "claim to be the same number"),
     ],
 )
-def test_bad_tables(
-    tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
-) -> None:
+def test_bad_tables(tmp_path, change, message):
     folder = write_sweep(change(make_table()), tmp_path, settings=None)
     with pytest.raises(UserError, match=message):
         read_table(folder / "table.csv")
 
 
-def test_a_table_cut_short_is_not_read(tmp_path: Path) -> None:
+def test_a_table_cut_short_is_not_read(tmp_path):
     path = write_sweep(make_table(), tmp_path, settings=None) / "table.csv"
     path.write_text(path.read_text()[:-30])
     with pytest.raises(UserError, match="is not a number"):
         read_table(path)
 
 
-def test_an_empty_file_is_not_read(tmp_path: Path) -> None:
+def test_an_empty_file_is_not_read(tmp_path):
     (tmp_path / "table.csv").write_text("")
     with pytest.raises(UserError, match="cannot be read as a table"):
         read_table(tmp_path / "table.csv")
 
 
-def test_what_may_be_empty(tmp_path: Path) -> None:
+def test_what_may_be_empty(tmp_path):
     made = make_table(
         sigma=None, steps=[0, 10], indices=[0, 1, 2], seeds=1, parts=["H"]
     ).astype({"value": float})
@@ -125,7 +122,7 @@ def test_what_may_be_empty(tmp_path: Path) -> None:
     ) == [0, 10]
 
 
-def test_open_names_quantities_and_numbers_of_no_block(tmp_path: Path) -> None:
+def test_open_names_quantities_and_numbers_of_no_block(tmp_path):
     blocks = [("blocks.0.attn.qkv", "all"), ("$a_{b", "[x] 'y'")]
     made = make_table(blocks=blocks, networks=[("", 0)], seeds=1, parts=["H"])
     loss = made.iloc[:2].assign(row="", col="", part="", quantity="loss", value=-0.5)
@@ -141,7 +138,7 @@ def test_open_names_quantities_and_numbers_of_no_block(tmp_path: Path) -> None:
     ) == {0}
 
 
-def test_a_status_that_did_not_converge_may_have_any_value(tmp_path: Path) -> None:
+def test_a_status_that_did_not_converge_may_have_any_value(tmp_path):
     made = make_table().astype({"value": float})
     made.loc[0, ["status", "value"]] = ["not_converged", float("nan")]
     made.loc[1, ["status", "value"]] = ["not_converged", -3.0]
@@ -149,7 +146,7 @@ def test_a_status_that_did_not_converge_may_have_any_value(tmp_path: Path) -> No
     assert (table["status"] == "not_converged").sum() == 2
 
 
-def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path: Path) -> None:
+def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path):
     made = make_table(sigma=None)
     folder = write_sweep(
         pd.concat([made, made.iloc[:1]], ignore_index=True), tmp_path, settings=None
@@ -158,7 +155,7 @@ def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path: Path) -> No
         read_table(folder / "table.csv")
 
 
-def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path: Path) -> None:
+def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path):
     old = (
         make_table()
         .rename(columns={"value": "frob", "error": "frob_sem"})
@@ -171,7 +168,7 @@ def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path: Path) -> Non
         read_table(write_sweep(old, tmp_path, settings=None) / "table.csv")
 
 
-def test_a_folder_in_place_of_the_table(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_table(tmp_path):
     (tmp_path / "table.csv").mkdir()
     with pytest.raises(UserError, match="cannot be read as a table"):
         read_table(tmp_path / "table.csv")
@@ -188,9 +185,7 @@ def test_a_folder_in_place_of_the_table(tmp_path: Path) -> None:
         ({"error": "-0.1"}, "error must not be negative"),
     ],
 )
-def test_rows_of_a_foreign_table(
-    tmp_path: Path, change: dict[str, str], message: str
-) -> None:
+def test_rows_of_a_foreign_table(tmp_path, change, message):
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
     pd.read_csv(folder / "table.csv", dtype=str).assign(**change).to_csv(
         folder / "table.csv", index=False
@@ -212,9 +207,7 @@ def test_rows_of_a_foreign_table(
         (",config1\n", "\n", "cut short"),
     ],
 )
-def test_columns_of_a_foreign_table(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_columns_of_a_foreign_table(tmp_path, old, new, message):
     folder = write_sweep(make_table(seeds=1, sigma=[0.1]), tmp_path, settings=None)
     text = (folder / "table.csv").read_text()
     assert old in text
@@ -223,7 +216,7 @@ def test_columns_of_a_foreign_table(
         read_table(folder / "table.csv")
 
 
-def test_norms_of_weights_have_no_part(tmp_path: Path) -> None:
+def test_norms_of_weights_have_no_part(tmp_path):
     made = make_table()
     made = made[made["part"] == "H"].assign(part="", quantity="weight_norm")
     table = read_table(write_sweep(made, tmp_path) / "table.csv")

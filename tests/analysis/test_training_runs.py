@@ -46,7 +46,7 @@ def of_edge() -> pd.DataFrame:
     return spectral_table(list(rows()))
 
 
-def test_where_a_sharpness_settles_is_the_mean_over_the_last_third() -> None:
+def test_where_a_sharpness_settles_is_the_mean_over_the_last_third():
     found = late_shares(of_edge(), "largest_eigenvalue")
     assert [one.mean for one in found.values()] == pytest.approx([1.0, 1.0])
     assert [one.count for one in found.values()] == [2, 2]
@@ -82,7 +82,7 @@ def of_race(losses: dict[tuple[str, str, float], float]) -> pd.DataFrame:
     return spectral_table(list(rows()))
 
 
-def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for() -> None:
+def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for():
     found = race(
         of_race(
             {
@@ -103,7 +103,7 @@ def test_rules_are_raced_at_their_best_rates_with_their_looks_paid_for() -> None
     )
 
 
-def test_no_seed_is_judged_by_the_rate_it_chose_itself() -> None:
+def test_no_seed_is_judged_by_the_rate_it_chose_itself():
     table = of_race({("sgd", "none", 0.1): 0.5, ("sgd", "none", 1.0): 0.6})
     lucky = (
         (table["seed"] == 1)
@@ -121,14 +121,14 @@ def test_no_seed_is_judged_by_the_rate_it_chose_itself() -> None:
     )
 
 
-def test_a_run_that_was_lost_counts_as_the_worst() -> None:
+def test_a_run_that_was_lost_counts_as_the_worst():
     table = of_race({("sgd", "none", 0.1): 0.5, ("sgd", "none", 1.0): 0.1})
     kept = ~((table["seed"] == 2) & table["variant"].str.endswith("rate=1.0"))
     tuned = race(table[kept]).tuned
     assert set(tuned[tuned["seed"] != 2]["rate"]) == {0.1}
 
 
-def test_a_race_without_costs_is_refused() -> None:
+def test_a_race_without_costs_is_refused():
     with pytest.raises(UserError, match="losses and costs"):
         race(spectral_table([{**WHOLE, "quantity": "loss", "value": 1.0, "step": 0.0}]))
 
@@ -177,7 +177,7 @@ def of_rules() -> pd.DataFrame:
     return spectral_table(list(rows()))
 
 
-def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products() -> None:
+def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products():
     found = race(of_rules())
     assert found.budget == {"step": 10.0, "seconds": 10.0}
     by = found.tuned.groupby(["budget", "rule"])[["rate", "loss"]].mean()
@@ -206,7 +206,7 @@ def test_rules_with_a_damping_are_tuned_over_it_and_pay_for_products() -> None:
     }
 
 
-def test_rules_are_paired_with_their_plain_optimiser() -> None:
+def test_rules_are_paired_with_their_plain_optimiser():
     plain = [1.0, 0.1, 0.01]
     rows = [
         ("step", rule, seed, 0.1, False, loss * factor)

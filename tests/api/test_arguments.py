@@ -240,7 +240,7 @@ def problem(**changed: Any) -> hessfig.Problem:
 
 @pytest.mark.parametrize("case", PROBLEMS)
 @pytest.mark.filterwarnings("ignore:Lazy modules:UserWarning")
-def test_problems_that_cannot_be_measured_are_refused(case: str) -> None:
+def test_problems_that_cannot_be_measured_are_refused(case):
     changed, said = PROBLEMS[case]
     with pytest.raises(UserError, match=said) as caught:
         hessfig.measure(problem(**changed))
@@ -248,7 +248,7 @@ def test_problems_that_cannot_be_measured_are_refused(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", REQUESTS)
-def test_requests_that_cannot_be_served_are_refused(case: str) -> None:
+def test_requests_that_cannot_be_served_are_refused(case):
     settings, said = REQUESTS[case]
     with pytest.raises(ValueError, match=said) as caught:
         hessfig.measure(problem(), **settings)
@@ -256,14 +256,14 @@ def test_requests_that_cannot_be_served_are_refused(case: str) -> None:
     assert caught.value.got is not None and caught.value.allowed and caught.value.remedy
 
 
-def test_another_thing_than_a_problem_is_refused() -> None:
+def test_another_thing_than_a_problem_is_refused():
     with pytest.raises(UserError, match="problem is of another kind"):
         hessfig.measure((NET, X, Y))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="dtype: there is no such choice"):
         problem().objective("float128")
 
 
-def test_a_layer_whose_names_overlap_is_no_group() -> None:
+def test_a_layer_whose_names_overlap_is_no_group():
     weights = {"W@1": "weight", "row@1": ("weight", 0), "b@1": "bias"}
     apart = hessfig.measure(problem(weights=weights), blocks=["W", "row", ("W", "row")])
     assert len(apart) == 9 and apart["value"][0] > 0
@@ -273,7 +273,7 @@ def test_a_layer_whose_names_overlap_is_no_group() -> None:
         hessfig.measure(problem(weights=weights), blocks="layer")
 
 
-def test_views_of_few_axes_are_those_of_slices() -> None:
+def test_views_of_few_axes_are_those_of_slices():
     """An ellipsis, and a single entry: products have the probes on an axis of their own, behind."""
     views = {
         "ellipsis": numpy.s_[..., 0],
@@ -288,7 +288,7 @@ def test_views_of_few_axes_are_those_of_slices() -> None:
     assert found[:3] == found[3:6] and found[6:9] == found[9:]
 
 
-def test_a_tied_weight_is_one_under_both_of_its_names() -> None:
+def test_a_tied_weight_is_one_under_both_of_its_names():
     weights = {"first": "0.weight", "second": "1.weight"}
     table = hessfig.measure(
         problem(network=tied(), weights=weights),
@@ -318,7 +318,7 @@ SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", SAME)
-def test_what_is_meant_alike_is_measured_alike(case: str) -> None:
+def test_what_is_meant_alike_is_measured_alike(case):
     changed, settings = SAME[case]
     if "network" in changed:
         changed["network"].linear.load_state_dict(NET.state_dict())
@@ -327,11 +327,11 @@ def test_what_is_meant_alike_is_measured_alike(case: str) -> None:
     assert found["value"].tolist() == pytest.approx(plain["value"].tolist(), rel=1e-12)
 
 
-def test_one_part_is_a_list_of_it() -> None:
+def test_one_part_is_a_list_of_it():
     assert set(hessfig.measure(problem(), parts="H_o")["part"]) == {"H_o"}
 
 
-def test_frozen_networks_and_inference_tensors_are_measured() -> None:
+def test_frozen_networks_and_inference_tensors_are_measured():
     with torch.inference_mode():
         inputs, network = X.clone(), nn.Linear(3, 2)
         network.load_state_dict(NET.state_dict())
@@ -347,7 +347,7 @@ def test_frozen_networks_and_inference_tensors_are_measured() -> None:
 @pytest.mark.parametrize(
     "quantity", ["frobenius", "trace", "spectrum", "gradient_norm", "hessian"]
 )
-def test_parameters_that_are_not_reached_have_zeros(quantity: str) -> None:
+def test_parameters_that_are_not_reached_have_zeros(quantity):
     network = Then(lambda f: f, k=nn.Parameter(torch.ones(3)))
     table = hessfig.measure(problem(network=network), blocks="k", quantities=quantity)
     block = table[table["row"] == "k"]
@@ -355,7 +355,7 @@ def test_parameters_that_are_not_reached_have_zeros(quantity: str) -> None:
     assert (finite["value"] == 0).all() and (finite["error"] == 0).all()
 
 
-def test_a_network_that_no_parameter_reaches_is_zero_and_said() -> None:
+def test_a_network_that_no_parameter_reaches_is_zero_and_said():
     with pytest.warns(
         RuntimeWarning, match="no parameter reaches the network's outputs"
     ):
@@ -366,7 +366,7 @@ def test_a_network_that_no_parameter_reaches_is_zero_and_said() -> None:
     assert (table["value"] == 0).all()
 
 
-def test_a_linear_loss_has_no_curvature() -> None:
+def test_a_linear_loss_has_no_curvature():
     table = hessfig.measure(
         problem(loss=Loss(lambda f, y: f.mean())),
         quantities=["frobenius", "largest_eigenvalue"],
@@ -399,9 +399,7 @@ QUANTITIES = (
 @pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples"
 )
-def test_what_is_not_finite_is_said_with_every_number(
-    place: str, quantity: str
-) -> None:
+def test_what_is_not_finite_is_said_with_every_number(place, quantity):
     network, inputs = nn.Linear(3, 2), X.clone()
     with torch.no_grad():
         (inputs if place == "inputs" else network.weight)[0, 0] = torch.nan

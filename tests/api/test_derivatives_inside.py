@@ -116,7 +116,7 @@ def truth(problem: hessfig.Problem) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_measured(kind: Callable[[], nn.Module]) -> None:
+def test_it_is_measured(kind):
     problem = problem_of(kind)
     dense = truth(problem)
     table = hessfig.measure(
@@ -154,9 +154,7 @@ def test_it_is_measured(kind: Callable[[], nn.Module]) -> None:
     ],
 )
 @pytest.mark.long
-def test_quantities_that_walk_or_take_samples_apart(
-    kind: Callable[[], nn.Module], quantity: str
-) -> None:
+def test_quantities_that_walk_or_take_samples_apart(kind, quantity):
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "gradients of single samples under vmap", RuntimeWarning
@@ -180,7 +178,7 @@ def test_quantities_that_walk_or_take_samples_apart(
             assert len(table) and table["value"].notna().all()
 
 
-def test_a_batch_of_several_inputs_and_a_loss_inside_the_network() -> None:
+def test_a_batch_of_several_inputs_and_a_loss_inside_the_network():
     class Energy(Body):
         def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
             x = x.detach().requires_grad_()
@@ -210,9 +208,7 @@ def test_a_batch_of_several_inputs_and_a_loss_inside_the_network() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_operators_of_large_networks(
-    kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_operators_of_large_networks(kind, monkeypatch):
     """A network too large for graphs that are kept: where torch.func cannot follow, plain double backward does."""
     monkeypatch.setattr("hessfig.curvature.batched.SMALL", 1)
     problem = problem_of(kind)
@@ -224,7 +220,7 @@ def test_operators_of_large_networks(
     torch.testing.assert_close(found, truth(problem), rtol=1e-9, atol=1e-10)
 
 
-def test_no_graph_is_kept() -> None:
+def test_no_graph_is_kept():
     """Evaluations record graphs, which are let go with what comes out."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)).double()
@@ -244,7 +240,7 @@ def test_no_graph_is_kept() -> None:
     assert not any(one.requires_grad for one in held)
 
 
-def test_losses_of_pruned_weights_where_vmap_cannot_follow() -> None:
+def test_losses_of_pruned_weights_where_vmap_cannot_follow():
     class Steered(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x if float(x.detach().sum()) > 1e9 else x.tanh()

@@ -64,7 +64,7 @@ REFUSED: dict[str, Callable[[], hessfig.Problem]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_lead_to_compute_loss(name: str) -> None:
+def test_refusals_lead_to_compute_loss(name):
     given = REFUSED[name]()
     with pytest.raises(UserError) as caught:
         given.operator("all")
@@ -76,7 +76,7 @@ def test_refusals_lead_to_compute_loss(name: str) -> None:
     assert "input_ids" not in str(caught.value)
 
 
-def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is() -> None:
+def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is():
     for network, batch in (
         (OwnLoss(), X),
         (PairLoss(), (X, Y)),
@@ -112,7 +112,7 @@ def _of_both(outputs: Any, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [Heads, Named])
-def test_the_remedy_of_several_outputs_names_the_argument(kind: type[Heads]) -> None:
+def test_the_remedy_of_several_outputs_names_the_argument(kind):
     network = kind()
     with pytest.raises(UserError, match="not a tensor of real numbers") as caught:
         hessfig.Problem(network, X, Y, _of_both).operator("all")
@@ -146,7 +146,7 @@ def test_the_remedy_of_several_outputs_names_the_argument(kind: type[Heads]) -> 
 
 
 @pytest.mark.parametrize("inputs", [X, {"x": X}])
-def test_the_remedy_of_a_dictionary_of_targets_works_as_it_is(inputs: Any) -> None:
+def test_the_remedy_of_a_dictionary_of_targets_works_as_it_is(inputs):
     given = hessfig.Problem(
         Heads(),
         inputs,
@@ -191,7 +191,7 @@ class Noisy(nn.Module):
         ).tanh()
 
 
-def test_both_remedies_of_noise_in_forward_work() -> None:
+def test_both_remedies_of_noise_in_forward_work():
     with pytest.raises(UserError, match="change from call to call") as caught:
         hessfig.Problem(Noisy(), X, Y, "mse").operator("all")
     assert "network(inputs, noise)" in str(caught.value.remedy)
@@ -208,7 +208,7 @@ def test_both_remedies_of_noise_in_forward_work() -> None:
     assert torch.allclose(drawn, summed, rtol=1e-6)
 
 
-def test_arrays_and_data_sets_are_taken() -> None:
+def test_arrays_and_data_sets_are_taken():
     network = nn.Linear(4, 2)
     plain = hessfig.Problem(network, X, Y, "mse").operator("all").dense()
     data: Dataset[Any] = TensorDataset(X, Y)
@@ -223,7 +223,7 @@ def test_arrays_and_data_sets_are_taken() -> None:
         assert torch.allclose(given.operator("all").dense(), plain, rtol=1e-12)
 
 
-def test_a_wrong_name_of_a_weight_is_another_matter() -> None:
+def test_a_wrong_name_of_a_weight_is_another_matter():
     with pytest.raises(UserError) as caught:
         hessfig.Problem(nn.Linear(4, 2), X, Y, "mse", weights={"a": "wieght"}).operator(
             "a"
@@ -231,7 +231,7 @@ def test_a_wrong_name_of_a_weight_is_another_matter() -> None:
     assert "compute_loss" not in str(caught.value)
 
 
-def test_pairs_and_all_have_one_meaning_each() -> None:
+def test_pairs_and_all_have_one_meaning_each():
     problem = hessfig.Problem(nn.Linear(4, 2), X, Y, "mse")
     pairs = hessfig.measure(problem, blocks="pairs", parts="H")[
         ["row", "col"]

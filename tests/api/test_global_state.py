@@ -411,9 +411,7 @@ IDS = [name for name, _, _ in EVERY]
 
 
 @pytest.mark.parametrize(("name", "call", "error"), EVERY, ids=IDS)
-def test_the_state_of_the_process_is_as_it_was(
-    name: str, call: Call, error: Any, tmp_path: Path
-) -> None:
+def test_the_state_of_the_process_is_as_it_was(name, call, error, tmp_path):
     asked(call, tmp_path, error)  # what is imported on the way sets up itself once
     for held in (False, True):
         watched = bridge() if name.startswith("lens") else network()
@@ -428,9 +426,7 @@ def test_the_state_of_the_process_is_as_it_was(
 
 @pytest.mark.parametrize(("name", "call", "error"), EVERY, ids=IDS)
 @pytest.mark.long
-def test_threads_leave_it_too(
-    name: str, call: Call, error: Any, tmp_path: Path
-) -> None:
+def test_threads_leave_it_too(name, call, error, tmp_path):
     if name in ("monitor refuses", "run, read, slopes, plot"):
         pytest.skip("one folder is one monitor's, and one run's")
     watched = bridge() if name.startswith("lens") else network()
@@ -477,7 +473,7 @@ for name, call, error in every.EVERY:
 
 
 @pytest.mark.long
-def test_the_generator_of_python_is_as_it_was_where_no_types_are_checked() -> None:
+def test_the_generator_of_python_is_as_it_was_where_no_types_are_checked():
     done = subprocess.run(
         [sys.executable, "-c", ALONE],
         cwd=ROOT,
@@ -488,7 +484,7 @@ def test_the_generator_of_python_is_as_it_was_where_no_types_are_checked() -> No
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_number_does_not_hang_on_the_callers_state() -> None:
+def test_a_number_does_not_hang_on_the_callers_state():
     asked = {
         "quantities": ["frobenius", "trace", "largest_eigenvalue", "loss"],
         "blocks": ["out.weight", "all"],
@@ -501,7 +497,7 @@ def test_a_number_does_not_hang_on_the_callers_state() -> None:
 
 
 @pytest.mark.parametrize("setting", ["older", "newer", "newer, of all"])
-def test_precision_is_full_inside_and_the_callers_outside(setting: str) -> None:
+def test_precision_is_full_inside_and_the_callers_outside(setting):
     from hessfig.curvature.double_backward import differentiating
 
     try:

@@ -61,9 +61,7 @@ def application(tmp_path: Path) -> Iterator[Any]:
         OmegaConf.clear_resolver("now")
 
 
-def test_the_hydra_of_an_application_is_as_it_was(
-    application: Any, tmp_path: Path
-) -> None:
+def test_the_hydra_of_an_application_is_as_it_was(application, tmp_path):
     job._shipped.cache_clear()
     assert job.compose(["sweep=sigma", "figure=3a"]).config.figure.sweep == "sigma"
     with pytest.raises(UserError):
@@ -91,7 +89,7 @@ main()
 
 @pytest.mark.long
 @pytest.mark.usefixtures("workers")
-def test_an_application_runs_sweeps_one_and_many(tmp_path: Path) -> None:
+def test_an_application_runs_sweeps_one_and_many(tmp_path):
     (tmp_path / "app.py").write_text(f"WORDS = {SMALL!r}\n{APPLICATION}")
     for words, rows in (
         (["+seeds=2"], ["18"]),
@@ -102,9 +100,7 @@ def test_an_application_runs_sweeps_one_and_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("workers")
-def test_workers_start_in_processes_of_other_libraries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_workers_start_in_processes_of_other_libraries(monkeypatch):
     """The start method of joblib's workers is one that ours do not know; those of a pool are daemons."""
     default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
     monkeypatch.setattr(default, "_actual_context", SimpleNamespace(_name="loky"))
@@ -119,9 +115,7 @@ def test_workers_start_in_processes_of_other_libraries(
 
 
 @pytest.mark.usefixtures("workers")
-def test_the_multiprocessing_of_the_caller_is_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_multiprocessing_of_the_caller_is_as_it_was(monkeypatch):
     default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
     monkeypatch.setattr(default, "_actual_context", None)
     servers: Any = forkserver._forkserver  # type: ignore[attr-defined]
@@ -132,8 +126,8 @@ def test_the_multiprocessing_of_the_caller_is_as_it_was(
 
 
 def test_without_workers_the_calling_process_measures_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     apart = swept(tmp_path / "apart", 1)
     monkeypatch.setattr(
         "hessfig.sweep.pool.start_process",
@@ -150,7 +144,7 @@ def test_without_workers_the_calling_process_measures_the_same_bits(
 TRAINED = ("state=trained", "training.steps=3", "state.step=[0,3]")
 
 
-def test_without_workers_networks_are_trained_too(tmp_path: Path) -> None:
+def test_without_workers_networks_are_trained_too(tmp_path):
     words = [word for word in SMALL if not word.startswith("grid")]
     here = hessfig.run(
         "sigma", *words, *TRAINED, seeds=1, workers=0, output_dir=tmp_path
@@ -158,9 +152,7 @@ def test_without_workers_networks_are_trained_too(tmp_path: Path) -> None:
     assert sorted({*here["step"]}) == [0, 3] and here["value"].notna().all()
 
 
-def test_the_generator_of_python_is_as_it_was_after_the_first_run(
-    tmp_path: Path,
-) -> None:
+def test_the_generator_of_python_is_as_it_was_after_the_first_run(tmp_path):
     import random
 
     state = random.getstate()
@@ -207,9 +199,7 @@ def _numbers(folder: Path, workers: int) -> list[float]:
 @pytest.mark.timeout(900)
 @pytest.mark.long
 @pytest.mark.parametrize("host", [_loky, _pool, _threads, _coroutines])
-def test_numbers_in_other_programs(
-    host: Callable[..., list[Any]], tmp_path: Path
-) -> None:
+def test_numbers_in_other_programs(host, tmp_path):
     # A forked process finds the server of this one.
     plain = _numbers(tmp_path / "plain", 1)
     found = host(_numbers, [(tmp_path / f"{workers}", workers) for workers in (0, 1)])

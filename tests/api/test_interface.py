@@ -79,7 +79,7 @@ def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) ->
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.long
-def test_every_block_and_part_is_the_oracles(name: str) -> None:
+def test_every_block_and_part_is_the_oracles(name):
     problem, blocks, names, dense = oracle(name)
     table, layout = measure(problem, blocks=blocks), problem.objective("float64").layout
     assert len(table) == 3 * len(
@@ -97,7 +97,7 @@ def test_every_block_and_part_is_the_oracles(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.long
-def test_traces_are_the_oracles(name: str) -> None:
+def test_traces_are_the_oracles(name):
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
     table = measure(problem, blocks=diagonal, quantities=["trace"])
@@ -110,7 +110,7 @@ def test_traces_are_the_oracles(name: str) -> None:
         ), row
 
 
-def test_probes_cover_the_truth_within_their_error() -> None:
+def test_probes_cover_the_truth_within_their_error():
     problem, _, _, dense = oracle("mlp")
     table = measure(
         problem,
@@ -130,7 +130,7 @@ def test_probes_cover_the_truth_within_their_error() -> None:
             assert abs(row.value - truth) < 4 * row.error and row.num_probes == 60
 
 
-def test_a_wrong_operator_is_noticed_and_said() -> None:
+def test_a_wrong_operator_is_noticed_and_said():
     """Products of curvlinops under vmap are wrong here (see double_backward.fault), batched ones are right."""
     problem, _, _, _ = oracle("mlp")
     drawn = problem.objective("float64")
@@ -142,7 +142,7 @@ def test_a_wrong_operator_is_noticed_and_said() -> None:
         measure(problem, blocks=["all", "W_1"])
 
 
-def test_batches_are_weighted_by_their_size() -> None:
+def test_batches_are_weighted_by_their_size():
     problem, blocks, _, _ = oracle("mlp")
     assert isinstance(problem.inputs, Tensor) and isinstance(problem.targets, Tensor)
     inputs, targets = (
@@ -153,9 +153,7 @@ def test_batches_are_weighted_by_their_size() -> None:
     numpy.testing.assert_allclose(pieces["value"], whole["value"], rtol=1e-12)
 
 
-def test_the_table_is_the_record_and_nothing_is_written(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_is_the_record_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     problem, blocks, _, _ = oracle("mlp")
     table = measure(problem, blocks=blocks)
@@ -165,7 +163,7 @@ def test_the_table_is_the_record_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_seed_gives_the_same_bits_and_the_network_stays_as_it_was() -> None:
+def test_the_same_seed_gives_the_same_bits_and_the_network_stays_as_it_was():
     network = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     problem = hessfig.Problem(network, torch.randn(6, 4), torch.randint(0, 3, (6,)))
@@ -181,7 +179,7 @@ def test_the_same_seed_gives_the_same_bits_and_the_network_stays_as_it_was() -> 
     )
 
 
-def test_left_out_weights_are_every_parameter_by_its_own_name() -> None:
+def test_left_out_weights_are_every_parameter_by_its_own_name():
     network = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     table = measure(
         hessfig.Problem(network, torch.randn(5, 4), torch.randn(5, 2), loss="mse")
@@ -194,7 +192,7 @@ def test_left_out_weights_are_every_parameter_by_its_own_name() -> None:
     ]
 
 
-def test_the_hessian_itself_comes_as_an_array() -> None:
+def test_the_hessian_itself_comes_as_an_array():
     problem, _, names, dense = oracle("mlp")
     arrays = measure(problem, quantities=["hessian"]).attrs["arrays"]["hessian"]
     assert arrays["names"] == names
@@ -204,7 +202,7 @@ def test_the_hessian_itself_comes_as_an_array() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "layered"] if "layered" in CASES else ["mlp"])
-def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
+def test_blocks_that_are_named_come_as_arrays(name):
     problem, blocks, names, dense = oracle(name)
     arrays = measure(problem, blocks=blocks, quantities=["hessian"]).attrs["arrays"][
         "hessian"
@@ -223,7 +221,7 @@ def test_blocks_that_are_named_come_as_arrays(name: str) -> None:
         numpy.testing.assert_allclose(found, truth, rtol=1e-8, atol=1e-12)
 
 
-def test_a_problem_prints_as_a_line_without_tensors() -> None:
+def test_a_problem_prints_as_a_line_without_tensors():
     problem = hessfig.Problem(
         nn.Linear(3, 2),
         torch.randn(5, 3),
@@ -237,7 +235,7 @@ def test_a_problem_prints_as_a_line_without_tensors() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_distances_to_a_block_that_is_zero_are_no_cause_for_a_warning() -> None:
+def test_distances_to_a_block_that_is_zero_are_no_cause_for_a_warning():
     # H_f of the last weight vanishes.
     network = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
     problem = hessfig.Problem(
@@ -250,7 +248,7 @@ def test_distances_to_a_block_that_is_zero_are_no_cause_for_a_warning() -> None:
     )
 
 
-def test_importing_the_package_imports_no_torch() -> None:
+def test_importing_the_package_imports_no_torch():
     program = "import sys, hessfig; print('torch' in sys.modules, hessfig.__version__)"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -258,15 +256,13 @@ def test_importing_the_package_imports_no_torch() -> None:
     assert found.stdout.startswith("False")
 
 
-def test_the_package_is_the_command_and_has_its_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_package_is_the_command_and_has_its_error(monkeypatch, capsys):
     monkeypatch.setattr("hessfig.cli.main.main", lambda: print("the command"))
     runpy.run_module("hessfig", run_name="__main__")
     assert capsys.readouterr().out == "the command\n" and hessfig.UserError is UserError
 
 
-def test_completion_by_tab_shows_the_interface_and_imports_nothing() -> None:
+def test_completion_by_tab_shows_the_interface_and_imports_nothing():
     program = "import sys, hessfig; print([n for n in dir(hessfig) if n[0] != '_'], 'torch' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -302,7 +298,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_problems_are_explained(case: str) -> None:
+def test_bad_problems_are_explained(case):
     changed, message = BAD[case]
     problem = hessfig.Problem(**{"network": NET, "inputs": X, "targets": Y, **changed})
     with pytest.raises(UserError, match=message) as caught:
@@ -328,7 +324,7 @@ def test_bad_problems_are_explained(case: str) -> None:
         ({"num_probes": 0}, "num_probes"),
     ],
 )
-def test_bad_requests_are_explained(settings: dict[str, Any], message: str) -> None:
+def test_bad_requests_are_explained(settings, message):
     with pytest.raises(UserError, match=message):
         hessfig.measure(hessfig.Problem(NET, X, Y), **settings)
 
@@ -343,9 +339,7 @@ def test_bad_requests_are_explained(settings: dict[str, Any], message: str) -> N
         ({"k": 7}, "fewer eigenvalues"),
     ],
 )
-def test_bad_settings_of_spectra_are_explained(
-    given: dict[str, Any], message: str
-) -> None:
+def test_bad_settings_of_spectra_are_explained(given, message):
     with pytest.raises(UserError, match=message):
         hessfig.measure(
             hessfig.Problem(NET, X, Y),
@@ -355,7 +349,7 @@ def test_bad_settings_of_spectra_are_explained(
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutional", "fused and tied"])
-def test_eigenvalues_are_the_oracles(name: str) -> None:
+def test_eigenvalues_are_the_oracles(name):
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]
     table = measure(

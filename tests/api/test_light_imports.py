@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from hessfig.sweep.pool import PRELOAD
+from tests.daily import daily
 
 HEAVY = {
     "transformer_lens",
@@ -47,7 +48,7 @@ QUANTITIES = [
 
 
 @pytest.mark.long
-def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None:
+def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs():
     program = PROGRAM.format(quantities=QUANTITIES, heavy=HEAVY)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],
@@ -59,7 +60,7 @@ def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs() -> None
     assert done.stdout.split() == []
 
 
-def test_workers_import_no_library_of_models() -> None:
+def test_workers_import_no_library_of_models():
     """The package's own transformers are plain torch: the libraries that they came from take seconds to import."""
     program = f"import sys, {', '.join(PRELOAD)}; print(*{{'transformer_lens', 'transformers'}} & {{*sys.modules}})"
     done = subprocess.run(
@@ -84,9 +85,11 @@ print(*{{"torch._dynamo", "torch._inductor", "triton"}} & {{*sys.modules}})
 
 
 @pytest.mark.parametrize(
-    "width", [3, 1700], ids=["small, two batches", "more than 65 536 parameters"]
+    "width",
+    daily([3, 1700], 3),
+    ids=["small, two batches", "more than 65 536 parameters"],
 )
-def test_counting_memory_does_not_import_a_compiler(width: int) -> None:
+def test_counting_memory_does_not_import_a_compiler(width):
     program = COUNTED.format(width=width)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program],

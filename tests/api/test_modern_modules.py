@@ -267,7 +267,7 @@ def measure(problem: hessfig.Problem, **settings: Any) -> Any:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.long
-def test_every_part_is_that_of_dense_double_backward(name: str) -> None:
+def test_every_part_is_that_of_dense_double_backward(name):
     problem = problem_of(name)
     names = [path for path, _ in problem.network.named_parameters()]
     before = {id(p) for p in problem.network.parameters()}
@@ -297,7 +297,7 @@ def test_every_part_is_that_of_dense_double_backward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["silu", "two names", "lstm"])
-def test_single_blocks_are_pieces_of_the_dense_ones(name: str) -> None:
+def test_single_blocks_are_pieces_of_the_dense_ones(name):
     problem = problem_of(name)
     names = [path for path, _ in problem.network.named_parameters()]
     sizes = [problem.network.get_parameter(path).numel() for path in names]
@@ -356,7 +356,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("name", "quantity"), PAIRS)
-def test_every_quantity_is_measured(name: str, quantity: str) -> None:
+def test_every_quantity_is_measured(name, quantity):
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "gradients of single samples under vmap", RuntimeWarning
@@ -380,7 +380,7 @@ def test_every_quantity_is_measured(name: str, quantity: str) -> None:
     ).all()
 
 
-def test_xtrace_takes_double_backward_too() -> None:
+def test_xtrace_takes_double_backward_too():
     problem = problem_of("silu")
     names = [path for path, _ in problem.network.named_parameters()]
     truth = dense_parts(problem, names)[Part.H][:8, :8].norm().item()
@@ -394,7 +394,7 @@ def test_xtrace_takes_double_backward_too() -> None:
     assert table["value"][0] == pytest.approx(truth, rel=0.3)
 
 
-def test_gradients_of_single_samples_are_those_one_by_one() -> None:
+def test_gradients_of_single_samples_are_those_one_by_one():
     problem = problem_of("steered by data")
     with pytest.warns(
         RuntimeWarning, match="gradients of single samples under vmap: RuntimeError"
@@ -441,7 +441,7 @@ class Flash(nn.Module):
 
 
 @pytest.mark.parametrize("inner", [OnlyOnce, Flash])
-def test_what_cannot_be_differentiated_twice_is_refused_by_name(inner: Make) -> None:
+def test_what_cannot_be_differentiated_twice_is_refused_by_name(inner):
     problem = hessfig.Problem(
         Around(inner()),
         torch.randn(2, LENGTH, 2),

@@ -59,7 +59,7 @@ def curvature(model: nn.Module) -> tuple[Tensor, Tensor]:
     return flat, hessian(lambda: F.cross_entropy(model(x.double()), y), at)
 
 
-def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) -> None:
+def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path):
     """Adam's preconditioned eigenvalue and threshold come from the state of torch's own optimiser."""
     model = watched.network()
     optimiser = torch.optim.AdamW(
@@ -117,9 +117,7 @@ def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path: Path) ->
     assert sorted(numbers(tmp_path / "mine")["step"].unique()) == [0, 3, 6, 9, 12]
 
 
-def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(
-    tmp_path: Path,
-) -> None:
+def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(tmp_path):
     model = watched.network()
     watched.monitor(model, tmp_path / "mine", quantities=["critical_step"])(0)
     step, (slope, _), (x, y) = (
@@ -137,7 +135,7 @@ def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(
     assert loss(0.98 * step) < loss(0.0) < loss(1.02 * step)
 
 
-def test_the_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_the_training_is_the_same_to_the_bit(tmp_path):
     """Weights, gradients, modes, and the generators of torch, numpy and Python are as without a monitor."""
 
     def trained(*, is_watched: bool) -> tuple[Any, ...]:
@@ -177,9 +175,7 @@ def test_the_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
     assert len(numbers(tmp_path / "bits")) > 0
 
 
-def test_measuring_keeps_within_its_share_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_measuring_keeps_within_its_share_of_the_time(tmp_path, monkeypatch):
     """A step of the training takes a second, a measurement three, by a clock that the test turns."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(monitors.time, "perf_counter", lambda: clock.now)
@@ -220,9 +216,7 @@ def test_measuring_keeps_within_its_share_of_the_time(
     )
 
 
-def test_notes_of_skipped_steps_take_little_of_the_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path, monkeypatch):
     """A step of the training takes a second, a note in the manifest two: 5 % allow one in 400 s.
 
     Besides, one is made whenever the list of skipped steps has doubled.
@@ -272,8 +266,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("killed_at", [7, 11, 12])
 @pytest.mark.long
 def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(
-    killed_at: int, whole: Path, tmp_path: Path
-) -> None:
+    killed_at, whole, tmp_path
+):
     """Killed as a cell, a manifest or a table appears; each step writes three cells, arrays, a manifest and a table."""
     folder = tmp_path / "killed"
     assert run(folder, killed_at) == -9
@@ -290,9 +284,7 @@ def test_a_kill_keeps_what_is_measured_and_a_restart_goes_on(
     pd.testing.assert_frame_equal(again, truth, rtol=1e-6)
 
 
-def test_a_restart_measures_again_what_came_after_its_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_a_restart_measures_again_what_came_after_its_checkpoint(tmp_path):
     model = watched.network()
     watched.train(model, watched.monitor(model, tmp_path / "mine"), last=9)
     before = numbers(tmp_path / "mine")
@@ -307,7 +299,7 @@ def test_a_restart_measures_again_what_came_after_its_checkpoint(
     ) == len(before)
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_something_else_is_refused(tmp_path):
     model = watched.network()
     watched.train(model, watched.monitor(model, tmp_path / "mine"), last=3)
     with pytest.raises(OtherTraining, match=r"other settings(.|\n)*overwrite=True"):
@@ -323,7 +315,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
+def test_every_reader_takes_the_folder(tmp_path, cli):
     model = watched.network()
     watched.train(
         model,
@@ -349,9 +341,7 @@ def test_every_reader_takes_the_folder(tmp_path: Path, cli: Any) -> None:
     assert cli("report").code == 0
 
 
-def test_one_process_of_several_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_of_several_measures(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine")
@@ -359,7 +349,7 @@ def test_one_process_of_several_measures(
     assert not (tmp_path / "mine").exists()
 
 
-def test_repeated_and_skipped_steps_are_not_measured(tmp_path: Path) -> None:
+def test_repeated_and_skipped_steps_are_not_measured(tmp_path):
     watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
     assert [*watch(0)] == ["loss"]
     assert watch(0) == watch(1) == {} and [*watch(3)] == ["loss"]
@@ -381,7 +371,7 @@ def failures(folder: Path) -> list[str]:
     return [*json.loads((folder / "manifest.json").read_text())["monitor"]["failures"]]
 
 
-def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
+def test_a_network_that_changes_its_shapes_is_reported(tmp_path):
     """The training goes on; with on_error="raise" it ends."""
     for on_error in ("warn", "raise"):
         model = Grows()
@@ -412,9 +402,7 @@ def test_a_network_that_changes_its_shapes_is_reported(tmp_path: Path) -> None:
         assert {*numbers(tmp_path / on_error)["step"]} == {0, 9}
 
 
-def test_failures_are_not_noted_beside_a_table_of_another_training(
-    tmp_path: Path,
-) -> None:
+def test_failures_are_not_noted_beside_a_table_of_another_training(tmp_path):
     folder, model = tmp_path / "mine", Grows()
     watched.monitor(model, folder, quantities=["loss"])(0)
     before = (folder / "manifest.json").read_bytes()
@@ -433,9 +421,7 @@ def test_failures_are_not_noted_beside_a_table_of_another_training(
     )
 
 
-def test_a_full_disk_loses_nothing_once_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, monkeypatch):
     watch = watched.monitor(watched.network(), tmp_path / "mine", quantities=["loss"])
     watch(0)
     with monkeypatch.context() as full:
@@ -468,9 +454,7 @@ def test_a_full_disk_loses_nothing_once_there_is_room(
         ({"log": "paper"}, "no such logger"),
     ],
 )
-def test_what_cannot_be_watched_is_refused(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_watched_is_refused(changes, message, tmp_path):
     given = {
         "network": watched.network(),
         "loss": "cross_entropy",
@@ -501,9 +485,7 @@ def test_what_cannot_be_watched_is_refused(
         ),
     ],
 )
-def test_step_rules_that_are_not_known_are_refused(
-    make: Any, message: str, tmp_path: Path
-) -> None:
+def test_step_rules_that_are_not_known_are_refused(make, message, tmp_path):
     model = watched.network()
     with pytest.raises(UserError, match=message):
         watched.monitor(
@@ -515,8 +497,8 @@ def test_step_rules_that_are_not_known_are_refused(
 
 
 def test_a_keyword_that_does_not_exist_is_answered_with_the_one_that_was_meant(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     with pytest.raises(
         TypeError,
         match=r"unexpected keyword argument 'quantity': did you mean 'quantities'\?",
@@ -524,7 +506,7 @@ def test_a_keyword_that_does_not_exist_is_answered_with_the_one_that_was_meant(
         watched.monitor(watched.network(), tmp_path, quantity=["loss"])
 
 
-def test_a_measure_stands_alone(tmp_path: Path) -> None:
+def test_a_measure_stands_alone(tmp_path):
     """Settings next to it would be ignored, those with their default too."""
     given = {"folder": tmp_path, "measure": hessfig.Measure(quantities="loss")}
     with pytest.raises(
@@ -540,7 +522,7 @@ def test_a_measure_stands_alone(tmp_path: Path) -> None:
         )
 
 
-def test_every_setting_of_a_measure_is_a_parameter_of_the_monitor() -> None:
+def test_every_setting_of_a_measure_is_a_parameter_of_the_monitor():
     of_monitor = inspect.signature(hessfig.Monitor).parameters
     assert {*inspect.signature(hessfig.Measure).parameters} <= {*of_monitor}
     assert all(one.kind != one.VAR_KEYWORD for one in of_monitor.values())

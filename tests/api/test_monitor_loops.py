@@ -48,8 +48,8 @@ def moved(model: nn.Module) -> None:
     "length", [2, 3, 7]
 )  # below, at and above the steps between measurements
 def test_steps_that_start_anew_every_epoch_are_told_and_every_reader_takes_the_table(
-    length: int, tmp_path: Path
-) -> None:
+    length, tmp_path
+):
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine", quantities=["loss"])
     with pytest.warns(
@@ -69,7 +69,7 @@ def test_steps_that_start_anew_every_epoch_are_told_and_every_reader_takes_the_t
     assert f"step 0 after step {length - 1}" in failures(tmp_path / "mine")["0"]
 
 
-def test_the_remedy_for_steps_of_epochs_measures_all_of_them(tmp_path: Path) -> None:
+def test_the_remedy_for_steps_of_epochs_measures_all_of_them(tmp_path):
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine", quantities=["loss"])
     with warnings.catch_warnings():
@@ -82,9 +82,7 @@ def test_the_remedy_for_steps_of_epochs_measures_all_of_them(tmp_path: Path) -> 
     assert steps(tmp_path / "mine") == [0, 3, 6, 9]
 
 
-def test_steps_that_go_back_end_the_training_where_that_is_wanted(
-    tmp_path: Path,
-) -> None:
+def test_steps_that_go_back_end_the_training_where_that_is_wanted(tmp_path):
     watch = watched.monitor(
         watched.network(), tmp_path / "mine", quantities=["loss"], on_error="raise"
     )
@@ -95,9 +93,7 @@ def test_steps_that_go_back_end_the_training_where_that_is_wanted(
         watch(2)
 
 
-def test_another_monitor_continues_a_training_that_went_back_to_a_checkpoint(
-    tmp_path: Path,
-) -> None:
+def test_another_monitor_continues_a_training_that_went_back_to_a_checkpoint(tmp_path):
     model = watched.network()
     watch = watched.monitor(model, tmp_path / "mine", quantities=["loss"])
     for step in (0, 3, 6):
@@ -117,9 +113,7 @@ def files_of(folder: Path) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_relative_folder_is_where_the_monitor_was_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_folder_is_where_the_monitor_was_made(tmp_path, monkeypatch):
     """Table, manifest and lock stay together, a second owner is kept out, and runs read the table they were made of."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -143,9 +137,7 @@ def test_a_relative_folder_is_where_the_monitor_was_made(
     assert (steps(here / "mine"), steps(there / "mine")) == ([0, 3], [6])
 
 
-def test_an_owner_lets_go_of_the_folder_that_it_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_owner_lets_go_of_the_folder_that_it_held(tmp_path, monkeypatch):
     for name in ("a/mine", "b/mine"):
         (tmp_path / name).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "a")
@@ -158,8 +150,8 @@ def test_an_owner_lets_go_of_the_folder_that_it_held(
 
 
 def test_a_failure_in_the_manifest_names_no_directory_of_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     watch = watched.monitor(watched.network(), Path("mine"), quantities=["loss"])
 
@@ -173,9 +165,7 @@ def test_a_failure_in_the_manifest_names_no_directory_of_the_machine(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_of_sgd_the_preconditioner_is_the_identity(
-    momentum: float, tmp_path: Path
-) -> None:
+def test_of_sgd_the_preconditioner_is_the_identity(momentum, tmp_path):
     model = watched.network()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
     names = ["preconditioned_eigenvalue", "stability_threshold"]
@@ -202,8 +192,8 @@ def test_of_sgd_the_preconditioner_is_the_identity(
 
 @pytest.mark.parametrize("thawed", [True, False])
 def test_other_trained_parameters_are_told_and_not_measured_as_if_they_were_the_same(
-    thawed: bool, tmp_path: Path
-) -> None:
+    thawed, tmp_path
+):
     model = watched.network()
     model[0].requires_grad_(not thawed)
     watch = watched.monitor(model, tmp_path / "mine", quantities=["gradient_norm"])
@@ -228,8 +218,8 @@ def test_other_trained_parameters_are_told_and_not_measured_as_if_they_were_the_
 
 
 def test_every_parameter_is_measured_whatever_is_frozen_where_that_is_asked_for(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     model = watched.network()
     model[0].requires_grad_(False)
     watch = watched.monitor(
@@ -259,7 +249,7 @@ PARTS: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_network_with_a_compiled_part_is_followed(part: str, tmp_path: Path) -> None:
+def test_a_network_with_a_compiled_part_is_followed(part, tmp_path):
     plain, model = watched.network(), watched.network()
     PARTS[part](model)
     watch = watched.monitor(model, tmp_path / "mine", quantities=["largest_eigenvalue"])
@@ -295,8 +285,8 @@ def scripted(model: nn.Module) -> nn.Module:
     ],
 )
 def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(
-    make: Any, parts: str, tmp_path: Path
-) -> None:
+    make, parts, tmp_path
+):
     model = make(watched.network())
     for measured in (
         lambda: watched.monitor(model, tmp_path / "mine"),
@@ -315,9 +305,7 @@ def test_networks_of_torchscript_are_refused_with_a_remedy_that_works(
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["native", "gpt2", "neox"])
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_bridge_is_followed_while_it_is_trained(
-    name: str, listed: bool, tmp_path: Path
-) -> None:
+def test_a_bridge_is_followed_while_it_is_trained(name, listed, tmp_path):
     """The numbers at a later step are those of hessfig.Problem(bridge, tokens) there."""
     # One of its own: others have run the shared one.
     model, x = (bridge.__wrapped__(name), tokens())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ def truth() -> tuple[dict[str, slice], dict[Part, Tensor]]:
 
 
 @pytest.mark.parametrize("estimator", ["auto", "dense", "hutchinson", "aligned"])
-def test_every_block_is_a_piece_of_the_dense_one(estimator: str) -> None:
+def test_every_block_is_a_piece_of_the_dense_one(estimator):
     places, dense = truth()
     pairs = (
         list(product(SIDES, SIDES))
@@ -78,7 +77,7 @@ def test_every_block_is_a_piece_of_the_dense_one(estimator: str) -> None:
         ), row
 
 
-def test_what_has_no_entry_has_no_row_and_all_has_the_others() -> None:
+def test_what_has_no_entry_has_no_row_and_all_has_the_others():
     _, dense = truth()
     names = set(hessfig.measure(problem_of(), parts="H")["row"])
     assert names == {name for name, one in Odd().named_parameters() if one.numel()}
@@ -87,7 +86,7 @@ def test_what_has_no_entry_has_no_row_and_all_has_the_others() -> None:
 
 
 @pytest.mark.parametrize("products", ["linearised", "curvlinops", "differences"])
-def test_every_engine_multiplies_it(products: str) -> None:
+def test_every_engine_multiplies_it(products):
     from hessfig.config.enums import Products
     from hessfig.config.science import ModelConfig
     from hessfig.models.routes import Engines
@@ -107,7 +106,7 @@ def test_every_engine_multiplies_it(products: str) -> None:
         assert off < (1e-8 if products == "differences" else 1e-12), (block, part)
 
 
-def test_operators_and_names_of_it() -> None:
+def test_operators_and_names_of_it():
     places, dense = truth()
     problem = problem_of(
         {"s": "scale", "again": ("scale", ...), "both": ["scale", "row"]}
@@ -132,9 +131,7 @@ def test_operators_and_names_of_it() -> None:
 
 @pytest.mark.parametrize("quantity", quantities())
 @pytest.mark.long
-def test_every_quantity_is_measured_or_refused_for_another_reason(
-    quantity: str,
-) -> None:
+def test_every_quantity_is_measured_or_refused_for_another_reason(quantity):
     for blocks in (["scale"], ["all"]):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -150,7 +147,7 @@ def test_every_quantity_is_measured_or_refused_for_another_reason(
                 ), told
 
 
-def test_a_monitor_follows_it(tmp_path: Path) -> None:
+def test_a_monitor_follows_it(tmp_path):
     places, dense = truth()
     problem = problem_of()
     wanted = hessfig.Measure(

@@ -111,9 +111,7 @@ OPTIMISERS = {
 
 @pytest.mark.parametrize("kind", OPTIMISERS)
 @pytest.mark.parametrize("late", [False, True])
-def test_numbers_are_those_of_the_next_update(
-    kind: str, late: bool, tmp_path: Path
-) -> None:
+def test_numbers_are_those_of_the_next_update(kind, late, tmp_path):
     """The first layer is never held, or since the fifth step: each parameter has moments and steps of its own."""
     net = network()
     optimiser = OPTIMISERS[kind](list(net[2].parameters()))
@@ -126,15 +124,13 @@ def test_numbers_are_those_of_the_next_update(
     assert length == pytest.approx(true_length(net, optimiser), rel=1e-9)
 
 
-def test_an_optimiser_of_another_network_is_refused(tmp_path: Path) -> None:
+def test_an_optimiser_of_another_network_is_refused(tmp_path):
     other = torch.optim.AdamW(network().parameters(), lr=LR)
     with pytest.raises(UserError, match="holds none of the network's parameters"):
         watched(network(), other, tmp_path / "mine")(0)
 
 
-def test_approximations_along_a_training_are_those_at_its_weights(
-    tmp_path: Path,
-) -> None:
+def test_approximations_along_a_training_are_those_at_its_weights(tmp_path):
     net = network()
     optimiser = OPTIMISERS["adamw"](list(net.parameters()))
     trained(net, optimiser, 3)

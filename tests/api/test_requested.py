@@ -22,7 +22,7 @@ LONGEST = 90
 _IDENTIFIER = re.compile(r"\b[A-Za-z]\w*_\w+")
 
 
-def test_every_picture_of_the_gallery_has_a_sentence() -> None:
+def test_every_picture_of_the_gallery_has_a_sentence():
     figures = {figure.name: figure for figure in shipped_figures()}
     shown = PICTURE.findall((DOCS / "gallery.md").read_text())
     assert len(shown) > 50
@@ -35,7 +35,7 @@ def test_every_picture_of_the_gallery_has_a_sentence() -> None:
         assert page in seen or EVERY_PAGE in seen, stem
 
 
-def test_sentences_are_short_and_without_names_of_the_code() -> None:
+def test_sentences_are_short_and_without_names_of_the_code():
     for figure in shipped_figures():
         for words in figure.seen.values():
             assert (
@@ -63,7 +63,7 @@ def title(outputs: Path, *words: str) -> str | None:
     return spec.paper.labels("")["title"]
 
 
-def test_a_figure_of_its_own_table_is_titled_by_its_sentence(tmp_path: Path) -> None:
+def test_a_figure_of_its_own_table_is_titled_by_its_sentence(tmp_path):
     (figure,) = [figure for figure in shipped_figures() if figure.name == "3a"]
     outputs = manifested(tmp_path)
     assert title(outputs, "figure.width=3.25", "style=icml") == figure.seen[EVERY_PAGE]
@@ -74,17 +74,15 @@ def test_a_figure_of_its_own_table_is_titled_by_its_sentence(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "words", [["model.d_model=16"], ["seeds=3"], ["grid.high=1"], ["model.norm=pre"]]
 )
-def test_a_table_of_other_settings_is_not(words: list[str], tmp_path: Path) -> None:
+def test_a_table_of_other_settings_is_not(words, tmp_path):
     assert title(manifested(tmp_path, *words)) is None
 
 
-def test_a_table_with_missing_cells_is_not(tmp_path: Path) -> None:
+def test_a_table_with_missing_cells_is_not(tmp_path):
     assert title(manifested(tmp_path, missing_cells=3)) is None
 
 
-def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(
-    tmp_path: Path,
-) -> None:
+def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(tmp_path):
     (seen,) = [
         figure.seen
         for figure in shipped_figures()
@@ -105,7 +103,7 @@ def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(
         )
 
 
-def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path: Path) -> None:
+def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path):
     assert title(manifested(tmp_path / "all", missing_cells=3, diverged_cells=3))
     assert (
         title(manifested(tmp_path / "some", missing_cells=3, diverged_cells=2)) is None
@@ -121,11 +119,11 @@ def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path: Path) -> No
         "figure.layout=bars",
     ],
 )
-def test_another_figure_of_the_same_table_is_not(word: str, tmp_path: Path) -> None:
+def test_another_figure_of_the_same_table_is_not(word, tmp_path):
     assert title(manifested(tmp_path), word) is None
 
 
-def test_pages_have_titles_of_their_own() -> None:
+def test_pages_have_titles_of_their_own():
     paper = Paper(seen={"depth1": "One layer", "": "All"})
     assert [paper.labels(suffix)["title"] for suffix in ("_depth1", "", "_depth2")] == [
         "One layer",
@@ -134,5 +132,5 @@ def test_pages_have_titles_of_their_own() -> None:
     ]
 
 
-def test_the_figures_of_the_theory_have_titles() -> None:
+def test_the_figures_of_the_theory_have_titles():
     assert paper_of(compose(["figure=bounds"])).labels("")["title"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -54,15 +52,13 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "outputs" / "sigma"
 
 
-def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(
-    swept: Path,
-) -> None:
+def test_a_script_needs_no_guard_and_its_table_is_that_of_the_command(swept):
     run = hessfig.read(swept)
     assert run.manifest["command"].startswith("hessfig run sweep=sigma model.d_model=4")
     assert {*run.table["part"]} == {"H", "H_o", "H_f"} and run.folder == swept
 
 
-def test_a_finished_sweep_is_reused(swept: Path) -> None:
+def test_a_finished_sweep_is_reused(swept):
     before = (swept / TABLE).read_bytes()
     again = hessfig.run(
         "sigma", *SMALL, seeds=2, workers=1, output_dir=str(swept.parent)
@@ -73,8 +69,8 @@ def test_a_finished_sweep_is_reused(swept: Path) -> None:
 
 
 def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
-    swept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    swept, tmp_path, monkeypatch
+):
     monkeypatch.chdir(swept.parent.parent)
     runs = [
         hessfig.read("outputs/sigma"),
@@ -94,7 +90,7 @@ def test_a_run_reads_the_table_that_it_was_made_of_wherever_the_process_goes(
         assert run.manifest["command"].startswith("hessfig run sweep=sigma")
 
 
-def test_slopes_are_those_of_the_command(swept: Path, cli: Callable[..., Any]) -> None:
+def test_slopes_are_those_of_the_command(swept, cli):
     found = hessfig.read(swept).slopes("sweep.windows=[[null,10]]")
     assert (
         cli(
@@ -111,7 +107,7 @@ def test_slopes_are_those_of_the_command(swept: Path, cli: Callable[..., Any]) -
     )
 
 
-def test_words_of_a_figure_are_those_that_were_given(swept: Path) -> None:
+def test_words_of_a_figure_are_those_that_were_given(swept):
     label, title = r"$\sigma$ [a, b] 'c'", r"\alpha, \\ {d} 100 %"
     figure = hessfig.plot(swept, "3a", xlabel=label, title=title)
     assert {ax.get_xlabel() for ax in figure.axes} - {""} == {label}
@@ -122,7 +118,7 @@ def test_words_of_a_figure_are_those_that_were_given(swept: Path) -> None:
         hessfig.plot(swept, "3a", ylabel=r"a$\frac{1}{0$")
 
 
-def test_figures_are_matplotlibs_and_nothing_is_written(swept: Path) -> None:
+def test_figures_are_matplotlibs_and_nothing_is_written(swept):
     files = set(swept.parent.rglob("*"))
     words = {
         "title": "Mine, by hand",
@@ -144,7 +140,7 @@ def test_figures_are_matplotlibs_and_nothing_is_written(swept: Path) -> None:
     assert set(swept.parent.rglob("*")) == files
 
 
-def test_a_title_is_in_the_file_that_is_saved(swept: Path, tmp_path: Path) -> None:
+def test_a_title_is_in_the_file_that_is_saved(swept, tmp_path):
     """It stands above the panels, where matplotlib's own savefig would cut it off; the width is as asked for."""
     pictures = []
     for title in ("", "Mine"):
@@ -157,9 +153,7 @@ def test_a_title_is_in_the_file_that_is_saved(swept: Path, tmp_path: Path) -> No
     assert (titled[26:] == plain).all() and titled[:26].min() < 0.5
 
 
-def test_titles_and_labels_are_settings_of_the_command(
-    swept: Path, cli: Callable[..., Any]
-) -> None:
+def test_titles_and_labels_are_settings_of_the_command(swept, cli):
     words = [
         "figure=3a",
         f"output_dir={swept.parent}",
@@ -178,7 +172,7 @@ def test_titles_and_labels_are_settings_of_the_command(
     )
 
 
-def test_tables_show_value_and_error_first() -> None:
+def test_tables_show_value_and_error_first():
     torch.manual_seed(0)
     problem = hessfig.Problem(
         nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -204,7 +198,7 @@ def test_tables_show_value_and_error_first() -> None:
 
 
 @pytest.mark.long
-def test_arrays_of_a_measured_table_are_drawn() -> None:
+def test_arrays_of_a_measured_table_are_drawn():
     torch.manual_seed(0)
     problem = hessfig.Problem(
         nn.Linear(3, 2), torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -220,7 +214,7 @@ def test_arrays_of_a_measured_table_are_drawn() -> None:
         assert len(hessfig.plot(table, layout=layout).axes) == panels
 
 
-def test_another_quantity_of_a_monitor_is_drawn(tmp_path: Path) -> None:
+def test_another_quantity_of_a_monitor_is_drawn(tmp_path):
     """Each of these names the quantity; its folder is not below outputs, and no preset has its name."""
     network, batch = nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))
     options = {
@@ -255,7 +249,7 @@ def test_another_quantity_of_a_monitor_is_drawn(tmp_path: Path) -> None:
         table_folder(VERBS["slopes"].job(["sweep.name=watched"]))
 
 
-def test_tables_of_several_runs_stand_in_one_figure(swept: Path) -> None:
+def test_tables_of_several_runs_stand_in_one_figure(swept):
     table = hessfig.read(swept).table
     both = [
         table.assign(variant=f"model.options.run={name}")
@@ -270,7 +264,7 @@ def test_tables_of_several_runs_stand_in_one_figure(swept: Path) -> None:
         hessfig.plot(table.assign(variant="mine"), layout="lines", x="sigma")
 
 
-def test_predictions_of_a_pair_can_be_stated(swept: Path) -> None:
+def test_predictions_of_a_pair_can_be_stated(swept):
     """Its name holds a comma: a key in quotes on a command line, a text or a tuple in Python."""
     zero = {"H_f": "zero"}
     for key in ("W_Q,W_V", ("W_Q", "W_V")):
@@ -293,11 +287,11 @@ def test_predictions_of_a_pair_can_be_stated(swept: Path) -> None:
         (lambda: hessfig.plot("nowhere", figure="bounds"), "computed from the theory"),
     ],
 )
-def test_what_does_not_fit_is_refused(call: Callable[[], Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(call, message):
     with pytest.raises(UserError, match=message):
         call()
 
 
-def test_the_package_is_light() -> None:
+def test_the_package_is_light():
     program = "import hessfig, sys; sys.exit(bool({'torch', 'pandas', 'matplotlib', 'hydra'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

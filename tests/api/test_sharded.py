@@ -181,7 +181,7 @@ def dense(kind: str, block: str, part: str) -> Tensor:
 
 
 @pytest.mark.parametrize(("size", "case"), PRODUCTS)
-def test_products_are_those_of_one_process(found: Found, size: int, case: str) -> None:
+def test_products_are_those_of_one_process(found, size, case):
     _, kind, how, *parts = case.split(":")
     net = ranks.network(kind, how)
     pairs = [(1.0, batch) for batch in ranks.batches(kind)]
@@ -205,7 +205,7 @@ def test_products_are_those_of_one_process(found: Found, size: int, case: str) -
         ), (errors, seen["error"])
 
 
-def test_probes_have_the_same_bits_for_any_number_of_ranks(found: Found) -> None:
+def test_probes_have_the_same_bits_for_any_number_of_ranks(found):
     drawn = [json.dumps(seen) for size in PLAN for seen in found["probes", size]]
     assert len(drawn) == 7
     assert len(set(drawn)) == 1
@@ -214,9 +214,7 @@ def test_probes_have_the_same_bits_for_any_number_of_ranks(found: Found) -> None
 @pytest.mark.parametrize(
     ("case", "size"), [(TABLES[0], 1), *((case, 2) for case in TABLES)]
 )
-def test_numbers_are_those_of_the_dense_hessian(
-    found: Found, case: str, size: int
-) -> None:
+def test_numbers_are_those_of_the_dense_hessian(found, case, size):
     _, kind, _, *blocks = case.split(":")
     assert all(one == found[case, size][0] for one in found[case, size])
     seen = {
@@ -252,7 +250,7 @@ def test_numbers_are_those_of_the_dense_hessian(
 
 
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
-def test_every_rank_may_have_batches_of_its_own(found: Found, part: str) -> None:
+def test_every_rank_may_have_batches_of_its_own(found, part):
     net = ranks.network("mlp")
     weighted = [
         zip((1.0, 2.0 + rank), ranks.batches("mlp", rank), strict=True)
@@ -271,9 +269,7 @@ def test_every_rank_may_have_batches_of_its_own(found: Found, part: str) -> None
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_is_refused_by_name_on_every_rank(
-    found: Found, kind: str
-) -> None:
+def test_what_is_refused_is_refused_by_name_on_every_rank(found, kind):
     assert len(found[f"refused:{kind}", 2]) == 2
     for seen in found[f"refused:{kind}", 2]:
         assert all(words in seen["error"] for words in REFUSED[kind]), seen
@@ -282,8 +278,8 @@ def test_what_is_refused_is_refused_by_name_on_every_rank(
 
 @pytest.mark.parametrize(("size", "case"), MONITORED)
 def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(
-    found: Found, size: int, case: str
-) -> None:
+    found, size, case
+):
     first, *others = found[case, size]
     assert len(others) == size - 1
     assert all(one == first for one in others)
@@ -311,20 +307,20 @@ def test_a_monitor_measures_on_all_ranks_and_leaves_the_training_as_it_was(
         optimiser.step()
 
 
-def test_a_monitor_that_cannot_begin_says_so_on_every_rank(found: Found) -> None:
+def test_a_monitor_that_cannot_begin_says_so_on_every_rank(found):
     assert len(found["monitor_refused", 2]) == 2
     for seen in found["monitor_refused", 2]:
         assert "holds a table without a manifest" in seen["folder"]
         assert "rank 1 does not measure" in seen["batches"]
 
 
-def test_a_dead_rank_ends_the_others_with_a_message(tmp_path: Path) -> None:
+def test_a_dead_rank_ends_the_others_with_a_message(tmp_path):
     (seen,) = launched(tmp_path, {2: ["killed"]})["killed", 2]
     assert "another rank was lost" in seen["error"]
     assert seen["seconds"] < 60
 
 
-def test_the_page_shows_how(tmp_path: Path) -> None:
+def test_the_page_shows_how(tmp_path):
     write_files("docs/cluster.md", tmp_path)
     launcher = [
         sys.executable,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.curvature.block_operator import BlockOperator
 from hessfig.errors import UserError
+from tests.daily import daily
 
 transformers = pytest.importorskip("transformers")
 DTYPES = ("float64", "float32")
@@ -84,7 +85,7 @@ def exact(name: str) -> tuple[BlockOperator, np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "encoder"])
-def test_an_error_is_stated_for_every_vector(name: str, dtype: str) -> None:
+def test_an_error_is_stated_for_every_vector(name, dtype):
     """The step for random vectors is too long for eigenvectors: their products were off by a third in float32."""
     truth, _, top = exact(name)
     size = truth.shape[0]
@@ -105,7 +106,7 @@ def test_an_error_is_stated_for_every_vector(name: str, dtype: str) -> None:
     assert truth.last_errors is None
 
 
-def test_eigenvalues_of_scipy_are_those_of_double_backward() -> None:
+def test_eigenvalues_of_scipy_are_those_of_double_backward():
     truth, value, _ = exact("llama")
     operator = problem("llama").operator("all", dtype="float32", products="differences")
     found, vector = sparse.eigsh(
@@ -118,7 +119,7 @@ def test_eigenvalues_of_scipy_are_those_of_double_backward() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_solution_states_a_residual_that_covers_the_true_one(dtype: str) -> None:
+def test_a_solution_states_a_residual_that_covers_the_true_one(dtype):
     truth, value, _ = exact("encoder")
     operator = problem("encoder").operator("all", dtype=dtype, products="differences")
     b = torch.ones(truth.shape[0], dtype=torch.float64)
@@ -130,13 +131,10 @@ def test_a_solution_states_a_residual_that_covers_the_true_one(dtype: str) -> No
         assert operator.solve(b, damping=damping, tolerance=1e-14).residual > 1e-14
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "name", [pytest.param("llama", marks=pytest.mark.long), "encoder"]
-)
-def test_quantities_state_errors_that_cover_the_true_ones(
-    name: str, dtype: str
-) -> None:
+@pytest.mark.parametrize("name", ["llama", "encoder"])
+def test_quantities_state_errors_that_cover_the_true_ones(name, dtype):
     asked = {
         "blocks": ["all"],
         "parts": "H",
@@ -170,10 +168,20 @@ def test_quantities_state_errors_that_cover_the_true_ones(
     ).all()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_traces_have_the_error_of_their_products(dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("block", "dtype"),
+    daily(
+        [
+            ("last.weight", "float64"),
+            ("last.weight", "float32"),
+            ("last.bias", "float32"),
+        ],
+        ("last.bias", "float32"),
+    ),
+)
+def test_dense_traces_have_the_error_of_their_products(block, dtype):
     asked = {
-        "blocks": ["last.weight"],
+        "blocks": [block],
         "parts": ["H", "H_o", "H_f"],
         "quantities": ["trace"],
         "estimator": "dense",
@@ -217,7 +225,7 @@ class Once(nn.Module):
         return self.last(hidden**3 if self.is_elementary else Cubed.apply(hidden))
 
 
-def test_networks_without_second_derivatives_have_eigenvalues_and_traces() -> None:
+def test_networks_without_second_derivatives_have_eigenvalues_and_traces():
     torch.manual_seed(1)
     elementary, once = Once(is_elementary=True), Once(is_elementary=False)
     once.load_state_dict(elementary.state_dict())
@@ -265,7 +273,7 @@ class AtAKink(nn.Module):
         return self.last(ReluInNumPy.apply(self.first(x)))
 
 
-def test_a_product_without_an_accurate_step_is_refused() -> None:
+def test_a_product_without_an_accurate_step_is_refused():
     torch.manual_seed(0)
     kinked = hessfig.Problem(AtAKink(), torch.randn(5, 3), torch.randint(0, 2, (5,)))
     operator = kinked.operator("first.weight", products="differences")
@@ -280,7 +288,7 @@ def test_a_product_without_an_accurate_step_is_refused() -> None:
     assert row["status"] == "not_converged"
 
 
-def test_vectors_that_are_mapped_to_zero_are_not_refused() -> None:
+def test_vectors_that_are_mapped_to_zero_are_not_refused():
     """The key's bias adds one number to all scores of a query; the softmax ignores it, and products are rounding."""
     operator = problem("encoder").operator(
         "all", dtype="float32", products="differences"

@@ -24,6 +24,7 @@ from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 from hessfig.curvature.problem import Objective
 from hessfig.rng import TURN
 from hessfig.terms import Part
+from tests.daily import daily
 
 SMALL, LARGE = 8, 9_000
 ROWS = {"all": (0, "all")}
@@ -143,10 +144,10 @@ USES: dict[str, tuple[Callable[[int], Callable[[int], Tensor]], int]] = {
 }
 
 
-@pytest.mark.parametrize("width", [SMALL, LARGE])
+@pytest.mark.parametrize("width", daily([SMALL, LARGE], SMALL))
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.filterwarnings("ignore:H")
-def test_threads_get_the_bits_of_one_thread(use: str, width: int) -> None:
+def test_threads_get_the_bits_of_one_thread(use, width):
     of, each = USES[use]
     count = 3 if width == SMALL else 2
     alone = of(width)
@@ -178,9 +179,7 @@ def test_threads_get_the_bits_of_one_thread(use: str, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
-def test_a_product_within_another_and_generators_in_turn(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_within_another_and_generators_in_turn(width, monkeypatch):
     one = problem(width)
     first, second = (
         one.operator(block, dtype="float32") for block in ("all", "first.weight")
@@ -209,9 +208,7 @@ def test_a_product_within_another_and_generators_in_turn(
 
 
 @pytest.mark.parametrize("width", [SMALL, LARGE])
-def test_entries_are_read_between_products(
-    width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_are_read_between_products(width, monkeypatch):
     """During a product, torch swaps the weights of the network for others."""
     operator, read = problem(width).operator("all", dtype="float32"), list[Any]()
     threads = list[threading.Thread]()
@@ -233,7 +230,7 @@ def test_entries_are_read_between_products(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked here")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_process_forked_while_another_thread_measures_can_multiply() -> None:
+def test_a_process_forked_while_another_thread_measures_can_multiply():
     operator = one_operator(SMALL)
     taken = threading.Event()
     done = threading.Event()
@@ -258,7 +255,7 @@ def test_a_process_forked_while_another_thread_measures_can_multiply() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_an_operator_is_neither_copied_nor_pickled() -> None:
+def test_an_operator_is_neither_copied_nor_pickled():
     operator = problem(SMALL).operator("all", dtype="float32")
     for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="create it again from its problem"):

@@ -64,7 +64,7 @@ def on_a_terminal(program: str) -> str:
 
 
 @pytest.mark.long
-def test_a_terminal_shows_what_is_measured_and_is_left_clean() -> None:
+def test_a_terminal_shows_what_is_measured_and_is_left_clean():
     slow, fast = (
         on_a_terminal(PROGRAM.format(patience=0.05, pause=pause))
         for pause in (0.1, 0.0)
@@ -79,9 +79,7 @@ def test_a_terminal_shows_what_is_measured_and_is_left_clean() -> None:
     assert "rows: 8" in fast
 
 
-def test_nothing_is_printed_elsewhere(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_printed_elsewhere(capfd, monkeypatch):
     monkeypatch.setattr(waiting, "PATIENCE", 0.0)
     hessfig.measure(problem())
     time.sleep(0.05)
@@ -102,7 +100,7 @@ class Notebook:
         self.shown.append(form["text/plain"])
 
 
-def test_a_notebook_shows_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_columns(monkeypatch):
     notebook = Notebook()
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     monkeypatch.setitem(sys.modules, "IPython.display", notebook)
@@ -116,7 +114,7 @@ def test_a_notebook_shows_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "measure: 3 of 4 columns, trace of 2.bias" in notebook.shown
 
 
-def test_an_interruption_says_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_says_what_is_kept(monkeypatch):
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -7,12 +7,11 @@ from typing import Any
 import hessfig
 from hessfig.errors import UserError
 from tests.api.test_arguments import PROBLEMS, REQUESTS, problem
-from tests.attack.ledger import Ledger
 
 KIND = "arguments of the Python interface"
 
 
-def test_bad_arguments(ledger: Ledger) -> None:
+def test_bad_arguments(ledger):
     cases = {**{name: (changed, {}) for name, (changed, _) in PROBLEMS.items()}}
     cases |= {name: ({}, settings) for name, (settings, _) in REQUESTS.items()}
     assert len(cases) >= 100

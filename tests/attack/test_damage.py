@@ -43,7 +43,7 @@ def damaged(path: Path, dice: random.Random, count: int) -> Iterator[str]:
     path.write_bytes(whole)
 
 
-def test_cells(place: Path, dice: random.Random, ledger: Ledger) -> None:
+def test_cells(place, dice, ledger):
     store = CellStore(place / "outputs/sigma/cells")
     for path in sorted(store.folder.glob("*/*.json"))[:40]:
         sound = store.read(path.stem)
@@ -59,7 +59,7 @@ def test_cells(place: Path, dice: random.Random, ledger: Ledger) -> None:
     assert not ledger.wrong("cells (.json)")
 
 
-def test_arrays(place: Path, dice: random.Random, ledger: Ledger) -> None:
+def test_arrays(place, dice, ledger):
     folder = place / "outputs/entries"
     sound = [hessian.matrix.tobytes() for hessian in read_hessians(folder)]
     for path in sorted(folder.glob("cells/*/*.npz")):
@@ -79,7 +79,7 @@ def matrices(folder: Path) -> list[bytes]:
     return [hessian.matrix.tobytes() for hessian in read_hessians(folder)]
 
 
-def test_tables_of_studies(tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
+def test_tables_of_studies(tmp_path, dice, ledger):
     studies.keep(tmp_path, {"a": "x,y\n1,2\n3,4\n", "b": "x\n" + "0.25\n" * 50})
     for path in sorted(tmp_path.glob("[!.]*")):
         for where in damaged(path, dice, 300):
@@ -93,9 +93,7 @@ def test_tables_of_studies(tmp_path: Path, dice: random.Random, ledger: Ledger) 
 
 
 @pytest.mark.parametrize("name", ["table.csv", "manifest.json", "slopes.csv"])
-def test_what_a_run_left(
-    place: Path, call: Call, dice: random.Random, ledger: Ledger, name: str
-) -> None:
+def test_what_a_run_left(place, call, dice, ledger, name):
     sound = call(*SLOPES)
     assert sound.code == 0, sound.err
     for where in damaged(place / "outputs/sigma" / name, dice, TURNS):
@@ -121,15 +119,7 @@ def test_what_a_run_left(
         ),
     ],
 )
-def test_files_of_the_users(
-    place: Path,
-    call: Call,
-    dice: random.Random,
-    ledger: Ledger,
-    kind: str,
-    file: str,
-    words: tuple[str, ...],
-) -> None:
+def test_files_of_the_users(place, call, dice, ledger, kind, file, words):
     if "manifest" in kind:
         (place / "outputs/sigma/manifest.json").unlink()
     (place / "own/sweep").mkdir(parents=True)
@@ -144,9 +134,7 @@ def test_files_of_the_users(
 
 
 @pytest.mark.parametrize("form", ["safetensors", "pt"])
-def test_weights(
-    tmp_path: Path, dice: random.Random, ledger: Ledger, form: str
-) -> None:
+def test_weights(tmp_path, dice, ledger, form):
     import torch
     from safetensors.torch import save_file
 
@@ -167,7 +155,7 @@ def test_weights(
     assert not ledger.wrong(f"weights (.{form})")
 
 
-def test_pictures(tmp_path: Path, dice: random.Random, ledger: Ledger) -> None:
+def test_pictures(tmp_path, dice, ledger):
     import numpy as np
 
     from hessfig.tasks.digits import pictures

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hessfig.register import REGISTER
-from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, command
 from tests.runs import rows
 
@@ -27,9 +26,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=False)
 
 
-def test_a_full_disk(
-    pristine: Path, disk: Path, tmp_path: Path, ledger: Ledger
-) -> None:
+def test_a_full_disk(pristine, disk, tmp_path, ledger):
     words = ("run", *SIGMA, f"output_dir={disk}/outputs")
     first = command(*words, folder=tmp_path)
     said = (
@@ -51,9 +48,7 @@ def test_a_full_disk(
     "verb",
     [("slopes", "sweep=sigma"), ("plot", "figure=3a"), ("plot", "figure=bounds")],
 )
-def test_readers_on_a_full_disk(
-    pristine: Path, disk: Path, ledger: Ledger, verb: tuple[str, ...]
-) -> None:
+def test_readers_on_a_full_disk(pristine, disk, ledger, verb):
     _mount(disk, "remount,size=8m")
     for name in ("table.csv", "manifest.json"):
         (disk / "outputs/sigma").mkdir(parents=True, exist_ok=True)

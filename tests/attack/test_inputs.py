@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.attack.bad_inputs import BESIDE_RESULTS
-from tests.attack.ledger import Ledger
-from tests.attack.target import Answer
 from tests.cli.test_bad_input import BAD
 
 KIND = "bad inputs"
@@ -17,11 +14,11 @@ NEED_NO_RESULTS = {
 }
 
 
-def test_there_are_150() -> None:
+def test_there_are_150():
     assert len(NEED_NO_RESULTS) + len(BESIDE_RESULTS) >= 150
 
 
-def test_bad_inputs(place: Path, call: Callable[..., Answer], ledger: Ledger) -> None:
+def test_bad_inputs(place, call, ledger):
     before = files_in(place)
     for words, said in {**NEED_NO_RESULTS, **BESIDE_RESULTS}.items():
         answer = call(*words)

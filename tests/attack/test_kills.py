@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hessfig.sweep.store import CellStore
-from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, command
 from tests.runs import COMMAND, rows
 
@@ -54,9 +53,7 @@ def killed(
     )
 
 
-def test_runs(
-    pristine: Path, tmp_path: Path, dice: random.Random, ledger: Ledger
-) -> None:
+def test_runs(pristine, tmp_path, dice, ledger):
     for _ in range(14):
         escaped = killed(("run", *SIGMA), tmp_path, dice, 9.0)
         store = CellStore(tmp_path / "outputs/sigma/cells")
@@ -77,7 +74,7 @@ def test_runs(
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_readers(place: Path, dice: random.Random, ledger: Ledger, name: str) -> None:
+def test_readers(place, dice, ledger, name):
     words, longest, made = READERS[name]
     assert command(*words, folder=place).returncode == 0
     sound = contents(place, made)

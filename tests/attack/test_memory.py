@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.attack.ledger import MOST_MEMORY, Ledger
+from tests.attack.ledger import MOST_MEMORY
 from tests.attack.target import CSV, weighed
 
 SLOPES = ("slopes", "sweep=sigma")
@@ -70,7 +70,7 @@ FILES: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_readers_need_little_memory(place: Path, ledger: Ledger, name: str) -> None:
+def test_readers_need_little_memory(place, ledger, name):
     file, swell, words = FILES[name]
     (place / "own/sweep").mkdir(parents=True)
     swell(place / file)

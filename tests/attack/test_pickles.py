@@ -7,7 +7,6 @@ import pickletools
 import struct
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from hypothesis import strategies as some
 from hessfig.errors import UserError
 from scripts.published_values import load
 from tests.attack.conftest import SEED
-from tests.attack.ledger import LEDGER, Ledger
+from tests.attack.ledger import LEDGER
 from tests.attack.target import RESULTS, SCRIPT, STEM, script, weighed
 
 KIND = "hostile pickles"
@@ -100,7 +99,7 @@ FAMOUS = {
     database=None,
 )
 @given(content=PICKLES)
-def test_any_opcodes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_any_opcodes(tmp_path_factory, content):
     path = tmp_path_factory.getbasetemp() / "hostile.pickle"
     path.write_bytes(content)
     started, wrong = time.perf_counter(), ""
@@ -116,7 +115,7 @@ def test_any_opcodes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -
 
 
 @pytest.mark.parametrize("name", FAMOUS)
-def test_famous_ones_by_the_script(place: Path, ledger: Ledger, name: str) -> None:
+def test_famous_ones_by_the_script(place, ledger, name):
     """As the file of a result folder: refused in a line, and with little memory."""
     (place / RESULTS / f"{STEM}_v_outer.pickle").write_bytes(FAMOUS[name])
     code, errors, peak = weighed(RESULTS, "published", folder=place, program=SCRIPT)
@@ -128,7 +127,7 @@ def test_famous_ones_by_the_script(place: Path, ledger: Ledger, name: str) -> No
     assert refused and peak < 500 * 2**20 and not list(place.rglob("canary"))
 
 
-def test_many_by_the_script(place: Path, ledger: Ledger) -> None:
+def test_many_by_the_script(place, ledger):
     # Each is a process of its own.
     for content in (bytes([code]) for code in range(0, 256, 8)):
         (place / RESULTS / f"{STEM}_v_outer.pickle").write_bytes(

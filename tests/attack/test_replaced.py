@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ from safetensors.torch import save_file
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.states.initialised import build_network
-from tests.attack.ledger import Ledger
 from tests.runs import COMMAND, hessfig, rows
 
 DURING, BETWEEN = "files replaced during a run", "files replaced between runs"
@@ -134,9 +132,7 @@ def undisturbed(
 
 
 @pytest.mark.parametrize("what", CLASSES)
-def test_files_that_change(
-    what: str, tmp_path: Path, ledger: Ledger, dice: random.Random
-) -> None:
+def test_files_that_change(what, tmp_path, ledger, dice):
     words, write, message = CLASSES[what]
     right = {
         number: undisturbed(tmp_path / f"right_{number}", words, write, number)

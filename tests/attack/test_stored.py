@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 from hessfig.analysis.arrays import read_hessians
-from tests.attack.ledger import Ledger
 from tests.attack.target import ENTRIES, command
 
 KIND = "stored Hessians of other settings"
@@ -24,7 +23,7 @@ def run(folder: Path, *words: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_another_run_between(place: Path, ledger: Ledger) -> None:
+def test_another_run_between(place, ledger):
     first = drawn(place)
     run(place, "task.seed=7")
     other = drawn(place)
@@ -40,9 +39,7 @@ def test_another_run_between(place: Path, ledger: Ledger) -> None:
     assert not ledger.wrong(KIND)
 
 
-def test_swapped_files_are_refused_and_measured_again(
-    place: Path, ledger: Ledger
-) -> None:
+def test_swapped_files_are_refused_and_measured_again(place, ledger):
     sound = drawn(place)
     one, two = sorted((place / "outputs/entries/cells").glob("*/*.npz"))
     shutil.copy(one, place / "kept")

@@ -14,7 +14,6 @@ import pytest
 
 from hessfig.analysis.manifest import read_run
 from hessfig.errors import UserError
-from tests.attack.ledger import Ledger
 from tests.attack.target import SIGMA, Answer
 from tests.runs import COMMAND, rows
 
@@ -91,7 +90,7 @@ def escaped(done: subprocess.CompletedProcess[str]) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_closed_streams(place: Path, ledger: Ledger, verb: str) -> None:
+def test_closed_streams(place, ledger, verb):
     kind, code = f"streams of {verb.split()[0]}", shell(verb, place).returncode
     for closed in [*CLOSED, *LOST]:
         done = shell(f"{verb} {closed}", place)
@@ -109,9 +108,7 @@ def test_closed_streams(place: Path, ledger: Ledger, verb: str) -> None:
 
 
 @pytest.mark.parametrize("closed", CLOSED)
-def test_runs_with_closed_streams(
-    pristine: Path, tmp_path: Path, ledger: Ledger, closed: str
-) -> None:
+def test_runs_with_closed_streams(pristine, tmp_path, ledger, closed):
     """Every cell is the same: nothing that is printed went into a file that was opened in a stream's place."""
     done = shell(f"run {shlex.join(SIGMA)} {closed}", tmp_path)
     table = tmp_path / "outputs/sigma/table.csv"
@@ -123,7 +120,7 @@ def test_runs_with_closed_streams(
 @pytest.mark.parametrize(
     "verb", ["status sweep=sigma", "slopes sweep=sigma", "plot figure=3a"]
 )
-def test_environments(place: Path, ledger: Ledger, verb: str) -> None:
+def test_environments(place, ledger, verb):
     kind, figures = f"environments of {verb.split()[0]}", place / "outputs/figures"
     shell(verb, place)
     drawn = {
@@ -164,7 +161,7 @@ def test_environments(place: Path, ledger: Ledger, verb: str) -> None:
         "long",
     ],
 )
-def test_limits(tmp_path: Path, ledger: Ledger, limit: str) -> None:
+def test_limits(tmp_path, ledger, limit):
     """A run is refused in words that help, or goes on; no worker's traceback comes first."""
     (tmp_path / ("x" * 160)).mkdir()
     before = f"export TMPDIR={tmp_path / ('x' * 160)}" if limit == "long" else limit
@@ -264,9 +261,7 @@ def page(dice: random.Random, depth: int = 0) -> str:
     return "\n".join(lines)
 
 
-def test_pages_of_yaml(
-    place: Path, call: Call, dice: random.Random, ledger: Ledger
-) -> None:
+def test_pages_of_yaml(place, call, dice, ledger):
     (place / "own/sweep").mkdir(parents=True)
     for turn in range(400):
         head = dice.choice(
@@ -339,9 +334,7 @@ def mangled(text: str, dice: random.Random) -> str:
     return whole[: dice.randrange(len(whole))] if dice.random() < 0.1 else whole
 
 
-def test_tables_of_any_content(
-    place: Path, call: Call, dice: random.Random, ledger: Ledger
-) -> None:
+def test_tables_of_any_content(place, call, dice, ledger):
     """Without a manifest, so that no checksum stands before the rules of a row."""
     folder, kind = place / "outputs/sigma", "tables of any content"
     text = (folder / "table.csv").read_text()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ def report(cli: Cli, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("width", [375, 1280])
-def test_the_page_fits_and_loads_nothing(browser: Any, report: str, width: int) -> None:
+def test_the_page_fits_and_loads_nothing(browser, report, width):
     context = browser.new_context(viewport={"width": width, "height": 900})
     tab, said, loaded = context.new_page(), [], []
     tab.on("console", lambda message: said.append(message.text))
@@ -39,7 +38,7 @@ def test_the_page_fits_and_loads_nothing(browser: Any, report: str, width: int) 
     context.close()
 
 
-def test_the_page_prints(browser: Any, report: str) -> None:
+def test_the_page_prints(browser, report):
     context = browser.new_context()
     tab = context.new_page()
     tab.goto(report)

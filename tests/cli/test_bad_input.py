@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hessfig.errors import run_command
-from tests.conftest import Cli
 from tests.runs import COMMAND, TOY
 
 ROOT = Path(__file__).parents[2] / "hessfig"
@@ -382,9 +381,7 @@ BAD = {
 
 @pytest.mark.parametrize("arguments", BAD, ids=" ".join)
 @pytest.mark.long
-def test_bad_input_is_explained_and_nothing_is_written(
-    cli: Cli, arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_bad_input_is_explained_and_nothing_is_written(cli, arguments, tmp_path):
     answer = cli(*arguments)
     assert answer.code == 2, answer.err
     assert answer.err.startswith("error: ")
@@ -396,7 +393,7 @@ def test_bad_input_is_explained_and_nothing_is_written(
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_every_refusal_says_got_allowed_and_remedy() -> None:
+def test_every_refusal_says_got_allowed_and_remedy():
     untold = [
         (path.relative_to(ROOT).as_posix(), node.lineno)
         for path in CHECKED
@@ -409,9 +406,7 @@ def test_every_refusal_says_got_allowed_and_remedy() -> None:
     assert not untold
 
 
-def test_a_gpu_that_is_not_there(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_is_not_there(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     answer = cli("run", "device=cuda")
     assert (answer.code, list(tmp_path.rglob("*"))) == (2, [])
@@ -419,7 +414,7 @@ def test_a_gpu_that_is_not_there(
         assert words in answer.err
 
 
-def test_a_file_as_output_folder(cli: Cli, tmp_path: Path) -> None:
+def test_a_file_as_output_folder(cli, tmp_path):
     (tmp_path / "results").write_text("mine")
     answer = cli("run", "output_dir=results")
     assert answer.code == 2
@@ -431,9 +426,7 @@ def test_a_file_as_output_folder(cli: Cli, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "verb", [("slopes",), ("check",), ("plot", "figure=3a")], ids=" ".join
 )
-def test_a_table_with_missing_columns(
-    cli: Cli, tmp_path: Path, verb: tuple[str, ...]
-) -> None:
+def test_a_table_with_missing_columns(cli, tmp_path, verb):
     (tmp_path / "outputs/sigma").mkdir(parents=True)
     (tmp_path / "outputs/sigma/table.csv").write_text(
         "sweep,layer,row,col,part,sigma\nsigma,1,W_V,W_V,H,0.1\n"
@@ -446,7 +439,7 @@ def test_a_table_with_missing_columns(
 
 
 @pytest.mark.parametrize("text", ["", "not,a\ntable"])
-def test_a_table_that_is_none(cli: Cli, tmp_path: Path, text: str) -> None:
+def test_a_table_that_is_none(cli, tmp_path, text):
     (tmp_path / "outputs/sigma").mkdir(parents=True)
     (tmp_path / "outputs/sigma/table.csv").write_text(text)
     answer = cli("slopes")
@@ -454,7 +447,7 @@ def test_a_table_that_is_none(cli: Cli, tmp_path: Path, text: str) -> None:
     assert "table.csv" in answer.err
 
 
-def test_a_table_from_another_config(cli: Cli, undisturbed: Path) -> None:
+def test_a_table_from_another_config(cli, undisturbed):
     before = _files_in(undisturbed / "outputs/sigma")
     answer = cli("slopes", f"output_dir={undisturbed}/outputs", "model.d_model=128")
     assert answer.code == 2
@@ -477,7 +470,7 @@ def _files_in(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("folder", ["Übung", "two words", "it's", 'a "b"'])
-def test_the_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
+def test_the_remedy_can_be_pasted(cli, folder):
     """Folders with blanks, quotes and umlauts: the command that is shown composes to that very folder."""
     import shlex
 
@@ -491,7 +484,7 @@ def test_the_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
 
 @pytest.mark.parametrize("verb", ["slopes", "check"])
 @pytest.mark.long
-def test_a_terminal_of_ascii_is_served(verb: str, undisturbed: Path) -> None:
+def test_a_terminal_of_ascii_is_served(verb, undisturbed):
     import os
     import subprocess
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_jobs import SMALL
-from tests.conftest import Cli
 
 FACTORY = """
 import torch
@@ -30,9 +29,7 @@ def unpacked(archive: Path, into: Path) -> Path:
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_table_is_packed_and_compared_with_one_measured_again(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_table_is_packed_and_compared_with_one_measured_again(cli, tmp_path):
     assert cli("run", *SMALL, "seeds=2").code == 0
     packed = cli("bundle", "outputs/sigma")
     assert packed.code == 0, packed.err
@@ -55,7 +52,7 @@ def test_a_table_is_packed_and_compared_with_one_measured_again(
     ).read_bytes()
 
 
-def test_a_changed_table_is_neither_packed_nor_equal(cli: Cli, tmp_path: Path) -> None:
+def test_a_changed_table_is_neither_packed_nor_equal(cli, tmp_path):
     from tests.analysis.synthetic import make_table, write_sweep
 
     ours, theirs = (
@@ -79,8 +76,8 @@ def test_a_changed_table_is_neither_packed_nor_equal(cli: Cli, tmp_path: Path) -
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
 def test_code_is_packed_with_what_it_imports_and_runs_elsewhere(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cli, tmp_path, monkeypatch
+):
     (tmp_path / "mine.py").write_text(FACTORY)
     (tmp_path / "widths.py").write_text("WIDTH = 2\n")
     words = (
@@ -110,9 +107,7 @@ def test_code_is_packed_with_what_it_imports_and_runs_elsewhere(
 @pytest.mark.parametrize(
     "words", [("tolerance=x",), ("tolerance=2",), ("tolerance=-1",)]
 )
-def test_a_tolerance_is_a_relative_difference(
-    cli: Cli, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_tolerance_is_a_relative_difference(cli, tmp_path, words):
     (tmp_path / "a.csv").write_text("x\n")
     answer = cli("compare", "a.csv", "a.csv", *words)
     assert answer.code == 2 and "tolerance" in answer.err

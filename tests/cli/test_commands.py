@@ -23,8 +23,7 @@ from hessfig.config.presets import choices
 from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
 from hessfig.theory.statement import Dims
-from hessfig.verbs import VERBS, Verb
-from tests.conftest import Cli
+from hessfig.verbs import VERBS
 from tests.runs import CELLS, COMMAND, TOY, here, hessfig, rows
 
 HEAVY = {
@@ -58,9 +57,7 @@ def imported(*arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     "arguments", [(), ("--help",), ("--version",)], ids=["none", "help", "version"]
 )
-def test_the_overview_is_quick_and_light(
-    arguments: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_the_overview_is_quick_and_light(arguments, tmp_path):
     assert not imported(*arguments) & HEAVY
     seconds = []
     for _ in range(3):
@@ -72,7 +69,7 @@ def test_the_overview_is_quick_and_light(
 
 
 @pytest.mark.parametrize("arguments", [("run", "--help")])
-def test_help_does_without_torch_and_hydra(arguments: tuple[str, ...]) -> None:
+def test_help_does_without_torch_and_hydra(arguments):
     assert not imported(*arguments) & {
         "torch",
         "hydra",
@@ -85,28 +82,26 @@ def test_help_does_without_torch_and_hydra(arguments: tuple[str, ...]) -> None:
     "words", [["status", *TOY], ["slopes", *TOY], ["plot", "figure=3a"], ["predict"]]
 )
 @pytest.mark.long
-def test_reading_verbs_do_without_torch(
-    words: list[str], undisturbed: Path, tmp_path: Path
-) -> None:
+def test_reading_verbs_do_without_torch(words, undisturbed, tmp_path):
     outputs = tmp_path / "outputs"
     shutil.copytree(undisturbed / "outputs", outputs)
     modules = imported(*words, *[f"output_dir={outputs}"] * (words != ["predict"]))
     assert not modules & {"torch", "transformer_lens", "curvlinops"}
 
 
-def test_the_overview_names_every_verb(cli: Cli) -> None:
+def test_the_overview_names_every_verb(cli):
     answer = cli()
     assert answer.code == 0
     assert all(f"  {verb} " in answer.out for verb in VERBS)
     assert cli("--help").out == cli("-h").out == answer.out
 
 
-def test_the_version_is_the_packages(cli: Cli) -> None:
+def test_the_version_is_the_packages(cli):
     assert cli("--version").out == f"hessfig {__version__}\n"
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(cli: Cli, verb: str) -> None:
+def test_every_verb_explains_itself(cli, verb):
     answer = cli(verb, "--help")
     assert answer.code == 0
     assert answer.out.startswith(f"hessfig {verb}: {VERBS[verb].about}")
@@ -115,7 +110,7 @@ def test_every_verb_explains_itself(cli: Cli, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_a_verbs_record_names_what_there_is(verb: Verb) -> None:
+def test_a_verbs_record_names_what_there_is(verb):
     module, _, name = verb.does.partition(":")
     assert callable(getattr(import_module(module), name))
     if verb.composed:
@@ -125,7 +120,7 @@ def test_a_verbs_record_names_what_there_is(verb: Verb) -> None:
         assert all(verb.takes(group) for group in verb.groups)
 
 
-def test_the_record_of_verify_names_its_settings() -> None:
+def test_the_record_of_verify_names_its_settings():
     assert set(VERBS["verify"].reads) == {
         "statement",
         "output_dir",
@@ -135,7 +130,7 @@ def test_the_record_of_verify_names_its_settings() -> None:
     }
 
 
-def test_no_module_of_the_command_line_imports_in_a_circle() -> None:
+def test_no_module_of_the_command_line_imports_in_a_circle():
     folder = Path(hessfig_package.__file__).parent / "cli"
     arrows = {
         path.stem: set(re.findall(r"hessfig\.cli\.(\w+)", path.read_text()))
@@ -144,7 +139,7 @@ def test_no_module_of_the_command_line_imports_in_a_circle() -> None:
     assert list(TopologicalSorter(arrows).static_order())
 
 
-def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
+def test_the_help_of_run_lists_sweeps_and_settings(cli):
     out = cli("run", "--help").out
     for name, about in choices("sweep").items():
         assert f"  {name} " in out
@@ -155,7 +150,7 @@ def test_the_help_of_run_lists_sweeps_and_settings(cli: Cli) -> None:
     assert "float64|float32" in out
 
 
-def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_cfg_job_prints_the_settings_and_runs_nothing(cli, tmp_path):
     answer = cli("run", "sweep=layernorm", "seeds=3", "--cfg", "job")
     settings = yaml.safe_load(answer.out)
     assert (
@@ -166,9 +161,7 @@ def test_cfg_job_prints_the_settings_and_runs_nothing(cli: Cli, tmp_path: Path) 
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli, tmp_path):
     answer = cli("run", "sweep=depth", "seeds=2", "grid.points=3", "dry_run=true")
     assert answer.code == 0
     assert "30 (seeds x sigmas x variants): 0 done, 30 to do" in answer.out
@@ -186,15 +179,13 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_setting_in_the_place_of_a_verb(cli: Cli) -> None:
+def test_a_setting_in_the_place_of_a_verb(cli):
     for word in ("--sweep=sigma", "sweep=sigma"):
         answer = cli(word)
         assert answer.code == 2 and "hessfig run sweep=sigma" in answer.err
 
 
-def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(
-    undisturbed: Path,
-) -> None:
+def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(undisturbed):
     assert len(rows(undisturbed / "outputs/sigma/table.csv")) == CELLS * 6
     assert {path.name for path in undisturbed.iterdir()} == {"outputs"}
     assert {"table.csv", "manifest.json", "cells"} <= {
@@ -204,7 +195,7 @@ def test_a_finished_run_leaves_table_and_manifest_and_no_stray_file(
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
 
 
-def test_a_piped_run_says_start_plan_and_end(undisturbed: Path) -> None:
+def test_a_piped_run_says_start_plan_and_end(undisturbed):
     again = here("run", *TOY, folder=undisturbed)
     assert again.returncode == 0
     first, *plan, summary, written = again.stdout.splitlines()
@@ -217,7 +208,7 @@ def test_a_piped_run_says_start_plan_and_end(undisturbed: Path) -> None:
     assert again.stderr == ""
 
 
-def test_status_counts(cli: Cli, undisturbed: Path) -> None:
+def test_status_counts(cli, undisturbed):
     finished = cli("status", *TOY, f"output_dir={undisturbed}/outputs")
     assert f"{CELLS} (seeds x sigmas x variants): {CELLS} done, 0 to do" in finished.out
     assert (
@@ -233,9 +224,7 @@ def test_status_counts(cli: Cli, undisturbed: Path) -> None:
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_failed_cell_makes_exit_code_one(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_cell_makes_exit_code_one(cli, monkeypatch):
     from hessfig.sweep import runner
     from hessfig.sweep.pool import CellOutcome
 
@@ -266,12 +255,12 @@ def test_a_failed_cell_makes_exit_code_one(
         ("verify", "sta", "statement="),
     ],
 )
-def test_completion_offers(verb: str, word: str, expected: str) -> None:
+def test_completion_offers(verb, word, expected):
     line = [word] if verb == word else [verb, word]
     assert expected in candidates(line)
 
 
-def test_completion_leaves_out_what_a_verb_does_not_read() -> None:
+def test_completion_leaves_out_what_a_verb_does_not_read():
     offered = candidates(["plot", ""])
     assert "figure=" in offered
     assert not {"sweep=", "workers=", "tolerance="} & set(offered)
@@ -290,9 +279,7 @@ def test_completion_leaves_out_what_a_verb_does_not_read() -> None:
     ],
 )
 @pytest.mark.long
-def test_completion_works_in_bash(
-    tmp_path: Path, line: str, expected: list[str]
-) -> None:
+def test_completion_works_in_bash(tmp_path, line, expected):
     """What pressing Tab at the end of `line` offers."""
     (tmp_path / "my/sweep").mkdir(parents=True)
     (tmp_path / "my/sweep/layers_of_mine.yaml").write_text(
@@ -314,7 +301,7 @@ def test_completion_works_in_bash(
     assert found.stdout.split() == expected
 
 
-def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_sees_no_traceback(tmp_path):
     found = subprocess.run(
         f"'{COMMAND}' run --help | head -n 1",
         shell=True,
@@ -326,7 +313,7 @@ def test_a_reader_that_stops_early_sees_no_traceback(tmp_path: Path) -> None:
     assert found.stderr == ""
 
 
-def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
+def test_the_manifest_holds_the_command_line(undisturbed):
     manifest = json.loads(
         (undisturbed / "outputs" / "sigma" / "manifest.json").read_text()
     )
@@ -339,7 +326,7 @@ def test_the_manifest_holds_the_command_line(undisturbed: Path) -> None:
     "word",
     ["figure.width=1.5", "figure.width=21", "figure.formats=[]", "figure.panels=[a,a]"],
 )
-def test_a_page_that_cannot_be_is_refused(cli: Cli, word: str) -> None:
+def test_a_page_that_cannot_be_is_refused(cli, word):
     answer = cli("plot", "figure=3a", word)
     assert answer.code == 2 and answer.err.startswith(
         f"error: {word.partition('=')[0]}"
@@ -347,7 +334,7 @@ def test_a_page_that_cannot_be_is_refused(cli: Cli, word: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["sweep\n" + "x" * 200_000 + "\n", "\0", "a\nb\n"])
-def test_status_of_a_table_that_is_none(cli: Cli, tmp_path: Path, content: str) -> None:
+def test_status_of_a_table_that_is_none(cli, tmp_path, content):
     (tmp_path / "outputs/sigma").mkdir(parents=True)
     (tmp_path / "outputs/sigma/table.csv").write_text(content)
     answer = cli("status")
@@ -374,9 +361,7 @@ SPOKEN = [
 
 
 @pytest.mark.parametrize("words", SPOKEN, ids=" ".join)
-def test_words_of_foreign_files_steer_no_terminal(
-    cli: Cli, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_words_of_foreign_files_steer_no_terminal(cli, tmp_path, words):
     (tmp_path / "own/sweep").mkdir(parents=True)
     (tmp_path / "own/sweep/mine.yaml").write_text(OWN_SWEEP)
     folder = tmp_path / "outputs/mine"

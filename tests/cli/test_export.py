@@ -32,7 +32,6 @@ from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.tasks.examples import training_batch, unseen_sums
-from tests.conftest import Cli
 from tests.pages import BLOCK, ROOT, text_of
 from tests.runs import here, rows
 
@@ -137,7 +136,7 @@ def told(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.mark.long
-def test_a_stranger_recomputes_numbers_of_a_table(told: Told) -> None:
+def test_a_stranger_recomputes_numbers_of_a_table(told):
     found = told["as exported"]
     assert found.returncode == 0, found.stdout + found.stderr
     lines = found.stdout.splitlines()[1:-1]
@@ -148,7 +147,7 @@ def test_a_stranger_recomputes_numbers_of_a_table(told: Told) -> None:
 
 
 @pytest.mark.long
-def test_the_example_has_no_hessfig_and_finds_what_is_off(told: Told) -> None:
+def test_the_example_has_no_hessfig_and_finds_what_is_off(told):
     assert "ModuleNotFoundError: import of hessfig halted" in told["imports"].stderr
     off = told["another table"]
     assert off.returncode == 1 and f"{KINDS} numbers differ" in off.stdout, (
@@ -161,7 +160,7 @@ def test_the_example_has_no_hessfig_and_finds_what_is_off(told: Told) -> None:
 
 
 @pytest.mark.long
-def test_the_example_says_what_it_does_not_know(told: Told) -> None:
+def test_the_example_says_what_it_does_not_know(told):
     found = told["another setting"]
     assert (
         found.returncode == 1
@@ -187,7 +186,7 @@ def documented() -> dict[str, Any]:
         ("task", 3, None),
     ],
 )
-def test_the_page_says_how_seeds_give_streams(names: tuple[object, ...]) -> None:
+def test_the_page_says_how_seeds_give_streams(names):
     both = [
         torch.randn(5, generator=made(1234, *names))
         for made in (documented()["stream"], rng.stream)
@@ -195,9 +194,7 @@ def test_the_page_says_how_seeds_give_streams(names: tuple[object, ...]) -> None
     assert torch.equal(*both)
 
 
-def test_an_untrained_network_is_drawn_as_the_page_says(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_an_untrained_network_is_drawn_as_the_page_says(cli, tmp_path):
     answer = cli("export", *SMALL, "seeds=3", "seed=1235", "into=mine")
     assert answer.code == 0, answer.err
     assert "exported: sigma, sigma=0.3, seed=1235" in answer.out
@@ -221,7 +218,7 @@ def test_an_untrained_network_is_drawn_as_the_page_says(
 
 
 @pytest.mark.parametrize(("seed", "changed"), [(0, ""), (1, ""), (10, "y"), (14, "x")])
-def test_the_batch_is_drawn_as_the_page_says(seed: int, changed: str) -> None:
+def test_the_batch_is_drawn_as_the_page_says(seed, changed):
     """Plain batches, and those that are enriched with carries, in y or in x."""
     digits, base, size = 2, 10, 5
     words = [
@@ -257,7 +254,7 @@ def test_the_batch_is_drawn_as_the_page_says(seed: int, changed: str) -> None:
     )
 
 
-def test_other_batches_and_probes_are_drawn_as_the_page_says() -> None:
+def test_other_batches_and_probes_are_drawn_as_the_page_says():
     digits, size = 3, 10
     config = compose(
         ["sweep=sigma", f"task.digits={digits}", f"training.batch_size={size}"]
@@ -321,9 +318,7 @@ def test_other_batches_and_probes_are_drawn_as_the_page_says() -> None:
         ),
     ],
 )
-def test_weights_have_the_deviations_that_the_page_says(
-    words: list[str], deviation: dict[str, float]
-) -> None:
+def test_weights_have_the_deviations_that_the_page_says(words, deviation):
     config = compose(
         [
             "sweep=sigma",
@@ -354,7 +349,7 @@ def test_weights_have_the_deviations_that_the_page_says(
             torch.testing.assert_close(held.detach(), own, rtol=1e-12, atol=0)
 
 
-def test_an_export_can_be_loaded_again(tmp_path: Path) -> None:
+def test_an_export_can_be_loaded_again(tmp_path):
     config = compose([*SMALL, "model.norm=pre"]).config
     (tmp_path / "w.safetensors").write_bytes(
         plain_files(config, sigma=0.3, seed=9, step=None, said={})[
@@ -373,7 +368,7 @@ def test_an_export_can_be_loaded_again(tmp_path: Path) -> None:
     assert all(map(torch.equal, read.network.parameters(), made.network.parameters()))
 
 
-def test_names_stand_in_the_order_of_the_parameters() -> None:
+def test_names_stand_in_the_order_of_the_parameters():
     """The one order of vectors: of every kind of network of the package, with all that its layers may have."""
     for words in (
         [
@@ -406,9 +401,7 @@ def _example() -> Any:
 
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @pytest.mark.parametrize("mlp", ["relu", "gelu", "linear", "none"])
-def test_the_example_writes_out_the_package_s_transformer(
-    norm: str, mlp: str, tmp_path: Path
-) -> None:
+def test_the_example_writes_out_the_package_s_transformer(norm, mlp, tmp_path):
     sizes = [
         "model.n_heads=2",
         "model.d_head=3",
@@ -423,7 +416,7 @@ def test_the_example_writes_out_the_package_s_transformer(
     assert found == pytest.approx(compute_cell(cell).rows[0]["value"], rel=1e-13)
 
 
-def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
+def test_vectors_have_the_order_that_the_page_says(tmp_path):
     """The kept eigenvector of a group is one of the dense block in that order, and of no other."""
     words = [
         "state=trained",
@@ -445,9 +438,7 @@ def test_vectors_have_the_order_that_the_page_says(tmp_path: Path) -> None:
     assert float((blocks.full @ turned - value * turned).norm()) > 1e-2 * value
 
 
-def test_the_whole_hessian_has_the_orientation_that_the_page_says(
-    tmp_path: Path,
-) -> None:
+def test_the_whole_hessian_has_the_orientation_that_the_page_says(tmp_path):
     network, (cell,) = _exported(["quantities=[hessian]"], tmp_path)
     found, attn = compute_cell(cell).arrays, "layers.0.attn"
     linear = [f"{attn}.{one}" for one in "qkvo"] + [
@@ -491,7 +482,7 @@ def _cut(blocks: Any, vector: Tensor) -> list[Tensor]:
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
-def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) -> None:
+def test_an_export_is_one_file_too_and_names_no_place(cli, tmp_path):
     save_file(
         {
             name: one.contiguous()
@@ -527,9 +518,7 @@ def test_an_export_is_one_file_too_and_names_no_place(cli: Cli, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "mlp"), [("plain", "relu"), ("model.mlp=gelu", "gelu")]
 )
-def test_every_variant_has_a_name(
-    cli: Cli, tmp_path: Path, name: str, mlp: str
-) -> None:
+def test_every_variant_has_a_name(cli, tmp_path, name, mlp):
     answer = cli(
         "export",
         *SMALL,
@@ -574,9 +563,7 @@ def _small() -> Config:
         ([*SMALL, "seeds=1", "--cfg", "job"], "prints no settings"),
     ],
 )
-def test_what_leaves_no_single_network_is_refused(
-    cli: Cli, tmp_path: Path, words: list[str], said: str
-) -> None:
+def test_what_leaves_no_single_network_is_refused(cli, tmp_path, words, said):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/file").touch()
     answer = cli("export", *words)
@@ -585,7 +572,7 @@ def test_what_leaves_no_single_network_is_refused(
 
 
 @pytest.mark.long
-def test_the_config_hashes_are_those_of_the_table(made: Path) -> None:
+def test_the_config_hashes_are_those_of_the_table(made):
     about = json.loads((made / "network/network.json").read_text())
     found = {
         (row["quantity"], row["config"])

@@ -10,7 +10,6 @@ import pytest
 
 from hessfig.cli.main import main
 from tests.analysis.synthetic import make_table, write_sweep
-from tests.conftest import Cli
 from tests.runs import TOY, rows
 
 SMALL = [
@@ -40,9 +39,7 @@ blocks: [W]
 
 
 @pytest.mark.usefixtures("workers")
-def test_a_table_of_other_settings_is_replaced_with_a_word(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_table_of_other_settings_is_replaced_with_a_word(cli, tmp_path):
     assert cli("run", *SMALL, "seeds=2").code == 0
     stale = tmp_path / "outputs/sigma/slopes.csv"
     assert cli("slopes", "sweep=sigma").code == 0 and stale.exists()
@@ -56,9 +53,7 @@ def test_a_table_of_other_settings_is_replaced_with_a_word(
     assert "note:" not in cli("run", *SMALL, "seeds=1").out
 
 
-def test_a_broken_manifest_does_not_stop_status(
-    cli: Cli, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_broken_manifest_does_not_stop_status(cli, undisturbed, tmp_path):
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     (tmp_path / "outputs/sigma/manifest.json").write_text("{")
     answer = cli("status", *TOY)
@@ -86,7 +81,7 @@ def of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "flag", [["--config-dir", "my"], ["--config-dir=my"], ["-cd", "my"]], ids=len
 )
-def test_a_folder_of_ones_own_is_named_in_three_ways(cli: Cli, flag: list[str]) -> None:
+def test_a_folder_of_ones_own_is_named_in_three_ways(cli, flag):
     assert "  mine               My own\n" in cli("run", "--help", *flag).out
     assert "  my_figure          Mine\n" in cli("plot", *flag, "--help").out
     assert "did you mean 'mine'?" in cli("run", "sweep=mime", *flag).err
@@ -94,7 +89,7 @@ def test_a_folder_of_ones_own_is_named_in_three_ways(cli: Cli, flag: list[str]) 
 
 @pytest.mark.usefixtures("of_ones_own", "workers")
 @pytest.mark.long
-def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path) -> None:
+def test_a_folder_of_ones_own(cli, tmp_path):
     flag = ["--config-dir", "my"]
     assert cli("run", "sweep=mine", *flag).code == 0
     assert len(rows(tmp_path / "outputs/mine/table.csv")) == 2 * 3 * (1 + 2) * 3
@@ -105,7 +100,7 @@ def test_a_folder_of_ones_own(cli: Cli, tmp_path: Path) -> None:
     assert cli("slopes", "sweep=mine", *flag).code == 0
 
 
-def test_a_shipped_name_in_ones_own_folder(cli: Cli, tmp_path: Path) -> None:
+def test_a_shipped_name_in_ones_own_folder(cli, tmp_path):
     (tmp_path / "my/sweep").mkdir(parents=True)
     (tmp_path / "my/sweep/sigma.yaml").write_text(OWN_SWEEP)
     before = sorted(tmp_path.rglob("*"))
@@ -121,7 +116,7 @@ def test_a_shipped_name_in_ones_own_folder(cli: Cli, tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_unknown_key_in_ones_own_file(cli: Cli, tmp_path: Path) -> None:
+def test_an_unknown_key_in_ones_own_file(cli, tmp_path):
     (tmp_path / "my/sweep").mkdir(parents=True)
     (tmp_path / "my/sweep/mine.yaml").write_text(OWN_SWEEP.replace("seeds:", "sedes:"))
     before = sorted(tmp_path.rglob("*"))
@@ -138,9 +133,7 @@ def test_an_unknown_key_in_ones_own_file(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_windows_given_to_plot_have_an_effect(
-    cli: Cli, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_windows_given_to_plot_have_an_effect(cli, undisturbed, tmp_path):
     shutil.copytree(undisturbed / "outputs", tmp_path / "outputs")
     written = []
     for windows in ("[[null,1.0]]", "[[0.1,null]]"):
@@ -152,7 +145,7 @@ def test_windows_given_to_plot_have_an_effect(
     assert written[0] != written[1]
 
 
-def test_plot_refuses_a_table_of_other_settings(cli: Cli, undisturbed: Path) -> None:
+def test_plot_refuses_a_table_of_other_settings(cli, undisturbed):
     answer = cli("plot", "figure=3a", f"output_dir={undisturbed}/outputs", "seeds=7")
     assert answer.code == 2
     for words in (
@@ -165,9 +158,7 @@ def test_plot_refuses_a_table_of_other_settings(cli: Cli, undisturbed: Path) -> 
 
 
 @pytest.mark.long
-def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(
-    cli: Cli, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli, undisturbed, tmp_path):
     shutil.copytree(undisturbed / "outputs/sigma", tmp_path / "outputs/mine")
     answer = cli(
         "plot",
@@ -180,9 +171,7 @@ def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(
     assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
 
 
-def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(tmp_path, capsys):
     write_sweep(make_table(seeds=2), tmp_path, settings=None)
     where = f"output_dir={tmp_path}"
     assert ended("plot", "figure=3b", "sweep=sigma", "figure.formats=[png]", where) == 0
@@ -193,9 +182,7 @@ def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(
     assert "remedy:  figure=3a" in capsys.readouterr().err
 
 
-def test_slopes_name_the_quantities_that_they_leave_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_slopes_name_the_quantities_that_they_leave_out(tmp_path, capsys):
     two = [make_table(seeds=2).assign(quantity=name) for name in ("frobenius", "erank")]
     write_sweep(pd.concat(two, ignore_index=True), tmp_path, settings=None)
     words = ("sweep=sigma", f"output_dir={tmp_path}")

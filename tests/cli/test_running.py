@@ -17,7 +17,6 @@ from hessfig.config import machine
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.sweep import pool
-from tests.conftest import Cli
 from tests.runs import COMMAND, TOY, here, hessfig
 
 TRAP = "from pathlib import Path\nPath(__file__).with_suffix('.executed').touch()\nraise SystemExit('trap')\n"
@@ -62,16 +61,14 @@ def executed(folder: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_nothing_in_the_current_folder_is_imported(trapped: Path) -> None:
+def test_nothing_in_the_current_folder_is_imported(trapped):
     done = hessfig("run", *SMALL, folder=trapped)
     assert (done.returncode, executed(trapped)) == (0, []), done.stderr
     assert "2 cells measured" in done.stdout
 
 
 @pytest.mark.slow
-def test_nothing_in_the_current_folder_is_imported_but_the_factory(
-    trapped: Path,
-) -> None:
+def test_nothing_in_the_current_folder_is_imported_but_the_factory(trapped):
     (trapped / "net.py").write_text(FACTORY)
     words = [
         "model=python",
@@ -86,7 +83,7 @@ def test_nothing_in_the_current_folder_is_imported_but_the_factory(
     assert "1 cells measured" in done.stdout
 
 
-def test_python_m_leaves_the_current_folder_too(trapped: Path) -> None:
+def test_python_m_leaves_the_current_folder_too(trapped):
     (
         trapped / "hessfig/__init__.py"
     ).unlink()  # which python -m would take before anything of ours runs
@@ -124,14 +121,12 @@ def stopped(
 
 @pytest.mark.parametrize("delay", [1.0, 2.5])
 @pytest.mark.long
-def test_ctrl_c_twice_in_the_first_seconds_says_one_line(
-    tmp_path: Path, delay: float
-) -> None:
+def test_ctrl_c_twice_in_the_first_seconds_says_one_line(tmp_path, delay):
     """While the settings are composed, and while the workers import."""
     assert stopped(tmp_path, signal.SIGINT, delay=delay, times=2) == (130, STOPPED)
 
 
-def test_sigterm_says_what_ctrl_c_says(tmp_path: Path) -> None:
+def test_sigterm_says_what_ctrl_c_says(tmp_path):
     assert stopped(tmp_path, signal.SIGTERM, delay=1.5) == (143, STOPPED)
 
 
@@ -147,9 +142,7 @@ def into(stdout: int, *words: str, folder: Path) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "words", [("--help",), ("run", "--help"), ("run", "dry_run=true", "seeds=1")]
 )
-def test_a_reader_who_has_left_is_no_error(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_reader_who_has_left_is_no_error(words, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     assert into(writer, *words, folder=tmp_path) == (0, "")
@@ -167,7 +160,7 @@ os.system("echo of a child; echo of a child >&2")
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_what_the_shell_closed_leads_nowhere(closed: str, tmp_path: Path) -> None:
+def test_what_the_shell_closed_leads_nowhere(closed, tmp_path):
     """Not into the next file that is opened, which would take its number; children find it open, too."""
     command = f'"$0" -c "$1" {closed}'
     done = subprocess.run(
@@ -185,16 +178,14 @@ def test_what_the_shell_closed_leads_nowhere(closed: str, tmp_path: Path) -> Non
         )
 
 
-def test_figures_hear_nothing_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_figures_hear_nothing_of_the_environment(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "evil")
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "x")
     _take_environment()
     assert os.environ["MPLBACKEND"] == "agg" and "SOURCE_DATE_EPOCH" not in os.environ
 
 
-def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "matplotlibrc").write_bytes(b"font.size: \xff")
     program = "import hessfig.figures"
     done = subprocess.run(
@@ -207,9 +198,7 @@ def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "UserError: matplotlib cannot read its settings\n" in done.stderr
 
 
-def test_limits_of_the_machine_are_named_before_a_worker_meets_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch):
     changed: list[tuple[int, int]] = []
     monkeypatch.setattr(
         machine.resource, "setrlimit", lambda _, limits: changed.append(limits)
@@ -229,7 +218,7 @@ def test_limits_of_the_machine_are_named_before_a_worker_meets_them(
 @pytest.mark.skipif(
     not Path("/dev/full").exists(), reason="no device that is always full"
 )
-def test_output_that_is_lost_is_an_error_in_words(tmp_path: Path) -> None:
+def test_output_that_is_lost_is_an_error_in_words(tmp_path):
     code, said = into(os.open("/dev/full", os.O_WRONLY), "--help", folder=tmp_path)
     assert code == 2
     assert said.startswith(
@@ -238,7 +227,7 @@ def test_output_that_is_lost_is_an_error_in_words(tmp_path: Path) -> None:
     assert "Traceback" not in said and "ignored" not in said
 
 
-def test_a_deleted_current_folder_is_named(tmp_path: Path) -> None:
+def test_a_deleted_current_folder_is_named(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     command = f"cd {shlex.quote(str(gone))} && rmdir ../gone && {shlex.quote(str(COMMAND))} status"
@@ -297,12 +286,8 @@ EQUAL = {
 @pytest.mark.parametrize("words", [*ABSURD, *EQUAL])
 @pytest.mark.long
 def test_what_could_never_be_measured_or_read_is_refused_at_once(
-    cli: Cli,
-    words: str,
-    verb: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    cli, words, verb, tmp_path, monkeypatch
+):
     monkeypatch.setattr("hessfig.config.machine.memory", lambda: 64 * 10**9)
     start = time.process_time()
     answer = cli(*verb, *words.split())
@@ -314,7 +299,7 @@ def test_what_could_never_be_measured_or_read_is_refused_at_once(
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_workers_beyond_the_cores_are_for_those_who_insist(cli: Cli) -> None:
+def test_workers_beyond_the_cores_are_for_those_who_insist(cli):
     many = machine.cores() + 1
     refused = cli("run", f"workers={many}", "dry_run=true")
     assert refused.code == 2
@@ -324,9 +309,7 @@ def test_workers_beyond_the_cores_are_for_those_who_insist(cli: Cli) -> None:
 
 @pytest.mark.parametrize("verb", ["run", "status"])
 @pytest.mark.parametrize("folder", ["/dev/null", "x" * 300, "/dev/null/x"])
-def test_a_place_that_can_be_no_folder_is_found_first(
-    cli: Cli, verb: str, folder: str
-) -> None:
+def test_a_place_that_can_be_no_folder_is_found_first(cli, verb, folder):
     answer = cli(verb, f"output_dir={folder}", "blocks=[W_V]", "estimator=exact")
     assert answer.code == 2
     assert (
@@ -335,7 +318,7 @@ def test_a_place_that_can_be_no_folder_is_found_first(
 
 
 @pytest.mark.parametrize("word", ["state.path", "model.factory"])
-def test_a_name_that_is_too_long_is_no_file(cli: Cli, word: str) -> None:
+def test_a_name_that_is_too_long_is_no_file(cli, word):
     kinds = {
         "state.path": ["state=loaded"],
         "model.factory": ["model=python", "task=python"],
@@ -347,7 +330,7 @@ def test_a_name_that_is_too_long_is_no_file(cli: Cli, word: str) -> None:
 
 @pytest.mark.parametrize("folder", ["Übung", "Übung 1", "two words"])
 @pytest.mark.long
-def test_a_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
+def test_a_remedy_can_be_pasted(cli, folder):
     refused = cli("slopes", f"output_dir={folder}")
     if "cannot read" in refused.err:
         word = refused.err.rpartition("remedy:  ")[2].strip()
@@ -358,14 +341,14 @@ def test_a_remedy_can_be_pasted(cli: Cli, folder: str) -> None:
     )
 
 
-def test_got_is_the_last_of_equal_keys(cli: Cli) -> None:
+def test_got_is_the_last_of_equal_keys(cli):
     assert (
         "got:     workers=2\n" in cli("slopes", "seeds=1", "workers=1", "workers=2").err
     )
 
 
 @pytest.mark.long
-def test_slice_measures_and_draws_one_network_at_once(tmp_path: Path) -> None:
+def test_slice_measures_and_draws_one_network_at_once(tmp_path):
     asked = [
         "state=initialised",
         "state.step=null",
@@ -393,7 +376,7 @@ def test_slice_measures_and_draws_one_network_at_once(tmp_path: Path) -> None:
     assert again.returncode == 0 and "0 cells measured" in again.stdout
 
 
-def test_slice_refuses_a_direction_that_there_is_not(tmp_path: Path) -> None:
+def test_slice_refuses_a_direction_that_there_is_not(tmp_path):
     done = here("slice", "directions.along=[largest,sideways]", folder=tmp_path)
     assert (
         done.returncode == 2

@@ -30,7 +30,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
     return folder
 
 
-def test_small_run_passes_the_gate(outputs: Path) -> None:
+def test_small_run_passes_the_gate(outputs):
     done = here(
         "check",
         "sweep=sigma",
@@ -43,7 +43,7 @@ def test_small_run_passes_the_gate(outputs: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["H_o", "H_f"])
-def test_wrong_exponent_fails_and_is_named(outputs: Path, part: str) -> None:
+def test_wrong_exponent_fails_and_is_named(outputs, part):
     here("slopes", "sweep=sigma", f"output_dir={outputs}", folder=outputs)
     frame = pd.read_csv(outputs / "sigma" / "slopes.csv")
     query = (frame.row == "W_Q") & (frame.part == part)
@@ -52,7 +52,7 @@ def test_wrong_exponent_fails_and_is_named(outputs: Path, part: str) -> None:
     assert "W_Q" in violation and part in violation
 
 
-def test_gate_exits_1_naming_every_slope_outside(outputs: Path) -> None:
+def test_gate_exits_1_naming_every_slope_outside(outputs):
     done = here(
         "check",
         "sweep=sigma",
@@ -64,7 +64,7 @@ def test_gate_exits_1_naming_every_slope_outside(outputs: Path) -> None:
     assert all(name in done.stdout for name in ("W_Q", "W_V", "H_o"))
 
 
-def test_programs_read_verdicts_slopes_and_progress_as_json(outputs: Path) -> None:
+def test_programs_read_verdicts_slopes_and_progress_as_json(outputs):
     place = ("sweep=sigma", f"output_dir={outputs}")
     checked = here("check", *place, "tolerance=0.0001", "format=json", folder=outputs)
     found = json.loads(checked.stdout)
@@ -94,7 +94,7 @@ def test_programs_read_verdicts_slopes_and_progress_as_json(outputs: Path) -> No
     )
 
 
-def test_levels_are_in_files_of_their_own(outputs: Path) -> None:
+def test_levels_are_in_files_of_their_own(outputs):
     done = here(
         "slopes",
         "sweep=sigma",

@@ -50,7 +50,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_bad_settings_are_refused_by_name(message: str) -> None:
+def test_bad_settings_are_refused_by_name(message):
     with pytest.raises(UserError, match=message) as caught:
         check_config(Config(**BAD[message]))  # type: ignore[arg-type]
     assert caught.value.allowed and caught.value.remedy
@@ -72,17 +72,17 @@ GOOD = [
 
 
 @pytest.mark.parametrize("settings", GOOD)
-def test_settings_that_can_be_run_pass(settings: dict[str, object]) -> None:
+def test_settings_that_can_be_run_pass(settings):
     check_config(Config(**settings))  # type: ignore[arg-type]
 
 
-def test_an_unknown_device_is_refused() -> None:
+def test_an_unknown_device_is_refused():
     with pytest.raises(UserError, match="device") as caught:
         check_device("tpu")
     assert "cpu, cuda" in caught.value.allowed
 
 
-def test_a_missing_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(UserError, match="no usable CUDA GPU"):
         check_device("cuda:0")

@@ -211,9 +211,7 @@ def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
 @pytest.mark.parametrize("most", VARIANTS)
 @pytest.mark.parametrize("sweep", SWEEPS)
 @pytest.mark.long
-def test_every_sweep_measures_at_toy_size(
-    sweep: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_sweep_measures_at_toy_size(sweep, most, tmp_path, monkeypatch):
     torch.set_num_threads(1)
     monkeypatch.setattr(slices, "_ANGLES", 4)
     if sweep in RACE:
@@ -235,7 +233,7 @@ def test_every_sweep_measures_at_toy_size(
         assert cell.config.sweep.about
 
 
-def test_the_defaults_that_sweeps_rest_on() -> None:
+def test_the_defaults_that_sweeps_rest_on():
     """Their files say what departs from these: another default would be another experiment."""
     default = Config()
     assert (default.estimator.method, default.dtype, default.quantities) == (
@@ -251,7 +249,7 @@ def test_the_defaults_that_sweeps_rest_on() -> None:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_no_sweep_repeats_a_default(sweep: str) -> None:
+def test_no_sweep_repeats_a_default(sweep):
     lines = Path("conf/sweep", f"{sweep}.yaml").read_text().splitlines()
     repeated = (
         "  - override /estimator: auto",
@@ -263,7 +261,7 @@ def test_no_sweep_repeats_a_default(sweep: str) -> None:
 
 
 @pytest.mark.long
-def test_estimators_and_types_are_those_make_figures_used() -> None:
+def test_estimators_and_types_are_those_make_figures_used():
     made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
     dense = {
         name for name, config in made.items() if config.estimator.method == "dense"
@@ -328,14 +326,14 @@ def _network(sweep: str) -> list[str]:
 
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.long
-def test_every_figure_names_itself_and_a_sweep_that_exists(figure: str) -> None:
+def test_every_figure_names_itself_and_a_sweep_that_exists(figure):
     config = job(f"figure={figure}").config.figure
     assert config.name == figure
     assert config.layout
     assert not config.sweep or config.sweep in SWEEPS
 
 
-def test_figures_come_in_the_order_of_their_configuration() -> None:
+def test_figures_come_in_the_order_of_their_configuration():
     found = [figure for figure in shipped_figures() if figure.group != FigureGroup.own]
     assert [
         figure.name for figure in found if figure.group != FigureGroup.follow_up
@@ -384,7 +382,7 @@ def test_figures_come_in_the_order_of_their_configuration() -> None:
     assert by_group[FigureGroup.study] == theory_studies()
 
 
-def test_what_was_published_is_said_once() -> None:
+def test_what_was_published_is_said_once():
     numbers = {
         one.name: one.sweep
         for one in shipped_figures()
@@ -404,7 +402,7 @@ def test_what_was_published_is_said_once() -> None:
     } == {"1", "4"}
 
 
-def test_names_sort_by_their_numbers() -> None:
+def test_names_sort_by_their_numbers():
     assert sorted(["eq5", "10", "3b", "3a", "1"], key=natural) == [
         "1",
         "3a",
@@ -415,12 +413,12 @@ def test_names_sort_by_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_choice_has_a_line_of_help(group: str) -> None:
+def test_every_choice_has_a_line_of_help(group):
     for name, about in choices(group).items():
         assert about, f"{group}={name}"
 
 
-def test_every_setting_has_a_line_of_help() -> None:
+def test_every_setting_has_a_line_of_help():
     groups = [
         field.name
         for field in dataclasses.fields(Config)
@@ -431,7 +429,7 @@ def test_every_setting_has_a_line_of_help() -> None:
         assert setting.about and setting.kind, key
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_the_defaults_are_the_papers():
     config = job().config
     assert (
         config.seeds,
@@ -448,12 +446,12 @@ def test_the_defaults_are_the_papers() -> None:
     assert config.estimator.method == "auto"
 
 
-def test_groups_hold_no_class_paths() -> None:
+def test_groups_hold_no_class_paths():
     for path in Path("conf").rglob("*.yaml"):
         assert "_target_" not in path.read_text(), path
 
 
-def test_the_schema_and_the_plain_form_agree() -> None:
+def test_the_schema_and_the_plain_form_agree():
     plain = as_plain(Config())
     assert plain["model"]["norm"] == "none"
     assert plain["parts"] == ["H_o", "H_f", "H"]
@@ -464,7 +462,7 @@ def test_the_schema_and_the_plain_form_agree() -> None:
     "text", ["a b", "it's", "back\\", "b\\'x", "ü,{}=[]", "'", "''", "\\\\", "a:b#c"]
 )
 @pytest.mark.long
-def test_any_text_can_be_quoted(text: str) -> None:
+def test_any_text_can_be_quoted(text):
     assert job(f"output_dir={hydra_quoted(text)}").config.output_dir == text
 
 
@@ -486,7 +484,7 @@ VALUES = st.recursive(
 @example(r"$\sigma^{2}$, \\ 'it'")
 @example("ends with \\\n")
 @settings_of_hypothesis(max_examples=200, deadline=None)
-def test_any_value_of_pythons_is_read_back_as_it_is(value: object) -> None:
+def test_any_value_of_pythons_is_read_back_as_it_is(value):
     assert (
         OverridesParser.create().parse_override(as_word("figure.title", value)).value()
         == value

@@ -242,9 +242,7 @@ EVERY = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", EVERY)
-def test_a_setting_changes_a_key_or_is_of_none_or_is_noted_or_refused(
-    name: str, here: None
-) -> None:
+def test_a_setting_changes_a_key_or_is_of_none_or_is_noted_or_refused(name, here):
     found = outcomes(EVERY[name])
     idle = {key for key, what in found.items() if what == "same"}
     watching = {
@@ -270,8 +268,8 @@ WITHOUT_EFFECT = {
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "python"])
 @pytest.mark.long
 def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(
-    name: str, here: None
-) -> None:
+    name, here
+):
     """Keys hold all settings of network and data, so that they do not tell."""
     base = compose(NETWORKS[name])
     known, given = measured(base), {word.partition("=")[0] for word in NETWORKS[name]}
@@ -323,9 +321,7 @@ IMPLIED = {
 
 
 @pytest.mark.parametrize("words", IMPLIED)
-def test_a_setting_that_means_another_implies_it_and_says_so(
-    words: tuple[str, ...], here: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_setting_that_means_another_implies_it_and_says_so(words, here, capsys):
     job = VERBS["run"].job([*words, "blocks=each", "seeds=1"][: len(words) + 2])
     assert {key: str(value_of(job.first, key)) for key in IMPLIED[words]} == IMPLIED[
         words
@@ -337,7 +333,7 @@ def test_a_setting_that_means_another_implies_it_and_says_so(
     )
 
 
-def test_what_contradicts_an_implication_is_refused(here: None) -> None:
+def test_what_contradicts_an_implication_is_refused(here):
     for words in (
         ["model.factory=net.py:make", "model=gpt2"],
         ["state.path=weights.pt", "state=initialised"],
@@ -346,7 +342,7 @@ def test_what_contradicts_an_implication_is_refused(here: None) -> None:
             VERBS["run"].job(words)
 
 
-def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path: Path) -> None:
+def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path):
     (tmp_path / "sweep").mkdir()
     file = tmp_path / "sweep" / "mine.yaml"
     file.write_text("# @package _global_\nsweep: {name: mine}\nmodel: {softcap: 7}\n")
@@ -373,7 +369,7 @@ def test_a_sweep_of_the_users_own_gives_its_settings(tmp_path: Path) -> None:
         ("grid=linear", "model=cnn", "task=digits"),
     ],
 )
-def test_a_preset_of_which_nothing_is_read_is_noted(words: tuple[str, ...]) -> None:
+def test_a_preset_of_which_nothing_is_read_is_noted(words):
     job = VERBS["run"].job([*words, "blocks=each"])
     (note,) = Sweep(job.variants, job.asked).unread
     assert note.startswith(f"{words[0]}: nothing that it sets is read here")
@@ -405,9 +401,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("words", UNREAD, ids=" ".join)
-def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(
-    words: tuple[str, ...],
-) -> None:
+def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(words):
     *plain, further = words
     plain = [] if words[0] == "model.sink=both" else plain
     base, job = (
@@ -421,9 +415,7 @@ def test_a_setting_that_nothing_reads_is_noted_and_leaves_the_cells_as_they_are(
     ("word", "said"),
     [("model.softcap=-7", "model.softcap"), ("model.softcapp=7", "model.softcapp")],
 )
-def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(
-    word: str, said: str
-) -> None:
+def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(word, said):
     with pytest.raises(UserError, match=said):
         VERBS["run"].job([word])
 
@@ -433,7 +425,7 @@ def test_a_setting_that_nothing_reads_has_a_name_and_a_value_of_its_kind(
     "sweep",
     [name for name in names("sweep") if not name.startswith(("trained_", "network"))],
 )
-def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
+def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep):
     base = VERBS["run"].job([f"sweep={sweep}", "seeds=1"])
     reads_softcap = any(config.model.scores == "softcap" for _, config in base.variants)
     for word in (
@@ -449,7 +441,7 @@ def test_every_sweep_notes_a_setting_that_it_does_not_read(sweep: str) -> None:
         assert bool(notes) == (made == planned(base)[0]), word
 
 
-def test_one_variant_that_reads_a_setting_is_enough() -> None:
+def test_one_variant_that_reads_a_setting_is_enough():
     vary = "sweep.variants=[{model.scores: softcap}, {model.scores: plain}]"
     VERBS["run"].job([vary, "model.softcap=50.0"])
     with pytest.raises(
@@ -458,7 +450,7 @@ def test_one_variant_that_reads_a_setting_is_enough() -> None:
         VERBS["run"].job(["model=linear_mlp", "sweep.vary={model.n_heads: [1, 2]}"])
 
 
-def test_an_entry_of_an_open_setting_is_read_with_it(here: None) -> None:
+def test_an_entry_of_an_open_setting_is_read_with_it(here):
     job = VERBS["run"].job(
         [
             *NETWORKS["python"],

@@ -27,11 +27,11 @@ from hessfig.errors import UserError
         ("1 KB", "1K", 1024),
     ],
 )
-def test_a_size_is_what_slurm_understands(text: str, slurm: str, size: int) -> None:
+def test_a_size_is_what_slurm_understands(text, slurm, size):
     assert slurm_memory(text) == slurm and size_in_bytes(text) == size
 
 
-def test_a_worker_has_the_memory_that_is_asked_of_slurm() -> None:
+def test_a_worker_has_the_memory_that_is_asked_of_slurm():
     asked = LauncherConfig(kind=Launcher.slurm, memory="4TB")
     assert memory_of_worker(Config(launcher=asked)) == 2**42
     assert (
@@ -51,18 +51,18 @@ BAD = [("time", "1:30"), ("time", "soon"), ("memory", "16"), ("account", "")]
 
 
 @pytest.mark.parametrize(("key", "value"), GOOD)
-def test_what_slurm_takes_is_taken(key: str, value: str) -> None:
+def test_what_slurm_takes_is_taken(key, value):
     check_config(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("key", "value"), [*BAD, ("partition", "a\n#SBATCH --x")])
-def test_what_slurm_would_not_take_is_refused(key: str, value: str) -> None:
+def test_what_slurm_would_not_take_is_refused(key, value):
     with pytest.raises(UserError, match=f"launcher.{key}"):
         check_config(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", ["qos=a", "-n 4", "--a\n#SBATCH --b", "--", "x"])
-def test_what_is_no_option_is_refused(option: str) -> None:
+def test_what_is_no_option_is_refused(option):
     with pytest.raises(UserError, match=r"launcher\.options"):
         check_config(Config(launcher=LauncherConfig(options=[option])))
 
@@ -71,9 +71,7 @@ def test_what_is_no_option_is_refused(option: str) -> None:
     ("worker", "cards", "card"),
     [(0, 1, "cuda"), (0, 4, "cuda:0"), (5, 4, "cuda:1"), (3, 0, "cuda")],
 )
-def test_workers_take_cards_in_turn(
-    worker: int, cards: int, card: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_take_cards_in_turn(worker, cards, card, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: cards)
     monkeypatch.setenv(WORKER, str(worker))
     assert card_of("cuda") == card

@@ -36,7 +36,7 @@ def other(folder: Path, asked: Job, keys: set[str] | None = None) -> list[str]:
     return [str(one) for one in setting_differences(manifest["config"], asked, keys)]
 
 
-def test_no_manifest_contradicts_nothing(tmp_path: Path) -> None:
+def test_no_manifest_contradicts_nothing(tmp_path):
     assert manifest_of(tmp_path) is None
     assert (
         matching_folder(job("seeds=3", f"output_dir='{tmp_path}'"))
@@ -44,7 +44,7 @@ def test_no_manifest_contradicts_nothing(tmp_path: Path) -> None:
     )
 
 
-def test_every_setting_that_makes_other_numbers_counts(tmp_path: Path) -> None:
+def test_every_setting_that_makes_other_numbers_counts(tmp_path):
     made(
         tmp_path,
         "model.norm=pre",
@@ -57,7 +57,7 @@ def test_every_setting_that_makes_other_numbers_counts(tmp_path: Path) -> None:
     assert other(tmp_path, job("model.norm=pre", "seeds=3")) == []
 
 
-def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path: Path) -> None:
+def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path):
     made(tmp_path, "model.norm=pre", "seeds=3")
     assert other(tmp_path, job("model.norm=none"), {"model.norm"}) == [
         "model.norm=pre (now none)"
@@ -80,9 +80,7 @@ def test_only_what_is_given_is_compared_by_verbs_that_read(tmp_path: Path) -> No
     ],
 )
 @pytest.mark.long
-def test_lists_groups_and_variants_are_compared_too(
-    tmp_path: Path, asked: str, message: str
-) -> None:
+def test_lists_groups_and_variants_are_compared_too(tmp_path, asked, message):
     made(tmp_path)
     with pytest.raises(UserError) as caught:
         matching_folder(job(asked, f"output_dir='{tmp_path}'"))
@@ -95,7 +93,7 @@ def test_lists_groups_and_variants_are_compared_too(
     )
 
 
-def test_a_table_that_is_missing_is_one_command_away(tmp_path: Path) -> None:
+def test_a_table_that_is_missing_is_one_command_away(tmp_path):
     asked = job(f"output_dir={tmp_path}", "seeds=3", "tolerance=0.2", "sweep=depth")
     with pytest.raises(UserError, match=r"depth/table.csv is missing") as caught:
         table_folder(asked)
@@ -104,7 +102,7 @@ def test_a_table_that_is_missing_is_one_command_away(tmp_path: Path) -> None:
     )
 
 
-def test_one_depth_is_not_all_of_them(tmp_path: Path) -> None:
+def test_one_depth_is_not_all_of_them(tmp_path):
     made(tmp_path, "sweep=depth")
     asked = job("sweep=depth", "model.n_layers=1")
     assert other(tmp_path, asked, {"sweep", "model.n_layers"}) == [
@@ -113,7 +111,7 @@ def test_one_depth_is_not_all_of_them(tmp_path: Path) -> None:
     assert other(tmp_path, job("sweep=depth")) == []
 
 
-def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path: Path) -> None:
+def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path):
     path = made(tmp_path)
     manifest = json.loads(path.read_text())
     del manifest["config"]["state"], manifest["config"]["model"]["sigma_scales"]
@@ -126,7 +124,7 @@ def test_a_manifest_that_knows_less_is_not_contradicted(tmp_path: Path) -> None:
     ["", "{", "[]", "3", "{}", '{"config": 3}', '{"config": {"model": 3}}', "[" * 9999],
 )
 @pytest.mark.long
-def test_a_broken_manifest_is_named(tmp_path: Path, text: str) -> None:
+def test_a_broken_manifest_is_named(tmp_path, text):
     (tmp_path / "sigma").mkdir()
     (tmp_path / "sigma/manifest.json").write_text(text)
     with pytest.raises(
@@ -158,9 +156,7 @@ ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
         (["sweep.about='\x1b[31mred'"], "sweep sigma: ?[31mred"),
     ],
 )
-def test_the_title_holds_while_settings_are_the_presets(
-    words: list[str], said: str
-) -> None:
+def test_the_title_holds_while_settings_are_the_presets(words, said):
     assert title(job(*words)).endswith(said)
 
 
@@ -200,13 +196,8 @@ def test_the_title_holds_while_settings_are_the_presets(
     ],
 )
 def test_the_preset_of_a_table_is_the_sweep_its_command_named(
-    tmp_path: Path,
-    words: list[str],
-    command: str,
-    preset: str,
-    changed: list[str],
-    other: list[str],
-) -> None:
+    tmp_path, words, command, preset, changed, other
+):
     path = made(tmp_path, *words)
     path.write_text(json.dumps({**json.loads(path.read_text()), "command": command}))
     found = preset_in(path.parent, None)
@@ -215,6 +206,6 @@ def test_the_preset_of_a_table_is_the_sweep_its_command_named(
     assert [one.key for one in found.of_network] == other
 
 
-def test_a_table_whose_preset_nobody_knows_has_none(tmp_path: Path) -> None:
+def test_a_table_whose_preset_nobody_knows_has_none(tmp_path):
     assert preset_in(made(tmp_path, "sweep.name=mine").parent, None) is None
     assert preset_in(tmp_path, None) is None

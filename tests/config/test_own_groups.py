@@ -42,14 +42,14 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def test_own_choices_come_after_the_shipped_ones(write: Write) -> None:
+def test_own_choices_come_after_the_shipped_ones(write):
     own = write(sweep__mine=MINE, model__tiny="# Tiny\nd_model: 8\n")
     assert list(choices("sweep", own)) == [*choices("sweep"), "mine"]
     assert choices("sweep", own)["mine"] == "My own"
     assert choices("model", own)["tiny"] == "Tiny"
 
 
-def test_own_files_compose(write: Write) -> None:
+def test_own_files_compose(write):
     own = write(
         sweep__mine=MINE,
         model__tiny="# Tiny\nd_model: 8\n",
@@ -76,7 +76,7 @@ def test_own_files_compose(write: Write) -> None:
     assert found.of_sweep("depth").config.config_dir == str(own)
 
 
-def test_own_choices_are_meant_too(write: Write) -> None:
+def test_own_choices_are_meant_too(write):
     own = write(sweep__mine=MINE)
     with pytest.raises(UserError, match="did you mean 'mine'"):
         checked_job(["sweep=mime"], own)
@@ -115,9 +115,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD)
-def test_mistakes_are_named_with_their_file(
-    write: Write, text: tuple[str, ...]
-) -> None:
+def test_mistakes_are_named_with_their_file(write, text):
     own = write(sweep__bad=text[0])
     with pytest.raises(UserError) as caught:
         checked_job(["sweep=bad"], own)
@@ -128,35 +126,35 @@ def test_mistakes_are_named_with_their_file(
         assert words in str(error)
 
 
-def test_a_file_that_nobody_chose_does_no_harm(write: Write) -> None:
+def test_a_file_that_nobody_chose_does_no_harm(write):
     assert (
         job("sweep=sigma", own=write(sweep__bad="seeds: [")).config.sweep.name
         == "sigma"
     )
 
 
-def test_a_name_given_by_hand_is_the_users(write: Write) -> None:
+def test_a_name_given_by_hand_is_the_users(write):
     own = write(sweep__bad="# @package _global_\nsweep: {name: sigma}")
     assert job("sweep=bad", "sweep.name=other", own=own).config.sweep.name == "other"
 
 
 @pytest.mark.parametrize("name", ["sweep__sigma", "figure__3a", "model__gpt2"])
-def test_a_shipped_name_is_taken(write: Write, name: str) -> None:
+def test_a_shipped_name_is_taken(write, name):
     with pytest.raises(UserError, match=r"of this name already(.|\n)*rename the file"):
         write(**{name: ""})
 
 
-def test_names_are_plain(write: Write) -> None:
+def test_names_are_plain(write):
     with pytest.raises(UserError, match="is named by its file"):
         write(**{"sweep__a b": MINE})
 
 
-def test_a_folder_that_is_not_there() -> None:
+def test_a_folder_that_is_not_there():
     with pytest.raises(UserError, match=r"no such folder(.|\n)*nowhere(.|\n)*mkdir"):
         own_folder("nowhere")
 
 
-def test_a_file_of_other_bytes(write: Write) -> None:
+def test_a_file_of_other_bytes(write):
     own = write(sweep__mine=MINE)
     (own / "sweep/mine.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="cannot be read"):
@@ -166,7 +164,7 @@ def test_a_file_of_other_bytes(write: Write) -> None:
 @pytest.mark.parametrize(
     "text", ["5", "hello", "true", "''", "2001-01-01", "!!binary x", "|\n  a\n"]
 )
-def test_a_file_of_one_value(write: Write, text: str) -> None:
+def test_a_file_of_one_value(write, text):
     with pytest.raises(UserError, match=r"mine\.yaml does not hold settings by name"):
         write(sweep__mine=text)
 
@@ -188,7 +186,7 @@ ENDLESS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", ENDLESS)
 @pytest.mark.long
-def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
+def test_files_without_end_are_refused_at_once(write, kind):
     own, started = write(sweep__mine=MINE), time.process_time()
     ENDLESS[kind](own / "sweep/other.yaml")
     with pytest.raises(UserError, match=r"other.yaml cannot be read"):
@@ -199,9 +197,7 @@ def test_files_without_end_are_refused_at_once(write: Write, kind: str) -> None:
 @pytest.mark.parametrize(
     "word", ["2:30:00", "1:30", "-1:30.5", "010", "yes", "No", "ON", "off"]
 )
-def test_a_word_that_yaml_reads_as_something_else_is_refused(
-    write: Write, word: str
-) -> None:
+def test_a_word_that_yaml_reads_as_something_else_is_refused(write, word):
     """YAML 1.1 reads 2:30:00 as 9000, which Slurm takes for minutes: six days."""
     with pytest.raises(
         UserError, match=rf"mine\.yaml, line 3: YAML reads this as .*\n.*{word}"
@@ -213,14 +209,14 @@ def test_a_word_that_yaml_reads_as_something_else_is_refused(
 @pytest.mark.parametrize(
     "word", ["90", "0", "0.5", "1e-3", "true", "null", "1-00:00:00", "none", "0x10"]
 )
-def test_other_words_are_read(write: Write, word: str) -> None:
+def test_other_words_are_read(write, word):
     assert write(launcher__mine=f"time: {word}\n")
 
 
-def test_a_time_in_quotes_reaches_slurm_as_it_is(write: Write) -> None:
+def test_a_time_in_quotes_reaches_slurm_as_it_is(write):
     own = write(launcher__mine='kind: slurm\ntasks: 2\ntime: "2:30:00"\n')
     assert job("launcher=mine", own=own).config.launcher.time == "2:30:00"
 
 
-def test_a_file_of_comments_alone_is_one(write: Write) -> None:
+def test_a_file_of_comments_alone_is_one(write):
     assert write(sweep__mine="# nothing yet")

@@ -32,14 +32,14 @@ KEYS_OF_0_1 = [
 @pytest.mark.parametrize(
     ("words", "first", "last"), KEYS_OF_0_1, ids=lambda words: str(words)
 )
-def test_cells_keep_the_keys_of_0_1(words: list[str], first: str, last: str) -> None:
+def test_cells_keep_the_keys_of_0_1(words, first, last):
     variants = Sweep(configs(*words)).variants
     ends = (variants[0], variants[-1])
     cells = [Cell(one, one.sigmas()[0], 1234, one.config.quantities[0]) for one in ends]
     assert [cell.key for cell in cells] == [first, last]
 
 
-def test_cells_in_float32_are_measured_again() -> None:
+def test_cells_in_float32_are_measured_again():
     """0.1 evaluated their networks in float32, which are others where attention saturates."""
     of_0_1 = {"4ea205b9c14138d32301a984", "8f3515d7e76fac797b9b189e"}
     variants = Sweep(configs("sweep=depth")).variants
@@ -48,13 +48,11 @@ def test_cells_in_float32_are_measured_again() -> None:
     assert all("float32" not in one.science("frobenius") for one in wide)
 
 
-def test_added_settings_are_settings() -> None:
+def test_added_settings_are_settings():
     assert set(keys.ADDED) <= set(settings())
 
 
-def test_an_added_setting_is_left_out_at_its_default_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_added_setting_is_left_out_at_its_default_alone(monkeypatch):
     monkeypatch.setattr(keys, "ADDED", ("model.temperature",))
     added_defaults.cache_clear()
     try:

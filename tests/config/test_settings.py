@@ -116,18 +116,18 @@ TOP = {
 }
 
 
-def test_keys_rest_on_the_same_settings() -> None:
+def test_keys_rest_on_the_same_settings():
     assert with_role(Role.pin) == PINS
     assert with_role(Role.place) == PLACES
     assert set(keys.ADDED) == ADDED
 
 
 @pytest.mark.parametrize("roles", TOP, ids=str)
-def test_lists_of_settings_are_read_from_roles(roles: tuple[Role, ...]) -> None:
+def test_lists_of_settings_are_read_from_roles(roles):
     assert set(top_level(*roles)) == TOP[roles]
 
 
-def test_a_sweep_is_named_read_and_measured() -> None:
+def test_a_sweep_is_named_read_and_measured():
     inside = {
         key: role
         for key in settings()
@@ -144,7 +144,7 @@ def test_a_sweep_is_named_read_and_measured() -> None:
     assert "sweep.axis" in with_role(*OF_NUMBERS) and role_of("sweep") == Role.label
 
 
-def test_words_that_ask_nothing_of_a_table() -> None:
+def test_words_that_ask_nothing_of_a_table():
     single = {key for key in with_role(Role.reading) if "." not in key}
     assert single == {
         *("style", "tolerance", "levels", "quantity", "rows", "part"),
@@ -158,7 +158,7 @@ def test_words_that_ask_nothing_of_a_table() -> None:
     )
 
 
-def test_every_setting_has_a_role_and_a_verb() -> None:
+def test_every_setting_has_a_role_and_a_verb():
     """A new setting is one place: what is not given a role has that of its group, and the verbs of its role."""
     assert {key for role in Role for key in with_role(role)} == {
         *settings(),
@@ -183,7 +183,7 @@ def test_every_setting_has_a_role_and_a_verb() -> None:
     } | {"config_dir"}
 
 
-def test_defaults_and_examples_are_allowed() -> None:
+def test_defaults_and_examples_are_allowed():
     for setting in settings().values():
         assert setting.about and setting.kind, setting.key
     for key, low in (

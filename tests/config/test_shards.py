@@ -20,9 +20,7 @@ def slurm(*numbers: object) -> dict[str, str]:
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize("step", [1, 4])
 @pytest.mark.parametrize("count", [1, 2, 7])
-def test_the_tasks_of_an_array_share_all_cells(
-    first: int, step: int, count: int
-) -> None:
+def test_the_tasks_of_an_array_share_all_cells(first, step, count):
     indices = range(first, first + step * count, step)
     shares = [
         array_share(slurm(index, count, first, indices[-1], step)) for index in indices
@@ -31,9 +29,7 @@ def test_the_tasks_of_an_array_share_all_cells(
 
 
 @pytest.mark.parametrize("array", [(1, 3, 7), (0, 1, 2, 5), (2, 5), (1, 3, 4, 7)])
-def test_no_task_of_an_array_with_holes_measures_anything(
-    array: tuple[int, ...],
-) -> None:
+def test_no_task_of_an_array_with_holes_measures_anything(array):
     """Of such an array Slurm says the step 1, and a task's place among the others follows from nothing it says."""
     for index in array:
         with pytest.raises(
@@ -46,14 +42,12 @@ def test_no_task_of_an_array_with_holes_measures_anything(
 
 @pytest.mark.parametrize("name", list(slurm(3, 4, 0, 3, 1)))
 @pytest.mark.parametrize("value", ["", "x", "-1", "\u0663"])
-def test_a_variable_that_is_missing_or_not_a_number_is_refused(
-    name: str, value: str
-) -> None:
+def test_a_variable_that_is_missing_or_not_a_number_is_refused(name, value):
     with pytest.raises(UserError, match="Slurm does not say which share this is"):
         array_share({**slurm(3, 4, 0, 3, 1), name: value})
 
 
-def test_the_setting_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_reads_the_environment(monkeypatch):
     with pytest.raises(UserError, match="Slurm does not say") as refused:
         parse_shard("auto")
     assert refused.value.got == "no Slurm array"

@@ -16,13 +16,13 @@ def config(*words: str) -> Config:
     return job(*TRAINED, *words).config
 
 
-def test_the_last_step_is_measured_unless_others_are_asked_for() -> None:
+def test_the_last_step_is_measured_unless_others_are_asked_for():
     assert step_values(config()) == [50]
     assert step_values(config("state.step=7")) == [7]
     assert step_values(config("state.step=[30,0,3]")) == [0, 3, 30]
 
 
-def test_states_are_kept_where_they_are_asked_for_and_listed_on_the_way() -> None:
+def test_states_are_kept_where_they_are_asked_for_and_listed_on_the_way():
     assert kept_steps(config("state.step=[0,30]", "training.checkpoints=[10,40]")) == [
         0,
         10,
@@ -30,7 +30,7 @@ def test_states_are_kept_where_they_are_asked_for_and_listed_on_the_way() -> Non
     ]
 
 
-def test_a_trained_state_has_one_sigma_and_three_seeds() -> None:
+def test_a_trained_state_has_one_sigma_and_three_seeds():
     found = config()
     assert (found.grid.values, found.seeds) == ([0.1], 3)
     assert job(*TRAINED, "grid.values=[1,2]", "seeds=1").config.grid.values == [1, 2]
@@ -77,7 +77,7 @@ BAD: dict[tuple[str, ...], list[str]] = {
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
 @pytest.mark.long
-def test_what_cannot_be_run_is_named(words: tuple[str, ...]) -> None:
+def test_what_cannot_be_run_is_named(words):
     from hessfig.config.compose.overrides import check_overrides
 
     with pytest.raises(UserError) as caught:

@@ -66,7 +66,7 @@ def engine(objective: Objective, products: Products = Products.linearised) -> En
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_product_is_that_of_the_dense_hessian(name: str) -> None:
+def test_every_product_is_that_of_the_dense_hessian(name):
     problem = CASES[name]()[0]
     problem = hessfig.Problem(
         problem.network, problem.inputs, problem.targets, problem.loss
@@ -83,7 +83,7 @@ def test_every_product_is_that_of_the_dense_hessian(name: str) -> None:
             )
 
 
-def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route() -> None:
+def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route():
     network = nn.Sequential(nn.Linear(3, 4), Squared(), nn.Linear(4, 2))
     problem = drawn(
         hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]))
@@ -111,9 +111,7 @@ def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route() -> None:
         torch.testing.assert_close(found[key], product, rtol=0, atol=0)
 
 
-def test_a_large_network_and_a_named_route_take_other_engines(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch):
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     problem = drawn(
         hessfig.Problem(network, torch.randn(5, 3), torch.tensor([0, 1, 0, 1, 0]))
@@ -145,9 +143,7 @@ def pictures(count: int, memory: str | None = None) -> Objective:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(
-    part: Part,
-) -> None:
+def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part):
     """Products are the same, and more batches take no more memory."""
     taken = []
     for count in (3, 12):
@@ -177,7 +173,7 @@ def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(
     assert taken[1] <= 1.02 * taken[0] + 2 * added
 
 
-def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
+def test_a_small_network_needs_no_compiler_and_leaves_threads_alone():
     """Nor transformers or TransformerLens: these are imported for a model of theirs alone."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LIGHT],
@@ -191,7 +187,7 @@ def test_a_small_network_needs_no_compiler_and_leaves_threads_alone() -> None:
 
 @pytest.mark.parametrize("block", ["all", "0.weight", "2.weight"])
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
-def test_one_vector_has_the_bits_of_several(block: str, part: str) -> None:
+def test_one_vector_has_the_bits_of_several(block, part):
     network = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
     operator = hessfig.Problem(
         network, torch.randn(6, 5), torch.randint(0, 3, (6,))

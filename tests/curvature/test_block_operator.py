@@ -158,7 +158,7 @@ def _entries(problem: hessfig.Problem, places: dict[str, Tensor], name: str) -> 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.long
-def test_products_are_those_of_the_dense_hessian(name: str) -> None:
+def test_products_are_those_of_the_dense_hessian(name):
     problem, blocks, _, _ = case(name)
     for block in blocks:
         for part in PARTS:
@@ -177,7 +177,7 @@ def test_products_are_those_of_the_dense_hessian(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_parts_share_their_products_and_add_up(name: str) -> None:
+def test_parts_share_their_products_and_add_up(name):
     problem, blocks, _, _ = case(name)
     operator = problem.operator(blocks[-1])
     vector = np.random.default_rng(0).normal(size=operator.shape[1])
@@ -187,7 +187,7 @@ def test_parts_share_their_products_and_add_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_scipy_finds_eigenvalues_and_singular_values(name: str) -> None:
+def test_scipy_finds_eigenvalues_and_singular_values(name):
     problem, blocks, _, _ = case(name)
     square = blocks[0]
     across = next(block for block in blocks if isinstance(block, tuple))
@@ -210,7 +210,7 @@ def test_scipy_finds_eigenvalues_and_singular_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_estimators_of_curvlinops_take_it(name: str) -> None:
+def test_estimators_of_curvlinops_take_it(name):
     from curvlinops import hutchinson_squared_fro, hutchinson_trace
 
     problem, blocks, _, _ = case(name)
@@ -246,9 +246,7 @@ SYSTEMS += [
 
 @pytest.mark.parametrize(("name", "part", "preconditioner"), SYSTEMS)
 @pytest.mark.long
-def test_linear_systems_agree_with_a_dense_solver(
-    name: str, part: str, preconditioner: str | None
-) -> None:
+def test_linear_systems_agree_with_a_dense_solver(name, part, preconditioner):
     problem, blocks, _, _ = case(name)
     operator, matrix = problem.operator(blocks[0], part), oracle(name, blocks[0], part)
     b = torch.randn(
@@ -270,7 +268,7 @@ def test_linear_systems_agree_with_a_dense_solver(
     np.testing.assert_allclose(single.x, x[:, 0], rtol=1e-6, atol=1e-7)
 
 
-def test_a_system_without_a_solution_is_told() -> None:
+def test_a_system_without_a_solution_is_told():
     # Softmax is blind to a shift of all logits.
     operator = case("mlp")[0].operator("W_2", "H_o")
     with pytest.warns(
@@ -284,7 +282,7 @@ def test_a_system_without_a_solution_is_told() -> None:
     "name",
     [one.value for one in Approximation if one.facts.needs not in (Need.moments,)],
 )
-def test_approximations_are_operators(name: str) -> None:
+def test_approximations_are_operators(name):
     """Their distance to the block is the number in the table, and their systems are solved."""
     approximation = Approximation(name)
     if approximation.facts.needs == Need.heads:
@@ -311,7 +309,7 @@ def test_approximations_are_operators(name: str) -> None:
     torch.testing.assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-8)
 
 
-def test_an_operator_stays_what_it_is_while_its_network_moves_on() -> None:
+def test_an_operator_stays_what_it_is_while_its_network_moves_on():
     problem, _ = CASES["mlp"]()
     operator, vector = problem.operator("W_1"), torch.ones(30, dtype=torch.float64)
     before = operator @ vector
@@ -326,7 +324,7 @@ def test_an_operator_stays_what_it_is_while_its_network_moves_on() -> None:
         )
 
 
-def test_vectors_by_name() -> None:
+def test_vectors_by_name():
     operator = case("mlp")[0].operator("all", "H_o")
     tensors = operator.unflatten(
         operator @ torch.ones(operator.shape[1], dtype=torch.float64)
@@ -372,26 +370,24 @@ def test_vectors_by_name() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    wrong: Callable[[hessfig.Problem], Any], match: str
-) -> None:
+def test_what_does_not_fit_is_refused(wrong, match):
     with pytest.raises(UserError, match=match):
         wrong(case("mlp")[0])
 
 
-def test_large_matrices_are_not_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_matrices_are_not_made_dense(monkeypatch):
     monkeypatch.setattr("hessfig.curvature.implicit_matrix.MOST_BYTES", 1000)
     with pytest.raises(UserError, match="dense: the matrix is too large"):
         case("mlp")[0].operator("W_1").dense()
 
 
-def test_an_operator_is_not_pickled() -> None:
+def test_an_operator_is_not_pickled():
     operator: ImplicitMatrix = case("mlp")[0].operator("W_1")
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(operator)
 
 
-def test_blocks_by_pattern() -> None:
+def test_blocks_by_pattern():
     problem = CASES["encoder"]()[0]
     problem = hessfig.Problem(problem.network, problem.inputs, problem.targets)
     table = hessfig.measure(problem, blocks=["*.linear?.weight"], parts="H_o")

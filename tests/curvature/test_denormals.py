@@ -30,7 +30,7 @@ def as_it_was() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("before", [False, True])
-def test_only_float32_flushes_and_what_was_set_comes_back(before: bool) -> None:
+def test_only_float32_flushes_and_what_was_set_comes_back(before):
     torch.set_flush_denormal(before)
     with flush_denormals(torch.float64):
         assert _flushes_denormals() == before
@@ -45,9 +45,7 @@ def test_only_float32_flushes_and_what_was_set_comes_back(before: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_products_and_exact_norms_flush_for_problems_in_float32(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_and_exact_norms_flush_for_problems_in_float32(dtype, monkeypatch):
     model, seen = ARCHITECTURES["softmax"], []
     problem = toy_problem(model).cast(dtype)
     for owner, name in ((Tape, "push"), (exact_blocks, "last_layer_norms")):

@@ -56,7 +56,7 @@ def norm_of(
 
 @pytest.mark.parametrize("col", COLUMNS)
 @pytest.mark.parametrize("part", PARTS)
-def test_products_are_those_of_the_oracle(col: Matrix, part: Part) -> None:
+def test_products_are_those_of_the_oracle(col, part):
     rows = matrices_of(SMOOTH)
     column = Engines(toy_problem(SMOOTH), SMOOTH, Products.differences).column(
         1, col, [Block(1, r, col) for r in rows]
@@ -74,9 +74,7 @@ def test_products_are_those_of_the_oracle(col: Matrix, part: Part) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("part", [Part.H, Part.H_o])
-def test_the_error_covers_what_the_norm_is_off_by(
-    dtype: torch.dtype, part: Part
-) -> None:
+def test_the_error_covers_what_the_norm_is_off_by(dtype, part):
     truth = float(oracle()[part][Matrix.W_V, Matrix.W_V].norm())
     found = norm_of(toy_problem(SMOOTH).cast(dtype), Matrix.W_V, part)
     assert 0 < abs(found.value - truth) <= found.error
@@ -86,9 +84,7 @@ def test_the_error_covers_what_the_norm_is_off_by(
 
 @pytest.mark.parametrize("mlp", [MLP.gelu, MLP.relu])
 @pytest.mark.parametrize("col", COLUMNS)
-def test_products_are_as_accurate_as_stated_across_kinks_too(
-    col: Matrix, mlp: MLP
-) -> None:
+def test_products_are_as_accurate_as_stated_across_kinks_too(col, mlp):
     model = ModelConfig(d_model=4, n_heads=2, mlp=mlp)
     task = TaskConfig(digits=1, batch_size=3)
     problem = drawn(Config(model=model, task=task), sigma=0.5, seed=1234)
@@ -112,7 +108,7 @@ def test_products_are_as_accurate_as_stated_across_kinks_too(
         assert column.gradients <= 24 * 5
 
 
-def test_a_quadratic_loss_leaves_rounding_alone() -> None:
+def test_a_quadratic_loss_leaves_rounding_alone():
     model = ARCHITECTURES["linear mlp"]
     problem = toy_problem(model, toy_task(model, loss=Loss.mse))
     col = matrices_of(model)[-1]
@@ -123,7 +119,7 @@ def test_a_quadratic_loss_leaves_rounding_alone() -> None:
     assert column.relative_error(col, Part.H_o) <= 1e-8
 
 
-def test_a_kink_at_the_weights_is_that_of_double_backward() -> None:
+def test_a_kink_at_the_weights_is_that_of_double_backward():
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)
     with torch.no_grad():
@@ -140,7 +136,7 @@ def test_a_kink_at_the_weights_is_that_of_double_backward() -> None:
         assert abs(found.value - truth) <= found.error
 
 
-def test_products_lost_in_rounding_are_no_zeros() -> None:
+def test_products_lost_in_rounding_are_no_zeros():
     """The functional part of the last weight of a linear network is zero, and nothing tells this from rounding."""
     model = ARCHITECTURES["linear mlp"]
     problem = toy_problem(model, toy_task(model, loss=Loss.mse))
@@ -151,7 +147,7 @@ def test_products_lost_in_rounding_are_no_zeros() -> None:
     assert lost.is_unreliable and (math.isnan(lost.error) or lost.error >= size)
 
 
-def test_the_step_follows_weights_probe_and_type() -> None:
+def test_the_step_follows_weights_probe_and_type():
     weights = torch.full((4,), 3.0, dtype=torch.float64)
     probe = torch.ones(4, dtype=torch.float64)
     assert step(weights, probe) == pytest.approx(3 * 2 ** (-53 / 3))
@@ -162,9 +158,7 @@ def test_the_step_follows_weights_probe_and_type() -> None:
 @pytest.mark.parametrize(
     "settings", [{"quantities": ["density"]}, {"quantities": ["frobenius", "spectrum"]}]
 )
-def test_numbers_that_would_not_state_the_error_are_refused(
-    settings: dict[str, list[str]],
-) -> None:
+def test_numbers_that_would_not_state_the_error_are_refused(settings):
     config = toy_config(
         estimator=EstimatorConfig(Method.hutchinson, Products.differences), **settings
     )
@@ -176,7 +170,7 @@ def test_numbers_that_would_not_state_the_error_are_refused(
 
 
 @pytest.mark.parametrize("method", [Method.auto, Method.exact, Method.xtrace])
-def test_estimators_with_other_products_are_refused(method: Method) -> None:
+def test_estimators_with_other_products_are_refused(method):
     config = toy_config(
         estimator=EstimatorConfig(method, Products.differences), quantities=["trace"]
     )
@@ -184,7 +178,7 @@ def test_estimators_with_other_products_are_refused(method: Method) -> None:
         check_differences(config)
 
 
-def test_numbers_of_the_first_version_are_not_reused() -> None:
+def test_numbers_of_the_first_version_are_not_reused():
     """Only keys of products by differences changed."""
     for name in ("frobenius", "trace", "largest_eigenvalue"):
         chosen, keys = quantity(name), {}
@@ -222,7 +216,7 @@ class Recomputed(nn.Module):
         return self.last(hidden + taught)
 
 
-def test_checkpoints_and_constants_are_those_of_double_backward() -> None:
+def test_checkpoints_and_constants_are_those_of_double_backward():
     network = Recomputed().double()
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
     problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1]))

@@ -24,7 +24,7 @@ def by_rows(values: Tensor, at: list[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm(4), nn.RMSNorm(4), nn.Identity()])
-def test_all_rows_at_once_are_those_of_plain_passes(norm: nn.Module) -> None:
+def test_all_rows_at_once_are_those_of_plain_passes(norm):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), norm, nn.Tanh(), nn.Linear(4, 2)).double()
     unused = torch.ones(2, dtype=torch.float64, requires_grad=True)
@@ -63,7 +63,7 @@ class OtherAtFirst(torch.autograd.Function):
         )
 
 
-def test_a_row_that_a_batched_pass_has_wrong_is_found() -> None:
+def test_a_row_that_a_batched_pass_has_wrong_is_found():
     at = torch.ones(3, dtype=torch.float64, requires_grad=True)
     assert jacobian(at.square, [at]).equal(2 * torch.eye(3, dtype=torch.float64))
     with pytest.raises(AssertionError, match="the batched pass is off by"):
@@ -84,9 +84,7 @@ class Beside(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(
-    dtype: torch.dtype,
-) -> None:
+def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(dtype):
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 1, 0, 1, 1, 0])
     objective = hessfig.Problem(Beside().eval(), x, y, "cross_entropy").objective(

@@ -48,7 +48,7 @@ def norm() -> nn.LayerNorm:
     return norm
 
 
-def test_layernorm_and_its_derivatives_match_autograd(norm: nn.LayerNorm) -> None:
+def test_layernorm_and_its_derivatives_match_autograd(norm):
     rows = draw(3, 5)
     columns = draw(3, 5, 2, seed=3)
     gradient = draw(3, 5, seed=4)
@@ -65,7 +65,7 @@ def test_layernorm_and_its_derivatives_match_autograd(norm: nn.LayerNorm) -> Non
 @pytest.mark.parametrize(
     ("norm_", "mlp"), list(itertools.product(PAPER.norms, PAPER.mlps))
 )
-def test_tail_matches_autograd(norm_: Norm, mlp: MLP) -> None:
+def test_tail_matches_autograd(norm_, mlp):
     model = ModelConfig(d_model=4, d_mlp=5, norm=norm_, mlp=mlp)
     problem = toy_problem(model)
     layer = LastLayer(problem, model)
@@ -90,7 +90,7 @@ def test_tail_matches_autograd(norm_: Norm, mlp: MLP) -> None:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_gram_by_factors_and_by_entries_agree(symmetric: bool) -> None:
+def test_gram_by_factors_and_by_entries_agree(symmetric):
     left = draw(140, 2, 60)
     matrices = ItemMatrices(((left, left if symmetric else draw(140, 2, 50, seed=1)),))
     weights = draw(140, 140, seed=2) + draw(140, 140, seed=2).T
@@ -103,7 +103,7 @@ def test_gram_by_factors_and_by_entries_agree(symmetric: bool) -> None:
     )
 
 
-def test_crossed_products_match_the_tensors_they_stand_for() -> None:
+def test_crossed_products_match_the_tensors_they_stand_for():
     items, v, m, f = 4, 3, 5, 2
     M = ItemMatrices(((None, draw(items, m, f)),))
     N = ItemMatrices(((None, draw(items, v, f, seed=1)),))
@@ -120,7 +120,7 @@ def test_crossed_products_match_the_tensors_they_stand_for() -> None:
     assert close(kronecker.cross_product(weights, (M, c), (N, e)), oracle)
 
 
-def test_merging_sums_items_of_equal_inputs() -> None:
+def test_merging_sums_items_of_equal_inputs():
     inputs = draw(3, 4)[[0, 1, 0, 2, 1]]
     labels = labels_of(inputs)
     matrices = ItemMatrices(((draw(5, 2, 3), draw(5, 2, 3, seed=1)),))
@@ -132,12 +132,12 @@ def test_merging_sums_items_of_equal_inputs() -> None:
     assert close(merged.sum(dim=0), formed.sum(dim=0))
 
 
-def test_support_needs_no_torch() -> None:
+def test_support_needs_no_torch():
     code = "import sys, hessfig.models.exact.support; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-def test_what_is_supported() -> None:
+def test_what_is_supported():
     model = ModelConfig(n_layers=3)
     diagonal = {matrix: Block(1, matrix, matrix) for matrix in matrices_of(model)}
     assert (
@@ -156,7 +156,7 @@ def test_what_is_supported() -> None:
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
-def test_costs_are_finite_exactly_where_there_is_a_route(name: str) -> None:
+def test_costs_are_finite_exactly_where_there_is_a_route(name):
     model, task = ARCHITECTURES[name], TaskConfig()
     weights = matrices_of(model)
     for layer in range(1, model.n_layers + 1):

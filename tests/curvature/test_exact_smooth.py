@@ -16,7 +16,7 @@ from tests.toys import toy_problem
 
 @pytest.mark.parametrize("d_mlp", [7, 16, 20, 50])
 @pytest.mark.parametrize("row", [Matrix.W_in, Matrix.W_out, Matrix.W_V])
-def test_a_gelu_layer_of_any_width(d_mlp: int, row: Matrix) -> None:
+def test_a_gelu_layer_of_any_width(d_mlp, row):
     model = ModelConfig(d_model=6, d_mlp=d_mlp, mlp=MLP.gelu)
     problem = toy_problem(model)
     block = Block(1, row, Matrix.W_in)
@@ -29,7 +29,7 @@ def test_a_gelu_layer_of_any_width(d_mlp: int, row: Matrix) -> None:
         assert exact[row, part] == pytest.approx(dense[block, part].value, rel=1e-10)
 
 
-def test_every_pair_of_a_gelu_layer_has_an_exact_norm() -> None:
+def test_every_pair_of_a_gelu_layer_has_an_exact_norm():
     """`estimator=exact model.mlp=gelu blocks=all` used to fail in every cell."""
     model = ModelConfig(d_model=4, d_mlp=16, mlp=MLP.gelu)
     engine, weights = ExactEngine(toy_problem(model), model), matrices_of(model)

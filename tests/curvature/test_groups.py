@@ -44,11 +44,7 @@ def case(
 @pytest.mark.parametrize("products", EXACT_PRODUCTS)
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
 @pytest.mark.long
-def test_every_block_is_the_oracles(
-    case: tuple[ModelConfig, Objective, dict[Part, Tensor]],
-    block: Block,
-    products: Products,
-) -> None:
+def test_every_block_is_the_oracles(case, block, products):
     model, problem, dense = case
     column = Engines(problem, model, products).column(block.layer, block.col, [block])
     found = dense_blocks(column)
@@ -65,7 +61,7 @@ def test_every_block_is_the_oracles(
 
 
 @pytest.mark.parametrize("name", ["two layers", "pre", "post", "single", "linear mlp"])
-def test_every_group_stays_on_the_tape(name: str) -> None:
+def test_every_group_stays_on_the_tape(name):
     model = ARCHITECTURES[name]
     engines = Engines(toy_problem(model), model, Products.linearised)
     layout = engines.problem.layout
@@ -75,7 +71,7 @@ def test_every_group_stays_on_the_tape(name: str) -> None:
             assert isinstance(column, LinearisedColumn), (layer, group)
 
 
-def test_norms_are_a_group_of_networks_that_have_them() -> None:
+def test_norms_are_a_group_of_networks_that_have_them():
     for norm in Norm:
         model = ModelConfig(d_model=4, d_mlp=6, norm=norm)
         found = toy_problem(model).layout.layers_of("norms")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import hessfig
+from tests.daily import daily
 
 DRAWN_FROM = {"torch": False}
 
@@ -141,11 +142,9 @@ BLOCKS: dict[str, tuple[Any, list[str], list[str]]] = {
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-@pytest.mark.parametrize("width", [5, 20_000])
+@pytest.mark.parametrize("width", daily([5, 20_000], 5))
 @pytest.mark.parametrize("block", BLOCKS)
-def test_every_product_has_the_bits_of_the_first(
-    block: str, width: int, batches: int
-) -> None:
+def test_every_product_has_the_bits_of_the_first(block, width, batches):
     given = problem(width=width, batches=batches)
     name, rows, columns = BLOCKS[block]
     operator = given.operator(name)
@@ -164,7 +163,7 @@ def test_every_product_has_the_bits_of_the_first(
         torch.testing.assert_close(operator @ vector, truth, rtol=1e-9, atol=1e-12)
 
 
-def test_views_and_vectors_of_other_kinds_are_multiplied_as_before() -> None:
+def test_views_and_vectors_of_other_kinds_are_multiplied_as_before():
     given = problem()
     operator, row = given.operator("all"), given.operator("row")
     vector = torch.linspace(-1, 2, operator.shape[1], dtype=torch.float64)
@@ -194,7 +193,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("width", [5, 20_000])
-def test_modes_of_the_caller_change_nothing(mode: str, width: int) -> None:
+def test_modes_of_the_caller_change_nothing(mode, width):
     operator = problem(width=width).operator("all", dtype="float32")
     vector = torch.linspace(-1, 2, operator.shape[1])
     products = [operator @ vector for _ in range(5)]
@@ -210,8 +209,8 @@ def test_modes_of_the_caller_change_nothing(mode: str, width: int) -> None:
 @pytest.mark.parametrize("width", [5, 20_000])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_code_of_users_draws_in_a_product_is_put_back(
-    kind: str, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind, width, monkeypatch
+):
     monkeypatch.setitem(DRAWN_FROM, "torch", width > 5)
     operator = problem(KINDS[kind], width).operator("first.weight")
     vector = torch.ones(operator.shape[1])
@@ -234,7 +233,7 @@ class Stepping(nn.Module):
         return self.last(hooked(self.first(x)))
 
 
-def test_another_block_of_the_same_graphs_is_decided_by_itself() -> None:
+def test_another_block_of_the_same_graphs_is_decided_by_itself():
     torch.manual_seed(0)
     given = hessfig.Problem(
         Stepping().double(),
@@ -251,7 +250,7 @@ def test_another_block_of_the_same_graphs_is_decided_by_itself() -> None:
     assert states() == before
 
 
-def test_with_a_profiler_at_work_nothing_is_decided() -> None:
+def test_with_a_profiler_at_work_nothing_is_decided():
     operator = problem().operator("all")
     vector, seen = torch.ones(operator.shape[1]), list[str]()
 
@@ -301,7 +300,7 @@ print("alone")
 """
 
 
-def test_products_of_torch_alone_enter_no_context() -> None:
+def test_products_of_torch_alone_enter_no_context():
     """Of what users add, nothing is lost: in another process, since checks of types are code of others, which draws."""
     run = subprocess.run(
         [sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False

@@ -53,13 +53,13 @@ def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
 @settings(max_examples=8, derandomize=True, deadline=None)
 @given(transformers, st.sampled_from(Loss))
 @pytest.mark.long
-def test_transformers_agree_with_curvlinops(model: ModelConfig, loss: Loss) -> None:
+def test_transformers_agree_with_curvlinops(model, loss):
     assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=loss))
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.long
-def test_chained_linear_attention_agrees(depth: int) -> None:
+def test_chained_linear_attention_agrees(depth):
     model = ModelConfig(
         n_layers=depth,
         d_model=4,
@@ -72,13 +72,13 @@ def test_chained_linear_attention_agrees(depth: int) -> None:
     )
 
 
-def test_linear_mlp_agrees() -> None:
+def test_linear_mlp_agrees():
     assert_same_columns(ModelConfig(kind=Kind.linear_mlp, n_layers=3, d_model=4), SMALL)
 
 
 @pytest.mark.parametrize("query_key", list(QueryKey))
 @pytest.mark.parametrize("attention", PAPER.attentions)
-def test_bare_attention_agrees(attention: Attention, query_key: QueryKey) -> None:
+def test_bare_attention_agrees(attention, query_key):
     model = ModelConfig(
         kind=Kind.self_attention, d_model=4, attention=attention, query_key=query_key
     )
@@ -89,7 +89,7 @@ def test_bare_attention_agrees(attention: Attention, query_key: QueryKey) -> Non
 
 @settings(max_examples=12, derandomize=True, deadline=None)
 @given(transformers)
-def test_structural_zeros_are_exact_and_complete(model: ModelConfig) -> None:
+def test_structural_zeros_are_exact_and_complete(model):
     tape = LinearisedNetwork(toy_problem(model, SMALL), model)
     for layer in range(1, model.n_layers + 1):
         for weight in matrices_of(model):
@@ -102,7 +102,7 @@ def test_structural_zeros_are_exact_and_complete(model: ModelConfig) -> None:
             ), (layer, weight)
 
 
-def test_float32_products_are_close_to_float64() -> None:
+def test_float32_products_are_close_to_float64():
     model = ModelConfig(n_layers=2, d_model=8, norm=Norm.pre)
     weight = matrices_of(ModelConfig())[2]
     norms = {}

@@ -26,7 +26,7 @@ def targets(loss: Loss) -> Tensor:
     return torch.randn(SHAPE, dtype=torch.float64, generator=stream(0, "targets"))
 
 
-def test_cross_entropy_by_hand() -> None:
+def test_cross_entropy_by_hand():
     logits, tokens = outputs(), targets(Loss.cross_entropy)
     by_hand = [
         -logits[b, p].log_softmax(0)[tokens[b, p]] for b in range(2) for p in range(3)
@@ -36,7 +36,7 @@ def test_cross_entropy_by_hand() -> None:
     )
 
 
-def test_smoothed_labels_by_hand_and_sample_by_sample() -> None:
+def test_smoothed_labels_by_hand_and_sample_by_sample():
     logits, tokens = outputs(), targets(Loss.cross_entropy)
     loss = loss_module(TaskConfig(label_smoothing=0.3))
     logs = -outputs().log_softmax(-1)
@@ -57,7 +57,7 @@ def test_smoothed_labels_by_hand_and_sample_by_sample() -> None:
 @pytest.mark.parametrize(
     ("loss", "factor"), [(Loss.mse, 1 / 30), (Loss.mse_sum_unshifted, 1.0)]
 )
-def test_square_losses_by_hand(loss: Loss, factor: float) -> None:
+def test_square_losses_by_hand(loss, factor):
     by_hand = factor * (outputs() - targets(loss)).square().sum()
     assert loss_module(TaskConfig(loss=loss))(
         outputs(), targets(loss)
@@ -65,7 +65,7 @@ def test_square_losses_by_hand(loss: Loss, factor: float) -> None:
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_the_hessian_product_is_the_second_derivative(loss: Loss) -> None:
+def test_the_hessian_product_is_the_second_derivative(loss):
     module = loss_module(TaskConfig(loss=loss))
     f = outputs()
     target = targets(loss)
@@ -80,9 +80,7 @@ def test_the_hessian_product_is_the_second_derivative(loss: Loss) -> None:
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(
-    loss: Loss,
-) -> None:
+def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(loss):
     module = loss_module(TaskConfig(loss=loss))
     f = outputs()
     target = targets(loss)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -35,7 +33,7 @@ def _layouts() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("layout", _layouts())
-def test_every_layout_gives_the_plain_product(layout: str) -> None:
+def test_every_layout_gives_the_plain_product(layout):
     rows, matrix = _layouts()[layout]
     exact = rows.double() @ matrix.double().T
     scale = rows.double().abs() @ matrix.double().abs().T
@@ -44,7 +42,7 @@ def test_every_layout_gives_the_plain_product(layout: str) -> None:
     assert ((found.double() - exact).abs() <= ROUNDING * scale).all()
 
 
-def test_the_precision_is_that_of_float32_and_the_same_on_every_call() -> None:
+def test_the_precision_is_that_of_float32_and_the_same_on_every_call():
     torch.manual_seed(1)
     rows, matrix = torch.randn(500, 512), torch.randn(128, 512)
     found = times_transposed(rows, matrix)
@@ -55,7 +53,7 @@ def test_the_precision_is_that_of_float32_and_the_same_on_every_call() -> None:
     assert torch.equal(found, times_transposed(rows, matrix))
 
 
-def test_small_and_large_numbers_survive() -> None:
+def test_small_and_large_numbers_survive():
     rows = torch.full((2, 8), 1e-30)
     assert torch.allclose(
         times_transposed(rows, torch.full((3, 8), 1e20)), torch.full((2, 3), 8e-10)
@@ -67,18 +65,14 @@ def test_small_and_large_numbers_survive() -> None:
     )
 
 
-def test_float64_is_the_plain_product_to_the_bit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_float64_is_the_plain_product_to_the_bit(monkeypatch):
     rows = torch.randn(20, 16, dtype=torch.float64)
     matrix = torch.randn(8, 16, dtype=torch.float64)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)
 
 
-def test_without_onednn_it_is_the_plain_product(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_onednn_it_is_the_plain_product(monkeypatch):
     rows, matrix = torch.randn(20, 16), torch.randn(8, 16)
     monkeypatch.setattr(tape, "_BY_ONEDNN", False)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
@@ -93,9 +87,7 @@ def test_without_onednn_it_is_the_plain_product(
         ("", False),
     ],
 )
-def test_processors_of_intel_keep_mkl(
-    tmp_path: Path, said: str, is_intel: bool
-) -> None:
+def test_processors_of_intel_keep_mkl(tmp_path, said, is_intel):
     (tmp_path / "cpuinfo").write_text(said)
     assert tape._is_intel(tmp_path / "cpuinfo") == is_intel
     assert not tape._is_intel(tmp_path / "nowhere")

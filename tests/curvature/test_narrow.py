@@ -56,12 +56,12 @@ def off(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("norm", list(Norm))
-def test_products_are_right_to_the_rounding_of_float32(norm: Norm) -> None:
+def test_products_are_right_to_the_rounding_of_float32(norm):
     model = ModelConfig(n_layers=2, d_model=16, norm=norm)
     assert difference(toy_problem(model, TASK), model) < 2e-6
 
 
-def test_groups_with_norms_and_biases_are_right_too() -> None:
+def test_groups_with_norms_and_biases_are_right_too():
     model = ModelConfig(n_layers=1, d_model=8, norm=Norm.pre)
     assert (
         difference(toy_problem(model, TASK), model, ("norms", "biases", "attention"))
@@ -70,7 +70,7 @@ def test_groups_with_norms_and_biases_are_right_too() -> None:
 
 
 @pytest.mark.parametrize(("col", "part"), [("W_Q", Part.H_o), ("W_V", Part.H_f)])
-def test_saturated_attention_costs_few_digits(col: str, part: Part) -> None:
+def test_saturated_attention_costs_few_digits(col, part):
     """What reaches the first layer is 1 - p of attention weights p near 1, which a float32 network does not have."""
     problem = saturated(DEEP, 30.0)
     rounded = problem.cast(torch.float32)
@@ -92,7 +92,7 @@ def test_saturated_attention_costs_few_digits(col: str, part: Part) -> None:
     assert off(float32, exact) > 0.3
 
 
-def test_the_network_is_compared_in_float64() -> None:
+def test_the_network_is_compared_in_float64():
     """Outputs of a saturated float32 network are others; that is not taken for another forward pass."""
     network = LinearisedNetwork(saturated(DEEP, 300.0).cast(torch.float32), DEEP)
     assert network.problem.dtype == torch.float64 and network.dtype == torch.float32

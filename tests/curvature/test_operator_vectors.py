@@ -51,7 +51,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["square", "pair", "approximation"])
-def test_a_product_is_linear_to_autograd(name: str) -> None:
+def test_a_product_is_linear_to_autograd(name):
     operator, dense = matrices()[name]
     x = drawn(dense.shape[1], 2).requires_grad_()
     g = drawn(dense.shape[0], 2, seed=1).requires_grad_()
@@ -63,7 +63,7 @@ def test_a_product_is_linear_to_autograd(name: str) -> None:
     torch.testing.assert_close(back, dense @ x, rtol=0, atol=1e-12)
 
 
-def test_the_gradient_of_a_quadratic_form_is_twice_the_product() -> None:
+def test_the_gradient_of_a_quadratic_form_is_twice_the_product():
     operator, dense = matrices()["square"]
     w = drawn(12).requires_grad_()
     (found,) = torch.autograd.grad(w @ (operator @ w), w, create_graph=True)
@@ -72,7 +72,7 @@ def test_the_gradient_of_a_quadratic_form_is_twice_the_product() -> None:
     torch.testing.assert_close(second, 2 * dense.sum(dim=0), rtol=0, atol=1e-12)
 
 
-def test_parts_that_are_multiplied_together_have_their_gradients() -> None:
+def test_parts_that_are_multiplied_together_have_their_gradients():
     pair = matrices()["pair"][0]
     x = drawn(12).requires_grad_()
     found = pair.split(x)
@@ -85,7 +85,7 @@ def test_parts_that_are_multiplied_together_have_their_gradients() -> None:
     torch.testing.assert_close(there, truth, rtol=0, atol=1e-12)
 
 
-def test_torch_func_sees_a_matrix() -> None:
+def test_torch_func_sees_a_matrix():
     for name in ("square", "pair", "approximation"):
         operator, dense = matrices()[name]
         many, along = drawn(3, dense.shape[1]), drawn(dense.shape[1], seed=2)
@@ -106,7 +106,7 @@ def test_torch_func_sees_a_matrix() -> None:
 
 
 @pytest.mark.parametrize("name", ["square", "approximation"])
-def test_a_solution_has_its_gradient_in_the_right_hand_side(name: str) -> None:
+def test_a_solution_has_its_gradient_in_the_right_hand_side(name):
     operator, dense = matrices()[name]
     system = dense + torch.eye(12, dtype=DOUBLE)
     b, g = drawn(12).requires_grad_(), drawn(12, seed=1)
@@ -136,9 +136,7 @@ SMALL = (
 
 @pytest.mark.parametrize("dtype", SMALL)
 @pytest.mark.parametrize("name", ["square", "approximation", "float32"])
-def test_right_hand_sides_of_any_real_type_are_solved_for(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_right_hand_sides_of_any_real_type_are_solved_for(name, dtype):
     operator, dense = matrices()[name]
     b = (torch.arange(12) % 3).to(dtype)
     truth = torch.linalg.solve(dense.double() + torch.eye(12, dtype=DOUBLE), b.double())
@@ -158,7 +156,7 @@ def test_right_hand_sides_of_any_real_type_are_solved_for(
 
 @pytest.mark.parametrize("size", [1e-300, 1e-170, 1e-120, 1e120, 1e170, 1e300])
 @pytest.mark.parametrize("name", ["square", "approximation"])
-def test_right_hand_sides_of_any_size_are_solved_for(name: str, size: float) -> None:
+def test_right_hand_sides_of_any_size_are_solved_for(name, size):
     operator, dense = matrices()[name]
     b = torch.stack(
         [drawn(12), size * drawn(12, seed=1), torch.zeros(12, dtype=DOUBLE)], dim=1
@@ -185,7 +183,7 @@ def test_right_hand_sides_of_any_size_are_solved_for(name: str, size: float) -> 
 
 
 @pytest.mark.parametrize("scale", [1e-250, 1e-170, 1e170, 1e250])
-def test_a_matrix_of_any_size_is_solved_with(scale: float) -> None:
+def test_a_matrix_of_any_size_is_solved_with(scale):
     dense = matrices()["square"][1]
     found = problem(scale).operator("0.weight").solve(drawn(12), damping=scale)
     truth = torch.linalg.solve(dense + torch.eye(12, dtype=DOUBLE), drawn(12))
@@ -193,7 +191,7 @@ def test_a_matrix_of_any_size_is_solved_with(scale: float) -> None:
     torch.testing.assert_close(found.x * scale, truth, rtol=0, atol=1e-7)
 
 
-def test_no_column_gives_no_column() -> None:
+def test_no_column_gives_no_column():
     for name, (operator, dense) in matrices().items():
         none = torch.zeros(dense.shape[1], 0)
         assert (operator @ none).shape == (dense.shape[0], 0), name
@@ -204,7 +202,7 @@ def test_no_column_gives_no_column() -> None:
     assert matrices()["pair"][0].split(torch.zeros(12, 0))["H"].shape == (8, 0)
 
 
-def test_vectors_of_inference_mode_read_only_memory_and_other_layouts() -> None:
+def test_vectors_of_inference_mode_read_only_memory_and_other_layouts():
     operator, dense = matrices()["square"]
     with torch.inference_mode():
         inferred = drawn(12) + 0
@@ -222,7 +220,7 @@ def test_vectors_of_inference_mode_read_only_memory_and_other_layouts() -> None:
     np.testing.assert_allclose(operator @ swapped, dense @ array.copy(), atol=1e-12)
 
 
-def test_tensors_by_name_keep_their_numbers() -> None:
+def test_tensors_by_name_keep_their_numbers():
     operator = problem().operator("all")
     shapes = {"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4), "2.bias": (2,)}
     given = {
@@ -261,20 +259,18 @@ SQUARE = "square"
         (lambda a: a.flatten({"0.weight": torch.ones(3, 4)}), r"0.weight: \(3, 4\)"),
     ],
 )
-def test_what_is_no_vector_is_refused_by_name(
-    wrong: Callable[[Any], Any], match: str
-) -> None:
+def test_what_is_no_vector_is_refused_by_name(wrong, match):
     with pytest.raises(UserError, match=match) as told:
         wrong(matrices()[SQUARE][0])
     assert all(word in str(told.value) for word in ("got", "allowed"))
 
 
-def test_a_product_with_what_is_not_finite_is_not_finite() -> None:
+def test_a_product_with_what_is_not_finite_is_not_finite():
     operator, _ = matrices()[SQUARE]
     assert bool((operator @ torch.full((12,), torch.nan)).isnan().any())
 
 
-def test_remedies_for_complex_vectors_work() -> None:
+def test_remedies_for_complex_vectors_work():
     operator, dense = matrices()[SQUARE]
     z = torch.complex(drawn(12), drawn(12, seed=1))
     found = torch.complex(operator @ z.real, operator @ z.imag)

@@ -98,25 +98,25 @@ def assert_all_blocks(engine: Engine, name: str, loss: Loss | None = None) -> No
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.long
-def test_every_block_equals_the_dense_oracle(name: str) -> None:
+def test_every_block_equals_the_dense_oracle(name):
     assert_all_blocks(linearised, name)
 
 
 @pytest.mark.parametrize("loss", Loss)
 @pytest.mark.parametrize("name", ["softmax", "chain"])
 @pytest.mark.long
-def test_every_loss_equals_the_dense_oracle(name: str, loss: Loss) -> None:
+def test_every_loss_equals_the_dense_oracle(name, loss):
     assert_all_blocks(linearised, name, loss)
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear mlp", "bare"])
-def test_the_reference_engine_equals_the_dense_oracle(name: str) -> None:
+def test_the_reference_engine_equals_the_dense_oracle(name):
     """Elsewhere tests/curvature/test_linearised.py compares the two engines."""
     assert_all_blocks(curvlinops, name)
 
 
 @engines
-def test_the_whole_matrix_of_blocks_is_symmetric(engine: Engine) -> None:
+def test_the_whole_matrix_of_blocks_is_symmetric(engine):
     model = ARCHITECTURES["softmax"]
     found = measured(engine, toy_problem(model), model, 1)
     for part, blocks in found.items():
@@ -127,7 +127,7 @@ def test_the_whole_matrix_of_blocks_is_symmetric(engine: Engine) -> None:
 
 
 @engines
-def test_each_probe_splits_into_outer_and_functional(engine: Engine) -> None:
+def test_each_probe_splits_into_outer_and_functional(engine):
     model = ARCHITECTURES["pre"]
     layer = 1
     col = Matrix.W_V
@@ -147,9 +147,7 @@ def test_each_probe_splits_into_outer_and_functional(engine: Engine) -> None:
 
 @engines
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse_sum_unshifted])
-def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(
-    engine: Engine, loss: Loss
-) -> None:
+def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine, loss):
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model, toy_task(model, loss=loss, batch_size=4))
     together = dense_blocks(engine(problem, model, 1, Matrix.W_Q, [Matrix.W_Q]))
@@ -170,7 +168,7 @@ def single_sequences(objective: Objective) -> list[Objective]:
 
 
 @engines
-def test_products_do_not_depend_on_what_was_multiplied_before(engine: Engine) -> None:
+def test_products_do_not_depend_on_what_was_multiplied_before(engine):
     model = ARCHITECTURES["softmax"]
     column = engine(toy_problem(model), model, 1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     probes = rademacher(
@@ -182,7 +180,7 @@ def test_products_do_not_depend_on_what_was_multiplied_before(engine: Engine) ->
     assert all(torch.equal(first[key], again[key]) for key in first)
 
 
-def test_xtrace_leaves_the_global_generator_alone_and_repeats_itself() -> None:
+def test_xtrace_leaves_the_global_generator_alone_and_repeats_itself():
     model = ARCHITECTURES["softmax"]
     operator = ColumnOperator(
         toy_problem(model), 1, Matrix.W_V, [Matrix.W_V]

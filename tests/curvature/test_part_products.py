@@ -46,9 +46,7 @@ def probes_of(found: Column) -> torch.Tensor:
 
 @pytest.mark.parametrize("products", EXACT_PRODUCTS)
 @pytest.mark.parametrize("parts", SUBSETS, ids=lambda parts: "-".join(parts))
-def test_every_choice_of_parts_gives_the_same_products(
-    products: Products, parts: tuple[Part, ...]
-) -> None:
+def test_every_choice_of_parts_gives_the_same_products(products, parts):
     found = column(products)
     default = found.split_matmat(probes_of(found))
     chosen = found.split_matmat(probes_of(found), parts)
@@ -71,9 +69,7 @@ def test_every_choice_of_parts_gives_the_same_products(
 @pytest.mark.parametrize(
     ("part", "passes"), [(Part.H_o, 1), (Part.H_f, 1), (Part.H, 1), (None, 2)]
 )
-def test_the_tape_is_swept_once_a_part(
-    part: Part | None, passes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tape_is_swept_once_a_part(part, passes, monkeypatch):
     found = column(Products.linearised)
     made = []
     sweep = Tape.pull_back
@@ -85,18 +81,14 @@ def test_the_tape_is_swept_once_a_part(
 
 
 @pytest.mark.parametrize("parts", [(part,) for part in PARTS], ids="-".join)
-def test_curvlinops_makes_the_operators_asked_for_alone(
-    parts: tuple[Part, ...],
-) -> None:
+def test_curvlinops_makes_the_operators_asked_for_alone(parts):
     found = column(Products.curvlinops)
     assert isinstance(found, ColumnOperator)
     found.split_matmat(probes_of(found), parts)
     assert tuple(found._operators) == parts
 
 
-def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number_of_all_parts() -> (
-    None
-):
+def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number_of_all_parts():
     problem, _ = mlp()
     objective = problem.objective("float64")
     plain = Engines(objective, ModelConfig(), Products.linearised).column(
@@ -125,7 +117,7 @@ def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number
 
 
 @pytest.mark.filterwarnings("ignore:H. curvlinops' product is off:RuntimeWarning")
-def test_the_hessian_of_a_foreign_network_is_asked_before_it_is_believed() -> None:
+def test_the_hessian_of_a_foreign_network_is_asked_before_it_is_believed():
     """Under vmap the product of H through this network's norm is wrong; double backward takes over, batch by batch."""
     problem, _ = mlp()
     assert isinstance(problem.inputs, torch.Tensor) and isinstance(

@@ -76,9 +76,7 @@ def off(one: Differenced, vector: Tensor) -> tuple[float, float]:
 
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize("name", VECTORS)
-def test_the_stated_error_is_small_and_covers_the_true_one(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_the_stated_error_is_small_and_covers_the_true_one(name, dtype):
     true, stated = off(found(VECTORS[name], dtype), VECTORS[name])
     assert true <= stated <= 2.5 * UNIT[dtype] ** 0.5
 
@@ -86,21 +84,19 @@ def test_the_stated_error_is_small_and_covers_the_true_one(
 @pytest.mark.parametrize("dtype", UNIT)
 @pytest.mark.parametrize("name", VECTORS)
 @pytest.mark.parametrize("far", [2.0**-16, 2.0**-8, 2.0**4, 2.0**7])
-def test_a_bad_first_step_is_left_or_its_error_is_stated(
-    name: str, dtype: torch.dtype, far: float
-) -> None:
+def test_a_bad_first_step_is_left_or_its_error_is_stated(name, dtype, far):
     true, stated = off(found(VECTORS[name], dtype, far=far), VECTORS[name])
     assert true <= stated
     assert stated <= 1e-3 or dtype == torch.float32
 
 
-def test_an_accurate_product_takes_four_gradients_and_none_more_than_24() -> None:
+def test_an_accurate_product_takes_four_gradients_and_none_more_than_24():
     assert found(VECTORS["signs"], torch.float64).gradients == 4
     for far in (1e-9, 1.0, 1e9):
         assert found(VECTORS["signs"], torch.float32, far=far).gradients <= 24
 
 
-def test_steps_that_saturate_the_gradient_are_no_rounding() -> None:
+def test_steps_that_saturate_the_gradient_are_no_rounding():
     """Beyond saturation differences fall as 1 / h, as those of rounding do."""
     weights = torch.full((8,), 1e-4, dtype=torch.float64)
 
@@ -117,7 +113,7 @@ def test_steps_that_saturate_the_gradient_are_no_rounding() -> None:
     assert abs(float(at_zero.product[0][0]) - 100.0) <= length(at_zero.deviation)
 
 
-def test_nothing_but_rounding_has_an_error_as_large_as_itself() -> None:
+def test_nothing_but_rounding_has_an_error_as_large_as_itself():
     def gradient(at: Sequence[Tensor]) -> list[Tensor]:
         return [torch.ones_like(at[0]) + 1e-7 * (1e9 * at[0]).sin()]
 
@@ -127,7 +123,7 @@ def test_nothing_but_rounding_has_an_error_as_large_as_itself() -> None:
     assert length(product) <= length(deviation)
 
 
-def test_a_gradient_that_does_not_change_has_the_roundoff_as_error() -> None:
+def test_a_gradient_that_does_not_change_has_the_roundoff_as_error():
     product, deviation, gradients = product_by_differences(
         lambda at: [torch.ones_like(at[0])],
         [WEIGHTS],
@@ -139,7 +135,7 @@ def test_a_gradient_that_does_not_change_has_the_roundoff_as_error() -> None:
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_product_that_is_not_finite_is_not_hidden(number: float) -> None:
+def test_a_product_that_is_not_finite_is_not_hidden(number):
     product, _, _ = product_by_differences(
         lambda at: [at[0] ** 3 + number],
         [WEIGHTS],
@@ -149,7 +145,7 @@ def test_a_product_that_is_not_finite_is_not_hidden(number: float) -> None:
     assert not bool(product[0].isfinite().any())
 
 
-def test_shards_take_the_steps_of_the_whole() -> None:
+def test_shards_take_the_steps_of_the_whole():
     """Only `length` needs all shards; here two threads stand for two ranks."""
     barrier = threading.Barrier(2)
     sums = [0.0, 0.0]
@@ -187,7 +183,7 @@ def test_shards_take_the_steps_of_the_whole() -> None:
     assert length([together - whole.product[0]]) <= length(whole.deviation)
 
 
-def test_rounding_that_looks_like_truncation_does_not_end_the_search() -> None:
+def test_rounding_that_looks_like_truncation_does_not_end_the_search():
     """By chance |D_2h - D_4h| > |D_h - D_2h| in rounding, too; shorter steps are worse then, and longer ones right."""
     unit = UNIT[torch.float32]
     errors = []

@@ -46,7 +46,7 @@ def norms(
     return {part: norm.value for (_, part), norm in found.items()}
 
 
-def test_the_engines_refuse_another_network(changed: Objective) -> None:
+def test_the_engines_refuse_another_network(changed):
     with pytest.raises(
         OtherNetwork, match="differ from those of the linearised network"
     ):
@@ -62,7 +62,7 @@ def test_the_engines_refuse_another_network(changed: Objective) -> None:
     "method", [Method.hutchinson, Method.aligned, Method.dense, Method.auto]
 )
 @pytest.mark.long
-def test_estimators_fall_back_and_say_so(changed: Objective, method: Method) -> None:
+def test_estimators_fall_back_and_say_so(changed, method):
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     settings = EstimatorConfig(method, num_probes=200)
     with pytest.warns(RuntimeWarning, match="its forward pass is not the one"):
@@ -72,9 +72,7 @@ def test_estimators_fall_back_and_say_so(changed: Objective, method: Method) -> 
     assert found == pytest.approx(truth, rel=tolerance)
 
 
-def test_softmax_would_have_been_another_number(
-    changed: Objective, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_softmax_would_have_been_another_number(changed, monkeypatch):
     """The test above can fail: what the engines used to return is far away."""
     truth = norms(changed, EstimatorConfig(Method.dense, Products.curvlinops))
     monkeypatch.undo()
@@ -82,7 +80,7 @@ def test_softmax_would_have_been_another_number(
     assert abs(softmax[Part.H] / truth[Part.H] - 1) > 0.3
 
 
-def test_a_changed_linear_mlp_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_linear_mlp_is_refused_too(monkeypatch):
     model = ARCHITECTURES["linear mlp"]
     plain = LinearMLP.from_hidden
     monkeypatch.setattr(
@@ -93,7 +91,7 @@ def test_a_changed_linear_mlp_is_refused_too(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_known_networks_pass_without_a_word(name: str) -> None:
+def test_known_networks_pass_without_a_word(name):
     model = ARCHITECTURES[name]
     col = Matrix.W if model.kind == Kind.linear_mlp else Matrix.W_V
     with warnings.catch_warnings():
@@ -101,7 +99,7 @@ def test_known_networks_pass_without_a_word(name: str) -> None:
         LinearisedNetwork(toy_problem(model), model).column(model.n_layers, col, [col])
 
 
-def test_numbers_beyond_the_range_of_floats_cannot_tell() -> None:
+def test_numbers_beyond_the_range_of_floats_cannot_tell():
     problem = toy_problem(replace(ARCHITECTURES["chain"], n_layers=3), sigma=1e80)
     assert (
         not LinearisedNetwork(problem, replace(ARCHITECTURES["chain"], n_layers=3))
@@ -111,9 +109,7 @@ def test_numbers_beyond_the_range_of_floats_cannot_tell() -> None:
 
 
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre, Norm.post])
-def test_the_last_layers_check_sees_every_norm(
-    norm: Norm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_layers_check_sees_every_norm(norm, monkeypatch):
     monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
     model = replace(MODEL, norm=norm)
     with pytest.raises(OtherNetwork):

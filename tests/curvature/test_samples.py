@@ -78,9 +78,7 @@ PLAIN: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(
-    name: str,
-) -> None:
+def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(name):
     network, (loss, plain) = mlp(), PLAIN[name]
     whole = pulled(network, plain(network(X), SOME))
     counting = [row for row in range(len(X)) if bool((SOME[row] != IGNORED).any())]
@@ -98,7 +96,7 @@ def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(
     )
 
 
-def test_samples_that_do_not_count_may_as_well_not_be_there() -> None:
+def test_samples_that_do_not_count_may_as_well_not_be_there():
     network, kept = mlp(), [0, 1, 2, 4, 5]
     whole = hessfig.Problem(network, X, SOME, "cross_entropy")
     left = hessfig.Problem(network, X[kept], SOME[kept], "cross_entropy")
@@ -116,7 +114,7 @@ def test_samples_that_do_not_count_may_as_well_not_be_there() -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_unequal_batches_are_the_whole_of_them(name: str) -> None:
+def test_unequal_batches_are_the_whole_of_them(name):
     network, (loss, _) = mlp(), PLAIN[name]
     # Of several batches a sum has to say that it is one.
     if name == "function that sums":
@@ -172,7 +170,7 @@ def arguments(samples: int, *, spread: bool) -> hessfig.Problem:
 
 
 @pytest.mark.parametrize("samples", [2, 5, 6])
-def test_arguments_without_an_axis_of_samples_are_not_cut(samples: int) -> None:
+def test_arguments_without_an_axis_of_samples_are_not_cut(samples):
     one, other = (arguments(samples, spread=spread) for spread in (False, True))
     assert number(one) == pytest.approx(number(other), rel=1e-12)
     for name in ("empirical_fisher", "shampoo", "sampled_fisher"):
@@ -191,9 +189,7 @@ def test_arguments_without_an_axis_of_samples_are_not_cut(samples: int) -> None:
     "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
 )
 @pytest.mark.long
-def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(
-    quantity: str,
-) -> None:
+def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(quantity):
     tables = [
         hessfig.measure(
             arguments(5, spread=spread),
@@ -206,7 +202,7 @@ def test_landscapes_cut_the_arguments_that_have_an_axis_of_samples(
     assert tables[0] == pytest.approx(tables[1], rel=1e-7, abs=1e-12, nan_ok=True)
 
 
-def test_batches_of_several_arguments_are_cut_each_by_itself() -> None:
+def test_batches_of_several_arguments_are_cut_each_by_itself():
     whole = arguments(5, spread=True)
     rows = [slice(0, 2), slice(2, 5)]
     batches = [
@@ -224,7 +220,7 @@ def test_batches_of_several_arguments_are_cut_each_by_itself() -> None:
     )
 
 
-def test_classes_on_another_axis_than_the_last_are_refused() -> None:
+def test_classes_on_another_axis_than_the_last_are_refused():
     torch.manual_seed(0)
     network = nn.Conv1d(4, 3, 1).double()
     problem = hessfig.Problem(
@@ -234,7 +230,7 @@ def test_classes_on_another_axis_than_the_last_are_refused() -> None:
         problem.approximation("sampled_fisher", "weight")
 
 
-def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac() -> None:
+def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac():
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -303,9 +299,7 @@ def meeting(name: str) -> hessfig.Problem:
 @pytest.mark.parametrize(
     "approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"]
 )
-def test_approximations_of_samples_that_meet_are_refused(
-    name: str, approximation: str
-) -> None:
+def test_approximations_of_samples_that_meet_are_refused(name, approximation):
     with pytest.raises(
         UserError,
         match=r"see each other|do not add up|number of terms is not known|couples positions",
@@ -318,14 +312,14 @@ def test_approximations_of_samples_that_meet_are_refused(
     "quantity",
     ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"],
 )
-def test_quantities_of_samples_that_meet_are_refused(name: str, quantity: str) -> None:
+def test_quantities_of_samples_that_meet_are_refused(name, quantity):
     with pytest.raises(
         UserError, match=r"see each other|do not add up|not a mean over samples"
     ):
         number(meeting(name), quantity)
 
 
-def test_a_drawn_fisher_matrix_of_samples_that_meet_is_refused() -> None:
+def test_a_drawn_fisher_matrix_of_samples_that_meet_is_refused():
     for name in [one for one, (_, loss) in MEETING.items() if isinstance(loss, str)]:
         with pytest.raises(UserError, match="see each other"):
             meeting(name).approximation("sampled_fisher", "first.weight")
@@ -352,7 +346,7 @@ def two(how: Callable[[Tensor], Tensor]) -> hessfig.Problem:
     )
 
 
-def test_an_argument_of_all_samples_is_handed_on_whole_whatever_its_length() -> None:
+def test_an_argument_of_all_samples_is_handed_on_whole_whatever_its_length():
     shared = draws(6, 4, seed=1).sum(0)
     whole = two(lambda other: other.sum(0))
     plain = hessfig.Problem(
@@ -361,7 +355,7 @@ def test_an_argument_of_all_samples_is_handed_on_whole_whatever_its_length() -> 
     assert number(whole) == pytest.approx(number(plain), rel=1e-12)
 
 
-def test_arguments_that_no_choice_of_axes_cuts_are_refused() -> None:
+def test_arguments_that_no_choice_of_axes_cuts_are_refused():
     problem = two(lambda other: other.cumsum(0))
     assert number(problem, "loss") > 0
     with pytest.raises(UserError, match="see each other") as caught:
@@ -380,7 +374,7 @@ class Several(nn.Module):
         return {"one": self.one(x), "other": self.other(x)}
 
 
-def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike() -> None:
+def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike():
     torch.manual_seed(0)
     network = Several().double()
     x = draws(6, 4)
@@ -407,7 +401,7 @@ def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike() -
 @pytest.mark.parametrize(
     "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
 )
-def test_samples_with_as_many_ignored_targets_count_alike(quantity: str) -> None:
+def test_samples_with_as_many_ignored_targets_count_alike(quantity):
     last = Y.clone()
     last[:, -1] = IGNORED
     network = mlp()

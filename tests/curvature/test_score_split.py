@@ -192,7 +192,7 @@ def dense(
 
 
 @pytest.mark.parametrize(("name", "layer"), DEPTHS)
-def test_both_parts_are_those_of_plain_double_backward(name: str, layer: int) -> None:
+def test_both_parts_are_those_of_plain_double_backward(name, layer):
     problem, model = problem_of(name), NETWORKS[name]
     expected = oracle(problem, layer)
     found = dense(
@@ -208,7 +208,7 @@ def test_both_parts_are_those_of_plain_double_backward(name: str, layer: int) ->
 
 
 @pytest.mark.parametrize(("name", "layer"), DEPTHS)
-def test_the_exact_norm_is_that_of_the_dense_part(name: str, layer: int) -> None:
+def test_the_exact_norm_is_that_of_the_dense_part(name, layer):
     problem, model = problem_of(name), NETWORKS[name]
     held = [weight.name for weight in problem.layout.side(layer, "query_key")]
     for row, col in [
@@ -227,7 +227,7 @@ def test_the_exact_norm_is_that_of_the_dense_part(name: str, layer: int) -> None
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 8.0])
-def test_the_bare_layer_has_the_theorems_formulas(temperature: float) -> None:
+def test_the_bare_layer_has_the_theorems_formulas(temperature):
     model = ModelConfig(
         kind=Kind.self_attention, d_model=4, d_head=3, temperature=temperature
     )
@@ -252,7 +252,7 @@ def test_the_bare_layer_has_the_theorems_formulas(temperature: float) -> None:
         assert (ours - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
-def test_products_do_not_cancel() -> None:
+def test_products_do_not_cancel():
     model = ModelConfig(kind=Kind.self_attention, d_model=4)
     outer = {}
     for dtype in DType:
@@ -272,7 +272,7 @@ def test_products_do_not_cancel() -> None:
     "parts",
     [(Part.H, *AT_SCORES), (Part.H, Part.H_oT), (Part.H, *AT_OUTPUTS, Part.H_fT)],
 )
-def test_the_full_hessian_is_the_sum_of_a_split(parts: tuple[Part, ...]) -> None:
+def test_the_full_hessian_is_the_sum_of_a_split(parts):
     problem = problem_of("pre")
     model = NETWORKS["pre"]
     block = Block(1, "query_key", "query_key")
@@ -288,14 +288,14 @@ def test_the_full_hessian_is_the_sum_of_a_split(parts: tuple[Part, ...]) -> None
     torch.testing.assert_close(beside[block, Part.H].values, alone, rtol=1e-12, atol=0)
 
 
-def test_which_products_make_the_full_hessian() -> None:
+def test_which_products_make_the_full_hessian():
     assert summands(PARTS) == AT_OUTPUTS
     assert summands([Part.H, *AT_SCORES]) == AT_SCORES
     assert summands([Part.H, Part.H_fT]) == (*AT_OUTPUTS, Part.H_fT)
 
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.dense, Method.auto])
-def test_norms_by_every_estimator(method: Method) -> None:
+def test_norms_by_every_estimator(method):
     problem = problem_of("pre")
     model = NETWORKS["pre"]
     block = Block(2, "query_key", "query_key")

@@ -147,7 +147,7 @@ def problem_of(make: Callable[[], nn.Module], dtype: torch.dtype) -> hessfig.Pro
 @pytest.mark.parametrize(
     "name", [*KINKED, *(pytest.param(name, marks=pytest.mark.long) for name in RARE)]
 )
-def test_products_in_float32_do_not_count_kinks(name: str) -> None:
+def test_products_in_float32_do_not_count_kinks(name):
     """Differences that cross kinks were off by 8 to 57 % here, and the stated error did not cover all of them.
 
     Double backward is in float32, too: of two samples that are nearly tied, float64 may
@@ -171,7 +171,7 @@ HUBER, SMOOTH = partial(F.huber_loss, delta=0.3), partial(F.smooth_l1_loss, beta
 
 
 @pytest.mark.parametrize("loss", [HUBER, SMOOTH], ids=["huber", "smooth_l1"])
-def test_losses_with_kinks_inside(loss: Callable[..., Tensor]) -> None:
+def test_losses_with_kinks_inside(loss):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
     x = torch.randn(SAMPLES, 8)
@@ -188,7 +188,7 @@ def test_losses_with_kinks_inside(loss: Callable[..., Tensor]) -> None:
     assert bool((off <= 1e-3 * truth.norm(dim=0)).all())
 
 
-def test_a_parametrization_that_jumps_at_the_weights() -> None:
+def test_a_parametrization_that_jumps_at_the_weights():
     """A tall `orthogonal` rounds a diagonal of ones down to integers, so that every step across one is a jump."""
     torch.manual_seed(0)
     network = nn.Sequential(
@@ -233,7 +233,7 @@ class Conditional(nn.Module):
 @pytest.mark.parametrize(
     "is_deep", [False, True], ids=["parameters are lost", "not traced"]
 )
-def test_operators_that_compile_are_not_watched(is_deep: bool) -> None:
+def test_operators_that_compile_are_not_watched(is_deep):
     torch.manual_seed(0)
     network, x = Conditional(is_deep=is_deep).double(), torch.randn(6, 3).double()
     problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1, 0]))
@@ -246,7 +246,7 @@ def test_operators_that_compile_are_not_watched(is_deep: bool) -> None:
     )
 
 
-def test_a_function_with_other_operations_elsewhere_is_run_as_it_is() -> None:
+def test_a_function_with_other_operations_elsewhere_is_run_as_it_is():
     def loop(x: Tensor) -> Tensor:
         while float(x) > 1:
             x = (x / 2) * (x > 0)
@@ -259,7 +259,7 @@ def test_a_function_with_other_operations_elsewhere_is_run_as_it_is() -> None:
         assert loop(torch.tensor(-7.0)) == -1
 
 
-def test_nothing_is_noted_of_a_smooth_function() -> None:
+def test_nothing_is_noted_of_a_smooth_function():
     x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
     with PieceOf() as here:
         loss = F.cross_entropy(F.gelu(F.layer_norm(x, [3])), torch.tensor([0, 2]))

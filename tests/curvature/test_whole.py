@@ -29,12 +29,12 @@ ORDER = [
 ]
 
 
-def test_the_order_is_the_published_one() -> None:
+def test_the_order_is_the_published_one():
     assert published_hessian(toy_problem(ARCHITECTURES["softmax"]))["names"] == ORDER
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear"])
-def test_it_holds_the_oracles_blocks(name: str) -> None:
+def test_it_holds_the_oracles_blocks(name):
     problem = toy_problem(ARCHITECTURES[name])
     weights = matrices_of(ARCHITECTURES[name])
     whole = published_hessian(problem)
@@ -48,7 +48,7 @@ def test_it_holds_the_oracles_blocks(name: str) -> None:
             torch.testing.assert_close(found, published, rtol=0, atol=1e-13)
 
 
-def test_it_is_symmetric() -> None:
+def test_it_is_symmetric():
     matrix = published_hessian(toy_problem(ARCHITECTURES["two layers"]))["hessian"]
     torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-13)
 

@@ -24,7 +24,7 @@ def kinds() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", kinds())
-def test_the_hessian_of_every_kind(name: str) -> None:
+def test_the_hessian_of_every_kind(name):
     network, batches, function = kinds()[name]
     found = (
         hessfig.Problem(network, batches, compute_loss=function)

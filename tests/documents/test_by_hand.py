@@ -106,9 +106,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize(("name", "count"), SCRIPTS.items())
-def test_a_stranger_recomputes_every_number_of_the_table(
-    name: str, count: int, made: Path, tmp_path: Path
-) -> None:
+def test_a_stranger_recomputes_every_number_of_the_table(name, count, made, tmp_path):
     (tmp_path / "alone.py").write_text(ALONE)
     words = [
         tmp_path / "alone.py",
@@ -132,9 +130,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.long
-def test_every_row_of_a_network_of_today_is_recomputed(
-    name: str, examples: tuple[ModuleType, ModuleType], tmp_path: Path
-) -> None:
+def test_every_row_of_a_network_of_today_is_recomputed(name, examples, tmp_path):
     sweep = Sweep(compose([*SMALL, f"output_dir={tmp_path}", *NETWORKS[name]]).variants)
     first = sweep.cells[0]
     said = {"variant": "", "num_layers": first.num_layers}
@@ -183,7 +179,7 @@ def _text(index: object) -> str:
         ("studies/removal", [*SALIENCIES, *ROUNDINGS]),
     ],
 )
-def test_every_name_has_its_formula_on_its_page(page: str, names: list[str]) -> None:
+def test_every_name_has_its_formula_on_its_page(page, names):
     tables = [
         line
         for line in text_of(f"docs/{page}.md").splitlines()

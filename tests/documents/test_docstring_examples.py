@@ -18,13 +18,13 @@ WITH_EXAMPLES = [name_of(path) for path in MODULES if "\n    >>> " in path.read_
 
 
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
-def test_examples_print_what_they_show(module: str) -> None:
+def test_examples_print_what_they_show(module):
     found = doctest.testmod(import_module(module))
     assert found.attempted and not found.failed
 
 
 @pytest.mark.parametrize("name", curvature.__all__)
-def test_every_public_name_of_the_library_has_an_example(name: str) -> None:
+def test_every_public_name_of_the_library_has_an_example(name):
     assert "\n    >>> " in str(getattr(curvature, name).__doc__) or "\n>>> " in str(
         getattr(curvature, name).__doc__
     )
@@ -38,9 +38,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_every_public_name_has_an_example_and_its_parameters_described(
-    name: str,
-) -> None:
+def test_every_public_name_has_an_example_and_its_parameters_described(name):
     public = attrgetter(name)(hessfig)
     text = str(inspect.getdoc(public))
     assert (

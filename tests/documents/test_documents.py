@@ -23,7 +23,7 @@ from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.errors import UserError
 from tests import pages, runs
-from tests.conftest import Background, Cli
+from tests.conftest import Cli
 from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
 from tests.test_architecture import tracked
 
@@ -99,9 +99,7 @@ def run(command: str, cli: Cli, folder: Path) -> str:
     ("page", "title"), [(page, title) for page in RUN for title in sections(page)]
 )
 @pytest.mark.long
-def test_what_a_page_shows_works(
-    page: str, title: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_page_shows_works(page, title, cli, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     write_files(page, tmp_path)
     for block in sections(page)[title]:
@@ -173,86 +171,8 @@ def _named(folder: Path) -> None:
     assert list((folder / "outputs/figures").glob("fignetwork*.png"))
 
 
-KIND = '''
-"""A network of two weights: one file is one kind."""
-from hessfig.models.protocol import NetworkKind
-from hessfig.weights import Layout, Weight
-
-def layout(config):
-    size = config.model.d_model
-    return Layout((Weight("A", "first.weight", 12 * size, 1), Weight("B", "second.weight", 12 * size, 2)))
-
-def skeleton(config):
-    from torch import nn
-    import torch
-
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first = nn.Embedding(12, config.model.d_model)
-            self.second = nn.Linear(config.model.d_model, 12, bias=False)
-
-        def forward(self, tokens):
-            return self.second(torch.tanh(self.first(tokens)))[:, 3:5]
-
-    return Two()
-
-KIND = NetworkKind(layout=layout, skeleton=skeleton)
-'''
-
-
-def test_a_new_kind_of_network_is_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from hessfig.config.enums import Method
-    from hessfig.config.schema import Config
-    from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
-    from hessfig.models import kinds as folder
-    from hessfig.models.protocol import kinds
-    from hessfig.sweep.measure import compute_cell
-    from hessfig.sweep.plan import Cell
-    from hessfig.sweep.variant import Variant
-
-    (tmp_path / "two.py").write_text(KIND)
-    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
-    assert "two" in kinds()
-    config = Config(
-        model=ModelConfig(kind="two", d_model=4),
-        task=TaskConfig(digits=1, batch_size=3),
-        estimator=EstimatorConfig(Method.dense),
-        blocks="pairs",
-        quantities=["frobenius", "trace"],
-    )
-    variant = Variant("", config)
-    assert [str(block) for block in variant.blocks] == [
-        "(A, A) of layer 1",
-        "(B, B) of layer 2",
-    ]
-    rows = compute_cell(Cell(variant, 0.3, 1)).rows
-    assert {row["status"] for row in rows} == {"ok"} and all(
-        row["value"] >= 0 for row in rows
-    )
-    probed = compute_cell(
-        Cell(
-            Variant(
-                "",
-                Config(**{**vars(config), "estimator": EstimatorConfig(num_probes=6)}),
-            ),
-            0.3,
-            1,
-        )
-    )
-    assert all(
-        abs(p["value"] / r["value"] - 1) < 1
-        for p, r in zip(probed.rows, rows, strict=True)
-        if r["value"]
-    )
-
-
 @pytest.mark.long
-def test_the_readmes_first_minutes(
-    background: Background, undisturbed: Path, cli: Cli, tmp_path: Path
-) -> None:
+def test_the_readmes_first_minutes(background, undisturbed, cli, tmp_path):
     """`make figure-3a` runs what the README says, and prints what it shows, numbers aside (here from the toy sweep).
 
     Seconds long: it draws Figure 3a, and the report, as the reader does.
@@ -303,7 +223,7 @@ def _shape(line: str) -> str:
         "docs/theory.md",
     ],
 )
-def test_files_a_page_names_are_there(page: str) -> None:
+def test_files_a_page_names_are_there(page):
     """Paths in code marks: of the package where it names no folder of the repository."""
     named = re.findall(
         r"`((?:[\w.-]+/)*[\w.-]+\.(?:py|yaml|md)|(?:[\w.-]+/)+)`",
@@ -335,9 +255,7 @@ def test_files_a_page_names_are_there(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.long
-def test_every_command_of_a_page_could_be_run(
-    page: str, reader: Callable[[str], None]
-) -> None:
+def test_every_command_of_a_page_could_be_run(page, reader):
     """Blocks of the pages that are run above are left out."""
     wrong = {}
     for command in pages.commands(text_of(page), inline=page in RUN):
@@ -350,7 +268,7 @@ def test_every_command_of_a_page_could_be_run(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_setting_that_a_page_names_is_one(page: str) -> None:
+def test_every_setting_that_a_page_names_is_one(page):
     wrong = {}
     for word in pages.settings_named(text_of(page)):
         try:
@@ -375,7 +293,7 @@ def _check_choices(word: str) -> None:
             )
 
 
-def test_exceptions_are_still_needed() -> None:
+def test_exceptions_are_still_needed():
     said = [*(line for page in PAGES for line in pages.commands(text_of(page)))]
     words = [*(word for page in PAGES for word in pages.settings_named(text_of(page)))]
     assert set(NOT_COMPOSED) <= set(said) and set(NO_SETTINGS) <= set(words)
@@ -398,14 +316,12 @@ def test_exceptions_are_still_needed() -> None:
         ("brew install hessfig", "no such program"),
     ],
 )
-def test_a_wrong_command_is_found(
-    command: str, said: str, reader: Callable[[str], None]
-) -> None:
+def test_a_wrong_command_is_found(command, said, reader):
     with pytest.raises((UserError, AssertionError), match=re.escape(said)):
         reader(command)
 
 
-def test_commands_are_found_wherever_they_stand() -> None:
+def test_commands_are_found_wherever_they_stand():
     text = "Say `hessfig status sweep=a` or `seeds=3`.\n\n```sh\nmake x && hessfig run  # b\n```\n"
     text += "```python\nmake = 1\n```\n"
     assert pages.commands(text) == ["make x", "hessfig run", "hessfig status sweep=a"]
@@ -413,7 +329,7 @@ def test_commands_are_found_wherever_they_stand() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_and_pictures_of_a_page_are_there(page: str) -> None:
+def test_links_and_pictures_of_a_page_are_there(page):
     text = text_of(page)
     assert not pages.broken(page, text)
     assert all(
@@ -421,14 +337,14 @@ def test_links_and_pictures_of_a_page_are_there(page: str) -> None:
     )
 
 
-def test_broken_links_are_found() -> None:
+def test_broken_links_are_found():
     good = "# A b, c?\n[a](#a-b-c) ![b](img/fig3a.png) [c](table.md#arrays) [d](https://example.org)"
     assert not pages.broken("docs/x.md", good)
     bad = "[a](#nothing) ![b](img/none.png) [c](table.md#nothing) [d](nothing.md)"
     assert len(pages.broken("docs/x.md", bad)) == 4
 
 
-def test_every_page_and_picture_can_be_reached_from_the_readme() -> None:
+def test_every_page_and_picture_can_be_reached_from_the_readme():
     reached, new = set[Path](), {ROOT / "README.md"}
     while new:
         reached |= new
@@ -447,7 +363,7 @@ def _links(page: Path) -> list[str]:
     return pages.links(page.read_text("utf-8"))
 
 
-def test_a_release_begins_with_a_page_for_users() -> None:
+def test_a_release_begins_with_a_page_for_users():
     """At most 40 lines before the changes by kind; deprecated names have the version that drops them, a later one."""
     sections = re.split(r"^## ", text_of("CHANGELOG.md"), flags=re.MULTILINE)[1:]
     latest = next(one for one in sections if "nreleased" not in one.partition("\n")[0])
@@ -467,7 +383,7 @@ def test_a_release_begins_with_a_page_for_users() -> None:
     )
 
 
-def test_pages_that_files_name_are_there() -> None:
+def test_pages_that_files_name_are_there():
     """Names of pages in messages, comments and settings."""
     texts = {
         path: path.read_text(errors="ignore")
@@ -489,7 +405,7 @@ INSTALLED_BY_NAME = re.compile(
 )
 
 
-def test_nothing_says_to_install_a_name_that_anybody_may_take() -> None:
+def test_nothing_says_to_install_a_name_that_anybody_may_take():
     """hessfig is on no index: whoever registers its name there runs code on the machines of readers."""
     for wrong in (
         "pip install hessfig",
@@ -517,11 +433,11 @@ def test_nothing_says_to_install_a_name_that_anybody_may_take() -> None:
     ]
 
 
-def test_the_readme_is_one_screen() -> None:
+def test_the_readme_is_one_screen():
     assert len(text_of("README.md").splitlines()) <= 90
 
 
-def test_the_first_screen_names_the_tests_with_their_minutes() -> None:
+def test_the_first_screen_names_the_tests_with_their_minutes():
     first = text_of("README.md").partition("\n## ")[0]
     (minutes,) = re.findall(r"^make test +# (\d+) minutes", first, flags=re.MULTILINE)
     assert (
@@ -531,7 +447,7 @@ def test_the_first_screen_names_the_tests_with_their_minutes() -> None:
 
 
 @pytest.mark.usefixtures("workers")
-def test_the_readmes_python_prints_its_table(tmp_path: Path) -> None:
+def test_the_readmes_python_prints_its_table(tmp_path):
     """Row by row; numbers to the digits shown."""
     ((code, shown),) = re.findall(
         r"```python\n(.*?)```\n.*?```text\n(.*?)```",
@@ -552,7 +468,7 @@ def test_the_readmes_python_prints_its_table(tmp_path: Path) -> None:
     )
 
 
-def test_the_version_is_one() -> None:
+def test_the_version_is_one():
     """In the package, in pyproject.toml, in CITATION.cff, and of the latest release in the changelog."""
     cited = yaml.safe_load(text_of("CITATION.cff"))
     project = tomllib.loads(text_of("pyproject.toml"))["project"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ PRINTED = {
 @pytest.mark.long
 @pytest.mark.usefixtures("workers")
 @pytest.mark.parametrize("script", ALONE, ids=lambda path: path.stem)
-def test_an_example_runs(script: Path, tmp_path: Path) -> None:
+def test_an_example_runs(script, tmp_path):
     printed = runs.script(str(script), folder=tmp_path)
     assert re.search(PRINTED.get(script.stem, r"\d"), printed), printed
     for name in re.findall(r"^written: (\S+\.png)$", printed, flags=re.MULTILINE):
@@ -39,7 +38,7 @@ def test_an_example_runs(script: Path, tmp_path: Path) -> None:
         assert float(measured) == pytest.approx(float(expected), rel=1e-10)
 
 
-def test_the_page_lists_every_example_and_there_are_at_most_eleven() -> None:
+def test_the_page_lists_every_example_and_there_are_at_most_eleven():
     listed = re.findall(
         r"^\| \[(\w+\.py)\]\(\.\./examples/\1\) \|",
         text_of("docs/tutorial.md"),

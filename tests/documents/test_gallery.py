@@ -45,9 +45,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
         sys.modules.pop(name, None)
 
 
-def test_every_picture_was_drawn_from_the_kept_tables(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_every_picture_was_drawn_from_the_kept_tables(modules):
     assert {path.name for path in IMAGES.glob("*.png")} == {
         *RECORDS["pictures"],
         *RECORDS["others"],
@@ -58,15 +56,13 @@ def test_every_picture_was_drawn_from_the_kept_tables(
             assert modules["kept_tables"].kept_hash(sweep, RECORDS["tables"]) == table
 
 
-def test_the_page_is_generated_from_the_manifest(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_the_page_is_generated_from_the_manifest(modules):
     assert (ROOT / "docs/gallery.md").read_text() == modules["gallery"].page_text(
         RECORDS
     )
 
 
-def test_every_picture_is_shown_by_a_page() -> None:
+def test_every_picture_is_shown_by_a_page():
     texts = [
         path.read_text()
         for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
@@ -75,9 +71,7 @@ def test_every_picture_is_shown_by_a_page() -> None:
     assert {path.name for path in IMAGES.glob("*.png")} == shown
 
 
-def test_colour_bars_keep_their_colours_and_lines_take_a_palette(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_colour_bars_keep_their_colours_and_lines_take_a_palette(modules):
     """A palette of 256 colours would cut a colour bar into steps that are seen; grey edges of lines need no more."""
     picture = np.full((400, 400, 3), 255, dtype=np.uint8)
     picture[:, ::40] = 120
@@ -90,7 +84,7 @@ def test_colour_bars_keep_their_colours_and_lines_take_a_palette(
     assert modules["pictures"].compact(Image.fromarray(picture)).mode == "RGB"
 
 
-def test_pictures_of_no_figure_say_what_they_come_from() -> None:
+def test_pictures_of_no_figure_say_what_they_come_from():
     others = RECORDS["others"]
     assert set(others) == {
         name for name in others if (IMAGES / name).is_file()
@@ -101,9 +95,7 @@ def test_pictures_of_no_figure_say_what_they_come_from() -> None:
             assert (ROOT / script).is_file() or "removed" in about["made_by"]
 
 
-def test_the_page_shows_or_lists_every_figure_in_45_sections(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_the_page_shows_or_lists_every_figure_in_45_sections(modules):
     gallery, text = modules["gallery"], (ROOT / "docs/gallery.md").read_text()
     titles = re.findall(r"^### (.+)$", text, flags=re.MULTILINE)
     assert (
@@ -122,9 +114,7 @@ def test_the_page_shows_or_lists_every_figure_in_45_sections(
     )
 
 
-def test_every_sentence_on_what_is_seen_belongs_to_a_page(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_every_sentence_on_what_is_seen_belongs_to_a_page(modules):
     """A page that was renamed would lose its title without a word."""
     shown = {path.stem.removeprefix("fig") for path in IMAGES.glob("fig*.png")}
     for figure in modules["gallery"].gallery_figures():
@@ -136,9 +126,7 @@ def test_every_sentence_on_what_is_seen_belongs_to_a_page(
         assert pages <= shown, figure.name
 
 
-def test_kept_tables_are_small_and_those_of_the_manifest(
-    modules: dict[str, ModuleType],
-) -> None:
+def test_kept_tables_are_small_and_those_of_the_manifest(modules):
     sizes = {path.name: path.stat().st_size for path in TABLES.iterdir()}
     recorded = {
         name: size
@@ -152,9 +140,7 @@ def test_kept_tables_are_small_and_those_of_the_manifest(
     )
 
 
-def test_kept_tables_name_no_machine(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_kept_tables_name_no_machine(modules, tmp_path):
     kept_tables = modules["kept_tables"]
     for sweep in KEPT:
         kept_tables.unpack(sweep, tmp_path)
@@ -168,9 +154,7 @@ def test_kept_tables_name_no_machine(
         )
 
 
-def test_the_kept_table_of_figure_3a_has_the_cells_that_are_planned(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_the_kept_table_of_figure_3a_has_the_cells_that_are_planned(modules, tmp_path):
     kept_tables = modules["kept_tables"]
     kept_tables.unpack("sigma", tmp_path)
     assert kept_tables.disagreements(tmp_path / "sigma", "sigma") == []
@@ -186,9 +170,7 @@ def test_the_kept_table_of_figure_3a_has_the_cells_that_are_planned(
 
 @pytest.mark.long
 @pytest.mark.parametrize("sweep", KEPT)
-def test_kept_tables_have_the_cells_that_are_planned(
-    sweep: str, modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_kept_tables_have_the_cells_that_are_planned(sweep, modules, tmp_path):
     modules["kept_tables"].unpack(sweep, tmp_path)
     try:
         apart = modules["kept_tables"].disagreements(tmp_path / sweep, sweep)
@@ -205,9 +187,7 @@ def test_kept_tables_have_the_cells_that_are_planned(
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", DRAWN)
-def test_pictures_are_what_the_kept_tables_draw(
-    name: str, modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_pictures_are_what_the_kept_tables_draw(name, modules, tmp_path):
     """Covers the parts that all figures share, which no hash of a layout covers."""
     kept_tables, pictures = modules["kept_tables"], modules["pictures"]
     shown = {
@@ -246,9 +226,7 @@ def apart(before: Image.Image, now: Image.Image) -> float:
     return float((np.abs(pixels[0] - pixels[1]).max(axis=2) > _FAINT).mean())
 
 
-def test_a_moved_curve_is_another_picture_and_last_digits_are_not(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_a_moved_curve_is_another_picture_and_last_digits_are_not(modules, tmp_path):
     """One of the curves of Figure 3a is multiplied by 1 + 4 eps, and by 1 % of a decade."""
 
     def drawn(factor: float) -> Image.Image:
@@ -289,8 +267,8 @@ def _multiply(folder: Path, factor: float) -> None:
 
 
 def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
-    modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    modules, tmp_path, monkeypatch
+):
     kept_tables, folder = modules["kept_tables"], tmp_path / "outputs" / "sigma"
     kept_tables.unpack("sigma", tmp_path / "outputs")
     arrays = [folder / "cells" / name for name in ("aa/1.npz", "bb/2.npz")]
@@ -327,11 +305,8 @@ def test_what_a_layout_reads_is_kept_and_unpacked_byte_by_byte(
 
 @pytest.mark.parametrize("status", [0, 1, 2])
 def test_sweeps_without_a_table_are_run_and_failed_cells_do_not_stop_the_rest(
-    status: int,
-    modules: dict[str, ModuleType],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    status, modules, tmp_path, monkeypatch
+):
     gallery, commands = modules["gallery"], list[list[str]]()
     done = SimpleNamespace(returncode=status)
     monkeypatch.setattr(
@@ -360,9 +335,7 @@ def test_sweeps_without_a_table_are_run_and_failed_cells_do_not_stop_the_rest(
     assert commands[0] == ["run", "sweep=sigma", f"output_dir={tmp_path}"]
 
 
-def test_a_drawing_knows_what_it_read(
-    modules: dict[str, ModuleType], tmp_path: Path
-) -> None:
+def test_a_drawing_knows_what_it_read(modules, tmp_path):
     modules["kept_tables"].unpack("sigma", tmp_path)
     drawing = modules["pictures"].draw(FIGURES["3a"], tmp_path, tmp_path / "pictures")
     assert {path.name for path in drawing.read} == {TABLE, MANIFEST} and drawing.sweeps(

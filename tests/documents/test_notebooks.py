@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_and_shows_what_is_stored(path: Path, tmp_path: Path) -> None:
+def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
     notebooks = pytest.importorskip(
         "scripts.pages.notebooks", reason="nbclient is not installed (extra dev)"
     )
@@ -29,7 +29,7 @@ def kinds(cell: Any) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_stored_with_what_its_cells_show(path: Path) -> None:
+def test_a_notebook_is_stored_with_what_its_cells_show(path):
     nbformat = pytest.importorskip(
         "nbformat", reason="nbformat is not installed (extra dev)"
     )
@@ -58,7 +58,7 @@ def _shown(cell: Any) -> list[dict[str, Any]]:
     return [output["data"] for output in cell.outputs if "data" in output]
 
 
-def test_no_file_names_an_address_that_leads_nowhere() -> None:
+def test_no_file_names_an_address_that_leads_nowhere():
     root = NOTEBOOKS[0].parents[2]
     files = [
         "pyproject.toml",

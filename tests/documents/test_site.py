@@ -8,7 +8,6 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -59,7 +58,7 @@ def misplaced(listed: list[str], there: list[str]) -> list[str]:
     ]
 
 
-def test_every_page_stands_in_one_place_of_the_navigation() -> None:
+def test_every_page_stands_in_one_place_of_the_navigation():
     docs = ROOT / "docs"
     there = [
         str(path.relative_to(docs).with_suffix(""))
@@ -73,14 +72,14 @@ def test_every_page_stands_in_one_place_of_the_navigation() -> None:
     assert misplaced([*listed, *below()], there) == []
 
 
-def test_a_page_without_a_place_or_with_two_is_found() -> None:
+def test_a_page_without_a_place_or_with_two_is_found():
     text = ".. toctree::\n   :caption: Tutorial\n   :hidden:\n\n   a\n   B <b>\n\n"
     text += ".. toctree::\n   :caption: Reference\n\n   b\n   c\n"
     assert navigation(text) == {"Tutorial": ["a", "b"], "Reference": ["b", "c"]}
     assert misplaced(["a", "b", "b", "c"], ["a", "b", "d"]) == ["b", "c", "d"]
 
 
-def test_the_interface_is_on_the_page_of_the_api() -> None:
+def test_the_interface_is_on_the_page_of_the_api():
     documented = set(
         re.findall(
             r"auto(?:class|function):: hessfig\.(\w+)$",
@@ -92,7 +91,7 @@ def test_the_interface_is_on_the_page_of_the_api() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_reads_plainly_on_a_code_host(page: str) -> None:
+def test_a_page_reads_plainly_on_a_code_host(page):
     """No directive or role of MyST, which hosts of repositories show as text."""
     found = re.findall(
         r"^(?:```|:::)\{.*|\{[\w:-]+\}`[^`]*`", text_of(page), flags=re.MULTILINE
@@ -100,14 +99,14 @@ def test_a_page_reads_plainly_on_a_code_host(page: str) -> None:
     assert found == []
 
 
-def test_the_page_of_settings_is_up_to_date() -> None:
+def test_the_page_of_settings_is_up_to_date():
     shown = marked(
         settings_page.PAGE.read_text("utf-8"), "settings", settings_page.COMMAND
     )
     assert shown == settings_page.tables(), f"behind: run {settings_page.COMMAND}"
 
 
-def test_the_page_of_settings_shows_each_one_once_and_every_preset() -> None:
+def test_the_page_of_settings_shows_each_one_once_and_every_preset():
     listed = re.findall(
         r"^\| `(?:\w+=)?([\w.]+)` \|", settings_page.tables(), flags=re.MULTILINE
     )
@@ -122,9 +121,7 @@ def check_site(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("check_site")
 
 
-def test_a_broken_link_of_the_site_is_found(
-    check_site: ModuleType, tmp_path: Path
-) -> None:
+def test_a_broken_link_of_the_site_is_found(check_site, tmp_path):
     good = '<p id="top"><a href="b.html#x">b</a><a href="#top">t</a><a href="https://example.org/none">w</a>'
     bad = '<p id="x"><a href="a.html#none">a</a><img src="none.png"><a href="c.html">c</a>'
     (tmp_path / "a.html").write_text(good)
@@ -142,8 +139,8 @@ def test_a_broken_link_of_the_site_is_found(
     reason="sphinx is not installed (extra docs)",
 )
 def test_the_site_is_built_without_warnings_and_its_links_are_whole(
-    check_site: ModuleType, tmp_path: Path
-) -> None:
+    check_site, tmp_path
+):
     command = [
         sys.executable,
         "-m",

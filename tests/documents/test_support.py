@@ -460,7 +460,7 @@ CASES: dict[str, list[Case]] = {
 }
 
 
-def test_every_row_has_cases() -> None:
+def test_every_row_has_cases():
     assert set(_rows()) == set(CASES)
 
 
@@ -492,7 +492,7 @@ def _answers(
 @pytest.mark.long
 @pytest.mark.parametrize("row", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_every_cell_is_what_happens(row: str) -> None:
+def test_every_cell_is_what_happens(row):
     told = _rows()[row]
     for make in CASES[row]:
         assert [

@@ -21,7 +21,7 @@ SHIPPED = [
 SHIPPED += ["hessfig/report/templates/page.html"]
 
 
-def test_the_lines_for_a_smaller_pytorch_name_every_dependency() -> None:
+def test_the_lines_for_a_smaller_pytorch_name_every_dependency():
     project = tomllib.loads((check_wheel.ROOT / "pyproject.toml").read_text())[
         "project"
     ]
@@ -67,7 +67,7 @@ def pip(command: str, *arguments: object) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHIPPED)
-def test_configuration_and_data_are_inside(installed: Path, name: str) -> None:
+def test_configuration_and_data_are_inside(installed, name):
     assert (installed / name).is_file()
 
 
@@ -75,9 +75,7 @@ def test_configuration_and_data_are_inside(installed: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "arguments", [("run", "dry_run=true"), ("run", "--help"), ("status", "sweep=depth")]
 )
-def test_it_works_from_another_folder(
-    installed: Path, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_it_works_from_another_folder(installed, tmp_path, arguments):
     """Without -S the editable install of the tests would lend the wheel what it lacks."""
     path = os.pathsep.join([str(installed), *check_wheel.lent()])
     found = subprocess.run(

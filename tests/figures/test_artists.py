@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -52,7 +50,7 @@ _WHITE = np.array([0.95047, 1.0, 1.08883])
 
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.long
-def test_words_ticks_and_legends(figure: str, tmp_path: Path) -> None:
+def test_words_ticks_and_legends(figure, tmp_path):
     for page in pages(figure, tmp_path, PAPER):
         assert identifiers(page.figure, OWN) == []
         if page.suffix != "_overview":  # of one depth
@@ -83,7 +81,7 @@ WEIGHTS = [
 
 
 @pytest.mark.parametrize("eye", EYES.values(), ids=EYES)
-def test_colours_of_weights_and_parts_are_told_apart(eye: np.ndarray) -> None:
+def test_colours_of_weights_and_parts_are_told_apart(eye):
     """All weights, the parts of H at the outputs, and the parts at the scores, which no panel shows next to weights."""
     parts = [part_colour(part) for part in PARTS]
     for together in (
@@ -97,18 +95,18 @@ def test_colours_of_weights_and_parts_are_told_apart(eye: np.ndarray) -> None:
 @pytest.mark.parametrize(
     "eye", [np.eye(3), DEUTERANOPE], ids=["all receptors", "deuteranope"]
 )
-def test_colours_of_kinds_of_networks_are_told_apart(eye: np.ndarray) -> None:
+def test_colours_of_kinds_of_networks_are_told_apart(eye):
     for one, other in itertools.combinations(TONES, 2):
         assert _apart(one, other, eye) > LEAST, (one, other)
 
 
-def test_weights_of_one_grey_differ_in_their_markers() -> None:
+def test_weights_of_one_grey_differ_in_their_markers():
     for one, other in itertools.combinations(WEIGHTS[:-1], 2):
         alike = _apart(matrix_colour(one), matrix_colour(other), GREY) < LEAST
         assert not alike or matrix_mark(one) != matrix_mark(other), (one, other)
 
 
-def test_a_colour_has_one_meaning() -> None:
+def test_a_colour_has_one_meaning():
     """No kind of network is coloured as a weight or a part."""
     taken = [
         *(matrix_colour(name.value) for name in Matrix),
@@ -119,9 +117,7 @@ def test_a_colour_has_one_meaning() -> None:
 
 
 @pytest.mark.parametrize("style", [{"marker": "o"}, {"linewidth": 0.4}])
-def test_legends_stand_clear_of_curves_between_points_and_of_single_seeds(
-    style: dict[str, Any],
-) -> None:
+def test_legends_stand_clear_of_curves_between_points_and_of_single_seeds(style):
     with styled():
         ax = (sheet := Sheet.grid(Paper(), [["one"]])).first
         ax.plot([0, 0.1, 9.9, 10], [0, 9, 9, 0], **style)

@@ -14,7 +14,7 @@ from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.figures import shipped
-from tests.figures.conftest import Draw, words
+from tests.figures.conftest import words
 
 
 def deep_table(**columns: object) -> pd.DataFrame:
@@ -23,7 +23,7 @@ def deep_table(**columns: object) -> pd.DataFrame:
     return table.assign(**columns)
 
 
-def test_layers_run_down_and_weights_across(pages: Draw) -> None:
+def test_layers_run_down_and_weights_across(pages):
     table = deep_table()
     (page,) = pages("heat", table)
     panels = [ax for ax in page.figure.axes if ax.images]
@@ -38,7 +38,7 @@ def test_layers_run_down_and_weights_across(pages: Draw) -> None:
     assert [tick.get_text() for tick in panels[0].get_yticklabels()] == ["1", "2", "3"]
 
 
-def test_negative_values_are_coloured_themselves(pages: Draw) -> None:
+def test_negative_values_are_coloured_themselves(pages):
     table = deep_table()
     table["value"] *= np.where(table["part"] == "H", -1.0, 1.0)
     table["quantity"] = "smallest_eigenvalue"
@@ -48,12 +48,12 @@ def test_negative_values_are_coloured_themselves(pages: Draw) -> None:
     assert "smallest eigenvalue" in page.figure.axes[-1].get_ylabel()
 
 
-def test_few_weights_carry_their_numbers(pages: Draw) -> None:
+def test_few_weights_carry_their_numbers(pages):
     (page,) = pages("heat", deep_table())
     assert "−" in words(page.figure.axes[0]) or "." in words(page.figure.axes[0])
 
 
-def test_pairs_alone_are_refused(pages: Draw) -> None:
+def test_pairs_alone_are_refused(pages):
     table = deep_table()
     with pytest.raises(UserError, match="blocks=each"):
         pages(
@@ -81,14 +81,14 @@ def heat_pages(folder: Path, asked: Paper) -> list[Page]:
         )
 
 
-def test_the_colour_bar_is_as_wide_on_every_page(tmp_path: Path) -> None:
+def test_the_colour_bar_is_as_wide_on_every_page(tmp_path):
     (narrow,), (wide,) = (
         heat_pages(tmp_path, Paper(width=width)) for width in (3.25, TEXT_WIDTH)
     )
     assert colour_bar(narrow) == pytest.approx(colour_bar(wide), rel=1e-6)
 
 
-def test_titles_fit_a_narrow_page(tmp_path: Path) -> None:
+def test_titles_fit_a_narrow_page(tmp_path):
     asked = Paper(width=3.25)
     (page,) = heat_pages(tmp_path, asked)
     with styled(asked):

@@ -13,7 +13,7 @@ from hessfig.figures.layouts.block_maps import norm_matrix
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
 from tests.figures.artists import under_legends
-from tests.figures.conftest import Draw, curves, guides, words
+from tests.figures.conftest import curves, guides, words
 
 BARE = config(kind="self_attention", mlp="none", attention_skip=False) | {
     "task": {"loss": "mse"}
@@ -25,7 +25,7 @@ TRIANGLE = [
 ]
 
 
-def test_linear_axes_draw_the_predicted_power(pages: Draw) -> None:
+def test_linear_axes_draw_the_predicted_power(pages):
     table = make_table(
         sweep="linear_axis", sigma=np.linspace(0.1, 1, 10).tolist(), noise=0, wander=0
     )
@@ -38,9 +38,7 @@ def test_linear_axes_draw_the_predicted_power(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_overview_shows_every_fitted_slope_and_prediction(
-    pages: Draw, deep: pd.DataFrame
-) -> None:
+def test_overview_shows_every_fitted_slope_and_prediction(pages, deep):
     *sheets, overview = pages("growth_by_depth", deep)
     assert len(sheets) == 3 and overview.suffix == "_overview"
     ax = overview.figure.axes[3]
@@ -50,7 +48,7 @@ def test_overview_shows_every_fitted_slope_and_prediction(
     assert "last layer: = 0 (theorem)" in words(overview.figure.axes[1])
 
 
-def test_one_panel_for_all_layers_of_all_depths(pages: Draw) -> None:
+def test_one_panel_for_all_layers_of_all_depths(pages):
     settings = config(kind="linear_mlp") | {"task": {"loss": "mse_sum_unshifted"}}
     networks = [("", depth) for depth in (1, 2, 3)]
     table = make_table(
@@ -74,7 +72,7 @@ def test_one_panel_for_all_layers_of_all_depths(pages: Draw) -> None:
     ] and not under_legends(page.figure)
 
 
-def test_pairs_show_measured_beside_predicted(pages: Draw) -> None:
+def test_pairs_show_measured_beside_predicted(pages):
     networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
     table = make_table(
         sweep="eq5", networks=networks, blocks=TRIANGLE, settings=BARE, seeds=4
@@ -98,7 +96,7 @@ def test_pairs_show_measured_beside_predicted(pages: Draw) -> None:
     assert "= 0 (theorem)" in words(np.reshape(linear.figure.axes, (3, 3))[0, 0])
 
 
-def test_matrix_of_block_norms(pages: Draw) -> None:
+def test_matrix_of_block_norms(pages):
     names = [
         m.value
         for m in (
@@ -123,7 +121,7 @@ def test_matrix_of_block_norms(pages: Draw) -> None:
     ] == f"{np.log10(3e-3):.1f}".replace("-", "−")
 
 
-def test_norm_matrix_is_symmetric_and_knows_what_is_missing() -> None:
+def test_norm_matrix_is_symmetric_and_knows_what_is_missing():
     norms = pd.DataFrame(
         {"row": ["W_Q", "W_Q"], "col": ["W_Q", "W_V"], "mean": [1.0, 2.0]}
     )
@@ -131,7 +129,7 @@ def test_norm_matrix_is_symmetric_and_knows_what_is_missing() -> None:
     np.testing.assert_array_equal(square, [[1, 2], [2, np.nan]])
 
 
-def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
+def test_ablation_draws_shares_against_the_varied_setting(pages):
     def law(block: object, part: str, architecture: object, sigma: float) -> float:
         return {"H_o": 4.0, "H_f": 3.0, "H": 5.0}[part] * sigma**5
 
@@ -152,9 +150,7 @@ def test_ablation_draws_shares_against_the_varied_setting(pages: Draw) -> None:
         np.testing.assert_allclose(container.lines[0].get_ydata().astype(float), 3 / 7)
 
 
-def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(
-    pages: Draw,
-) -> None:
+def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages):
     def law(block: Any, part: str, architecture: object, sigma: float) -> float:
         functional = 0.0 if block.row == "W_V" else 4.0
         return {"H_o": 6.0 if functional == 0 else 8.0, "H_f": functional, "H": 9.0}[
@@ -209,9 +205,7 @@ def _at_scores(
     return pd.concat(tables, ignore_index=True)
 
 
-def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(
-    pages: Draw,
-) -> None:
+def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(pages):
     table = _at_scores(
         [(f"model.temperature={t}", 1) for t in (0.25, 1.0, 4.0)], noise=0.3
     )
@@ -233,7 +227,7 @@ def test_shares_at_the_scores_are_of_norms_and_have_bands_over_seeds(
         )
 
 
-def test_a_setting_without_numbers_has_a_line_per_value(pages: Draw) -> None:
+def test_a_setting_without_numbers_has_a_line_per_value(pages):
     (page,) = pages(
         "score_split",
         _at_scores([("model.query_key=separate", 1), ("model.query_key=single", 1)]),
@@ -248,12 +242,12 @@ def test_a_setting_without_numbers_has_a_line_per_value(pages: Draw) -> None:
     np.testing.assert_allclose(lines["one weight"], [0, 0])
 
 
-def test_a_table_without_parts_at_the_scores_is_refused(pages: Draw) -> None:
+def test_a_table_without_parts_at_the_scores_is_refused(pages):
     with pytest.raises(UserError, match=r"parts=\[H_oT,H_fT,H\]"):
         pages("score_split", make_table(networks=[("model.temperature=1.0", 1)]))
 
 
-def test_share_is_taken_seed_by_seed() -> None:
+def test_share_is_taken_seed_by_seed():
     table = make_table(
         blocks=[("W_Q", "W_Q")],
         sigma=[0.1],
@@ -266,7 +260,7 @@ def test_share_is_taken_seed_by_seed() -> None:
     )
 
 
-def test_a_short_variant_keeps_its_numbers_whole() -> None:
+def test_a_short_variant_keeps_its_numbers_whole():
     assert (
         short_variant("model.temperature=0.25,model.n_heads=2")
         == "temperature=0.25,n_heads=2"
@@ -274,7 +268,7 @@ def test_a_short_variant_keeps_its_numbers_whole() -> None:
     assert short_variant("") == ""
 
 
-def test_varied_setting() -> None:
+def test_varied_setting():
     assert varied_setting(["model.attention=softmax", "model.attention=linear"]) == (
         "attention",
         ["softmax", "linear"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.page import page_box, relabel
 from hessfig.figures.parts.panel_sheet import Page
 from tests.analysis.synthetic import CONFIG, make_table
-from tests.figures.conftest import Draw, guides, words
+from tests.figures.conftest import guides, words
 
 WIDTHS = (16, 32, 64, 128)
 OWN = {
@@ -55,7 +54,7 @@ def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
     return table.assign(value=table["value"] * width**0.5 * heads)
 
 
-def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
+def test_lines_along_a_setting_with_colour_and_dashes(pages):
     (page,) = pages(
         "lines", width_table(), x="model.d_model", colour="sigma", dashes="n_heads"
     )
@@ -81,7 +80,7 @@ def test_lines_along_a_setting_with_colour_and_dashes(pages: Draw) -> None:
     assert {"model.d_model", "mean", "sem"} <= set(page.numbers.columns)
 
 
-def test_correlations_and_shares_keep_a_linear_scale(pages: Draw) -> None:
+def test_correlations_and_shares_keep_a_linear_scale(pages):
     """Their means may span decades where single seeds lie below zero."""
     table = make_table(
         blocks=[("W_Q", "W_Q")], parts=["H"], law=lambda b, p, a, s: s**2
@@ -95,7 +94,7 @@ def test_correlations_and_shares_keep_a_linear_scale(pages: Draw) -> None:
         assert page.figure.axes[0].get_yscale() == scale
 
 
-def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> None:
+def test_without_names_colour_and_dashes_are_what_varies_first(pages):
     (page,) = pages("lines", width_table())
     assert sorted(legend(page)) == [
         "128",
@@ -108,7 +107,7 @@ def test_without_names_colour_and_dashes_are_what_varies_first(pages: Draw) -> N
     assert page.figure.axes[-1].get_xlabel() == "σ"
 
 
-def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
+def test_what_is_not_seen_has_pages_of_its_own(pages):
     found = pages("lines", width_table(), x="d_model", colour="part", dashes="n_heads")
     assert [page.suffix for page in found] == ["_sigma_0.1", "_sigma_1"]
     assert [len(page.figure.axes) for page in found] == [2, 2]
@@ -116,7 +115,7 @@ def test_what_is_not_seen_has_pages_of_its_own(pages: Draw) -> None:
     assert note.startswith("Sigma 0.1. ")
 
 
-def test_weights_stand_in_one_panel_in_their_colours(pages: Draw) -> None:
+def test_weights_stand_in_one_panel_in_their_colours(pages):
     (page,) = pages(
         "lines", make_table(networks=[("", 1)], parts=["H"]), colour="weight"
     )
@@ -138,7 +137,7 @@ def test_weights_stand_in_one_panel_in_their_colours(pages: Draw) -> None:
     assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 
-def test_layers_and_depths(pages: Draw) -> None:
+def test_layers_and_depths(pages):
     table = make_table(
         networks=[("", depth) for depth in (1, 2, 3)],
         sigma=[0.1, 0.3, 1.0],
@@ -163,7 +162,7 @@ def test_layers_and_depths(pages: Draw) -> None:
     ) == {1, 2, 3}
 
 
-def test_points_are_means_with_the_band_of_their_interval(pages: Draw) -> None:
+def test_points_are_means_with_the_band_of_their_interval(pages):
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=6)
     (page,) = pages("lines", table)
     (line,), (band,) = drawn(page.figure.axes[0]), page.figure.axes[0].collections
@@ -177,7 +176,7 @@ def test_points_are_means_with_the_band_of_their_interval(pages: Draw) -> None:
     assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
 
-def test_several_quantities_are_columns_and_may_be_negative(pages: Draw) -> None:
+def test_several_quantities_are_columns_and_may_be_negative(pages):
     traces = make_table(quantity="trace", law=lambda b, p, a, s: 1 - s, parts=["H"])
     both = pd.concat([make_table(parts=["H"]), traces], ignore_index=True)
     (page,) = pages("lines", both, quantity=["frobenius", "trace"])
@@ -191,7 +190,7 @@ def test_several_quantities_are_columns_and_may_be_negative(pages: Draw) -> None
         pages("lines", both, quantity="loss")
 
 
-def test_a_step_0_is_drawn(pages: Draw) -> None:
+def test_a_step_0_is_drawn(pages):
     table = make_table(
         sigma=None, steps=[0, 1, 10, 100], law=lambda b, p, a, t: 1 / (1 + t)
     )
@@ -206,7 +205,7 @@ def test_a_step_0_is_drawn(pages: Draw) -> None:
     assert page.figure.axes[-1].get_xlabel() == "step"
 
 
-def test_no_panel_is_blank(pages: Draw) -> None:
+def test_no_panel_is_blank(pages):
     (page,) = pages("lines", make_table(parts=["H_o", "H_f"]))
     assert words(page.figure.axes[3]) == "= 0 (every number)"
 
@@ -224,12 +223,12 @@ def test_no_panel_is_blank(pages: Draw) -> None:
         ({"x": "step"}, "no number of this table has a step"),
     ],
 )
-def test_names_of_nothing(pages: Draw, settings: dict[str, str], message: str) -> None:
+def test_names_of_nothing(pages, settings, message):
     with pytest.raises(UserError, match=message):
         pages("lines", width_table(), **settings)
 
 
-def test_a_loaded_state_is_drawn_as_points_against_names(pages: Draw) -> None:
+def test_a_loaded_state_is_drawn_as_points_against_names(pages):
     names = ["blocks.0.attn", "a$b_{x", "head [0]"]
     pairs = [(row, col) for i, row in enumerate(names) for col in names[i:]]
     table = make_table(
@@ -263,7 +262,7 @@ def test_a_loaded_state_is_drawn_as_points_against_names(pages: Draw) -> None:
             np.testing.assert_allclose(half, [2.85, 3.15])
 
 
-def test_layers_stand_side_by_side_and_zeros_are_said(pages: Draw) -> None:
+def test_layers_stand_side_by_side_and_zeros_are_said(pages):
     table = make_table(
         networks=[("", 2)], sigma=[0.1, 1.0], blocks=[("W_V", "W_V"), ("W_U", "W_U")]
     )
@@ -274,7 +273,7 @@ def test_layers_stand_side_by_side_and_zeros_are_said(pages: Draw) -> None:
     assert "= 0" in words(functional)
 
 
-def test_pairs_across_layers_and_numbers_of_no_block(pages: Draw) -> None:
+def test_pairs_across_layers_and_numbers_of_no_block(pages):
     table = make_table(networks=[("", 2)], blocks=[("W_V", "W_Q")], sigma=None)
     across = table[table["layer"] == 2].assign(row_layer=1)
     (page,) = pages("bars", pd.concat([table, across], ignore_index=True))
@@ -295,7 +294,7 @@ def test_pairs_across_layers_and_numbers_of_no_block(pages: Draw) -> None:
     assert page.figure.axes[0].get_ylabel() == "network loss"
 
 
-def test_many_blocks_take_several_pages(pages: Draw) -> None:
+def test_many_blocks_take_several_pages(pages):
     table = make_table(
         blocks=[(f"w{k}", f"w{k}") for k in range(32)],
         sigma=[0.1, 1.0],
@@ -314,9 +313,7 @@ def test_many_blocks_take_several_pages(pages: Draw) -> None:
     ],
 )
 @pytest.mark.long
-def test_ticks_of_ones_own_grid_are_round(
-    pages: Draw, sigma: tuple[float, ...], ticks: list[str]
-) -> None:
+def test_ticks_of_ones_own_grid_are_round(pages, sigma, ticks):
     (page,) = pages(
         "lines", width_table(sigma), x="sigma", colour="model.d_model", dashes="n_heads"
     )
@@ -356,7 +353,7 @@ def activation_table() -> pd.DataFrame:
 
 
 @pytest.mark.long
-def test_three_activations_at_three_widths_are_told_apart(pages: Draw) -> None:
+def test_three_activations_at_three_widths_are_told_apart(pages):
     """Words have colours of their own, widths dashes and marks; the legend stands above, and stretches no axis."""
     table = activation_table()
     (page,) = pages("lines", table, settings=VARIED)
@@ -386,7 +383,7 @@ def test_three_activations_at_three_widths_are_told_apart(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
+def test_slopes_and_predicted_powers_as_in_the_paper(pages):
     stated = {**VARIED, "sweep": {"axis": "sigma", "predictions": {"W_V": {"H_o": 2}}}}
     (page,) = pages("lines", activation_table(), settings=stated)
     axes = page.figure.axes
@@ -417,7 +414,7 @@ def test_slopes_and_predicted_powers_as_in_the_paper(pages: Draw) -> None:
         pages("lines", activation_table(), settings=stated, slopes="no")
 
 
-def test_several_predicted_powers_name_their_lines(pages: Draw) -> None:
+def test_several_predicted_powers_name_their_lines(pages):
     networks = [(f"model.attention={one}", 1) for one in ("softmax", "linear")]
     table = make_table(
         networks=networks,
@@ -445,9 +442,7 @@ def test_several_predicted_powers_name_their_lines(pages: Draw) -> None:
         ),
     ],
 )
-def test_some_variants_only(
-    pages: Draw, where: dict[str, Any], names: list[str]
-) -> None:
+def test_some_variants_only(pages, where, names):
     (page,) = pages("lines", activation_table(), settings=VARIED, where=where)
     assert set(legend(page)) == set(names)
     assert len(drawn(page.figure.axes[0])) == max(
@@ -473,15 +468,13 @@ def test_some_variants_only(
         ({"width": [8, 9]}, r"width: 9[\s\S]*128, 16, 8"),
     ],
 )
-def test_variants_that_are_not_there(
-    pages: Draw, where: dict[str, Any], message: str
-) -> None:
+def test_variants_that_are_not_there(pages, where, message):
     with pytest.raises(UserError, match=message):
         pages("lines", activation_table(), settings=VARIED, where=where)
 
 
 @pytest.mark.long
-def test_rows_keep_their_names_beside_an_own_label(pages: Draw) -> None:
+def test_rows_keep_their_names_beside_an_own_label(pages):
     (page,) = pages("lines", activation_table(), settings=VARIED)
     relabel(page.figure, ylabel=r"$\|H\|$")
     labels = [ax.get_ylabel() for ax in page.figure.axes if ax.get_ylabel()]
@@ -492,7 +485,7 @@ def test_rows_keep_their_names_beside_an_own_label(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
+def test_a_title_stands_above_the_legend(pages, tmp_path):
     """On the page as it is saved, which is higher by the title."""
     (page,) = pages("lines", activation_table(), settings=VARIED)
     relabel(page.figure, title="Mine")
@@ -504,7 +497,7 @@ def test_a_title_stands_above_the_legend(pages: Draw, tmp_path: Path) -> None:
     assert np.flatnonzero(blue.any(1))[0] > 0.25 * inch
 
 
-def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> None:
+def test_values_that_are_weights_have_the_colours_of_weights(pages):
     networks = [(f"model.scaled_weight={name}", 1) for name in ("W_Q", "W_K", "W_V")]
     own = {**CONFIG, "model": {**CONFIG["model"], "scaled_weight": None}}
     table = make_table(networks=networks, parts=["H"], settings=own)
@@ -516,7 +509,7 @@ def test_values_that_are_weights_have_the_colours_of_weights(pages: Draw) -> Non
     }
 
 
-def test_variants_come_in_natural_order() -> None:
+def test_variants_come_in_natural_order():
     found = variants_in_order(activation_table()["variant"])
     widths = [variant.rpartition("=")[2] for variant in found]
     assert widths == ["8", "16", "128"] * 3 and [
@@ -533,7 +526,7 @@ def test_variants_come_in_natural_order() -> None:
 
 
 @pytest.mark.parametrize("tall", ["H_o", "H_f", "H"])
-def test_limits_hold_the_points_of_all_panels_of_a_row(pages: Draw, tall: str) -> None:
+def test_limits_hold_the_points_of_all_panels_of_a_row(pages, tall):
     """Slopes were written, and limits kept, when only the first panel of a row was drawn."""
     table = make_table(
         law=lambda b, p, a, s: s**2 * (1e4 if p == tall else 1.0), settings=VARIED
@@ -552,8 +545,8 @@ def test_limits_hold_the_points_of_all_panels_of_a_row(pages: Draw, tall: str) -
 
 @pytest.mark.parametrize("variants", [("", "model.mlp=gelu"), ("model.mlp=gelu", "")])
 def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(
-    pages: Draw, variants: tuple[str, str]
-) -> None:
+    pages, variants
+):
     table = make_table(networks=[(one, 1) for one in variants])
     (page,) = pages("lines", table, colour="mlp")
     assert sorted(legend(page)) == sorted(
@@ -561,9 +554,7 @@ def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(
     )
 
 
-def test_variants_that_differ_in_several_settings_have_a_colour_each(
-    pages: Draw,
-) -> None:
+def test_variants_that_differ_in_several_settings_have_a_colour_each(pages):
     several = "model.mlp=gelu,model.norm=pre,model.n_heads=2,model.temperature=2.0"
     (page,) = pages(
         "lines", make_table(networks=[("", 1), (several, 1)]), colour="variant"
@@ -575,7 +566,7 @@ def test_variants_that_differ_in_several_settings_have_a_colour_each(
     assert len({to_hex(line.get_color()) for line in drawn(page.figure.axes[0])}) == 2
 
 
-def test_values_of_a_setting_stand_side_by_side(pages: Draw) -> None:
+def test_values_of_a_setting_stand_side_by_side(pages):
     """Trained and random weights share a panel, each with its colour and mark, and their page is that of the rest."""
     networks = [(f"model.random={kind}", 1) for kind in (False, True)]
     settings = {**CONFIG, "model": {**CONFIG["model"], "random": False}}

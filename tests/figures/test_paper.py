@@ -40,9 +40,7 @@ def made(tmp_path: Path) -> Made:
 @pytest.mark.parametrize("width", [3.25, pytest.param(6.75, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("figure", EVERY)
 @pytest.mark.long
-def test_type_is_readable_and_nothing_overlaps(
-    made: Made, figure: str, width: float
-) -> None:
+def test_type_is_readable_and_nothing_overlaps(made, figure, width):
     asked = Paper(width=width)
     for page in made(figure, asked):
         with styled(asked):
@@ -56,9 +54,7 @@ def test_type_is_readable_and_nothing_overlaps(
 @pytest.mark.parametrize(("style", "width"), [("iclr", 5.5), ("icml", 3.25)])
 @pytest.mark.parametrize("figure", ["3a", "3b"])
 @pytest.mark.long
-def test_styles_have_the_width_and_type_of_their_conference(
-    made: Made, figure: str, style: str, width: float
-) -> None:
+def test_styles_have_the_width_and_type_of_their_conference(made, figure, style, width):
     asked = Paper(style=style)
     (page, *_) = made(figure, asked)
     with styled(asked):
@@ -67,7 +63,7 @@ def test_styles_have_the_width_and_type_of_their_conference(
         assert overlaps(page.figure) == [] == outside(page.figure)
 
 
-def test_a_width_goes_before_the_styles(made: Made) -> None:
+def test_a_width_goes_before_the_styles(made):
     (page,) = made("3a", Paper(width=6.0, style="icml"))
     assert page.figure.get_figwidth() == 6.0
 
@@ -75,9 +71,7 @@ def test_a_width_goes_before_the_styles(made: Made) -> None:
 @pytest.mark.parametrize("sigma", [SIGMA, SIGMA[:6], np.linspace(0.1, 1, 10).tolist()])
 @pytest.mark.parametrize("width", [3.25, 5.5])
 @pytest.mark.long
-def test_no_power_stands_on_the_line_at_one(
-    tmp_path: Path, sigma: list[float], width: float
-) -> None:
+def test_no_power_stands_on_the_line_at_one(tmp_path, sigma, width):
     figure = "5a" if sigma[-1] == 1 else "6"
     FIGURES["probe"] = (
         *FIGURES[figure][:4],
@@ -100,7 +94,7 @@ def test_no_power_stands_on_the_line_at_one(
     assert checked >= 5
 
 
-def test_words_that_fit_nowhere_beside_the_line_break(made: Made) -> None:
+def test_words_that_fit_nowhere_beside_the_line_break(made):
     (page,) = made("3a", Paper(width=3.25))
     ax = page.figure.axes[0]
     with styled(Paper(width=3.25)):
@@ -108,7 +102,7 @@ def test_words_that_fit_nowhere_beside_the_line_break(made: Made) -> None:
     assert ax.texts[-1].get_text() == "σ³ (layers 1–2)\nσ⁵ (layers 3–4)"
 
 
-def test_columns_fold_and_panels_say_what_they_are(made: Made) -> None:
+def test_columns_fold_and_panels_say_what_they_are(made):
     (page,) = made("3a", Paper(width=3.25))
     titles = [ax.get_title() for ax in page.figure.axes]
     assert [title.partition(",")[0] for title in titles] == [
@@ -124,7 +118,7 @@ def sweep(tmp_path: Path, **settings: Any) -> FigureSpec:
     return FigureSpec("3a", "sigma", "growth", [(None, 1.0)], paper=Paper(**settings))
 
 
-def test_panels_are_picked_in_their_order(tmp_path: Path) -> None:
+def test_panels_are_picked_in_their_order(tmp_path):
     (page,) = _pages_of(tmp_path, panels=["W_Q:H", "W_V:H_o"])
     assert [ax.get_title() for ax in page.figure.axes] == [
         "$W_{\\mathrm{Q}}$, $H$: full Hessian",
@@ -149,7 +143,7 @@ def _pages_of(tmp_path: Path, **settings: Any) -> list[Page]:
 
 @pytest.mark.parametrize("figure", ["3a", "temperature", "few_blocks", "1"])
 @pytest.mark.long
-def test_every_panel_of_every_layout_can_stand_alone(made: Made, figure: str) -> None:
+def test_every_panel_of_every_layout_can_stand_alone(made, figure):
     (whole, *_) = made(figure, Paper())
     for name in whole.panels[:2]:
         alone = Paper(width=3.25, panels=[name])
@@ -169,7 +163,7 @@ def test_every_panel_of_every_layout_can_stand_alone(made: Made, figure: str) ->
                 assert overlaps(page.figure) == []
 
 
-def test_a_panel_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+def test_a_panel_that_is_not_there_lists_those_that_are(tmp_path):
     with pytest.raises(
         UserError,
         match=r"no panel 'W_V:Ho'[\s\S]*W_V:H_o, W_V:H_f, W_V:H, W_Q:H_o[\s\S]*'W_V:H_o'\?",
@@ -178,7 +172,7 @@ def test_a_panel_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
     assert not (tmp_path / "figures").exists()
 
 
-def test_formats_and_a_note_beside_the_figure(tmp_path: Path) -> None:
+def test_formats_and_a_note_beside_the_figure(tmp_path):
     paths = draw(sweep(tmp_path, formats=["svg"], note=False), tmp_path)
     assert [path.name for path in paths] == ["fig3a.svg", "fig3a.txt", "fig3a.csv"]
     note = paths[1].read_text()
@@ -193,7 +187,7 @@ def test_formats_and_a_note_beside_the_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
+def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path):
     spec = sweep(tmp_path, width=3.25, style="icml")
     first = {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
     assert first == {path.name: path.read_bytes() for path in draw(spec, tmp_path)}
@@ -205,9 +199,7 @@ def test_bytes_and_numbers_do_not_depend_on_the_paper(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_the_setting_that_matters_stands_in_the_note(
-    made: Made, tmp_path: Path
-) -> None:
+def test_the_setting_that_matters_stands_in_the_note(made, tmp_path):
     notes = {
         figure: made(figure, Paper())[0].figure.get_label()
         for figure in ("6", "7", "lines", "blocks", "network")
@@ -240,7 +232,7 @@ def test_the_setting_that_matters_stands_in_the_note(
     )
 
 
-def test_words_are_measured_and_cut_to_fit() -> None:
+def test_words_are_measured_and_cut_to_fit():
     with styled():
         assert width_of("mm") == pytest.approx(2 * width_of("m"), rel=0.1)
         assert fitting(["a long title of a panel", "short"], 0.4) == "short"
@@ -253,9 +245,7 @@ def test_words_are_measured_and_cut_to_fit() -> None:
         )
 
 
-def test_a_figure_prints_the_levels_that_levels_csv_holds(
-    made: Made, tmp_path: Path
-) -> None:
+def test_a_figure_prints_the_levels_that_levels_csv_holds(made, tmp_path):
     from hessfig.analysis.slopes import levels
 
     (page,) = made("3b_levels", Paper())
@@ -276,7 +266,7 @@ def test_a_figure_prints_the_levels_that_levels_csv_holds(
     assert "Levels: arithmetic mean over σ\xa0≤\xa00.1" in page.figure.get_label()
 
 
-def test_the_default_paper_is_that_of_the_config() -> None:
+def test_the_default_paper_is_that_of_the_config():
     from hessfig.config.schema import Config
 
     figure = Config().figure
@@ -290,7 +280,7 @@ def test_the_default_paper_is_that_of_the_config() -> None:
     )
 
 
-def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:
+def test_no_settings_are_known_without_a_manifest(tmp_path):
     write_sweep(
         pd.DataFrame(make_table(seeds=2, sigma=SIGMA[:4])), tmp_path, settings=None
     )
@@ -301,7 +291,7 @@ def test_no_settings_are_known_without_a_manifest(tmp_path: Path) -> None:
     assert "d_model" not in paths[1].read_text() and CONFIG["model"]["d_model"] == 128
 
 
-def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> None:
+def test_every_note_tells_what_is_changed_from_the_preset(tmp_path):
     """Settings that a note tells already are not told twice; the page is as much higher as the note is longer."""
     changed = changed_words(
         {
@@ -334,9 +324,7 @@ def test_every_note_tells_what_is_changed_from_the_preset(tmp_path: Path) -> Non
         ("a\tb", "a control character at character 2"),
     ],
 )
-def test_words_that_cannot_be_set_are_refused_with_the_place(
-    key: str, text: str, message: str
-) -> None:
+def test_words_that_cannot_be_set_are_refused_with_the_place(key, text, message):
     with pytest.raises(UserError, match=rf"figure\.{key}: .*{message}") as refused:
         Paper(**{key: text})
     assert "\x1b" not in str(refused.value)
@@ -345,16 +333,16 @@ def test_words_that_cannot_be_set_are_refused_with_the_place(
 @pytest.mark.parametrize(
     "text", [r"width $\sigma^2$", "5 $", r"\$5 and \$6", "two\nlines", ""]
 )
-def test_words_that_can_be_set_pass(text: str) -> None:
+def test_words_that_can_be_set_pass(text):
     assert Paper(title=text).title == text
 
 
-def test_names_that_steer_a_terminal_are_no_words_of_a_figure() -> None:
+def test_names_that_steer_a_terminal_are_no_words_of_a_figure():
     assert plain("a\x1b[31m$b$") == r"a?[31m\$b\$"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_caption_names_no_settings(layout: str) -> None:
+def test_a_caption_names_no_settings(layout):
     how = (LAYOUTS[layout].pages.__doc__ or "").partition("How to read it:")[2]
     caption = re.split(r"\n\s*\n|Requires|Options", how)[0]
     assert caption and not re.findall(r"`?figure\.\w+|[Oo]ptions? `\w+", caption)

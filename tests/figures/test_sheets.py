@@ -19,7 +19,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts import figure_spec
 from hessfig.figures.parts.figure_spec import STEPS
 from hessfig.figures.parts.page import Paper, styled
-from hessfig.figures.parts.panel_sheet import APART, SHARED, Sheet, SheetStyle
+from hessfig.figures.parts.panel_sheet import APART, SHARED, Sheet
 from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from hessfig.register import REGISTER
@@ -29,7 +29,7 @@ SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 
 
 @pytest.mark.long
-def test_four_files_the_same_bytes_on_every_run(tmp_path: Path) -> None:
+def test_four_files_the_same_bytes_on_every_run(tmp_path):
     write_sweep(make_table(seeds=3), tmp_path)
     paths = draw(SPEC, tmp_path)
     assert [path.name for path in paths] == [
@@ -47,7 +47,7 @@ def test_four_files_the_same_bytes_on_every_run(tmp_path: Path) -> None:
     assert sorted(there) == sorted(path.name for path in paths)
 
 
-def test_the_drawn_numbers_are_written(tmp_path: Path) -> None:
+def test_the_drawn_numbers_are_written(tmp_path):
     write_sweep(make_table(seeds=3), tmp_path)
     numbers = pd.read_csv(draw(SPEC, tmp_path)[-1])
     assert len(numbers) == 60
@@ -57,7 +57,7 @@ def test_the_drawn_numbers_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_settings_of_the_caller_stay(tmp_path: Path) -> None:
+def test_settings_of_the_caller_stay(tmp_path):
     write_sweep(make_table(seeds=2), tmp_path)
     with mpl.rc_context({"font.size": 33, "savefig.dpi": 10}):
         before = dict(mpl.rcParams)
@@ -66,19 +66,19 @@ def test_settings_of_the_caller_stay(tmp_path: Path) -> None:
     assert first == [path.read_bytes() for path in draw(SPEC, tmp_path)]
 
 
-def test_a_sweep_that_was_not_run_names_its_command(tmp_path: Path) -> None:
+def test_a_sweep_that_was_not_run_names_its_command(tmp_path):
     for layout in sorted(LAYOUTS):
         with pytest.raises(UserError, match="hessfig run sweep=sigma"):
             draw(FigureSpec("3a", "sigma", layout), tmp_path / "outputs")
     assert not (tmp_path / "outputs").exists()
 
 
-def test_unknown_layout(tmp_path: Path) -> None:
+def test_unknown_layout(tmp_path):
     with pytest.raises(UserError, match=r"did you mean 'growth'\?"):
         draw(FigureSpec("3a", "sigma", "grwth"), tmp_path)
 
 
-def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path: Path) -> None:
+def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path):
     windows = [(None, 1.0)]
     folder = write_sweep(make_table(seeds=4, wander=0.5, noise=0.3), tmp_path)
     slopes.write_slopes(folder, windows)
@@ -102,9 +102,7 @@ _REFUSED = [
 
 
 @pytest.mark.parametrize(("layout", "key"), _REFUSED)
-def test_settings_without_an_effect_are_refused(
-    layout: str, key: str, tmp_path: Path
-) -> None:
+def test_settings_without_an_effect_are_refused(layout, key, tmp_path):
     spec = FigureSpec("3a", "sigma", layout, **{key: "model.d_model"})
     with pytest.raises(
         UserError,
@@ -117,9 +115,7 @@ NEEDY = [layout for layout, one in LAYOUTS.items() if one.requires]
 
 
 @pytest.mark.parametrize("layout", NEEDY)
-def test_a_table_without_what_a_layout_requires_is_refused(
-    layout: str, tmp_path: Path
-) -> None:
+def test_a_table_without_what_a_layout_requires_is_refused(layout, tmp_path):
     """A table of norms lacks all of it; one whose numbers are not finite lacks them too."""
     norms = make_table(seeds=1, sigma=[0.1, 1.0])
     spec = FigureSpec("x", "sigma", layout)
@@ -147,7 +143,7 @@ def test_a_table_without_what_a_layout_requires_is_refused(
                 list(LAYOUTS[layout].draw(spec, folder))
 
 
-def test_layouts_along_a_training_say_so() -> None:
+def test_layouts_along_a_training_say_so():
     said = {
         name
         for name, one in LAYOUTS.items()
@@ -160,12 +156,7 @@ def test_layouts_along_a_training_say_so() -> None:
     ("layout", "options"),
     [("heat", {"quantities": ["frobenius", "trace"]}), ("growth", {})],
 )
-def test_a_sweep_is_read_once(
-    layout: str,
-    options: dict[str, object],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sweep_is_read_once(layout, options, tmp_path, monkeypatch):
     tables = [
         make_table(seeds=1, sigma=[0.1, 1.0], quantity=name)
         for name in ("frobenius", "trace")
@@ -184,9 +175,7 @@ def test_a_sweep_is_read_once(
 
 
 @pytest.mark.parametrize("layout", sorted(LAYOUTS))
-def test_options_that_a_layout_does_not_know_are_refused(
-    layout: str, tmp_path: Path
-) -> None:
+def test_options_that_a_layout_does_not_know_are_refused(layout, tmp_path):
     known = LAYOUTS[layout].options
     wrong, hint = (
         (f"{known[0]}x", f"did you mean '{known[0]}'") if known else ("colour", "none")
@@ -208,9 +197,7 @@ def test_options_that_a_layout_does_not_know_are_refused(
         ("growth", {"quantity": "trase"}),
     ],
 )
-def test_options_of_other_types_are_explained(
-    layout: str, options: dict[str, object], tmp_path: Path
-) -> None:
+def test_options_of_other_types_are_explained(layout, options, tmp_path):
     write_sweep(make_table(seeds=2), tmp_path)
     with pytest.raises(UserError, match="allowed"):
         draw(FigureSpec("3a", "sigma", layout, [(None, 1.0)], options), tmp_path)
@@ -245,7 +232,7 @@ def of_strange_variants(tmp_path: Path) -> Path:
     ["growth", "growth_by_depth", "linear_axes", "one_panel", "pairs", "lines"],
 )
 @pytest.mark.long
-def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> None:
+def test_names_of_pages_are_plain_and_different(layout, tmp_path):
     folder = of_strange_variants(tmp_path)
     with styled():
         pages = list(
@@ -263,7 +250,7 @@ def test_names_of_pages_are_plain_and_different(layout: str, tmp_path: Path) -> 
 
 
 @pytest.mark.long
-def test_no_text_of_a_table_leads_out_of_the_figures_folder(tmp_path: Path) -> None:
+def test_no_text_of_a_table_leads_out_of_the_figures_folder(tmp_path):
     of_strange_variants(tmp_path)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     paths = draw(FigureSpec("../3a", "sigma", "bars", [(None, 1.0)]), tmp_path)
@@ -277,7 +264,7 @@ def test_no_text_of_a_table_leads_out_of_the_figures_folder(tmp_path: Path) -> N
     assert {path.parent for path in paths} == {tmp_path / "figures"}
 
 
-def test_variants_that_read_alike_have_files_of_their_own() -> None:
+def test_variants_that_read_alike_have_files_of_their_own():
     networks = [("model.a=x/y", 1), ("model.a=x y", 1), ("model.b=2", 1)]
     assert [page_suffix(*one, networks) for one in networks] == [
         "_a_x_y_1",
@@ -286,7 +273,7 @@ def test_variants_that_read_alike_have_files_of_their_own() -> None:
     ]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path):
     write_sweep(make_table(seeds=2), tmp_path)
     (tmp_path / "figures").write_text("in the way")
     with pytest.raises(UserError, match="cannot write"):
@@ -302,9 +289,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("width", [2.0, 5.5])
-def test_panels_stand_as_many_inches_apart_as_the_style_says(
-    style: SheetStyle, width: float
-) -> None:
+def test_panels_stand_as_many_inches_apart_as_the_style_says(style, width):
     """On a page that holds the columns, and folded: every panel has the style's height, and one width."""
     paper = Paper(width=width)
     with styled(paper):
@@ -328,14 +313,14 @@ def test_panels_stand_as_many_inches_apart_as_the_style_says(
         assert gaps == pytest.approx([sheet.across] * len(gaps))
 
 
-def test_every_layout_says_how_to_read_it_and_what_it_requires() -> None:
+def test_every_layout_says_how_to_read_it_and_what_it_requires():
     for layout in LAYOUTS.values():
         assert "How to read it:" in (layout.pages.__doc__ or "") and "Requires:" in (
             layout.pages.__doc__ or ""
         )
 
 
-def test_the_reading_wing_stands_alone() -> None:
+def test_the_reading_wing_stands_alone():
     code = (
         "import sys, hessfig.figures.sheets;"
         "import hessfig.analysis.slopes.fit, hessfig.analysis.slopes.gate;"

@@ -26,7 +26,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", study_figures.DRAWN)
 @pytest.mark.long
-def test_all_formats_are_written(name: str, outputs: Path) -> None:
+def test_all_formats_are_written(name, outputs):
     paths = study_figures.DRAWN[name](outputs)
     assert {path.name for path in paths} == {
         f"fig{name}.{kind}" for kind in ("pdf", "png", "svg", "csv")
@@ -36,7 +36,7 @@ def test_all_formats_are_written(name: str, outputs: Path) -> None:
     )
 
 
-def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
+def test_spectrum_panel_draws_every_eigenvalue_twice(outputs):
     tables = {
         name: pd.read_csv(outputs / "scalar" / f"{name}.csv")
         for name in study_figures.TABLES
@@ -48,7 +48,7 @@ def test_spectrum_panel_draws_every_eigenvalue_twice(outputs: Path) -> None:
     )
 
 
-def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs: Path) -> None:
+def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs):
     tables = {
         name: pd.read_csv(outputs / "scalar" / f"{name}.csv")
         for name in study_figures.TABLES
@@ -62,7 +62,7 @@ def test_sink_panels_draw_bulk_and_three_outliers_for_each_kind(outputs: Path) -
         assert labels == ["bulk", "outlier 1", "outlier 2", "outlier 3"]
 
 
-def test_numbers_hold_all_that_is_drawn(outputs: Path) -> None:
+def test_numbers_hold_all_that_is_drawn(outputs):
     tables = {
         name: pd.read_csv(outputs / "scalar" / f"{name}.csv")
         for name in study_figures.TABLES
@@ -76,7 +76,7 @@ def test_numbers_hold_all_that_is_drawn(outputs: Path) -> None:
     ) + len(tables["ggn"]) + len(tables["sinks"])
 
 
-def test_bounds_are_drawn_against_sigma(outputs: Path) -> None:
+def test_bounds_are_drawn_against_sigma(outputs):
     table = pd.read_csv(outputs / "bounds" / "looseness.csv")
     whole = study_figures.bounds_sheet(table).axes[0]
     curves = {
@@ -92,6 +92,6 @@ def test_bounds_are_drawn_against_sigma(outputs: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "table"), [("scalar", "spectrum.csv"), ("bounds", "looseness.csv")]
 )
-def test_a_missing_table_is_named(name: str, table: str, tmp_path: Path) -> None:
+def test_a_missing_table_is_named(name, table, tmp_path):
     with pytest.raises(UserError, match=rf"(?s){table} is missing.*hessfig plot"):
         study_figures.DRAWN[name](tmp_path)

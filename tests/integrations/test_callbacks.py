@@ -28,7 +28,7 @@ def steps(folder: Path) -> list[int]:
 
 
 @pytest.mark.long
-def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
+def test_a_trainer_of_transformers_is_watched(tmp_path):
     """Its weights are, to the bit, those of a training without a monitor."""
     pytest.importorskip("accelerate", reason="accelerate is not installed")
     from hessfig.integrations.transformers import MonitorCallback
@@ -80,7 +80,7 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_lightning_training_is_watched(tmp_path: Path) -> None:
+def test_a_lightning_training_is_watched(tmp_path):
     pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from hessfig.integrations.lightning import MonitorCallback
 
@@ -120,7 +120,7 @@ def test_a_lightning_training_is_watched(tmp_path: Path) -> None:
     assert steps(tmp_path / "mine") == [0, 3, 6]
 
 
-def test_a_function_is_told_of_every_measurement(tmp_path: Path) -> None:
+def test_a_function_is_told_of_every_measurement(tmp_path):
     told = []
     watch = watched.monitor(
         watched.network(),
@@ -132,7 +132,7 @@ def test_a_function_is_told_of_every_measurement(tmp_path: Path) -> None:
     assert told == [(0, ["loss"]), (3, ["loss"])]
 
 
-def test_a_logger_that_fails_loses_no_measurement(tmp_path: Path) -> None:
+def test_a_logger_that_fails_loses_no_measurement(tmp_path):
     """It is said once, as a warning at the line of the loop, and ends the training only where that is asked for."""
 
     def broken(values: Any, step: int) -> None:
@@ -162,9 +162,7 @@ def test_a_logger_that_fails_loses_no_measurement(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", LOGGERS)
 @pytest.mark.long
-def test_loggers_are_chosen_by_name(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loggers_are_chosen_by_name(name, tmp_path, monkeypatch):
     """With the real package, offline, in a folder of the test."""
     library = {"tensorboard": "tensorboard"}.get(name, LOGGERS[name][0])
     if importlib.util.find_spec(library) is None:

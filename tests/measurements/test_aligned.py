@@ -36,9 +36,7 @@ def columns(network: LinearisedNetwork) -> dict[Matrix, LinearisedColumn]:
 
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
 @pytest.mark.long
-def test_unbiased_with_honest_errors(
-    columns: dict[Matrix, LinearisedColumn], matrix: Matrix
-) -> None:
+def test_unbiased_with_honest_errors(columns, matrix):
     column, parts = columns[matrix], list(PARTS)
     oracle = dense_norms(column, parts)
     found = [
@@ -54,9 +52,7 @@ def test_unbiased_with_honest_errors(
         assert ((frobs - exact).abs() < 2 * sems).double().mean() > 0.8, part
 
 
-def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(
-    network: LinearisedNetwork,
-) -> None:
+def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(network):
     column = network.column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].value
     found = [
@@ -69,7 +65,7 @@ def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(
     assert abs(squares.mean() - exact**2) < 4 * squares.std() / REPEATS**0.5
 
 
-def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes() -> None:
+def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes():
     draw = stream(0, "kronecker")
     factors = [torch.randn(8, 3, generator=draw, dtype=torch.float64) for _ in range(2)]
     block = torch.kron(*(factor @ factor.T for factor in factors))
@@ -90,7 +86,7 @@ def test_a_kronecker_block_is_found_with_less_error_than_by_plain_probes() -> No
     assert spread["aligned"] < 0.8 * spread["plain"]
 
 
-def test_what_is_not_finite_is_told_and_not_hidden() -> None:
+def test_what_is_not_finite_is_told_and_not_hidden():
     block = torch.full((4, 4), float("inf"), dtype=torch.float64)
     column = MatrixColumn(
         {(Matrix.W_V, part): block for part in (Part.H_o, Part.H_f)}, weight=(2, 2)
@@ -99,7 +95,7 @@ def test_what_is_not_finite_is_told_and_not_hidden() -> None:
     assert not math.isfinite(norms[Matrix.W_V, Part.H].value)
 
 
-def test_exact_zero_stays_zero(network: LinearisedNetwork) -> None:
+def test_exact_zero_stays_zero(network):
     top = network.column(2, Matrix.W_V, [Matrix.W_V])
     norms = aligned(top, Matrix.W_V, list(PARTS), 9, generator=stream(0))
     assert norms[Matrix.W_V, Part.H_f].value == 0.0

@@ -69,15 +69,13 @@ def numbers(
 @pytest.mark.parametrize(
     ("error", "spread", "share"), [(0.1, 0.2, 0.1), (0.05, 0.2, 0.1), (0.1, 0.2, 0.5)]
 )
-def test_the_rule_gives_the_probes_at_which_error_is_its_share(
-    error: float, spread: float, share: float
-) -> None:
+def test_the_rule_gives_the_probes_at_which_error_is_its_share(error, spread, share):
     expected = max(8 * error**2 / (share * spread**2), FEWEST_PROBES)
     found = probes_needed(numbers(error, spread), share, ceiling=100)
     assert found == pytest.approx(expected, rel=0.1, abs=1)
 
 
-def test_blocks_are_pooled_and_the_ceiling_holds() -> None:
+def test_blocks_are_pooled_and_the_ceiling_holds():
     rows = numbers(0.1, 0.2)
     twice = [{**row, "layer": 2} for row in rows]
     assert probes_needed([*rows, *twice], 0.1, ceiling=100) == probes_needed(
@@ -88,7 +86,7 @@ def test_blocks_are_pooled_and_the_ceiling_holds() -> None:
     assert probes_needed(rows, 0.1, ceiling=3) == 3
 
 
-def test_probes_are_linear_in_log_sigma_between_the_pilots() -> None:
+def test_probes_are_linear_in_log_sigma_between_the_pilots():
     allocation = Allocation({"W_V": {0.01: 20, 0.1: 10}, "W_Q": {0.1: 6}})
     columns = [
         allocation.at(sigma)
@@ -99,7 +97,7 @@ def test_probes_are_linear_in_log_sigma_between_the_pilots() -> None:
     assert Allocation().at(0.1) == {}
 
 
-def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
+def test_pilots_are_other_networks_and_only_for_variants_that_probe():
     cells = Sweep([("", config())]).pilots
     assert len(cells) == 2 * PILOT_REPEATS == len({cell.seed for cell in cells})
     assert all(cell.seed < 0 for cell in cells) and {cell.sigma for cell in cells} == {
@@ -112,7 +110,7 @@ def test_pilots_are_other_networks_and_only_for_variants_that_probe() -> None:
     ).pilots
 
 
-def test_pilots_cost_at_most_a_quarter_of_the_cells() -> None:
+def test_pilots_cost_at_most_a_quarter_of_the_cells():
     by_cost = EstimatorConfig(method=Method.auto, num_probes=20)
     few, many = (
         Sweep([("", config(estimator=by_cost, seeds=seeds))]) for seeds in (2, 40)
@@ -130,7 +128,7 @@ def test_pilots_cost_at_most_a_quarter_of_the_cells() -> None:
     assert few.notes[0] in preview.describe_plan(few)
 
 
-def test_a_run_without_pilots_says_so(tmp_path: Path) -> None:
+def test_a_run_without_pilots_says_so(tmp_path):
     by_cost = EstimatorConfig(method=Method.auto, num_probes=20)
     summary = run_sweep(Sweep([("", config(tmp_path, estimator=by_cost, seeds=1))]))
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
@@ -138,9 +136,7 @@ def test_a_run_without_pilots_says_so(tmp_path: Path) -> None:
     assert manifest["variants"][0]["probes"] == 20 and summary.measured == 2
 
 
-def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(
-    tmp_path: Path,
-) -> None:
+def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path):
     variants = [("", config(tmp_path))]
     assert "16 cells of other seeds, 0 done" in preview.describe_plan(Sweep(variants))
     first, again = run_sweep(Sweep(variants)), run_sweep(Sweep(variants))
@@ -165,7 +161,7 @@ def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(
     assert (written["seed"] >= 0).all()
 
 
-def test_only_what_is_probed_decides(tmp_path: Path) -> None:
+def test_only_what_is_probed_decides(tmp_path):
     """The last layer's norms are exact, without error and without probes: the rule must not see them."""
     variants = [("", config(tmp_path))]
     run_sweep(Sweep(variants))
@@ -178,9 +174,7 @@ def test_only_what_is_probed_decides(tmp_path: Path) -> None:
         assert count == probes_needed(lower, 0.01, ceiling=12)
 
 
-def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(
-    tmp_path: Path,
-) -> None:
+def test_the_allocation_does_not_depend_on_the_sweep_s_own_seeds(tmp_path):
     run_sweep(Sweep([("", config(tmp_path))]))
     found = [
         Sweep([("", config(tmp_path, first_seed=seed))]).allocations[0]

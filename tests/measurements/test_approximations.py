@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ def numbers(block: Tensor, made: Tensor) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["softmax", "two layers", "post"])
-def test_kfac_sees_every_position_whether_it_is_scored_or_not(name: str) -> None:
+def test_kfac_sees_every_position_whether_it_is_scored_or_not(name):
     """Inputs are those that a plain call of the network gives each map; only outputs that are scored send back."""
     problem = toy_problem(ARCHITECTURES[name])
     (side,), seen = SampleGradients(problem, torch.Generator()).sides, {}
@@ -182,7 +181,7 @@ OF_THE_BLOCK = {A.diagonal, A.soap, A.kfoc, A.kronecker_sum}
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_every_number_is_that_of_the_matrices(network: str) -> None:
+def test_every_number_is_that_of_the_matrices(network):
     """The matrices are those of the same network as one's own; test_identities compares these with definitions."""
     model, task, matrices = NETWORKS[network]
     problem = toy_problem(model, task)
@@ -243,7 +242,7 @@ class Transposed(nn.Module):
         return self.last(torch.tanh(self.first(rows.transpose(0, 1))).mean(0))
 
 
-def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
+def test_inputs_that_are_not_sample_by_sample_are_refused():
     rows = torch.randn(
         4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
     )
@@ -261,7 +260,7 @@ def test_inputs_that_are_not_sample_by_sample_are_refused() -> None:
     assert "ekfac_error" in set(table["quantity"])
 
 
-def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac() -> None:
+def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac():
     """The convolutions hold their weights in linear maps that are never called."""
     model = ModelConfig(kind=Kind.cnn, n_heads=1, d_mlp=2, mlp=MLP.gelu)
     task = replace(PICTURES, batch_size=2)
@@ -282,7 +281,7 @@ def test_a_map_whose_weight_is_used_without_a_call_has_no_kfac() -> None:
 
 @pytest.mark.parametrize("approximation", ["expand", "reduce", "eigenvalues"])
 @pytest.mark.parametrize("name", [Matrix.W_Q, Matrix.W_in, Matrix.W_U])
-def test_factors_are_those_of_curvlinops(name: Matrix, approximation: str) -> None:
+def test_factors_are_those_of_curvlinops(name, approximation):
     """With one scored position curvlinops' factors are exact too; with several it adds them up before it squares."""
     problem = toy_problem(VIT, PICTURES)
 
@@ -316,8 +315,8 @@ def test_factors_are_those_of_curvlinops(name: Matrix, approximation: str) -> No
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
 @pytest.mark.parametrize(("seed", "batch_size"), [(0, 1), (1, 4), (2, 9)])
 def test_the_value_block_is_one_kronecker_product_and_kfac_is_another(
-    attention: Attention, seed: int, batch_size: int
-) -> None:
+    attention, seed, batch_size
+):
     model = replace(ARCHITECTURES["bare"], attention=attention)
     task = toy_task(model, seed=seed, batch_size=batch_size)
     found = rows(
@@ -331,7 +330,7 @@ def test_the_value_block_is_one_kronecker_product_and_kfac_is_another(
     assert found["W_V", "H_o", "kfac_scale_error"][0] > 0.05
 
 
-def test_the_whole_taken_apart_by_weight_and_by_layer() -> None:
+def test_the_whole_taken_apart_by_weight_and_by_layer():
     model = replace(ARCHITECTURES["pre"], d_model=2, d_mlp=3)
     task = toy_task(model)
     problem = toy_problem(model, task)
@@ -396,7 +395,7 @@ def quantity_matrix(objective: Objective) -> Tensor:
 
 
 @pytest.mark.long
-def test_errors_of_probes_are_calibrated() -> None:
+def test_errors_of_probes_are_calibrated():
     model = ARCHITECTURES["heads"]
     task = toy_task(model)
     problem = toy_problem(model, task)
@@ -421,7 +420,7 @@ def test_errors_of_probes_are_calibrated() -> None:
         assert 0.6 < np.sqrt(np.mean(np.square(deviations))) < 1.7, key
 
 
-def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one() -> None:
+def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one():
     model = ARCHITECTURES["bare"]
     task = toy_task(model)
     problem = toy_problem(model, task)
@@ -440,7 +439,7 @@ def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one() -> None:
         assert exact[key][0] - 3 * (error or 0) < value < 2 * exact[key][0]
 
 
-def test_a_sum_of_as_many_kronecker_products_as_there_are_is_the_matrix() -> None:
+def test_a_sum_of_as_many_kronecker_products_as_there_are_is_the_matrix():
     matrix = torch.randn(
         12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
@@ -451,7 +450,7 @@ def test_a_sum_of_as_many_kronecker_products_as_there_are_is_the_matrix() -> Non
         torch.testing.assert_close(made, matrix, rtol=0, atol=1e-12)
 
 
-def test_adam_is_the_root_of_the_stored_moment(tmp_path: Path) -> None:
+def test_adam_is_the_root_of_the_stored_moment(tmp_path):
     config = training_config(
         tmp_path,
         step=[0, 20],
@@ -491,9 +490,7 @@ def test_adam_is_the_root_of_the_stored_moment(tmp_path: Path) -> None:
         (["all"], A.kfoc, "of the weight of one matrix"),
     ],
 )
-def test_what_a_block_cannot_have_is_refused_by_name(
-    blocks: list[str], name: Approximation, match: str
-) -> None:
+def test_what_a_block_cannot_have_is_refused_by_name(blocks, name, match):
     model = replace(ARCHITECTURES["pre"], n_layers=1)
     config = settings(model, toy_task(model), blocks, name)
     with pytest.raises(UserError, match=match) as caught:
@@ -508,9 +505,7 @@ def test_what_a_block_cannot_have_is_refused_by_name(
         (EstimatorConfig(Method.hutchinson, num_probes=2), "too few"),
     ],
 )
-def test_estimators_that_do_not_serve_are_refused(
-    estimator: EstimatorConfig, match: str
-) -> None:
+def test_estimators_that_do_not_serve_are_refused(estimator, match):
     model = ARCHITECTURES["softmax"]
     config = settings(model, toy_task(model), ["W_V"], estimator=estimator)
     with pytest.raises(UserError, match=match):
@@ -519,7 +514,7 @@ def test_estimators_that_do_not_serve_are_refused(
         )
 
 
-def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement() -> None:
+def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement():
     network = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 4))
     tokens = torch.randint(0, 5, (4, 2), generator=torch.Generator().manual_seed(0))
     problem = hessfig.Problem(network.double(), tokens, torch.tensor([0, 1, 2, 3]))

@@ -17,28 +17,28 @@ from hessfig.rng import stream
 REPEATS = 2000
 
 
-def test_the_formula_by_hand() -> None:
+def test_the_formula_by_hand():
     norm = root_of_mean(torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
     assert norm.value == pytest.approx(math.sqrt(3))
     assert norm.error == pytest.approx(math.sqrt(7 / 3) / (2 * math.sqrt(3)))
     assert norm.num_probes == 3
 
 
-def test_equal_samples_have_no_error() -> None:
+def test_equal_samples_have_no_error():
     assert root_of_mean(torch.full((5,), 4.0)) == Estimate(2.0, 0.0, 5)
 
 
-def test_zero_is_exact() -> None:
+def test_zero_is_exact():
     assert root_of_mean(torch.zeros(5)) == Estimate(0.0, 0.0, 5)
 
 
-def test_one_probe_has_no_error_to_report() -> None:
+def test_one_probe_has_no_error_to_report():
     norm = root_of_mean(torch.tensor([4.0]))
     assert norm.value == 2.0
     assert math.isnan(norm.error)
 
 
-def test_overflow_is_reported_not_hidden() -> None:
+def test_overflow_is_reported_not_hidden():
     assert root_of_mean(torch.tensor([1.0, math.inf])).value == math.inf
 
 
@@ -59,20 +59,20 @@ def estimates(num_probes: int) -> tuple[Tensor, Tensor, float]:
     return frob, sem, matrix.norm().item()
 
 
-def test_the_standard_error_is_the_spread_of_repeated_estimates() -> None:
+def test_the_standard_error_is_the_spread_of_repeated_estimates():
     """The spread of 2000 estimates is itself known to 1 / sqrt(2 * 2000) = 1.6 %; the delta method adds 1 / K."""
     frob, sem, _ = estimates(num_probes=50)
     ratio = (sem.square().mean().sqrt() / frob.std()).item()
     assert abs(ratio - 1) < 4 / math.sqrt(2 * REPEATS)
 
 
-def test_two_standard_errors_cover_as_often_as_they_should() -> None:
+def test_two_standard_errors_cover_as_often_as_they_should():
     frob, sem, true = estimates(num_probes=50)
     covered = ((frob - true).abs() < 1.96 * sem).double().mean().item()
     assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / REPEATS)
 
 
-def test_the_estimate_is_unbiased_to_first_order() -> None:
+def test_the_estimate_is_unbiased_to_first_order():
     frob, _, true = estimates(num_probes=50)
     error_of_mean = frob.std().item() / math.sqrt(REPEATS)
     assert abs(frob.square().mean().sqrt().item() - true) < 4 * error_of_mean

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -75,9 +73,7 @@ def twice(objective: Objective, request: Request) -> Measured:
 
 @pytest.mark.parametrize("name", quantities())
 @pytest.mark.long
-def test_a_quantity_gives_the_rows_of_its_row(
-    name: str, one_state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantity_gives_the_rows_of_its_row(name, one_state, monkeypatch):
     monkeypatch.setattr(slices, "_ANGLES", 4)
     (cell,) = Sweep(
         [
@@ -114,9 +110,7 @@ def one_state(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("way", [twice, f"{__name__}:twice"])
-def test_a_quantity_is_a_function_or_the_name_of_one(
-    way: Callable[[Objective, Request], Measured] | str,
-) -> None:
+def test_a_quantity_is_a_function_or_the_name_of_one(way):
     (cell,) = Sweep([("", replace(CONFIG, state=StateConfig()))]).cells
     problem = draw_problem(cell)
     assert (
@@ -127,7 +121,7 @@ def test_a_quantity_is_a_function_or_the_name_of_one(
     )
 
 
-def test_the_catalogue_is_read_without_torch() -> None:
+def test_the_catalogue_is_read_without_torch():
     program = (
         "import sys, hessfig.measurements.catalogue; sys.exit('torch' in sys.modules)"
     )
@@ -147,9 +141,7 @@ WITH_PART = Quantity("largest_weight", measure)
 """
 
 
-def test_a_quantity_of_weights_makes_a_table_that_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(OF_WEIGHTS)
     run_sweep(
@@ -198,9 +190,7 @@ QUANTITY = Quantity("twice", measure, has_part=False)
 """
 
 
-def test_two_rows_for_one_number_fail_where_they_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_rows_for_one_number_fail_where_they_are_made(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "twice.py").write_text(TWICE)
     with pytest.raises(UserError, match="gives two rows for one number"):
@@ -223,9 +213,7 @@ def test_two_rows_for_one_number_fail_where_they_are_made(
 @pytest.mark.parametrize(
     "kind", [Kind.transformer, Kind.vit, Kind.python, Kind.huggingface]
 )
-def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(
-    kind: Kind,
-) -> None:
+def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(kind):
     """K-FAC of 0.4.0 took the inputs of ignored targets too; of built-in networks there are none."""
     config = Config(model=ModelConfig(kind=kind))
     moved = {

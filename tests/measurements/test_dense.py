@@ -21,7 +21,7 @@ def column() -> LinearisedColumn:
     )
 
 
-def test_norms_are_those_of_the_oracle_and_exact() -> None:
+def test_norms_are_those_of_the_oracle_and_exact():
     oracle = dense_oracle(toy_problem(MODEL), 1, [Matrix.W_Q, Matrix.W_V])
     norms = dense_norms(column(), list(PARTS))
     assert set(norms) == {
@@ -34,11 +34,11 @@ def test_norms_are_those_of_the_oracle_and_exact() -> None:
         assert (norm.error, norm.num_probes) == (0.0, 0)
 
 
-def test_only_the_parts_asked_for_come_back() -> None:
+def test_only_the_parts_asked_for_come_back():
     assert {part for _, part in dense_norms(column(), [Part.H])} == {Part.H}
 
 
-def test_small_chunks_give_the_same_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_give_the_same_matrix(monkeypatch):
     whole = dense_blocks(column())
     monkeypatch.setattr(hutchinson, "MEMORY_BOUND", 3 * column().bytes_per_probe)
     for key, block in dense_blocks(column()).items():

@@ -32,14 +32,14 @@ def norms(
     return {(Matrix(block.row), part): norm for (block, part), norm in found.items()}
 
 
-def test_hutchinson_covers_the_dense_norm() -> None:
+def test_hutchinson_covers_the_dense_norm():
     exact = norms(EstimatorConfig(method=Method.dense))
     for key, norm in norms(EstimatorConfig(Method.hutchinson, num_probes=400)).items():
         assert abs(norm.value - exact[key].value) < 4 * norm.error
         assert norm.num_probes == 400
 
 
-def test_both_engines_give_the_same_estimate() -> None:
+def test_both_engines_give_the_same_estimate():
     ours, reference = (
         norms(EstimatorConfig(Method.hutchinson, products=products))
         for products in (Products.linearised, Products.curvlinops)
@@ -50,7 +50,7 @@ def test_both_engines_give_the_same_estimate() -> None:
 
 
 @pytest.mark.parametrize("col", [Matrix.W_Q, Matrix.W_V])
-def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col: Matrix) -> None:
+def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col):
     """Two scored positions of d_head 4 bound the rank by 8; ten leave-one-out sketches reach it."""
     model = ModelConfig(d_model=8, d_head=4)
     exact = norms(EstimatorConfig(method=Method.dense), model, col, batch_size=1)
@@ -61,13 +61,13 @@ def test_xtrace_is_exact_once_half_its_products_exceed_the_rank(col: Matrix) -> 
         assert norm.value == 0.0 or (math.isnan(norm.error) and norm.num_probes == 20)
 
 
-def test_xtrace_keeps_a_structural_zero_at_zero() -> None:
+def test_xtrace_keeps_a_structural_zero_at_zero():
     found = norms(EstimatorConfig(method=Method.xtrace, num_probes=6), col=Matrix.W_V)
     assert found[Matrix.W_V, Part.H_f] == Estimate(0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("method", [Method.hutchinson, Method.xtrace])
-def test_the_same_generator_repeats_every_bit(method: Method) -> None:
+def test_the_same_generator_repeats_every_bit(method):
     settings = EstimatorConfig(method=method, num_probes=6)
     first, second = (norms(settings) for _ in range(2))
     assert {key: norm.value for key, norm in first.items()} == {

@@ -72,7 +72,7 @@ def true_norms(column: MatrixColumn) -> dict[tuple[Matrix, Part], float]:
     return {key: norm.value for key, norm in dense_norms(column, PARTS).items()}
 
 
-def test_identity_probes_give_the_norm_exactly() -> None:
+def test_identity_probes_give_the_norm_exactly():
     column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     samples = squared_norms(column, PARTS, torch.eye(column.dim, dtype=torch.float64))
     for key, norm in dense_norms(column, PARTS).items():
@@ -81,7 +81,7 @@ def test_identity_probes_give_the_norm_exactly() -> None:
         )
 
 
-def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
+def test_the_mean_over_all_sign_vectors_is_the_squared_norm():
     column = random_column(9)
     signs = torch.tensor(list(product([-1.0, 1.0], repeat=9)), dtype=torch.float64).T
     samples = squared_norms(column, PARTS, signs)
@@ -91,7 +91,7 @@ def test_the_mean_over_all_sign_vectors_is_the_squared_norm() -> None:
         )
 
 
-def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
+def test_the_mean_over_all_sign_vectors_holds_for_a_network():
     model = ModelConfig(kind=Kind.self_attention, d_model=3)
     column = LinearisedNetwork(toy_problem(model), model).column(
         1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V]
@@ -104,7 +104,7 @@ def test_the_mean_over_all_sign_vectors_holds_for_a_network() -> None:
         )
 
 
-def test_the_three_parts_share_their_probes() -> None:
+def test_the_three_parts_share_their_probes():
     """||(H_o + H_f) v|| <= ||H_o v|| + ||H_f v|| holds probe by probe only when the probes are shared."""
     column = random_column(40)
     samples = squared_norms(
@@ -117,7 +117,7 @@ def test_the_three_parts_share_their_probes() -> None:
         assert (whole <= outer + functional + 1e-12).all()
 
 
-def test_the_estimate_is_within_its_own_error() -> None:
+def test_the_estimate_is_within_its_own_error():
     column = random_column(30)
     estimate = hutchinson(column, PARTS, 4000, generator=stream(2))
     for key, frob in true_norms(column).items():
@@ -125,7 +125,7 @@ def test_the_estimate_is_within_its_own_error() -> None:
         assert estimate[key].error < 0.01 * frob
 
 
-def test_the_same_stream_gives_the_same_bits() -> None:
+def test_the_same_stream_gives_the_same_bits():
     column = real_column("pre", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
     first, second = (
         hutchinson(column, PARTS, 12, generator=stream(5)) for _ in range(2)
@@ -133,7 +133,7 @@ def test_the_same_stream_gives_the_same_bits() -> None:
     assert first == second
 
 
-def test_more_probes_keep_the_first_ones() -> None:
+def test_more_probes_keep_the_first_ones():
     """Whole chunks of probes are untouched by how many follow, so their squared norms are too, bit for bit."""
     column = real_column("softmax", Matrix.W_Q, [Matrix.W_Q])
     few, many = (
@@ -152,7 +152,7 @@ def test_more_probes_keep_the_first_ones() -> None:
         assert all(torch.equal(before[key].values, after[key].values) for key in before)
 
 
-def test_chunks_depend_on_the_problem_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_depend_on_the_problem_alone(monkeypatch):
     column = random_column(4)
     probes = torch.ones(4, 12, dtype=torch.float64)
     assert [c.shape[1] for c in chunks(probes, column, 5)] == [5, 5, 2]
@@ -163,9 +163,7 @@ def test_chunks_depend_on_the_problem_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(
-    size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(size, monkeypatch):
     column = real_column("two layers", Matrix.W_V, [Matrix.W_V, Matrix.W_Q])
     reference = hutchinson(column, PARTS, 15, generator=stream(5))
     monkeypatch.setattr(module, "PROBES_AT_ONCE", size)
@@ -173,7 +171,7 @@ def test_the_size_of_a_chunk_changes_a_norm_by_rounding_only(
         assert math.isclose(norm.value, reference[key].value, rel_tol=1e-13)
 
 
-def test_probe_memory_grows_with_the_batch() -> None:
+def test_probe_memory_grows_with_the_batch():
     model = ARCHITECTURES["softmax"]
     small, large = (
         LinearisedNetwork(
@@ -186,7 +184,7 @@ def test_probe_memory_grows_with_the_batch() -> None:
     assert large == 10 * small > 0
 
 
-def test_mean_of_squared_norms_is_what_frobenius_sees() -> None:
+def test_mean_of_squared_norms_is_what_frobenius_sees():
     column = random_column(6)
     probes = rademacher(6, 7, generator=stream(9), dtype=torch.float64)
     by_hand = (column.blocks[Matrix.W_Q, Part.H_o] @ probes).square().sum(dim=0)

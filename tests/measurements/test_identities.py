@@ -21,6 +21,7 @@ from hessfig.curvature.approximations.signals import OutputSide
 from hessfig.curvature.problem import hooked
 from hessfig.errors import UserError
 from hessfig.terms import Approximation
+from tests.daily import daily
 from tests.double_backward import hessian, jacobian
 
 A = Approximation
@@ -684,23 +685,25 @@ def deviation(case: Case, name: Approximation) -> float:
         return IDENTITIES[name](case)
 
 
-def test_every_approximation_has_an_identity() -> None:
+def test_every_approximation_has_an_identity():
     assert {*IDENTITIES} | ELSEWHERE == {*Approximation}
 
 
-# The longest ones; mistakes in samples and masks are noticed by the others too.
-SLOW = (
-    "causal, padded",
-    "causal, float32 inside",
-    "an encoder's two masks",
-    "mask and positions",
+DAILY = (
+    "classes",
+    "weighted, ignored, smoothed",
+    "positions ignored",
+    "squares",
+    "squares of classes",
+    "a mask by sample",
+    "twice, beside and in sequence",
+    "recurrent inputs",
+    "a state of another axis",
 )
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in SLOW else n for n in CASES]
-)
-def test_identities_hold(name: str) -> None:
+@pytest.mark.parametrize("name", daily(CASES, *DAILY))
+def test_identities_hold(name):
     case = CASES[name]()
     names = [
         one for one in IDENTITIES if one != A.empirical_fisher or case.terms is not None

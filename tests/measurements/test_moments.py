@@ -50,7 +50,7 @@ def rows(
 
 
 @pytest.mark.parametrize("model", [DEEP, BARE])
-def test_jacobian_norms_are_those_of_explicit_jacobians(model: ModelConfig) -> None:
+def test_jacobian_norms_are_those_of_explicit_jacobians(model):
     problem = draw_problem(cell("jacobian_norm", model))
     found = rows("jacobian_norm", model)
     for (layer, name, _), row in found.items():
@@ -72,7 +72,7 @@ def test_jacobian_norms_are_those_of_explicit_jacobians(model: ModelConfig) -> N
     assert len(found) == 2 * model.n_layers
 
 
-def test_probed_jacobian_norms_know_their_error() -> None:
+def test_probed_jacobian_norms_know_their_error():
     exact = rows("jacobian_norm", DEEP)
     probed = rows(
         "jacobian_norm", DEEP, estimator=EstimatorConfig(Method.auto, num_probes=30)
@@ -83,7 +83,7 @@ def test_probed_jacobian_norms_know_their_error() -> None:
         assert abs(row["value"] - exact[place]["value"]) < 4 * row["error"]
 
 
-def test_jacobian_norms_of_anybodys_network() -> None:
+def test_jacobian_norms_of_anybodys_network():
     problem, _ = mlp()
     table = hessfig.measure(
         problem, blocks=["top", "W_2"], quantities=["jacobian_norm"], estimator="dense"
@@ -106,7 +106,7 @@ def test_jacobian_norms_of_anybodys_network() -> None:
 
 
 @pytest.mark.parametrize("model", [DEEP, BARE])
-def test_moments_are_those_of_explicit_tensors(model: ModelConfig) -> None:
+def test_moments_are_those_of_explicit_tensors(model):
     found = [
         [row["value"] for row in compute_cell(cell(f"moment_{order}", model)).rows]
         for order in (1, 2, 3)
@@ -150,7 +150,7 @@ def explicit_moments(model: ModelConfig) -> list[list[float]]:
     return moments
 
 
-def test_one_head_attends_alone() -> None:
+def test_one_head_attends_alone():
     one = rows(
         "zero_share",
         ModelConfig(kind=Kind.self_attention, d_model=4),
@@ -162,9 +162,7 @@ def test_one_head_attends_alone() -> None:
 
 @pytest.mark.parametrize("heads", [2, 4])
 @pytest.mark.parametrize("kind", [Kind.self_attention, Kind.transformer])
-def test_blocks_between_heads_of_the_functional_part_are_zero(
-    heads: int, kind: Kind
-) -> None:
+def test_blocks_between_heads_of_the_functional_part_are_zero(heads, kind):
     small = {"d_mlp": 6, "mlp": MLP.relu} if kind == Kind.transformer else {}
     model = ModelConfig(kind=kind, d_model=8, n_heads=heads, **small)
     found = rows(
@@ -203,8 +201,6 @@ def test_blocks_between_heads_of_the_functional_part_are_zero(
         ("zero_share", ModelConfig(d_model=256), {}, "GB of memory"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    name: str, model: ModelConfig, settings: dict[str, Any], words: str
-) -> None:
+def test_what_cannot_be_measured_is_refused(name, model, settings, words):
     with pytest.raises(UserError, match=f"(?s){words}"):
         cell(name, model, **settings)

@@ -18,7 +18,7 @@ def check(config: Config) -> None:
 DENSE = EstimatorConfig(method=Method.dense)
 
 
-def test_the_papers_size_is_too_large_for_dense_blocks() -> None:
+def test_the_papers_size_is_too_large_for_dense_blocks():
     with pytest.raises(
         UserError, match=r"column of blocks of W_V would take 8\.6 GB"
     ) as caught:
@@ -27,7 +27,7 @@ def test_the_papers_size_is_too_large_for_dense_blocks() -> None:
     assert "estimator=auto" in caught.value.remedy
 
 
-def test_the_blocks_of_a_column_are_held_together() -> None:
+def test_the_blocks_of_a_column_are_held_together():
     check(Config(estimator=DENSE, dtype=DType.float32))
     with pytest.raises(UserError, match=r"column of blocks of W_V would take 8\.6 GB"):
         check(
@@ -35,7 +35,7 @@ def test_the_blocks_of_a_column_are_held_together() -> None:
         )
 
 
-def test_the_whole_hessian_of_a_large_model_is_not_kept() -> None:
+def test_the_whole_hessian_of_a_large_model_is_not_kept():
     check(Config(quantities=["hessian"], model=ModelConfig(d_model=16)))
     with pytest.raises(
         UserError,
@@ -46,5 +46,5 @@ def test_the_whole_hessian_of_a_large_model_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("d_model", [16, 32, 64])
-def test_small_models_may_be_dense(d_model: int) -> None:
+def test_small_models_may_be_dense(d_model):
     check(Config(estimator=DENSE, model=ModelConfig(d_model=d_model)))

@@ -60,7 +60,7 @@ def eigenvalues(found: Measured) -> dict[tuple[int, str], np.ndarray]:
 
 
 @pytest.mark.long
-def test_every_quantity_agrees_with_the_eigenvalues() -> None:
+def test_every_quantity_agrees_with_the_eigenvalues():
     spectra = eigenvalues(compute_cell(cell("spectrum")))
     assert {part for _, part in spectra} == {"H_oT", "H_fT", "H"}
     norms, traces = (
@@ -87,7 +87,7 @@ def test_every_quantity_agrees_with_the_eigenvalues() -> None:
         )
 
 
-def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace() -> None:
+def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace():
     spectra = eigenvalues(compute_cell(cell("spectrum")))
     for layer in (1, 2):
         found = spectra[layer, "H_fT"]
@@ -95,7 +95,7 @@ def test_the_functional_part_has_pairs_of_eigenvalues_and_no_trace() -> None:
         assert values(compute_cell(cell("trace")), "trace")[layer, "H_fT"] == [0.0, 0.0]
 
 
-def test_single_weights_are_structural_zeros() -> None:
+def test_single_weights_are_structural_zeros():
     rows = compute_cell(cell("frobenius", blocks=["W_Q", "W_K", ["W_Q", "W_K"]])).rows
     status = {
         (row["row"], row["col"], row["part"]): row["status"]
@@ -111,7 +111,7 @@ def test_single_weights_are_structural_zeros() -> None:
 
 
 @pytest.mark.parametrize("method", [Method.auto, Method.aligned, Method.hutchinson])
-def test_the_outer_part_of_one_weight_is_its_hessian(method: Method) -> None:
+def test_the_outer_part_of_one_weight_is_its_hessian(method):
     settings = {"blocks": ["W_Q"], "estimator": EstimatorConfig(method, num_probes=8)}
     found = values(compute_cell(cell("frobenius", **settings)), "frobenius")
     for layer in (1, 2):
@@ -119,7 +119,7 @@ def test_the_outer_part_of_one_weight_is_its_hessian(method: Method) -> None:
         assert abs(ours - whole) <= (4 * (error + other) or 1e-14 * whole)
 
 
-def test_distances_of_subsets() -> None:
+def test_distances_of_subsets():
     rows = compute_cell(
         cell("hessian_distance", task=toy_task(MODEL, batch_size=8))
     ).rows
@@ -132,7 +132,7 @@ def test_distances_of_subsets() -> None:
     assert all(row["value"] == pytest.approx(0, abs=1e-12) for row in last)
 
 
-def test_keys_of_the_other_parts_stay() -> None:
+def test_keys_of_the_other_parts_stay():
     plain = cell("frobenius", parts=list(PARTS), blocks=["W_Q"])
     assert plain.science["settings"]["parts"] == ["H", "H_f", "H_o"]
     assert plain.key != cell("frobenius", parts=[Part.H_oT], blocks=["W_Q"]).key
@@ -161,19 +161,17 @@ def test_keys_of_the_other_parts_stay() -> None:
         ({"estimator": EstimatorConfig(Method.exact)}, "H_fT alone has an exact norm"),
     ],
 )
-def test_what_has_no_such_parts_is_refused(
-    settings: dict[str, Any], words: str
-) -> None:
+def test_what_has_no_such_parts_is_refused(settings, words):
     with pytest.raises(UserError, match=f"(?s){words}"):
         cell("frobenius", **settings)
 
 
-def test_networks_of_others_are_refused() -> None:
+def test_networks_of_others_are_refused():
     with pytest.raises(UserError, match=r"H_oT.*attention scores"):
         hessfig.measure(mlp()[0], parts=["H_oT"])
 
 
-def test_pictures_have_scores_too() -> None:
+def test_pictures_have_scores_too():
     model = ModelConfig(kind=Kind.vit, d_model=4, n_heads=2, patch=4)
     task = TaskConfig(data=Data.digits, batch_size=3)
     found = values(compute_cell(cell("frobenius", model, task=task)), "frobenius")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,9 +86,7 @@ def dense(objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     return gradient, torch.autograd.functional.hessian(value, flat), held
 
 
-def test_loss_gradient_and_products_are_those_of_dense_differentiation(
-    config: Config,
-) -> None:
+def test_loss_gradient_and_products_are_those_of_dense_differentiation(config):
     problem = draw_problem(cell(config, "loss"))
     gradient, hessian, _ = dense(problem)
     slope = LossGradient(problem)
@@ -105,9 +102,7 @@ def test_loss_gradient_and_products_are_those_of_dense_differentiation(
     assert (row["error"], row["layer"], row["row"], row["status"]) == (0.0, 0, "", "ok")
 
 
-def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(
-    config: Config,
-) -> None:
+def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(config):
     problem = draw_problem(cell(config, "loss"))
     gradient, _, held = dense(problem)
     by_name = dict(
@@ -131,7 +126,7 @@ def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(
         assert found == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_residual_stream_has_a_length_after_every_layer(config: Config) -> None:
+def test_the_residual_stream_has_a_length_after_every_layer(config):
     problem = draw_problem(cell(config, "loss"))
     found = {row["layer"]: row["value"] for row in rows(config, "residual_norm")}
     tokens, network = problem.batch.inputs, problem.network
@@ -144,7 +139,7 @@ def test_the_residual_stream_has_a_length_after_every_layer(config: Config) -> N
     )
 
 
-def test_accuracy_counts_whole_answers_and_digits(config: Config) -> None:
+def test_accuracy_counts_whole_answers_and_digits(config):
     found = {row["index"]: row for row in rows(config, "accuracy")}
     assert list(found) == [None, 1, 2, 3]  # two digits: no cascade of three
     assert all(0 <= row["value"] <= 1 for row in found.values())
@@ -153,9 +148,7 @@ def test_accuracy_counts_whole_answers_and_digits(config: Config) -> None:
     assert found[3]["error"] == pytest.approx(math.sqrt(share * (1 - share) / 20))
 
 
-def test_a_network_that_knows_the_answers_has_no_errors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch):
     class Knows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -177,7 +170,7 @@ def test_a_network_that_knows_the_answers_has_no_errors(
     assert torch.equal(right[:, 3], sums[:, 0] >= 5)
 
 
-def test_five_digits_have_cascades(tmp_path: Path) -> None:
+def test_five_digits_have_cascades(tmp_path):
     config = training_config(tmp_path, step=0, task=TaskConfig(digits=3, batch_size=2))
     names = [(row["quantity"], row["index"]) for row in rows(config, "accuracy", 0)]
     indices = [None, 1, 2, 3, 4]
@@ -186,18 +179,14 @@ def test_five_digits_have_cascades(tmp_path: Path) -> None:
     ]
 
 
-def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(
-    config: Config,
-) -> None:
+def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(config):
     problem = draw_problem(cell(config, "loss"))
     gradient, hessian, _ = dense(problem)
     expected = float(gradient @ hessian @ gradient / gradient.square().sum())
     assert along_gradient(problem) == pytest.approx(expected, rel=1e-8)
 
 
-def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(
-    config: Config,
-) -> None:
+def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(config):
     (row,) = rows(config, "batch_sharpness")
     assert row["num_probes"] == config.estimator.num_probes == 20
     assert row["error"] > 0 and row["value"] != 0
@@ -217,13 +206,13 @@ def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(
 
 
 @pytest.mark.parametrize("first", [1e-6, 0.3, 1.0, 1e4])
-def test_a_crossing_is_bracketed_from_wherever_it_is_looked_for(first: float) -> None:
+def test_a_crossing_is_bracketed_from_wherever_it_is_looked_for(first):
     found = crossing(lambda step: step * (step - 0.7) > 0, first=first)
     assert abs(found.value - 0.7) <= found.error <= 0.7 / 64
 
 
 @pytest.mark.parametrize("rises", [True, False])
-def test_a_line_without_a_crossing_has_no_error(rises: bool) -> None:
+def test_a_line_without_a_crossing_has_no_error(rises):
     assert crossing(lambda step: rises, first=1.0).error == 0.0
 
 
@@ -241,8 +230,8 @@ def quadratic(at: list[float], curvatures: list[float]) -> Objective:
 
 
 def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gradient(
-    config: Config,
-) -> None:
+    config,
+):
     from hessfig.measurements.stability import crossing_step
 
     problem = quadratic([1.0, 2.0, -1.0], [1.0, 3.0, 8.0])
@@ -261,7 +250,7 @@ def test_the_critical_step_of_a_quadratic_is_two_over_its_curvature_along_the_gr
     assert float(loss_of(problem)) == before  # the weights are put back
 
 
-def test_critical_sharpness_is_two_over_the_step(config: Config) -> None:
+def test_critical_sharpness_is_two_over_the_step(config):
     step, sharpness = rows(config, "critical_step")
     assert sharpness["value"] == pytest.approx(2 / step["value"])
     assert sharpness["error"] / sharpness["value"] == pytest.approx(
@@ -274,9 +263,7 @@ def test_critical_sharpness_is_two_over_the_step(config: Config) -> None:
 @pytest.mark.parametrize(
     "optimiser", [Optimiser.adamw, Optimiser.adam, Optimiser.sgd, Optimiser.gd]
 )
-def test_the_next_update_is_torchs_own(
-    config: Config, optimiser: Optimiser, step: int
-) -> None:
+def test_the_next_update_is_torchs_own(config, optimiser, step):
     data = TrainingData.fixed if optimiser == Optimiser.gd else TrainingData.fresh
     changes = {
         "optimiser": optimiser,
@@ -307,9 +294,7 @@ def test_the_next_update_is_torchs_own(
     )
 
 
-def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(
-    config: Config,
-) -> None:
+def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config):
     problem = draw_problem(cell(config, "loss"))
     _, hessian, held = dense(problem)
     kept = moments(config, sigma=0.3, seed=1, step=STEP)
@@ -331,7 +316,7 @@ def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(
     )
 
 
-def test_adaptive_sharpness_is_that_of_the_dense_matrix(config: Config) -> None:
+def test_adaptive_sharpness_is_that_of_the_dense_matrix(config):
     _, hessian, held = dense(draw_problem(cell(config, "loss")))
     size = torch.cat([one.detach().flatten() for one in held.values()]).abs()
     (row,) = rows(config, "adaptive_sharpness")
@@ -343,9 +328,7 @@ def test_adaptive_sharpness_is_that_of_the_dense_matrix(config: Config) -> None:
     ] <= 1e-5 * row["value"]
 
 
-def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is() -> (
-    None
-):
+def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is():
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Linear(4, 6, bias=False), nn.ReLU(), nn.Linear(6, 3, bias=False)
@@ -366,7 +349,7 @@ def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is(
     assert found[1]["largest_eigenvalue"] > 2 * found[0]["largest_eigenvalue"]
 
 
-def test_there_is_no_preconditioner_before_the_first_update(config: Config) -> None:
+def test_there_is_no_preconditioner_before_the_first_update(config):
     assert rows(config, "preconditioned_eigenvalue", 0) == []
 
 
@@ -383,7 +366,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("quantity", REFUSED)
-def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> None:
+def test_what_cannot_be_had_is_refused_before_anything_runs(quantity):
     from hessfig.config.enums import Data, Kind, State
     from hessfig.measurements.catalogue import quantity as quantity_of
     from hessfig.weights import Layout
@@ -400,7 +383,7 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(quantity: str) -> No
     assert caught.value.got and caught.value.allowed and caught.value.remedy
 
 
-def test_post_norm_and_no_norm_have_them_too(tmp_path: Path) -> None:
+def test_post_norm_and_no_norm_have_them_too(tmp_path):
     for norm in (Norm.none, Norm.post):
         config = training_config(tmp_path, step=2)
         config.model.norm = norm
@@ -417,9 +400,7 @@ def test_post_norm_and_no_norm_have_them_too(tmp_path: Path) -> None:
             )
 
 
-def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(
-    config: Config,
-) -> None:
+def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config):
     problem = draw_problem(cell(config, "loss"))
     batch, slopes = problem.batch, []
     for i in range(len(batch.inputs)):
@@ -436,7 +417,7 @@ def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(
     assert found["gradient_covariance_eigenvalue"] == pytest.approx(largest, rel=1e-8)
 
 
-def test_the_noise_scale_is_that_of_every_examples_gradient(config: Config) -> None:
+def test_the_noise_scale_is_that_of_every_examples_gradient(config):
     """Of the loss by itself: signal |G|^2 and noise tr(C), both without bias, from an explicit list of gradients."""
     problem = draw_problem(cell(config, "loss"))
     batch, slopes = problem.batch, []
@@ -457,12 +438,12 @@ def test_the_noise_scale_is_that_of_every_examples_gradient(config: Config) -> N
     assert found["error"] is None and found["status"] == "ok"
 
 
-def test_a_gradient_below_its_noise_has_no_noise_scale(config: Config) -> None:
+def test_a_gradient_below_its_noise_has_no_noise_scale(config):
     alone = replace(config, task=replace(config.task, batch_size=1))
     assert [row["status"] for row in rows(alone, "noise_scale")] == ["nonfinite"]
 
 
-def test_parameters_are_counted_by_block_and_in_all(config: Config) -> None:
+def test_parameters_are_counted_by_block_and_in_all(config):
     network = draw_problem(cell(config, "loss")).network
     found = {row["row"]: row["value"] for row in rows(config, "num_parameters")}
     assert found[""] == sum(one.numel() for one in network.parameters())
@@ -472,7 +453,7 @@ def test_parameters_are_counted_by_block_and_in_all(config: Config) -> None:
     )
 
 
-def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
+def test_spreads_are_those_of_scores_written_out(config):
     problem = draw_problem(cell(config, "loss"))
     network, tokens = problem.network, problem.batch.inputs
     layer = network.layers[0]
@@ -499,9 +480,7 @@ def test_spreads_are_those_of_scores_written_out(config: Config) -> None:
     ("optimiser", "factor"),
     [("adamw", 38.0), ("adam", 38.0), ("sgd", 3.0), ("gd", 2.0)],
 )
-def test_the_threshold_is_of_the_next_update(
-    config: Config, optimiser: str, factor: float
-) -> None:
+def test_the_threshold_is_of_the_next_update(config, optimiser, factor):
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
     chosen = replace(
         config.training,
@@ -520,9 +499,7 @@ def test_the_threshold_is_of_the_next_update(
 
 
 @pytest.mark.parametrize("optimiser", ["gd", "newton", "sgd"])
-def test_the_predicted_decrease_is_that_of_the_next_update(
-    config: Config, optimiser: str
-) -> None:
+def test_the_predicted_decrease_is_that_of_the_next_update(config, optimiser):
     """The states after one more update, and the dense Hessian along their difference."""
     chosen = replace(
         config.training,
@@ -559,7 +536,7 @@ def test_the_predicted_decrease_is_that_of_the_next_update(
     )
 
 
-def test_formulas_of_other_rules_are_refused(config: Config) -> None:
+def test_formulas_of_other_rules_are_refused(config):
     for settings in ({"optimiser": Optimiser.soap}, {"clip_norm": 1.0}):
         changed = replace(config, training=replace(config.training, **settings))
         for quantity in ("critical_step", "stability_threshold"):
@@ -576,7 +553,7 @@ def test_formulas_of_other_rules_are_refused(config: Config) -> None:
         )
 
 
-def test_a_constant_schedule_has_no_last_update(config: Config) -> None:
+def test_a_constant_schedule_has_no_last_update(config):
     """Its length is in no key, so no number may depend on it: here the warm-up goes on beyond it."""
     chosen = replace(config.training, schedule=Schedule.constant, warmup=100)
     lengths = [
@@ -589,7 +566,7 @@ def test_a_constant_schedule_has_no_last_update(config: Config) -> None:
     assert rates[0] == rates[1] == pytest.approx(chosen.learning_rate * 51 / 100)
 
 
-def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config: Config) -> None:
+def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config):
     changed = replace(
         config, training=replace(config.training, curvature=Curvature.whole, refresh=8)
     )
@@ -601,8 +578,8 @@ def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config: Config) ->
 
 @pytest.mark.parametrize("curvature", [Curvature.whole, Curvature.blocks])
 def test_a_cost_is_that_of_the_state_however_far_its_updates_lead(
-    config: Config, curvature: Curvature, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    config, curvature, monkeypatch
+):
     monkeypatch.setattr(training_dynamics, "_LONG", math.inf)
     far = replace(
         config.training,

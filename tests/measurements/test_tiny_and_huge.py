@@ -65,7 +65,7 @@ SCALED = [
 
 @pytest.mark.parametrize("scale", FAR)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_norms_traces_and_eigenvalues_scale(estimator: str, scale: float) -> None:
+def test_norms_traces_and_eigenvalues_scale(estimator, scale):
     quantities = [name for name in SCALED if name != "trace" or estimator != "aligned"]
     asked = {
         "estimator": estimator,
@@ -77,7 +77,7 @@ def test_norms_traces_and_eigenvalues_scale(estimator: str, scale: float) -> Non
 
 
 @pytest.mark.parametrize("scale", FAR)
-def test_xtrace_scales(scale: float) -> None:
+def test_xtrace_scales(scale):
     for parts in ("H", "H_o"):
         asked = {
             "estimator": "xtrace",
@@ -91,7 +91,7 @@ def test_xtrace_scales(scale: float) -> None:
 
 @pytest.mark.parametrize("scale", NARROW)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_float32_scales(estimator: str, scale: float) -> None:
+def test_float32_scales(estimator, scale):
     asked = {
         "estimator": estimator,
         "num_probes": 6,
@@ -109,7 +109,7 @@ def test_float32_scales(estimator: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", FAR)
-def test_all_parts_are_there_whatever_the_size(scale: float) -> None:
+def test_all_parts_are_there_whatever_the_size(scale):
     """None of the checks takes a small loss for none: the split, the batches' weights, the products."""
     found, truth = (measured(one, batches=3) for one in (scale, 1.0))
     assert {*found.index.get_level_values("part")} == {"H", "H_o", "H_f"}
@@ -117,7 +117,7 @@ def test_all_parts_are_there_whatever_the_size(scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", FAR)
-def test_densities_and_spectra_scale(scale: float) -> None:
+def test_densities_and_spectra_scale(scale):
     asked = {
         "quantities": ["density", "spectrum"],
         "parts": "H",
@@ -132,7 +132,7 @@ def test_densities_and_spectra_scale(scale: float) -> None:
 
 
 @pytest.mark.parametrize("scale", FAR)
-def test_curvatures_along_directions_scale(scale: float) -> None:
+def test_curvatures_along_directions_scale(scale):
     asked = {
         "quantities": ["along"],
         "parts": "H",
@@ -148,7 +148,7 @@ def test_curvatures_along_directions_scale(scale: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_lengths_of_any_size(dtype: torch.dtype) -> None:
+def test_lengths_of_any_size(dtype):
     x = torch.tensor([3.0, -4.0, 0.0], dtype=dtype)
     info = torch.finfo(dtype)
     for unit in (
@@ -169,7 +169,7 @@ def test_lengths_of_any_size(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e100])
-def test_ordinary_lengths_keep_their_bits(size: float) -> None:
+def test_ordinary_lengths_keep_their_bits(size):
     x = size * torch.randn(
         1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )

@@ -53,7 +53,7 @@ def dense_traces(found: Config) -> dict[tuple[int, str, str], float]:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_exact_and_dense_traces_are_those_of_dense_blocks(name: str) -> None:
+def test_exact_and_dense_traces_are_those_of_dense_blocks(name):
     settings = config(
         ARCHITECTURES[name], estimator=EstimatorConfig(Method.auto, num_probes=400)
     )
@@ -68,7 +68,7 @@ def test_exact_and_dense_traces_are_those_of_dense_blocks(name: str) -> None:
         assert row["status"] == ("structural_zero" if row["value"] == 0.0 else "ok")
 
 
-def test_the_last_layer_is_exact_whatever_its_size() -> None:
+def test_the_last_layer_is_exact_whatever_its_size():
     made = {}
     for d_model in (16, 17):  # 256 entries, and more
         model = ModelConfig(d_model=d_model, n_layers=2)
@@ -87,7 +87,7 @@ def test_the_last_layer_is_exact_whatever_its_size() -> None:
     assert made == {16: {1: "dense", 2: "exact"}, 17: {1: "hutchinson", 2: "exact"}}
 
 
-def test_sampled_traces_cover_the_truth_within_their_error() -> None:
+def test_sampled_traces_cover_the_truth_within_their_error():
     settings = config(
         ARCHITECTURES["two layers"],
         estimator=EstimatorConfig(Method.hutchinson, num_probes=300),
@@ -98,7 +98,7 @@ def test_sampled_traces_cover_the_truth_within_their_error() -> None:
         assert (row["num_probes"], row["estimator"]) == (300, "hutchinson")
 
 
-def test_float32_says_so() -> None:
+def test_float32_says_so():
     settings = config(ARCHITECTURES["two layers"], dtype=DType.float32, blocks=["W_V"])
     assert {(row["estimator"], row["dtype"]) for row in traces(settings).values()} == {
         ("dense", "float32"),
@@ -124,14 +124,12 @@ def test_float32_says_so() -> None:
         ),
     ],
 )
-def test_what_has_no_trace_is_refused(
-    settings: dict[str, object], message: str
-) -> None:
+def test_what_has_no_trace_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         Variant("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]
 
 
-def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace() -> None:
+def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace():
     settings = config(
         ModelConfig(d_model=4),
         blocks=["W_V", ["W_Q", "W_V"]],

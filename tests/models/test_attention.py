@@ -44,19 +44,19 @@ def by_hand(layer: SelfAttention, *, linear: bool, temperature: float = 1.0) -> 
 
 @pytest.mark.parametrize("kind", [Attention.softmax, Attention.linear])
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_one_head_by_hand(kind: Attention, temperature: float) -> None:
+def test_one_head_by_hand(kind, temperature):
     layer = attention(attention=kind, temperature=temperature)
     expected = by_hand(layer, linear=kind == Attention.linear, temperature=temperature)
     torch.testing.assert_close(layer(rows()), expected)
 
 
 @pytest.mark.parametrize("kind", Attention)
-def test_chosen_queries_are_rows_of_the_whole(kind: Attention) -> None:
+def test_chosen_queries_are_rows_of_the_whole(kind):
     layer = attention(attention=kind, n_heads=2)
     torch.testing.assert_close(layer(rows(), slice(2, 4)), layer(rows())[:, 2:4])
 
 
-def test_the_single_matrix_is_the_product_of_the_two() -> None:
+def test_the_single_matrix_is_the_product_of_the_two():
     pair, single = attention(), attention(query_key=QueryKey.single)
     for name in ("v", "o"):
         getattr(single, name).load_state_dict(getattr(pair, name).state_dict())

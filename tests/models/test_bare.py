@@ -17,7 +17,7 @@ def outputs(objective: Objective) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
-def test_the_linear_mlp_is_a_product_of_matrices(depth: int) -> None:
+def test_the_linear_mlp_is_a_product_of_matrices(depth):
     problem = toy_problem(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=2))
     network, batch = problem.network, problem.batch
     expected = (
@@ -32,7 +32,7 @@ def test_the_linear_mlp_is_a_product_of_matrices(depth: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [Attention.softmax, Attention.linear])
-def test_bare_attention_is_equation_one(kind: Attention) -> None:
+def test_bare_attention_is_equation_one(kind):
     problem = toy_problem(
         ModelConfig(
             kind=Kind.self_attention, d_model=4, attention=kind, temperature=1.3
@@ -45,7 +45,7 @@ def test_bare_attention_is_equation_one(kind: Attention) -> None:
     torch.testing.assert_close(outputs(problem), pattern @ v)
 
 
-def test_a_single_matrix_takes_the_place_of_two() -> None:
+def test_a_single_matrix_takes_the_place_of_two():
     model = ModelConfig(kind=Kind.self_attention, d_model=4)
     pair = toy_problem(model)
     single = toy_problem(
@@ -56,7 +56,7 @@ def test_a_single_matrix_takes_the_place_of_two() -> None:
     torch.testing.assert_close(outputs(single), outputs(pair))
 
 
-def test_heads_work_on_their_own_columns() -> None:
+def test_heads_work_on_their_own_columns():
     problem = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2))
     x, network = 0.7 * problem.batch.inputs, problem.network
     q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))

@@ -23,7 +23,7 @@ def weight_pairs(blocks: object, model: ModelConfig) -> list[tuple[str, str]]:
     ]
 
 
-def test_names_are_diagonal_blocks_and_lists_are_pairs() -> None:
+def test_names_are_diagonal_blocks_and_lists_are_pairs():
     assert weight_pairs(["W_V", ["W_Q", "W_K"]], MODEL) == [
         ("W_V", "W_V"),
         ("W_Q", "W_K"),
@@ -31,11 +31,11 @@ def test_names_are_diagonal_blocks_and_lists_are_pairs() -> None:
     assert weight_pairs("W_V", MODEL) == [("W_V", "W_V")]
 
 
-def test_repeats_count_once() -> None:
+def test_repeats_count_once():
     assert weight_pairs(["W_V", "W_V", ["W_V", "W_V"]], MODEL) == [("W_V", "W_V")]
 
 
-def test_all_is_every_unordered_pair_once() -> None:
+def test_all_is_every_unordered_pair_once():
     pairs = weight_pairs("all", MODEL)
     assert len(pairs) == len(set(map(frozenset, pairs))) == 9 * 10 // 2
 
@@ -53,9 +53,7 @@ def test_all_is_every_unordered_pair_once() -> None:
         (ModelConfig(kind=Kind.linear_mlp), "W"),
     ],
 )
-def test_each_architecture_has_its_own_weights(
-    model: ModelConfig, expected: str
-) -> None:
+def test_each_architecture_has_its_own_weights(model, expected):
     assert matrices_of(model) == [Matrix(name) for name in expected.split()]
 
 
@@ -72,13 +70,13 @@ def test_each_architecture_has_its_own_weights(
         ([3], "no weight named 3"),
     ],
 )
-def test_what_the_model_has_not_is_named(blocks: object, message: str) -> None:
+def test_what_the_model_has_not_is_named(blocks, message):
     with pytest.raises(UserError, match=message) as caught:
         weight_pairs(blocks, MODEL)
     assert "W_pos" in caught.value.allowed
 
 
-def test_a_misspelt_weight_gets_a_suggestion() -> None:
+def test_a_misspelt_weight_gets_a_suggestion():
     with pytest.raises(UserError, match="did you mean 'W_out'"):
         weight_pairs(["W_ot"], MODEL)
 
@@ -118,16 +116,14 @@ def test_a_misspelt_weight_gets_a_suggestion() -> None:
         ),
     ],
 )
-def test_the_setting_that_leaves_a_weight_out_is_named(
-    model: ModelConfig, blocks: object, message: str, remedy: str
-) -> None:
+def test_the_setting_that_leaves_a_weight_out_is_named(model, blocks, message, remedy):
     with pytest.raises(UserError) as caught:
         weight_pairs(blocks, model)
     assert re.search(message, caught.value.what)
     assert remedy in caught.value.remedy
 
 
-def test_groups_are_one_side_of_a_block() -> None:
+def test_groups_are_one_side_of_a_block():
     layout = layout_of(MODEL)
     assert weight_pairs(
         ["attention", ["mlp", "attention"], "layer", "embeddings"], MODEL
@@ -142,19 +138,19 @@ def test_groups_are_one_side_of_a_block() -> None:
     assert layout.size(0, "all") == sum(weight.size for weight in layout.weights)
 
 
-def test_a_group_the_network_has_not_is_refused() -> None:
+def test_a_group_the_network_has_not_is_refused():
     with pytest.raises(UserError, match="no weight named 'norms'"):
         weight_pairs(["norms"], MODEL)
 
 
-def test_each_and_all_mean_every_weight_and_every_pair() -> None:
+def test_each_and_all_mean_every_weight_and_every_pair():
     assert set(weight_pairs("each", MODEL)) == {
         (name, name) for name in matrices_of(MODEL)
     }
     assert weight_pairs(["all"], MODEL) == [("all", "all")]
 
 
-def test_pinned_names_reach_across_layers() -> None:
+def test_pinned_names_reach_across_layers():
     model = ARCHITECTURES["two layers"]
 
     def found(setting: object) -> list[Block]:
@@ -173,7 +169,7 @@ def test_pinned_names_reach_across_layers() -> None:
 
 
 @pytest.mark.parametrize("name", ["W_V@3", "W_V@0", "W_V@", "W_V@x", "W_U@1"])
-def test_a_layer_that_the_weight_is_not_in_is_refused(name: str) -> None:
+def test_a_layer_that_the_weight_is_not_in_is_refused(name):
     model = ARCHITECTURES["two layers"]
     with pytest.raises(UserError, match="is not in layer"):
         blocks_of([name], layout_of(model), model)

@@ -160,7 +160,7 @@ def close(found: Tensor, dense: Tensor, scale: float) -> None:
     torch.testing.assert_close(found, dense, rtol=0, atol=1e-10 * scale)
 
 
-def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f() -> None:
+def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f():
     """Of H_f too: it is no outer product of the outputs; of a group where a row and the column share a weight."""
     model, decay = ModelConfig(d_model=4, d_mlp=5), 0.3
     problem = toy_problem(
@@ -203,9 +203,7 @@ def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f() -> None:
     "products",
     [Products.linearised, pytest.param(Products.curvlinops, marks=pytest.mark.long)],
 )
-def test_every_route_gives_the_dense_hessian(
-    case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]], products: Products
-) -> None:
+def test_every_route_gives_the_dense_hessian(case, products):
     name, model, problem, dense = case
     column = Engines(problem, model, products).column(0, "all", [ALL])
     on_tape = products == Products.linearised and not name.startswith(NEVER_ON_THE_TAPE)
@@ -222,8 +220,8 @@ def test_every_route_gives_the_dense_hessian(
 
 @pytest.mark.long
 def test_columns_of_single_weights_are_the_dense_ones_and_vanish_where_that_is_promised(
-    case: tuple[str, ModelConfig, Objective, dict[Part, Tensor]],
-) -> None:
+    case,
+):
     _, model, problem, dense = case
     engines = Engines(problem, model, Products.linearised)
     vanish = kind(model.kind).is_structural_zero

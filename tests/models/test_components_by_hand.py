@@ -95,7 +95,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_attention_by_hand(name: str) -> None:
+def test_attention_by_hand(name):
     settings, pattern, query = BY_HAND[name]
     network, x = bare(**settings), draw(2, LENGTH, WIDTH)
     torch.testing.assert_close(
@@ -104,7 +104,7 @@ def test_attention_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("normed", [True, False])
-def test_differential_attention_by_hand(normed: bool) -> None:
+def test_differential_attention_by_hand(normed):
     network = bare(attention="differential", differential_norm=normed)
     x = draw(2, LENGTH, WIDTH)
     found = by_hand(
@@ -116,7 +116,7 @@ def test_differential_attention_by_hand(normed: bool) -> None:
 
 
 @pytest.mark.parametrize(("name", "power"), [("sparsemax", 1), ("entmax15", 2)])
-def test_sparse_patterns_solve_their_problem(name: str, power: int) -> None:
+def test_sparse_patterns_solve_their_problem(name, power):
     """Both are max(s / power - tau, 0)^power, whose sum falls in tau: bisection finds it."""
     scores = 2 * draw(3, 5, 7)
     low, high = scores.amin(-1, keepdim=True) - 2, scores.amax(-1, keepdim=True)
@@ -132,7 +132,7 @@ def test_sparse_patterns_solve_their_problem(name: str, power: int) -> None:
     assert (found == 0).any()
 
 
-def test_shared_keys_are_those_of_repeated_weights() -> None:
+def test_shared_keys_are_those_of_repeated_weights():
     shared = bare(n_kv_heads=1)
     whole = bare()
     x = draw(2, LENGTH, WIDTH)
@@ -142,7 +142,7 @@ def test_shared_keys_are_those_of_repeated_weights() -> None:
     torch.testing.assert_close(outputs(shared, x), outputs(whole, x))
 
 
-def test_gate_window_and_slopes_by_hand() -> None:
+def test_gate_window_and_slopes_by_hand():
     x = draw(2, LENGTH, WIDTH)
     apart = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs()
     network = bare(gate="output", window=2)
@@ -159,7 +159,7 @@ def test_gate_window_and_slopes_by_hand() -> None:
     )
 
 
-def test_rotations_tell_distances_alone() -> None:
+def test_rotations_tell_distances_alone():
     q = draw(1, WIDTH, name="q")
     k = draw(1, WIDTH, name="k")
     positions = torch.tensor([0, 3, 5, 8])
@@ -177,7 +177,7 @@ def test_rotations_tell_distances_alone() -> None:
     torch.testing.assert_close(turned[0][:, 0], first.real)
 
 
-def test_weights_of_a_gated_sandwich_by_hand() -> None:
+def test_weights_of_a_gated_sandwich_by_hand():
     settings = {
         "mlp": "swiglu",
         "norm": "sandwich",
@@ -201,7 +201,7 @@ def test_weights_of_a_gated_sandwich_by_hand() -> None:
 
 
 @pytest.mark.parametrize("norm_kind", ["layer", "rms"])
-def test_norm_eps_stands_in_every_norm(norm_kind: str) -> None:
+def test_norm_eps_stands_in_every_norm(norm_kind):
     settings = {
         "norm": "sandwich",
         "norm_kind": norm_kind,
@@ -222,9 +222,7 @@ def test_norm_eps_stands_in_every_norm(norm_kind: str) -> None:
     assert isinstance(layer.ln1, torch.nn.LayerNorm) == (norm_kind == "layer")
 
 
-def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every_row() -> (
-    None
-):
+def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every_row():
     """Causal rows allow different numbers of keys; equal values show the sum of a row's weights."""
     network = toy_problem(ModelConfig(d_model=4, centring=0.75)).network
     attention = network.layers[0].attn  # type: ignore[index, union-attr]
@@ -294,7 +292,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_components_that_exclude_each_other_are_refused(message: str) -> None:
+def test_components_that_exclude_each_other_are_refused(message):
     settings = dict(REFUSED[message])
     kind = Kind(settings.pop("kind", "transformer"))
     model = ModelConfig(kind=kind, **{"d_model": 8, **chosen(settings)})
@@ -320,9 +318,7 @@ def test_components_that_exclude_each_other_are_refused(message: str) -> None:
         ),
     ],
 )
-def test_changes_of_the_loss_are_refused_where_nobody_knows_them(
-    task: dict[str, Any], method: str, message: str
-) -> None:
+def test_changes_of_the_loss_are_refused_where_nobody_knows_them(task, method, message):
     settings = {
         key: type(getattr(TaskConfig(), key))(value) for key, value in task.items()
     }
@@ -334,7 +330,7 @@ def test_changes_of_the_loss_are_refused_where_nobody_knows_them(
         )
 
 
-def test_keys_of_networks_without_components_stand() -> None:
+def test_keys_of_networks_without_components_stand():
     assert (
         "scores" not in in_key(Config())["model"]
         and "weight_decay" not in in_key(Config())["task"]

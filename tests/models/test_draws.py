@@ -37,7 +37,7 @@ def parameters(model: ModelConfig, **settings: object) -> dict[str, torch.Tensor
     return dict(built(model, **settings).named_parameters())  # type: ignore[arg-type]
 
 
-def test_weights_biases_and_layer_norms_at_the_papers_scales() -> None:
+def test_weights_biases_and_layer_norms_at_the_papers_scales():
     for name, weight in parameters(ModelConfig(d_model=64, norm=Norm.pre)).items():
         if weight.ndim == 2:
             scale = 0.3 if name in EMBEDDINGS else 0.8 / math.sqrt(64)
@@ -49,14 +49,14 @@ def test_weights_biases_and_layer_norms_at_the_papers_scales() -> None:
             ).all(), name
 
 
-def test_the_output_projections_are_not_rescaled_with_depth() -> None:
+def test_the_output_projections_are_not_rescaled_with_depth():
     weights = parameters(ModelConfig(d_model=64, n_layers=4))
     assert weights["layers.3.attn.o.weight"].std().item() == pytest.approx(
         0.1, rel=0.05
     )
 
 
-def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias() -> None:
+def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias():
     weights = parameters(ModelConfig(kind=Kind.linear_mlp, d_model=64, n_layers=3))
     assert all(weight.ndim == 2 for weight in weights.values())
     inner = weights["layers.0.weight"]
@@ -65,7 +65,7 @@ def test_the_linear_mlp_has_pytorchs_uniform_weights_and_no_bias() -> None:
     assert weights["tok_embed.weight"].std().item() == pytest.approx(0.3, rel=0.15)
 
 
-def test_sigma_redraws_the_embeddings_and_nothing_else() -> None:
+def test_sigma_redraws_the_embeddings_and_nothing_else():
     one, other = (
         parameters(ModelConfig(d_model=8), sigma=sigma) for sigma in (0.3, 0.6)
     )
@@ -78,9 +78,7 @@ def test_sigma_redraws_the_embeddings_and_nothing_else() -> None:
             assert torch.equal(weight, other[name])
 
 
-def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone() -> (
-    None
-):
+def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone():
     model = ModelConfig(d_model=64, sigma_scales=SigmaScales.tokens)
     small, large = (parameters(model, sigma=sigma) for sigma in (0.01, 10.0))
     assert torch.equal(small["pos.weight"], large["pos.weight"])
@@ -88,7 +86,7 @@ def test_positions_keep_the_scale_of_the_weights_when_sigma_scales_tokens_alone(
     assert large["tok_embed.weight"].std().item() == pytest.approx(10.0, rel=0.1)
 
 
-def test_the_seed_redraws_every_matrix() -> None:
+def test_the_seed_redraws_every_matrix():
     one, other = (parameters(ModelConfig(d_model=8), seed=seed) for seed in (1, 2))
     assert all(
         not torch.equal(w, other[name]) for name, w in one.items() if w.ndim == 2
@@ -105,7 +103,7 @@ def test_the_seed_redraws_every_matrix() -> None:
         ModelConfig(d_model=8, d_mlp=5),
     ],
 )
-def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger: ModelConfig) -> None:
+def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger):
     plain, changed = parameters(ModelConfig(d_model=8)), parameters(larger)
     kept = {
         name
@@ -121,7 +119,7 @@ def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger: ModelConfig) -
     assert all(torch.equal(plain[name], changed[name]) for name in kept)
 
 
-def test_float32_weights_are_the_float64_ones_rounded() -> None:
+def test_float32_weights_are_the_float64_ones_rounded():
     double, single = (
         parameters(ModelConfig(d_model=8), dtype=dtype) for dtype in DType
     )
@@ -130,7 +128,7 @@ def test_float32_weights_are_the_float64_ones_rounded() -> None:
     )
 
 
-def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -> None:
+def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter():
     first = parameters(ModelConfig(d_model=8))
     torch.manual_seed(99)
     second = parameters(ModelConfig(d_model=8))
@@ -140,7 +138,7 @@ def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter() -
     )
 
 
-def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller() -> None:
+def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller():
     settings = {"d_model": 32, "n_layers": 3, "norm": Norm.pre}
     paper = parameters(ModelConfig(**settings))  # type: ignore[arg-type]
     gpt2 = parameters(ModelConfig(initialisation=Initialisation.gpt2, **settings))  # type: ignore[arg-type]
@@ -155,9 +153,7 @@ def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller() -> 
             )
 
 
-def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_tokens() -> (
-    None
-):
+def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_tokens():
     model = ModelConfig(
         d_model=64, initialisation=Initialisation.gpt2, sigma_scales=SigmaScales.tokens
     )
@@ -175,9 +171,7 @@ def test_gpt2_leaves_embeddings_to_sigma_and_takes_positions_where_sigma_means_t
         (ScaledWeight.query_key, ("attn.q.weight", "attn.k.weight")),
     ],
 )
-def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(
-    scaled: ScaledWeight, paths: tuple[str, ...]
-) -> None:
+def test_a_scaled_weight_is_its_draw_times_alpha_in_every_layer(scaled, paths):
     plain = parameters(ModelConfig(d_model=8, n_layers=2))
     found = parameters(
         ModelConfig(d_model=8, n_layers=2, scaled_weight=scaled, weight_scale=0.25)

@@ -69,11 +69,11 @@ AT = nn.Linear(3, 4).weight.detach().clone()
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_function_of_the_same_value_is_another(what: str) -> None:
+def test_a_function_of_the_same_value_is_another(what):
     assert found().digest != found(OTHERS[what]).digest
 
 
-def test_the_same_function_has_the_same_one_whatever_its_code() -> None:
+def test_the_same_function_has_the_same_one_whatever_its_code():
     first = found()
     torch.manual_seed(99)
     assert found(lambda network, hidden, out: out) == first and not first.why
@@ -81,7 +81,7 @@ def test_the_same_function_has_the_same_one_whatever_its_code() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_change_in_the_last_digits_counts(dtype: str) -> None:
+def test_a_change_in_the_last_digits_counts(dtype):
     assert found(dtype=dtype).digest != found(dtype=dtype, eps=1.003e-5).digest
 
 
@@ -118,9 +118,7 @@ class Once(torch.autograd.Function):
         ),
     ],
 )
-def test_where_there_is_none_nothing_has_the_same(
-    function: Any, order: int, why: str
-) -> None:
+def test_where_there_is_none_nothing_has_the_same(function, order, why):
     one, other = (
         found(lambda n, h, out: function.apply(out), order=order) for _ in range(2)
     )
@@ -128,7 +126,7 @@ def test_where_there_is_none_nothing_has_the_same(
     assert re.search(why, one.why)
 
 
-def test_an_order_takes_no_more_derivatives() -> None:
+def test_an_order_takes_no_more_derivatives():
     lower = found(lambda n, h, out: Once.apply(out), order=1)
     assert not lower.why and lower == found(lambda n, h, out: Once.apply(out), order=1)
     assert (
@@ -137,7 +135,7 @@ def test_an_order_takes_no_more_derivatives() -> None:
     )
 
 
-def test_several_batches_and_generators() -> None:
+def test_several_batches_and_generators():
     """The sum over batches, and the generators of torch as they were."""
     x, y = torch.randn(6, 3), torch.randint(0, 2, (6,))
     drawn = hessfig.Problem(Net(plain), [x[:4], x[4:]], [y[:4], y[4:]]).objective(

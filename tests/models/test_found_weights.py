@@ -17,6 +17,7 @@ import hessfig
 from hessfig.errors import UserError
 from hessfig.models.found_weights import find_weights
 from hessfig.weights import Layout, Weight
+from tests.daily import daily
 
 WORDS, LENGTH = 11, 6
 _LLAMA = {
@@ -218,8 +219,8 @@ def weight_of(layout: Layout, name: str, layer: int) -> Weight:
     return found
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_names_of_a_layer_are_all_there(name: str) -> None:
+@pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::5]))
+def test_names_of_a_layer_are_all_there(name):
     layout, expected = find_weights(model_of(name)), TYPES[name][1]
     last = {
         weight.name
@@ -233,10 +234,8 @@ def test_names_of_a_layer_are_all_there(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_every_entry_has_one_name_and_heads_and_experts_divide_their_weight(
-    name: str,
-) -> None:
+@pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::5]))
+def test_every_entry_has_one_name_and_heads_and_experts_divide_their_weight(name):
     network = model_of(name)
     layout = find_weights(network)
     counts = {
@@ -296,10 +295,8 @@ _BY_POSITION = [
 ]
 
 
-@pytest.mark.parametrize("name", _BY_POSITION)
-def test_queries_are_those_of_one_position_and_keys_and_values_of_all(
-    name: str,
-) -> None:
+@pytest.mark.parametrize("name", daily(_BY_POSITION, *_BY_POSITION[::6]))
+def test_queries_are_those_of_one_position_and_keys_and_values_of_all(name):
     """In the last layer the output at one position reads one query, hence a gradient of rank one, but every key."""
     network = model_of(name)
     layout = find_weights(network)
@@ -312,10 +309,11 @@ def test_queries_are_those_of_one_position_and_keys_and_values_of_all(
     assert query == 1 and key > 1 and value > 1
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in TYPES if name not in ("albert", "t5")]
-)
-def test_without_queries_keys_do_nothing_and_values_do(name: str) -> None:
+_WITHOUT_QUERIES = [name for name in TYPES if name not in ("albert", "t5")]
+
+
+@pytest.mark.parametrize("name", daily(_WITHOUT_QUERIES, *_WITHOUT_QUERIES[1::5]))
+def test_without_queries_keys_do_nothing_and_values_do(name):
     network = model_of(name)
     layout = find_weights(network)
     last = layout.num_layers
@@ -332,7 +330,7 @@ def test_without_queries_keys_do_nothing_and_values_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_cannot_be_told_is_asked_for_and_an_answer_is_taken(name: str) -> None:
+def test_what_cannot_be_told_is_asked_for_and_an_answer_is_taken(name):
     network, where = model_of(name), ASKED[name][1]
     with pytest.raises(UserError, match="do not tell what they do") as caught:
         find_weights(network)
@@ -345,7 +343,7 @@ def test_what_cannot_be_told_is_asked_for_and_an_answer_is_taken(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
-def test_output_gates_among_queries_are_named_apart_by_an_answer(name: str) -> None:
+def test_output_gates_among_queries_are_named_apart_by_an_answer(name):
     roles = {
         "self_attn.q_proj": "W_Q+W_G by heads",
         "mlp.experts.gate_up_proj": "W_gate+W_in",
@@ -360,26 +358,26 @@ def test_output_gates_among_queries_are_named_apart_by_an_answer(name: str) -> N
     }
 
 
-def test_norms_in_lists_of_their_own_have_their_lists_name() -> None:
+def test_norms_in_lists_of_their_own_have_their_lists_name():
     found = {one.name for one in find_weights(model_of("xlm")).members(1, "norms")}
     assert found == {
         f"layer_norm{at}_{word}" for at in (1, 2) for word in ("gain", "shift")
     }
 
 
-def test_latent_attention_without_a_map_of_queries_is_asked_for_too() -> None:
+def test_latent_attention_without_a_map_of_queries_is_asked_for_too():
     with pytest.raises(UserError, match="do not tell what they do") as caught:
         find_weights(model_of("deepseek_v3", q_lora_rank=None))
     assert "self_attn.kv_b_proj" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_networks_without_attention_are_refused(name: str) -> None:
+def test_networks_without_attention_are_refused(name):
     with pytest.raises(UserError, match="no layers with attention"):
         find_weights(model_of(name))
 
 
-def test_answers_are_roles() -> None:
+def test_answers_are_roles():
     with pytest.raises(UserError, match="not known"):
         find_weights(model_of("gpt2"), {"attn.c_attn": "queries"})
 
@@ -402,7 +400,7 @@ class Packed(nn.Module):
         )
 
 
-def test_a_given_role_says_how_a_map_is_fused() -> None:
+def test_a_given_role_says_how_a_map_is_fused():
     network = nn.Module()
     network.layers = nn.ModuleList([nn.ModuleDict({"attn": Packed()})])
     network.forward = lambda hidden: network.layers[0]["attn"](hidden)
@@ -423,7 +421,7 @@ def test_a_given_role_says_how_a_map_is_fused() -> None:
         find_weights(network)
 
 
-def test_measured_under_names_that_were_found() -> None:
+def test_measured_under_names_that_were_found():
     network = model_of("gpt_neox")
     tokens = torch.randint(
         0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(0)
@@ -454,5 +452,5 @@ def documented(heading: str) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("heading", "types"), [("found", TYPES), ("asked", ASKED), ("refused", REFUSED)]
 )
-def test_the_page_lists_these_types(heading: str, types: dict[str, Any]) -> None:
+def test_the_page_lists_these_types(heading, types):
     assert sorted(documented(heading)) == sorted(types)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,25 +52,25 @@ def made(gain: float) -> list[Any]:
     ]
 
 
-def test_one_number_anywhere_counts() -> None:
+def test_one_number_anywhere_counts():
     for same, other, one in zip(made(1.0), made(2.0), made(1.0), strict=True):
         assert identity(one) == identity(same) != identity(other)
     assert len({identity(one) for one in made(1.0)}) == len(made(1.0))
 
 
-def test_a_global_that_code_names_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_global_that_code_names_counts(monkeypatch):
     before = identity(Holder())
     monkeypatch.setattr(sys.modules[__name__], "GAIN", 2.0)
     assert identity(Holder()) != before
 
 
-def test_a_method_of_the_class_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_of_the_class_counts(monkeypatch):
     before = identity(Holder())
     monkeypatch.setattr(Holder, "__call__", lambda self, x: x)
     assert identity(Holder()) != before
 
 
-def test_weights_modes_and_graphs_do_not_count() -> None:
+def test_weights_modes_and_graphs_do_not_count():
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     held = [*network.parameters(), *network.buffers()]
     before, parts = identity(network, without=held), identities(network)
@@ -88,7 +87,7 @@ def test_weights_modes_and_graphs_do_not_count() -> None:
     "make",
     [lambda held: [held], lambda held: {"held": held}, lambda held: Holder(held)],
 )
-def test_depth_has_an_end(make: Callable[[Any], Any]) -> None:
+def test_depth_has_an_end(make):
     held: Any = 0
     for _ in range(5000):
         held = make(held)
@@ -105,7 +104,7 @@ class Ring:
         return 1
 
 
-def test_entries_of_a_set_that_lead_back_to_it_have_an_end() -> None:
+def test_entries_of_a_set_that_lead_back_to_it_have_an_end():
     assert identity(Ring(1.0)) == identity(Ring(1.0)) != identity(Ring(2.0))
     rings = [Ring(1.0) for _ in range(3)]
     rings[0].others |= {*rings}
@@ -130,7 +129,7 @@ def found() -> list[str]:
 
 
 @pytest.mark.long
-def test_every_process_finds_the_same() -> None:
+def test_every_process_finds_the_same():
     """Whatever the seed of Python's hashes is, by which sets are ordered: in another process as in this one."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     done = subprocess.run(

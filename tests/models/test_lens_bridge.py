@@ -135,7 +135,7 @@ class Whole(nn.Module):
 
 
 @pytest.mark.parametrize("name", BRIDGES)
-def test_every_named_block_is_that_of_double_backward(name: str) -> None:
+def test_every_named_block_is_that_of_double_backward(name):
     objective = hessfig.Problem(bridge(name), tokens()).objective("float64")
     whole = Whole(name)
     layout = objective.layout
@@ -156,7 +156,7 @@ def test_every_named_block_is_that_of_double_backward(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BRIDGES)
-def test_pairs_and_heads_by_their_short_name(name: str) -> None:
+def test_pairs_and_heads_by_their_short_name(name):
     problem, whole = hessfig.Problem(bridge(name), tokens()), Whole(name)
     layout = problem.objective("float64").layout
     head, value = layout.members(1, "W_Q.head2")[0], layout.members(1, "W_V")[0]
@@ -165,7 +165,7 @@ def test_pairs_and_heads_by_their_short_name(name: str) -> None:
     assert whole.block(head, value).abs().max() > 1e-4
 
 
-def test_the_fused_map_that_a_bridge_has_split_is_no_weight() -> None:
+def test_the_fused_map_that_a_bridge_has_split_is_no_weight():
     layout = find_weights(bridge("gpt2"))
     assert not [weight for weight in layout.parameters if ".qkv." in weight.parameter]
     assert [".qkv." in path for path, _ in bridge("gpt2").named_parameters()].count(
@@ -173,7 +173,7 @@ def test_the_fused_map_that_a_bridge_has_split_is_no_weight() -> None:
     ) == 2
 
 
-def test_the_bridge_stays_as_it_was() -> None:
+def test_the_bridge_stays_as_it_was():
     held = bridge("gpt2")
     before = {name: (one.dtype, one.clone()) for name, one in held.named_parameters()}
     hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
@@ -183,7 +183,7 @@ def test_the_bridge_stays_as_it_was() -> None:
     )
 
 
-def test_targets_of_ones_own_and_several_batches_count() -> None:
+def test_targets_of_ones_own_and_several_batches_count():
     held, every = bridge("native"), tokens()
     targets = every.roll(1, 1)
     whole = hessfig.measure(
@@ -206,7 +206,7 @@ def test_targets_of_ones_own_and_several_batches_count() -> None:
     )
 
 
-def test_an_encoder_needs_targets() -> None:
+def test_an_encoder_needs_targets():
     held = around("BertForMaskedLM", **_HF, **{**_IDS, "pad_token_id": 0}).eval()
     with pytest.raises(UserError, match="attend to later tokens"):
         hessfig.measure(hessfig.Problem(held, tokens()), blocks=["W_V"])
@@ -243,7 +243,7 @@ def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("name", ["native", "gpt2"])
-def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
+def test_patterns_scores_and_norms_are_those_by_hand(name):
     problem = hessfig.Problem(bridge(name), [*tokens().split(1)])
     patterns = hessfig.lens.attention_patterns(problem)
     scores = hessfig.lens.attention_scores(problem)
@@ -275,7 +275,7 @@ def test_patterns_scores_and_norms_are_those_by_hand(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["native", "gpt2"])
-def test_allowed_scores_whose_softmax_underflows_are_not_masked(name: str) -> None:
+def test_allowed_scores_whose_softmax_underflows_are_not_masked(name):
     """Queries 300 times as large: weights of allowed entries are zero in float32, and their scores are numbers."""
     held = BRIDGES[name]().eval()
     held.load_state_dict(bridge(name).state_dict())
@@ -294,9 +294,7 @@ def test_allowed_scores_whose_softmax_underflows_are_not_masked(name: str) -> No
     torch.testing.assert_close(scores > -1e30, seen)
 
 
-def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused() -> (
-    None
-):
+def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused():
     held = native(positional_embedding_type="rotary", rotary_dim=2).eval()
     with torch.no_grad():
         for parameter in held.parameters():
@@ -307,7 +305,7 @@ def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_a
         hessfig.lens.attention_scores(hessfig.Problem(held, tokens()))
 
 
-def test_lens_asks_for_a_bridge() -> None:
+def test_lens_asks_for_a_bridge():
     with pytest.raises(UserError, match="not a bridge"):
         hessfig.lens.attention_patterns(
             hessfig.Problem(nn.Linear(2, 2), torch.zeros(1, 2), torch.zeros(1, 2))
@@ -335,7 +333,7 @@ def named(*overrides: str) -> Config:
 
 @pytest.mark.parametrize("name", ["native", "GPT2LMHeadModel", "LlamaForCausalLM"])
 @pytest.mark.long
-def test_an_architecture_of_the_registry_by_name(name: str) -> None:
+def test_an_architecture_of_the_registry_by_name(name):
     config = named(f"model.name={name}")
     shipped = kind("transformer_lens")
     shipped.check(config)
@@ -354,9 +352,7 @@ def test_an_architecture_of_the_registry_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["gemma2", "qwen3", "mixtral"])
-def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(
-    asked: str,
-) -> None:
+def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked):
     """The class of gemma2 is the remedy's example; the class of any other is the one that transformers names."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES,
@@ -374,7 +370,7 @@ def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(
     kind("transformer_lens").check(named(f"model.name={CLASSES[asked]}"))
 
 
-def test_sizes_that_do_not_fit_when_the_network_runs_are_refused() -> None:
+def test_sizes_that_do_not_fit_when_the_network_runs_are_refused():
     shipped, gpt_j = kind("transformer_lens"), "model.name=GPTJForCausalLM"
     with pytest.raises(
         UserError, match=r"does not run[\s\S]*size of tensor[\s\S]*rotary_dim=4"
@@ -383,7 +379,7 @@ def test_sizes_that_do_not_fit_when_the_network_runs_are_refused() -> None:
     shipped.check(named(gpt_j, "model.options={rotary_dim: 4}"))
 
 
-def test_unknown_names_and_two_sources_are_refused() -> None:
+def test_unknown_names_and_two_sources_are_refused():
     shipped = kind("transformer_lens")
     with pytest.raises(UserError, match="not in TransformerLens's registry"):
         shipped.check(named("model.name=GPT9"))

@@ -133,9 +133,7 @@ def answers(package: Path) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.long
-def test_one_file_is_a_kind_of_network_that_is_measured(
-    package: Path, answers: list[tuple[int, str, str]]
-) -> None:
+def test_one_file_is_a_kind_of_network_that_is_measured(package, answers):
     code, out, err = answers[0]
     assert code == 0 and "2 cells measured, 0 reused, 0 failed" in out, out + err
     with (package / "outputs" / "sigma" / "table.csv").open() as handle:
@@ -147,9 +145,7 @@ def test_one_file_is_a_kind_of_network_that_is_measured(
 
 
 @pytest.mark.long
-def test_its_settings_are_refused_by_what_is_true_of_it(
-    package: Path, answers: list[tuple[int, str, str]]
-) -> None:
+def test_its_settings_are_refused_by_what_is_true_of_it(package, answers):
     for said, (code, _, answer) in zip(REFUSED.values(), answers[1:], strict=True):
         assert code == 2 and said in answer, answer
     assert not (package / "outputs" / "refused").exists()

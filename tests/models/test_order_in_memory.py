@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ def numbers(*problem: Any, **settings: Any) -> bytes:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.long
-def test_the_order_of_weights_and_batches_moves_no_bit(name: str) -> None:
+def test_the_order_of_weights_and_batches_moves_no_bit(name):
     network, inputs, targets = made(name)
     expected = numbers(network, inputs, targets)
     for word, reordered in OTHER.items():
@@ -97,7 +96,7 @@ def test_the_order_of_weights_and_batches_moves_no_bit(name: str) -> None:
         )
 
 
-def test_expanded_batches_and_weights() -> None:
+def test_expanded_batches_and_weights():
     network, inputs, _ = made("maps")
     alike, same = inputs[:1].expand(5, 7), torch.ones(1, dtype=torch.int64).expand(5)
     expected = numbers(network, alike.clone(), same.clone())
@@ -109,7 +108,7 @@ def test_expanded_batches_and_weights() -> None:
     assert numbers(shared, alike, same) == numbers(network, alike, same)
 
 
-def test_weights_of_a_loss() -> None:
+def test_weights_of_a_loss():
     network, inputs, targets = made("maps")
     weights = drawn(3).abs()
     apart = weights.repeat_interleave(2)[::2]
@@ -119,7 +118,7 @@ def test_weights_of_a_loss() -> None:
 
 
 @pytest.mark.parametrize("word", OTHER)
-def test_a_batch_is_by_rows(word: str) -> None:
+def test_a_batch_is_by_rows(word):
     batch = Batch(OTHER[word](drawn(4, 1, 3, 3)), OTHER[word](drawn(4, 5)), slice(None))
     assert all(
         one.stride() == torch.empty(one.shape).stride()
@@ -128,7 +127,7 @@ def test_a_batch_is_by_rows(word: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (4, 1, 3, 3), (2, 3, 4)])
-def test_row_major(shape: tuple[int, ...]) -> None:
+def test_row_major(shape):
     """The strides are those of a new tensor, along axes of length one too."""
     plain = drawn(*shape)
     assert row_major(plain) is plain
@@ -140,7 +139,7 @@ def test_row_major(shape: tuple[int, ...]) -> None:
     assert is_row_major(torch.eye(2).to_sparse())
 
 
-def test_a_module_is_laid_out_with_its_buffers() -> None:
+def test_a_module_is_laid_out_with_its_buffers():
     network = made("maps")[0]
     network[0].weight.data = OTHER["transposed"](network[0].weight.data)
     network[2].running_mean = OTHER["strided"](network[2].running_mean)
@@ -149,7 +148,7 @@ def test_a_module_is_laid_out_with_its_buffers() -> None:
     assert torch.equal(network[0].weight, held)
 
 
-def test_weights_of_a_file_are_by_rows(tmp_path: Path) -> None:
+def test_weights_of_a_file_are_by_rows(tmp_path):
     torch.save({"weight": drawn(4, 5).T}, tmp_path / "weights.pt")
     found = read_weights(tmp_path / "weights.pt")["weight"]
     assert is_row_major(found) and torch.equal(found, drawn(4, 5).T)

@@ -37,9 +37,7 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, 12, (3, 9), generator=stream(0, "tokens"))
 
 
-def test_a_sink_draws_attention_to_the_first_key_and_leaves_the_odds_of_the_others() -> (
-    None
-):
+def test_a_sink_draws_attention_to_the_first_key_and_leaves_the_odds_of_the_others():
     attention = network_of(SUNK[0]).layers[0].attn
     plain = network_of(PLAIN).layers[0].attn
     hidden = torch.randn(2, 5, 4, dtype=torch.float64, generator=stream(0, "hidden"))
@@ -58,14 +56,14 @@ def test_a_sink_draws_attention_to_the_first_key_and_leaves_the_odds_of_the_othe
     )
 
 
-def test_an_embedding_sink_scales_the_first_position_alone() -> None:
+def test_an_embedding_sink_scales_the_first_position_alone():
     sunk, plain = (network_of(model).hidden(tokens(), 0) for model in (SUNK[1], PLAIN))
     assert torch.equal(sunk[:, 1:], plain[:, 1:])
     assert torch.allclose(sunk[:, 0], 2.5 * plain[:, 0], rtol=1e-15)
 
 
 @pytest.mark.parametrize("sink", Sink)
-def test_a_sink_of_no_size_changes_no_bit(sink: Sink) -> None:
+def test_a_sink_of_no_size_changes_no_bit(sink):
     model = replace(PLAIN, sink=sink)
     assert torch.equal(network_of(model)(tokens()), network_of(PLAIN)(tokens()))
     problems = toy_problem(model), toy_problem(PLAIN)
@@ -79,7 +77,7 @@ def test_a_sink_of_no_size_changes_no_bit(sink: Sink) -> None:
     assert torch.equal(tapes[0].output, tapes[1].output)
 
 
-def test_each_kind_of_sink_is_a_network_of_its_own() -> None:
+def test_each_kind_of_sink_is_a_network_of_its_own():
     logits = [network_of(model)(tokens()) for model in (PLAIN, *SUNK)]
     assert all(
         not torch.allclose(a, b) for i, a in enumerate(logits) for b in logits[:i]
@@ -89,9 +87,7 @@ def test_each_kind_of_sink_is_a_network_of_its_own() -> None:
 @pytest.mark.parametrize("model", SUNK, ids=lambda model: model.sink)
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.long
-def test_the_tape_gives_the_products_of_dense_differentiation(
-    model: ModelConfig, layer: int
-) -> None:
+def test_the_tape_gives_the_products_of_dense_differentiation(model, layer):
     problem, weights = toy_problem(model), matrices_of(model)
     oracle = dense_oracle(problem, layer, weights)
     with warnings.catch_warnings():
@@ -119,9 +115,7 @@ def test_the_tape_gives_the_products_of_dense_differentiation(
     ids=["one layer", "two layers", "pre-LN", "single matrix"],
 )
 @pytest.mark.long
-def test_exact_norms_are_those_of_dense_blocks(
-    model: ModelConfig, changes: dict[str, object]
-) -> None:
+def test_exact_norms_are_those_of_dense_blocks(model, changes):
     model = replace(model, **changes)  # type: ignore[arg-type]
     problem, layer = toy_problem(model), model.n_layers
     tape, parts = LinearisedNetwork(problem, model), list(PARTS)
@@ -142,9 +136,7 @@ def test_exact_norms_are_those_of_dense_blocks(
 
 @pytest.mark.parametrize("model", SUNK, ids=lambda model: model.sink)
 @pytest.mark.parametrize("col", ["W_Q", "W_K"])
-def test_scores_below_the_last_layer_know_the_sink(
-    model: ModelConfig, col: str
-) -> None:
+def test_scores_below_the_last_layer_know_the_sink(model, col):
     problem = toy_problem(model)
     dense = dense_blocks(LinearisedNetwork(problem, model).column(1, col, [col]))
     found = exact_norms(problem, 1, col, [col], [Part.H], model=model)

@@ -54,7 +54,7 @@ def functional_product(
 @given(transformers | bare)
 @example(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3))
 @pytest.mark.long
-def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
+def test_zeros_are_exact_where_promised_and_nowhere_else(model):
     network = LinearisedNetwork(toy_problem(model, toy_task(model, digits=2)), model)
     for layer in range(1, model.n_layers + 1):
         for matrix in matrices_of(model):
@@ -69,7 +69,7 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> 
     ("name", "matrix"),
     [("softmax", "W_V"), ("softmax", "W_out"), ("linear", "W_Q"), ("linear mlp", "W")],
 )
-def test_curvlinops_sees_the_same_exact_zeros(name: str, matrix: str) -> None:
+def test_curvlinops_sees_the_same_exact_zeros(name, matrix):
     operator = ColumnOperator(
         toy_problem(ARCHITECTURES[name]), 1, Matrix(matrix), [Matrix(matrix)]
     )
@@ -79,7 +79,7 @@ def test_curvlinops_sees_the_same_exact_zeros(name: str, matrix: str) -> None:
     assert not operator.split_matmat(probes)[Matrix(matrix), Part.H_f].any()
 
 
-def test_only_the_functional_part_of_diagonal_blocks_is_ever_promised() -> None:
+def test_only_the_functional_part_of_diagonal_blocks_is_ever_promised():
     model, value = ARCHITECTURES["softmax"], Matrix.W_V
     assert is_structural_zero(model, Block(1, value, value), Part.H_f)
     assert not is_structural_zero(model, Block(1, value, value), Part.H_o)

@@ -14,9 +14,7 @@ from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(
-    name: str,
-) -> None:
+def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(name):
     model, problem = ARCHITECTURES[name], toy_problem(ARCHITECTURES[name])
     for layer in range(1, model.n_layers + 1):
         for matrix in matrices_of(model):
@@ -26,7 +24,7 @@ def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(
                 )
 
 
-def test_layers_count_from_one_and_shared_weights_have_none() -> None:
+def test_layers_count_from_one_and_shared_weights_have_none():
     problem = toy_problem(ARCHITECTURES["two layers"])
     network = problem.network
     assert problem.weight(2, Matrix.W_V) is network.layers[1].attn.v.weight
@@ -37,19 +35,19 @@ def test_layers_count_from_one_and_shared_weights_have_none() -> None:
     )
 
 
-def test_different_names_are_different_tensors() -> None:
+def test_different_names_are_different_tensors():
     problem, model = toy_problem(ARCHITECTURES["softmax"]), ARCHITECTURES["softmax"]
     tensors = {id(problem.weight(1, matrix)) for matrix in matrices_of(model)}
     assert len(tensors) == len(matrices_of(model))
 
 
-def test_a_layer_the_model_has_not_is_an_error() -> None:
+def test_a_layer_the_model_has_not_is_an_error():
     with pytest.raises(KeyError, match="no weight W_Q in layer 6"):
         toy_problem(ARCHITECTURES["softmax"]).weight(6, Matrix.W_Q)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_layout_names_every_parameter_of_the_network_once(name: str) -> None:
+def test_the_layout_names_every_parameter_of_the_network_once(name):
     problem = toy_problem(ARCHITECTURES[name])
     held = {
         path: parameter.numel()
@@ -60,7 +58,7 @@ def test_the_layout_names_every_parameter_of_the_network_once(name: str) -> None
 
 
 @pytest.mark.long
-def test_plans_of_thousands_of_layers_are_made_layer_by_layer() -> None:
+def test_plans_of_thousands_of_layers_are_made_layer_by_layer():
     """Work that grew with the square of the number of layers took hours at three thousand."""
     model = replace(ARCHITECTURES["softmax"], n_layers=1000)
     blocks = blocks_of("each", layout(Config(model=model)), model)

@@ -62,7 +62,7 @@ def rates(
         (Q, K, (6, 3, 3)),
     ],
 )
-def test_equation_5(row: Matrix, col: Matrix, expected: tuple[int, int, int]) -> None:
+def test_equation_5(row, col, expected):
     assert rates(BARE, row, col) == expected
     assert rates(BARE, col, row) == expected
 
@@ -70,9 +70,7 @@ def test_equation_5(row: Matrix, col: Matrix, expected: tuple[int, int, int]) ->
 @pytest.mark.parametrize(
     ("row", "col", "functional"), [(Q, V, 4), (Q, Q, 6), (Q, K, 4), (V, V, 0)]
 )
-def test_equation_5_with_zero_targets(
-    row: Matrix, col: Matrix, functional: int
-) -> None:
+def test_equation_5_with_zero_targets(row, col, functional):
     zero = Architecture(**{**vars(BARE), "zero_targets": True})
     assert rates(zero, row, col)[1] == functional
 
@@ -88,19 +86,17 @@ def test_equation_5_with_zero_targets(
         (Q, K, (6, 3, 3)),
     ],
 )
-def test_linear_attention_remark_4_1(
-    row: Matrix, col: Matrix, expected: tuple[int, int, int]
-) -> None:
+def test_linear_attention_remark_4_1(row, col, expected):
     linear = Architecture(**{**vars(BARE), "attention": Attention.linear})
     assert rates(linear, row, col) == expected
 
 
-def test_single_matrix_has_the_query_rates() -> None:
+def test_single_matrix_has_the_query_rates():
     single = Architecture(**{**vars(BARE), "query_key": QueryKey.single})
     assert rates(single, Matrix.W_QK, Matrix.W_QK) == (6, 5, 5)
 
 
-def test_figures_3a_and_6() -> None:
+def test_figures_3a_and_6():
     for depth in range(1, 6):
         deep = Architecture(num_layers=depth)
         for layer in range(1, depth + 1):
@@ -109,7 +105,7 @@ def test_figures_3a_and_6() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_chains_of_linear_attention(depth: int) -> None:
+def test_chains_of_linear_attention(depth):
     chain = Architecture(**{**vars(CHAIN), "num_layers": depth})
     for matrix in (Q, V):
         assert rates(chain, matrix, matrix, depth) == (2 * 3**depth, 0, 2 * 3**depth)
@@ -122,13 +118,13 @@ def test_chains_of_linear_attention(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_linear_mlp_of_any_depth(depth: int) -> None:
+def test_linear_mlp_of_any_depth(depth):
     mlp = Architecture(Kind.linear_mlp, depth, square_loss=True)
     for layer in range(1, depth + 1):
         assert rates(mlp, Matrix.W, Matrix.W, layer) == (2, 0, 2)
 
 
-def test_what_follows_attention_decides_on_the_structural_zero() -> None:
+def test_what_follows_attention_decides_on_the_structural_zero():
     assert rates(Architecture(mlp=MLP.gelu), V, V) == (2, 2, 2)
     for mlp in (MLP.relu, MLP.linear, MLP.none):
         assert rates(Architecture(mlp=mlp), V, V) == (2, 0, 2)
@@ -144,9 +140,7 @@ def test_what_follows_attention_decides_on_the_structural_zero() -> None:
         (Norm.post, Regime.large_sigma, {Q: (None, None, None), V: (None, None, None)}),
     ],
 )
-def test_norms_have_laws_of_their_own(
-    norm: Norm, regime: Regime, expected: dict[Matrix, tuple]
-) -> None:
+def test_norms_have_laws_of_their_own(norm, regime, expected):
     normalised = Architecture(norm=norm)
     for matrix, found in expected.items():
         rated = [
@@ -162,7 +156,7 @@ def test_norms_have_laws_of_their_own(
     )
 
 
-def test_softmax_saturates_where_sigma_grows() -> None:
+def test_softmax_saturates_where_sigma_grows():
     rate = growth_rate(Block(1, Q, Q), Part.H, BARE, Regime.large_sigma)
     assert (
         rate.prediction == Prediction.unknown and "softmax saturates" in rate.reference
@@ -206,32 +200,30 @@ def test_softmax_saturates_where_sigma_grows() -> None:
         ({"weight_decay": 0.1}, (6, 0.0, 0.0)),
     ],
 )
-def test_components_change_the_query_block(
-    change: dict[str, object], expected: tuple[float, ...]
-) -> None:
+def test_components_change_the_query_block(change, expected):
     assert rates(replace(BARE, **change), Q, Q) == expected
 
 
-def test_two_differential_softmaxes_of_equal_weight_cancel_in_the_values() -> None:
+def test_two_differential_softmaxes_of_equal_weight_cancel_in_the_values():
     one = replace(BARE, attention=Attention.differential, differential_norm=False)
     assert rates(one, V, V) == (2, 0, 2)
     assert rates(replace(one, differential_lambda=1.0), V, V) == (6, 0, 6)
 
 
-def test_centring_raises_the_values_at_lambda_one_alone() -> None:
+def test_centring_raises_the_values_at_lambda_one_alone():
     assert rates(replace(BARE, centring=0.99), V, V) == (2, 0, 2)
     assert rates(replace(BARE, centring=1.0), V, V) == (6, 0, 6)
     assert rates(Architecture(centring=1.0, mlp=MLP.none), V, V) == (6, 0, 6)
 
 
-def test_weight_decay_adds_a_constant_to_every_diagonal_block() -> None:
+def test_weight_decay_adds_a_constant_to_every_diagonal_block():
     decayed = replace(BARE, weight_decay=0.1)
     assert growth_rate(Block(1, V, V), Part.H_f, decayed).exponent == 0
     assert growth_rate(Block(1, V, V), Part.H_f, decayed).regime == Regime.every_sigma
     assert rates(decayed, Q, V) == rates(BARE, Q, V)
 
 
-def test_powers_of_weights_as_theorem_3_1_has_them() -> None:
+def test_powers_of_weights_as_theorem_3_1_has_them():
     powers = {Q: {Q: 0, K: 2, V: 2}, K: {Q: 2, K: 0, V: 2}, V: {Q: 0, K: 0, V: 0}}
     for row, found in powers.items():
         for axis, power in found.items():
@@ -241,7 +233,7 @@ def test_powers_of_weights_as_theorem_3_1_has_them() -> None:
             )
 
 
-def test_a_rate_names_the_monomials_that_rule() -> None:
+def test_a_rate_names_the_monomials_that_rule():
     assert growth_rate(Block(1, Q, V), Part.H_o, BARE).reason == (
         "df/dW_Q ~ sigma^3 (W_K W_V [W_Q] x^3) times df/dW_V ~ sigma^1 ([W_V] x)"
     )
@@ -250,7 +242,7 @@ def test_a_rate_names_the_monomials_that_rule() -> None:
     )
 
 
-def test_regimes_and_their_edge() -> None:
+def test_regimes_and_their_edge():
     assert regimes(BARE) == [Regime.small_sigma, Regime.large_sigma] and edge(BARE) == 0
     assert regimes(Architecture(norm=Norm.pre))[1] == Regime.between
     assert edge(Architecture(norm=Norm.pre)) == pytest.approx(1e-5**0.5)
@@ -269,8 +261,8 @@ def test_regimes_and_their_edge() -> None:
     ],
 )
 def test_norms_that_follow_one_another_are_linear_below_a_lower_edge(
-    architecture: Architecture, power: float
-) -> None:
+    architecture, power
+):
     low = 1e-5**power
     assert lower_edge(architecture) == pytest.approx(low)
     assert regime_between(architecture, low / 100, 0.99 * low) == Regime.small_sigma
@@ -278,12 +270,12 @@ def test_norms_that_follow_one_another_are_linear_below_a_lower_edge(
     assert regime_between(architecture, 0.01, 1.0) == Regime.between
 
 
-def test_embeddings_are_of_order_sigma_themselves() -> None:
+def test_embeddings_are_of_order_sigma_themselves():
     assert rates(Architecture(), Matrix.W_E, Matrix.W_E, 0) == (0, 1, 0)
     assert rates(Architecture(), Matrix.W_E, V) == (1, 0, 0)
 
 
-def test_regimes_and_references() -> None:
+def test_regimes_and_references():
     assert growth_rate(Block(1, Q, Q), Part.H_o, BARE).regime == Regime.small_sigma
     assert growth_rate(Block(1, Q, Q), Part.H_o, CHAIN).regime == Regime.every_sigma
     assert growth_rate(Block(1, Q, Q), Part.H, BARE).reference == "eq. 5"
@@ -291,7 +283,7 @@ def test_regimes_and_references() -> None:
     assert "not in the paper" in lower.reference
 
 
-def test_built_from_a_manifest() -> None:
+def test_built_from_a_manifest():
     model = {
         "kind": "self_attention",
         "n_layers": 1,
@@ -321,7 +313,7 @@ def built(state: dict[str, str] | None = None, **model: object) -> Architecture:
     )
 
 
-def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
+def test_settings_of_the_first_manifests_are_read_as_they_were():
     assert (
         built()
         == Architecture(num_layers=2)
@@ -339,22 +331,20 @@ def test_settings_of_the_first_manifests_are_read_as_they_were() -> None:
         (built(sigma_scales="tokens"), "model.sigma_scales=tokens"),
     ],
 )
-def test_no_power_is_predicted_where_nobody_counted_or_none_rules(
-    architecture: Architecture, reason: str
-) -> None:
+def test_no_power_is_predicted_where_nobody_counted_or_none_rules(architecture, reason):
     for part in PARTS:
         rate = growth_rate(Block(1, Q, Q), part, architecture)
         assert (rate.prediction, rate.exponent) == (Prediction.unknown, None)
         assert reason in rate.reference
 
 
-def test_what_vanishes_by_structure_vanishes_at_every_point() -> None:
+def test_what_vanishes_by_structure_vanishes_at_every_point():
     for architecture in (built({"kind": "loaded"}), built(sigma_scales="tokens")):
         assert rates(architecture, V, V, 2) == (None, 0, None)
     assert rates(built(kind="python"), V, V, 2) == (None, None, None)
 
 
-def test_positions_matter_where_there_are_some() -> None:
+def test_positions_matter_where_there_are_some():
     for kind in ("linear_mlp", "self_attention"):
         assert built(kind=kind, sigma_scales="tokens") == built(kind=kind)
 
@@ -370,7 +360,7 @@ def test_positions_matter_where_there_are_some() -> None:
         (Block(2, "W_U", "W_U", row_layer=1), "different layers"),
     ],
 )
-def test_blocks_beyond_the_rule(block: Block, reason: str) -> None:
+def test_blocks_beyond_the_rule(block, reason):
     for part in PARTS:
         rate = growth_rate(block, part, built())
         assert rate.prediction == Prediction.unknown and reason in rate.reference

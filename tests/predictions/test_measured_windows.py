@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 import hessfig
@@ -40,7 +38,7 @@ CENTRED = (
 
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.long
-def test_exponents_by_window_and_centring(network: str, tmp_path: Path) -> None:
+def test_exponents_by_window_and_centring(network, tmp_path):
     """Inputs of every sigma are drawn anew: over three decades eight geometric means have slopes to within 0.2."""
     words = NETWORKS[network]
     centred = not any(word.startswith("model.attention") for word in words)

@@ -12,7 +12,6 @@ from hessfig.config.keys import as_plain
 from hessfig.errors import UserError
 from hessfig.report.page import Picture, SweepSection, page
 from tests.analysis.synthetic import make_table, write_sweep
-from tests.conftest import Cli
 
 
 def write(outputs: Path, name: str = "sigma", about: str = "") -> Path:
@@ -23,7 +22,7 @@ def write(outputs: Path, name: str = "sigma", about: str = "") -> Path:
     return write_sweep(make_table(sweep=name), outputs, settings=settings)
 
 
-def test_a_sweep_has_figure_slopes_verdicts_and_links(cli: Cli, tmp_path: Path) -> None:
+def test_a_sweep_has_figure_slopes_verdicts_and_links(cli, tmp_path):
     write(tmp_path / "outputs")
     answer = cli("report")
     text = (tmp_path / "outputs/report.html").read_text()
@@ -37,16 +36,14 @@ def test_a_sweep_has_figure_slopes_verdicts_and_links(cli: Cli, tmp_path: Path) 
     )
 
 
-def test_the_page_prints_what_slopes_csv_holds(cli: Cli, tmp_path: Path) -> None:
+def test_the_page_prints_what_slopes_csv_holds(cli, tmp_path):
     write(tmp_path / "outputs")
     cli("report", "tolerance=1e-9")
     assert "undecided" in (tmp_path / "outputs/report.html").read_text()
     assert "undecided" in (tmp_path / "outputs/sigma/slopes.csv").read_text()
 
 
-def test_a_damaged_sweep_is_named_and_the_others_are_shown(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_a_damaged_sweep_is_named_and_the_others_are_shown(cli, tmp_path):
     write(tmp_path / "outputs")
     broken = write(tmp_path / "outputs", "mine")
     (broken / "table.csv").write_text("x,y\n")
@@ -56,13 +53,13 @@ def test_a_damaged_sweep_is_named_and_the_others_are_shown(
     assert "its table cannot be read" in text and "agrees: 5" in text
 
 
-def test_an_empty_folder_says_what_to_run(cli: Cli, tmp_path: Path) -> None:
+def test_an_empty_folder_says_what_to_run(cli, tmp_path):
     (tmp_path / "outputs").mkdir()
     assert cli("report").code == 0
     assert "hessfig run sweep=sigma" in (tmp_path / "outputs/report.html").read_text()
 
 
-def test_a_page_of_the_users_own_is_not_replaced(cli: Cli, tmp_path: Path) -> None:
+def test_a_page_of_the_users_own_is_not_replaced(cli, tmp_path):
     write(tmp_path / "outputs")
     (tmp_path / "outputs/report.html").write_text("mine")
     answer = cli("report")
@@ -70,7 +67,7 @@ def test_a_page_of_the_users_own_is_not_replaced(cli: Cli, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("place", ["name", "about", "state", "command"])
-def test_words_from_files_are_text_not_markup(place: str) -> None:
+def test_words_from_files_are_text_not_markup(place):
     words = {"name": "n", "about": "", "state": "", "command": ""} | {
         place: "<script>alert(1)</script>"
     }

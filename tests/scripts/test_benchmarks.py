@@ -51,7 +51,7 @@ def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> None:
+def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path):
     report = report_of("scaling", tmp_path)
     axes = ["d_model", "n_layers", "sequence_length", "batch_size", "num_probes"]
     assert list(dict.fromkeys(point["axis"] for point in report["points"])) == axes
@@ -74,9 +74,7 @@ def test_scaling_measures_every_axis_and_says_what_it_skips(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(
-    tmp_path: Path,
-) -> None:
+def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(tmp_path):
     engines = report_of("norms", tmp_path)["engines"]
     assert all(set(row) >= COSTS and row["numbers"] == 5 for row in engines.values())
     for row in (engines["published, float32"], engines["hutchinson, float64"]):
@@ -88,9 +86,7 @@ def test_norms_of_one_layer_compare_every_engine_with_the_exact_values(
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(
-    tmp_path: Path,
-) -> None:
+def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path):
     report = report_of("norms", tmp_path, "--n-layers=3", "--d-model=20")
     engines, auto = report["engines"], report["engines"]["auto, float64"]
     assert "exact, float64" not in engines and auto["rms_deviation"] is None
@@ -101,16 +97,14 @@ def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(
     )
 
 
-def test_bad_sizes_are_told_and_nothing_is_measured(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_sizes_are_told_and_nothing_is_measured(tmp_path, capsys):
     with pytest.raises(SystemExit) as exit:
         report_of("norms", tmp_path, "--d-model=0")
     assert exit.value.code == 2 and "model.d_model" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_power_law_is_found_with_its_error() -> None:
+def test_a_power_law_is_found_with_its_error():
     from scaling import fit_power_law
 
     xs, noise = [8, 16, 32, 64], [0.02, -0.02, -0.02, 0.02]
@@ -123,7 +117,7 @@ def test_a_power_law_is_found_with_its_error() -> None:
     assert (law.low, law.high) == (8, 64)
 
 
-def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of() -> None:
+def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of():
     from scaling import fit_power_law
 
     assert fit_power_law([2, 4], [1, 8]).standard_error is None
@@ -133,7 +127,7 @@ def test_two_points_have_no_error_and_an_exact_law_none_to_speak_of() -> None:
 
 
 @pytest.mark.parametrize(("count", "kept"), [(2, 2), (3, 3), (4, 3), (5, 3), (7, 4)])
-def test_the_upper_half_holds_the_middle(count: int, kept: int) -> None:
+def test_the_upper_half_holds_the_middle(count, kept):
     from scaling import upper_half
 
     rows = [{"x": x} for x in reversed(range(count))]
@@ -157,7 +151,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("in_this_process")
-def test_products_of_real_models_are_measured_beside_others(tmp_path: Path) -> None:
+def test_products_of_real_models_are_measured_beside_others(tmp_path):
     """Every contender multiplies by the same Hessian; peers that are not installed are left out."""
     import real
 
@@ -177,9 +171,7 @@ def test_products_of_real_models_are_measured_beside_others(tmp_path: Path) -> N
     assert set(report["environment"]) >= ENVIRONMENT
 
 
-def test_rows_of_real_models_are_kept_when_others_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_real_models_are_kept_when_others_fail(tmp_path, monkeypatch):
     """A row that fails, one that is not done in time and one for which no time is left say so."""
     import real
 
@@ -221,7 +213,7 @@ def test_rows_of_real_models_are_kept_when_others_fail(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("in_this_process")
-def test_rows_of_memory_and_spectra_of_real_models(tmp_path: Path) -> None:
+def test_rows_of_memory_and_spectra_of_real_models(tmp_path):
     """Each is measured through hessfig.Problem."""
     import real
 

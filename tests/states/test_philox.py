@@ -23,20 +23,18 @@ ANSWERS = (
 
 
 @pytest.mark.parametrize(("counter", "key", "words"), ANSWERS)
-def test_philox_gives_its_known_answers(
-    counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]
-) -> None:
+def test_philox_gives_its_known_answers(counter, key, words):
     a, b, c, d = (np.array([word]) for word in counter)
     assert tuple(int(word[0]) for word in philox((a, b, c, d), key)) == words
 
 
-def test_an_offset_above_32_bits_and_a_long_seed_reach_the_high_words() -> None:
+def test_an_offset_above_32_bits_and_a_long_seed_reach_the_high_words():
     plain = cuda_normal(4, seed=5, offset=8)
     assert not np.array_equal(cuda_normal(4, seed=5 + 2**32, offset=8), plain)
     assert not np.array_equal(cuda_normal(4, seed=5, offset=8 + 2**34), plain)
 
 
-def test_normal_numbers_are_those_of_a_card_but_for_its_sine() -> None:
+def test_normal_numbers_are_those_of_a_card_but_for_its_sine():
     """torch.empty(12, 128, device="cuda").normal_() after torch.cuda.manual_seed(1234), its first entries (H200)."""
     card = [
         -1.6164905,
@@ -53,7 +51,7 @@ def test_normal_numbers_are_those_of_a_card_but_for_its_sine() -> None:
     np.testing.assert_allclose(drawn[:8], card, rtol=0, atol=2.5e-6)
 
 
-def test_uniform_numbers_are_those_of_a_card_to_the_bit() -> None:
+def test_uniform_numbers_are_those_of_a_card_to_the_bit():
     """The next 1536 entries of the same generator, uniform_(-b, b) with b = 128 ** -0.5: four of them (H200)."""
     drawn = cuda_uniform(1536, seed=1234, offset=4, bound=128**-0.5)
     assert np.array_equal(
@@ -65,6 +63,6 @@ def test_uniform_numbers_are_those_of_a_card_to_the_bit() -> None:
     )
 
 
-def test_tensors_whose_order_depends_on_the_card_are_refused() -> None:
+def test_tensors_whose_order_depends_on_the_card_are_refused():
     with pytest.raises(ValueError, match="depends on the card"):
         cuda_normal(LARGEST + 1, seed=0, offset=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -77,9 +76,7 @@ PATHS = {
 }
 
 
-def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(
-    tmp_path: Path,
-) -> None:
+def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tmp_path):
     asked = ["frobenius", "largest_eigenvalue", "loss"]
     config = training_config(
         tmp_path, step=STEP, blocks=list(PATHS), quantities=asked, dtype=DType.float64

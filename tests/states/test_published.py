@@ -39,7 +39,7 @@ def starts(matrix: Tensor, *numbers: float) -> bool:
     ] == [f"{n:.7g}" for n in numbers]
 
 
-def test_the_batch_is_the_published_one() -> None:
+def test_the_batch_is_the_published_one():
     config = config_of("sweep=sigma")
     tokens = initialised(
         config, sigma=sigma_values(config.grid)[0], seed=1234
@@ -52,7 +52,7 @@ def test_the_batch_is_the_published_one() -> None:
     assert counts.tolist() == [65, 66, 16, 30, 19, 27, 29, 21, 25, 22, 0, 64]
 
 
-def test_weights_are_the_published_ones_in_every_layer() -> None:
+def test_weights_are_the_published_ones_in_every_layer():
     weights = network_of(config_of("sweep=depth", "model.n_layers=5"))
     assert starts(
         weights["layers.0.attn.q.weight"].T, -0.03721144, -0.156439, 0.07406554
@@ -84,7 +84,7 @@ def test_weights_are_the_published_ones_in_every_layer() -> None:
     )
 
 
-def test_without_an_mlp_its_weights_are_not_drawn() -> None:
+def test_without_an_mlp_its_weights_are_not_drawn():
     weights = network_of(config_of("sweep=softmax", "model.n_layers=2"))
     assert starts(
         weights["layers.1.attn.q.weight"].T, 0.07879857, 0.04532942, -0.0260677
@@ -92,7 +92,7 @@ def test_without_an_mlp_its_weights_are_not_drawn() -> None:
     assert starts(weights["head.weight"].T, 0.01121352, 0.08001643, 0.04090359)
 
 
-def test_embeddings_advance_with_sigma_and_not_with_depth() -> None:
+def test_embeddings_advance_with_sigma_and_not_with_depth():
     for words in (["sweep=sigma"], ["sweep=depth", "model.n_layers=3"]):
         first, later = (network_of(config_of(*words), place) for place in (0, 7))
         np.testing.assert_allclose(
@@ -116,7 +116,7 @@ def test_embeddings_advance_with_sigma_and_not_with_depth() -> None:
     )
 
 
-def test_linear_mlps_continue_one_stream() -> None:
+def test_linear_mlps_continue_one_stream():
     one, two = (config_of("sweep=mlp", f"model.n_layers={depth}") for depth in (1, 2))
     first = network_of(one)
     later = network_of(one, 7)
@@ -133,7 +133,7 @@ def test_linear_mlps_continue_one_stream() -> None:
         )
 
 
-def test_numbers_of_numpy_are_the_same_from_any_position() -> None:
+def test_numbers_of_numpy_are_the_same_from_any_position():
     whole = np.random.RandomState(77).random_sample(1000)
     for first, count in ((0, 10), (500, 20), (100, 50), (520, 5), (300, 700)):
         assert np.array_equal(
@@ -141,7 +141,7 @@ def test_numbers_of_numpy_are_the_same_from_any_position() -> None:
         )
 
 
-def test_every_part_has_signs_of_its_own_in_the_published_order() -> None:
+def test_every_part_has_signs_of_its_own_in_the_published_order():
     config = config_of("sweep=depth", "model.n_layers=2", "grid.points=2")
     shape = torch.Size([128, 128])
     whole = np.random.RandomState(1234).random_sample(2 * 2 * 6 * 20 * 16384)
@@ -161,7 +161,7 @@ def test_every_part_has_signs_of_its_own_in_the_published_order() -> None:
         assert np.array_equal(vectors, expected[place, layer - 1, col, part])
 
 
-def test_linear_mlps_start_where_numpy_was_left() -> None:
+def test_linear_mlps_start_where_numpy_was_left():
     config = config_of("sweep=mlp", "model.n_layers=1")
     drawn = published.signs(
         config,
@@ -175,7 +175,7 @@ def test_linear_mlps_start_where_numpy_was_left() -> None:
     assert drawn[:10, 0].tolist() == [1, -1, -1, -1, 1, 1, -1, 1, -1, 1]
 
 
-def test_the_stream_of_linear_mlps_has_no_gap() -> None:
+def test_the_stream_of_linear_mlps_has_no_gap():
     """Through depths, repeats, sigmas and layers every estimate starts where the last one ended."""
     expected = 0
     for depth in range(1, 6):
@@ -188,9 +188,7 @@ def test_the_stream_of_linear_mlps_has_no_gap() -> None:
 
 
 @pytest.mark.long
-def test_cuda_draws_of_linear_mlps_start_where_they_should(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cuda_draws_of_linear_mlps_start_where_they_should(monkeypatch):
     asked = list[int]()
     monkeypatch.setattr(
         published,
@@ -261,12 +259,7 @@ KNOWN = [
 
 @pytest.mark.parametrize(("words", "place", "blocks"), KNOWN)
 @pytest.mark.long
-def test_norms_are_the_known_ones(
-    words: tuple[str, ...],
-    place: int,
-    blocks: dict[tuple[int, str], tuple[float, ...]],
-    tmp_path: Path,
-) -> None:
+def test_norms_are_the_known_ones(words, place, blocks, tmp_path):
     norms = cell_of(tmp_path, *words, place=place)
     for at, values in blocks.items():
         measured = [
@@ -277,9 +270,7 @@ def test_norms_are_the_known_ones(
 
 
 @pytest.mark.long
-def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(
-    tmp_path: Path,
-) -> None:
+def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(tmp_path):
     """The products agree to rounding, whichever engine multiplies; the published order is known to all of them."""
     words = ("sweep=sigma", "model.d_model=8", "task.batch_size=4")
     sides = [
@@ -293,7 +284,7 @@ def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(
 
 
 @pytest.mark.long
-def test_keys_change_with_the_grid_and_with_the_draws(tmp_path: Path) -> None:
+def test_keys_change_with_the_grid_and_with_the_draws(tmp_path):
     def key(*words: str) -> str:
         job = checked_job(["sweep=sigma", "seeds=1", f"output_dir={tmp_path}", *words])
         return Sweep(job.variants).cells[0].key
@@ -328,11 +319,11 @@ def test_keys_change_with_the_grid_and_with_the_draws(tmp_path: Path) -> None:
         (["sweep=training", "state.draw=published"], r"state\.draw is read with"),
     ],
 )
-def test_what_was_not_published_is_refused(words: list[str], what: str) -> None:
+def test_what_was_not_published_is_refused(words, what):
     with pytest.raises(UserError, match=what):
         Sweep(checked_job(words).variants)
 
 
-def test_a_sigma_beside_the_grid_is_refused() -> None:
+def test_a_sigma_beside_the_grid_is_refused():
     with pytest.raises(UserError, match="go through the grid"):
         published.sigma_index(config_of("sweep=sigma"), 0.011)

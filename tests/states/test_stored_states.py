@@ -63,15 +63,13 @@ def values(config: Config, sigma: float | None, seed: int) -> list[float]:
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-def test_a_loaded_network_has_the_norms_of_the_one_that_was_saved(
-    tmp_path: Path, suffix: str
-) -> None:
+def test_a_loaded_network_has_the_norms_of_the_one_that_was_saved(tmp_path, suffix):
     config = loaded(saved(tmp_path, suffix=suffix))
     assert values(config, None, 1234) == values(CONFIG, 0.3, 7)
     assert Variant("", config).sigmas() == [None]
 
 
-def test_the_key_is_the_files_content_not_its_name(tmp_path: Path) -> None:
+def test_the_key_is_the_files_content_not_its_name(tmp_path):
     first = saved(tmp_path)
     other = tmp_path / "renamed.safetensors"
     other.write_bytes(first.read_bytes())
@@ -106,9 +104,7 @@ MISFITS: dict[str, tuple[dict[str, Tensor | None], str]] = {
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_named_and_nothing_is_copied(
-    tmp_path: Path, misfit: str
-) -> None:
+def test_what_does_not_fit_is_named_and_nothing_is_copied(tmp_path, misfit):
     changed, message = MISFITS[misfit]
     network = build_network(CONFIG, sigma=1.0, seed=1)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
@@ -138,9 +134,7 @@ FILES: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_weights_are_refused(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_no_weights_are_refused(tmp_path, name, capsys):
     (tmp_path / name).write_bytes(FILES[name])
     with pytest.raises(
         UserError, match=r"state\.path: .* cannot be read as weights"
@@ -151,25 +145,21 @@ def test_files_that_are_no_weights_are_refused(
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_what_does_not_fit_is_refused_when_a_run_is_planned(
-    tmp_path: Path, misfit: str
-) -> None:
+def test_what_does_not_fit_is_refused_when_a_run_is_planned(tmp_path, misfit):
     changed, message = MISFITS[misfit]
     with pytest.raises(UserError, match=message):
         Sweep([("", loaded(saved(tmp_path, **changed)))])
 
 
 @pytest.mark.parametrize("path", [None, "nowhere.safetensors"])
-def test_a_path_that_names_no_file_is_refused_before_anything_runs(
-    path: str | None,
-) -> None:
+def test_a_path_that_names_no_file_is_refused_before_anything_runs(path):
     config = replace(CONFIG, state=StateConfig(State.loaded, path))
     with pytest.raises(UserError, match=r"state\.path") as caught:
         Variant("", config).check()
     assert caught.value.allowed and caught.value.remedy
 
 
-def test_norms_are_loaded_too(tmp_path: Path) -> None:
+def test_norms_are_loaded_too(tmp_path):
     gain = torch.full((4,), 1.5, dtype=torch.float64)
     path = saved(tmp_path, **{"layers.0.ln1.weight": gain})
     assert MODEL.norm == Norm.pre

@@ -94,12 +94,8 @@ SECOND = list(DAMAGES)[4:]
     ("ending", "damages"), [("json", EVERY), ("npz", FIRST), ("npz", SECOND)]
 )
 def test_damaged_files_are_named_and_their_cells_measured_again(
-    copied: Path,
-    reference: Path,
-    ending: str,
-    damages: list[str],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    copied, reference, ending, damages, capfd
+):
     paths = found(copied, ending)[: len(damages)]
     for path, damage in zip(paths, damages, strict=True):
         DAMAGES[damage](path)
@@ -113,9 +109,7 @@ def test_damaged_files_are_named_and_their_cells_measured_again(
 
 
 @pytest.mark.parametrize("text", ['"abc"', "[3]", '[{"nonsense": 1}]', "null"])
-def test_rows_that_are_none_are_found_out_whatever_their_checksum(
-    copied: Path, text: str
-) -> None:
+def test_rows_that_are_none_are_found_out_whatever_their_checksum(copied, text):
     from hessfig.sweep.store import _checksum
 
     path = found(copied, "json")[0]
@@ -128,8 +122,8 @@ def test_rows_that_are_none_are_found_out_whatever_their_checksum(
 
 
 def test_cells_that_vanish_during_a_run_are_missing_and_named(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    copied, monkeypatch, capfd
+):
     """One is removed, one damaged, and one loses its arrays, after they were measured and before the table is made."""
     measure, arrays = runner.measure_cells, found(copied, "npz")
     norms = [
@@ -160,9 +154,7 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
     assert (again := run(copied)).is_complete and again.measured == 3
 
 
-def test_a_short_table_is_exit_code_1(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_table_is_exit_code_1(copied, monkeypatch):
     class Asked:
         first = config = toy_config(copied, quantities=BOTH)
         variants = [("", first)]  # noqa: RUF012
@@ -181,7 +173,7 @@ def test_a_short_table_is_exit_code_1(
     assert run_verb(Asked()) == 1  # type: ignore[arg-type]
 
 
-def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied: Path) -> None:
+def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied):
     cell = found(copied, "json")[0]
     names = (
         f".hessfig.{cell.name}.a1b2c3d4",
@@ -202,8 +194,8 @@ def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied: Path) -
 
 
 def test_files_that_belong_together_are_on_disk_before_the_first_appears(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     appear, seen = files._appear, []
 
     def watched(temporary: Path, path: Path) -> None:
@@ -216,16 +208,14 @@ def test_files_that_belong_together_are_on_disk_before_the_first_appears(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
-def test_if_the_second_cannot_be_written_the_first_does_not_appear(
-    tmp_path: Path,
-) -> None:
+def test_if_the_second_cannot_be_written_the_first_does_not_appear(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         write_together({tmp_path / "a": "A", tmp_path / "file/b": "B"})
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied: Path) -> None:
+def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied):
     folder = copied / "sigma"
     table, manifest = (
         (folder / name).read_text() for name in ("table.csv", "manifest.json")
@@ -240,9 +230,7 @@ def test_a_reader_waits_out_the_moment_between_table_and_manifest(copied: Path) 
     assert (folder / "manifest.json").read_text() == manifest
 
 
-def test_ages_are_told_by_the_clock_of_the_folder(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ages_are_told_by_the_clock_of_the_folder(copied, monkeypatch):
     """On a shared folder, files of other machines are dated by its server: a machine two hours ahead removes none."""
     path = found(copied, "json")[0]
     fresh = path.with_name(f".hessfig.{path.name}.abcdefgh")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,9 +57,7 @@ def numbers(config: Config, device: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("dtype", DType)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
-def test_the_gpu_gives_the_numbers_of_the_cpu(
-    engine: str, dtype: DType, norm: Norm
-) -> None:
+def test_the_gpu_gives_the_numbers_of_the_cpu(engine, dtype, norm):
     model = ModelConfig(n_layers=2, d_model=8, norm=norm)
     task = TaskConfig(digits=1, batch_size=3)
     config = Config(model=model, task=task, estimator=ENGINES[engine], dtype=dtype)
@@ -74,9 +71,7 @@ def test_the_gpu_gives_the_numbers_of_the_cpu(
 @pytest.mark.cuda
 @needs_gpu
 @pytest.mark.parametrize("name", sorted(set(quantities()) - APART))
-def test_every_quantity_is_the_same_on_the_gpu(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_quantity_is_the_same_on_the_gpu(name, tmp_path, monkeypatch):
     monkeypatch.setattr(slices, "_ANGLES", 4)
     settings = {
         "quantities": [name],
@@ -104,7 +99,7 @@ def test_every_quantity_is_the_same_on_the_gpu(
 
 @pytest.mark.cuda
 @needs_gpu
-def test_operators_and_approximations_are_the_same_on_the_gpu() -> None:
+def test_operators_and_approximations_are_the_same_on_the_gpu():
     torch.manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Linear(5, 7), torch.nn.GELU(), torch.nn.Linear(7, 3)
@@ -154,7 +149,7 @@ class Recurrent(torch.nn.Module):
 @pytest.mark.cuda
 @needs_gpu
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-def test_recurrent_networks_are_multiplied_without_cudnn(kind: str) -> None:
+def test_recurrent_networks_are_multiplied_without_cudnn(kind):
     torch.manual_seed(0)
     problem = hessfig.Problem(
         Recurrent(kind), torch.randn(5, 6, 3), torch.randint(2, (5,))
@@ -173,7 +168,7 @@ def test_recurrent_networks_are_multiplied_without_cudnn(kind: str) -> None:
 
 @pytest.mark.cuda
 @needs_gpu
-def test_convolutions_in_float32_are_not_tf32() -> None:
+def test_convolutions_in_float32_are_not_tf32():
     from hessfig.curvature.double_backward import differentiating
 
     kernel = torch.randn(32, 32, 3, 3, device="cuda")
@@ -189,7 +184,7 @@ def test_convolutions_in_float32_are_not_tf32() -> None:
 
 @pytest.mark.cuda
 @needs_gpu
-def test_long_krylov_vectors_are_on_the_gpu() -> None:
+def test_long_krylov_vectors_are_on_the_gpu():
     from hessfig.curvature import ColumnOperator, Square, extremes
     from hessfig.curvature.double_backward import differentiating
     from hessfig.curvature.spectral.extremes import End

@@ -36,7 +36,7 @@ def with_pilots(folder: Path) -> Config:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
-def test_shares_are_the_whole_and_no_two_meet(count: int) -> None:
+def test_shares_are_the_whole_and_no_two_meet(count):
     items = list(range(20))
     shares = [Shard(index, count).of(items) for index in range(1, count + 1)]
     assert sorted(item for share in shares for item in share) == items
@@ -45,7 +45,7 @@ def test_shares_are_the_whole_and_no_two_meet(count: int) -> None:
 
 
 @pytest.mark.parametrize("period", [2, 3, 4])
-def test_a_periodic_plan_gives_every_share_of_everything(period: int) -> None:
+def test_a_periodic_plan_gives_every_share_of_everything(period):
     """With two quantities in turn and two shares, a plain stride would give one of them all of one quantity."""
     items = list(range(24 * period))
     for index in range(1, period + 1):
@@ -53,7 +53,7 @@ def test_a_periodic_plan_gives_every_share_of_everything(period: int) -> None:
         assert kinds == dict.fromkeys(range(period), 24 // period)
 
 
-def test_what_belongs_together_is_dealt_as_one() -> None:
+def test_what_belongs_together_is_dealt_as_one():
     items = [(network, step) for network in range(6) for step in range(5)]
     shares = [
         Shard(index, 4).of(items, together=lambda item: item[0])
@@ -64,7 +64,7 @@ def test_what_belongs_together_is_dealt_as_one() -> None:
     assert sum(map(len, networks)) == 6
 
 
-def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
+def test_the_steps_of_one_network_stay_together(tmp_path):
     cells = Sweep([("", toy_config(tmp_path))]).cells
     trained = [replace(cell, step=step) for cell in cells for step in (0, 1, 2)]
     for index in (1, 2, 3):
@@ -78,11 +78,11 @@ def test_the_steps_of_one_network_stay_together(tmp_path: Path) -> None:
     ("words", "name"),
     [([], "Workers"), (["shard=1/2"], "Workers"), (["launcher=slurm"], "Slurm")],
 )
-def test_the_settings_choose_the_launcher(words: list[str], name: str) -> None:
+def test_the_settings_choose_the_launcher(words, name):
     assert type(launcher_of(compose([*words, "dry_run=true"]))).__name__ == name
 
 
-def test_in_company_everybody_begins_elsewhere() -> None:
+def test_in_company_everybody_begins_elsewhere():
     items = list(range(8))
     assert [Shard(index, 4).turned(items)[0] for index in (1, 2, 3, 4)] == [0, 2, 4, 6]
     assert sorted(Shard(3, 4).turned(items)) == items
@@ -91,7 +91,7 @@ def test_in_company_everybody_begins_elsewhere() -> None:
 @pytest.mark.parametrize(
     "text", ["9/8", "0/8", "x", "1", "1/0", "-1/2", "1/2/3", "1/1000000"]
 )
-def test_what_is_no_share_is_refused(text: str) -> None:
+def test_what_is_no_share_is_refused(text):
     with pytest.raises(UserError, match="no such share"):
         parse_shard(text)
 
@@ -106,9 +106,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
 
 
 @pytest.mark.long
-def test_shares_on_one_folder_at_once_make_the_table_of_one_run(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_shares_on_one_folder_at_once_make_the_table_of_one_run(whole, tmp_path):
     variants = [("", with_pilots(tmp_path))]
     with ThreadPoolExecutor(2) as executor:
         done = list(
@@ -127,9 +125,7 @@ def test_shares_on_one_folder_at_once_make_the_table_of_one_run(
 
 
 @pytest.mark.long
-def test_shares_of_other_folders_are_copied_together(
-    whole: Path, tmp_path: Path
-) -> None:
+def test_shares_of_other_folders_are_copied_together(whole, tmp_path):
     for index in (1, 2, 3):
         run_shard(Sweep([("", with_pilots(tmp_path / str(index)))]), Shard(index, 3))
         shutil.copytree(tmp_path / str(index), tmp_path / "all", dirs_exist_ok=True)
@@ -138,9 +134,7 @@ def test_shares_of_other_folders_are_copied_together(
     assert rows(collected.table) == rows(whole)
 
 
-def test_a_share_whose_pilots_fail_measures_no_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_share_whose_pilots_fail_measures_no_cell(tmp_path, monkeypatch):
     """Under another number of probes its cells would be no part of the sweep that others measure."""
     from hessfig.sweep import launchers, pool
 

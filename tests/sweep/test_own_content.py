@@ -112,9 +112,7 @@ def _cells(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_walks_is_measured_again_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch, rule: str
-) -> None:
+def test_what_walks_is_measured_again_and_nothing_else(monkeypatch, rule):
     quantities = (*NEAR, *FAR, "landscape_difference", "mine.py:QUANTITY")
     first, again, other = (
         _cells(monkeypatch, f"{rule} {radius}", quantities)
@@ -127,9 +125,7 @@ def test_what_walks_is_measured_again_and_nothing_else(
     assert changed == {*FAR, "mine.py:QUANTITY"}
 
 
-def test_without_quantities_that_walk_no_key_depends_on_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_quantities_that_walk_no_key_depends_on_them(monkeypatch):
     """What 0.3.0 has measured at the weights is reused."""
     alone = _cells(monkeypatch, "clamp 1.0", ("loss",))["loss"]
     assert alone.key == _cells(monkeypatch, "clamp 1.0", ("loss", "slices"))["loss"].key
@@ -142,9 +138,7 @@ def test_without_quantities_that_walk_no_key_depends_on_them(
     assert alone.science["content"] == expected
 
 
-def test_a_worker_refuses_a_network_that_is_another_far_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_worker_refuses_a_network_that_is_another_far_away(monkeypatch):
     cells = _cells(monkeypatch, "clamp 1.0", ("loss", "slices"))
     monkeypatch.setenv("HESSFIG_TEST_RULE", "clamp 1.5")
     draw_problem(cells["loss"])
@@ -154,14 +148,14 @@ def test_a_worker_refuses_a_network_that_is_another_far_away(
         draw_problem(cells["slices"])
 
 
-def test_a_distance_of_landscape_difference_is_one() -> None:
+def test_a_distance_of_landscape_difference_is_one():
     config = Config()
     assert not quantity("landscape_difference").walks(config)
     config.landscape.distance = 0.5
     assert quantity("landscape_difference").walks(config)
 
 
-def test_every_quantity_that_takes_the_loss_elsewhere_says_so() -> None:
+def test_every_quantity_that_takes_the_loss_elsewhere_says_so():
     walkers = {name for name, row in CATALOGUE.items() if row.walks(Config())}
     assert {
         *FAR,
@@ -203,9 +197,7 @@ AT_WEIGHTS = [
 @pytest.mark.parametrize(
     "name", [*AT_WEIGHTS, "slices", "descent", "pruning", "quantisation"]
 )
-def test_the_record_is_right_on_what_walks(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_is_right_on_what_walks(name, folder, monkeypatch):
     """A limit just beyond the largest weight, and what happens at zero, move the numbers of what walks alone."""
     monkeypatch.syspath_prepend(str(folder))
     make = importlib.import_module("limited").make
@@ -242,9 +234,7 @@ def _limit() -> float:
 
 
 @pytest.mark.long
-def test_a_monitor_measures_again_what_walks(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_a_monitor_measures_again_what_walks(monkeypatch, folder):
     batch = (torch.eye(3), torch.tensor([0, 1, 1]))
     options = {
         "every": 1,
@@ -277,7 +267,7 @@ def test_a_monitor_measures_again_what_walks(
     ]
 
 
-def test_trusted_sources_need_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trusted_sources_need_no_call(monkeypatch):
     """What was computed away from the weights is kept between runs, too."""
     cells = _cells(monkeypatch, "clamp 1.0", ("loss", "slices"))
     variant = cells["loss"].variant

@@ -31,14 +31,14 @@ def key(**settings: object) -> str:
     return Cell(Variant("", Config(**settings)), 0.1, 1234).key  # type: ignore[arg-type]
 
 
-def test_cells_come_repeat_by_repeat() -> None:
+def test_cells_come_repeat_by_repeat():
     cells = Sweep([("", Config(seeds=2, grid=GridConfig(points=3)))]).cells
     assert [(cell.seed, cell.sigma) for cell in cells] == [
         (seed, sigma) for seed in (1234, 1235) for sigma in (0.01, 0.316227766017, 10.0)
     ]
 
 
-def test_more_seeds_and_more_sigmas_keep_the_cells_there_are() -> None:
+def test_more_seeds_and_more_sigmas_keep_the_cells_there_are():
     small = keys(Config(seeds=2, grid=GridConfig(points=3)))
     assert keys(Config(seeds=3, grid=GridConfig(points=3)))[:6] == small
     assert set(small) <= set(keys(Config(seeds=2, grid=GridConfig(points=5))))
@@ -76,18 +76,16 @@ CHANGES_THE_NUMBER = [
 @pytest.mark.parametrize(
     "settings", CHANGES_NOTHING, ids=lambda settings: next(iter(settings))
 )
-def test_the_key_ignores_what_does_not_change_the_number(
-    settings: dict[str, object],
-) -> None:
+def test_the_key_ignores_what_does_not_change_the_number(settings):
     assert key(**settings) == key()
 
 
 @pytest.mark.parametrize("settings", CHANGES_THE_NUMBER, ids=str)
-def test_the_key_sees_what_changes_the_number(settings: dict[str, object]) -> None:
+def test_the_key_sees_what_changes_the_number(settings):
     assert key(**settings) != key()
 
 
-def test_probes_do_not_matter_to_an_exact_method() -> None:
+def test_probes_do_not_matter_to_an_exact_method():
     one, other = (
         key(estimator=EstimatorConfig(method=Method.dense, num_probes=k))
         for k in (9, 20)
@@ -95,7 +93,7 @@ def test_probes_do_not_matter_to_an_exact_method() -> None:
     assert one == other
 
 
-def test_a_single_start_of_an_eigenvalue_has_a_key_of_its_own() -> None:
+def test_a_single_start_of_an_eigenvalue_has_a_key_of_its_own():
     """Two starts, the default, are in no key: cells of versions without the setting are reused."""
     cells = {
         starts: Cell(
@@ -110,7 +108,7 @@ def test_a_single_start_of_an_eigenvalue_has_a_key_of_its_own() -> None:
     assert "starts" not in str(cells[2].variant.science("largest_eigenvalue"))
 
 
-def test_whose_products_matters_to_the_dense_method_too() -> None:
+def test_whose_products_matters_to_the_dense_method_too():
     keys = {
         key(estimator=EstimatorConfig(method=Method.dense, products=p))
         for p in Products
@@ -118,20 +116,20 @@ def test_whose_products_matters_to_the_dense_method_too() -> None:
     assert len(keys) == len(Products)
 
 
-def test_sigma_and_seed_are_part_of_the_key() -> None:
+def test_sigma_and_seed_are_part_of_the_key():
     cell = Cell(Variant("", Config()), 0.1, 1234)
     assert (
         len({cell.key, replace(cell, sigma=0.2).key, replace(cell, seed=1235).key}) == 3
     )
 
 
-def test_a_digest_does_not_depend_on_the_order_of_keys() -> None:
+def test_a_digest_does_not_depend_on_the_order_of_keys():
     assert (
         digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 2, "b": 1})
     )
 
 
-def test_columns_share_their_products() -> None:
+def test_columns_share_their_products():
     config = Config(blocks=["W_V", ["W_Q", "W_V"], "W_Q"])
     found = [
         (layer, col, [b.row for b in members])
@@ -140,7 +138,7 @@ def test_columns_share_their_products() -> None:
     assert found == [(1, "W_V", ["W_V", "W_Q"]), (1, "W_Q", ["W_Q"])]
 
 
-def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
+def test_every_layer_has_its_blocks_and_shared_weights_none():
     config = Config(
         model=ARCHITECTURES["two layers"], blocks=["W_V", "W_E", ["W_E", "W_V"]]
     )
@@ -154,7 +152,7 @@ def test_every_layer_has_its_blocks_and_shared_weights_none() -> None:
     ]
 
 
-def test_a_cell_says_where_it_is() -> None:
+def test_a_cell_says_where_it_is():
     assert (
         str(Cell(Variant("model.norm=pre", Config()), 0.1, 7))
         == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"

@@ -17,7 +17,7 @@ def outcome(kind: Any, cause: str = "") -> CellOutcome:
     return CellOutcome(SimpleNamespace(), kind, cause)  # type: ignore[arg-type]
 
 
-def test_a_piped_run_tells_how_it_goes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_piped_run_tells_how_it_goes(capsys):
     with Reporter("toy", 10, 4, every=0.05) as reporter:
         for _ in range(3):
             reporter.show(outcome("measured"))
@@ -46,9 +46,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_time_left_does_not_count_trainings_before_the_cells(
-    capsys: pytest.CaptureFixture[str], clock: list[float]
-) -> None:
+def test_the_time_left_does_not_count_trainings_before_the_cells(capsys, clock):
     with Reporter("toy", 12, 0, every=0.02) as reporter:
         clock[0] = 1000.0
         reporter.show(outcome("trained", "trained to step 10"))
@@ -63,8 +61,8 @@ def test_the_time_left_does_not_count_trainings_before_the_cells(
 
 
 def test_the_time_left_is_that_of_measured_cells_where_trainings_failed_before(
-    capsys: pytest.CaptureFixture[str], clock: list[float]
-) -> None:
+    capsys, clock
+):
     with Reporter("toy", 100, 0, every=0.02) as reporter:
         for _ in range(50):
             reporter.show(outcome("failed", "its training diverged"))
@@ -79,9 +77,7 @@ def test_the_time_left_is_that_of_measured_cells_where_trainings_failed_before(
     )
 
 
-def test_nothing_is_said_where_nothing_is_to_do(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_nothing_is_said_where_nothing_is_to_do(capsys):
     with Reporter("toy", 4, 4, every=0.01):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
@@ -108,9 +104,7 @@ class Shown:
         self.states.append(form)
 
 
-def test_a_notebook_has_a_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_has_a_bar(capsys, monkeypatch):
     """It is redrawn in its place, at most a few times a second, and ends with what was done."""
     shown = Shown(monkeypatch)
     with Reporter("toy<1>", 100, 4) as reporter:
@@ -132,7 +126,7 @@ def test_a_notebook_has_a_bar(
     assert capsys.readouterr().err.count("\n") == 1  # the failure
 
 
-def test_a_notebooks_bar_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebooks_bar_says_what_is_left(monkeypatch):
     shown = Shown(monkeypatch)
     with Reporter("toy", 3, 0) as reporter:
         time.sleep(0.25)
@@ -142,7 +136,7 @@ def test_a_notebooks_bar_says_what_is_left(monkeypatch: pytest.MonkeyPatch) -> N
     ].endswith(" s left")
 
 
-def test_a_notebook_shows_no_bar_of_no_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_shows_no_bar_of_no_cells(monkeypatch):
     shown = Shown(monkeypatch)
     with Reporter("toy: pilot", 0, 0):
         pass

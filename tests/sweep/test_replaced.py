@@ -173,8 +173,8 @@ FILES: dict[str, tuple[Callable[[Path], Config], Write, str]] = {
 
 @pytest.mark.parametrize("what", FILES)
 def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_cell_afterwards(
-    folder: Path, what: str
-) -> None:
+    folder, what
+):
     config_of, write, message = FILES[what]
     write(folder, 1)
     planned = first_cell(config_of(folder))
@@ -191,7 +191,7 @@ def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_ce
     )
 
 
-def test_a_constant_that_no_state_holds_makes_other_cells(folder: Path) -> None:
+def test_a_constant_that_no_state_holds_makes_other_cells(folder):
     """The file is read when the module is imported: another process, as every command is, imports it anew."""
     first = first_cell(own())
     (folder / "scale.json").write_text("1.01")
@@ -202,7 +202,7 @@ def test_a_constant_that_no_state_holds_makes_other_cells(folder: Path) -> None:
     assert first_cell(own()).key == first.key
 
 
-def test_the_code_beside_a_factory_counts(folder: Path) -> None:
+def test_the_code_beside_a_factory_counts(folder):
     (folder / "net.py").write_text(
         FACTORY.replace("import json", "import json, helper_of_net")
     )
@@ -216,28 +216,28 @@ def test_the_code_beside_a_factory_counts(folder: Path) -> None:
     assert first_cell(own()).key != first.key
 
 
-def test_a_factory_that_draws_anew_at_every_call_fails_its_cells(folder: Path) -> None:
+def test_a_factory_that_draws_anew_at_every_call_fails_its_cells(folder):
     with pytest.raises(
         UserError, match=r"returned something else(.|\n)*torch.manual_seed\(seed\)"
     ):
         compute_cell(first_cell(own("net.py:unseeded")))
 
 
-def test_a_factory_that_exits_is_an_error(folder: Path) -> None:
+def test_a_factory_that_exits_is_an_error(folder):
     with pytest.raises(
         UserError, match=r"net.py:leaves fails(.|\n)*SystemExit: 0 \(leaves, net.py:"
     ):
         Sweep([("", own("net.py:leaves"))])
 
 
-def test_an_import_that_exits_is_an_error(folder: Path) -> None:
+def test_an_import_that_exits_is_an_error(folder):
     (folder / "net.py").write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(UserError, match=r"net.py fails(.|\n)*SystemExit: 0"):
         Sweep([("", own())])
 
 
 @pytest.mark.parametrize("group", ["state", "task", "model"])
-def test_a_hash_in_the_settings_pins_a_file(folder: Path, group: str) -> None:
+def test_a_hash_in_the_settings_pins_a_file(folder, group):
     config = {"state": loaded, "task": pictures, "model": lambda folder: own()}[group](
         folder
     )
@@ -254,9 +254,7 @@ def test_a_hash_in_the_settings_pins_a_file(folder: Path, group: str) -> None:
         Sweep([("", other)])
 
 
-def test_a_file_that_cannot_be_read_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_is_refused(folder, monkeypatch):
     write_state(folder, 1)
 
     def forbidden(path: Path) -> str:
@@ -269,7 +267,7 @@ def test_a_file_that_cannot_be_read_is_refused(
         Sweep([("", loaded(folder))])
 
 
-def test_pins_alone_make_no_other_table(folder: Path) -> None:
+def test_pins_alone_make_no_other_table(folder):
     write_state(folder, 1)
     variants = Sweep([("", loaded(folder))]).variants
     bare = [Variant("", loaded(folder))]
@@ -278,14 +276,14 @@ def test_pins_alone_make_no_other_table(folder: Path) -> None:
     )
 
 
-def test_a_hash_of_no_file_is_refused() -> None:
+def test_a_hash_of_no_file_is_refused():
     config = toy_config()
     with pytest.raises(UserError, match=r"state.sha256: state.path names no file"):
         Sweep([("", replace(config, state=replace(config.state, sha256="0" * 64)))])
 
 
 @pytest.mark.long
-def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder: Path) -> None:
+def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder):
     def counts(config: Config) -> tuple[int, int, int]:
         found = run_sweep(Sweep([("", config)]))
         return found.measured, found.reused, found.failed
@@ -369,8 +367,8 @@ def turned(**settings: object) -> Config:
     "changes", [{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], ids=str
 )
 def test_what_moves_derivatives_or_last_digits_makes_other_cells(
-    folder: Path, changes: dict[str, float], dtype: DType
-) -> None:
+    folder, changes, dtype
+):
     write_settings(folder)
     first = first_cell(turned(dtype=dtype))
     assert first_cell(turned(dtype=dtype)).key == first.key
@@ -391,9 +389,7 @@ def test_what_moves_derivatives_or_last_digits_makes_other_cells(
         compute_cell(first)
 
 
-def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(
-    folder: Path,
-) -> None:
+def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(folder):
     write_settings(folder, noise=1)
     with pytest.warns(
         RuntimeWarning,
@@ -407,7 +403,7 @@ def test_cells_of_derivatives_that_change_from_call_to_call_are_measured_again(
         assert variants[0].reusable_contents() == {}
 
 
-def test_the_manifest_says_what_the_witness_measured(folder: Path) -> None:
+def test_the_manifest_says_what_the_witness_measured(folder):
     write_settings(folder)
     run_sweep(Sweep([("", turned())]))
     manifest = json.loads((folder / "outputs/sigma/manifest.json").read_text())

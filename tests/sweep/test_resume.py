@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,9 +12,7 @@ from tests.runs import CELLS, TOY, cell_files, hessfig, killed_anywhere, rows
 pytestmark = pytest.mark.long
 
 
-def test_an_interrupted_and_killed_run_ends_in_the_same_table(
-    undisturbed: Path, disturbed: tuple[Path, int]
-) -> None:
+def test_an_interrupted_and_killed_run_ends_in_the_same_table(undisturbed, disturbed):
     """The undisturbed run has one worker; the last of the disturbed ones has two."""
     folder, _ = disturbed
     expected, found = (
@@ -25,13 +22,11 @@ def test_an_interrupted_and_killed_run_ends_in_the_same_table(
     assert found == expected
 
 
-def test_an_interrupt_has_its_own_exit_code(disturbed: tuple[Path, int]) -> None:
+def test_an_interrupt_has_its_own_exit_code(disturbed):
     assert disturbed[1] == 130
 
 
-def test_every_cell_is_there_and_nothing_is_half_written(
-    disturbed: tuple[Path, int],
-) -> None:
+def test_every_cell_is_there_and_nothing_is_half_written(disturbed):
     """The interrupted run had more seeds than the toy sweep; whatever it finished must be sound too."""
     folder, _ = disturbed
     status = hessfig("status", *TOY, folder=folder)
@@ -45,7 +40,7 @@ def test_every_cell_is_there_and_nothing_is_half_written(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_kills_anywhere_in_its_life(undisturbed: Path, tmp_path: Path) -> None:
+def test_twenty_kills_anywhere_in_its_life(undisturbed, tmp_path):
     killed_anywhere(tmp_path, kills=20, longest=14.0, seed=2)
     finished = hessfig("run", *TOY, "workers=2", "force_workers=true", folder=tmp_path)
     assert finished.returncode == 0, finished.stderr
@@ -55,9 +50,7 @@ def test_twenty_kills_anywhere_in_its_life(undisturbed: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_two_commands_at_once_share_one_folder(
-    undisturbed: Path, tmp_path: Path
-) -> None:
+def test_two_commands_at_once_share_one_folder(undisturbed, tmp_path):
     with ThreadPoolExecutor(2) as executor:
         both = [
             executor.submit(hessfig, "run", *TOY, "workers=1", folder=tmp_path)

@@ -14,7 +14,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,7 +65,7 @@ def cell_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("sigma/cells/*/*.json"))
 
 
-def test_the_table_is_tidy_and_complete(reference: Path) -> None:
+def test_the_table_is_tidy_and_complete(reference):
     with (reference / "sigma/table.csv").open() as handle:
         assert next(csv.reader(handle)) == COLUMNS
     found = table(reference)
@@ -78,7 +77,7 @@ def test_the_table_is_tidy_and_complete(reference: Path) -> None:
     assert {row["sigma"] for row in found} == {"0.01", "10.0"}
 
 
-def test_the_manifest_says_what_was_run_and_names_nobody(reference: Path) -> None:
+def test_the_manifest_says_what_was_run_and_names_nobody(reference):
     text = (reference / "sigma/manifest.json").read_text()
     manifest = json.loads(text)
     assert manifest["cells"] == {"measured": CELLS, "reused": 0, "failed": 0}
@@ -99,16 +98,14 @@ def test_the_manifest_says_what_was_run_and_names_nobody(reference: Path) -> Non
         assert private not in text
 
 
-def test_a_second_run_measures_nothing(copied: Path) -> None:
+def test_a_second_run_measures_nothing(copied):
     before = (copied / "sigma/table.csv").read_bytes()
     summary = run(copied)
     assert (summary.measured, summary.reused) == (0, CELLS)
     assert (copied / "sigma/table.csv").read_bytes() == before
 
 
-def test_what_another_version_wrote_is_read_and_reused(
-    copied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_version_wrote_is_read_and_reused(copied, monkeypatch):
     monkeypatch.setattr(hessfig, "__version__", "0.1.0")
     run(copied)
     assert (
@@ -122,9 +119,7 @@ def test_what_another_version_wrote_is_read_and_reused(
     assert (copied / "sigma/table.csv").read_bytes() == before
 
 
-def test_a_larger_run_measures_what_is_new_and_keeps_the_rest(
-    copied: Path, reference: Path
-) -> None:
+def test_a_larger_run_measures_what_is_new_and_keeps_the_rest(copied, reference):
     summary = run(copied, seeds=3, grid=GridConfig(points=3))
     assert (summary.measured, summary.reused) == (9 - CELLS, CELLS)
     kept = [
@@ -135,7 +130,7 @@ def test_a_larger_run_measures_what_is_new_and_keeps_the_rest(
     assert kept == table(reference)
 
 
-def test_the_number_of_workers_changes_no_bit(reference: Path, tmp_path: Path) -> None:
+def test_the_number_of_workers_changes_no_bit(reference, tmp_path):
     run(tmp_path, workers=2)
     assert table(tmp_path) == table(reference)
 
@@ -149,9 +144,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cell_is_named_and_measured_again(
-    copied: Path, reference: Path, damage: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_cell_is_named_and_measured_again(copied, reference, damage, capfd):
     path = cell_files(copied)[1]
     path.write_text(DAMAGES[damage](path.read_text()))
     summary = run(copied)
@@ -160,7 +153,7 @@ def test_a_damaged_cell_is_named_and_measured_again(
     assert table(copied) == table(reference)
 
 
-def test_a_damaged_cell_never_reaches_the_table(copied: Path) -> None:
+def test_a_damaged_cell_never_reaches_the_table(copied):
     """`status` and a plan that shares the cell only read: they count it as not measured."""
     path = cell_files(copied)[0]
     path.write_text(path.read_text()[:-20])
@@ -169,16 +162,14 @@ def test_a_damaged_cell_never_reaches_the_table(copied: Path) -> None:
     )
 
 
-def test_leftovers_of_a_killed_writer_do_no_harm(copied: Path, reference: Path) -> None:
+def test_leftovers_of_a_killed_writer_do_no_harm(copied, reference):
     path = cell_files(copied)[0]
     path.with_name(f".{path.name}.abc").write_text('{"key": "ha')
     run(copied)
     assert table(copied) == table(reference)
 
 
-def test_a_failing_cell_is_reported_and_the_others_are_kept(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, capfd):
     impossible = toy_config(
         tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"]
     )
@@ -209,9 +200,7 @@ def slow_config(folder: Path) -> Config:
 
 
 @pytest.mark.long
-def test_a_killed_worker_fails_its_cell_only(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_worker_fails_its_cell_only(tmp_path, capfd):
     killer = threading.Thread(target=_kill_a_worker, args=(tmp_path,))
     killer.start()
     summary = run_sweep(Sweep([("", slow_config(tmp_path))]))
@@ -235,7 +224,7 @@ def _kill_a_worker(folder: Path) -> None:
     os.kill(worker.pid or 0, signal.SIGKILL)
 
 
-def test_two_runs_at_once_share_one_folder(tmp_path: Path, reference: Path) -> None:
+def test_two_runs_at_once_share_one_folder(tmp_path, reference):
     with ThreadPoolExecutor(2) as executor:
         both = [executor.submit(run, tmp_path) for _ in range(2)]
     summaries = [future.result() for future in both]
@@ -261,7 +250,7 @@ def tiny_disk(tmp_path: Path) -> Path:
     subprocess.run(["umount", "-l", folder], check=False)
 
 
-def test_a_full_disk_stops_the_run_and_keeps_what_fits(tiny_disk: Path) -> None:
+def test_a_full_disk_stops_the_run_and_keeps_what_fits(tiny_disk):
     config = toy_config(tiny_disk, seeds=20)
     with pytest.raises(UserError, match="the disk is full"):
         run_sweep(Sweep([("", config)]))
@@ -273,32 +262,28 @@ def test_a_full_disk_stops_the_run_and_keeps_what_fits(tiny_disk: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])
-def test_a_file_in_the_way_is_found_before_anything_runs(
-    tmp_path: Path, where: str
-) -> None:
+def test_a_file_in_the_way_is_found_before_anything_runs(tmp_path, where):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="a file is in the way"):
         run(tmp_path / where)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_found_before_anything_runs(
-    tmp_path: Path,
-) -> None:
+def test_a_folder_without_permission_is_found_before_anything_runs(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="permission denied"):
         run(tmp_path)
     tmp_path.chmod(0o700)
 
 
-def test_workers_are_never_more_than_cells() -> None:
+def test_workers_are_never_more_than_cells():
     assert worker_count(Config(workers=8), 3) == 3
     assert worker_count(Config(workers=2), 3) == 2
     assert worker_count(Config(), 10_000) == len(os.sched_getaffinity(0))
     assert worker_count(Config(workers=0), 3) == worker_count(Config(), 0) == 0
 
 
-def test_the_preview_counts_and_estimates(copied: Path) -> None:
+def test_the_preview_counts_and_estimates(copied):
     lines = describe_plan(Sweep([("", toy_config(copied, seeds=3))])).splitlines()
     assert any(
         "6 (seeds x sigmas x variants): 4 done, 2 to do" in line for line in lines
@@ -317,8 +302,8 @@ def test_the_preview_counts_and_estimates(copied: Path) -> None:
     ],
 )
 def test_the_preview_says_what_the_smallest_and_the_largest_network_take(
-    sizes: list[float | None], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sizes, said, monkeypatch
+):
     monkeypatch.setattr(preview, "expected_memory", lambda size: size and size * 2**30)
     monkeypatch.setattr(preview, "_network", lambda size: f"width {size}")
     (line,) = preview._memory_lines(sizes)  # type: ignore[arg-type]
@@ -335,9 +320,7 @@ def test_the_preview_says_what_the_smallest_and_the_largest_network_take(
         (["W_E"], "; W_E; "),
     ],
 )
-def test_the_preview_names_layers_as_they_are(
-    tmp_path: Path, blocks: list[Any], said: str
-) -> None:
+def test_the_preview_names_layers_as_they_are(tmp_path, blocks, said):
     assert (
         said
         in describe_plan(
@@ -346,7 +329,7 @@ def test_the_preview_names_layers_as_they_are(
     )
 
 
-def test_the_preview_counts_one_as_one(tmp_path: Path) -> None:
+def test_the_preview_counts_one_as_one(tmp_path):
     config = toy_config(tmp_path, workers=1)
     said = describe_plan(
         Sweep([("", replace(config, grid=replace(config.grid, values=[0.5])))])
@@ -354,7 +337,7 @@ def test_the_preview_counts_one_as_one(tmp_path: Path) -> None:
     assert "n_layers=3: sigma 0.5; " in said and said.count("with 1 worker\n") == 1
 
 
-def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
+def test_the_closing_line_names_the_table(tmp_path):
     (tmp_path / "table.csv").touch()
     line = summarise(Summary(3, 2, 1, 12.3, 2**30, tmp_path / "table.csv"))
     counts = "3 cells measured, 2 reused, 1 failed"
@@ -364,7 +347,7 @@ def test_the_closing_line_names_the_table(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path: Path) -> None:
+def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path):
     impossible = toy_config(
         tmp_path, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"]
     )
@@ -375,7 +358,7 @@ def test_a_run_without_a_finished_cell_leaves_no_table(tmp_path: Path) -> None:
     )
 
 
-def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -> None:
+def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied):
     before = (copied / "sigma/table.csv").read_bytes()
     impossible = toy_config(
         copied, model=ModelConfig(kind=Kind.self_attention), blocks=["W_V"]
@@ -385,7 +368,7 @@ def test_a_run_without_a_finished_cell_keeps_the_table_there_was(copied: Path) -
     assert any("is left as it was" in note for note in summary.notes)
 
 
-def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
+def test_what_was_derived_from_another_table_goes_with_it(copied):
     publish(
         {
             copied / "sigma" / name: "derived"
@@ -407,7 +390,7 @@ def test_what_was_derived_from_another_table_goes_with_it(copied: Path) -> None:
     )
 
 
-def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:
+def test_one_quantity_more_measures_no_other_again(copied):
     before = table(copied)
     summary = run(copied, quantities=["frobenius", "trace"])
     assert (summary.measured, summary.reused) == (CELLS, CELLS)
@@ -415,7 +398,7 @@ def test_one_quantity_more_measures_no_other_again(copied: Path) -> None:
     assert {row["quantity"] for row in table(copied)} == {"frobenius", "trace"}
 
 
-def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
+def test_arrays_are_listed_with_what_they_are_of(tmp_path):
     model = ModelConfig(d_model=4, d_mlp=6)
     config = toy_config(
         tmp_path,
@@ -433,7 +416,7 @@ def test_arrays_are_listed_with_what_they_are_of(tmp_path: Path) -> None:
     assert all((tmp_path / "sigma" / one["file"]).is_file() for one in listed)
 
 
-def test_status_says_why_cells_failed(tmp_path: Path) -> None:
+def test_status_says_why_cells_failed(tmp_path):
     variants = [("", toy_config(tmp_path))]
     cells, folder = Sweep(variants).cells, tmp_path / "sigma/failures"
     folder.mkdir(parents=True)

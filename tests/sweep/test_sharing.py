@@ -27,8 +27,8 @@ def cells(tmp_path: Path) -> list[Cell]:
 
 
 def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
-    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    cells, tmp_path, monkeypatch
+):
     store, cell = CellStore(tmp_path), cells[0]
 
     def slowly(cell: Cell) -> Measured:
@@ -41,9 +41,7 @@ def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
     assert pools.measure_cell(cell, store) == ("reused", "")
 
 
-def test_a_run_that_meets_another_goes_on_elsewhere(
-    cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_meets_another_goes_on_elsewhere(cells, tmp_path, monkeypatch):
     """Without a meeting, cells come in the order of the plan, so that an early stop leaves whole curves."""
     monkeypatch.setattr(
         pools.random,
@@ -85,9 +83,7 @@ def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:
 @pytest.mark.parametrize(
     "error", [EOFError(), BlockingIOError(11, "Resource temporarily unavailable")]
 )
-def test_processes_that_cannot_be_had_are_named(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_processes_that_cannot_be_had_are_named(monkeypatch, error):
     """A server of processes that is killed while it starts ends the pipe; a full process table refuses."""
     tried = []
 
@@ -103,9 +99,7 @@ def test_processes_that_cannot_be_had_are_named(
     assert "finished cells are kept" in caught.value.remedy
 
 
-def test_the_environment_of_a_server_is_not_the_callers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_environment_of_a_server_is_not_the_callers(monkeypatch):
     import os
 
     seen = dict[str, str]()

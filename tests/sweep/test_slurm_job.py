@@ -22,7 +22,6 @@ from hessfig.sweep.launchers import Shard, run_shard
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import Summary, run_sweep
 from hessfig.sweep.slurm import JobArray, Share, minutes
-from tests.conftest import Cli
 from tests.runs import rows
 from tests.toys import toy_config
 
@@ -80,9 +79,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return installed(Cluster(configured(tmp_path)), monkeypatch)
 
 
-def test_a_job_array_makes_the_table_of_a_local_run(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_job_array_makes_the_table_of_a_local_run(cluster, tmp_path):
     summary = cluster.run()
     assert (summary.measured, summary.failed, summary.is_complete) == (CELLS, 0, True)
     local = run_sweep(Sweep([("", toy_config(tmp_path / "local"))]))
@@ -91,9 +88,7 @@ def test_a_job_array_makes_the_table_of_a_local_run(
     assert (again.measured, again.reused, len(cluster.jobs)) == (0, CELLS, 1)
 
 
-def test_what_a_task_left_is_measured_by_the_next_command(
-    cluster: Cluster, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_task_left_is_measured_by_the_next_command(cluster, capfd):
     cluster.lost = {"2/2"}
     summary = cluster.run()
     assert (summary.measured, summary.failed, len(cluster.jobs)) == (2, 2, 1)
@@ -110,8 +105,8 @@ def test_what_a_task_left_is_measured_by_the_next_command(
 
 
 def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capfd
+):
     model = ModelConfig(kind=Kind.self_attention)
     cluster = installed(
         Cluster(configured(tmp_path, model=model, blocks=["W_V"])), monkeypatch
@@ -124,8 +119,8 @@ def test_a_cell_that_failed_in_a_task_is_reported_with_its_cause(
 
 
 def test_a_job_at_work_is_waited_for_and_not_submitted_twice(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    cluster, monkeypatch, capfd
+):
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     looks = iter([True, True, False])
 
@@ -140,9 +135,7 @@ def test_a_job_at_work_is_waited_for_and_not_submitted_twice(
     assert f"slurm job {cluster.array().name} is at work" in capfd.readouterr().err
 
 
-def test_another_sweep_of_the_same_name_has_a_job_of_its_own(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_another_sweep_of_the_same_name_has_a_job_of_its_own(cluster, tmp_path):
     other = JobArray(Sweep([("", configured(tmp_path, seeds=3))]), compose([]))
     assert (
         other.name != cluster.array().name == Cluster(configured(tmp_path)).array().name
@@ -157,9 +150,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("case", ANSWERS)
-def test_what_squeue_says(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_squeue_says(case, tmp_path, monkeypatch):
     code, out, expected = ANSWERS[case]
     monkeypatch.setattr(
         slurm.subprocess,
@@ -169,9 +160,7 @@ def test_what_squeue_says(
     assert Cluster(configured(tmp_path)).array().is_alive() is expected
 
 
-def test_a_refusal_is_in_slurms_words(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_in_slurms_words(cluster, monkeypatch):
     def refuse(_: object) -> list[Any]:
         raise submitit.core.utils.FailedJobError(
             "sbatch: error: invalid partition specified: nosuch"
@@ -183,7 +172,7 @@ def test_a_refusal_is_in_slurms_words(
     assert caught.value.got == "sbatch: error: invalid partition specified: nosuch"
 
 
-def test_a_share_that_is_queued_again_is_the_same(tmp_path: Path) -> None:
+def test_a_share_that_is_queued_again_is_the_same(tmp_path):
     share = Share((sys.executable, "-c", "raise SystemExit(3)"))
     assert share() == 3
     assert share.checkpoint().function == share
@@ -197,9 +186,7 @@ def sbatch(folder: Path, **settings: Any) -> list[str]:
     ).splitlines()
 
 
-def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(
-    tmp_path: Path,
-) -> None:
+def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(tmp_path):
     chosen = {
         "time": "1:30:00",
         "memory": "16GB",
@@ -242,7 +229,7 @@ def test_settings_are_options_and_what_is_not_set_is_left_to_the_cluster(
     ]
 
 
-def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path: Path) -> None:
+def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path):
     launcher = LauncherConfig(kind=Launcher.slurm, tasks=8, cpus_per_task=3)
     sweep = Sweep([("", configured(tmp_path, launcher=launcher, workers="auto"))])
     job = compose(["sweep=sigma", "launcher=slurm", "workers=7", "task.digits=3"])
@@ -294,7 +281,7 @@ def test_a_task_measures_its_share_with_a_worker_a_core(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_minutes_are_those_of_slurm(text: str, expected: int | None) -> None:
+def test_minutes_are_those_of_slurm(text, expected):
     """sbatch: minutes, hours:minutes:seconds or days-hours:minutes:seconds, rounded up; 0 is no limit."""
     if expected is None:
         with pytest.raises(UserError, match=r"launcher\.time"):
@@ -314,9 +301,7 @@ TOY = [
 ]
 
 
-def test_without_submitit_nothing_is_written(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_submitit_nothing_is_written(cli, monkeypatch):
     monkeypatch.delitem(sys.modules, "hessfig.sweep.slurm")
     monkeypatch.setitem(sys.modules, "submitit", None)
     answer = cli("run", *TOY, "launcher=slurm")
@@ -328,9 +313,7 @@ def test_without_submitit_nothing_is_written(
     assert not list(Path().rglob("*.json"))
 
 
-def test_without_slurm_the_message_says_so(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_slurm_the_message_says_so(cli, monkeypatch):
     monkeypatch.setenv("PATH", "")
     answer = cli("run", *TOY, "launcher=slurm")
     assert answer.code == 2
@@ -338,7 +321,7 @@ def test_without_slurm_the_message_says_so(
     assert not list(Path().rglob("*.json"))
 
 
-def test_dry_run_shows_the_options_and_writes_nothing(cli: Cli) -> None:
+def test_dry_run_shows_the_options_and_writes_nothing(cli):
     answer = cli("run", *TOY, "launcher=slurm", "launcher.tasks=2", "dry_run=true")
     assert answer.code == 0
     assert (
@@ -348,7 +331,7 @@ def test_dry_run_shows_the_options_and_writes_nothing(cli: Cli) -> None:
     assert not list(Path().iterdir())
 
 
-def test_a_share_says_what_it_did_and_how_to_collect(cli: Cli) -> None:
+def test_a_share_says_what_it_did_and_how_to_collect(cli):
     import shlex
 
     answer = cli("run", *TOY, "workers=1", "shard=2/2")

@@ -27,15 +27,15 @@ def store(tmp_path: Path) -> CellStore:
     return found
 
 
-def test_what_is_written_is_read_to_the_last_bit(store: CellStore) -> None:
+def test_what_is_written_is_read_to_the_last_bit(store):
     assert store.read(KEY) == ROWS
 
 
-def test_what_was_never_written_is_none(store: CellStore) -> None:
+def test_what_was_never_written_is_none(store):
     assert store.read(OTHER) is None
 
 
-def test_numbers_that_are_not_finite_survive(store: CellStore) -> None:
+def test_numbers_that_are_not_finite_survive(store):
     store.write(OTHER, SCIENCE, [{"value": math.inf, "error": math.nan}])
     (row,) = store.read(OTHER) or []
     assert row["value"] == math.inf
@@ -43,7 +43,7 @@ def test_numbers_that_are_not_finite_survive(store: CellStore) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 40, -1])
-def test_a_truncated_file_is_named_and_not_read(store: CellStore, keep: int) -> None:
+def test_a_truncated_file_is_named_and_not_read(store, keep):
     path = store.path(KEY)
     path.write_text(path.read_text()[:keep])
     with pytest.raises(CorruptCell, match=f"{KEY}.json: truncated or not a cell"):
@@ -51,19 +51,19 @@ def test_a_truncated_file_is_named_and_not_read(store: CellStore, keep: int) -> 
 
 
 @pytest.mark.parametrize("text", ["[]", "null", "3", '{"rows": []}', "not json"])
-def test_anything_but_a_cell_is_named_and_not_read(store: CellStore, text: str) -> None:
+def test_anything_but_a_cell_is_named_and_not_read(store, text):
     store.path(KEY).write_text(text)
     with pytest.raises(CorruptCell, match="truncated or not a cell"):
         store.read(KEY)
 
 
-def test_bytes_that_are_not_text_are_named(store: CellStore) -> None:
+def test_bytes_that_are_not_text_are_named(store):
     store.path(KEY).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CorruptCell, match="not text"):
         store.read(KEY)
 
 
-def test_an_edited_number_is_found_out(store: CellStore) -> None:
+def test_an_edited_number_is_found_out(store):
     cell = json.loads(store.path(KEY).read_text())
     cell["rows"][0]["value"] = 1.0
     store.path(KEY).write_text(json.dumps(cell))
@@ -71,14 +71,14 @@ def test_an_edited_number_is_found_out(store: CellStore) -> None:
         store.read(KEY)
 
 
-def test_a_file_under_another_key_is_found_out(store: CellStore) -> None:
+def test_a_file_under_another_key_is_found_out(store):
     store.path(OTHER).parent.mkdir(parents=True)
     store.path(KEY).rename(store.path(OTHER))
     with pytest.raises(CorruptCell, match="checksum or key does not match"):
         store.read(OTHER)
 
 
-def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
+def test_a_reader_never_sees_half_a_file(tmp_path):
     """One thread replaces the file two hundred times while this one reads it."""
     path, texts = tmp_path / "file", [letter * 100_000 for letter in "ab"]
 
@@ -98,9 +98,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert seen <= set(texts)
 
 
-def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path,
-) -> None:
+def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(ValueError, match="half way"), replacing(path) as handle:
@@ -111,9 +109,7 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_said_to_be_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch, call):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -126,14 +122,14 @@ def test_a_full_disk_is_said_to_be_full(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "cells").write_text("a file in the way")
     with pytest.raises(UserError, match="cannot write") as caught:
         CellStore(tmp_path / "cells").write(KEY, SCIENCE, ROWS)
     assert "output_dir" in caught.value.remedy
 
 
-def test_permission_denied_is_not_called_a_full_disk() -> None:
+def test_permission_denied_is_not_called_a_full_disk():
     error = unwritable(
         Path("folder"), PermissionError(errno.EACCES, "Permission denied")
     )
@@ -150,7 +146,7 @@ def with_arrays(store: CellStore) -> CellStore:
     return store
 
 
-def test_arrays_need_no_pickle_and_carry_their_label(with_arrays: CellStore) -> None:
+def test_arrays_need_no_pickle_and_carry_their_label(with_arrays):
     with numpy.load(with_arrays.arrays_path(OTHER), allow_pickle=False) as arrays:
         assert arrays["names"].tolist() == ["W_Q"]
         assert arrays["hessian"].sum() == 2
@@ -162,7 +158,7 @@ def test_arrays_need_no_pickle_and_carry_their_label(with_arrays: CellStore) -> 
     assert len(ours or "") == 64 and none is None
 
 
-def test_a_cell_vouches_for_its_arrays(with_arrays: CellStore) -> None:
+def test_a_cell_vouches_for_its_arrays(with_arrays):
     """A flipped bit, another cell's file, or no file: the cell counts as not measured."""
     path = with_arrays.arrays_path(OTHER)
     sound = bytearray(path.read_bytes())
@@ -174,13 +170,13 @@ def test_a_cell_vouches_for_its_arrays(with_arrays: CellStore) -> None:
         with_arrays.finished(OTHER)
 
 
-def test_a_folder_in_a_cells_place_is_damaged_not_a_crash(store: CellStore) -> None:
+def test_a_folder_in_a_cells_place_is_damaged_not_a_crash(store):
     store.path(OTHER).mkdir(parents=True)
     with pytest.raises(CorruptCell, match="cannot be read"):
         store.read(OTHER)
 
 
-def test_deep_json_is_damaged_not_a_crash(store: CellStore) -> None:
+def test_deep_json_is_damaged_not_a_crash(store):
     store.path(KEY).write_text("[" * 100_000)
     with pytest.raises(CorruptCell, match="truncated or not a cell"):
         store.read(KEY)

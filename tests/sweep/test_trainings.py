@@ -45,7 +45,7 @@ def variants(config: Config) -> list[tuple[str, Config]]:
     ]
 
 
-def test_cells_share_their_trainings(tmp_path: Path) -> None:
+def test_cells_share_their_trainings(tmp_path):
     config = training_config(
         tmp_path, step=[0, 3, 10], checkpoints=[1, 20], quantities=["frobenius", "loss"]
     )
@@ -58,7 +58,7 @@ def test_cells_share_their_trainings(tmp_path: Path) -> None:
     ]
 
 
-def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
+def test_a_trained_state_has_no_pilots(tmp_path):
     model = ModelConfig(n_layers=2, d_model=17)  # the lower layer's columns are probed
     config = training_config(
         tmp_path, estimator=EstimatorConfig(Method.auto, rules=1), model=model
@@ -68,9 +68,7 @@ def test_a_trained_state_has_no_pilots(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_sweep_trains_then_measures_along_steps(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_trains_then_measures_along_steps(tmp_path, capfd):
     config = training_config(
         tmp_path / "one", step=[0, 3, 10], quantities=["frobenius", "loss"]
     )
@@ -90,9 +88,7 @@ def test_a_sweep_trains_then_measures_along_steps(
 
 
 @pytest.mark.long
-def test_cells_beyond_a_divergence_fail_with_its_cause(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cells_beyond_a_divergence_fail_with_its_cause(tmp_path, capfd):
     wild = {"optimiser": Optimiser.sgd, "learning_rate": 1e30, "warmup": 0, "seeds": 1}
     summary = run_sweep(
         Sweep([("", training_config(tmp_path, step=[0, 1, 20, 30], **wild))])
@@ -109,13 +105,13 @@ def test_cells_beyond_a_divergence_fail_with_its_cause(
     assert "0" in {row["step"] for row in table(tmp_path)}
 
 
-def test_a_dry_run_names_the_trainings(tmp_path: Path) -> None:
+def test_a_dry_run_names_the_trainings(tmp_path):
     said = describe_plan(Sweep([("", training_config(tmp_path, step=[0, 3]))]))
     assert "trainings: 2, of 3 steps" in said and "2 steps 0..3" in said
     assert not (tmp_path / "states").exists()
 
 
-def test_progress_is_said_in_words() -> None:
+def test_progress_is_said_in_words():
     assert words(Progress(200, 1000, 0.25, 0.5, 40.0)) == (
         "step 200 of 1000, loss 0.25, accuracy 0.5, 40 steps/s, 20 s left"
     )
@@ -142,7 +138,7 @@ RUN = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_twenty_kills_and_another_number_of_workers(tmp_path: Path) -> None:
+def test_twenty_kills_and_another_number_of_workers(tmp_path):
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     disturbed.mkdir()
     assert hessfig(*RUN, "workers=1", folder=calm).returncode == 0

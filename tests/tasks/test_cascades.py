@@ -26,7 +26,7 @@ def digits_of(number: int) -> list[int]:
     return [number // 100, number // 10 % 10, number % 10]
 
 
-def test_cascades_of_three_digit_sums_are_those_found_by_hand() -> None:
+def test_cascades_of_three_digit_sums_are_those_found_by_hand():
     pairs = [
         *itertools.product(range(0, 1000, 7), range(0, 1000, 3)),
         (999, 1),
@@ -39,7 +39,7 @@ def test_cascades_of_three_digit_sums_are_those_found_by_hand() -> None:
     assert any(by_hand)
 
 
-def test_a_share_of_the_sums_gets_one_run_of_nines_and_the_others_stay() -> None:
+def test_a_share_of_the_sums_gets_one_run_of_nines_and_the_others_stay():
     x, y = torch.zeros(2, 40, 5, dtype=torch.long)
     same, changed = with_cascades(x, y, 0.25, generator=stream(0, "test"))
     assert torch.equal(same, x)
@@ -49,7 +49,7 @@ def test_a_share_of_the_sums_gets_one_run_of_nines_and_the_others_stay() -> None
         assert "".join(map(str, row)).strip("0") == "9" * row.count(9)
 
 
-def test_runs_have_every_length_and_place() -> None:
+def test_runs_have_every_length_and_place():
     zeros = torch.zeros(400, 3, dtype=torch.long)
     _, changed = with_cascades(zeros, zeros, 1.0, generator=stream(1, "test"))
     # Three runs of one, two of two, one of three.

@@ -32,7 +32,7 @@ def own(path: Path, *, images: object = None, labels: object = None) -> str:
     return str(path / "own.npz")
 
 
-def test_the_bundled_pictures_are_split_once_and_for_all() -> None:
+def test_the_bundled_pictures_are_split_once_and_for_all():
     training, test = split(None)
     assert (
         (len(training), len(test))
@@ -47,9 +47,7 @@ def test_the_bundled_pictures_are_split_once_and_for_all() -> None:
     assert set(training.labels) == set(test.labels) == set(range(10))
 
 
-def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     digits._bundled.cache_clear()
     with pytest.raises(
@@ -58,7 +56,7 @@ def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(
         pictures(None)
 
 
-def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> None:
+def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size():
     def batch(**settings: object) -> torch.Tensor:
         return draw_batch(
             TaskConfig(data=Data.digits, **settings), width=16, dtype=DType.float64
@@ -73,7 +71,7 @@ def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size() -> N
     assert all(image.numpy().tobytes() in training for image in large)
 
 
-def test_targets_fit_the_loss() -> None:
+def test_targets_fit_the_loss():
     task = {"data": Data.digits, "batch_size": 5}
     classes = draw_batch(TaskConfig(**task), width=16, dtype=DType.float32)  # type: ignore[arg-type]
     squares = draw_batch(
@@ -84,7 +82,7 @@ def test_targets_fit_the_loss() -> None:
     assert torch.equal(squares.targets.argmax(-1), classes.targets)
 
 
-def test_pictures_of_ones_own(tmp_path: Path) -> None:
+def test_pictures_of_ones_own(tmp_path):
     path = own(tmp_path)
     assert len(pictures(path)) == 10
     assert [len(part) for part in split(path)] == [8, 2]
@@ -108,15 +106,13 @@ BAD = {
 
 
 @pytest.mark.parametrize(("held", "message"), BAD.values(), ids=BAD)
-def test_pictures_that_cannot_be_taken_are_refused(
-    tmp_path: Path, held: dict[str, object], message: str
-) -> None:
+def test_pictures_that_cannot_be_taken_are_refused(tmp_path, held, message):
     with pytest.raises(UserError, match=rf"task.path(.|\n)*{message}"):
         pictures(own(tmp_path, **held))
 
 
 @pytest.mark.parametrize("content", [b"", b"no zip at all", b"PK\x03\x04broken"])
-def test_files_that_are_no_pictures_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_no_pictures_are_refused(tmp_path, content):
     (tmp_path / "own.npz").write_bytes(content)
     with pytest.raises(UserError, match="cannot be read as pictures"):
         pictures(str(tmp_path / "own.npz"))
@@ -160,9 +156,7 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_what_a_file_claims_is_looked_at_before_memory_is_taken(
-    tmp_path: Path, name: str
-) -> None:
+def test_what_a_file_claims_is_looked_at_before_memory_is_taken(tmp_path, name):
     """Alone, and blown up: zeros that a small file stands for."""
     for tail in (b"", bytes(10**7)):
         path = written(tmp_path, CLAIMS[name] + tail)
@@ -174,7 +168,7 @@ def test_what_a_file_claims_is_looked_at_before_memory_is_taken(
         assert peak < 50 * 10**6
 
 
-def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path):
     dice, path = random.Random(0), own(tmp_path)
     sound = Path(path).read_bytes()
     refused = 0

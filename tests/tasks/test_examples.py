@@ -32,7 +32,7 @@ def operands(tokens: torch.Tensor, digits: int) -> tuple[torch.Tensor, torch.Ten
 
 
 @pytest.mark.parametrize("config", [FRESH, FIXED], ids=["fresh", "fixed"])
-def test_a_batch_is_a_function_of_seed_and_step(config: Config) -> None:
+def test_a_batch_is_a_function_of_seed_and_step(config):
     batch = training_batch(config, seed=3, step=7)
     assert torch.equal(batch.inputs, training_batch(config, seed=3, step=7).inputs)
     others = [
@@ -45,12 +45,12 @@ def test_a_batch_is_a_function_of_seed_and_step(config: Config) -> None:
     )
 
 
-def test_fresh_sums_are_sums() -> None:
+def test_fresh_sums_are_sums():
     tokens = training_batch(FRESH, seed=0, step=1).inputs
     assert torch.equal(sequences(*operands(tokens, 5)), tokens)
 
 
-def test_a_fixed_set_is_the_measuring_batch() -> None:
+def test_a_fixed_set_is_the_measuring_batch():
     whole = draw_batch(FIXED.task, width=1, dtype=FIXED.dtype)
     known = {tuple(row) for row in whole.inputs.tolist()}
     seen = [
@@ -77,16 +77,14 @@ def test_a_fixed_set_is_the_measuring_batch() -> None:
         (TrainingConfig(batch_size=8), False),
     ],
 )
-def test_full_batches_are_the_whole_set_in_its_order(
-    training: TrainingConfig, full: bool
-) -> None:
+def test_full_batches_are_the_whole_set_in_its_order(training, full):
     config = replace(FRESH, training=training)
     assert is_full_batch(config) == full
     whole = draw_batch(config.task, width=1, dtype=config.dtype).inputs
     assert torch.equal(training_batch(config, seed=5, step=2).inputs, whole) == full
 
 
-def test_unseen_sums_are_of_streams_of_their_own() -> None:
+def test_unseen_sums_are_of_streams_of_their_own():
     unseen, hard = unseen_sums(FRESH.task, 50), unseen_cascades(FRESH.task, 50)
     assert torch.equal(unseen_sums(FRESH.task, 20), unseen_sums(FRESH.task, 20))
     assert has_cascade(*operands(hard, 5)).all() and len(hard) == 50

@@ -50,7 +50,7 @@ def written(folder: Path, content: bytes) -> str:
     return str(folder / "own.txt")
 
 
-def test_characters_have_ids_and_all_others_share_one() -> None:
+def test_characters_have_ids_and_all_others_share_one():
     assert text.as_ids("\n ~é\t€").tolist() == [0, 1, 95, 96, 96, 96]
     assert (
         text.as_text(text.as_ids(CHARACTERS + "é").astype(np.int64))
@@ -64,7 +64,7 @@ def test_characters_have_ids_and_all_others_share_one() -> None:
     )
 
 
-def test_the_standard_library_is_split_by_module() -> None:
+def test_the_standard_library_is_split_by_module():
     task = TaskConfig(data=Data.text, length=64)
     found = text.split(task)
     assert list(text.MODULES) == sorted(text.MODULES) and len(text.MODULES) == 126
@@ -78,7 +78,7 @@ def test_the_standard_library_is_split_by_module() -> None:
     assert 5 < len(found.training) / len(found.held_out) < 20
 
 
-def test_the_end_of_ones_own_text_is_held_out(task: TaskConfig) -> None:
+def test_the_end_of_ones_own_text_is_held_out(task):
     found = text.split(task)
     joined = text.as_text(
         np.concatenate([found.training, found.held_out]).astype(np.int64)
@@ -90,9 +90,7 @@ def test_the_end_of_ones_own_text_is_held_out(task: TaskConfig) -> None:
     assert text.as_text(windows[-1]) == WORDS[-6:]
 
 
-def test_batches_are_windows_of_the_training_text_from_named_streams(
-    task: TaskConfig,
-) -> None:
+def test_batches_are_windows_of_the_training_text_from_named_streams(task):
     def batch(**settings: object) -> torch.Tensor:
         return draw_batch(
             replace(task, **settings), width=4, dtype=DType.float64
@@ -108,7 +106,7 @@ def test_batches_are_windows_of_the_training_text_from_named_streams(
     assert torch.equal(steps[0], steps[1]) and not torch.equal(steps[0], steps[2])
 
 
-def test_every_position_is_scored_but_those_before_the_first(task: TaskConfig) -> None:
+def test_every_position_is_scored_but_those_before_the_first(task):
     whole, later = (
         draw_batch(replace(task, first_scored=k), width=4, dtype=DType.float64)
         for k in (0, 2)
@@ -131,7 +129,7 @@ def test_every_position_is_scored_but_those_before_the_first(task: TaskConfig) -
 
 
 @pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(task: TaskConfig) -> None:
+def test_both_routes_give_the_blocks_of_dense_differentiation(task):
     problem, weights = toy_problem(GPT2, task), matrices_of(GPT2)
     tape = LinearisedNetwork(problem, GPT2)
     for layer in (1, 2):
@@ -153,7 +151,7 @@ def rows_of(name: str, task: TaskConfig) -> list[dict[str, object]]:
     return compute_cell(Cell(Variant("", config), 0.5, 1, name)).rows
 
 
-def test_the_held_out_loss_is_that_of_plain_torch(task: TaskConfig) -> None:
+def test_the_held_out_loss_is_that_of_plain_torch(task):
     found = {row["quantity"]: row["value"] for row in rows_of("held_out_loss", task)}
     problem = toy_problem(GPT2, task, sigma=0.5, seed=1)
     config = Config(task=task, model=GPT2)
@@ -183,7 +181,7 @@ def test_the_held_out_loss_is_that_of_plain_torch(task: TaskConfig) -> None:
     )
 
 
-def test_attention_mass_is_counted_by_head_and_by_key(task: TaskConfig) -> None:
+def test_attention_mass_is_counted_by_head_and_by_key(task):
     rows = rows_of("sink_mass", task)
     problem = toy_problem(GPT2, task, sigma=0.5, seed=1)
     problem.network(problem.batch.inputs)
@@ -210,7 +208,7 @@ def test_attention_mass_is_counted_by_head_and_by_key(task: TaskConfig) -> None:
     assert found["key_mass", 1, 4] == pytest.approx(float(by_key))
 
 
-def test_another_text_is_another_key(task: TaskConfig, tmp_path: Path) -> None:
+def test_another_text_is_another_key(task, tmp_path):
     config, standard = Config(task=task, model=GPT2), replace(task, path=None)
     sources = [
         KIND.source(config),
@@ -246,9 +244,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("content", "settings", "message"), BAD.values(), ids=BAD)
-def test_texts_that_cannot_be_taken_are_refused(
-    tmp_path: Path, content: bytes, settings: dict[str, object], message: str
-) -> None:
+def test_texts_that_cannot_be_taken_are_refused(tmp_path, content, settings, message):
     path = written(tmp_path, content)
     task = TaskConfig(**{"data": Data.text, "path": path, "length": 6, **settings})  # type: ignore[arg-type]
     with pytest.raises(UserError, match=message):
@@ -256,8 +252,8 @@ def test_texts_that_cannot_be_taken_are_refused(
 
 
 def test_a_text_that_is_not_there_and_a_library_without_sources_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     with pytest.raises(UserError, match="there is no such file"):
         text.split(
             TaskConfig(data=Data.text, path=str(tmp_path / "none.txt"), length=6)

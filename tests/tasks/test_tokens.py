@@ -29,7 +29,7 @@ def read(path: Path | None, context: int = 8, **settings: Any) -> Ids:
     return sequences(task, vocabulary=10, context=context, encode=words)
 
 
-def test_rows_are_taken_from_the_first_and_cut(tmp_path: Path) -> None:
+def test_rows_are_taken_from_the_first_and_cut(tmp_path):
     ids = np.arange(12, dtype=np.int16).reshape(3, 4) % 10
     np.save(tmp_path / "ids.npy", ids)
     np.testing.assert_array_equal(read(tmp_path / "ids.npy"), ids[:2])
@@ -37,7 +37,7 @@ def test_rows_are_taken_from_the_first_and_cut(tmp_path: Path) -> None:
     assert length_of(TaskConfig(path=str(tmp_path / "ids.npy")), 8) == 4
 
 
-def test_a_long_row_is_cut_into_pieces(tmp_path: Path) -> None:
+def test_a_long_row_is_cut_into_pieces(tmp_path):
     np.save(tmp_path / "ids.npy", np.arange(9))
     np.testing.assert_array_equal(
         read(tmp_path / "ids.npy", length=4), [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -46,14 +46,14 @@ def test_a_long_row_is_cut_into_pieces(tmp_path: Path) -> None:
         read(tmp_path / "ids.npy")
 
 
-def test_a_text_goes_through_the_tokenizer(tmp_path: Path) -> None:
+def test_a_text_goes_through_the_tokenizer(tmp_path):
     (tmp_path / "text.txt").write_text("a bb ccc dd e ff")
     np.testing.assert_array_equal(
         read(tmp_path / "text.txt", length=3), [[1, 2, 3], [2, 1, 2]]
     )
 
 
-def test_random_ids_follow_the_seed() -> None:
+def test_random_ids_follow_the_seed():
     assert read(None, length=5).shape == (2, 5)
     np.testing.assert_array_equal(read(None), read(None))
     assert not np.array_equal(read(None), read(None, seed=1))
@@ -92,15 +92,13 @@ def test_random_ids_follow_the_seed() -> None:
         (np.array([["a", "b"]], dtype=object), {}, "holds no ids"),
     ],
 )
-def test_files_that_cannot_be_used(
-    tmp_path: Path, ids: Any, settings: dict[str, Any], message: str
-) -> None:
+def test_files_that_cannot_be_used(tmp_path, ids, settings, message):
     np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(UserError, match=message):
         read(tmp_path / "ids.npy", **settings)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_files_that_are_none(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read(tmp_path / "ids.npy")
     (tmp_path / "ids.npy").write_text("ids")
@@ -111,7 +109,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         read(tmp_path / "text")
 
 
-def test_rows_shorter_than_the_length_are_taken_whole(tmp_path: Path) -> None:
+def test_rows_shorter_than_the_length_are_taken_whole(tmp_path):
     ids = np.arange(12).reshape(3, 4) % 10
     np.save(tmp_path / "ids.npy", ids)
     np.testing.assert_array_equal(read(tmp_path / "ids.npy", length=64), ids[:2])
@@ -120,14 +118,14 @@ def test_rows_shorter_than_the_length_are_taken_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["<i8", ">i8", "<u2", "|i1", ">u4"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_every_order_of_bytes_and_axes(tmp_path: Path, dtype: str, order: Any) -> None:
+def test_every_order_of_bytes_and_axes(tmp_path, dtype, order):
     ids = np.arange(40).reshape(10, 4) % 10
     np.save(tmp_path / "ids.npy", np.asarray(ids, dtype=dtype, order=order))
     np.testing.assert_array_equal(read(tmp_path / "ids.npy", length=3), ids[:2, :3])
     np.testing.assert_array_equal(read(tmp_path / "ids.npy", batch_size=10), ids)
 
 
-def test_random_ids_are_counted_before_they_are_drawn() -> None:
+def test_random_ids_are_counted_before_they_are_drawn():
     with pytest.raises(UserError, match="longer than the network's context"):
         read(None, length=10**13)
     with pytest.raises(UserError, match=r"task\.batch_size: too many ids"):
@@ -214,14 +212,14 @@ def archive() -> bytes:
     ],
     ids=lambda content: f"{len(content)}",
 )
-def test_files_of_another_form(tmp_path: Path, content: bytes) -> None:
+def test_files_of_another_form(tmp_path, content):
     (tmp_path / "ids.npy").write_bytes(content)
     for look in (read, lambda path: length_of(TaskConfig(path=str(path)), 8)):
         with pytest.raises(UserError, match="holds no ids"):
             look(tmp_path / "ids.npy")
 
 
-def test_the_whole_file_is_hashed_and_what_is_needed_is_held(tmp_path: Path) -> None:
+def test_the_whole_file_is_hashed_and_what_is_needed_is_held(tmp_path):
     path, ids = tmp_path / "ids.npy", np.zeros((2**20, 8), dtype=np.int32)
     np.save(path, ids)
     planned = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -236,7 +234,7 @@ def test_the_whole_file_is_hashed_and_what_is_needed_is_held(tmp_path: Path) -> 
         read(path, sha256=planned)
 
 
-def test_a_text_is_that_of_its_hash(tmp_path: Path) -> None:
+def test_a_text_is_that_of_its_hash(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"a bb\r\nccc dd\re ff")
     planned = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -38,9 +38,7 @@ def oracle(
     st.integers(1, 6),
     st.sampled_from([0.5, 1.0, 3.0]),
 )
-def test_contracted_hessian_equals_autodiff(
-    L: int, d_V: int, d_K: int, temperature: float
-) -> None:
+def test_contracted_hessian_equals_autodiff(L, d_V, d_K, temperature):
     drawn = attention_point(Dims(L, d_V, d_K), stream(0, "attention", L, d_V, d_K))
     point = AttentionPoint(drawn.X, drawn.Y, drawn.weights, temperature)
     for part in PARTS:
@@ -59,7 +57,7 @@ def test_contracted_hessian_equals_autodiff(
 
 @settings(derandomize=True, deadline=None, max_examples=6)
 @given(st.integers(2, 5), st.integers(1, 4), st.integers(1, 5))
-def test_literal_theorems_equal_autodiff(L: int, d_V: int, d_K: int) -> None:
+def test_literal_theorems_equal_autodiff(L, d_V, d_K):
     point = attention_point(Dims(L, d_V, d_K), stream(0, "literal", L, d_V, d_K))
     printed = {
         Part.H_o: {
@@ -77,7 +75,7 @@ def test_literal_theorems_equal_autodiff(L: int, d_V: int, d_K: int) -> None:
             torch.testing.assert_close(block, truth[pair], **TIGHT)
 
 
-def test_gauss_newton_parts_add_up() -> None:
+def test_gauss_newton_parts_add_up():
     point = attention_point(Dims(), stream(0, "split"))
 
     def network(weights: dict[Matrix, torch.Tensor]) -> torch.Tensor:
@@ -92,13 +90,13 @@ def test_gauss_newton_parts_add_up() -> None:
     assert torch.linalg.eigvalsh(outer).min() > -1e-12
 
 
-def test_value_block_of_functional_hessian_is_exactly_zero() -> None:
+def test_value_block_of_functional_hessian_is_exactly_zero():
     point = attention_point(Dims(), stream(0, "zero"))
     assert not point.hessian(Part.H_f, Matrix.W_V, Matrix.W_V).any()
     assert not oracle(point, Part.H_f)[Matrix.W_V, Matrix.W_V].any()
 
 
-def test_blocks_are_transposes_of_each_other() -> None:
+def test_blocks_are_transposes_of_each_other():
     point = attention_point(Dims(), stream(0, "symmetry"))
     for row in MATRICES:
         for col in MATRICES:
@@ -109,14 +107,14 @@ def test_blocks_are_transposes_of_each_other() -> None:
             )
 
 
-def test_large_sizes_stay_cheap() -> None:
+def test_large_sizes_stay_cheap():
     """d_V = 24 would need a Z_2 of 32 * 24^3 rows in literal form."""
     point = attention_point(Dims(32, 24, 8), stream(0, "large"))
     block = point.hessian(Part.H_f, Matrix.W_Q, Matrix.W_K)
     assert block.shape == (24 * 8, 24 * 8)
 
 
-def test_other_weights_are_refused() -> None:
+def test_other_weights_are_refused():
     point = attention_point(Dims(), stream(0, "bad"))
     with pytest.raises(UserError, match="no such block"):
         attention_hessian(
@@ -128,7 +126,7 @@ def test_other_weights_are_refused() -> None:
         )
 
 
-def test_float32_is_refused() -> None:
+def test_float32_is_refused():
     point = attention_point(Dims(), stream(0, "bad"))
     with pytest.raises(UserError, match="float64 is needed"):
         attention_hessian(

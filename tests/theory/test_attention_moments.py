@@ -12,7 +12,7 @@ from hessfig.theory.statement import Dims, attention_point
 
 @settings(derandomize=True, deadline=None, max_examples=8)
 @given(st.integers(1, 4), st.integers(1, 4))
-def test_both_forms_of_z_agree(L: int, d_V: int) -> None:
+def test_both_forms_of_z_agree(L, d_V):
     point = attention_point(Dims(L, d_V, 2), stream(0, "moments", L, d_V))
     A, X = point.A, point.X
     torch.testing.assert_close(
@@ -29,7 +29,7 @@ def test_both_forms_of_z_agree(L: int, d_V: int) -> None:
     )
 
 
-def test_softmax_derivatives_are_those_of_autodiff() -> None:
+def test_softmax_derivatives_are_those_of_autodiff():
     T = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3)
     A = torch.softmax(T, -1)
     torch.testing.assert_close(
@@ -39,7 +39,7 @@ def test_softmax_derivatives_are_those_of_autodiff() -> None:
     torch.testing.assert_close(matrix_formulas.softmax_second_derivative(A), found)
 
 
-def test_second_moments_are_covariances_and_third_vanish_for_two_equal_tokens() -> None:
+def test_second_moments_are_covariances_and_third_vanish_for_two_equal_tokens():
     X = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     A = torch.full((2, 2), 0.5, dtype=torch.float64)
     expected = torch.tensor([[0.25, -0.25], [-0.25, 0.25]], dtype=torch.float64).expand(

@@ -14,13 +14,13 @@ from hessfig.theory.autodiff import (
 )
 from hessfig.theory.network_claims import NETWORKS, draw_block
 from hessfig.theory.statement import Dims
-from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Activation, Placement
+from hessfig.theory.sublayer_formulas import GELU, IN, OUT, RELU, Placement
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 DIMS = Dims(L=3, d_V=4, d_K=2, d_ff=5)
 
 
-def test_activations_have_the_derivatives_they_say() -> None:
+def test_activations_have_the_derivatives_they_say():
     h = torch.linspace(-3, 3, 14, dtype=torch.float64)
     for activation in (RELU, GELU):
         slope = torch.diag(jacobian(activation.function, h))
@@ -29,7 +29,7 @@ def test_activations_have_the_derivatives_they_say() -> None:
         torch.testing.assert_close(activation.curvature(h), bend, **TIGHT)
 
 
-def test_layer_norm_contraction_is_the_full_second_derivative() -> None:
+def test_layer_norm_contraction_is_the_full_second_derivative():
     problem = draw_block(DIMS, stream(0, "norm"))
     full = torch.einsum(
         "ia,iabg->ibg", problem.target, sublayer_formulas.second_derivative(problem.X)
@@ -40,7 +40,7 @@ def test_layer_norm_contraction_is_the_full_second_derivative() -> None:
     torch.testing.assert_close(torch.block_diag(*full), contracted, **TIGHT)
 
 
-def test_freezing_the_scale_is_far_off() -> None:
+def test_freezing_the_scale_is_far_off():
     X = draw_block(DIMS, stream(0, "norm")).X
     true = jacobian(autodiff.layer_norm, X)
     assert (
@@ -50,9 +50,7 @@ def test_freezing_the_scale_is_far_off() -> None:
 
 @pytest.mark.parametrize("placement", Placement)
 @pytest.mark.parametrize("activation", [RELU, GELU], ids=lambda a: a.name)
-def test_block_derivatives_and_hessian(
-    placement: Placement, activation: Activation
-) -> None:
+def test_block_derivatives_and_hessian(placement, activation):
     problem = draw_block(DIMS, stream(0, "block", placement, activation.name))
     point = problem.point(placement, activation)
     network = problem.network(placement, activation)
@@ -71,9 +69,7 @@ def test_block_derivatives_and_hessian(
 
 
 @pytest.mark.parametrize("placement", Placement)
-def test_relu_leaves_no_functional_hessian_before_but_not_after_the_norm(
-    placement: Placement,
-) -> None:
+def test_relu_leaves_no_functional_hessian_before_but_not_after_the_norm(placement):
     problem = draw_block(DIMS, stream(0, "relu"))
     blocks = hessian_blocks(
         problem.network(placement, RELU),
@@ -85,6 +81,6 @@ def test_relu_leaves_no_functional_hessian_before_but_not_after_the_norm(
     assert blocks[IN, OUT].any()
 
 
-def test_every_placement_has_a_network() -> None:
+def test_every_placement_has_a_network():
     assert set(NETWORKS) == set(Placement)
     assert {IN, OUT} == {Matrix.W_in, Matrix.W_out}

@@ -1,7 +1,6 @@
 """Bounds are never violated; the published one is, by a rescaling that leaves the network as it is."""
 
 import csv
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +22,8 @@ scales = st.sampled_from([0.1, 1.0, 5.0])
 @settings(derandomize=True, deadline=None, max_examples=10)
 @given(st.integers(2, 7), st.integers(1, 5), st.integers(1, 5), scales, scales, scales)
 def test_no_block_and_no_whole_exceeds_its_bound(
-    L: int, d_V: int, d_K: int, tokens: float, query_key: float, targets: float
-) -> None:
+    L, d_V, d_K, tokens, query_key, targets
+):
     drawn = attention_point(Dims(L, d_V, d_K), stream(0, "bounds", L, d_V, d_K))
     point = scaled(drawn, tokens, query_key, targets)
     for part in PARTS:
@@ -40,7 +39,7 @@ def test_no_block_and_no_whole_exceeds_its_bound(
             assert whole <= further_formulas.whole_bound(claimed) * (1 + 1e-9)
 
 
-def test_the_diameter_refines_the_norm() -> None:
+def test_the_diameter_refines_the_norm():
     point = attention_point(Dims(), stream(0, "refine"))
     wide = further_formulas.spread_from_norm(point)
     narrow = further_formulas.spread_from_diameter(point)
@@ -49,7 +48,7 @@ def test_the_diameter_refines_the_norm() -> None:
     assert narrow.third <= wide.third
 
 
-def test_value_block_is_tight_with_the_mixed_tokens() -> None:
+def test_value_block_is_tight_with_the_mixed_tokens():
     point = attention_point(Dims(), stream(0, "tight"))
     claimed = further_formulas.block_bounds(
         point, further_formulas.spread_from_diameter(point)
@@ -59,7 +58,7 @@ def test_value_block_is_tight_with_the_mixed_tokens() -> None:
     )
 
 
-def test_published_bound_breaks_when_keys_are_small_and_queries_large() -> None:
+def test_published_bound_breaks_when_keys_are_small_and_queries_large():
     point = attention_point(Dims(), stream(0, "published"))
     assert further_formulas.true_norms(point)[1] < further_formulas.published_bound(
         point
@@ -72,7 +71,7 @@ def test_published_bound_breaks_when_keys_are_small_and_queries_large() -> None:
     assert further_formulas.true_norms(same)[1] > further_formulas.published_bound(same)
 
 
-def test_softmax_jacobian_is_larger_than_one_over_length() -> None:
+def test_softmax_jacobian_is_larger_than_one_over_length():
     """Two tokens that share the attention equally have norm 1/2, whatever the length."""
     X = torch.zeros(4, 1, dtype=torch.float64)
     X[:2] = 10.0
@@ -82,9 +81,7 @@ def test_softmax_jacobian_is_larger_than_one_over_length() -> None:
     assert further_formulas.softmax_jacobian_excess(point) == pytest.approx(4 / 2)
 
 
-def test_study_finds_no_violation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_study_finds_no_violation(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds_study, "BOUNDS_PROBLEMS", 2)
     monkeypatch.setattr(bounds_study, "RANDOM_SCALES", 5)
     monkeypatch.setattr(bounds_study, "SIGMAS", (0.1, 1.0))

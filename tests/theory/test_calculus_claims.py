@@ -15,7 +15,7 @@ sizes = st.integers(1, 5)
 
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(sizes, sizes)
-def test_commutation_transposes(n: int, m: int) -> None:
+def test_commutation_transposes(n, m):
     B = normal(n, m, generator=stream(0, "B", n, m))
     assert torch.equal(mc.commutation(m, n) @ mc.vec(B), mc.vec(B.T))
     assert torch.equal(mc.commutation(m, n) @ mc.commutation(n, m), mc.identity(n * m))
@@ -23,7 +23,7 @@ def test_commutation_transposes(n: int, m: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=10)
 @given(sizes, sizes, sizes, sizes)
-def test_kronecker_derivatives(n: int, q: int, p: int, r: int) -> None:
+def test_kronecker_derivatives(n, q, p, r):
     X = normal(n, q, generator=stream(0, "X"))
     Y = normal(p, r, generator=stream(0, "Y"))
     assert torch.equal(
@@ -36,18 +36,18 @@ def test_kronecker_derivatives(n: int, q: int, p: int, r: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=10)
 @given(sizes, sizes)
-def test_vec_by_identity_is_exact(n: int, m: int) -> None:
+def test_vec_by_identity_is_exact(n, m):
     A = normal(n, m, generator=stream(0, "A"))
     assert torch.equal(mc.vec_by_identity(A), mc.vec(A))
 
 
-def test_khatri_rao_refuses_blocks_that_do_not_match() -> None:
+def test_khatri_rao_refuses_blocks_that_do_not_match():
     X = normal(3, 4, generator=stream(0, "X"))
     with pytest.raises(ValueError, match=r"block layouts \(3, 1\) and \(1, 3\)"):
         mc.khatri_rao(X[:, None, None, :], X[None, :, :, None])
 
 
-def test_khatri_rao_of_single_blocks_is_kronecker() -> None:
+def test_khatri_rao_of_single_blocks_is_kronecker():
     A = normal(2, 3, generator=stream(0, "A"))
     B = normal(4, 5, generator=stream(0, "B"))
     assert torch.equal(mc.khatri_rao(A[None, None], B[None, None]), torch.kron(A, B))

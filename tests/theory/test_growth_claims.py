@@ -21,7 +21,7 @@ TINY = 1e-5
 
 @settings(derandomize=True, deadline=None, max_examples=3)
 @given(st.integers(3, 5), st.integers(2, 5), st.integers(1, 6))
-def test_all_block_pairs_grow_as_predicted(L: int, d_V: int, d_K: int) -> None:
+def test_all_block_pairs_grow_as_predicted(L, d_V, d_K):
     nets = attention_nets(Dims(L, d_V, d_K), stream(0, "growth", L, d_V, d_K))
     exponents, rates = measured(nets), predicted(nets)
     assert set(exponents) == set(rates)
@@ -29,7 +29,7 @@ def test_all_block_pairs_grow_as_predicted(L: int, d_V: int, d_K: int) -> None:
         assert float(exponents[name]) == pytest.approx(float(rate), abs=0.05), name
 
 
-def test_single_matrix_grows_as_predicted() -> None:
+def test_single_matrix_grows_as_predicted():
     generator = stream(0, "single")
     point = attention_point(Dims(), generator)
     weights = {
@@ -47,7 +47,7 @@ def test_single_matrix_grows_as_predicted() -> None:
 
 
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
-def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
+def test_structural_zeros_are_exactly_zero(attention):
     architecture = Architecture(
         kind=Kind.self_attention, attention=attention, square_loss=True
     )
@@ -57,7 +57,7 @@ def test_structural_zeros_are_exactly_zero(attention: Attention) -> None:
         assert (norm == 0) == (rate.prediction == Prediction.structural_zero)
 
 
-def test_a_wrong_exponent_is_caught() -> None:
+def test_a_wrong_exponent_is_caught():
     """Of a component; that all grow as predicted is checked with the other statements (test_statement.py)."""
     name = next(iter(COMPONENTS))
     statement = CATALOGUE[name]
@@ -68,9 +68,7 @@ def test_a_wrong_exponent_is_caught() -> None:
     assert max(float((value - found[key]).abs()) for key, value in wrong.items()) > 0.9
 
 
-def test_a_rule_that_forgets_what_a_component_does_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rule_that_forgets_what_a_component_does_is_caught(monkeypatch):
     statement = CATALOGUE["components-mixing"]
     # As if it were not odd.
     monkeypatch.setattr(network_series, "SIGMOID", Function("sigmoid", (0, 1, 2, 3)))

@@ -65,18 +65,13 @@ def _largest_error(
     )
 
 
-def test_every_block_is_named_by_the_theorem(
-    exponents: tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]],
-) -> None:
+def test_every_block_is_named_by_the_theorem(exponents):
     assert _largest_error(*exponents) < 0.01
     assert len(CASES) > 20
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_the_exponents_are_those_that_were_measured(
-    name: str,
-    exponents: tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]],
-) -> None:
+def test_the_exponents_are_those_that_were_measured(name, exponents):
     stated = mixing_exponents([], non_polynomial=[TERMS[name].degree])
     found = [
         round(float(exponents[1][f"{name}: H({one}, {one})"]), 2) for one in (V, Q)
@@ -122,26 +117,22 @@ def _no_second_derivative(
 @pytest.mark.parametrize(
     "mutation", [_as_polynomials, _without_them, _no_second_derivative]
 )
-def test_the_theorem_of_polynomials_fails_for_them(
-    mutation: object,
-    exponents: tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_theorem_of_polynomials_fails_for_them(mutation, exponents, monkeypatch):
     monkeypatch.setattr(mixing_claims, "mixing_exponents", mutation)
     assert _largest_error(*exponents) > 0.9
 
 
 @pytest.mark.parametrize("degree", [1.5, 0.5, -1])
-def test_a_polynomial_has_a_whole_degree(degree: float) -> None:
+def test_a_polynomial_has_a_whole_degree(degree):
     with pytest.raises(UserError, match=r"(?s)whole numbers from 0 on.*non_polynomial"):
         mixing_exponents([0, degree])  # type: ignore[list-item]
 
 
-def test_degrees_may_come_from_a_generator() -> None:
+def test_degrees_may_come_from_a_generator():
     assert mixing_exponents(n for n in (0, 1)) == mixing_exponents((0, 1))
 
 
-def test_every_condition_is_needed() -> None:
+def test_every_condition_is_needed():
     """All breaches are as recorded, and each but the control differs from what the theorem says."""
     breaches = replace(CATALOGUE["mixing-conditions"])
     assert float(check(breaches, [Dims()], 1).error_as_printed or 0) < 0.01
@@ -156,7 +147,7 @@ def test_every_condition_is_needed() -> None:
     )
 
 
-def test_the_page_prints_the_example_at_which_no_leading_term_vanishes() -> None:
+def test_the_page_prints_the_example_at_which_no_leading_term_vanishes():
     assert (
         float(check(CATALOGUE["mixing-witness"], [Dims()], 1).error_as_printed or 9)
         < 0.01
@@ -177,7 +168,7 @@ def test_the_page_prints_the_example_at_which_no_leading_term_vanishes() -> None
     ]
 
 
-def test_every_row_of_both_tables_has_its_example() -> None:
+def test_every_row_of_both_tables_has_its_example():
     kinds = {
         "plain": PLAIN,
         "unit": Surroundings(scores=0.0, bend=True),
@@ -214,9 +205,7 @@ def test_every_row_of_both_tables_has_its_example() -> None:
     } == further
 
 
-def test_a_witness_whose_leading_term_vanishes_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_witness_whose_leading_term_vanishes_is_caught(monkeypatch):
     monkeypatch.setattr(
         homogeneous_claims, "WITNESS", replace(WITNESS, X=WITNESS.X - WITNESS.X.mean(0))
     )
@@ -233,7 +222,7 @@ def test_a_witness_whose_leading_term_vanishes_is_caught(
 
 
 @pytest.mark.parametrize("change", [0.01, -0.01])
-def test_centring_changes_the_values_alone(change: float) -> None:
+def test_centring_changes_the_values_alone(change):
     statement = CATALOGUE["mixing-centred"]
     assert float(check(statement, [Dims()], 1).error_as_printed or 0) < 1e-12
     right = STATEMENTS["mixing-centred"].printed
@@ -245,9 +234,7 @@ def test_centring_changes_the_values_alone(change: float) -> None:
 
 
 @pytest.mark.parametrize("place", range(len(BREACHES)))
-def test_a_breach_that_is_no_exception_is_caught(
-    place: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_breach_that_is_no_exception_is_caught(place, monkeypatch):
     one = BREACHES[place]
     other = replace(one, differs={} if one.differs else {(Part.H_o, V, V): 2.0})
     monkeypatch.setattr(homogeneous_claims, "BREACHES", [other])
@@ -257,7 +244,7 @@ def test_a_breach_that_is_no_exception_is_caught(
     )
 
 
-def test_the_table_of_the_page_is_the_theorem() -> None:
+def test_the_table_of_the_page_is_the_theorem():
     text = text_of("# Non-polynomial terms")
     rows = re.findall(
         r"^\| ([^|]+) \| ([\d, ]*|-) \| ([\d.]+) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
@@ -304,7 +291,7 @@ def _slopes(
     return float(growth[0]), float(growth[1])
 
 
-def test_a_term_that_is_linear_on_pieces_does_not_count_where_terms_must_bend() -> None:
+def test_a_term_that_is_linear_on_pieces_does_not_count_where_terms_must_bend():
     stated = mixing_exponents([1, 2])
     assert (stated[Part.H, V, V], stated[Part.H, Q, Q]) == (6, 5)
     found = _slopes(
@@ -321,9 +308,7 @@ def test_a_term_that_is_linear_on_pieces_does_not_count_where_terms_must_bend() 
         "squares over their sum: at scores of sqrt(eps)",
     ],
 )
-def test_an_eps_in_the_sum_is_met_where_the_sum_is_that_small(
-    size: Callable[[torch.Tensor], torch.Tensor], below: float, border: float
-) -> None:
+def test_an_eps_in_the_sum_is_met_where_the_sum_is_that_small(size, below, border):
     """Scores have the size sigma^2; a factor of 100 in sigma to either side of the border is far from it."""
     eps = 1e-8
     sigma = eps ** (border / 2)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,9 +74,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
         ),
     ],
 )
-def test_the_theorem_and_the_rule_that_counts_agree(
-    architecture: Architecture, around: Surroundings
-) -> None:
+def test_the_theorem_and_the_rule_that_counts_agree(architecture, around):
     degrees = mixing(architecture).degrees or ()
     single = architecture.query_key == QueryKey.single
     found = mixing_exponents(degrees, around, single=single)
@@ -145,9 +143,7 @@ def _largest_error(drawn: object, found: dict[str, torch.Tensor]) -> float:
     )
 
 
-def test_every_block_is_named_by_the_theorem(
-    exponents: tuple[object, dict[str, torch.Tensor]],
-) -> None:
+def test_every_block_is_named_by_the_theorem(exponents):
     drawn, found = exponents
     assert _largest_error(drawn, found) < 0.01
     assert len(CASES) > 20 and len(found) > 27 * 20
@@ -165,19 +161,13 @@ def test_every_block_is_named_by_the_theorem(
         _gradient_of_order_one,
     ],
 )
-def test_a_step_of_the_proof_that_is_wrong_is_caught(
-    mutation: Callable[..., Exponents],
-    exponents: tuple[object, dict[str, torch.Tensor]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_step_of_the_proof_that_is_wrong_is_caught(mutation, exponents, monkeypatch):
     monkeypatch.setattr(mixing_claims, "mixing_exponents", mutation)
     assert _largest_error(*exponents) > 0.9
 
 
 @pytest.mark.parametrize("name", ["zeroth", "first", "second", "twice"])
-def test_a_wrong_leading_term_is_caught(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_leading_term_is_caught(name, monkeypatch):
     right = mixing_claims.polynomial_terms
     monkeypatch.setattr(mixing_claims, "_POWERS", ((0, 1, 2), (2,)))
     monkeypatch.setattr(
@@ -193,7 +183,7 @@ def test_a_wrong_leading_term_is_caught(
     )
 
 
-def test_tokens_of_any_mean_are_no_exception() -> None:
+def test_tokens_of_any_mean_are_no_exception():
     drawn = mixing_claims._draw_cancelling(Dims(), stream(0, "mean"))
     usual = {
         name: replace(net, X=net.X + 1.0)
@@ -204,7 +194,7 @@ def test_tokens_of_any_mean_are_no_exception() -> None:
     assert all(abs(float(found[f"{name}: H_o(W_V, W_V)"]) - 2) < 0.1 for name in usual)
 
 
-def test_the_table_of_the_page_is_the_theorem() -> None:
+def test_the_table_of_the_page_is_the_theorem():
     text = (
         PAGE.read_text()
         .partition("# Exponents by mixing weights")[2]
@@ -224,7 +214,7 @@ def test_the_table_of_the_page_is_the_theorem() -> None:
         assert [float(value), float(query), float(gap)] == [*H, H[1] - H[0]], name
 
 
-def test_a_case_without_powers_is_softmax() -> None:
+def test_a_case_without_powers_is_softmax():
     X = torch.eye(3, dtype=torch.float64)
     weights = {m: torch.eye(3, dtype=torch.float64) for m in (Q, K, V)}
     rows = MixingCase("softmax", None).network(X, weights, {}, X.new_zeros(()))

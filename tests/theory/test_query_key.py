@@ -13,7 +13,7 @@ from hessfig.theory.statement import Dims, attention_point, normal
 
 @settings(derandomize=True, deadline=None, max_examples=8)
 @given(st.integers(3, 8), st.integers(2, 4), st.integers(1, 5))
-def test_rank_of_the_score_outer_product(L: int, d_V: int, d_K: int) -> None:
+def test_rank_of_the_score_outer_product(L, d_V, d_K):
     point = attention_point(Dims(L, d_V, d_K), stream(0, "rank", L, d_V, d_K))
     rank = qk.numerical_rank(score_split(point, Part.H_o))
     assert rank == min(qk.rank_bound(d_V, d_K), qk.token_rank_bound(L, d_V))
@@ -21,7 +21,7 @@ def test_rank_of_the_score_outer_product(L: int, d_V: int, d_K: int) -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=6)
 @given(st.integers(3, 6), st.integers(2, 4), st.integers(1, 4))
-def test_eigenvalues_come_in_pairs_d_K_times(L: int, d_V: int, d_K: int) -> None:
+def test_eigenvalues_come_in_pairs_d_K_times(L, d_V, d_K):
     point = attention_point(Dims(L, d_V, d_K), stream(0, "pairs", L, d_V, d_K))
     eigenvalues = torch.linalg.eigvalsh(score_split(point, Part.H_f))
     rank = min(L - 1, d_V)
@@ -30,7 +30,7 @@ def test_eigenvalues_come_in_pairs_d_K_times(L: int, d_V: int, d_K: int) -> None
     torch.testing.assert_close(eigenvalues, -eigenvalues.flip(0), rtol=0, atol=1e-12)
 
 
-def test_rank_of_stacked_kronecker_products() -> None:
+def test_rank_of_stacked_kronecker_products():
     A = normal(3, 4, generator=stream(0, "A"))
     B = normal(2, 5, generator=stream(0, "B"))
     stacked = qk.stacked_kronecker(A, B)

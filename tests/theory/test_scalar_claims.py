@@ -1,7 +1,5 @@
 """The scalar-token model: closed-form spectrum, condition number, GGN and sinks."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,7 +25,7 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 
 @settings(derandomize=True, deadline=None, max_examples=8)
 @given(st.integers(2, 8), st.integers(1, 6), st.sampled_from(sorted(MIXINGS)))
-def test_closed_form_spectrum(L: int, d_K: int, model: str) -> None:
+def test_closed_form_spectrum(L, d_K, model):
     problem = draw_scalar_problem(L, d_K, stream(0, "scalar", L, d_K))
     response, mixing = problem.response(model), MIXINGS[model](problem.x)
     torch.testing.assert_close(
@@ -38,7 +36,7 @@ def test_closed_form_spectrum(L: int, d_K: int, model: str) -> None:
 
 
 @pytest.mark.parametrize("sink", AttentionSink)
-def test_closed_form_spectrum_with_sinks(sink: AttentionSink) -> None:
+def test_closed_form_spectrum_with_sinks(sink):
     problem = draw_scalar_problem(6, 4, stream(0, "sink"))
     closed = problem.hessian(sink_response(sink, problem.x, problem.s, 1.5)).eigenvalues
     torch.testing.assert_close(
@@ -46,7 +44,7 @@ def test_closed_form_spectrum_with_sinks(sink: AttentionSink) -> None:
     )
 
 
-def test_no_sink_is_plain_attention() -> None:
+def test_no_sink_is_plain_attention():
     problem = draw_scalar_problem(6, 4, stream(0, "sink"))
     plain = problem.hessian(problem.response("attention"))
     for sink in AttentionSink:
@@ -54,7 +52,7 @@ def test_no_sink_is_plain_attention() -> None:
         assert effect.bulk == pytest.approx(abs(plain.b))
 
 
-def test_a_score_sink_shrinks_the_bulk_exponentially() -> None:
+def test_a_score_sink_shrinks_the_bulk_exponentially():
     problem = draw_scalar_problem(6, 4, stream(0, "sink"))
     low, high = (
         sink_effect(problem, AttentionSink.score, beta).bulk for beta in (30.0, 31.0)
@@ -64,7 +62,7 @@ def test_a_score_sink_shrinks_the_bulk_exponentially() -> None:
 
 @settings(derandomize=True, deadline=None, max_examples=5)
 @given(st.integers(3, 8), st.integers(2, 5))
-def test_condition_number_tends_to_its_limit(L: int, d_K: int) -> None:
+def test_condition_number_tends_to_its_limit(L, d_K):
     problem = draw_scalar_problem(L, d_K, stream(0, "condition", L, d_K)).unbalanced(
         1000.0
     )
@@ -75,7 +73,7 @@ def test_condition_number_tends_to_its_limit(L: int, d_K: int) -> None:
     )
 
 
-def test_outer_product_is_exact_at_critical_points_of_the_mlp_only() -> None:
+def test_outer_product_is_exact_at_critical_points_of_the_mlp_only():
     problem = draw_scalar_problem(8, 4, stream(0, "critical"))
     noise = torch.linspace(-1, 1, 8, dtype=torch.float64)
     gaps = {}
@@ -88,9 +86,7 @@ def test_outer_product_is_exact_at_critical_points_of_the_mlp_only() -> None:
     assert gaps["attention"] > 1e-7
 
 
-def test_study_writes_its_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_study_writes_its_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(scalar_study, "PROBLEMS", 4)
     monkeypatch.setattr(scalar_study, "CONDITION_PROBLEMS", 2)
     paths = scalar_study.run_scalar(tmp_path)

@@ -44,7 +44,7 @@ ASKED_FOR = """
 
 @pytest.mark.parametrize("name", CATALOGUE)
 @pytest.mark.long
-def test_verdict_is_as_recorded(name: str) -> None:
+def test_verdict_is_as_recorded(name):
     outcome = check(CATALOGUE[name], SIZES[:1] if name in EXPONENTS else SIZES, seeds=1)
     assert outcome.verdict == CATALOGUE[name].recorded
     assert outcome.correction_holds
@@ -63,15 +63,15 @@ def test_verdict_is_as_recorded(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT_ZEROS)
-def test_exact_claims_are_exact(name: str) -> None:
+def test_exact_claims_are_exact(name):
     assert check(CATALOGUE[name], SIZES, seeds=2).error_as_printed == 0
 
 
-def test_catalogue_has_every_id_asked_for() -> None:
+def test_catalogue_has_every_id_asked_for():
     assert set(ASKED_FOR.split()) <= set(CATALOGUE)
 
 
-def test_every_failed_statement_says_what_is_right_or_why() -> None:
+def test_every_failed_statement_says_what_is_right_or_why():
     for statement in CATALOGUE.values():
         if statement.recorded != StatementVerdict.yes:
             assert statement.correction or statement.note
@@ -99,11 +99,11 @@ def _toy(
     )
 
 
-def test_errors_are_relative_to_the_oracle() -> None:
+def test_errors_are_relative_to_the_oracle():
     assert check(_toy(3.0), SIZES, seeds=1).error_as_printed == 0.5
 
 
-def test_a_wrong_record_and_a_wrong_correction_are_noticed() -> None:
+def test_a_wrong_record_and_a_wrong_correction_are_noticed():
     assert check(_toy(2.0), SIZES, seeds=1).as_recorded
     assert not check(_toy(3.0), SIZES, seeds=1).as_recorded
     assert check(
@@ -114,7 +114,7 @@ def test_a_wrong_record_and_a_wrong_correction_are_noticed() -> None:
     ).as_recorded
 
 
-def test_nan_never_counts_as_agreement() -> None:
+def test_nan_never_counts_as_agreement():
     toy = _toy(2.0)
     values = {
         "x": torch.tensor(2.0, dtype=torch.float64),
@@ -130,7 +130,7 @@ def test_nan_never_counts_as_agreement() -> None:
     assert not check(broken, SIZES, seeds=1).as_recorded
 
 
-def test_shapes_that_differ_are_ill_typed() -> None:
+def test_shapes_that_differ_are_ill_typed():
     outcome = StatementOutcome(_toy(2.0), math.inf, None, 0.0)
     assert outcome.verdict == StatementVerdict.ill_typed
 
@@ -138,7 +138,7 @@ def test_shapes_that_differ_are_ill_typed() -> None:
 @pytest.mark.parametrize(
     "dims", [Dims(), Dims(L=5, d_V=3, d_K=7, d_ff=4), Dims(L=3, d_V=4, d_K=5, d_ff=6)]
 )
-def test_other_side_keeps_sizes_different(dims: Dims) -> None:
+def test_other_side_keeps_sizes_different(dims):
     other = dims.other_side()
     assert (other.d_K < other.d_V) != (dims.d_K < dims.d_V)
     assert len({other.L, other.d_V, other.d_K, other.d_ff}) == 4

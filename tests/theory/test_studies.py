@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hessfig.theory import studies
-from tests.conftest import Cli
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "killed after the first table": lambda folder: [
@@ -46,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.long
-def test_the_same_command_mends_a_study(cli: Cli, tmp_path: Path) -> None:
+def test_the_same_command_mends_a_study(cli, tmp_path):
     assert cli("plot", "figure=bounds", "figure.formats=[svg]").code == 0
     folder = tmp_path / "outputs/bounds"
     whole = {
@@ -70,7 +69,7 @@ def test_the_same_command_mends_a_study(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
-def test_whole_tables_are_not_computed_again(cli: Cli, tmp_path: Path) -> None:
+def test_whole_tables_are_not_computed_again(cli, tmp_path):
     cli("plot", "figure=bounds", "figure.formats=[svg]")
     before = (tmp_path / "outputs/bounds/table.csv").stat().st_mtime_ns
     assert cli("plot", "figure=bounds", "figure.formats=[svg]").err == ""

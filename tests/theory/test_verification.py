@@ -42,9 +42,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-def test_chosen_statements_are_checked_and_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_chosen_statements_are_checked_and_written(tmp_path, capsys):
     assert run(["lem41", "thm31", "rem31-Z2", "thm31-K"], tmp_path) == 0
     found = {row["statement"]: row for row in rows(tmp_path)}
     verdicts = {name: row["holds_as_printed"] for name, row in found.items()}
@@ -60,9 +58,7 @@ def test_chosen_statements_are_checked_and_written(
     assert "thm31" in capsys.readouterr().out
 
 
-def test_errata_sheet_has_every_section_and_nothing_else_is_left(
-    tmp_path: Path,
-) -> None:
+def test_errata_sheet_has_every_section_and_nothing_else_is_left(tmp_path):
     run(["lem41", "thm31", "thm31-K"], tmp_path)
     text = (tmp_path / "verify" / "report.md").read_text()
     for heading in (
@@ -77,7 +73,7 @@ def test_errata_sheet_has_every_section_and_nothing_else_is_left(
     ]
 
 
-def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
+def test_same_settings_give_the_same_bytes(tmp_path):
     for name in ("first", "second"):
         run(["eq13", "D-pairs"], tmp_path / name)
     texts = [
@@ -87,9 +83,7 @@ def test_same_settings_give_the_same_bytes(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_changed_verdict_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_changed_verdict_fails(tmp_path, monkeypatch, capsys):
     eq13 = CATALOGUE["eq13"]
     monkeypatch.setitem(
         CATALOGUE, "eq13", Statement(**{**vars(eq13), "recorded": StatementVerdict.yes})
@@ -100,7 +94,7 @@ def test_a_changed_verdict_fails(
     )
 
 
-def test_ids_are_listed() -> None:
+def test_ids_are_listed():
     assert verify.statement_ids() == list(CATALOGUE)
 
 
@@ -119,14 +113,14 @@ def test_ids_are_listed() -> None:
         ({"dtype": "float32"}, "(?s)proves nothing.*rounding"),
     ],
 )
-def test_bad_settings_are_refused(tmp_path: Path, change: dict, message: str) -> None:
+def test_bad_settings_are_refused(tmp_path, change, message):
     settings = {"ids": ["eq13"], **change}
     with pytest.raises(UserError, match=message):
         run(settings.pop("ids"), tmp_path, **settings)
     assert not list(tmp_path.iterdir())
 
 
-def test_arguments_become_the_runner_s_settings() -> None:
+def test_arguments_become_the_runner_s_settings():
     settings = parse(
         {"statement": "thm31,lem41", "output_dir": "here", "seeds": "2", "d_K": "2"}
     )
@@ -148,6 +142,6 @@ def test_arguments_become_the_runner_s_settings() -> None:
         ("seeds=many", "(?s)seeds.*whole number"),
     ],
 )
-def test_bad_words_are_refused(word: str, message: str) -> None:
+def test_bad_words_are_refused(word, message):
     with pytest.raises(UserError, match=message):
         parse(own_words(VERBS["verify"], [word]))

@@ -41,7 +41,7 @@ def coverage(
 
 
 @pytest.mark.parametrize("average", [ARITHMETIC, GEOMETRIC])
-def test_three_seeds_have_an_honest_interval(average: str) -> None:
+def test_three_seeds_have_an_honest_interval(average):
     """The percentiles of a bootstrap cover 75 % here."""
     assert 0.92 <= coverage("log-normal", average, 3, 5, sweeps=1500) <= 0.97
 
@@ -51,5 +51,5 @@ def test_three_seeds_have_an_honest_interval(average: str) -> None:
 @pytest.mark.parametrize("average", [ARITHMETIC, GEOMETRIC])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.long
-def test_intervals_cover(noise: str, average: str, seeds: int, points: int) -> None:
+def test_intervals_cover(noise, average, seeds, points):
     assert 0.92 <= coverage(noise, average, seeds, points, sweeps=3000) <= 0.97

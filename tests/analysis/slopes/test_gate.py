@@ -35,30 +35,30 @@ def five_for_six(
     return value / sigma if part == Part.H_o and block.row == "W_Q" else value
 
 
-def test_agreement_passes() -> None:
+def test_agreement_passes():
     assert violations(frame_of(), 0.1) == []
 
 
 @pytest.mark.parametrize("tolerance", [0.1, 0.3, 0.45])
-def test_five_instead_of_six_fails(tolerance: float) -> None:
+def test_five_instead_of_six_fails(tolerance):
     (line,) = violations(frame_of(law=five_for_six), tolerance)
     assert "H_o(W_Q, W_Q)" in line
     assert "deviates: slope 5.0" in line and "predicted 6" in line
 
 
-def test_noise_that_hides_a_wrong_exponent_is_no_pass() -> None:
+def test_noise_that_hides_a_wrong_exponent_is_no_pass():
     lines = violations(frame_of(noise=2.0, seeds=3, blocks=[("W_Q", "W_Q")]), 0.1)
     assert len(lines) == 3
     assert all("undecided" in line or "deviates" in line for line in lines)
 
 
-def test_seeds_that_change_nothing_are_one_seed() -> None:
+def test_seeds_that_change_nothing_are_one_seed():
     frame = frame_of(seeds=3, noise=0, wander=0)
     assert set(frame["num_seeds"]) <= {0, 1}
     assert all("undecided" in line for line in violations(frame, 0.1))
 
 
-def test_numbers_outside_of_a_window_change_no_verdict_in_it() -> None:
+def test_numbers_outside_of_a_window_change_no_verdict_in_it():
     """A number that is not finite, beyond the window, of a block that vanishes within it."""
     table = make_table(sigma=[0.01, 0.03, 0.1, 0.3, 5.0])
     outside = (table["sigma"] == 5.0) & (table["status"] == "structural_zero")
@@ -68,14 +68,14 @@ def test_numbers_outside_of_a_window_change_no_verdict_in_it() -> None:
     assert violations(frame, 0.1) == []
 
 
-def test_zeros_where_theory_has_zeros_agree_whatever_their_status() -> None:
+def test_zeros_where_theory_has_zeros_agree_whatever_their_status():
     table = make_table(sigma=[0.01, 0.03, 0.1, 0.3])
     table.loc[table["status"] == "structural_zero", "status"] = "ok"
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
     assert violations(frame, 0.1) == []
 
 
-def test_few_seeds_do_not_refute() -> None:
+def test_few_seeds_do_not_refute():
     """Over 200 tables of three seeds of which each has a slope of its own, true exponents hardly ever deviate."""
     rng, wrong = np.random.default_rng(0), 0
     for _ in range(200):
@@ -93,14 +93,14 @@ def test_few_seeds_do_not_refute() -> None:
     assert wrong <= 8  # of 200; two errors, without Student, call 18 of them deviating
 
 
-def test_one_seed_is_no_pass() -> None:
+def test_one_seed_is_no_pass():
     assert all(
         "undecided" in line for line in violations(frame_of(seeds=1, noise=0), 0.1)
     )
     assert len(violations(frame_of(seeds=1, noise=0), 0.1)) == 5
 
 
-def test_no_points_is_no_pass() -> None:
+def test_no_points_is_no_pass():
     lines = violations(frame_of(sigma=[3.0, 4.0, 5.0]), 0.1)
     assert len(lines) == 6  # a block that vanishes by theory is not judged either
     assert all("too few points: 0 sigmas" in line for line in lines)
@@ -113,7 +113,7 @@ def bending(
     return predicted_law(block, part, architecture, sigma) * float(np.exp(2 * sigma**2))
 
 
-def test_drift_is_noted_and_is_no_violation() -> None:
+def test_drift_is_noted_and_is_no_violation():
     frame = frame_of(law=bending, blocks=[("W_Q", "W_Q")])
     assert violations(frame, 0.1) == []
     assert len(asymptotic(frame, 0.1)) == 3
@@ -123,7 +123,7 @@ def test_drift_is_noted_and_is_no_violation() -> None:
     )
 
 
-def test_a_wrong_exponent_does_not_pass_as_drift() -> None:
+def test_a_wrong_exponent_does_not_pass_as_drift():
     frame = frame_of(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"])
     assert asymptotic(frame, 0.1) == []
     unsure = frame.assign(lower_half=5.0, lower_half_se=0.6)
@@ -131,7 +131,7 @@ def test_a_wrong_exponent_does_not_pass_as_drift() -> None:
     assert "deviates" in violations(unsure, 0.1)[0]
 
 
-def test_only_windows_where_a_prediction_applies_are_checked() -> None:
+def test_only_windows_where_a_prediction_applies_are_checked():
     table = make_table(law=five_for_six, blocks=[("W_Q", "W_Q")], parts=["H_o"])
     windows = [(None, 1.0), (None, None), (1.0, None), (None, 3.0), (0.01, 0.9)]
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), windows)
@@ -146,7 +146,7 @@ def test_only_windows_where_a_prediction_applies_are_checked() -> None:
     assert len(violations(short.assign(window_high=np.nan), 0.1)) == 1
 
 
-def test_a_prediction_for_every_sigma_is_checked_on_every_window() -> None:
+def test_a_prediction_for_every_sigma_is_checked_on_every_window():
     settings = {
         **config(kind="linear_mlp"),
         "task": {**CONFIG["task"], "loss": "mse_sum_unshifted"},
@@ -158,14 +158,14 @@ def test_a_prediction_for_every_sigma_is_checked_on_every_window() -> None:
     assert len(checked(frame)) == 2
 
 
-def test_a_zero_that_is_not_zero_fails() -> None:
+def test_a_zero_that_is_not_zero_fails():
     (line,) = violations(
         frame_of(blocks=[("W_V", "W_V")], parts=["H_f"], law=lambda b, p, a, s: s), 0.1
     )
     assert "not zero, predicted to vanish (Theorem 3.2" in line
 
 
-def test_a_norm_that_is_zero_fails() -> None:
+def test_a_norm_that_is_zero_fails():
     (line,) = violations(
         frame_of(blocks=[("W_Q", "W_Q")], parts=["H_f"], law=lambda b, p, a, s: 0.0),
         0.1,
@@ -173,7 +173,7 @@ def test_a_norm_that_is_zero_fails() -> None:
     assert "every number is zero, predicted exponent 5" in line
 
 
-def test_nonfinite_numbers_fail() -> None:
+def test_nonfinite_numbers_fail():
     table = make_table()
     table.loc[table["sigma"].idxmin(), ["value", "status"]] = [np.inf, "nonfinite"]
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
@@ -181,7 +181,7 @@ def test_nonfinite_numbers_fail() -> None:
     assert "not finite: 1" in line
 
 
-def test_the_summary_counts_what_was_checked() -> None:
+def test_the_summary_counts_what_was_checked():
     assert summary(frame_of(), 0.1) == (
         ["6 slopes checked, 6 pass, 0 outside tolerance 0.1"],
         0,
@@ -207,9 +207,7 @@ def test_the_summary_counts_what_was_checked() -> None:
         ({"num_nonfinite": 3, "num_not_converged": 1}, "1 with numbers left out"),
     ],
 )
-def test_what_cannot_be_told_is_counted_apart_from_what_deviates(
-    change: dict[str, float], counted: str
-) -> None:
+def test_what_cannot_be_told_is_counted_apart_from_what_deviates(change, counted):
     frame = frame_of()
     frame = frame.astype(dict.fromkeys(change, float))
     frame.loc[frame["prediction"].eq("exponent").idxmax(), list(change)] = list(
@@ -222,7 +220,7 @@ def test_what_cannot_be_told_is_counted_apart_from_what_deviates(
     )
 
 
-def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:
+def test_where_nothing_is_predicted_the_summary_says_so_and_fails():
     nothing = ["no slope has a prediction: nothing was checked"]
     assert summary(
         frame_of(config(sigma_scales="tokens"), blocks=[("W_Q", "W_Q")]), 0.1
@@ -230,7 +228,7 @@ def test_where_nothing_is_predicted_the_summary_says_so_and_fails() -> None:
     assert summary(frame_of(config(kind="python")), 0.1) == (nothing, 1)
 
 
-def test_numbers_that_did_not_converge_fail() -> None:
+def test_numbers_that_did_not_converge_fail():
     table = make_table()
     table.loc[table["sigma"].idxmin(), "status"] = "not_converged"
     frame = fit_slopes(table, architectures(table, {"config": CONFIG}), [(None, 1.0)])
@@ -238,7 +236,7 @@ def test_numbers_that_did_not_converge_fail() -> None:
     assert "did not converge: 1" in line
 
 
-def test_without_predictions_nothing_is_checked() -> None:
+def test_without_predictions_nothing_is_checked():
     frame = frame_of(config(kind="python"))
     assert violations(frame, 0.1) == ["no slope has a prediction: nothing was checked"]
     assert violations(frame.iloc[:0], 0.1) == [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from hessfig.analysis.slopes.printed import chosen, rich_table
 from hessfig.errors import UserError
 from tests.analysis.synthetic import config, make_table, write_sweep
 
-LAW = lambda b, p, a, s: 2.0  # noqa: E731
 ONE = {"blocks": [("W_Q", "W_Q")], "parts": ["H"]}
 
 
-def test_a_plateau_and_its_error_over_seeds() -> None:
+def test_a_plateau_and_its_error_over_seeds():
     table = make_table(
         **ONE,
         sigma=[0.01, 0.1, 1.0, 10.0],
@@ -39,7 +37,7 @@ def test_a_plateau_and_its_error_over_seeds() -> None:
     assert geometric["level_se"] == pytest.approx(math.exp(logs.mean()) * logs.sem())
 
 
-def test_seeds_that_lack_a_number_and_places_without_any() -> None:
+def test_seeds_that_lack_a_number_and_places_without_any():
     table = make_table(**ONE, sigma=[0.1, 1.0], law=lambda b, p, a, s: 1.0, seeds=3)
     table.loc[
         (table["seed"] == 1234) & (table["sigma"] == 0.1), ["value", "status"]
@@ -52,7 +50,7 @@ def test_seeds_that_lack_a_number_and_places_without_any() -> None:
     assert single["level_se"].isna().all() and single["ci_low"].isna().all()
 
 
-def test_the_level_goes_with_a_varied_setting(tmp_path: Path) -> None:
+def test_the_level_goes_with_a_varied_setting(tmp_path):
     networks = [(f"model.d_mlp={width}", 1) for width in (8, 16, 32)]
     table = make_table(
         **ONE,
@@ -80,7 +78,7 @@ def test_the_level_goes_with_a_varied_setting(tmp_path: Path) -> None:
     assert rich_table(levels).row_count == 3 and rich_table(trends).row_count == 1
 
 
-def test_lines_of_some_rows_and_parts() -> None:
+def test_lines_of_some_rows_and_parts():
     levels = window_levels(make_table(seeds=2), [(None, None)])
     assert len(chosen(levels)) == 6
     some = chosen(levels, rows="W_Q", parts=["H_o", "H"])

@@ -13,7 +13,7 @@ def names(*words: str) -> list[str]:
     return [name for name, _ in configs(*words)]
 
 
-def test_variants_are_every_combination_in_order() -> None:
+def test_variants_are_every_combination_in_order():
     found = configs(
         "sweep.vary={model.n_layers: [1, 2], model.temperature: [1.0, 2.0]}"
     )
@@ -35,41 +35,41 @@ def test_variants_are_every_combination_in_order() -> None:
         "+sweep.vary.model.n_heads=[1,2]",
     ],
 )
-def test_ways_to_write_the_same(word: str) -> None:
+def test_ways_to_write_the_same(word):
     assert names(word) == ["model.n_heads=1", "model.n_heads=2"]
 
 
-def test_curves_may_run_along_what_varies() -> None:
+def test_curves_may_run_along_what_varies():
     found = job("sweep.vary={model.d_model: [8, 16]}", "sweep.axis=model.d_model")
     assert found.config.sweep.axis == "model.d_model"
 
 
-def test_what_is_given_replaces_the_sweeps_own() -> None:
+def test_what_is_given_replaces_the_sweeps_own():
     found = job("sweep=depth", "sweep.vary={model.d_model: [8, 16]}")
     assert found.config.sweep.vary == {"model.d_model": [8, 16]}
     assert [config.model.n_layers for _, config in found.variants] == [1, 1]
     assert "model.n_layers" not in found.yaml()
 
 
-def test_an_entry_that_is_given_joins_the_sweeps_own() -> None:
+def test_an_entry_that_is_given_joins_the_sweeps_own():
     assert len(names("sweep=depth", "sweep.vary.model.d_model=[8,16]")) == 10
 
 
-def test_one_value_needs_no_list() -> None:
+def test_one_value_needs_no_list():
     assert names("sweep.vary={model.n_heads: 2}") == ["model.n_heads=2"]
 
 
-def test_nothing_varied() -> None:
+def test_nothing_varied():
     assert names("sweep=depth", "sweep.vary={}") == [""]
 
 
-def test_a_setting_given_by_hand_is_not_varied() -> None:
+def test_a_setting_given_by_hand_is_not_varied():
     found = job("sweep=depth", "model.n_layers=3")
     assert [config.model.n_layers for _, config in found.variants] == [3]
     assert found.config.sweep.vary == {}
 
 
-def test_options_of_a_factory_can_vary() -> None:
+def test_options_of_a_factory_can_vary():
     found = configs(
         "sweep=network",
         "model.factory=a.py:b",
@@ -103,14 +103,14 @@ def test_options_of_a_factory_can_vary() -> None:
         ),
     ],
 )
-def test_what_cannot_be_varied(words: list[str], message: str) -> None:
+def test_what_cannot_be_varied(words, message):
     with pytest.raises(UserError, match=message) as caught:
         checked_job(words)
     assert caught.value.allowed
     assert caught.value.remedy or "model.n_layers" in message
 
 
-def test_too_many_combinations_are_counted_not_listed() -> None:
+def test_too_many_combinations_are_counted_not_listed():
     many = ",".join(str(0.5 + i / 1000) for i in range(300))
     with pytest.raises(UserError, match=r"sweep\.vary: 27000000 combinations"):
         configs(

@@ -26,13 +26,14 @@ from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
 from tests.curvature.large.large_networks import column_of, of_transformers, products
 from tests.curvature.large.large_networks import problem_of as scored_problem
+from tests.daily import daily
 
 WIDTH, CLASSES, SAMPLES = 260, 4, 12
 ROW = Block(0, "all", "all")
 
 
 @pytest.mark.parametrize("text", ["lots", "16", "-1GB", "0MB", -3, 2**30])
-def test_what_is_no_size_is_refused(text: Any) -> None:
+def test_what_is_no_size_is_refused(text):
     problem = hessfig.Problem(network(), *data(), memory=text)
     with pytest.raises(
         UserError,
@@ -172,8 +173,8 @@ def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
     }
 
 
-@pytest.mark.parametrize("name", cases())
-def test_micro_batches_have_the_products_of_the_whole(name: str) -> None:
+@pytest.mark.parametrize("name", daily(cases(), *[*cases()][::3]))
+def test_micro_batches_have_the_products_of_the_whole(name):
     """Four samples at once, in place of all twelve; curvlinops multiplies by the whole."""
     make = cases()[name]
     column = column_of(make(enough_for(memory_of(make(None)), 4)))
@@ -191,7 +192,7 @@ def test_micro_batches_have_the_products_of_the_whole(name: str) -> None:
         )
 
 
-def test_batches_of_several_sizes_and_counts_add_up_without_a_bound() -> None:
+def test_batches_of_several_sizes_and_counts_add_up_without_a_bound():
     make = cases()["several batches"]
     column = column_of(make(None))
     assert [len(batch.inputs) for batch in column.network.problem.batches] == [12, 7, 3]
@@ -280,7 +281,7 @@ def apart() -> dict[str, Callable[[str | None], hessfig.Problem]]:
 
 
 @pytest.mark.parametrize("name", apart())
-def test_batches_whose_samples_interact_are_not_split(name: str) -> None:
+def test_batches_whose_samples_interact_are_not_split(name):
     """They are measured whole while they fit."""
     make = apart()[name]
     memory = memory_of(make(None))
@@ -292,7 +293,7 @@ def test_batches_whose_samples_interact_are_not_split(name: str) -> None:
     assert len(column_of(make(enough_for(memory, 12))).network) == 1
 
 
-def test_too_little_for_one_sample_is_refused_with_the_estimate() -> None:
+def test_too_little_for_one_sample_is_refused_with_the_estimate():
     need = memory_of(hessfig.Problem(network(), *data())).peak(1)
     problem = hessfig.Problem(network(), *data(), memory=f"{0.9 * need / 1e3:.3f}KB")
     with pytest.raises(
@@ -305,7 +306,7 @@ def test_too_little_for_one_sample_is_refused_with_the_estimate() -> None:
     )
 
 
-def test_bounds_come_from_the_problem_or_the_host() -> None:
+def test_bounds_come_from_the_problem_or_the_host():
     plain, bounded = (
         hessfig.Problem(network(), *data(), memory=text) for text in (None, "3MB")
     )
@@ -315,7 +316,7 @@ def test_bounds_come_from_the_problem_or_the_host() -> None:
     ]
 
 
-def test_live_bytes_counts_what_is_created_and_what_stays() -> None:
+def test_live_bytes_counts_what_is_created_and_what_stays():
     given, kept = torch.zeros(1000), []
 
     def work() -> Tensor:
@@ -330,7 +331,7 @@ def test_live_bytes_counts_what_is_created_and_what_stays() -> None:
     assert (peak, stays) == (4000 + 8000, 80)
 
 
-def test_a_view_is_no_memory_and_neither_is_what_was_there() -> None:
+def test_a_view_is_no_memory_and_neither_is_what_was_there():
     given = torch.zeros(1000)
     assert live_bytes(lambda: given.view(10, 100)[2:].T, [given]) == (0, 0)
 
@@ -357,9 +358,7 @@ def counted(column: OwnColumn) -> int:
         ),
     ],
 )
-def test_the_estimate_is_that_of_a_product_within_a_fifth(
-    batches: int, length: int
-) -> None:
+def test_the_estimate_is_that_of_a_product_within_a_fifth(batches, length):
     model, tokens, targets = of_transformers("GPT2LMHeadModel", length)
     problem = scored_problem(model, [tokens] * batches, [targets] * batches)
     column = column_of(problem, "float32")
@@ -368,7 +367,7 @@ def test_the_estimate_is_that_of_a_product_within_a_fifth(
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_products_stay_within_the_bound(samples: int) -> None:
+def test_products_stay_within_the_bound(samples):
     """Graphs are kept for as many micro-batches as fit, and made again for the others: more batches take no more."""
     model, tokens, targets = of_transformers("GPT2LMHeadModel", 16)
     memory = memory_of(scored_problem(model, tokens, targets), "float32")
@@ -386,7 +385,7 @@ def test_products_stay_within_the_bound(samples: int) -> None:
     assert max(taken) <= 1.2 * bytes_of(bound) and taken[1] <= 1.05 * taken[0]
 
 
-def test_an_operator_tells_what_its_products_take() -> None:
+def test_an_operator_tells_what_its_products_take():
     make = cases()["cross-entropy"]
     memory = memory_of(make(None))
     assert make(None).operator("all").memory == memory.peak(SAMPLES)
@@ -400,7 +399,7 @@ def test_an_operator_tells_what_its_products_take() -> None:
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "a sum"])
-def test_first_samples_that_do_not_count_bound_memory_too(loss: str) -> None:
+def test_first_samples_that_do_not_count_bound_memory_too(loss):
     """What a product takes is measured as if every target counted."""
     x, y = data()
     y[:3] = -100
@@ -428,7 +427,7 @@ def test_first_samples_that_do_not_count_bound_memory_too(loss: str) -> None:
     torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
 
-def test_nothing_of_an_operator_waits_for_the_garbage_collector() -> None:
+def test_nothing_of_an_operator_waits_for_the_garbage_collector():
     """Graphs, copies and outputs of checks would take the memory of the next operator."""
     problem = hessfig.Problem(network(), *data())
     gc.collect()

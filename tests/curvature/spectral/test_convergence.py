@@ -34,9 +34,7 @@ def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
 
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-6, 1e-10])
-def test_one_run_reaches_the_residual_and_all_the_values(
-    k: int, tolerance: float
-) -> None:
+def test_one_run_reaches_the_residual_and_all_the_values(k, tolerance):
     truth, shorter = torch.tensor(sorted(VALUES)[::-1][:k], dtype=torch.float64), 0
     for seed in range(5):
         goal = Goal(End.largest, k, tolerance, 100)
@@ -53,13 +51,13 @@ def test_one_run_reaches_the_residual_and_all_the_values(
     assert shorter > 0
 
 
-def test_a_run_that_ended_has_found_all_there_is() -> None:
+def test_a_run_that_ended_has_found_all_there_is():
     goal = Goal(End.largest, 3, 1e-6, 10)
     runs = runs_for(with_eigenvalues([1.0, 2.0]), goal, 0)
     assert [run.length for run in runs] == [2, 2] and not unfinished(runs, goal)
 
 
-def test_a_strict_goal_is_reached_by_every_run() -> None:
+def test_a_strict_goal_is_reached_by_every_run():
     goal = Goal(End.largest, 1, 1e-6, 100)
     strict = replace(goal, strict=True)
     operator = with_eigenvalues(VALUES)
@@ -72,9 +70,7 @@ def test_a_strict_goal_is_reached_by_every_run() -> None:
 
 @pytest.mark.parametrize("dim", [10, 40_000, 10**8])
 @pytest.mark.parametrize("tolerance", [0.05, 1e-3, 1e-6])
-def test_a_step_fewer_would_miss_a_value_with_more_than_one_percent(
-    dim: int, tolerance: float
-) -> None:
+def test_a_step_fewer_would_miss_a_value_with_more_than_one_percent(dim, tolerance):
     """The bound of Kuczynski and Wozniakowski is relative to the spread, which is up to twice the scale."""
     steps = fewest_steps(dim, tolerance, 10**9)
     missed = [

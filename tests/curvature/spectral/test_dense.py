@@ -51,7 +51,7 @@ def parts_of(dim: int, seed: int = 0) -> Parts:
     "asked", [[Part.H_o, Part.H_f, Part.H], [Part.H], [Part.H_f, Part.H], [Part.H_o]]
 )
 @pytest.mark.parametrize("dim", [1, 63, 600])
-def test_every_part_has_numpys_eigenvalues(dim: int, asked: list[Part]) -> None:
+def test_every_part_has_numpys_eigenvalues(dim, asked):
     """600 rows: several bands and chunks; H's eigenvalues come from a triangle that is put back."""
     column = parts_of(dim)
     found = dense_eigenvalues(column, "W", asked)
@@ -64,7 +64,7 @@ def test_every_part_has_numpys_eigenvalues(dim: int, asked: list[Part]) -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.long
-def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) -> None:
+def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name):
     model = ARCHITECTURES[name]
     problem = toy_problem(model)
     names = [
@@ -95,7 +95,7 @@ def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name: str) ->
             np.testing.assert_allclose(values, expected, rtol=0, atol=1e-10 * scale)
 
 
-def test_what_is_not_symmetric_is_refused() -> None:
+def test_what_is_not_symmetric_is_refused():
     column = parts_of(30)
     column.given[Part.H_f] = torch.randn(30, 30, dtype=torch.float64)
     with pytest.raises(
@@ -104,13 +104,13 @@ def test_what_is_not_symmetric_is_refused() -> None:
         dense_eigenvalues(column, "W", [Part.H_f])
 
 
-def test_noise_of_a_part_that_vanishes_has_no_symmetry_to_keep() -> None:
+def test_noise_of_a_part_that_vanishes_has_no_symmetry_to_keep():
     column = parts_of(30)
     column.given[Part.H_f] = 1e-18 * torch.randn(30, 30, dtype=torch.float64)
     assert dense_eigenvalues(column, "W", [Part.H_f])[Part.H_f] is not None
 
 
-def test_a_part_that_is_not_finite_has_none_and_the_others_stay() -> None:
+def test_a_part_that_is_not_finite_has_none_and_the_others_stay():
     column = parts_of(30)
     column.given[Part.H_f] = torch.full((30, 30), torch.inf, dtype=torch.float64)
     found = dense_eigenvalues(column, "W", list(PARTS))

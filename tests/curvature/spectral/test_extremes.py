@@ -45,14 +45,14 @@ def check(
 
 @pytest.mark.parametrize("end", End)
 @pytest.mark.parametrize("name", SPECTRA)
-def test_values_are_within_their_residual_of_the_truth(name: str, end: End) -> None:
+def test_values_are_within_their_residual_of_the_truth(name, end):
     values = SPECTRA[name]
     for k in {1, min(3, len(values))}:
         check(found(with_eigenvalues(values), end, k, steps=30), values, end, k)
 
 
 @pytest.mark.parametrize("name", SPECTRA)
-def test_one_start_takes_at_most_the_products_of_two(name: str) -> None:
+def test_one_start_takes_at_most_the_products_of_two(name):
     values = SPECTRA[name]
     one, two = (
         found(with_eigenvalues(values), End.largest, 1, steps=30, starts=starts)
@@ -65,8 +65,8 @@ def test_one_start_takes_at_most_the_products_of_two(name: str) -> None:
 @pytest.mark.parametrize("tolerance", [0.05, 0.01])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(
-    seed: int, tolerance: float
-) -> None:
+    seed, tolerance
+):
     # A random start is nearly an eigenvector of the zeros: its residual, 0.3, is below
     # tolerance * 76.
     operator = Diagonal([-76.0, -20.0, 44.6, 9.0] + [0.0] * 40_000)
@@ -80,7 +80,7 @@ def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(
 @pytest.mark.parametrize(
     "is_unreliable", [False, True], ids=["float64", "float32 first"]
 )
-def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_unreliable: bool) -> None:
+def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_unreliable):
     """Both starts of this seed have next to nothing of the outermost vector: each run stops at the second value."""
     seed, values = 585, clustered(585)
     low_precision = Diagonal(values, torch.float32) if is_unreliable else None
@@ -109,7 +109,7 @@ def clustered(seed: int) -> list[float]:
 
 
 @pytest.mark.slow
-def test_of_a_thousand_matrices_none_has_an_end_that_is_missed() -> None:
+def test_of_a_thousand_matrices_none_has_an_end_that_is_missed():
     missed = []
     for seed in range(1000):
         values, tolerance = clustered(seed), (0.05, 0.01, 1e-3)[seed % 3]
@@ -122,7 +122,7 @@ def test_of_a_thousand_matrices_none_has_an_end_that_is_missed() -> None:
     assert not missed
 
 
-def test_a_cluster_that_is_the_end_takes_a_bounded_number_of_products() -> None:
+def test_a_cluster_that_is_the_end_takes_a_bounded_number_of_products():
     operator = Diagonal([76.0, 20.0] + [0.0] * 40_000)
     for tolerance in (0.05, 1e-3, 1e-6):
         operator.products = 0
@@ -140,7 +140,7 @@ def test_a_cluster_that_is_the_end_takes_a_bounded_number_of_products() -> None:
     end=st.sampled_from(End),
     seed=st.integers(0, 9),
 )
-def test_any_spectrum(values: list[float], k: int, end: End, seed: int) -> None:
+def test_any_spectrum(values, k, end, seed):
     count = min(k, len(values))
     result = found(with_eigenvalues(values, seed=seed), end, count, seed, steps=12)
     scale = max(max(map(abs, values)), 1e-30)
@@ -151,7 +151,7 @@ def test_any_spectrum(values: list[float], k: int, end: End, seed: int) -> None:
         assert float((result.values - truth).abs().max()) <= 2e-6 * scale
 
 
-def test_vectors_are_orthonormal_and_residuals_their_own() -> None:
+def test_vectors_are_orthonormal_and_residuals_their_own():
     operator = with_eigenvalues(SPECTRA["close"])
     result = found(operator, End.largest, 3)
     torch.testing.assert_close(
@@ -166,7 +166,7 @@ def test_vectors_are_orthonormal_and_residuals_their_own() -> None:
     torch.testing.assert_close(result.residuals, own, rtol=1e-6, atol=1e-13)
 
 
-def test_a_tighter_tolerance_costs_more_and_is_kept() -> None:
+def test_a_tighter_tolerance_costs_more_and_is_kept():
     values = SPECTRA["close"]
     rough, fine = (
         found(with_eigenvalues(values), End.largest, 1, tolerance=t)
@@ -177,7 +177,7 @@ def test_a_tighter_tolerance_costs_more_and_is_kept() -> None:
     assert rough.products < fine.products
 
 
-def test_a_warm_start_shortens_the_runs_and_cannot_mislead_them() -> None:
+def test_a_warm_start_shortens_the_runs_and_cannot_mislead_them():
     values = [*torch.linspace(0, 1, 300).tolist(), 1.02]
     operator = with_eigenvalues(values)
     basis = torch.linalg.eigh(operator.matrix).eigenvectors
@@ -189,7 +189,7 @@ def test_a_warm_start_shortens_the_runs_and_cannot_mislead_them() -> None:
     assert warm.products < cold.products
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_the_same_seed_gives_the_same_bits():
     first, again, other = (
         found(with_eigenvalues(SPECTRA["close"]), End.largest, 2, seed)
         for seed in (1, 1, 2)
@@ -200,7 +200,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert not torch.equal(first.vectors, other.vectors)
 
 
-def test_what_cannot_be_resolved_says_so() -> None:
+def test_what_cannot_be_resolved_says_so():
     """Hundreds of eigenvalues below the tolerance at the lower end, and few vectors before a restart."""
     values = torch.logspace(-14, 0, 400).tolist()
     result = found(with_eigenvalues(values), End.smallest, 1, steps=8, tolerance=1e-9)
@@ -209,9 +209,7 @@ def test_what_cannot_be_resolved_says_so() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_zeros_below_a_cluster_are_found_in_a_space_that_the_runs_can_span(
-    seed: int,
-) -> None:
+def test_zeros_below_a_cluster_are_found_in_a_space_that_the_runs_can_span(seed):
     """Logits do not see a common shift: W_U's block has zeros, and many values just above them."""
     values = [0.0] * 4 + torch.logspace(-4, 0.3, 44).tolist()
     result = found(with_eigenvalues(values), End.smallest, 2, seed, steps=30)

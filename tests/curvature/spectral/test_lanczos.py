@@ -22,7 +22,7 @@ def finished(operator: Explicit, *runs: LanczosRun) -> None:
         pass
 
 
-def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it() -> None:
+def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it():
     """Without re-orthogonalisation copies of the outlier come back after some 20 steps."""
     operator = with_eigenvalues(SPREAD)
     run = LanczosRun(start(80), 60)
@@ -35,7 +35,7 @@ def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it() 
     torch.testing.assert_close(run.projection, truth, rtol=0, atol=1e-12)
 
 
-def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart() -> None:
+def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart():
     operator = with_eigenvalues(SPREAD)
     run = LanczosRun(start(80), 20)
     for _ in range(3):
@@ -54,7 +54,7 @@ def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart() -> None:
         )
 
 
-def test_all_runs_share_their_products_and_do_not_touch_each_other() -> None:
+def test_all_runs_share_their_products_and_do_not_touch_each_other():
     operator, calls = with_eigenvalues(SPREAD), []
     multiply = operator.matmat
     operator.matmat = lambda vectors: (
@@ -73,9 +73,7 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other() -> None:
 @pytest.mark.parametrize(
     ("values", "length"), [([0.0] * 9, 1), ([5.0] + [0.0] * 8, 2), ([3.0] * 9, 1)]
 )
-def test_an_invariant_subspace_ends_a_run_with_its_exact_values(
-    values: list[float], length: int
-) -> None:
+def test_an_invariant_subspace_ends_a_run_with_its_exact_values(values, length):
     operator = with_eigenvalues(values)
     run = LanczosRun(start(9), 9)
     finished(operator, run)
@@ -90,7 +88,7 @@ def test_an_invariant_subspace_ends_a_run_with_its_exact_values(
     assert not found.residuals.any()
 
 
-def test_with_fresh_vectors_a_run_spans_the_whole_space() -> None:
+def test_with_fresh_vectors_a_run_spans_the_whole_space():
     """A start inside an eigenspace sees one eigenvalue of five; going on, the run finds all with their copies."""
     operator = Explicit(
         torch.diag(torch.tensor([4.0, 4.0, 2.0, 0.0, -1.0], dtype=torch.float64))
@@ -107,7 +105,7 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space() -> None:
     )
 
 
-def test_a_start_of_zeros_breaks_nothing() -> None:
+def test_a_start_of_zeros_breaks_nothing():
     operator = with_eigenvalues([1.0, 2.0])
     nothing = torch.zeros(2, dtype=torch.float64)
     run = LanczosRun(nothing, 2)
@@ -120,7 +118,7 @@ def test_a_start_of_zeros_breaks_nothing() -> None:
     )
 
 
-def test_locked_vectors_are_left_out() -> None:
+def test_locked_vectors_are_left_out():
     operator = Explicit(
         torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0], dtype=torch.float64))
     )
@@ -132,7 +130,7 @@ def test_locked_vectors_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("skew", [1e-3, 1.0])
-def test_an_operator_that_is_not_symmetric_is_refused(skew: float) -> None:
+def test_an_operator_that_is_not_symmetric_is_refused(skew):
     matrix = with_eigenvalues(SPREAD).matrix
     noise = torch.randn(80, 80, dtype=torch.float64, generator=stream(0, "skew"))
     with pytest.raises(ArithmeticError, match="symmetric"):

@@ -32,9 +32,7 @@ def found(
 
 @pytest.mark.parametrize("end", End)
 @pytest.mark.parametrize("name", SPECTRA)
-def test_values_are_within_their_float64_residual_of_the_truth(
-    name: str, end: End
-) -> None:
+def test_values_are_within_their_float64_residual_of_the_truth(name, end):
     """Zero, rank one, multiplicities, and numbers below the range of float32 ("tiny")."""
     values = SPECTRA[name]
     for k in {1, min(3, len(values))}:
@@ -48,7 +46,7 @@ def test_values_are_within_their_float64_residual_of_the_truth(
 
 
 @pytest.mark.parametrize("end", End)
-def test_float64_only_certifies_where_float32_reaches_the_tolerance(end: End) -> None:
+def test_float64_only_certifies_where_float32_reaches_the_tolerance(end):
     exact = with_eigenvalues(BULK)
     low_precision = InFloat32(exact)
     result = found(exact, low_precision, end)
@@ -63,7 +61,7 @@ def test_float64_only_certifies_where_float32_reaches_the_tolerance(end: End) ->
     assert result.scale == pytest.approx(1.5, rel=1e-6)
 
 
-def test_a_tolerance_beyond_float32_is_reached_in_float64_from_there() -> None:
+def test_a_tolerance_beyond_float32_is_reached_in_float64_from_there():
     exact = with_eigenvalues(BULK)
     result, alone = (
         found(exact, low_precision, tolerance=1e-11)
@@ -76,9 +74,7 @@ def test_a_tolerance_beyond_float32_is_reached_in_float64_from_there() -> None:
 @pytest.mark.parametrize(
     "options", [{"overflow": True}, {"skew": 1.0}], ids=["overflow", "not symmetric"]
 )
-def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(
-    options: dict[str, bool],
-) -> None:
+def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(options):
     exact = with_eigenvalues(BULK)
     result, alone = (
         found(exact, low_precision)
@@ -90,7 +86,7 @@ def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(
     assert result.products == alone.products and result.rough_products > 0
 
 
-def test_a_rough_operator_that_is_another_one_cannot_mislead() -> None:
+def test_a_rough_operator_that_is_another_one_cannot_mislead():
     """Its vectors are no eigenvectors of the operator, its values are not used, and neither is its scale."""
     exact = with_eigenvalues(BULK)
     other = with_eigenvalues([100 * value for value in BULK], seed=1)
@@ -99,14 +95,14 @@ def test_a_rough_operator_that_is_another_one_cannot_mislead() -> None:
     assert result.scale <= 1.5 * (1 + 1e-12)
 
 
-def test_rounding_of_an_operator_that_is_zero_is_no_scale() -> None:
+def test_rounding_of_an_operator_that_is_zero_is_no_scale():
     zero = Explicit(torch.zeros(30, 30, dtype=torch.float64))
     noise = with_eigenvalues([1e-7 * (-1) ** i for i in range(30)])
     result = found(zero, InFloat32(noise))
     assert result.converged and result.scale == 0.0 and float(result.values[0]) == 0.0
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_the_same_seed_gives_the_same_bits():
     first, again = (
         found(exact, InFloat32(exact)) for exact in [with_eigenvalues(BULK)] * 2
     )

@@ -20,7 +20,7 @@ def starts(dim: int, count: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7, 12])
-def test_moments_below_twice_the_steps_are_those_of_the_start(steps: int) -> None:
+def test_moments_below_twice_the_steps_are_those_of_the_start(steps):
     operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
     probes = starts(40, 3)
     found = quadrature(operator, probes, steps)
@@ -38,7 +38,7 @@ def test_moments_below_twice_the_steps_are_those_of_the_start(steps: int) -> Non
         power = operator.matrix @ power
 
 
-def test_half_the_steps_are_those_of_a_run_of_half_the_length() -> None:
+def test_half_the_steps_are_those_of_a_run_of_half_the_length():
     operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
     probes = starts(40, 3)
     long, short = quadrature(operator, probes, 20), quadrature(operator, probes, 10)
@@ -50,9 +50,7 @@ def test_half_the_steps_are_those_of_a_run_of_half_the_length() -> None:
     ("values", "distinct"),
     [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)],
 )
-def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(
-    values: list[float], distinct: int
-) -> None:
+def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values, distinct):
     found = quadrature(with_eigenvalues(values), starts(8, 4), 6)
     assert found.nodes.shape == (4, 6) and found.half_nodes.shape == (4, 3)
     assert not found.nodes[:, distinct:].any() and not found.weights[:, distinct:].any()
@@ -61,7 +59,7 @@ def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(
     assert all(bool(value.isfinite().all()) for value in vars(found).values())
 
 
-def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues() -> None:
+def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues():
     values = [1.0, 2.0, 4.0, 8.0]
     found = quadrature(with_eigenvalues(values), starts(4, 2), 9)
     torch.testing.assert_close(
@@ -69,9 +67,7 @@ def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues() -> None:
     )
 
 
-def test_probes_that_do_not_fit_at_once_are_taken_in_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch):
     operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
     probes = starts(40, 5)
     whole = quadrature(operator, probes, 10)
@@ -116,7 +112,7 @@ def drawn_matrix(seed: int) -> Tensor:
 
 @pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.long
-def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count: int) -> None:
+def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count):
     """Pointwise, at the exact cumulative's 10, 50 and 90 % points, counted over densities of 40 steps, 10 probes.
 
     The three points of one density count as one. Of rates within 3 standard errors of

@@ -72,9 +72,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("k", "tolerance"), [(1, 1e-3), (1, 1e-6), (3, 1e-5)])
 @pytest.mark.parametrize("end", list(End))
-def test_runs_of_a_few_vectors_find_the_outermost(
-    end: End, k: int, tolerance: float
-) -> None:
+def test_runs_of_a_few_vectors_find_the_outermost(end, k, tolerance):
     sign = 1 if end == End.largest else -1
     result, operator = solved(sign * bulk(2.0, 1.5, 1.2), end, k=k, tolerance=tolerance)
     assert (
@@ -96,7 +94,7 @@ def test_runs_of_a_few_vectors_find_the_outermost(
 
 
 @pytest.mark.usefixtures("few")
-def test_a_single_run_of_a_few_vectors_takes_half_the_products() -> None:
+def test_a_single_run_of_a_few_vectors_takes_half_the_products():
     one, two = (
         solved(bulk(2.0, 1.5, 1.2), End.largest, tolerance=1e-4, starts=starts)[0]
         for starts in (1, 2)
@@ -107,7 +105,7 @@ def test_a_single_run_of_a_few_vectors_takes_half_the_products() -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("few")
-def test_both_vectors_of_a_double_eigenvalue_are_found() -> None:
+def test_both_vectors_of_a_double_eigenvalue_are_found():
     result, _ = solved(bulk(2.0, 2.0, 1.2), End.largest, k=2, tolerance=1e-5)
     assert result.converged and result.values.tolist() == pytest.approx(
         [2.0, 2.0], rel=1e-5
@@ -118,7 +116,7 @@ def test_both_vectors_of_a_double_eigenvalue_are_found() -> None:
     )
 
 
-def test_many_vectors_agree_with_float64() -> None:
+def test_many_vectors_agree_with_float64():
     values = bulk(2.0, -3.0)
     result, _ = solved(values, End.largest, tolerance=1e-5)
     exact = extremes(
@@ -137,7 +135,7 @@ def test_many_vectors_agree_with_float64() -> None:
 
 
 @pytest.mark.parametrize(("dim", "k"), [(10**7, 1), (10**9, 1), (10**7, 9)])
-def test_the_bases_of_both_runs_stay_within_the_stated_number(dim: int, k: int) -> None:
+def test_the_bases_of_both_runs_stay_within_the_stated_number(dim, k):
     (first, second), remaining = long_sizes(Goal(End.largest, k, 1e-3, 100), dim)
     most = max(12, 3 * k + 6)
     assert (
@@ -148,7 +146,7 @@ def test_the_bases_of_both_runs_stay_within_the_stated_number(dim: int, k: int) 
     )
 
 
-def test_sums_in_bands_are_those_in_float64() -> None:
+def test_sums_in_bands_are_those_in_float64():
     rows = torch.randn(3, DIM, generator=stream(1))
     vector = torch.randn(DIM, generator=stream(2))
     weights = torch.randn(3, 2, dtype=torch.float64, generator=stream(3))
@@ -178,7 +176,7 @@ def test_sums_in_bands_are_those_in_float64() -> None:
     assert torch.equal(turned[2], rows[2])
 
 
-def test_starts_and_probes_are_those_of_float64() -> None:
+def test_starts_and_probes_are_those_of_float64():
     single, double = (
         drawn(torch.empty(0, dtype=d), 2**17 + 32, stream(4))
         for d in (torch.float32, torch.float64)
@@ -190,7 +188,7 @@ def test_starts_and_probes_are_those_of_float64() -> None:
     assert torch.equal(signs, (2 * bits - 1).T.to(torch.int8))
 
 
-def test_only_long_vectors_of_other_networks_are_float32() -> None:
+def test_only_long_vectors_of_other_networks_are_float32():
     own, other = toy_problem(ARCHITECTURES["pre"]).network, nn.Linear(2, 2)
     types = {
         name: recurrence_like(one, torch.float32, LONG).dtype

@@ -18,7 +18,7 @@ SIGNED = (0.9 ** torch.arange(60) * (-1) ** torch.arange(60)).tolist()
 @pytest.mark.parametrize(
     "values", [[0.0] * 30, [7.0] + [0.0] * 29, [3.0, -1.0] + [0.0] * 28]
 )
-def test_low_rank_is_exact(values: list[float]) -> None:
+def test_low_rank_is_exact(values):
     operator = with_eigenvalues(values)
     found, error = xtrace(operator, 10, generator=stream(0, "xtrace"))
     assert found == pytest.approx(sum(values), abs=1e-12) and error <= 1e-12
@@ -29,9 +29,7 @@ def test_low_rank_is_exact(values: list[float]) -> None:
     "values", [FLAT, DECAYING, SIGNED], ids=["flat", "decaying", "signed"]
 )
 @pytest.mark.long
-def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(
-    values: list[float],
-) -> None:
+def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(values):
     """Over 400 seeds: the mean within 4 standard errors; the error between 0.65 and 1.1 times the true spread.
 
     Leave-one-out estimates share most of their range, so their spread leaves out what
@@ -53,7 +51,7 @@ def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(
     assert within.mean() >= 0.8
 
 
-def test_a_decaying_spectrum_is_found_better_than_by_hutchinson() -> None:
+def test_a_decaying_spectrum_is_found_better_than_by_hutchinson():
     operator, values = with_eigenvalues(DECAYING), np.array(DECAYING)
     found = [
         xtrace(operator, 40, generator=stream(seed, "xtrace"))[0] for seed in range(50)
@@ -64,6 +62,6 @@ def test_a_decaying_spectrum_is_found_better_than_by_hutchinson() -> None:
     assert np.std(found) < hutchinson / 5
 
 
-def test_one_test_vector_gives_no_error() -> None:
+def test_one_test_vector_gives_no_error():
     found, error = xtrace(with_eigenvalues(FLAT), 2, generator=stream(0, "xtrace"))
     assert np.isfinite(found) and np.isnan(error)

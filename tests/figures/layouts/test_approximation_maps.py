@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -18,7 +16,7 @@ from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 ERRORS = {"kfac": 0.25, "kfoc": 0.125}
 
 
-def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path: Path) -> None:
+def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path):
     made = [
         make_table(
             seeds=2,
@@ -43,7 +41,7 @@ def test_a_cell_is_the_mean_error_of_an_approximation(tmp_path: Path) -> None:
     assert names == ["K-FAC", "best Kronecker"]
 
 
-def test_a_table_without_approximations_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_approximations_is_refused(tmp_path):
     folder = write_sweep(make_table(seeds=1), tmp_path, settings=CONFIG)
     spec = FigureSpec(
         "maps", folder.name, "approximations", [(None, None)], {}, paper=Paper()
@@ -52,7 +50,7 @@ def test_a_table_without_approximations_is_refused(tmp_path: Path) -> None:
         list(LAYOUTS["approximations"].draw(spec, folder))
 
 
-def test_scores_of_predictions_stand_next_to_errors_of_matrices(tmp_path: Path) -> None:
+def test_scores_of_predictions_stand_next_to_errors_of_matrices(tmp_path):
     numbers = {
         name: (0.9 - 0.1 * rank, 0.2 * rank) for rank, name in enumerate(INFLUENCES)
     }

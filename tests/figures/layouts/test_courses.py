@@ -11,7 +11,6 @@ import pytest
 from hessfig.errors import UserError
 from tests.analysis.spectral import spectral_table
 from tests.analysis.synthetic import CONFIG
-from tests.figures.conftest import Draw
 
 ALONG = {**CONFIG, "sweep": {"axis": "step"}}
 
@@ -52,7 +51,7 @@ def masses() -> pd.DataFrame:
     return spectral_table(rows)
 
 
-def test_attention_is_drawn_by_head_along_steps_and_by_key(pages: Draw) -> None:
+def test_attention_is_drawn_by_head_along_steps_and_by_key(pages):
     (page,) = pages("attention_mass", masses(), settings=ALONG)
     heads, steps, keys = page.figure.axes
     np.testing.assert_allclose(
@@ -70,7 +69,7 @@ def test_attention_is_drawn_by_head_along_steps_and_by_key(pages: Draw) -> None:
     assert set(page.numbers["panel"]) == {"first_key", "steps", "keys"}
 
 
-def test_attention_that_was_not_measured_is_said(pages: Draw) -> None:
+def test_attention_that_was_not_measured_is_said(pages):
     table = masses().replace({"sink_mass": "score_spread"})
     with pytest.raises(
         UserError, match=r"the table has none(.|\n)*sweep=language_sinks"
@@ -78,7 +77,7 @@ def test_attention_that_was_not_measured_is_said(pages: Draw) -> None:
         pages("attention_mass", table, settings=ALONG)
 
 
-def test_heat_maps_have_a_page_a_part(pages: Draw) -> None:
+def test_heat_maps_have_a_page_a_part(pages):
     rows = [
         {
             "row": "W_V",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +14,12 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import read_measured
 from tests.analysis.synthetic import SIGMA, config, make_table, write_sweep
-from tests.figures.conftest import Draw, curves, guides, words
+from tests.figures.conftest import curves, guides, words
 
 EXPONENTS = {(0, 0): 2, (0, 2): 2, (1, 0): 6, (1, 1): 5, (1, 2): 5}
 
 
-def test_figure_3a(pages: Draw) -> None:
+def test_figure_3a(pages):
     table = make_table()
     (page,) = pages("growth", table)
     axes = page.figure.axes
@@ -47,9 +45,7 @@ def test_figure_3a(pages: Draw) -> None:
         ).splitlines()
 
 
-def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(
-    pages: Draw,
-) -> None:
+def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(pages):
     for preset, said in (("sigma", "published 6.00 (se 0.01)"), ("", "")):
         (page,) = pages("growth", make_table(), preset=preset)
         told = [
@@ -60,7 +56,7 @@ def test_published_slopes_stand_below_the_slopes_of_the_same_network_only(
         assert told == [said] * bool(said)
 
 
-def test_guides_have_the_predicted_power_and_run_below(pages: Draw) -> None:
+def test_guides_have_the_predicted_power_and_run_below(pages):
     (page,) = pages("growth", make_table())
     for (row, column), exponent in EXPONENTS.items():
         ax = page.figure.axes[3 * row + column]
@@ -70,7 +66,7 @@ def test_guides_have_the_predicted_power_and_run_below(pages: Draw) -> None:
         assert (y < curve.get_ydata()).all()
 
 
-def test_band_is_the_interval_of_the_mean(pages: Draw) -> None:
+def test_band_is_the_interval_of_the_mean(pages):
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=6)
     (page,) = pages("growth", table)
     (band,) = page.figure.axes[2].collections
@@ -83,7 +79,7 @@ def test_band_is_the_interval_of_the_mean(pages: Draw) -> None:
     assert edges.min() == pytest.approx((curve["mean"] / factor).min())
 
 
-def test_few_seeds_are_thin_lines_and_no_band(pages: Draw) -> None:
+def test_few_seeds_are_thin_lines_and_no_band(pages):
     table = make_table(blocks=[("W_Q", "W_Q")], parts=["H"], seeds=5)
     (page,) = pages("growth", table)
     ax = page.figure.axes[2]
@@ -96,13 +92,13 @@ def test_few_seeds_are_thin_lines_and_no_band(pages: Draw) -> None:
     assert "thin: the seeds" in " ".join(text.get_text() for text in page.figure.texts)
 
 
-def test_sigma_one_is_marked(pages: Draw) -> None:
+def test_sigma_one_is_marked(pages):
     (page,) = pages("growth", make_table())
     for ax in page.figure.axes:
         assert any(list(line.get_xdata()) == [1.0, 1.0] for line in ax.lines)
 
 
-def test_no_panel_is_blank(pages: Draw) -> None:
+def test_no_panel_is_blank(pages):
     table = make_table(parts=["H_o", "H"])
     table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["value", "status"]] = [
         np.inf,
@@ -116,7 +112,7 @@ def test_no_panel_is_blank(pages: Draw) -> None:
     assert "Left out: 50 of 200 numbers that are not finite" in note
 
 
-def test_without_a_manifest_fits_stand_in_for_predictions(pages: Draw) -> None:
+def test_without_a_manifest_fits_stand_in_for_predictions(pages):
     (page,) = pages("growth", make_table(noise=0, wander=0), settings=None)
     ax = page.figure.axes[3]
     assert words(ax) == "slope 6.00"
@@ -127,7 +123,7 @@ def test_without_a_manifest_fits_stand_in_for_predictions(pages: Draw) -> None:
     assert max(guide.get_xdata()) == pytest.approx(1.0)
 
 
-def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
+def test_figure_3b_has_a_guide_and_a_slope_per_window(pages):
     table = make_table(sweep="layernorm", law=lambda b, p, a, s: 1 / (1 + 3 * s) ** 1.5)
     windows = [(None, 0.1), (1.0, None), (None, None)]
     (page,) = pages("growth", table, settings=config(norm="pre"), windows=windows)
@@ -150,9 +146,7 @@ def test_figure_3b_has_a_guide_and_a_slope_per_window(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_depths_have_their_own_sheets_and_layers_their_shades(
-    pages: Draw, deep: object
-) -> None:
+def test_depths_have_their_own_sheets_and_layers_their_shades(pages, deep):
     found = pages("growth", deep)
     assert [page.suffix for page in found] == ["_depth1", "_depth2", "_depth3"]
     ax = found[2].figure.axes[0]
@@ -163,7 +157,7 @@ def test_depths_have_their_own_sheets_and_layers_their_shades(
     assert "3: = 0 (theorem)" in functional and "σ³ (1–2)" in functional
 
 
-def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
+def test_chain_draws_both_powers_of_the_full_hessian(pages):
     settings = config(attention="linear", attention_skip=False, mlp="none")
     settings["task"] = {"loss": "mse_sum_unshifted"}
     table = make_table(
@@ -187,7 +181,7 @@ def test_chain_draws_both_powers_of_the_full_hessian(pages: Draw) -> None:
     "settings",
     [config(sigma_scales="tokens"), {**config(), "state": {"kind": "loaded"}}],
 )
-def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
+def test_where_no_power_rules_none_is_drawn(pages, settings):
     (page,) = pages("growth", make_table(noise=0, wander=0), settings=settings)
     for ax in page.figure.axes:
         assert not {"σ²", "σ⁵", "σ⁶"} & set(words(ax).splitlines())
@@ -196,7 +190,7 @@ def test_where_no_power_rules_none_is_drawn(pages: Draw, settings: Any) -> None:
 
 
 @pytest.mark.long
-def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
+def test_names_that_nobody_knows_have_rows_and_labels(pages):
     names = ["blocks.0.attn.qkv", "a$b_{x", "mlp", "W_V"]
     blocks = [(name, name) for name in names]
     for layout in (
@@ -223,7 +217,7 @@ def test_names_that_nobody_knows_have_rows_and_labels(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_along_steps_there_is_no_sigma(pages: Draw) -> None:
+def test_along_steps_there_is_no_sigma(pages):
     table = make_table(
         sigma=[0.1],
         steps=[1, 10, 100, 1000],
@@ -262,7 +256,7 @@ def test_along_steps_there_is_no_sigma(pages: Draw) -> None:
 
 
 @pytest.mark.long
-def test_another_quantity_is_named_and_has_no_prediction(pages: Draw) -> None:
+def test_another_quantity_is_named_and_has_no_prediction(pages):
     table = make_table(quantity="trace", noise=0, wander=0)
     (page,) = pages("growth", table, quantity="trace")
     assert page.figure.axes[0].get_ylabel() == r"$W_{\mathrm{V}}$ block trace"
@@ -272,7 +266,7 @@ def test_another_quantity_is_named_and_has_no_prediction(pages: Draw) -> None:
         pages("growth", table)
 
 
-def test_other_weights_get_rows_of_their_own(pages: Draw) -> None:
+def test_other_weights_get_rows_of_their_own(pages):
     (page,) = pages(
         "growth", make_table(blocks=[("W_K", "W_K"), ("W_V", "W_V"), ("W_K", "W_V")])
     )
@@ -283,17 +277,13 @@ def test_other_weights_get_rows_of_their_own(pages: Draw) -> None:
 @pytest.mark.parametrize(
     "layout", ["growth", "growth_by_depth", "linear_axes", "one_panel"]
 )
-def test_a_table_of_pairs_alone_says_what_is_not_measured(
-    pages: Draw, layout: str
-) -> None:
+def test_a_table_of_pairs_alone_says_what_is_not_measured(pages, layout):
     table = make_table(seeds=2, sigma=[0.1, 0.3, 1.0], blocks=[("W_K", "W_Q")])
     for page in pages(layout, table):
         assert all(words(ax).startswith("(not measured)") for ax in page.figure.axes)
 
 
-def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(
-    tmp_path: Path,
-) -> None:
+def test_geometric_means_are_drawn_where_slopes_are_fitted_to_them(tmp_path):
     table = make_table(seeds=6, sigma=SIGMA[:4], noise=0.5)
     folder, fields = write_sweep(table, tmp_path), {"average": "geometric"}
     measured = read_measured(

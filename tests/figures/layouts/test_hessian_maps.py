@@ -44,7 +44,7 @@ def stored(tmp_path: Path) -> Path:
     return listed(tmp_path, *entries)
 
 
-def test_entries(stored: Path) -> None:
+def test_entries(stored):
     (page,) = entry_pages("entries", stored, variant=VARIANTS[0])
     whole, attention, *_ = page.figure.axes
     assert page.suffix == ""
@@ -62,12 +62,12 @@ def test_entries(stored: Path) -> None:
     assert (shares <= 1).all() and (shares > 0.98).all()
 
 
-def test_every_variant_has_a_page_and_a_plain_name(stored: Path) -> None:
+def test_every_variant_has_a_page_and_a_plain_name(stored):
     suffixes = [page.suffix for page in entry_pages("entries", stored)]
     assert suffixes == ["_attention_softmax", "_attention_linear"]
 
 
-def test_histograms_of_variants_share_their_bins(stored: Path) -> None:
+def test_histograms_of_variants_share_their_bins(stored):
     (page,) = entry_pages("histograms", stored)
     assert [ax.get_title() for ax in page.figure.axes] == [
         "softmax",
@@ -92,7 +92,7 @@ def test_histograms_of_variants_share_their_bins(stored: Path) -> None:
         entry_pages("entries", stored, variant="model.attention=cubic")
 
 
-def test_weights_of_other_networks_are_named_by_options(tmp_path: Path) -> None:
+def test_weights_of_other_networks_are_named_by_options(tmp_path):
     listed(tmp_path, store(tmp_path, names=["fc.weight", "a$b", "head"]))
     with pytest.raises(
         UserError, match=r"no parameter W_Q, W_K, W_V, W_O[\s\S]*figure.options.weights"

@@ -11,7 +11,7 @@ import pytest
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from tests.analysis.synthetic import CONFIG, make_table
-from tests.figures.conftest import Draw, curves, words
+from tests.figures.conftest import curves, words
 
 PLACES = (8, 16, 32, 64, 128)
 ALONG_K = {
@@ -61,7 +61,7 @@ def k_rows(
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def test_curves_along_k_with_chance_beside_them(pages: Draw) -> None:
+def test_curves_along_k_with_chance_beside_them(pages):
     table = k_rows(
         {"stationarity": lambda k: 3 * k**-0.5, "chance": lambda k: 2 * k**-0.5}
     )
@@ -91,7 +91,7 @@ def test_curves_along_k_with_chance_beside_them(pages: Draw) -> None:
     assert set(page.numbers["index"]) == set(PLACES)
 
 
-def test_blocks_are_rows_and_quantities_columns(pages: Draw) -> None:
+def test_blocks_are_rows_and_quantities_columns(pages):
     table = make_table(
         networks=[(f"model.d_model={d}", 1) for d in (16, 32, 64)],
         sigma=(0.1,),
@@ -130,9 +130,7 @@ def landscape_table() -> pd.DataFrame:
     )
 
 
-def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(
-    pages: Draw,
-) -> None:
+def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages):
     (page,) = pages(
         "landscape", landscape_table(), settings=ALONG_K, windows=[(None, None)]
     )
@@ -150,6 +148,6 @@ def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(
     assert "2nd order" not in {line.get_label() for line in at_state.lines}
 
 
-def test_a_table_without_a_landscape_says_what_to_run(pages: Draw) -> None:
+def test_a_table_without_a_landscape_says_what_to_run(pages):
     with pytest.raises(UserError, match=r"landscape_difference[\s\S]*hessfig run"):
         pages("landscape", make_table())

@@ -36,7 +36,7 @@ class ScalarTokens(nn.Module):
 
 @pytest.mark.parametrize("model", MIXINGS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_measured_spectrum_is_the_closed_form(model: str, seed: int) -> None:
+def test_the_measured_spectrum_is_the_closed_form(model, seed):
     scalar = draw_scalar_problem(8, 6, stream(seed, "scalar tokens"))
     problem = hessfig.Problem(
         ScalarTokens(scalar, model), scalar.x[None], scalar.y[None], loss="mse"
@@ -60,7 +60,7 @@ def test_the_measured_spectrum_is_the_closed_form(model: str, seed: int) -> None
         )
 
 
-def test_lanczos_finds_the_ends_of_the_closed_form_and_their_copies() -> None:
+def test_lanczos_finds_the_ends_of_the_closed_form_and_their_copies():
     """The bulk has d_K - 1 copies of b and of -b: three from either end, of which some are copies."""
     scalar = draw_scalar_problem(8, 6, stream(3, "scalar tokens"))
     problem = hessfig.Problem(

@@ -56,7 +56,7 @@ def by_place(
 @pytest.mark.parametrize(
     "name", ["softmax", "pre", "two layers", "linear", "linear mlp", "bare"]
 )
-def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) -> None:
+def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name):
     model = ARCHITECTURES[name]
     spectrum = found("spectrum", model)
     norms = by_place(found("frobenius", model), "frobenius")
@@ -88,9 +88,7 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name: str) 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
 @pytest.mark.parametrize("name", ["softmax", "pre", "heads", "linear", "linear mlp"])
 @pytest.mark.long
-def test_extremes_are_those_of_the_spectrum_within_their_error(
-    name: str, end: str
-) -> None:
+def test_extremes_are_those_of_the_spectrum_within_their_error(name, end):
     """An eigenvalue lies within the residual; it is the outermost up to the tolerance (many lie next to zero)."""
     model, quantity = ARCHITECTURES[name], f"{end}_eigenvalue"
     whole = found("spectrum", model)
@@ -116,9 +114,7 @@ def test_extremes_are_those_of_the_spectrum_within_their_error(
 
 @pytest.mark.parametrize("probes", Probes)
 @pytest.mark.long
-def test_densities_have_mean_and_second_moment_within_their_errors(
-    probes: Probes,
-) -> None:
+def test_densities_have_mean_and_second_moment_within_their_errors(probes):
     model = ARCHITECTURES["softmax"]
     settings = SpectrumConfig(steps=12, num_probes=40, probes=probes)
     blocks = ["W_Q", "W_V", "W_out"]
@@ -145,7 +141,7 @@ def test_densities_have_mean_and_second_moment_within_their_errors(
             assert row["num_probes"] == 40
 
 
-def test_quantiles_of_a_density_are_those_of_the_spectrum() -> None:
+def test_quantiles_of_a_density_are_those_of_the_spectrum():
     """As many steps as there are eigenvalues: nodes are exact, the cumulative there is off by the weights alone."""
     model, settings = ARCHITECTURES["softmax"], SpectrumConfig(steps=48, num_probes=60)
     density = found("density", model, spectrum=settings, blocks=["W_in"], parts=["H"])
@@ -162,7 +158,7 @@ def test_quantiles_of_a_density_are_those_of_the_spectrum() -> None:
         assert below - 0.06 <= percent / 100 <= upto + 0.06
 
 
-def test_one_probe_has_no_error() -> None:
+def test_one_probe_has_no_error():
     rows = found(
         "density",
         ARCHITECTURES["softmax"],
@@ -171,7 +167,7 @@ def test_one_probe_has_no_error() -> None:
     assert {row["error"] for row in rows} == {None}
 
 
-def test_a_part_that_vanishes_by_theorem_has_eigenvalues_of_exactly_zero() -> None:
+def test_a_part_that_vanishes_by_theorem_has_eigenvalues_of_exactly_zero():
     """H_f of the value weight of the last layer: no rank, no condition, nothing that is not a number but that."""
     model = ModelConfig(d_model=4, d_mlp=6, attention=Attention.linear)
     for name in ("spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"):
@@ -187,7 +183,7 @@ def test_a_part_that_vanishes_by_theorem_has_eigenvalues_of_exactly_zero() -> No
 @pytest.mark.parametrize(
     "name", ["spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"]
 )
-def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> None:
+def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name):
     """Finite outputs, and a derivative in one weight whose square is beyond any double."""
     import hessfig
 
@@ -220,7 +216,7 @@ def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name: str) -> N
 @pytest.mark.parametrize(
     "name", ["density", "largest_eigenvalue", "smallest_eigenvalue"]
 )
-def test_float32_products_serve_float64_recurrences(name: str) -> None:
+def test_float32_products_serve_float64_recurrences(name):
     settings = SpectrumConfig(steps=30, tolerance=1e-4)
     model = ARCHITECTURES["softmax"]
     asked = {"blocks": ["W_V"], "parts": ["H"], "spectrum": settings}
@@ -240,9 +236,7 @@ def test_float32_products_serve_float64_recurrences(name: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["largest", "smallest"])
-def test_large_blocks_on_the_tape_take_products_in_float32_first(
-    end: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_blocks_on_the_tape_take_products_in_float32_first(end, monkeypatch):
     """Large ones alone, in float64, on the tape; the numbers agree with float64's within both residuals."""
     from hessfig.models import routes
 
@@ -272,7 +266,7 @@ def test_large_blocks_on_the_tape_take_products_in_float32_first(
         assert json.loads(str(other.arrays["entries"]))[0]["rough_products"] == 0
 
 
-def test_the_same_settings_give_the_same_bits() -> None:
+def test_the_same_settings_give_the_same_bits():
     for name in ("spectrum", "density", "largest_eigenvalue"):
         first, again = (
             found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]) for _ in range(2)
@@ -285,7 +279,7 @@ def test_the_same_settings_give_the_same_bits() -> None:
         )
 
 
-def test_vectors_are_kept_for_warm_starts() -> None:
+def test_vectors_are_kept_for_warm_starts():
     from hessfig.curvature.spectral.lanczos import Square
     from hessfig.models.routes import Engines
 
@@ -307,7 +301,7 @@ def test_vectors_are_kept_for_warm_starts() -> None:
     )
 
 
-def test_only_what_changes_a_number_is_in_its_key() -> None:
+def test_only_what_changes_a_number_is_in_its_key():
     model = ARCHITECTURES["softmax"]
     keys = {
         name: {
@@ -360,15 +354,13 @@ def test_only_what_changes_a_number_is_in_its_key() -> None:
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(
-    name: str, settings: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_had_is_refused(name, settings, message):
     with pytest.raises(UserError, match=message) as caught:
         cell(name, **{"model": ARCHITECTURES["softmax"], **settings})
     assert caught.value.allowed and caught.value.remedy
 
 
-def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other() -> None:
+def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other():
     from hessfig.measurements.catalogue import quantity
 
     for name in ("spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"):

@@ -34,6 +34,7 @@ from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Matrix, Part
+from tests.daily import daily
 
 WEIGHTS = (
     Matrix.W_Q,
@@ -97,12 +98,13 @@ def counted(one: Cell) -> int:
 
 
 @pytest.mark.parametrize(
-    ("heads", "norm"), [(1, Norm.none), (4, Norm.none), (1, Norm.pre), (4, Norm.post)]
+    ("heads", "norm"),
+    daily(
+        [(1, Norm.none), (4, Norm.none), (1, Norm.pre), (4, Norm.post)], (4, Norm.post)
+    ),
 )
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_predicted_operations_are_those_taken(
-    weight: Matrix, heads: int, norm: Norm
-) -> None:
+def test_predicted_operations_are_those_taken(weight, heads, norm):
     exact = cell(weight, heads=heads, norm=norm, method=Method.exact)
     model, task, [block] = exact.config.model, exact.config.task, exact.variant.blocks
     assert exact_cost(model, task, block, PARTS).flops == pytest.approx(
@@ -118,7 +120,7 @@ def test_predicted_operations_are_those_taken(
 
 @pytest.mark.parametrize("layers", [2, 3])
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre, Norm.post])
-def test_predicted_operations_of_lower_layers(layers: int, norm: Norm) -> None:
+def test_predicted_operations_of_lower_layers(layers, norm):
     one = cell(
         "W_Q", heads=2, norm=norm, layers=layers, method=Method.hutchinson, num_probes=5
     )
@@ -140,7 +142,7 @@ GRID = list(
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
-def test_the_choice_takes_at_most_twice_the_faster_of_both(weight: Matrix) -> None:
+def test_the_choice_takes_at_most_twice_the_faster_of_both(weight):
     """In predicted seconds, which are within a factor of two of those taken (docs/performance.md)."""
     chosen: set[bool] = set()
     for heads, layers, norm, batch in GRID:
@@ -164,7 +166,7 @@ def test_the_choice_takes_at_most_twice_the_faster_of_both(weight: Matrix) -> No
     assert chosen == {True, False} or weight == Matrix.W_U
 
 
-def test_keys_with_several_heads_are_probed_and_their_key_says_so() -> None:
+def test_keys_with_several_heads_are_probed_and_their_key_says_so():
     one = cell("W_K", heads=16, norm=Norm.none)
     variant = one.variant
     assert frobenius_settings(one.config, variant.layout)["estimator"].pop(
@@ -183,7 +185,7 @@ def test_keys_with_several_heads_are_probed_and_their_key_says_so() -> None:
     assert {row["num_probes"] for row in compute_cell(one).rows} == {20}
 
 
-def test_an_expensive_weight_leaves_the_others_exact() -> None:
+def test_an_expensive_weight_leaves_the_others_exact():
     model, task = ModelConfig(n_heads=8), TaskConfig()
     blocks = [Block(1, weight, weight) for weight in (Matrix.W_Q, Matrix.W_K)]
     found = expensive_blocks(
@@ -192,7 +194,7 @@ def test_an_expensive_weight_leaves_the_others_exact() -> None:
     assert found == {blocks[1]}
 
 
-def test_probes_are_turned_where_that_is_a_small_part_of_their_products() -> None:
+def test_probes_are_turned_where_that_is_a_small_part_of_their_products():
     model, estimator = ModelConfig(), EstimatorConfig()
     for batch, weight, expected in (
         (64, Matrix.W_V, True),

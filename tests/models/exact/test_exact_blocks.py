@@ -72,16 +72,14 @@ def assert_exact(
 @settings(max_examples=8, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(transformers, st.sampled_from(Loss), st.sampled_from([0.1, 0.7, 2.0]))
 @pytest.mark.long
-def test_every_supported_block_of_a_transformer(
-    model: ModelConfig, loss: Loss, sigma: float
-) -> None:
+def test_every_supported_block_of_a_transformer(model, loss, sigma):
     task = toy_task(model, loss=loss, batch_size=2)
     for layer in range(1, model.n_layers + 1):
         assert_exact(toy_problem(model, task, sigma=sigma), model, layer)
 
 
 @pytest.mark.parametrize("loss", [Loss.mse, Loss.mse_sum_unshifted])
-def test_without_the_attention_skip(loss: Loss) -> None:
+def test_without_the_attention_skip(loss):
     model = ModelConfig(
         d_model=4,
         d_mlp=5,
@@ -94,7 +92,7 @@ def test_without_the_attention_skip(loss: Loss) -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.long
-def test_with_every_position_scored(layers: int) -> None:
+def test_with_every_position_scored(layers):
     model = ModelConfig(d_model=4, d_mlp=5, n_layers=layers)
     task = toy_task(model, scored=Scored.all, batch_size=2)
     for layer in range(1, layers + 1):
@@ -103,12 +101,12 @@ def test_with_every_position_scored(layers: int) -> None:
 
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.long
-def test_lower_layers_of_three(layer: int) -> None:
+def test_lower_layers_of_three(layer):
     model = ModelConfig(d_model=4, d_mlp=5, n_layers=3, norm=Norm.pre)
     assert_exact(toy_problem(model, toy_task(model, batch_size=2)), model, layer)
 
 
-def test_a_block_and_its_transpose_have_one_norm() -> None:
+def test_a_block_and_its_transpose_have_one_norm():
     model = ARCHITECTURES["heads"]
     engine = ExactEngine(toy_problem(model), model)
     for row, col in [
@@ -124,7 +122,7 @@ def test_a_block_and_its_transpose_have_one_norm() -> None:
 
 @pytest.mark.parametrize("query_key", list(QueryKey))
 @pytest.mark.parametrize("attention", PAPER.attentions)
-def test_bare_attention(attention: Attention, query_key: QueryKey) -> None:
+def test_bare_attention(attention, query_key):
     model = ModelConfig(
         kind=Kind.self_attention,
         d_model=4,
@@ -136,19 +134,19 @@ def test_bare_attention(attention: Attention, query_key: QueryKey) -> None:
 
 
 @pytest.mark.parametrize("loss", list(Loss))
-def test_linear_mlp(loss: Loss) -> None:
+def test_linear_mlp(loss):
     model = ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3)
     for layer in (1, 2, 3):
         assert_exact(toy_problem(model, toy_task(model, loss=loss)), model, layer)
 
 
-def test_repeated_sequences_change_nothing_but_the_number_of_items() -> None:
+def test_repeated_sequences_change_nothing_but_the_number_of_items():
     model = ModelConfig(d_model=4, d_mlp=5)
     assert_exact(toy_problem(model, toy_task(model, batch_size=24)), model, 1)
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
-def test_structural_zeros_are_exactly_zero(name: str) -> None:
+def test_structural_zeros_are_exactly_zero(name):
     model = ARCHITECTURES[name]
     engine = ExactEngine(toy_problem(model), model)
     for weight in matrices_of(model):
@@ -159,7 +157,7 @@ def test_structural_zeros_are_exactly_zero(name: str) -> None:
             assert norms[weight, Part.H] == norms[weight, Part.H_o]
 
 
-def test_a_part_alone_is_the_part_among_all() -> None:
+def test_a_part_alone_is_the_part_among_all():
     model = ARCHITECTURES["pre"]
     engine, rows = ExactEngine(toy_problem(model), model), [Matrix.W_Q, Matrix.W_V]
     together = engine.column(2, Matrix.W_Q, rows, PARTS)
@@ -169,7 +167,7 @@ def test_a_part_alone_is_the_part_among_all() -> None:
         ) == {key: norm for key, norm in together.items() if key[1] == part}
 
 
-def test_float32_problems_are_measured_in_float64() -> None:
+def test_float32_problems_are_measured_in_float64():
     model, task = ARCHITECTURES["heads"], TaskConfig(digits=1, batch_size=3)
     single = exact_norms(
         toy_problem(model, task, dtype=DType.float32),
@@ -187,7 +185,7 @@ def test_float32_problems_are_measured_in_float64() -> None:
         assert norm != double[key]
 
 
-def test_no_exact_functional_part_below_the_last_layer() -> None:
+def test_no_exact_functional_part_below_the_last_layer():
     model = ARCHITECTURES["two layers"]
     engine = ExactEngine(toy_problem(model), model)
     assert (
@@ -202,7 +200,7 @@ def test_no_exact_functional_part_below_the_last_layer() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
-def test_within_hutchinsons_error_at_paper_size(norm: Norm) -> None:
+def test_within_hutchinsons_error_at_paper_size(norm):
     model = ModelConfig(norm=norm)
     problem = toy_problem(model, TaskConfig(), sigma=1.0)
     for weight in (Matrix.W_V, Matrix.W_Q):
@@ -215,7 +213,7 @@ def test_within_hutchinsons_error_at_paper_size(norm: Norm) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["pre", "heads", "bare"])
-def test_gpu_agrees(name: str) -> None:
+def test_gpu_agrees(name):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("no CUDA GPU here")

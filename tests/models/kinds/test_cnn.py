@@ -72,7 +72,7 @@ def by_hand(
 
 
 @shape
-def test_it_is_the_network_of_torchs_own_layers(model: ModelConfig) -> None:
+def test_it_is_the_network_of_torchs_own_layers(model):
     network, images = built(model), torch.rand(3, 8, 8, dtype=torch.float64)
     assert len(network.layers) == 6
     ours = network.from_hidden(network.hidden(images, 0), 0, slice(0, 1)).squeeze(1)
@@ -85,7 +85,7 @@ def test_it_is_the_network_of_torchs_own_layers(model: ModelConfig) -> None:
 
 
 @shape
-def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
+def test_the_layout_names_every_parameter_once(model):
     problem = toy_problem(model, TASK)
     held = {
         path: parameter.numel()
@@ -102,9 +102,7 @@ def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
 
 @shape
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
-def test_blocks_are_those_of_dense_differentiation(
-    model: ModelConfig, loss: Loss
-) -> None:
+def test_blocks_are_those_of_dense_differentiation(model, loss):
     problem = toy_problem(model, replace(TASK, loss=loss))
     weights = [Matrix.W, Matrix.W_U]
     with warnings.catch_warnings():
@@ -125,7 +123,7 @@ def test_blocks_are_those_of_dense_differentiation(
                         assert not block.any(), (row, part, layer)
 
 
-def test_zeros_are_promised_for_piecewise_linear_networks_alone() -> None:
+def test_zeros_are_promised_for_piecewise_linear_networks_alone():
     block = Block(2, "W", "W")
     promised = [is_structural_zero(model, block, Part.H_f) for model in SHAPES]
     assert promised == [True, False, False, False]
@@ -140,7 +138,7 @@ def config(**settings: object) -> Config:
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops.*:RuntimeWarning")
-def test_groups_and_norms_are_measured_and_sigma_means_nothing() -> None:
+def test_groups_and_norms_are_measured_and_sigma_means_nothing():
     chosen = config(
         blocks=["mlp", "norms", "biases", "W_U", "all"],
         model=replace(CNN, norm=Norm.post),
@@ -167,9 +165,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_built_is_refused_before_anything_is_measured(
-    settings: dict[str, object], message: str
-) -> None:
+def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings, message):
     with pytest.raises(UserError, match=message):
         Sweep([("", config(**settings))])
 
@@ -182,9 +178,7 @@ def test_what_cannot_be_built_is_refused_before_anything_is_measured(
         ({"n_heads": 4}, "4, 2 channels"),
     ],
 )
-def test_settings_of_other_networks_are_refused(
-    settings: dict[str, object], message: str
-) -> None:
+def test_settings_of_other_networks_are_refused(settings, message):
     from hessfig.models.network_checks import check_model
 
     with pytest.raises(UserError, match=message):

@@ -29,6 +29,7 @@ from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
+from tests.daily import daily
 from tests.models.tiny_models import (
     CONTEXT,
     SETTINGS,
@@ -398,7 +399,7 @@ def test_a_text_goes_through_the_tokenizer_of_the_folder(
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float64"))
 def test_the_logits_are_those_of_from_pretrained(
     name: str, dtype: str, home: Path
 ) -> None:
@@ -465,7 +466,7 @@ REPLACED: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", REPLACED)
+@pytest.mark.parametrize("what", daily(REPLACED, "weights", "text"))
 def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_another_key(
     what: str, home: Path, tmp_path: Path
 ) -> None:

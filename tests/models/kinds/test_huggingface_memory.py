@@ -47,9 +47,7 @@ print((held("VmHWM") - before) / STORED.plan(config).bytes)
         ("gpt2", "all", 64, 4, 50257),  # logits
     ],
 )
-def test_the_plan_counts_from_above(
-    name: str, block: str, length: int, batch: int, words: int
-) -> None:
+def test_the_plan_counts_from_above(name, block, length, batch, words):
     program = PROGRAM.format(
         name=name, block=block, length=length, batch=batch, words=words
     )

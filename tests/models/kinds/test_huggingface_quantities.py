@@ -62,15 +62,13 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("quantity", [*MEASURED, "gradient_covariance"])
 @pytest.mark.long
-def test_micro_batches_change_no_number(
-    quantity: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_micro_batches_change_no_number(quantity, home, monkeypatch):
     whole = values("gpt2", quantity, home)
     one_by_one(monkeypatch)
     assert values("gpt2", quantity, home) == pytest.approx(whole, rel=1e-10, abs=1e-14)
 
 
-def test_loss_and_norms_are_the_models_own(home: Path) -> None:
+def test_loss_and_norms_are_the_models_own(home):
     model = model_of(drawn(saved("gpt_neox", home), sigma=None, seed=0).network)
     ids = torch.tensor(np.load(home / "ids.npy"))
     loss = model(input_ids=ids, labels=ids, use_cache=False).loss
@@ -89,17 +87,13 @@ def test_loss_and_norms_are_the_models_own(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("quantity", "message"), REFUSED.items(), ids=REFUSED)
-def test_what_needs_a_task_or_a_training_is_refused(
-    quantity: str, message: str, home: Path
-) -> None:
+def test_what_needs_a_task_or_a_training_is_refused(quantity, message, home):
     with pytest.raises(UserError, match=message):
         Sweep([("", replace(saved("gpt2", home), quantities=[quantity]))])
 
 
 @pytest.mark.long
-def test_the_landscape_is_of_one_batch(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_landscape_is_of_one_batch(home, monkeypatch):
     config = replace(saved("gpt2", home), quantities=["stationarity"])
     (cell,) = Sweep([("", config)]).cells
     assert compute_cell(cell).rows

@@ -60,8 +60,8 @@ models = st.builds(
 @given(models, st.integers(1, 5))
 @pytest.mark.long
 def test_it_has_the_number_of_parameters_of_the_transformer_within_half_a_hidden_unit(
-    model: ModelConfig, digits: int
-) -> None:
+    model, digits
+):
     task = TaskConfig(digits=digits)
     goal = size(Config(model=model, task=task))
     mlp = Config(model=replace(model, kind=Kind.mlp), task=task)
@@ -74,7 +74,7 @@ def test_it_has_the_number_of_parameters_of_the_transformer_within_half_a_hidden
     assert abs(size(mlp) - goal) == min(abs(found - goal) for found in around)
 
 
-def test_the_published_size_is_matched() -> None:
+def test_the_published_size_is_matched():
     found = {
         one: size(Config(model=ModelConfig(kind=one, n_layers=2)))
         for one in (Kind.transformer, Kind.mlp)
@@ -83,7 +83,7 @@ def test_the_published_size_is_matched() -> None:
 
 
 @name
-def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
+def test_the_layout_names_every_parameter_once(model):
     problem = toy_problem(model)
     held = {
         path: parameter.numel()
@@ -98,7 +98,7 @@ def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
 
 
 @name
-def test_later_tokens_change_nothing_at_earlier_positions(model: ModelConfig) -> None:
+def test_later_tokens_change_nothing_at_earlier_positions(model):
     network = build_model(model, sigma=0.7, seed=1, length=9, dtype=DType.float64)
     assert isinstance(network, PrefixMLP)
     tokens = torch.arange(9)[None] % 10
@@ -116,7 +116,7 @@ def test_later_tokens_change_nothing_at_earlier_positions(model: ModelConfig) ->
 
 
 @name
-def test_cut_behind_a_layer_it_is_the_same_network(model: ModelConfig) -> None:
+def test_cut_behind_a_layer_it_is_the_same_network(model):
     problem = toy_problem(model)
     network = problem.layered
     inputs = problem.batch.inputs
@@ -133,9 +133,7 @@ def test_cut_behind_a_layer_it_is_the_same_network(model: ModelConfig) -> None:
 @name
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
 @pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(
-    model: ModelConfig, loss: Loss
-) -> None:
+def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
     problem = toy_problem(model, toy_task(model, loss=loss))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -161,7 +159,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(
 
 @name
 @pytest.mark.long
-def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
+def test_zeros_are_exact_where_promised_and_nowhere_else(model):
     problem = toy_problem(model, toy_task(model, batch_size=6))
     for weight in problem.layout.weights:
         column = ColumnOperator(problem, weight.layer, weight.name, [weight.name])
@@ -174,7 +172,7 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> 
     assert not is_structural_zero(model, Block(0, "W_U", "W_U"), Part.H)
 
 
-def test_weights_keep_the_scale_of_their_inputs() -> None:
+def test_weights_keep_the_scale_of_their_inputs():
     model = ModelConfig(kind=Kind.mlp, d_model=16, n_layers=2, d_mlp=50)
     network = build_model(model, sigma=0.3, seed=1, length=9, dtype=DType.float64)
     for linear, inputs in (
@@ -189,7 +187,7 @@ def test_weights_keep_the_scale_of_their_inputs() -> None:
     assert network.tok_embed.weight.std().item() == pytest.approx(0.3, rel=0.2)
 
 
-def test_auto_probes_it_and_exact_is_refused() -> None:
+def test_auto_probes_it_and_exact_is_refused():
     config = Config(model=DEEP, task=toy_task(DEEP), blocks="each", seeds=1)
     variant = Sweep([("", config)]).variants[0]
     assert [block.row for block in variant.blocks] == ["W_E", "W_U", "W_in", "W", "W"]
@@ -198,7 +196,7 @@ def test_auto_probes_it_and_exact_is_refused() -> None:
         Sweep([("", exact)])
 
 
-def test_the_whole_hessian_has_every_parameter() -> None:
+def test_the_whole_hessian_has_every_parameter():
     from hessfig.sweep.measure import compute_cell
 
     config = Config(
@@ -228,9 +226,7 @@ def test_the_whole_hessian_has_every_parameter() -> None:
     ]
 
 
-def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key_of_its_own() -> (
-    None
-):
+def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key_of_its_own():
     with pytest.raises(UserError, match="nothing but an MLP"):
         Sweep(
             [
@@ -252,7 +248,7 @@ def test_an_mlp_without_an_activation_is_refused_and_the_matched_width_has_a_key
     assert len(keys) == 2
 
 
-def test_the_tape_is_taken() -> None:
+def test_the_tape_is_taken():
     problem = toy_problem(DEEP)
     engines = Engines(problem, DEEP, Config().estimator.products)
     assert not isinstance(

@@ -82,7 +82,7 @@ def config(factory: str | None, folder: Path | None = None, **model: object) -> 
     )
 
 
-def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
+def test_weights_have_the_layers_their_names_say(folder):
     variant = Variant("", config("mynet.py:make"))
     assert [(b.layer, b.row) for b in variant.blocks] == [
         (1, "W"),
@@ -95,7 +95,7 @@ def test_weights_have_the_layers_their_names_say(folder: Path) -> None:
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -> None:
+def test_the_command_line_gives_the_bits_of_the_python_interface(folder):
     import hessfig
 
     summary = run_sweep(Sweep([("", config("mynet.py:make", folder / "results"))]))
@@ -117,9 +117,7 @@ def test_the_command_line_gives_the_bits_of_the_python_interface(folder: Path) -
         assert [float(row["error"]) for row in there] == here["error"].tolist()
 
 
-def test_the_preview_states_what_a_product_of_a_large_network_takes(
-    folder: Path,
-) -> None:
+def test_the_preview_states_what_a_product_of_a_large_network_takes(folder):
     variants = [Variant("", config(f"mynet.py:{name}")) for name in ("make", "large")]
     size = kind(Kind.python).product_bytes(variants[1].config)
     made = find_factory(variants[1].config)()
@@ -131,7 +129,7 @@ def test_the_preview_states_what_a_product_of_a_large_network_takes(
     assert preview._product_lines(variants[:1]) == []
 
 
-def test_the_preview_counts_the_graphs_of_every_batch(folder: Path) -> None:
+def test_the_preview_counts_the_graphs_of_every_batch(folder):
     several = config("mynet.py:several")
     size, made = kind(Kind.python).product_bytes(several), find_factory(several)()
     of_one = kind(Kind.python).product_bytes(config("mynet.py:large"))
@@ -139,7 +137,7 @@ def test_the_preview_counts_the_graphs_of_every_batch(folder: Path) -> None:
     assert size is not None and of_one is not None and size > of_one
 
 
-def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder: Path) -> None:
+def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder):
     bounded = config("mynet.py:large", options={"memory": "3MB"})
     assert (
         draw(bounded, None, 3).memory == 3e6
@@ -147,12 +145,12 @@ def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder: Path) -> None:
     )
 
 
-def test_a_factory_that_takes_sigma_is_swept(folder: Path) -> None:
+def test_a_factory_that_takes_sigma_is_swept(folder):
     cells = Sweep([("", config("mynet.py:with_sigma"))]).cells
     assert len({cell.sigma for cell in cells}) == 20
 
 
-def test_another_text_of_the_file_makes_other_cells(folder: Path) -> None:
+def test_another_text_of_the_file_makes_other_cells(folder):
     keys = []
     for name in ("one.py", "two.py", "same.py"):
         (folder / name).write_text(NETWORK + "# changed" * (name == "two.py"))
@@ -164,14 +162,12 @@ def test_another_text_of_the_file_makes_other_cells(folder: Path) -> None:
     assert keys[0] == keys[2] != keys[1]
 
 
-def test_options_are_arguments(folder: Path) -> None:
+def test_options_are_arguments(folder):
     wide = Variant("", config("mynet.py:make", options={"width": 7}))
     assert wide.layout.size(1, "W") == 28
 
 
-def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(
-    folder: Path,
-) -> None:
+def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(folder):
     """Networks of pilots have negative seeds; a factory that changes the folder moves no results."""
     text = NETWORK + "\n\ndef strict(seed):\n    import os, numpy\n    os.chdir('/')\n"
     (folder / "strict.py").write_text(
@@ -201,20 +197,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("factory", REFUSED, ids=str)
-def test_factories_that_cannot_serve_are_explained(
-    folder: Path, factory: str | None
-) -> None:
+def test_factories_that_cannot_serve_are_explained(folder, factory):
     with pytest.raises(UserError, match=REFUSED[factory]) as caught:
         Variant("", config(factory)).check()
     assert caught.value.allowed and caught.value.remedy
 
 
-def test_options_the_factory_does_not_take_are_refused(folder: Path) -> None:
+def test_options_the_factory_does_not_take_are_refused(folder):
     with pytest.raises(UserError, match=r"cannot be called(.|\n)*depth"):
         Variant("", config("mynet.py:make", options={"depth": 3})).check()
 
 
-def test_no_unknown_kind_is_taken_for_a_transformer() -> None:
+def test_no_unknown_kind_is_taken_for_a_transformer():
     with pytest.raises(UserError, match="no such kind of network") as caught:
         kind("transformr")
     assert "did you mean 'transformer'" in caught.value.remedy

@@ -67,9 +67,7 @@ def native_twin(network: Transformer, model: ModelConfig) -> NativeModel:
         )
     ),
 )
-def test_logits_equal_transformer_lens(
-    norm: Norm, n_heads: int, n_layers: int, mlp: MLP
-) -> None:
+def test_logits_equal_transformer_lens(norm, n_heads, n_layers, mlp):
     model = ModelConfig(
         norm=norm, n_heads=n_heads, n_layers=n_layers, mlp=mlp, d_model=8, d_mlp=11
     )
@@ -78,7 +76,7 @@ def test_logits_equal_transformer_lens(
     assert (logits - native).abs().max() <= 1e-14 * max(1.0, native.abs().max())
 
 
-def test_heads_need_not_fill_the_model() -> None:
+def test_heads_need_not_fill_the_model():
     model = ModelConfig(d_model=8, n_heads=2, d_head=3)
     network = randomised(model)
     assert (
@@ -87,7 +85,7 @@ def test_heads_need_not_fill_the_model() -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_the_suffix_gives_the_full_forwards_outputs(name: str) -> None:
+def test_the_suffix_gives_the_full_forwards_outputs(name):
     problem = toy_problem(ARCHITECTURES[name])
     network, batch = problem.network, problem.batch
     full = network(batch.inputs)[:, batch.scored]
@@ -98,14 +96,14 @@ def test_the_suffix_gives_the_full_forwards_outputs(name: str) -> None:
         assert (cut - full).abs().max() <= 1e-14 * max(1.0, full.abs().max())
 
 
-def test_no_position_sees_the_future() -> None:
+def test_no_position_sees_the_future():
     network = randomised(ModelConfig(d_model=8, n_layers=2))
     changed = tokens()
     changed[:, 5:] = (changed[:, 5:] + 1) % VOCABULARY
     assert torch.equal(network(tokens())[:, :5], network(changed)[:, :5])
 
 
-def test_post_norm_normalises_each_residual_sum() -> None:
+def test_post_norm_normalises_each_residual_sum():
     model = ModelConfig(d_model=8, norm=Norm.post)
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     hidden = network.hidden(tokens(), 1)
@@ -120,14 +118,14 @@ def test_post_norm_normalises_each_residual_sum() -> None:
     )
 
 
-def test_without_skip_and_mlp_only_the_attention_output_is_left() -> None:
+def test_without_skip_and_mlp_only_the_attention_output_is_left():
     model = ModelConfig(d_model=8, attention_skip=False, mlp=MLP.none)
     network = randomised(model)
     layer, hidden = network.layers[0], network.hidden(tokens(), 0)
     torch.testing.assert_close(network.hidden(tokens(), 1), layer.attn(hidden))
 
 
-def test_residual_scale_zero_keeps_the_skip_around_the_mlp() -> None:
+def test_residual_scale_zero_keeps_the_skip_around_the_mlp():
     """The notebook as shipped: no skip around attention, ReLU MLP with its own."""
     model = ModelConfig(d_model=8, attention_skip=False)
     network = randomised(model)
@@ -146,7 +144,7 @@ def test_residual_scale_zero_keeps_the_skip_around_the_mlp() -> None:
         {"query_key": QueryKey.single},
     ],
 )
-def test_every_ablation_changes_the_outputs(setting: dict[str, object]) -> None:
+def test_every_ablation_changes_the_outputs(setting):
     plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)  # type: ignore[arg-type]
     assert (
         randomised(plain)(tokens()) - randomised(changed)(tokens())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,7 +59,7 @@ def logits(network: VisionTransformer, pictures: torch.Tensor) -> torch.Tensor:
     return network.from_hidden(network.hidden(pictures, 0), 0, slice(0, 1))
 
 
-def test_patches_are_squares_row_by_row() -> None:
+def test_patches_are_squares_row_by_row():
     network, picture = built(replace(VIT, patch=2)), images(1)
     patches = network.patches(picture)
     assert patches.shape == (1, 16, 4)
@@ -68,9 +67,7 @@ def test_patches_are_squares_row_by_row() -> None:
 
 
 @shape
-def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone(
-    model: ModelConfig,
-) -> None:
+def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone(model):
     network = built(model)
     hidden = network.hidden(images(), 0)
     turned = network.from_hidden(hidden.flip(1), 0, slice(0, 1))
@@ -84,7 +81,7 @@ def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone
 
 
 @shape
-def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
+def test_the_layout_names_every_parameter_once(model):
     problem = toy_problem(model, TASK)
     held = {
         path: parameter.numel()
@@ -101,7 +98,7 @@ def test_the_layout_names_every_parameter_once(model: ModelConfig) -> None:
     assert not any("ln" in name for name in biases)
 
 
-def test_the_shipped_network_is_the_follow_ups_in_small() -> None:
+def test_the_shipped_network_is_the_follow_ups_in_small():
     network = built(ModelConfig(kind=Kind.vit, d_model=16, n_heads=2, norm=Norm.post))
     sizes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     assert sizes["patch.weight"] == (16, 4)
@@ -110,7 +107,7 @@ def test_the_shipped_network_is_the_follow_ups_in_small() -> None:
     assert sizes["head.weight"] == (10, 16)
 
 
-def test_sigma_scales_patches_and_positions() -> None:
+def test_sigma_scales_patches_and_positions():
     wide = ModelConfig(kind=Kind.vit, d_model=64, n_heads=2)
     small, large = built(wide, sigma=0.1), built(wide, sigma=3.0)
     for name in ("patch.weight", "pos.weight"):
@@ -122,9 +119,7 @@ def test_sigma_scales_patches_and_positions() -> None:
 @shape
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
 @pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(
-    model: ModelConfig, loss: Loss
-) -> None:
+def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
     problem, weights = toy_problem(model, replace(TASK, loss=loss)), matrices_of(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -144,7 +139,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(
 
 
 @shape
-def test_zeros_are_exact_where_promised_and_nowhere_else(model: ModelConfig) -> None:
+def test_zeros_are_exact_where_promised_and_nowhere_else(model):
     problem = toy_problem(model, replace(TASK, batch_size=12))
     tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):
@@ -164,9 +159,7 @@ def config(**settings: object) -> Config:
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
 @pytest.mark.long
-def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it() -> (
-    None
-):
+def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it():
     cell = Cell(Variant("", config(quantities=["hessian"])), 0.5, 1, "hessian")
     arrays = compute_cell(cell).arrays
     problem = toy_problem(VIT, TASK, sigma=0.5, seed=1)
@@ -188,7 +181,7 @@ def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it()
 
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
-def test_groups_and_norms_are_measured() -> None:
+def test_groups_and_norms_are_measured():
     blocks = [
         "attention",
         "mlp",
@@ -225,14 +218,12 @@ BAD = {
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_built_is_refused_before_anything_is_measured(
-    settings: dict[str, object], message: str
-) -> None:
+def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings, message):
     with pytest.raises(UserError, match=message):
         Sweep([("", config(**settings))])
 
 
-def test_pictures_of_ones_own_count_by_their_content(tmp_path: Path) -> None:
+def test_pictures_of_ones_own_count_by_their_content(tmp_path):
     def key() -> str:
         return Cell(Variant("", config(task=replace(TASK, path=str(path)))), 0.5, 1).key
 

@@ -223,7 +223,7 @@ def numbered(layout: Layout, name: str, network: nn.Module) -> list[int]:
     ).tolist()
 
 
-def test_heads_of_maps_from_inputs_to_outputs_are_columns() -> None:
+def test_heads_of_maps_from_inputs_to_outputs_are_columns():
     network = Network(attn=Attention)
     layout = find_weights(network)
     whole = torch.arange(WIDTH**2).view(WIDTH, WIDTH)
@@ -233,13 +233,13 @@ def test_heads_of_maps_from_inputs_to_outputs_are_columns() -> None:
     assert {"W_E", "W_U", "b_U"} <= names(layout)
 
 
-def test_grouped_keys_have_heads_of_their_own_and_those_of_queries_are_theirs() -> None:
+def test_grouped_keys_have_heads_of_their_own_and_those_of_queries_are_theirs():
     assert {"W_K.head1", "W_Q.head2", "W_O.head2"} <= names(
         find_weights(Network(attn=lambda: Attention(1)))
     )
 
 
-def test_heads_that_are_not_beside_each_other_are_not_named() -> None:
+def test_heads_that_are_not_beside_each_other_are_not_named():
     layout = find_weights(Network(attn=lambda: Attention(interleaved=True)))
     assert {*_QKVO} <= names(layout) and not [
         name for name in names(layout) if ".head" in name
@@ -249,7 +249,7 @@ def test_heads_that_are_not_beside_each_other_are_not_named() -> None:
 @pytest.mark.parametrize(
     "kind", ["w1 gates", "w1 gates by relu", "w1 gates by sigmoid"]
 )
-def test_three_maps_are_named_where_w1_gates(kind: str) -> None:
+def test_three_maps_are_named_where_w1_gates(kind):
     network = Network(attn=Attention, mlp=lambda: Maps(kind))
     layout = find_weights(network)
     called = {
@@ -288,9 +288,7 @@ ASKED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_what_is_not_used_as_its_name_says_is_asked_for_and_an_answer_is_taken(
-    case: str,
-) -> None:
+def test_what_is_not_used_as_its_name_says_is_asked_for_and_an_answer_is_taken(case):
     make, where = ASKED[case]
     with pytest.raises(UserError, match="do not tell what they do") as caught:
         find_weights(make())
@@ -302,12 +300,12 @@ def test_what_is_not_used_as_its_name_says_is_asked_for_and_an_answer_is_taken(
     assert where in {name.replace(".0.", ".*.") for name in names(answered)}
 
 
-def test_experts_are_named_with_what_chooses_them() -> None:
+def test_experts_are_named_with_what_chooses_them():
     found = names(find_weights(Network(attn=Attention, moe=lambda: Experts("experts"))))
     assert {"W_router", "W_gate.expert3", "W_in.expert1", "W_out"} <= found
 
 
-def test_keys_of_other_inputs_are_those_of_cross_attention_whatever_its_name() -> None:
+def test_keys_of_other_inputs_are_those_of_cross_attention_whatever_its_name():
     network = Decoder(self_attn=Attention, src_attn=Attention)
     layout = find_weights(network)
     called = {
@@ -321,7 +319,7 @@ def test_keys_of_other_inputs_are_those_of_cross_attention_whatever_its_name() -
     )
 
 
-def test_layers_of_stages_are_counted_one_by_one() -> None:
+def test_layers_of_stages_are_counted_one_by_one():
     layout = find_weights(Stages())
     assert layout.num_layers == 3 and [
         len(layout.members(at, "W_Q")) for at in (1, 2, 3)
@@ -333,8 +331,8 @@ def test_layers_of_stages_are_counted_one_by_one() -> None:
 
 @pytest.mark.parametrize("order", ["qkv", "kqv", "vkq"])
 def test_a_fused_map_is_cut_as_answered_and_a_wrong_answer_leads_to_no_further_name(
-    order: str,
-) -> None:
+    order,
+):
     network = Network(attn=lambda: Fused(order))
     layout = find_weights(
         network, {"attn.qkv": "+".join(f"W_{one.upper()}" for one in order)}
@@ -349,7 +347,7 @@ def test_a_fused_map_is_cut_as_answered_and_a_wrong_answer_leads_to_no_further_n
         find_weights(network, wrong)
 
 
-def test_gates_among_queries_are_told_apart_by_an_answer() -> None:
+def test_gates_among_queries_are_told_apart_by_an_answer():
     network = Network(attn=Gated)
     layout = find_weights(network, {"attn.q": "W_Q+W_G by heads"})
     whole = torch.arange(2 * WIDTH**2).view(WIDTH, HEADS, 2, HALF)
@@ -360,7 +358,7 @@ def test_gates_among_queries_are_told_apart_by_an_answer() -> None:
 
 
 @pytest.mark.parametrize("gate_first", [True, False])
-def test_gate_and_up_in_one_map_are_checked(gate_first: bool) -> None:
+def test_gate_and_up_in_one_map_are_checked(gate_first):
     network = Network(attn=Attention, mlp=lambda: GateUp(gate_first=gate_first))
     orders = ("W_gate+W_in", "W_in+W_gate")[:: 1 if gate_first else -1]
     assert {"W_gate", "W_in", "W_out"} <= names(
@@ -387,7 +385,7 @@ class Stateful(Network):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_network_and_the_state_of_torch_stay_as_they_were(fails: bool) -> None:
+def test_the_network_and_the_state_of_torch_stay_as_they_were(fails):
     network = Stateful(attn=Attention).train()
     network.layers.eval()
     network.fails = fails
@@ -427,7 +425,7 @@ class Picky(Network):
         return super().forward(words)
 
 
-def test_a_batch_serves_where_none_can_be_made_up() -> None:
+def test_a_batch_serves_where_none_can_be_made_up():
     network = Picky(attn=Attention)
     words = torch.randint(0, WORDS, (3, 10), generator=torch.Generator().manual_seed(0))
     with pytest.raises(UserError, match="does not run on inputs made up") as caught:

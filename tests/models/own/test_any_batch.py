@@ -143,7 +143,7 @@ def translation() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
 
 
 @pytest.mark.parametrize("case", [causal, masked, classes, regression, translation])
-def test_models_of_transformers_need_no_wrapper(case: Callable[[], Any]) -> None:
+def test_models_of_transformers_need_no_wrapper(case):
     """Their batches are dictionaries, their outputs objects, their losses their own; the split is at the logits."""
     model, batch, name, loss = case()
     before = {key: one.clone() for key, one in model.state_dict().items()}
@@ -157,7 +157,7 @@ def test_models_of_transformers_need_no_wrapper(case: Callable[[], Any]) -> None
     assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
 
 
-def test_a_loader_of_padded_batches_is_the_loss_on_all_tokens() -> None:
+def test_a_loader_of_padded_batches_is_the_loss_on_all_tokens():
     model, batch, name, loss = causal()
     rows = [{key: one[at] for key, one in batch.items()} for at in range(3)]
     found = norms(
@@ -188,7 +188,7 @@ Y = torch.ones(4, 2).double()
 GOAL = torch.tensor([0, 1, 1, 0])
 
 
-def test_several_inputs_and_a_declared_output() -> None:
+def test_several_inputs_and_a_declared_output():
     plain = Two(lambda hidden, out: out)
     tupled = Two(lambda hidden, out: {"hidden": hidden, "scores": out})
     truth = norms(hessfig.Problem(plain, (X, Y), GOAL), "a.weight")
@@ -212,7 +212,7 @@ def test_several_inputs_and_a_declared_output() -> None:
         norms(hessfig.Problem(tupled, (X, Y), GOAL), "a.weight")
 
 
-def test_a_loss_of_all_outputs_has_a_hessian_and_no_split() -> None:
+def test_a_loss_of_all_outputs_has_a_hessian_and_no_split():
     network = Two(lambda hidden, out: {"hidden": hidden, "scores": out})
 
     def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def test_a_loss_of_all_outputs_has_a_hessian_and_no_split() -> None:
         norms(problem, "a.weight", parts=["H_o"])
 
 
-def test_a_function_is_split_where_it_is_convex() -> None:
+def test_a_function_is_split_where_it_is_convex():
     network, target = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double(), Y
     convex = norms(
         hessfig.Problem(network, X, target, lambda f, y: (f - y).square().mean()),
@@ -258,7 +258,7 @@ class LoRA(nn.Module):
         return self.linear(x) + self.up(self.down(x))
 
 
-def test_adapters_are_the_weights_where_they_alone_are_trained() -> None:
+def test_adapters_are_the_weights_where_they_alone_are_trained():
     torch.manual_seed(0)
     network = nn.Sequential(
         LoRA(nn.Linear(3, 4).double(), 1),
@@ -292,7 +292,7 @@ def value_of(table: pd.DataFrame, row: str) -> float:
     return float(table[(table["row"] == row) & (table["part"] == "H")]["value"].iloc[0])
 
 
-def test_lora_of_peft() -> None:
+def test_lora_of_peft():
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model, batch, _, _ = causal()
     adapted = peft.get_peft_model(
@@ -317,7 +317,7 @@ def test_lora_of_peft() -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_refused(changes, message):
     network = nn.Linear(3, 2).double()
     given = {"inputs": X, "targets": GOAL, "loss": None, **changes}
     with pytest.raises(UserError, match=message):
@@ -328,7 +328,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-def test_what_computed_from_parameters_beforehand_is_used_is_refused_by_name() -> None:
+def test_what_computed_from_parameters_beforehand_is_used_is_refused_by_name():
     """A copy holds it as a constant; pruned and normalised weights are computed at every call (tests/odd_functions)."""
     network = net()
     network[0].halves = [network[2].weight / 2]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -89,9 +88,7 @@ def passes(one: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(
-    kind: str,
-) -> None:
+def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(kind):
     def trained(is_read: bool) -> list[Tensor]:
         model = network()
         for seed in (random.seed, numpy.random.seed, torch.manual_seed):
@@ -110,7 +107,7 @@ def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(
 
 
 @pytest.mark.long
-def test_a_training_goes_on_whose_loader_is_read_in_its_midst() -> None:
+def test_a_training_goes_on_whose_loader_is_read_in_its_midst():
     one = loader(num_workers=1, persistent_workers=True)
     lengths = []
     for x, _ in one:
@@ -147,7 +144,7 @@ def by_hand(batches: list[tuple[Tensor, Tensor]]) -> float:
 @pytest.mark.parametrize(
     "kind", ["the global generator", "a generator of its own", "a stream of data"]
 )
-def test_a_problem_has_the_same_batches_in_every_measurement(kind: str) -> None:
+def test_a_problem_has_the_same_batches_in_every_measurement(kind):
     torch.manual_seed(2)
     problem = hessfig.Problem(
         network(), loader(Drawn()) if kind == "a stream of data" else LOADERS[kind]()
@@ -159,9 +156,7 @@ def test_a_problem_has_the_same_batches_in_every_measurement(kind: str) -> None:
     ) == pytest.approx(truth, rel=1e-9)
 
 
-def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_again() -> (
-    None
-):
+def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_again():
     x, y = samples()
     buffer = torch.empty(SIZE, 3).double()
 
@@ -174,7 +169,7 @@ def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_
     assert [norm(problem), norm(problem)] == pytest.approx([truth, truth], rel=1e-9)
 
 
-def test_targets_may_be_a_stream_beside_inputs() -> None:
+def test_targets_may_be_a_stream_beside_inputs():
     x, y = samples()
     problem = hessfig.Problem(network(), iter(x.split(5)), iter(y.split(5)))
     assert [norm(problem), norm(problem)] == pytest.approx(
@@ -190,9 +185,7 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     "batch", [list(samples()), Pair(*samples()), {"x": samples()[0]}]
 )
-def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(
-    batch: Any,
-) -> None:
+def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(batch):
     (found,) = keep_batches(iter([batch]))
     assert type(found) is type(batch)
     pairs = (
@@ -219,14 +212,12 @@ def test_batches_are_kept_with_tensors_of_their_own_and_of_their_own_kind(
         3,
     ],
 )
-def test_what_is_a_batch_or_a_list_of_them_is_left_as_it_is(given: Any) -> None:
+def test_what_is_a_batch_or_a_list_of_them_is_left_as_it_is(given):
     assert keep_batches(given) is given
 
 
 @pytest.mark.parametrize(("name", "value"), [("MOST_BATCHES", 50), ("SHARE", 10**7)])
-def test_a_stream_without_end_is_refused_with_a_bound(
-    name: str, value: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_without_end_is_refused_with_a_bound(name, value, monkeypatch):
     monkeypatch.setattr(read_batches, name, value)
     endless = itertools.repeat(samples())
     with pytest.raises(
@@ -238,15 +229,13 @@ def test_a_stream_without_end_is_refused_with_a_bound(
     assert norm(problem) == pytest.approx(by_hand([samples()]), rel=1e-9)
 
 
-def test_as_many_batches_as_the_bound_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_batches_as_the_bound_are_read(monkeypatch):
     monkeypatch.setattr(read_batches, "MOST_BATCHES", 5)
     assert len(keep_batches(itertools.repeat(samples(), 5))) == 5
 
 
 @pytest.mark.parametrize("kind", ["the global generator", "a generator of its own"])
-def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(kind, tmp_path):
     def trained(watch: bool) -> list[Tensor]:
         torch.manual_seed(11)
         model, one = network(), LOADERS[kind]()

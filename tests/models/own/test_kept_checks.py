@@ -232,7 +232,7 @@ def product(problem: hessfig.Problem) -> Tensor | str:
 
 
 @pytest.mark.parametrize(("change", "form"), daily(FORMS, *FORMS[::4], *FORMS[3::4]))
-def test_every_change_is_noticed(change: str, form: str) -> None:
+def test_every_change_is_noticed(change, form):
     one = case()
     problem = getattr(one, form)
     before = product(problem)
@@ -262,9 +262,7 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("form", ["problem", "function"])
-def test_without_a_change_nothing_is_checked_again(
-    form: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_change_nothing_is_checked_again(form, monkeypatch):
     problem, made = getattr(case(), form), list[object]()
     checking = kept_checks.Checking
     monkeypatch.setattr(
@@ -282,7 +280,7 @@ def test_without_a_change_nothing_is_checked_again(
     assert len(made) == 3
 
 
-def test_a_function_that_draws_is_another_one_after_a_new_seed() -> None:
+def test_a_function_that_draws_is_another_one_after_a_new_seed():
     def noisy(network: nn.Module, batch: Tensor) -> Tensor:
         return (network(batch) * torch.randn(6, 2).to(batch)).square().sum()
 
@@ -299,7 +297,7 @@ def test_a_function_that_draws_is_another_one_after_a_new_seed() -> None:
     )
 
 
-def test_an_operator_keeps_its_function_when_the_problem_changed() -> None:
+def test_an_operator_keeps_its_function_when_the_problem_changed():
     one = case()
     problem = one.problem
     operator = problem.operator("first.weight")
@@ -311,7 +309,7 @@ def test_an_operator_keeps_its_function_when_the_problem_changed() -> None:
 
 
 @pytest.mark.parametrize("width", [5, 20_000])
-def test_what_is_kept_is_freed_with_the_problem(width: int) -> None:
+def test_what_is_kept_is_freed_with_the_problem(width):
     network = Network(width).eval()
     problem = hessfig.Problem(network, torch.randn(6, 3), torch.randn(6, 2), "mse")
     operator = problem.operator("last.weight", dtype="float32")
@@ -326,9 +324,7 @@ def test_what_is_kept_is_freed_with_the_problem(width: int) -> None:
     assert kept() is None
 
 
-def test_a_large_copy_is_kept_only_while_an_operator_holds_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_copy_is_kept_only_while_an_operator_holds_it(monkeypatch):
     monkeypatch.setattr(kept_checks, "_MOST_BYTES", 100)
     problem = case().problem
     operator = problem.operator("last.weight")
@@ -340,7 +336,7 @@ def test_a_large_copy_is_kept_only_while_an_operator_holds_it(
 
 
 @pytest.mark.parametrize("form", ["problem", "function"])
-def test_what_hooks_and_losses_fill_is_as_before_every_operator(form: str) -> None:
+def test_what_hooks_and_losses_fill_is_as_before_every_operator(form):
     filled, network = list[Any](), Network().eval()
     network.first.register_forward_hook(lambda *given: filled.append(given))
 
@@ -362,7 +358,7 @@ def test_what_hooks_and_losses_fill_is_as_before_every_operator(form: str) -> No
         assert filled == []
 
 
-def test_an_operator_that_is_refused_is_refused_again() -> None:
+def test_an_operator_that_is_refused_is_refused_again():
     problem = case().problem
     for _ in range(2):
         with pytest.raises(
@@ -383,7 +379,7 @@ def test_an_operator_that_is_refused_is_refused_again() -> None:
     )
 
 
-def test_copies_of_a_problem_keep_nothing() -> None:
+def test_copies_of_a_problem_keep_nothing():
     problem = hessfig.Problem(
         Network().eval(), torch.randn(6, 3), torch.randn(6, 2), "mse"
     )
@@ -397,7 +393,7 @@ def test_copies_of_a_problem_keep_nothing() -> None:
         assert torch.equal(product(other), first)
 
 
-def test_columns_of_a_large_network_share_graphs() -> None:
+def test_columns_of_a_large_network_share_graphs():
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4)

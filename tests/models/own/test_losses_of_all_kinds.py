@@ -65,9 +65,7 @@ def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
         *("landscape_difference", "landscape_integrals", "approximations"),
     ],
 )
-def test_a_mean_over_samples_is_one_however_it_is_given(
-    quantity: str, kind: str
-) -> None:
+def test_a_mean_over_samples_is_one_however_it_is_given(quantity, kind):
     found, known = (numbers(MEANS[name], quantity) for name in (kind, "name"))
     pd.testing.assert_series_equal(found, known, rtol=1e-9, atol=1e-12)
 
@@ -76,12 +74,12 @@ def test_a_mean_over_samples_is_one_however_it_is_given(
 @pytest.mark.parametrize(
     "quantity", ["stationarity", "landscape_difference", "hessian_distance"]
 )
-def test_a_sum_over_samples_has_no_mean_of_the_first(quantity: str, kind: str) -> None:
+def test_a_sum_over_samples_has_no_mean_of_the_first(quantity, kind):
     with pytest.raises(UserError, match="not a mean over samples"):
         numbers(SUMS[kind], quantity)
 
 
-def test_hessians_of_the_first_samples_are_those_of_their_loss() -> None:
+def test_hessians_of_the_first_samples_are_those_of_their_loss():
     network, inputs, targets = parts_of_a_problem()
     weight = network[0].weight  # type: ignore[index]
     found = numbers("cross_entropy", "hessian_distance", estimator="dense")[
@@ -100,7 +98,7 @@ def test_hessians_of_the_first_samples_are_those_of_their_loss() -> None:
 
 
 @pytest.mark.long
-def test_the_distance_by_chance_knows_its_error() -> None:
+def test_the_distance_by_chance_knows_its_error():
     """Over 40 seeds of the test vectors, its standard error is its standard deviation within a factor of 1.6."""
     problem, found = hessfig.Problem(*parts_of_a_problem(), "cross_entropy"), []
     asked: dict[str, Any] = {
@@ -122,7 +120,7 @@ def test_the_distance_by_chance_knows_its_error() -> None:
     assert 1 / 1.6 < error / spread < 1.6
 
 
-def test_a_module_that_is_not_convex_has_no_split() -> None:
+def test_a_module_that_is_not_convex_has_no_split():
     """As a module and as a function: nothing but the test tells whether a loss of the user's is convex."""
     network, inputs, _ = parts_of_a_problem(2)
     of_variance: Callable[..., Tensor] = OfAVariance()
@@ -133,7 +131,7 @@ def test_a_module_that_is_not_convex_has_no_split() -> None:
             problem.operator("all", "H_o")
 
 
-def test_jacobian_norms_of_unequal_batches_are_those_of_one() -> None:
+def test_jacobian_norms_of_unequal_batches_are_those_of_one():
     network, inputs, targets = parts_of_a_problem()
     whole = hessfig.Problem(network, inputs, targets)
     parts = hessfig.Problem(
@@ -152,7 +150,7 @@ def test_jacobian_norms_of_unequal_batches_are_those_of_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["all", "all@2", "each"])
-def test_names_that_blocks_have_already_are_refused(name: str) -> None:
+def test_names_that_blocks_have_already_are_refused(name):
     network = nn.Linear(3, 4)
     network.register_parameter(name.partition("@")[0], nn.Parameter(torch.zeros(2)))
     with pytest.raises(UserError, match="is taken"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,9 +108,7 @@ def compiled(network: nn.Module) -> nn.Module:
     ],
 )
 @pytest.mark.long
-def test_wrappers_hand_labels_on(
-    wrapped: Callable[[nn.Module], nn.Module], tmp_path: Path
-) -> None:
+def test_wrappers_hand_labels_on(wrapped, tmp_path):
     truth, network = numbers(Model()), Model()
     assert truth["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-14)
     assert numbers(wrapped(network)) == pytest.approx(truth, rel=1e-9)
@@ -121,7 +118,7 @@ def test_wrappers_hand_labels_on(
     assert watching(0)["loss"] == pytest.approx(truth["loss"], rel=1e-14)
 
 
-def test_a_declared_output_does_not_change_whose_loss_it_is() -> None:
+def test_a_declared_output_does_not_change_whose_loss_it_is():
     assert (
         numbers(Model(), outputs="logits")
         == numbers(Model())
@@ -131,7 +128,7 @@ def test_a_declared_output_does_not_change_whose_loss_it_is() -> None:
 
 @pytest.mark.parametrize("network", [Deaf, Strict, Tupled])
 @pytest.mark.parametrize("given", [{}, {"targets": "labels"}])
-def test_labels_without_a_loss_are_refused(network: Any, given: dict[str, Any]) -> None:
+def test_labels_without_a_loss_are_refused(network, given):
     with pytest.raises(
         UserError,
         match=r"labels, and the network returns no loss(.|\n)*loss='cross_entropy'",
@@ -141,7 +138,7 @@ def test_labels_without_a_loss_are_refused(network: Any, given: dict[str, Any]) 
     assert found == pytest.approx(numbers(Model()), rel=1e-9)
 
 
-def test_a_monitor_refuses_them_too(tmp_path: Path) -> None:
+def test_a_monitor_refuses_them_too(tmp_path):
     with pytest.raises(UserError, match="the network returns no loss for them"):
         hessfig.Monitor(Deaf(Model()), None, BATCH, folder=tmp_path / "mine")
 
@@ -161,9 +158,7 @@ def stopped(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [nearly, smoothed, stopped])
-def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(
-    loss: Callable[[Tensor, Tensor], Tensor],
-) -> None:
+def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss):
     """Value and gradient decide: the loss is the network's output then, with H and without a split."""
     network = OfTransformers(loss)
     held = [*network.parameters()]
@@ -181,12 +176,12 @@ def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(
         hessfig.measure(hessfig.Problem(network, BATCH), blocks=["all"], parts=["H_o"])
 
 
-def test_an_own_loss_in_float32_is_compared_in_float32() -> None:
+def test_an_own_loss_in_float32_is_compared_in_float32():
     network = OfTransformers(lambda logits, labels: shifted(logits.float(), labels))
     assert numbers(network) == numbers(OfTransformers())
 
 
-def test_the_loss_of_another_class_is_not_read_from_its_value() -> None:
+def test_the_loss_of_another_class_is_not_read_from_its_value():
     """Only for models of transformers is a loss of this value taken for cross-entropy; others hand theirs over."""
     assert numbers(Model())["largest_eigenvalue"] == pytest.approx(
         numbers(OfTransformers())["largest_eigenvalue"]
@@ -207,7 +202,7 @@ def test_the_loss_of_another_class_is_not_read_from_its_value() -> None:
     assert found == pytest.approx(known, rel=1e-9)
 
 
-def test_cross_entropy_by_name_of_a_network_with_a_shifted_loss_says_so() -> None:
+def test_cross_entropy_by_name_of_a_network_with_a_shifted_loss_says_so():
     with pytest.warns(
         RuntimeWarning, match="is that of the next token: leave loss out"
     ):
@@ -217,9 +212,7 @@ def test_cross_entropy_by_name_of_a_network_with_a_shifted_loss_says_so() -> Non
 
 
 @pytest.mark.parametrize(("length", "is_said"), [(4, False), (5, True)])
-def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(
-    length: int, is_said: bool
-) -> None:
+def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(length, is_said):
     x = torch.randn(3, length, 2, generator=torch.Generator().manual_seed(0))
     problem = hessfig.Problem(
         nn.Linear(2, 5), x, torch.zeros(3, length, dtype=torch.long), "cross_entropy"
@@ -250,9 +243,7 @@ def gradient_penalty(
 
 
 @pytest.mark.parametrize("by_backward", [False, True])
-def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(
-    by_backward: bool,
-) -> None:
+def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward):
     """It differentiates the graph of the outputs, which outputs alone do not have."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
@@ -272,7 +263,7 @@ def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(
     )
 
 
-def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words() -> None:
+def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words():
     """Its own backward pass fails; torch.autograd.grad without create_graph frees what cross-entropy needs."""
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
@@ -293,7 +284,7 @@ def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words() -> None:
         problem.operator("all").dense()
 
 
-def test_mixtures_of_experts_are_measured_in_float64_and_keep_their_kernels() -> None:
+def test_mixtures_of_experts_are_measured_in_float64_and_keep_their_kernels():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     heads = {

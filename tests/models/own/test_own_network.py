@@ -62,7 +62,7 @@ GROUPS: dict[str, tuple[Any, list[int]]] = {
 
 
 @pytest.mark.parametrize("kind", GROUPS)
-def test_groups_and_rows_are_parts_of_the_dense_hessian(kind: str) -> None:
+def test_groups_and_rows_are_parts_of_the_dense_hessian(kind):
     spec, at = GROUPS[kind]
     model = network()
     problem = hessfig.Problem(model, X, Y, weights={"part": spec})
@@ -89,7 +89,7 @@ def test_groups_and_rows_are_parts_of_the_dense_hessian(kind: str) -> None:
         ),
     ],
 )
-def test_groups_that_are_none_are_refused(spec: Any, words: str) -> None:
+def test_groups_that_are_none_are_refused(spec, words):
     with pytest.raises(UserError, match=words):
         hessfig.measure(hessfig.Problem(network(), X, Y, weights={"part": spec}))
 
@@ -134,7 +134,7 @@ LOSSY: dict[
 
 
 @pytest.mark.parametrize("kind", LOSSY)
-def test_a_network_may_return_its_loss_as_a_number(kind: str) -> None:
+def test_a_network_may_return_its_loss_as_a_number(kind):
     made, loss = LOSSY[kind]
     model = Lossy()
     dense = truth(lambda: loss(model), model)
@@ -144,7 +144,7 @@ def test_a_network_may_return_its_loss_as_a_number(kind: str) -> None:
     )
 
 
-def test_the_parts_of_a_function_of_one_number() -> None:
+def test_the_parts_of_a_function_of_one_number():
     """H_o of (f - 1)^2 is 2 g g^T, with g the gradient of f."""
     model = Lossy()
     problem = LOSSY["a function of it"][0](model)
@@ -159,16 +159,14 @@ def test_the_parts_of_a_function_of_one_number() -> None:
     )
 
 
-def test_a_number_without_a_loss_is_refused_with_a_remedy_that_works() -> None:
+def test_a_number_without_a_loss_is_refused_with_a_remedy_that_works():
     with pytest.raises(UserError, match="the network returns one number") as refused:
         hessfig.measure(hessfig.Problem(Lossy(), X, Y))
     loss = eval(refused.value.remedy.partition("; or ")[0].partition("loss=")[2])
     assert measured(hessfig.Problem(Lossy(), X, Y, loss=loss)) > 0
 
 
-def test_batch_norms_in_training_mode_are_refused_with_a_remedy_for_both_kinds_of_statistics() -> (
-    None
-):
+def test_batch_norms_in_training_mode_are_refused_with_a_remedy_for_both_kinds_of_statistics():
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)
@@ -193,7 +191,7 @@ def test_batch_norms_in_training_mode_are_refused_with_a_remedy_for_both_kinds_o
     )
 
 
-def test_dropout_alone_is_told_nothing_of_batch_norms() -> None:
+def test_dropout_alone_is_told_nothing_of_batch_norms():
     with pytest.raises(UserError, match="training mode") as refused:
         hessfig.measure(
             hessfig.Problem(nn.Sequential(nn.Dropout(0.5), network()), X, Y)
@@ -203,7 +201,7 @@ def test_dropout_alone_is_told_nothing_of_batch_norms() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_the_old_weight_norm_is_refused_with_a_remedy_that_works(dtype: str) -> None:
+def test_the_old_weight_norm_is_refused_with_a_remedy_that_works(dtype):
     model = network()
     nn.utils.weight_norm(model[2])
     for ask in (
@@ -235,7 +233,7 @@ def written_out(model: nn.Sequential, x: Tensor) -> Tensor:
     return torch.tanh(model[0](x)) @ weight.T + model[2].bias
 
 
-def test_a_random_loss_is_called_random() -> None:
+def test_a_random_loss_is_called_random():
     def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), targets)
 

@@ -6,7 +6,6 @@ import copy
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ def is_alike(one: list[Any], other: list[Any]) -> bool:
 
 @pytest.mark.parametrize("real", daily(TYPES, "float64"))
 @pytest.mark.parametrize("name", RIGHT)
-def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> None:
+def test_every_block_is_that_of_the_users_own_function(name, real):
     one = RIGHT[name](TYPES[real])
     before = state_of(one)
     table = hessfig.measure(problem(one), parts="H", estimator="dense")
@@ -122,7 +121,7 @@ def test_every_block_is_that_of_the_users_own_function(name: str, real: str) -> 
 
 
 @pytest.mark.parametrize("name", daily(RIGHT, *DAILY))
-def test_operators_and_factories_too(name: str) -> None:
+def test_operators_and_factories_too(name):
     one, blocks = RIGHT[name](torch.float64), truth(RIGHT[name](torch.float64))
     largest = max(blocks, key=lambda block: float(blocks[block].norm()))
     operator = problem(one).operator(largest)
@@ -132,7 +131,7 @@ def test_operators_and_factories_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", daily(RIGHT, *DAILY))
-def test_a_monitor_too(name: str, tmp_path: Path) -> None:
+def test_a_monitor_too(name, tmp_path):
     """At two steps: weights, and what is no parameter, may change between them."""
     one = RIGHT[name](torch.float64)
     batch = one.inputs if one.targets is None else (one.inputs, one.targets)
@@ -206,7 +205,7 @@ SPLIT = (
 
 
 @pytest.mark.parametrize("name", SPLIT)
-def test_a_function_of_outputs_is_split_also_in_place(name: str) -> None:
+def test_a_function_of_outputs_is_split_also_in_place(name):
     table = hessfig.measure(
         problem(RIGHT[name](torch.float64)),
         blocks=["all"],
@@ -225,7 +224,7 @@ def test_a_function_of_outputs_is_split_also_in_place(name: str) -> None:
     "name",
     ["decay", "activation_by_hook", "proximal_at_its_centre", "own_loss_proximal"],
 )
-def test_a_loss_that_reads_more_than_outputs_has_no_split(name: str) -> None:
+def test_a_loss_that_reads_more_than_outputs_has_no_split(name):
     one = problem(RIGHT[name](torch.float64))
     assert {*hessfig.measure(one, blocks=["all"])["part"]} == {"H"}
     with pytest.raises(
@@ -237,7 +236,7 @@ def test_a_loss_that_reads_more_than_outputs_has_no_split(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("real", daily(TYPES, "float64"))
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_hessian_is_refused_by_name(name: str, real: str) -> None:
+def test_what_has_no_hessian_is_refused_by_name(name, real):
     make, remedy = REFUSED[name]
     one = make(TYPES[real])
     with pytest.raises(ValueError, match=rf"(.|\n)*remedy:(.|\n)*({remedy})"):
@@ -248,9 +247,7 @@ def test_what_has_no_hessian_is_refused_by_name(name: str, real: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_first_samples_are_enough_to_refuse_what_has_no_hessian(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_samples_are_enough_to_refuse_what_has_no_hessian(name, monkeypatch):
     """Derivatives of large networks are compared on a few samples; what differs there is compared on all of them."""
     monkeypatch.setattr(batched, "SMALL", 0)
     make, remedy = REFUSED[name]
@@ -260,8 +257,8 @@ def test_first_samples_are_enough_to_refuse_what_has_no_hessian(
 
 @pytest.mark.parametrize("name", daily(RIGHT, *DAILY[:4]))
 def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, monkeypatch
+):
     monkeypatch.setattr(batched, "SMALL", 0)
     blocks = truth(RIGHT[name](torch.float64))
     for block, right in blocks.items():
@@ -269,7 +266,7 @@ def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
         assert torch.allclose(operator.dense(), right, rtol=1e-8, atol=1e-10), block
 
 
-def test_outputs_of_further_batches_are_not_held() -> None:
+def test_outputs_of_further_batches_are_not_held():
     """They are as large as the logits of all data."""
     x, y = torch.randn(12, 4), torch.arange(12) % 3
     own = OwnFunction(
@@ -295,9 +292,7 @@ class Reader(nn.Module):
     ("samples", "memory", "few"),
     [(16, None, 2), (16, "1GB", 1), (5, None, 1), (1, None, None)],
 )
-def test_an_eighth_of_the_samples_is_compared(
-    samples: int, memory: str | None, few: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_eighth_of_the_samples_is_compared(samples, memory, few, monkeypatch):
     seen, first = [], witnessing.first_samples
     monkeypatch.setattr(batched, "SMALL", 0)
     monkeypatch.setattr(
@@ -315,9 +310,7 @@ def test_an_eighth_of_the_samples_is_compared(
     assert seen == ([] if few is None else [few])
 
 
-def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(monkeypatch):
     monkeypatch.setattr(batched, "SMALL", 0)
     problem = hessfig.Problem(
         Reader(samples=16), torch.randn(16, 4), torch.arange(16) % 3
@@ -330,7 +323,7 @@ def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(
     )
 
 
-def test_samples_that_do_not_count_say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_do_not_count_say_nothing(monkeypatch):
     monkeypatch.setattr(batched, "SMALL", 0)
     targets = torch.tensor([-100, -100, *[1] * 14])
     witness = (
@@ -377,8 +370,8 @@ class Routed(nn.Module):
 
 
 def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(batched, "SMALL", 0)
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     y = torch.arange(16) % 3
@@ -401,8 +394,8 @@ class RoutedWithout(Routed):
 
 
 def test_an_operation_that_first_samples_do_not_take_is_compared_on_all_samples(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     monkeypatch.setattr(batched, "SMALL", 0)
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     y = torch.arange(16) % 3
@@ -412,9 +405,7 @@ def test_an_operation_that_first_samples_do_not_take_is_compared_on_all_samples(
 
 
 @pytest.mark.parametrize("width", [8, 260])
-def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(
-    width: int,
-) -> None:
+def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width):
     """It closes over the network and over float32 data, so that differences in float64 cannot be taken."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
@@ -447,7 +438,7 @@ def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(
         )
 
 
-def test_wrong_second_derivatives_are_refused_in_float32_alone() -> None:
+def test_wrong_second_derivatives_are_refused_in_float32_alone():
     torch.manual_seed(0)
     body = nn.Linear(8, 8)
     last = nn.Linear(8, 5)
@@ -538,9 +529,7 @@ def with_l1(power: Any) -> hessfig.Problem:
 
 @pytest.mark.parametrize("make", [at_kink, with_l1])
 @pytest.mark.parametrize("small", [2**16, 0])
-def test_a_kink_at_the_weights_hides_no_wrong_derivative(
-    make: Callable[[Any], hessfig.Problem], small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kink_at_the_weights_hides_no_wrong_derivative(make, small, monkeypatch):
     """Differences say nothing there; a step away they do, and the same function with right derivatives is measured."""
     monkeypatch.setattr(batched, "SMALL", small)
     with pytest.raises(
@@ -566,8 +555,8 @@ class Hooked(nn.Module):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
-    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    order, monkeypatch
+):
     """A copy has the same value at the weights: it differs a step away."""
     monkeypatch.setattr(batched, "SMALL", 0)
     n = Hooked().double()
@@ -613,8 +602,8 @@ class Words(nn.Module):
 @pytest.mark.parametrize("small", [2**16, 0])
 @pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"padding_idx": 0}])
 def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refused(
-    options: dict[str, Any], small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    options, small, monkeypatch
+):
     """First samples may hold every word once, and no padding."""
     monkeypatch.setattr(batched, "SMALL", small)
     words = torch.tensor([1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 1, 1, 2, 2, 3, 0] * 4)
@@ -672,9 +661,7 @@ IN_FLOAT32: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
-def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(
-    name: str,
-) -> None:
+def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(name):
     network, loss = IN_FLOAT32[name]()
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
     y = torch.arange(8) % 3
@@ -694,9 +681,7 @@ def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(
 
 
 @pytest.mark.parametrize("small", [2**16, 0])
-def test_hooks_lists_and_random_numbers_are_as_before(
-    small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hooks_lists_and_random_numbers_are_as_before(small, monkeypatch):
     """A network that draws numbers, and hooks and a loss that keep what they see."""
     monkeypatch.setattr(batched, "SMALL", small)
     n = Reader()
@@ -740,7 +725,7 @@ CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_monitor_refuses_what_has_no_hessian(name: str, tmp_path: Path) -> None:
+def test_a_monitor_refuses_what_has_no_hessian(name, tmp_path):
     make, remedy = REFUSED[name]
     one = make(torch.float64)
     batch = one.inputs if one.targets is None else (one.inputs, one.targets)
@@ -763,7 +748,7 @@ def test_a_monitor_refuses_what_has_no_hessian(name: str, tmp_path: Path) -> Non
         )(0)
 
 
-def test_an_operator_whose_loss_changes_says_so() -> None:
+def test_an_operator_whose_loss_changes_says_so():
     """What a closure reads cannot be held: no product mixes two functions."""
     scale, one = {"by": 1.0}, RIGHT["own_loss_none"](torch.float64)
     x, y = one.inputs["x"], one.inputs["labels"]
@@ -781,7 +766,7 @@ def test_an_operator_whose_loss_changes_says_so() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype: str) -> None:
+def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype):
     """Vectors that move all logits alike have H v = 0: a random sign vector of two classes is such a one by chance."""
     for name in ("0", "first", "map"):
         network = nn.Sequential(OrderedDict([(name, nn.Linear(3, 2))])).to(
@@ -850,8 +835,8 @@ class Lifting(nn.Module):
     ],
 )
 def test_operators_without_second_derivatives_are_refused_by_name_and_differenced(
-    network: type[Chosen], operator: str, small: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    network, operator, small, monkeypatch
+):
     """Run in Python, they would hold parameters of their branches constant, also for differences of gradients."""
     monkeypatch.setattr(batched, "SMALL", small)
     n = network().double()
@@ -876,9 +861,7 @@ def test_operators_without_second_derivatives_are_refused_by_name_and_difference
     )
 
 
-def test_a_gradient_that_is_lost_outside_the_compiler_is_refused_whatever_loses_it() -> (
-    None
-):
+def test_a_gradient_that_is_lost_outside_the_compiler_is_refused_whatever_loses_it():
     """Products and differences agree with each other; they are compared with the gradient of the compiled function."""
     with pytest.raises(
         ValueError, match=r"in Python than compiled(.|\n)*first\.weight"
@@ -914,7 +897,7 @@ class Following(nn.Module):
 
 
 @pytest.mark.parametrize(("kept", "by"), daily(WAYS, WAYS[0], WAYS[4], WAYS[8]))
-def test_a_measurement_moves_no_buffer_that_forward_updates(kept: str, by: str) -> None:
+def test_a_measurement_moves_no_buffer_that_forward_updates(kept, by):
     """Copies of networks whose forward is a closure call the original, and closures hold further modules."""
     n = Following(kept).double()
     other = copy.deepcopy(n)

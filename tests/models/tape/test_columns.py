@@ -81,9 +81,7 @@ def assert_every_column(objective: Objective, model: ModelConfig) -> None:
 @settings(max_examples=2, derandomize=True, deadline=None)
 @given(architecture=transformers, loss=st.sampled_from(Loss))
 @pytest.mark.long
-def test_every_column_of_a_transformer_is_the_oracles(
-    norm: Norm, architecture: ModelConfig, loss: Loss
-) -> None:
+def test_every_column_of_a_transformer_is_the_oracles(norm, architecture, loss):
     model = replace(architecture, norm=norm)
     assert_every_column(
         moved(toy_problem(model, toy_task(model, batch_size=2, loss=loss))), model
@@ -92,12 +90,12 @@ def test_every_column_of_a_transformer_is_the_oracles(
 
 @pytest.mark.parametrize("name", ["chain", "linear mlp", "bare", "bare linear"])
 @pytest.mark.long
-def test_every_column_of_the_other_networks_is_the_oracles(name: str) -> None:
+def test_every_column_of_the_other_networks_is_the_oracles(name):
     assert_every_column(toy_problem(ARCHITECTURES[name]), ARCHITECTURES[name])
 
 
 @pytest.mark.parametrize("norm", Norm)
-def test_the_whole_network_stays_on_the_tape(norm: Norm) -> None:
+def test_the_whole_network_stays_on_the_tape(norm):
     model = ModelConfig(d_model=4, d_mlp=6, n_layers=2, norm=norm)
     engines = Engines(toy_problem(model), model, Products.linearised)
     column = engines.column(0, "all", [Block(0, "all", "all")])
@@ -107,7 +105,7 @@ def test_the_whole_network_stays_on_the_tape(norm: Norm) -> None:
     )
 
 
-def test_a_weight_that_no_step_holds_takes_curvlinops() -> None:
+def test_a_weight_that_no_step_holds_takes_curvlinops():
     """A view of a parameter, and a parameter that is not the one the step was built on."""
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)
@@ -128,7 +126,7 @@ def test_a_weight_that_no_step_holds_takes_curvlinops() -> None:
         )
 
 
-def test_several_batches_take_curvlinops() -> None:
+def test_several_batches_take_curvlinops():
     """The tape is of one batch."""
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)
@@ -140,7 +138,7 @@ def test_several_batches_take_curvlinops() -> None:
     )
 
 
-def test_equal_rows_of_the_first_layer_are_evaluated_once() -> None:
+def test_equal_rows_of_the_first_layer_are_evaluated_once():
     """Every pair of token and position, up to the last scored one; the last layer's queries at scored positions."""
     model = ModelConfig(d_model=4, d_mlp=6, norm=Norm.pre)
     problem = toy_problem(model, toy_task(model, batch_size=40))
@@ -157,7 +155,7 @@ def test_equal_rows_of_the_first_layer_are_evaluated_once() -> None:
     assert values["z1"].shape[:2] == (40, scored.stop - scored.start)
 
 
-def test_columns_of_weight_matrices_alone_keep_their_tape() -> None:
+def test_columns_of_weight_matrices_alone_keep_their_tape():
     """Their numbers stand in tables of earlier versions, to the bit."""
     model = ARCHITECTURES["two layers"]
     tape = LinearisedNetwork(toy_problem(model), model)

@@ -123,7 +123,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
-def test_newton_divides_by_the_modulus_of_the_hessian(norm: Norm) -> None:
+def test_newton_divides_by_the_modulus_of_the_hessian(norm):
     loss = of_network(norm)
     hessian = oracle_hessian(loss)
     assert torch.allclose(dense_hessian(loss), hessian, rtol=0, atol=1e-10)
@@ -138,7 +138,7 @@ def test_newton_divides_by_the_modulus_of_the_hessian(norm: Norm) -> None:
 
 
 @pytest.mark.parametrize("norm", [Norm.none, Norm.pre])
-def test_gauss_newton_whole_and_by_blocks(norm: Norm) -> None:
+def test_gauss_newton_whole_and_by_blocks(norm):
     loss = of_network(norm)
     whole, slope = oracle_gauss_newton(loss), gradient_of(loss)
     assert_close(
@@ -156,7 +156,7 @@ def test_gauss_newton_whole_and_by_blocks(norm: Norm) -> None:
     assert_close(found, split(loss, torch.linalg.solve(damped(blocks), slope)))
 
 
-def test_kfac_divides_by_kronecker_products() -> None:
+def test_kfac_divides_by_kronecker_products():
     """Sample by sample, position by position and class by class, with the Kronecker products written out."""
     loss = of_network()
     found = steps_of(Optimiser.kfac, loss)
@@ -229,7 +229,7 @@ def oracle_factors(loss: BatchLoss, module: nn.Module) -> tuple[Tensor, Tensor]:
     return left, inputs.T @ inputs / len(inputs)
 
 
-def test_products_of_a_curvature_matrix() -> None:
+def test_products_of_a_curvature_matrix():
     loss = of_network()
     count = sum(one.numel() for one in loss.network.parameters())
     assert products_of_a_solver(Optimiser.newton, loss) == count
@@ -240,7 +240,7 @@ def test_products_of_a_curvature_matrix() -> None:
     )
 
 
-def test_libraries_make_the_published_steps() -> None:
+def test_libraries_make_the_published_steps():
     """Shampoo's first step, SOAP's second (its first only fills the factors), and Muon's first."""
     first, second = (
         torch.randn(
@@ -306,9 +306,7 @@ def run_of(folder: Path, kind: Optimiser, **settings: object) -> Trajectory:
 
 @pytest.mark.parametrize("kind", NEW)
 @pytest.mark.long
-def test_the_same_bits_after_stops(
-    tmp_path: Path, kind: Optimiser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_same_bits_after_stops(tmp_path, kind, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     one, other = (
         run_of(tmp_path / n, kind, refresh=4, momentum=0.5) for n in ("one", "other")
@@ -327,7 +325,7 @@ def test_the_same_bits_after_stops(
     assert set(kind.facts.moments) <= kept
 
 
-def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path):
     settings = {
         "weight_decay": 0.0,
         "warmup": 0,
@@ -346,7 +344,7 @@ def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path: Path) -> No
     assert lengths[0] == pytest.approx(0.005, rel=1e-4) and lengths[1] > 0.01
 
 
-def test_settings_of_a_rule_are_in_its_key_alone(tmp_path: Path) -> None:
+def test_settings_of_a_rule_are_in_its_key_alone(tmp_path):
     def key(kind: Optimiser, **settings: object) -> str:
         return run_of(tmp_path, kind, **settings).key
 
@@ -356,9 +354,7 @@ def test_settings_of_a_rule_are_in_its_key_alone(tmp_path: Path) -> None:
     assert key(Optimiser.gd, clip_norm=1.0) != key(Optimiser.gd)
 
 
-def test_rules_that_cannot_be_trained_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rules_that_cannot_be_trained_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="newton is full batch"):
         check_training(training_config(tmp_path, optimiser=Optimiser.newton))
     with pytest.raises(UserError, match="kfac has no learning rate"):
@@ -372,9 +368,7 @@ def test_rules_that_cannot_be_trained_are_refused(
         check_training(training_config(tmp_path, optimiser=Optimiser.soap))
 
 
-def test_a_curvature_beside_which_the_damping_is_lost_gives_steps_that_are_not_finite() -> (
-    None
-):
+def test_a_curvature_beside_which_the_damping_is_lost_gives_steps_that_are_not_finite():
     matrix = 1e20 * torch.tensor([[1.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
     assert bool(
         _damped(matrix, DAMPING)([torch.ones(2, dtype=torch.float64)])[0].isnan().all()
@@ -386,9 +380,7 @@ def test_a_curvature_beside_which_the_damping_is_lost_gives_steps_that_are_not_f
 
 
 @pytest.mark.parametrize("kind", DIVIDING)
-def test_a_curvature_that_is_not_finite_gives_steps_that_are_not_finite(
-    kind: Optimiser,
-) -> None:
+def test_a_curvature_that_is_not_finite_gives_steps_that_are_not_finite(kind):
     loss = of_network()
     with torch.no_grad():
         next(loss.network.parameters()).fill_(1e200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ def two_parameters() -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("kind", [Curvature.whole, Curvature.blocks])
-def test_factors_are_inverse_largest_eigenvalues(kind: Curvature) -> None:
+def test_factors_are_inverse_largest_eigenvalues(kind):
     named, matrix, _ = two_parameters()
 
     def loss() -> torch.Tensor:
@@ -60,7 +59,7 @@ def test_factors_are_inverse_largest_eigenvalues(kind: Curvature) -> None:
         assert float(found.log().sum()) == pytest.approx(0, abs=1e-12)
 
 
-def test_a_flat_block_counts_as_a_share_of_the_steepest() -> None:
+def test_a_flat_block_counts_as_a_share_of_the_steepest():
     named, _, _ = two_parameters()
     found = factors(
         Curvature.blocks, named, lambda: 3 * named["a"].square().sum(), seed=1, step=1
@@ -68,7 +67,7 @@ def test_a_flat_block_counts_as_a_share_of_the_steepest() -> None:
     assert float(found[1] / found[0]) == pytest.approx(1 / FLATTEST)
 
 
-def test_the_stand_in_is_the_fourth_root_of_the_gradients_ratio() -> None:
+def test_the_stand_in_is_the_fourth_root_of_the_gradients_ratio():
     named, _, _ = two_parameters()
     (named["a"].sum() * 16 / 3**0.5 + named["b"].sum() / 2**0.5).backward()
     found = factors(
@@ -77,7 +76,7 @@ def test_the_stand_in_is_the_fourth_root_of_the_gradients_ratio() -> None:
     assert found.tolist() == pytest.approx([0.5])
 
 
-def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue() -> None:
+def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue():
     matrix = torch.diag(torch.linspace(-3, 1, 60, dtype=torch.float64))
     start = torch.ones(60, dtype=torch.float64)
     found = [largest_ritz(lambda v: matrix @ v, start, count) for count in (3, 12, 60)]
@@ -90,11 +89,8 @@ def test_a_ritz_value_is_never_above_and_soon_near_the_largest_eigenvalue() -> N
 @pytest.mark.parametrize("optimiser", [Optimiser.adamw, Optimiser.sgd])
 @pytest.mark.long
 def test_the_same_bits_after_stops_between_two_refreshes(
-    tmp_path: Path,
-    kind: Curvature,
-    optimiser: Optimiser,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path, kind, optimiser, monkeypatch
+):
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     settings = {
         "optimiser": optimiser,
@@ -116,9 +112,7 @@ def test_the_same_bits_after_stops_between_two_refreshes(
     assert FACTORS in load_file(Folder(one).optimiser_path(9))
 
 
-def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(
-    tmp_path: Path,
-) -> None:
+def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(tmp_path):
     plain = Trajectory(training_config(tmp_path), 0.3, 1)
     assert not {"curvature", "refresh"} & set(plain.science["training"])
     assert Trajectory(training_config(tmp_path, refresh=7), 0.3, 1).key == plain.key
@@ -131,9 +125,7 @@ def test_a_look_changes_the_training_and_its_key_and_none_changes_neither(
     assert len({plain.key, *looks}) == 3
 
 
-def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(
-    tmp_path: Path,
-) -> None:
+def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(tmp_path):
     settings = {
         "optimiser": Optimiser.sgd,
         "weight_decay": 0.0,
@@ -160,7 +152,7 @@ def test_sgd_divided_by_the_largest_eigenvalue_is_a_plain_step_of_that_size(
     )
 
 
-def test_looks_and_their_products_are_counted(tmp_path: Path) -> None:
+def test_looks_and_their_products_are_counted(tmp_path):
     training = training_config(tmp_path, refresh=10).training
     assert [step for step in range(1, 31) if refreshes_curvature(training, step)] == [
         1,

@@ -57,7 +57,7 @@ def weights(one: TrainingConfig) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", Optimiser)
-def test_a_rule_steps_by_the_settings_that_its_row_names(kind: Optimiser) -> None:
+def test_a_rule_steps_by_the_settings_that_its_row_names(kind):
     plain = weights(training(kind))
     for name in set(RULE_SETTINGS) - {"batch_size"}:  # a batch is drawn elsewhere
         same = torch.equal(weights(training(kind, **{name: OTHER[name]})), plain)
@@ -65,14 +65,14 @@ def test_a_rule_steps_by_the_settings_that_its_row_names(kind: Optimiser) -> Non
 
 
 @pytest.mark.parametrize("kind", Optimiser)
-def test_a_key_holds_the_settings_that_the_row_names(kind: Optimiser) -> None:
+def test_a_key_holds_the_settings_that_the_row_names(kind):
     plain = Config(training=training(kind))
     for name in RULE_SETTINGS:
         other = replace(plain, training=training(kind, **{name: OTHER[name]}))
         assert (science(other) != science(plain)) == (name in kind.facts.reads), name
 
 
-def test_rules_that_divide_by_curvature_are_full_batch_and_labels_differ() -> None:
+def test_rules_that_divide_by_curvature_are_full_batch_and_labels_differ():
     assert all(one.facts.is_full_batch for one in Optimiser if one.facts.divides)
     assert [one for one in Optimiser if one.facts.divides] == [
         "newton",

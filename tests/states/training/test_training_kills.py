@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 
@@ -47,9 +46,7 @@ def files(folder: str, steps: int) -> dict[str, bytes]:
     ("kills", "steps"), [(3, 500), pytest.param(20, 8000, marks=pytest.mark.slow)]
 )
 @pytest.mark.long
-def test_killed_at_any_moment_it_ends_in_the_same_bytes(
-    tmp_path: Path, kills: int, steps: int
-) -> None:
+def test_killed_at_any_moment_it_ends_in_the_same_bytes(tmp_path, kills, steps):
     disturbed, undisturbed = str(tmp_path / "disturbed"), str(tmp_path / "undisturbed")
     assert killed(disturbed, steps, kills=kills, seed=kills) > kills // 4
     for folder in (disturbed, undisturbed):
@@ -59,7 +56,7 @@ def test_killed_at_any_moment_it_ends_in_the_same_bytes(
 
 @pytest.mark.usefixtures("workers")
 @pytest.mark.long
-def test_two_processes_at_the_same_training_do_no_harm(tmp_path: Path) -> None:
+def test_two_processes_at_the_same_training_do_no_harm(tmp_path):
     both, alone = str(tmp_path / "both"), str(tmp_path / "alone")
     running = [start_process(train, both, 200) for _ in range(2)]
     for process in running:

@@ -57,19 +57,14 @@ def copied(whole: Trajectory, tmp_path: Path) -> Trajectory:
     return trajectory(tmp_path)
 
 
-def test_nothing_is_trained_twice(whole: Trajectory) -> None:
+def test_nothing_is_trained_twice(whole):
     assert ensure(whole, STEPS) == 0
     assert not (whole.folder / "resume.safetensors").exists()
 
 
 @pytest.mark.parametrize("stops", [(3,), (0, 30), (3, 17, 29)], ids=str)
 @pytest.mark.long
-def test_the_same_bits_after_stops_anywhere(
-    whole: Trajectory,
-    tmp_path: Path,
-    stops: tuple[int, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_same_bits_after_stops_anywhere(whole, tmp_path, stops, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     other = trajectory(tmp_path)
     assert sum(ensure(other, [stop]) for stop in stops) == stops[-1]
@@ -78,9 +73,7 @@ def test_the_same_bits_after_stops_anywhere(
     assert {name: found[name] for name in files(whole)} == files(whole)
 
 
-def test_what_is_left_for_resuming_is_gone_on_from(
-    whole: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_for_resuming_is_gone_on_from(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "SAVE_EVERY", 0.0)
     other = trajectory(tmp_path)
 
@@ -115,11 +108,8 @@ def left_for_resuming(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trajecto
 
 
 def test_a_flipped_bit_in_the_step_of_what_is_left_for_resuming_is_seen(
-    whole: Trajectory,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    whole, tmp_path, monkeypatch, capsys
+):
     one = left_for_resuming(tmp_path, monkeypatch)
     path = one.folder / "resume.safetensors"
     content = path.read_bytes()
@@ -147,15 +137,15 @@ def of_version_020(path: Path, step: int) -> None:
 
 @pytest.mark.parametrize("step", [12, 10])
 def test_checkpoints_of_version_020_are_gone_on_from_where_their_log_ends(
-    whole: Trajectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+    whole, tmp_path, monkeypatch, step
+):
     one = left_for_resuming(tmp_path, monkeypatch)
     of_version_020(one.folder / "resume.safetensors", step)
     assert ensure(one, STEPS) == (18 + 3 if step == 12 else 30)
     assert Folder(one).missing(STEPS) == []
 
 
-def test_states_of_version_020_are_read(copied: Trajectory) -> None:
+def test_states_of_version_020_are_read(copied):
     for step in STEPS:
         for path in (
             Folder(copied).weights_path(step),
@@ -165,14 +155,12 @@ def test_states_of_version_020_are_read(copied: Trajectory) -> None:
     assert ensure(copied, STEPS) == 0
 
 
-def test_a_state_asked_for_later_comes_from_the_nearest_before_it(
-    copied: Trajectory,
-) -> None:
+def test_a_state_asked_for_later_comes_from_the_nearest_before_it(copied):
     assert ensure(copied, [10]) == 7
     assert ensure(copied, [8, 12]) == 5 + 2
 
 
-def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
+def test_step_zero_is_the_initial_network_bit_by_bit(whole):
     config = whole.config
     first = replace(config, state=StateConfig())
     states = [
@@ -186,7 +174,7 @@ def test_step_zero_is_the_initial_network_bit_by_bit(whole: Trajectory) -> None:
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd", "gd"])
-def test_a_training_is_that_of_a_plain_loop(tmp_path: Path, optimiser: str) -> None:
+def test_a_training_is_that_of_a_plain_loop(tmp_path, optimiser):
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
     # a large eps: the keys' biases have no gradient but rounding, which adam would blow
     # up to steps
@@ -226,7 +214,7 @@ def test_a_training_is_that_of_a_plain_loop(tmp_path: Path, optimiser: str) -> N
         )
 
 
-def test_the_log_says_what_every_update_did(whole: Trajectory) -> None:
+def test_the_log_says_what_every_update_did(whole):
     lines = (whole.folder / "training.csv").read_text().splitlines()
     assert lines[0].split(",") == list(COLUMNS)
     assert [int(line.partition(",")[0]) for line in lines[1:]] == list(range(1, 31))
@@ -238,7 +226,7 @@ def test_the_log_says_what_every_update_did(whole: Trajectory) -> None:
     ]
 
 
-def test_what_it_is_stands_beside_it(whole: Trajectory) -> None:
+def test_what_it_is_stands_beside_it(whole):
     said = json.loads((whole.folder / "training.json").read_text())
     assert said["key"] == whole.folder.name and said["settings"]["training"][
         "betas"
@@ -270,20 +258,16 @@ OTHER: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("settings", SAME, ids=str)
-def test_the_key_ignores_what_does_not_move_a_weight(
-    settings: dict[str, object], tmp_path: Path
-) -> None:
+def test_the_key_ignores_what_does_not_move_a_weight(settings, tmp_path):
     assert trajectory(tmp_path, **settings).key == trajectory(tmp_path).key
 
 
 @pytest.mark.parametrize("settings", OTHER, ids=str)
-def test_the_key_sees_what_does(settings: dict[str, object], tmp_path: Path) -> None:
+def test_the_key_sees_what_does(settings, tmp_path):
     assert trajectory(tmp_path, **settings).key != trajectory(tmp_path).key
 
 
-def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(
-    tmp_path: Path,
-) -> None:
+def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(tmp_path):
     keys = {
         trajectory(tmp_path, schedule="constant", steps=steps).key for steps in (30, 60)
     }
@@ -293,7 +277,7 @@ def test_a_constant_schedule_has_no_end_and_a_fixed_set_is_the_tasks(
     assert len({trajectory(tmp_path, task=task, **fixed).key for task in tasks}) == 2
 
 
-def test_cells_of_other_steps_have_other_keys_and_other_probes(tmp_path: Path) -> None:
+def test_cells_of_other_steps_have_other_keys_and_other_probes(tmp_path):
     variant = Variant("", training_config(tmp_path, step=[0, 3]))
     assert variant.steps() == [0, 3]
     assert len({Cell(variant, 0.3, 1, step=step).key for step in (0, 3)}) == 2
@@ -315,9 +299,7 @@ DAMAGES = {
     "name", ["step_000030.safetensors", "step_000030.optimiser.safetensors"]
 )
 @pytest.mark.long
-def test_a_damaged_checkpoint_is_named_and_computed_again(
-    copied: Trajectory, damage: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_named_and_computed_again(copied, damage, name, capsys):
     sound = files(copied)
     DAMAGES[damage](copied.folder / name)
     assert ensure(copied, STEPS) == 27
@@ -325,9 +307,7 @@ def test_a_damaged_checkpoint_is_named_and_computed_again(
     assert files(copied) == sound
 
 
-def test_a_checkpoint_of_other_settings_is_not_believed(
-    whole: Trajectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_checkpoint_of_other_settings_is_not_believed(whole, tmp_path, capsys):
     other = trajectory(tmp_path, learning_rate=2e-3)
     shutil.copytree(whole.folder, other.folder)
     assert ensure(other, [3]) == 3
@@ -335,7 +315,7 @@ def test_a_checkpoint_of_other_settings_is_not_believed(
     assert Folder(other).weights(3) is not None
 
 
-def test_a_diverged_training_keeps_its_states_up_to_there(tmp_path: Path) -> None:
+def test_a_diverged_training_keeps_its_states_up_to_there(tmp_path):
     one = trajectory(tmp_path, optimiser=Optimiser.sgd, learning_rate=1e30, warmup=0)
     with pytest.raises(Diverged, match=r"no state at step \d and beyond: ") as caught:
         ensure(one, [0, 1, 30])
@@ -354,7 +334,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_ablation_can_be_trained(name: str, tmp_path: Path) -> None:
+def test_every_ablation_can_be_trained(name, tmp_path):
     config = training_config(
         tmp_path, step=3, model=TRAINED[name], learning_rate=1e-2, warmup=0
     )
@@ -370,13 +350,13 @@ def test_every_ablation_can_be_trained(name: str, tmp_path: Path) -> None:
     assert not torch.equal(first["tok_embed.weight"], last["tok_embed.weight"])
 
 
-def test_linear_attention_takes_another_way(tmp_path: Path) -> None:
+def test_linear_attention_takes_another_way(tmp_path):
     softmax = training_config(tmp_path).model
     models = (softmax, replace(softmax, attention=Attention.linear))
     assert len({trajectory(tmp_path, model=model).key for model in models}) == 2
 
 
-def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole: Trajectory) -> None:
+def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole):
     config = replace(whole.config, dtype=DType.float64)
     path = Folder(whole).weights_path(30)
     file = replace(config, state=StateConfig(State.loaded, str(path)))
@@ -389,7 +369,7 @@ def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole: Trajectory) -> No
     ] == found
 
 
-def test_measuring_a_state_trains_for_it(tmp_path: Path) -> None:
+def test_measuring_a_state_trains_for_it(tmp_path):
     config: Config = training_config(tmp_path, step=2)
     assert compute_cell(Cell(Variant("", config), 0.3, 1, step=2)).rows
     assert Folder(Trajectory(config, 0.3, 1)).missing([2]) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,6 @@ from hessfig.studies.components.per_seed import tuned_losses
 from tests.analysis.spectral import spectral_table
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 from tests.figures.artists import under_legends
-from tests.figures.conftest import Draw
 
 ALONG = {
     **CONFIG,
@@ -100,14 +97,12 @@ def untrained() -> pd.DataFrame:
     return spectral_table(rows).assign(sweep="centring")
 
 
-def test_rates_at_which_every_run_diverged_count_as_tried() -> None:
+def test_rates_at_which_every_run_diverged_count_as_tried():
     found = tuned_losses(trainings(best=3, diverges_from=4))
     assert len(found) == 10 * (len(NETWORKS) * len(OPTIMISERS) - 2)
 
 
-def test_the_figure_has_gaps_ratios_and_tuned_losses(
-    pages: Draw, tmp_path: Path
-) -> None:
+def test_the_figure_has_gaps_ratios_and_tuned_losses(pages, tmp_path):
     table = trainings()
     with pytest.raises(UserError, match="sweep=centring"):
         pages("centred", table, settings=ALONG)
@@ -137,9 +132,7 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(
     ) and not under_legends(page.figure)
 
 
-def test_lines_join_softmax_and_centred_softmax_alone(
-    pages: Draw, tmp_path: Path
-) -> None:
+def test_lines_join_softmax_and_centred_softmax_alone(pages, tmp_path):
     write_sweep(untrained(), tmp_path, settings=ALONG)
     table = trainings()
     known = ~(table["variant"].str.contains("centring=1.0") & (table["step"] > 0))
@@ -152,7 +145,7 @@ def test_lines_join_softmax_and_centred_softmax_alone(
     assert joined == [[0, 1]] * 4
 
 
-def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> None:
+def test_without_small_sigmas_there_are_no_gaps(pages, tmp_path):
     table = untrained()
     write_sweep(table[table["sigma"] >= 0.1], tmp_path, settings=ALONG)
     (page,) = pages("centred", trainings(), settings=ALONG)
@@ -160,15 +153,13 @@ def test_without_small_sigmas_there_are_no_gaps(pages: Draw, tmp_path: Path) -> 
     assert set(page.numbers["panel"]) == {"ratio", "loss"}
 
 
-def test_without_an_optimum_inside_the_grid_nothing_is_drawn(
-    pages: Draw, tmp_path: Path
-) -> None:
+def test_without_an_optimum_inside_the_grid_nothing_is_drawn(pages, tmp_path):
     write_sweep(untrained(), tmp_path, settings=ALONG)
     with pytest.raises(UserError, match="inside the grid"):
         pages("centred", trainings(best=4), settings=ALONG)
 
 
-def test_ratios_are_geometric_means_of_the_seeds_own(pages: Draw) -> None:
+def test_ratios_are_geometric_means_of_the_seeds_own(pages):
     networks = [("", 1), ("model.attention=linear", 1)]
     table = make_table(networks=networks, parts=["H"], sigma=[0.1, 1.0], seeds=3)
     (page,) = pages("components", table, ratios=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -162,7 +161,7 @@ class Dense:
 
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.long
-def test_every_number_is_that_of_dense_algebra(kind: str) -> None:
+def test_every_number_is_that_of_dense_algebra(kind):
     model, task = NETWORKS[kind]
     settings = DirectionsConfig(named=list(NamedDirection), rules=[Optimiser.gd])
     config = Config(
@@ -246,7 +245,7 @@ def own_problem() -> hessfig.Problem:
     )
 
 
-def test_own_networks_by_hessfig_measure() -> None:
+def test_own_networks_by_hessfig_measure():
     """Updates of torch's own optimisers on the measuring batch, at weights that do not move."""
     problem = own_problem()
     table = hessfig.measure(
@@ -294,7 +293,7 @@ def test_own_networks_by_hessfig_measure() -> None:
     assert "gradient_direction_within_layers" not in set(table["quantity"])
 
 
-def test_the_update_of_a_training_is_that_of_its_moments(tmp_path: Any) -> None:
+def test_the_update_of_a_training_is_that_of_its_moments(tmp_path):
     """Adam's next update in a loop of our own, from the start of the training on."""
     config = training_config(
         tmp_path, step=5, optimiser=Optimiser.adam, betas=[0.8, 0.9], weight_decay=0.0
@@ -329,7 +328,7 @@ def test_the_update_of_a_training_is_that_of_its_moments(tmp_path: Any) -> None:
     dense.check(found, "adam_update", dense.flat(moved))
 
 
-def test_bad_input_by_name() -> None:
+def test_bad_input_by_name():
     with pytest.raises(UserError, match="directions: there is no such choice"):
         hessfig.measure(
             own_problem(), quantities=["along"], directions={"along": ["gradient"]}
@@ -360,7 +359,7 @@ def test_bad_input_by_name() -> None:
     )
 
 
-def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path: Any) -> None:
+def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path):
     problem = own_problem()
     network, batch = problem.network, (problem.inputs, problem.targets)
     rule = torch.optim.Adam(network.parameters(), lr=0.01, betas=(0.9, 0.98))
@@ -412,7 +411,7 @@ class KeyBias(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_rounding_has_no_sign(dtype: str) -> None:
+def test_rounding_has_no_sign(dtype):
     """The order of samples moves the rounding, and no number: all of b_K has sign 0, and no other entry."""
     torch.manual_seed(3)
     network = KeyBias()
@@ -448,7 +447,7 @@ def test_rounding_has_no_sign(dtype: str) -> None:
     assert bool(gradient["k.bias"].any())
 
 
-def test_where_float32_says_nothing_every_sign_counts() -> None:
+def test_where_float32_says_nothing_every_sign_counts():
     class Doubled(nn.Module):
         def __init__(self) -> None:
             super().__init__()

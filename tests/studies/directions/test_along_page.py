@@ -52,9 +52,7 @@ def _length(table: object, name: str) -> float:
     return float(found["value"].iloc[0])
 
 
-def test_muon_takes_every_two_axis_weight_of_an_own_network(
-    problem: hessfig.Problem,
-) -> None:
+def test_muon_takes_every_two_axis_weight_of_an_own_network(problem):
     found = hessfig.measure(
         problem, blocks=["all"], quantities=["along"], directions={"rules": ["muon"]}
     )
@@ -79,7 +77,7 @@ def test_muon_takes_every_two_axis_weight_of_an_own_network(
     assert _length(found, "muon_update") == pytest.approx(moved, rel=1e-9)
 
 
-def test_the_scale_of_muon_is_that_of_the_page() -> None:
+def test_the_scale_of_muon_is_that_of_the_page():
     """0.2 sqrt(max(m, n)) times what torch gives without a scale."""
     moved = []
     for how in ("match_rms_adamw", "original"):
@@ -115,7 +113,7 @@ def _last_update(
     )
 
 
-def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20() -> None:
+def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20():
     config = Config(dtype=DType.float64, blocks=["all"], quantities=["along"])
     config.model.d_model, config.task.digits, config.task.batch_size = 8, 1, 4
     config.directions.named, config.directions.rules = (
@@ -156,7 +154,7 @@ def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20() -> None:
     assert lengths == [pytest.approx(_last_update(Scored(), [rule], pairs), rel=1e-9)]
 
 
-def test_exponents_are_fitted_over_what_the_page_says(problem: hessfig.Problem) -> None:
+def test_exponents_are_fitted_over_what_the_page_says(problem):
     named = {"named": ["singular"]}
     found = hessfig.measure(
         problem,
@@ -192,9 +190,7 @@ def test_exponents_are_fitted_over_what_the_page_says(problem: hessfig.Problem) 
     assert len(kept) < 3  # of the read-out: a mean over classes has rank 2
 
 
-def test_variances_divide_by_one_less_than_the_samples(
-    problem: hessfig.Problem,
-) -> None:
+def test_variances_divide_by_one_less_than_the_samples(problem):
     config, row = Config(dtype=DType.float64), quantity("landscape_difference")
     config.landscape.samples, config.landscape.first = 12, 1
     found = pandas.DataFrame(
@@ -213,7 +209,7 @@ def test_variances_divide_by_one_less_than_the_samples(
     assert rows["value"].to_numpy() == pytest.approx(stated, rel=1e-12)
 
 
-def test_the_page_says_so() -> None:
+def test_the_page_says_so():
     page = (
         Path(__file__).parents[3] / "docs" / "studies" / "directions.md"
     ).read_text()

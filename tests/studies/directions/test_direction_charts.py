@@ -101,7 +101,7 @@ def pages(layout: str, folder: Path) -> list[Page]:
         return list(LAYOUTS[layout].draw(spec, folder))
 
 
-def test_slices_draw_losses_expansions_and_departures(tmp_path: Path) -> None:
+def test_slices_draw_losses_expansions_and_departures(tmp_path):
     numbers = {
         ("largest_ray_departure", 1): 0.4,
         ("largest_ray_departure", 2): 0.6,
@@ -125,7 +125,7 @@ def test_slices_draw_losses_expansions_and_departures(tmp_path: Path) -> None:
     np.testing.assert_array_equal(plane.numbers["loss"], GRID.ravel())
 
 
-def test_critical_points_tell_what_was_found_from_what_was_not(tmp_path: Path) -> None:
+def test_critical_points_tell_what_was_found_from_what_was_not(tmp_path):
     searches = [
         rows(
             {
@@ -150,7 +150,7 @@ def test_critical_points_tell_what_was_found_from_what_was_not(tmp_path: Path) -
     assert lost.get_xydata().tolist() == [[2, 9]] and lost.get_fillstyle() == "none"
 
 
-def test_descents_draw_the_run_its_model_and_horizons(tmp_path: Path) -> None:
+def test_descents_draw_the_run_its_model_and_horizons(tmp_path):
     rates, horizons = (0.1, 0.5), (math.inf, 3.0)
     variants = [f"directions.rate={rate}" for rate in rates]
     tables = [
@@ -188,9 +188,7 @@ def test_descents_draw_the_run_its_model_and_horizons(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_arrays_of_another_form_are_refused(
-    damage: dict[str, Any], tmp_path: Path
-) -> None:
+def test_arrays_of_another_form_are_refused(damage, tmp_path):
     entry = kept(tmp_path / "sigma", "slices", SLICES | damage)
     folder = write_sweep(
         rows({("flat_directions", None): 1}), tmp_path, settings=CONFIG, arrays=[entry]
@@ -199,7 +197,7 @@ def test_arrays_of_another_form_are_refused(
         read_courses(folder, "slices")
 
 
-def test_a_table_without_searches_is_refused(tmp_path: Path) -> None:
+def test_a_table_without_searches_is_refused(tmp_path):
     folder = write_sweep(make_table(seeds=1), tmp_path, settings=CONFIG)
     with pytest.raises(UserError, match="the table has none"):
         pages("critical_points", folder)

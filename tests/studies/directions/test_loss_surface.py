@@ -92,7 +92,7 @@ def statuses(measured: Measured) -> set[str]:
     return {row["status"] for row in measured.rows}
 
 
-def test_a_quadratic_loss_is_its_expansion_everywhere() -> None:
+def test_a_quadratic_loss_is_its_expansion_everywhere():
     measured = found(quadratic(), "slices")
     for where in ("", "plane_"):
         losses, expansions = (
@@ -113,7 +113,7 @@ def test_a_quadratic_loss_is_its_expansion_everywhere() -> None:
     assert all(values[f"{ray}_ray_slope"] <= 0 for ray in SliceDirection)
 
 
-def test_descent_on_a_quadratic_loss_is_that_of_its_model() -> None:
+def test_descent_on_a_quadratic_loss_is_that_of_its_model():
     measured = found(quadratic(), "descent", rate=0.7, steps=30)
     values = numbers(measured)
     assert values["descent_horizon"] == math.inf
@@ -141,7 +141,7 @@ def test_descent_on_a_quadratic_loss_is_that_of_its_model() -> None:
         power = power @ (torch.eye(len(hessian)) - eta * hessian)
 
 
-def test_second_differences_of_a_run_have_a_closed_form() -> None:
+def test_second_differences_of_a_run_have_a_closed_form():
     measured = found(scalars(lambda w: 3 * w**2 / 2, 2.0), "descent", rate=0.1, steps=5)
     shrinks = 1 - 0.1 * 2  # (1 - eta lambda), eta lambda = 0.2
     expected = 3 * (1 + shrinks) ** 2 / (4 * shrinks)
@@ -152,7 +152,7 @@ def test_second_differences_of_a_run_have_a_closed_form() -> None:
     assert numbers(measured)["descent_run_curvature"] == pytest.approx(expected / 3)
 
 
-def test_departure_and_horizon_of_a_cubic_loss() -> None:
+def test_departure_and_horizon_of_a_cubic_loss():
     cubic = scalars(lambda w: w**3, 1.0)  # 1 + 3 t + 3 t^2 + t^3: the gap is |t|^3
     values = numbers(
         found(
@@ -173,7 +173,7 @@ def test_departure_and_horizon_of_a_cubic_loss() -> None:
     )
 
 
-def test_the_rule_compares_with_the_largest_change_so_far() -> None:
+def test_the_rule_compares_with_the_largest_change_so_far():
     rule = ExpansionRule(0.1, 1e-12)
     # The change at place 2 is zero.
     assert rule.horizon([1.0, 3.0, 1.0, 1.0], [1.0, 3.1, 1.15, 1.3]) == 3
@@ -189,9 +189,7 @@ def test_the_rule_compares_with_the_largest_change_so_far() -> None:
         ((1.5, 0.8), {"index": 0, "flat": 1, "loss": 0.0}),
     ],
 )
-def test_critical_points_of_a_product(
-    start: tuple[float, float], expected: dict[str, float]
-) -> None:
+def test_critical_points_of_a_product(start, expected):
     measured = found(
         scalars(lambda w: (w[0] * w[1] - 1) ** 2 / 2, *start),
         "critical_points",
@@ -208,18 +206,14 @@ def test_critical_points_of_a_product(
 @pytest.mark.parametrize(
     "value", [lambda w: w.sum(), lambda w: w.exp().sum()], ids=["linear", "exponential"]
 )
-def test_a_search_that_finds_nothing_is_recorded_as_not_converged(
-    value: Callable[[Tensor], Tensor],
-) -> None:
+def test_a_search_that_finds_nothing_is_recorded_as_not_converged(value):
     measured = found(scalars(value, 1.0, 2.0), "critical_points", evaluations=5)
     assert statuses(measured) == {"not_converged"}
     assert numbers(measured)["critical_gradient"] > 1e-8
 
 
 @pytest.mark.parametrize(("decay", "norm"), [(0.0, Norm.pre), (0.01, Norm.none)])
-def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(
-    decay: float, norm: Norm
-) -> None:
+def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay, norm):
     model = ModelConfig(d_model=3, d_mlp=3, mlp=MLP.gelu, norm=norm)
     config = toy_config(
         model=model,
@@ -262,9 +256,7 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(
 
 
 @pytest.mark.long
-def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(monkeypatch):
     along = [Along.largest, Along.smallest]
     dense = numbers(found(quadratic(), "slices", along=along, points=3))
     monkeypatch.setattr(
@@ -282,7 +274,7 @@ def test_ends_of_a_network_too_large_for_its_spectrum_come_from_lanczos(
     ("name", "message"),
     [("slices", "all eigenvectors"), ("critical_points", "whole Hessian")],
 )
-def test_networks_that_are_too_large_are_refused(name: str, message: str) -> None:
+def test_networks_that_are_too_large_are_refused(name, message):
     config = toy_config(
         model=ModelConfig(d_model=64), blocks=["all"], quantities=[name]
     )
@@ -300,6 +292,6 @@ def test_networks_that_are_too_large_are_refused(name: str, message: str) -> Non
         {"plane": [Along.random, Along.random]},
     ],
 )
-def test_settings_of_directions_are_checked(wrong: dict[str, Any]) -> None:
+def test_settings_of_directions_are_checked(wrong):
     with pytest.raises(UserError, match=f"directions.{next(iter(wrong))}"):
         check_config(toy_config(directions=DirectionsConfig(**wrong)))

@@ -46,7 +46,7 @@ def measured(of: hessfig.Problem) -> dict[str, Any]:
     return {row.quantity: row for row in table.itertuples()}
 
 
-def test_sharpness_of_small_networks() -> None:
+def test_sharpness_of_small_networks():
     """Largest entry: the best corner of all 2^14. Blockwise and spectral: no better in 30 climbs of plain gradients."""
     of = problem()
     matrix, slopes = dense(of)
@@ -101,9 +101,7 @@ def climbed(matrix: Tensor, shapes: list[torch.Size], norm: StepNorm) -> float:
 
 
 @pytest.mark.parametrize("norm", StepNorm)
-def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(
-    norm: StepNorm,
-) -> None:
+def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(norm):
     generator = torch.Generator().manual_seed(0)
     slopes = [
         torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -130,9 +128,7 @@ def test_the_steepest_direction_is_in_the_ball_and_attains_the_dual_norm(
 
 
 @pytest.mark.parametrize("kind", [Optimiser.spectral_gd, Optimiser.sign])
-def test_rules_step_by_the_dual_norm_times_the_steepest_direction(
-    kind: Optimiser,
-) -> None:
+def test_rules_step_by_the_dual_norm_times_the_steepest_direction(kind):
     of = problem()
     _, slopes = dense(of)
     before = [one.detach().clone() for one in of.network.parameters()]

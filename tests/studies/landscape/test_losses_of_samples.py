@@ -48,9 +48,7 @@ def direction(samples: Samples) -> Tensor:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_slopes_and_curvatures_are_those_of_every_sample_alone(
-    name: str,
-) -> None:
+def test_losses_slopes_and_curvatures_are_those_of_every_sample_alone(name):
     problem = problem_of(name)
     samples = Samples(problem, len(problem.batch.inputs))
     flat = direction(samples)
@@ -76,7 +74,7 @@ def test_losses_slopes_and_curvatures_are_those_of_every_sample_alone(
     )
 
 
-def test_samples_come_in_the_order_of_the_batch_across_evaluations() -> None:
+def test_samples_come_in_the_order_of_the_batch_across_evaluations():
     count = AT_ONCE + 3
     problem = toy_problem(
         MODELS["pre-LN"], TaskConfig(digits=1, batch_size=count, seed=1)
@@ -92,7 +90,7 @@ def test_samples_come_in_the_order_of_the_batch_across_evaluations() -> None:
     )
 
 
-def test_the_second_order_prediction_is_true_up_to_the_third_order() -> None:
+def test_the_second_order_prediction_is_true_up_to_the_third_order():
     problem = problem_of("pre-LN")
     samples = Samples(problem, COUNT)
     unit = samples.shaped(direction(samples) / direction(samples).norm())
@@ -108,7 +106,7 @@ def test_the_second_order_prediction_is_true_up_to_the_third_order() -> None:
 
 
 @pytest.mark.long
-def test_the_largest_curvature_is_that_of_the_dense_hessians() -> None:
+def test_the_largest_curvature_is_that_of_the_dense_hessians():
     problem, norms = problem_of("pre-LN"), []
     for sample in range(COUNT):
         slope = LossGradient(alone(problem, sample))
@@ -123,7 +121,7 @@ def test_the_largest_curvature_is_that_of_the_dense_hessians() -> None:
     assert 0.97 * max(norms) < found <= max(norms) * (1 + 1e-9)
 
 
-def test_a_sum_over_everything_has_no_losses_of_single_samples() -> None:
+def test_a_sum_over_everything_has_no_losses_of_single_samples():
     outputs = torch.zeros(3, 2, 4)
     with pytest.raises(UserError, match="not a mean over samples"):
         per_sample(LOSSES["mse_sum"](), outputs, outputs)

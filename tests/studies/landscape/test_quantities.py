@@ -50,7 +50,7 @@ def numbers(
     }
 
 
-def test_at_the_state_itself_differences_are_those_of_its_losses() -> None:
+def test_at_the_state_itself_differences_are_those_of_its_losses():
     found = compute_cell(cell(config(), "landscape_difference"))
     losses = found.arrays["losses"]
     assert losses.mean() == pytest.approx(
@@ -82,7 +82,7 @@ def rows_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_short_way_off_the_prediction_is_the_truth() -> None:
+def test_a_short_way_off_the_prediction_is_the_truth():
     near = config(distance=1e-4, direction=SampleDirection.gradient)
     truth, predicted = (
         numbers(near, "landscape_difference", name)
@@ -98,7 +98,7 @@ def test_a_short_way_off_the_prediction_is_the_truth() -> None:
     assert truth != numbers(config(), "landscape_difference")
 
 
-def test_integrals_of_a_vanishing_spread_are_the_differences_themselves() -> None:
+def test_integrals_of_a_vanishing_spread_are_the_differences_themselves():
     tiny = config(spread=1e-12)
     found = numbers(tiny, "landscape_integrals", "delta_2_null")
     null = numbers(config(), "landscape_difference", "landscape_null")
@@ -106,9 +106,7 @@ def test_integrals_of_a_vanishing_spread_are_the_differences_themselves() -> Non
     assert set(numbers(tiny, "landscape_integrals", "delta_1")) == set(null)
 
 
-def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_ones() -> (
-    None
-):
+def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_ones():
     every = cell(config(permutations=100), "stationarity")
     by_name = {(row["quantity"], row["index"]): row for row in compute_cell(every).rows}
     whole = float(LossGradient(draw_problem(every)).flat.norm())
@@ -119,7 +117,7 @@ def test_the_last_gradient_is_that_of_all_samples_and_the_first_those_of_single_
         assert abs(rms["value"] - expected["value"]) < 5 * rms["error"]
 
 
-def test_hessians_of_nested_subsets_against_dense_ones() -> None:
+def test_hessians_of_nested_subsets_against_dense_ones():
     settings = config(first=2)
     found = numbers(settings, "hessian_distance", "hessian_distance", "H")
     problem = draw_problem(cell(settings, "hessian_distance"))
@@ -161,7 +159,7 @@ def test_hessians_of_nested_subsets_against_dense_ones() -> None:
     assert set(found) == {2, 4, 7, COUNT}
 
 
-def test_shared_test_vectors_estimate_the_distance() -> None:
+def test_shared_test_vectors_estimate_the_distance():
     exact = compute_cell(cell(config(first=2), "hessian_distance")).rows
     probed = replace(
         config(first=2), estimator=EstimatorConfig(Method.hutchinson, num_probes=200)
@@ -201,15 +199,13 @@ def test_shared_test_vectors_estimate_the_distance() -> None:
 @pytest.mark.parametrize(
     "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
 )
-def test_samples_that_are_not_there(
-    settings: Config, message: str, quantity: str
-) -> None:
+def test_samples_that_are_not_there(settings, message, quantity):
     with pytest.raises(UserError, match=message):
         Sweep([("", replace(settings, quantities=[quantity]))])
 
 
 @pytest.mark.parametrize("distance", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_distance_is_positive(distance: float) -> None:
+def test_a_distance_is_positive(distance):
     with pytest.raises(
         UserError, match=r"landscape.distance[\s\S]*> 0; null is w\* itself"
     ):
@@ -220,6 +216,6 @@ def test_a_distance_is_positive(distance: float) -> None:
     "setting",
     [{"permutations": 1}, {"points": 1}, {"first": 0}, {"samples": 1}, {"spread": 0.0}],
 )
-def test_settings_that_mean_nothing(setting: dict[str, Any]) -> None:
+def test_settings_that_mean_nothing(setting):
     with pytest.raises(UserError, match=f"landscape.{next(iter(setting))}"):
         check_config(config(**setting))

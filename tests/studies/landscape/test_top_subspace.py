@@ -103,7 +103,7 @@ def found() -> Rows:
     return measured()
 
 
-def test_closed_forms_against_quadrature(found: Rows) -> None:
+def test_closed_forms_against_quadrature(found):
     _, losses, slopes, bends = dense(problem())
     top = torch.linalg.eigh(bends.mean(dim=0)).eigenvectors.flip(1)
     start = float(losses.var())
@@ -122,7 +122,7 @@ def test_closed_forms_against_quadrature(found: Rows) -> None:
         )
 
 
-def test_points_in_all_weights_and_in_the_eigenspace(found: Rows) -> None:
+def test_points_in_all_weights_and_in_the_eigenspace(found):
     of = problem()
     start, losses, slopes, bends = dense(of)
     top = torch.linalg.eigh(bends.mean(dim=0)).eigenvectors.flip(1)
@@ -172,7 +172,7 @@ def test_points_in_all_weights_and_in_the_eigenspace(found: Rows) -> None:
     )
 
 
-def test_all_directions_are_all_weights() -> None:
+def test_all_directions_are_all_weights():
     """In closed form over all twelve directions: what points in all weights estimate."""
     every = measured(dimensions=[12], draws=400)
     share = every["landscape_top_share", 12]
@@ -182,7 +182,7 @@ def test_all_directions_are_all_weights() -> None:
     assert abs(share["value"] - 1) < 4 * share["error"] < 0.5
 
 
-def test_the_variance_is_delta_2_but_for_k() -> None:
+def test_the_variance_is_delta_2_but_for_k():
     """At two points of a pair, over all orders of few samples: v (1 + 1/k) / (k + 1)^2."""
     of = problem()
     losses = losses_at(of, dense(of)[0]).detach()[:5]
@@ -197,7 +197,7 @@ def test_the_variance_is_delta_2_but_for_k() -> None:
         )
 
 
-def test_more_directions_than_weights() -> None:
+def test_more_directions_than_weights():
     with pytest.raises(UserError, match=r"landscape.dimensions[\s\S]*from 1 to 12"):
         ROW.check_settings(
             settings(dimensions=[13]), problem().objective("float64").layout

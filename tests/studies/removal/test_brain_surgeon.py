@@ -52,7 +52,7 @@ def minimised(weights: Tensor, matrix: Tensor, gone: list[int]) -> Tensor:
     return torch.zeros_like(weights).index_put((left,), free.detach())
 
 
-def test_saliencies_are_the_rises_of_a_quadratic() -> None:
+def test_saliencies_are_the_rises_of_a_quadratic():
     weights, matrix = quadratic()
     inverse = torch.linalg.inv(matrix)
     singles = obd(weights, matrix.diagonal())
@@ -76,7 +76,7 @@ def test_saliencies_are_the_rises_of_a_quadratic() -> None:
         )
 
 
-def test_surgery_is_the_minimum_over_the_weights_that_are_left() -> None:
+def test_surgery_is_the_minimum_over_the_weights_that_are_left():
     weights, matrix = quadratic(1)
     counts = [0, 1, 3, 6]
     path = list(surgery(weights, torch.linalg.inv(matrix), counts))
@@ -95,13 +95,13 @@ def test_surgery_is_the_minimum_over_the_weights_that_are_left() -> None:
     assert first == int(obs(weights, torch.linalg.inv(matrix)).argmin())
 
 
-def test_an_order_removes_its_first_weights() -> None:
+def test_an_order_removes_its_first_weights():
     weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
     found = zeroed(weights, torch.tensor([2, 0, 3, 1]), [0, 1, 3])
     assert found.tolist() == [[1, 2, 3, 4], [1, 2, 0, 4], [0, 2, 0, 0]]
 
 
-def test_an_indefinite_matrix_is_inverted_by_the_sizes_of_its_eigenvalues() -> None:
+def test_an_indefinite_matrix_is_inverted_by_the_sizes_of_its_eigenvalues():
     vectors = torch.linalg.qr(quadratic(2)[1]).Q
     values = torch.tensor([-5.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
     matrix = vectors @ values.diag() @ vectors.T
@@ -116,7 +116,7 @@ def test_an_indefinite_matrix_is_inverted_by_the_sizes_of_its_eigenvalues() -> N
     assert damped_inverse(torch.zeros(2, 2), 0.1).tolist() == [[1, 0], [0, 1]]
 
 
-def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not() -> None:
+def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not():
     lost = damped_inverse(torch.full((SIZE, SIZE), torch.inf, dtype=torch.float64), 0.1)
     weights = quadratic()[0]
     assert (
@@ -130,7 +130,7 @@ def test_a_matrix_that_is_not_finite_makes_numbers_that_are_not() -> None:
 
 
 @pytest.mark.parametrize("bits", [1, 3, 8])
-def test_levels_of_a_row_are_the_nearest_of_all(bits: int) -> None:
+def test_levels_of_a_row_are_the_nearest_of_all(bits):
     rows = torch.randn(
         3, 5, generator=torch.Generator().manual_seed(bits), dtype=torch.float64
     )
@@ -150,7 +150,7 @@ def test_levels_of_a_row_are_the_nearest_of_all(bits: int) -> None:
     assert float(found[1].abs().max()) == 0
 
 
-def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight() -> None:
+def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight():
     """After each weight is fixed, GPTQ's later weights are those of least rise given all that are fixed so far."""
     weights, matrix = quadratic(4)
     grid = RowGrids([weights[None]], 3)
@@ -169,7 +169,7 @@ def test_gptq_moves_what_is_left_to_its_minimum_after_every_weight() -> None:
     )
 
 
-def test_rows_that_are_not_coupled_are_rounded_each_alone() -> None:
+def test_rows_that_are_not_coupled_are_rounded_each_alone():
     """With I (x) X X^T, the algorithm of the paper: one column after the other, all rows at once."""
     X = quadratic(5)[1]
     rows = torch.randn(
@@ -192,7 +192,7 @@ def test_rows_that_are_not_coupled_are_rounded_each_alone() -> None:
     torch.testing.assert_close(together, found)
 
 
-def test_without_coupling_gptq_rounds_to_the_nearest() -> None:
+def test_without_coupling_gptq_rounds_to_the_nearest():
     weights, _ = quadratic(7)
     grid = RowGrids([weights[None]], 3)
     assert torch.equal(

@@ -98,7 +98,7 @@ def without(held: Tensor, *groups: Any) -> list[Tensor]:
     [HEADS, ARCHITECTURES["post"], ARCHITECTURES["bare"]],
     ids=["heads", "post", "bare"],
 )
-def test_rises_and_saliencies_are_those_of_plain_autograd(model: ModelConfig) -> None:
+def test_rises_and_saliencies_are_those_of_plain_autograd(model):
     problem, found = measured("pruning", model, ["W_V"], shares=[0.5])
     held = problem.weight(1, "W_V").detach()
     m, n = held.shape
@@ -151,7 +151,7 @@ def test_rises_and_saliencies_are_those_of_plain_autograd(model: ModelConfig) ->
     )
 
 
-def test_other_matrices_are_those_of_their_definitions() -> None:
+def test_other_matrices_are_those_of_their_definitions():
     """K-FAC and the empirical Fisher matrix of one's own network; in a whole one, K-FAC is apart by weight."""
     problem, found = measured("pruning", HEADS, ["W_V", "all"], shares=[0.5])
     flat = problem.weight(1, "W_V").detach().flatten()
@@ -181,7 +181,7 @@ def test_other_matrices_are_those_of_their_definitions() -> None:
     )
 
 
-def test_curves_are_losses_of_networks_without_these_weights() -> None:
+def test_curves_are_losses_of_networks_without_these_weights():
     shares = [0.25, 0.5, 1.0]
     problem, found = measured("pruning", HEADS, ["W_V"], shares=shares)
     held = problem.weight(1, "W_V").detach()
@@ -201,7 +201,7 @@ def test_curves_are_losses_of_networks_without_these_weights() -> None:
     )
 
 
-def test_a_head_is_rows_of_three_weights_and_columns_of_one() -> None:
+def test_a_head_is_rows_of_three_weights_and_columns_of_one():
     problem, found = measured("pruning", HEADS, ["all"], shares=[0.5])
     expected = []
     for head in range(2):
@@ -232,9 +232,7 @@ def test_a_head_is_rows_of_three_weights_and_columns_of_one() -> None:
     )
 
 
-def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network() -> (
-    None
-):
+def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network():
     problem, found = measured("quantisation", HEADS, ["W_V"], bits=[3])
     held = problem.weight(1, "W_V").detach()
     low, high = held.min(1).values.clamp(max=0), held.max(1).values.clamp(min=0)
@@ -267,7 +265,7 @@ def damped(matrix: Tensor) -> Tensor:
     )
 
 
-def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
+def test_gptq_of_inputs_is_that_of_the_inputs_second_moment():
     """The inputs of W_in by a hook of its own; every row rounded column by column."""
     problem, found = measured("quantisation", HEADS, ["W_in"], bits=[4])
     (weight,) = problem.layout.side(1, "W_in")
@@ -296,7 +294,7 @@ def test_gptq_of_inputs_is_that_of_the_inputs_second_moment() -> None:
     assert given == pytest.approx(rises(problem, "W_in", [rounded])[0], abs=1e-10)
 
 
-def test_all_ways_of_rounding_have_rows_and_sixteen_bits_cost_nearly_nothing() -> None:
+def test_all_ways_of_rounding_have_rows_and_sixteen_bits_cost_nearly_nothing():
     _, found = measured("quantisation", HEADS, ["all"], bits=[16, 2])
     assert {row["quantity"] for row in found.rows} == {
         f"{name}_increase" for name in ROUNDINGS
@@ -304,14 +302,12 @@ def test_all_ways_of_rounding_have_rows_and_sixteen_bits_cost_nearly_nothing() -
     assert max(abs(row["value"]) for row in found.rows if row["index"] == 16) < 1e-3
 
 
-def test_a_block_without_a_matrix_is_not_rounded() -> None:
+def test_a_block_without_a_matrix_is_not_rounded():
     with pytest.raises(UserError, match=r"block \(biases, biases\) .*has no matrix"):
         measured("quantisation", ARCHITECTURES["post"], ["biases"])
 
 
-def test_weights_that_change_nothing_have_equal_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_weights_that_change_nothing_have_equal_ranks(monkeypatch):
     """A shift of all keys moves no pattern: what removing b_K changes is rounding, and has no rank correlation.
 
     How much rounding there is, if any, depends on the processor: some roundings of the
@@ -354,7 +350,7 @@ def test_weights_that_change_nothing_have_equal_ranks(
         assert given == pytest.approx(spearmanr(one, rises).statistic, abs=1e-12)
 
 
-def test_ties_share_their_rank() -> None:
+def test_ties_share_their_rank():
     generator = np.random.default_rng(0)
     one, other = generator.integers(0, 4, 30), generator.integers(0, 4, 30)
     found = spearman(
@@ -363,7 +359,7 @@ def test_ties_share_their_rank() -> None:
     assert found == pytest.approx(spearmanr(one, other).statistic, abs=1e-12)
 
 
-def test_predictions_of_rounding_are_those_of_dense_matrices() -> None:
+def test_predictions_of_rounding_are_those_of_dense_matrices():
     """Rises, traces and quadratic forms of four weights by plain autograd, and their rank correlations by SciPy."""
     names = ["W_Q", "W_K", "W_V", "W_O"]
     problem, found = measured("rounding", HEADS, names, bits=[3])

@@ -56,7 +56,7 @@ def drawn(
         return list(LAYOUTS[layout].draw(spec, written))
 
 
-def test_curves_and_correlations_are_means_over_seeds(tmp_path: Path) -> None:
+def test_curves_and_correlations_are_means_over_seeds(tmp_path):
     table = pd.concat(
         [
             *(
@@ -112,7 +112,7 @@ def test_curves_and_correlations_are_means_over_seeds(tmp_path: Path) -> None:
     assert numbers.loc["obs_hessian", "high"] == pytest.approx(tanh(middle + half))
 
 
-def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path: Path) -> None:
+def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path):
     rises = {8: 0.0, 4: 0.1, 3: 0.4}
     table = pd.concat(
         [
@@ -138,7 +138,7 @@ def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("layout", ["pruning", "quantisation"])
-def test_a_table_without_such_numbers_is_refused(layout: str, tmp_path: Path) -> None:
+def test_a_table_without_such_numbers_is_refused(layout, tmp_path):
     with pytest.raises(
         UserError, match=f"layout={layout}: the table has no such numbers"
     ):

@@ -90,7 +90,7 @@ def slopes_of(objective: Objective, batch: Batch) -> Tensor:
     return torch.stack([torch.cat([piece.flatten() for piece in row]) for row in rows])
 
 
-def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path: Path) -> None:
+def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path):
     cell = cell_of(config(tmp_path))
     found = compute_cell(cell)
     problem = draw_problem(cell)
@@ -147,7 +147,7 @@ def test_scores_are_those_of_trainings_and_matrices_by_hand(tmp_path: Path) -> N
     assert {f"{name}_influence_score" for name in INFLUENCES} < set(by_name)
 
 
-def test_with_all_samples_the_training_is_that_of_the_state(tmp_path: Path) -> None:
+def test_with_all_samples_the_training_is_that_of_the_state(tmp_path):
     cell = cell_of(config(tmp_path, optimiser=Optimiser.adamw, batch_size=COUNT))
     problem = draw_problem(cell)
     again = retrained(request_of(cell, problem), torch.arange(COUNT))
@@ -157,7 +157,7 @@ def test_with_all_samples_the_training_is_that_of_the_state(tmp_path: Path) -> N
         assert torch.equal(one, other)
 
 
-def test_the_jackknife_of_a_score() -> None:
+def test_the_jackknife_of_a_score():
     torch.manual_seed(2)
     true = torch.randn(3, 9).double()
     predicted = true + torch.randn(3, 9).double()
@@ -182,8 +182,6 @@ def test_the_jackknife_of_a_score() -> None:
     "setting",
     [{"data": TrainingData.fresh, "optimiser": Optimiser.adamw}, {"batch_size": 2}],
 )
-def test_trainings_that_do_not_see_all_samples(
-    tmp_path: Path, setting: dict[str, Any]
-) -> None:
+def test_trainings_that_do_not_see_all_samples(tmp_path, setting):
     with pytest.raises(UserError, match=r"influence[\s\S]*training.data=fixed"):
         cell_of(config(tmp_path, **{"optimiser": Optimiser.adamw, **setting}))

@@ -75,8 +75,8 @@ def stored(
 
 
 def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     found = {
         page.suffix: page for page in drawn("spectra", stored(tmp_path), width=0.05)
     }
@@ -121,9 +121,7 @@ def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(
     ).mean() > 0.9
 
 
-def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(
-    tmp_path: Path,
-) -> None:
+def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(tmp_path):
     page = next(
         page
         for page in drawn("spectra", stored(tmp_path), width=0.05)
@@ -151,7 +149,7 @@ def test_a_density_lies_on_the_exact_eigenvalues_under_its_kernel(
     )
 
 
-def test_densities_alone_show_what_the_steps_miss(tmp_path: Path) -> None:
+def test_densities_alone_show_what_the_steps_miss(tmp_path):
     pages = drawn("spectra", stored(tmp_path, exact=False), variance=1e-3)
     assert [page.suffix for page in pages] == [
         "_all1",
@@ -168,7 +166,7 @@ def test_densities_alone_show_what_the_steps_miss(tmp_path: Path) -> None:
     assert np.abs(half.get_ydata()).max() > 0
 
 
-def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
+def test_eigenvalues_alone_need_no_density(tmp_path):
     found = [
         page.suffix
         for page in drawn("spectra", stored(tmp_path, densities=False), part="H_o")
@@ -177,7 +175,7 @@ def test_eigenvalues_alone_need_no_density(tmp_path: Path) -> None:
     assert found == ["_all1", "_all1_density", "_weights", "_densities", "_table"]
 
 
-def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
+def test_panels_of_weights_can_be_picked(tmp_path):
     every, some = (
         drawn("spectra", stored(tmp_path), **options)
         for options in ({}, {"weights": ["W_V"]})
@@ -189,7 +187,7 @@ def test_panels_of_weights_can_be_picked(tmp_path: Path) -> None:
     assert "W_Q1" in rows[0] and rows[1] == {"table"}
 
 
-def test_the_table_holds_means_and_errors(tmp_path: Path) -> None:
+def test_the_table_holds_means_and_errors(tmp_path):
     table = drawn("spectra", stored(tmp_path))[-1]
     written = [text.get_text() for text in table.figure.axes[0].texts]
     assert "largest" in written and "12 ± 4" in written and "−1.5 ± 0.5" in written
@@ -199,7 +197,7 @@ def test_the_table_holds_means_and_errors(tmp_path: Path) -> None:
     }
 
 
-def test_a_table_without_arrays_says_what_to_measure(tmp_path: Path) -> None:
+def test_a_table_without_arrays_says_what_to_measure(tmp_path):
     folder = write_sweep(spectral_table([{"value": 1.0}]), tmp_path)
     for layout in ("spectra", "heterogeneity"):
         with pytest.raises(
@@ -209,13 +207,13 @@ def test_a_table_without_arrays_says_what_to_measure(tmp_path: Path) -> None:
             drawn(layout, folder)
 
 
-def test_few_ranks_stand_for_many() -> None:
+def test_few_ranks_stand_for_many():
     assert drawn_ranks(50) == list(range(50))
     many = drawn_ranks(4000)
     assert len(many) < 200 and {0, 39, 3960, 3999} <= set(many) and many == sorted(many)
 
 
-def test_heat_maps_of_distances(tmp_path: Path) -> None:
+def test_heat_maps_of_distances(tmp_path):
     folder, entries = tmp_path / "spectra", []
     peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
     for kind, third in (("transformer", peaked), ("mlp", 3 * WAVE)):
@@ -267,9 +265,7 @@ def test_heat_maps_of_distances(tmp_path: Path) -> None:
     assert room[0] == pytest.approx(room[1])
 
 
-def test_two_steps_share_a_map_with_the_first_below_its_diagonal(
-    tmp_path: Path,
-) -> None:
+def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path):
     folder, entries = tmp_path / "spectra", []
     peaked = np.concatenate([np.zeros(150), np.linspace(0.5, 1, 12)])
     for step in (0, 9):
@@ -319,7 +315,7 @@ def proxy_rows() -> Iterator[dict[str, Any]]:
                 yield {**here, "part": "H_o", "value": ratio * (2.0 + seed)}
 
 
-def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
+def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path):
     table = spectral_table(list(proxy_rows()))
     (page,) = drawn("gauss_newton", write_sweep(table, tmp_path, settings=None))
     upper, lower = page.figure.axes
@@ -343,9 +339,7 @@ def test_ratios_seed_by_seed_and_one_line_for_the_mlp(tmp_path: Path) -> None:
         drawn("gauss_newton", tmp_path / "spectra", block="W_Q")
 
 
-def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(
-    tmp_path: Path,
-) -> None:
+def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(tmp_path):
     rows = [
         {**row, "value": row["value"] * (1e-9 if row["sigma"] < 1 else 1e3)}
         for row in proxy_rows()
@@ -364,7 +358,7 @@ def test_labels_of_both_lines_stand_below_each_other_whatever_their_ticks(
     assert widths[0] != widths[1] and places[0] == places[1]
 
 
-def test_a_ratio_needs_a_positive_eigenvalue() -> None:
+def test_a_ratio_needs_a_positive_eigenvalue():
     rows = [{"part": "H", "value": -1.0}, {"part": "H_o", "value": 2.0}]
     table = spectral_table(rows).assign(x=0.1)
     assert ratios(table)["ratio"].isna().all()
@@ -399,7 +393,7 @@ def sink_rows(
                     }
 
 
-def test_outliers_over_the_bulk(tmp_path: Path) -> None:
+def test_outliers_over_the_bulk(tmp_path):
     table = spectral_table(list(sink_rows()))
     (page,) = drawn("sinks", write_sweep(table, tmp_path, settings=SINKS))
     axes = np.reshape(page.figure.axes, (2, 2))
@@ -418,7 +412,7 @@ def test_outliers_over_the_bulk(tmp_path: Path) -> None:
     assert "smallest" in words(axes[0, 1])
 
 
-def test_the_outermost_eigenvalue_may_be_the_negative_one() -> None:
+def test_the_outermost_eigenvalue_may_be_the_negative_one():
     rows = [
         row for row in sink_rows(["scores"]) if row["quantity"] != "largest_eigenvalue"
     ]
@@ -447,7 +441,7 @@ def norm_rows() -> Iterator[dict[str, Any]]:
                 yield {**here, "quantity": "largest_eigenvalue", "value": 3.0}
 
 
-def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
+def test_scaled_weights_are_columns_and_means_geometric(tmp_path):
     folder = write_sweep(spectral_table(list(norm_rows())), tmp_path, settings=NORMS)
     (page,) = drawn("weight_norms", folder)
     axes = np.reshape(page.figure.axes, (2, 2))
@@ -478,9 +472,7 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path: Path) -> None:
         ("spectra", ["all1:sorted:attention_softmax"]),
     ],
 )
-def test_panels_can_be_picked_and_narrow_pages_fold(
-    tmp_path: Path, layout: str, panels: list[str]
-) -> None:
+def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path, layout, panels):
     tables = {
         "sinks": (sink_rows(), SINKS),
         "weight_norms": (norm_rows(), NORMS),
@@ -503,7 +495,7 @@ def test_panels_can_be_picked_and_narrow_pages_fold(
         assert len(page.figure.axes) == len(panels) if paper.panels else len(lefts) == 1
 
 
-def test_variants_in_words() -> None:
+def test_variants_in_words():
     assert (
         variant_words("model.attention=linear,model.norm=pre")
         == "linear attention, pre-LN"
@@ -515,7 +507,7 @@ def test_variants_in_words() -> None:
     assert variant_words("") == ""
 
 
-def test_bands_of_one_seed_are_left_out(tmp_path: Path) -> None:
+def test_bands_of_one_seed_are_left_out(tmp_path):
     rows = [row for row in norm_rows() if row["seed"] == 0]
     (page,) = drawn(
         "weight_norms", write_sweep(spectral_table(rows), tmp_path, settings=NORMS)

@@ -68,9 +68,7 @@ def both(tmp_path: Path) -> tuple[Spectrum, Density]:
     return read_spectra(tmp_path)[0], read_densities(tmp_path)[0]
 
 
-def test_outliers_alone_move_distances_under_the_published_kernel_and_not_under_the_fixed_one() -> (
-    None
-):
+def test_outliers_alone_move_distances_under_the_published_kernel_and_not_under_the_fixed_one():
     bulks = [
         np.linspace(-1, 1, 400),
         np.concatenate([np.linspace(-0.2, 0.2, 380), np.linspace(-1, 1, 20)]),
@@ -83,7 +81,7 @@ def test_outliers_alone_move_distances_under_the_published_kernel_and_not_under_
     assert found[1e4][1] == pytest.approx(found[10.0][1], rel=0.02)
 
 
-def test_an_interval_is_students() -> None:
+def test_an_interval_is_students():
     sample = np.array([1.0, 2.0, 4.0, 3.5, math.nan])
     found = student_interval(sample)
     low, high = stats.t.interval(
@@ -105,7 +103,7 @@ def test_an_interval_is_students() -> None:
     assert mean[0] + margin[0] == pytest.approx(high)
 
 
-def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> None:
+def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own():
     ours = pd.Series({1: 3.0, 2: 5.0, 3: 8.5, 4: 1.0})
     theirs = pd.Series({1: 2.0, 2: 4.5, 3: 7.0, 9: 100.0})
     low, high = stats.ttest_rel(ours[:3], theirs[:3]).confidence_interval(0.95)
@@ -134,9 +132,7 @@ def test_pairs_logs_correlations_and_probes_have_intervals_of_their_own() -> Non
     )
 
 
-def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_axis() -> (
-    None
-):
+def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_axis():
     mean = np.array([1.0, 1.0, 2.0])
     sem = np.array([0.1, 3.0, math.nan])
     count = np.array([5, 3, 1])
@@ -151,7 +147,7 @@ def test_bands_are_intervals_of_the_mean_and_never_reach_zero_on_a_logarithmic_a
     assert high[0] == pytest.approx(math.exp(0.1 * stats.t.ppf(0.975, 4)))
 
 
-def test_smoothing_is_the_stated_sum_of_gaussians() -> None:
+def test_smoothing_is_the_stated_sum_of_gaussians():
     place, nodes = spectrum(VALUES).place, np.array([[0.0, 2.0, 0.0]])
     quadrature = StoredQuadrature(nodes, np.array([[0.25, 0.75, 0.0]]))
     density, grid = Density(place, quadrature, quadrature), np.linspace(-2, 4, 7)
@@ -167,16 +163,14 @@ def test_smoothing_is_the_stated_sum_of_gaussians() -> None:
     assert span(density) == (0.0, 2.0)
 
 
-def test_kernels_follow_the_range() -> None:
+def test_kernels_follow_the_range():
     assert Kernel(width=0.02).deviation(-1, 4) == pytest.approx(0.1)
     assert Kernel(variance=1e-5).deviation(0, 0.1) == pytest.approx(math.sqrt(1e-5))
     assert Kernel(variance=1e-5).deviation(0, 100) == pytest.approx(math.sqrt(1e-3))
     assert Kernel(width=0.02).deviation(3, 3) > 0
 
 
-def test_bands_hold_the_exact_curves_at_their_rate(
-    both: tuple[Spectrum, Density],
-) -> None:
+def test_bands_hold_the_exact_curves_at_their_rate(both):
     exact, density = both
     deviation = Kernel(width=0.05).deviation(*span(density))
     grid = grid_over(*span(density), deviation, points=60)
@@ -189,7 +183,7 @@ def test_bands_hold_the_exact_curves_at_their_rate(
         assert np.abs(found.half - found.mean).max() < found.margin.max()
 
 
-def test_the_error_of_the_steps_is_told_apart(tmp_path: Path) -> None:
+def test_the_error_of_the_steps_is_told_apart(tmp_path):
     write_manifest(
         tmp_path,
         [store_density(tmp_path, {("W_Q", "H"): VALUES}, num_probes=300, steps=4)],
@@ -199,7 +193,7 @@ def test_the_error_of_the_steps_is_told_apart(tmp_path: Path) -> None:
     assert np.abs(found.half - found.mean).max() > found.margin.max()
 
 
-def test_quantiles(both: tuple[Spectrum, Density]) -> None:
+def test_quantiles(both):
     numbers, shares = as_weighted(spectrum(np.arange(1.0, 21.0)))
     assert [
         quantile(numbers, shares, level) for level in (0.05, 0.25, 0.5, 0.95, 1.0)
@@ -210,14 +204,14 @@ def test_quantiles(both: tuple[Spectrum, Density]) -> None:
         assert found == pytest.approx(truth, abs=0.3)
 
 
-def test_the_unit_is_the_tenth_in_size(both: tuple[Spectrum, Density]) -> None:
+def test_the_unit_is_the_tenth_in_size(both):
     exact, density = both
     assert kth_in_size(exact, 10) == np.sort(np.abs(VALUES))[-10]
     assert kth_in_size(density, 10) == pytest.approx(kth_in_size(exact, 10), rel=0.25)
     assert kth_in_size(spectrum(np.arange(9.0)), 10) == 0
 
 
-def test_the_distance_has_its_limits() -> None:
+def test_the_distance_has_its_limits():
     half, other = np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.0, 1.0])
     assert jensen_shannon(half, half) == 0
     assert jensen_shannon(half, other) == pytest.approx(math.log(2))
@@ -228,7 +222,7 @@ def test_the_distance_has_its_limits() -> None:
     assert jensen_shannon(p, q) == pytest.approx(by_hand)
 
 
-def test_sizes_do_not_count_but_shapes_do() -> None:
+def test_sizes_do_not_count_but_shapes_do():
     flat = np.linspace(-1, 1, 101)
     peaked = np.concatenate([np.zeros(90), np.linspace(0.5, 1, 11)])
     found = distances([spectrum(flat), spectrum(7 * flat), spectrum(peaked)])
@@ -240,7 +234,7 @@ def test_sizes_do_not_count_but_shapes_do() -> None:
     )
 
 
-def test_a_block_without_a_tenth_eigenvalue_has_no_distance() -> None:
+def test_a_block_without_a_tenth_eigenvalue_has_no_distance():
     rank_one = np.zeros(50)
     rank_one[3] = 2.0
     found = distances(
@@ -251,7 +245,7 @@ def test_a_block_without_a_tenth_eigenvalue_has_no_distance() -> None:
     assert math.isnan(average_distance(distances([spectrum(rank_one)])))
 
 
-def test_probabilities_sum_to_one_on_one_grid() -> None:
+def test_probabilities_sum_to_one_on_one_grid():
     spectra = [as_weighted(spectrum(values)) for values in (VALUES, VALUES[:20] * 3)]
     first, second = on_common_grid(spectra, PUBLISHED)
     assert first.shape == second.shape and first.sum() == pytest.approx(
@@ -259,16 +253,14 @@ def test_probabilities_sum_to_one_on_one_grid() -> None:
     ) == pytest.approx(second.sum())
 
 
-def test_a_density_has_nearly_the_distances_of_the_eigenvalues(
-    both: tuple[Spectrum, Density],
-) -> None:
+def test_a_density_has_nearly_the_distances_of_the_eigenvalues(both):
     exact, density = both
     other, wide = spectrum(VALUES**3), Kernel(width=0.02)
     truth, found = (distances([one, other], wide)[0, 1] for one in (exact, density))
     assert found == pytest.approx(truth, abs=0.1)
 
 
-def test_a_block_of_low_rank_has_no_unit_and_leaves_the_others_alone() -> None:
+def test_a_block_of_low_rank_has_no_unit_and_leaves_the_others_alone():
     """Its tenth eigenvalue is the rounding of a zero; a grid in units of that would hold nothing of the others."""
     low = spectrum(
         np.concatenate([GENERATOR.normal(size=5), 1e-15 * GENERATOR.normal(size=60)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,13 +9,12 @@ from hessfig.figures.parts.page import Paper, styled
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, write_sweep
 from tests.analysis.test_training_runs import of_rules
-from tests.figures.conftest import Draw
 
 VARIED = {"optimiser": "gd", "learning_rate": 1.0, "clip_norm": 0.0, "damping": 0.0}
 RACE = {**CONFIG, "sweep": {"axis": "step"}, "training": VARIED}
 
 
-def test_a_dot_and_the_end_of_a_curve_are_one_number(pages: Draw) -> None:
+def test_a_dot_and_the_end_of_a_curve_are_one_number(pages):
     (page,) = pages("race", of_rules(), settings=RACE, reference="adamw")
     curves, dots = page.figure.axes
     ends = {
@@ -43,7 +40,7 @@ def test_a_dot_and_the_end_of_a_curve_are_one_number(pages: Draw) -> None:
     ] == [False] * 3 + [True] * 3
 
 
-def test_what_is_not_drawn_is_in_the_file(pages: Draw) -> None:
+def test_what_is_not_drawn_is_in_the_file(pages):
     (page,) = pages("race", of_rules(), settings=RACE, reference="adamw")
     numbers = page.numbers
     newton = numbers[
@@ -61,9 +58,7 @@ def test_what_is_not_drawn_is_in_the_file(pages: Draw) -> None:
 @pytest.mark.parametrize(
     "paper", [Paper(panels=["step"]), Paper(panels=["ratio"]), Paper(width=3.25)]
 )
-def test_panels_can_be_picked_and_narrow_pages_fold(
-    tmp_path: Path, paper: Paper
-) -> None:
+def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path, paper):
     folder = write_sweep(of_rules(), tmp_path, settings=RACE)
     with styled(paper):
         (page,) = LAYOUTS["race"].draw(
