@@ -1,5 +1,6 @@
 """Stored Hessians: heat maps and histograms of their entries."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from hessfig.analysis.arrays import StoredHessian, histogram, log_bins, read_hessians
@@ -143,7 +145,7 @@ def picked(hessians: list[StoredHessian], variant: str | None) -> list[StoredHes
 
 
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
-_FLOOR, _RANGE = 1e-6, (-6.0, -1.0)
+_FLOOR = 1e-6
 _PIXELS = 960
 # A heat map whose weights are named needs as much.
 _STYLE = APART.replace(right=0.5, down=0.5, narrowest=1.6)
@@ -166,23 +168,30 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     networks = [(hessian.variant, 0) for hessian in picture]
     weights = spec.words("weights") or ATTENTION
     settings = setting_words_of(source.folder)
-    for hessian in picture:
+    maps = [
+        [log_entries(one.matrix) for one in (hessian, hessian.restricted(weights))]
+        for hessian in picture
+    ]
+    scale = _scale([logs for both in maps for logs in both])
+    for hessian, both in zip(picture, maps, strict=True):
         note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
-        sheet, numbers = draw_entries(
-            hessian, weights, blocks_of(spec), spec, note=note
-        )
+        sheet, numbers = draw_entries(hessian, weights, both, scale, spec, note=note)
         yield sheet.page(page_suffix(hessian.variant, 0, networks), numbers)
 
 
 def draw_entries(
     hessian: StoredHessian,
     weights: Sequence[str],
-    blocks: Sequence[str],
+    maps: Sequence[NDArray[Any]],
+    scale: Normalize,
     spec: FigureSpec,
     *,
     note: str,
 ) -> tuple[Sheet, pd.DataFrame]:
-    """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers."""
+    """Draw the two heat maps with one colour bar, and the histograms below them; return the histograms' numbers.
+
+    `maps` are the `log_entries` of the whole matrix and of the `weights` alone.
+    """
     subset = "attention" if set(weights) == set(ATTENTION) else "some"
     side = _STYLE.width(spec.paper, min(2, _STYLE.columns(spec.paper)))
     sheet = Sheet.grid(
@@ -196,33 +205,45 @@ def draw_entries(
     for row, column, ax in sheet:
         if row == 0:
             drawn, title = pictures[column]
-            image = draw_heat_map(ax, drawn.matrix, drawn.borders(), drawn.names)
+            image = draw_heat_map(ax, maps[column], scale, drawn.borders(), drawn.names)
             ax.set_title(f"{title}: {len(drawn.matrix)} parameters")
     below = sheet.panels.get((1, 0)) or Figure().subplots()
-    numbers = draw_bars(below, hessian, blocks, [hessian])
+    numbers = draw_bars(below, hessian, blocks_of(spec), [hessian])
     label_side(below, SHARE)
     below.set_xlabel(SIZE)
     heat_maps = [cell for cell in sheet.lines[0] if cell[0] == 0]
     if heat_maps:
         bar = colour_bar(sheet.panels[heat_maps[-1]], image)
+        bar.locator = MaxNLocator(integer=True)
         bar.set_label(r"$\log_{10}$ of the size of an entry")
     return sheet, numbers
 
 
-def draw_heat_map(
-    ax: Axes, matrix: NDArray[Any], borders: NDArray[Any], names: Sequence[str]
-) -> AxesImage:
-    """Draw log10(|matrix| + 1e-6), smoothed over 5 x 5 entries, with dashed lines between the parameters."""
+def log_entries(matrix: NDArray[Any]) -> NDArray[Any]:
+    """Return log10(|matrix| + 1e-6), smoothed over 5 x 5 entries, with at most _PIXELS rows."""
     from scipy.ndimage import uniform_filter
 
-    logs = uniform_filter(
-        np.log10(np.abs(matrix) + np.float32(_FLOOR)), size=5, mode="nearest"
-    )
-    size = len(matrix)
+    logs = np.log10(np.abs(matrix) + np.float32(_FLOOR))
+    return _reduced(uniform_filter(logs, size=5, mode="nearest"))
+
+
+def _scale(maps: Sequence[NDArray[Any]]) -> Normalize:
+    """Return one scale of colours for all pages: from the floor to the next half decade above the largest number."""
+    highest = max(float(logs.max()) for logs in maps)
+    return Normalize(math.log10(_FLOOR), (math.floor(2 * highest) + 1) / 2)
+
+
+def draw_heat_map(
+    ax: Axes,
+    logs: NDArray[Any],
+    scale: Normalize,
+    borders: NDArray[Any],
+    names: Sequence[str],
+) -> AxesImage:
+    """Draw the `log_entries` of a matrix, with dashed lines between its parameters, which end at `borders`."""
+    size = borders[-1]
     whole: dict[str, Any] = {"aspect": "equal", "extent": (0, size, size, 0)}
-    image = draw_matrix(
-        ax, _reduced(logs), Normalize(*_RANGE), missing="white", **whole
-    )
+    image = draw_matrix(ax, logs, scale, missing="white", **whole)
     for border in borders[1:-1]:
         for draw in (ax.axhline, ax.axvline):
             draw(border, color="white", linestyle="--", linewidth=0.4)
