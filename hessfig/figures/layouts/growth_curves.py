@@ -224,13 +224,17 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
             colour=shade,
             label="" if alone else layer_words(curve, layer),
         )
+    at = "upper" if panels.is_rising(measured.curves) else "lower"
+    place = f"{at} left"
+    words, aside = window_words(measured) if len(layers) == 1 else ("", "")
+    if words:
+        panels.make_room(
+            ax, measured.curves, "\n".join(filter(None, (words, aside))), at
+        )
     draw_guides(ax, measured)
-    rising = panels.is_rising(measured.curves)
     if len(layers) == 1:
-        words, aside = window_words(measured)
-        panels.corner(ax, words, "upper left" if rising else "lower left", aside=aside)
+        panels.corner(ax, words, place, aside=aside)
     else:
-        place = "upper left" if rising else "lower left"
         _legend(
             ax,
             title=f"Layer: {measured.printed}",

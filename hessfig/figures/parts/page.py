@@ -212,9 +212,11 @@ def relabel(
     """
     if title is not None:
         room = figure.get_figwidth() - 0.1
+        # An equation stays on one line.
+        whole = title.replace(" = ", "\u00a0=\u00a0")
         lines = [
-            piece
-            for line in title.split("\n")
+            piece.replace("\u00a0", " ")
+            for line in whole.split("\n")
             for piece in broken(line, room, _TITLE_SIZE)
         ]
         figure.suptitle("\n".join(lines), y=1.0, va="bottom", fontsize=_TITLE_SIZE)

@@ -260,6 +260,24 @@ def _padded(values: pd.Series, share: float) -> tuple[float, float]:
     return float(10 ** (low - pad)), float(10 ** (high + pad))
 
 
+def make_room(ax: Axes, curves: pd.DataFrame, words: str, at: str) -> None:
+    """Move the end of the y axis so that words in the left corner `at` ('upper', 'lower') touch no curve or guide."""
+    end = 0.03 + width_of(words) / width_in(ax)
+    lines = 1 + words.count("\n")
+    high = 0.04 + 2 * _BELOW + lines * _SPACING * TINY / 72 / _inches_high(ax)
+    drawn = curves[positive(curves)].sort_values(X)
+    left, right = np.log10(ax.get_xlim())
+    x, y = np.log10(drawn[X]), np.log10(drawn["mean"])
+    across = np.append(x[x < left + end * (right - left)], left + end * (right - left))
+    heights = np.interp(across, x, y)
+    low, top = np.log10(ax.get_ylim())
+    if at == "lower":
+        low = min(low, (heights.min() - high * top) / (1 - high))
+    else:
+        top = max(top, (heights.max() - high * low) / (1 - high))
+    ax.set_ylim(10**low, 10**top)
+
+
 def mark_one(ax: Axes, axis: Axis = SIGMA) -> None:
     """Mark sigma = 1, the end of the practical range, by a dotted vertical line. Other axes are left unchanged."""
     if axis.is_sigma:
