@@ -33,6 +33,8 @@ CONDITION = re.compile(r"sigma (?:<=|>=|=) [\d.]+")
 def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFrame:
     """Return the diagonal blocks of a kept table without zeros, with a column for each setting that varies."""
     rows = pd.read_csv(TABLES / f"{sweep}.csv.xz", low_memory=False)
+    of_blocks = ["row", "col", "part"]
+    rows[of_blocks] = rows[of_blocks].fillna("")
     is_diagonal = (rows["row"] == rows["col"]) & (rows["layer"] == rows["row_layer"])
     rows = rows[is_diagonal & (rows["part"] == part) & (rows["quantity"] == quantity)]
     if quantity == "frobenius":
@@ -238,6 +240,18 @@ def temperature() -> list[str]:
     return [shown(share.iloc[:, -1] - share.iloc[:, 0], 2), f"{np.exp(crossing):.3f}"]
 
 
+def wide_keys() -> list[str]:
+    spread = table("wide_keys", part="", quantity="pattern_spread")
+    narrow, wide = (by_seed(spread, d_head=width) for width in ("1", "64"))
+    return [shown(np.log10(narrow / wide), 3)]
+
+
+def weight_powers() -> list[str]:
+    """Return the exponent of ||H_o(Q, Q)||_F in the scale of W_K."""
+    rows = chosen(table("weight_powers", "H_o"), scaled_weight="W_K", row="W_Q")
+    return [shown(exponents(rows.assign(sigma=rows["weight_scale"].astype(float))), 3)]
+
+
 def one_matrix() -> list[str]:
     outer, functional = (
         chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES
@@ -289,12 +303,14 @@ ROWS: dict[str, Callable[[], list[str]]] = {
     "Without softmax, query": attention,
     "The data dependence": depth,
     "Softmax makes": negative,
+    "With wide keys": wide_keys,
     "With pre-LN": pre_norm,
     "LayerNorm keeps": bounded,
     "In deep networks": layers,
     "With more heads": heads,
     "H_f^T dominates": temperature,
     "A single weight": one_matrix,
+    "Blocks depend": weight_powers,
     "After training": values,
     "SGD is behind": behind,
 }
