@@ -60,6 +60,7 @@ DOORS = {
     "curvlinops": ("hessfig.curvature.curvlinops",),
     "transformer_lens": ("hessfig.models.",),
     "transformers": (
+        "hessfig.models.stored.architectures",
         *("hessfig.models.stored.loaded_model", "hessfig.models.stored.tokenizer"),
         "hessfig.models.stored.lens_registry",
         "hessfig.integrations.transformers",
@@ -364,7 +365,7 @@ def test_launchers_are_known_by_their_records_alone() -> None:
         ("hessfig.cli.x", "hydra.core", "test_each_library_has_one_door"),
         (
             "hessfig.states.x",
-            "hessfig.models.stored.families",
+            "hessfig.models.stored.architectures",
             "test_the_core_needs_nothing_that_is_built_on_it",
         ),
         (

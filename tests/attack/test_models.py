@@ -95,13 +95,13 @@ def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
     """Yield names, words of the refusal, and what is done to a folder."""
     for key, value, wanted in (
         ("n_layer", 10**9, "more layers and heads"),
-        ("n_layer", 10**300, "n_layers"),
-        ("n_layer", -1, "n_layers"),
+        ("n_layer", 10**300, "n_layer"),
+        ("n_layer", -1, "n_layer"),
         ("n_layer", True, "n_layer"),
-        ("n_layer", "2", "n_layers"),
+        ("n_layer", "2", "n_layer"),
         ("num_hidden_layers", 10**9, "two values"),
-        ("n_head", 10**9, "d_head"),
-        ("vocab_size", 10**12, "vocabulary"),
+        ("n_head", 10**9, "heads do not divide the width"),
+        ("vocab_size", 10**12, "vocab_size"),
         ("activation_function", "nope", "cannot make this model"),
         ("activation_function", ["gelu"], "cannot make this model"),
         ("layer_norm_epsilon", "x", "cannot make this model"),

@@ -13,10 +13,10 @@ from hessfig.config.schema import Config, ModelConfig
 from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import NetworkKind
 from hessfig.models.stored.architectures import (
-    ModelSizes,
-    architecture,
+    LoadedSizes,
+    default_of,
+    has_size,
     is_private,
-    layout_of,
     public,
     sizes_of,
 )
@@ -78,7 +78,7 @@ def _marks(config: Config) -> list[str]:
     For an encoder also its special tokens, which determine what may be masked.
     """
     sizes = _sizes(config)
-    if not sizes.names.encoder:
+    if not sizes.is_encoder:
         return ["loaded"]
     from hessfig.models.stored.loaded_model import special_words
 
@@ -95,22 +95,20 @@ def _check(config: Config) -> None:
     # Weights are read, which takes torch.
     from hessfig.models.stored.loaded_model import check
 
-    check(config, _sizes(config), layout(config), STORED.ids(config))
+    check(config, _sizes(config), STORED.ids(config))
 
 
 def _check_sizes(model: ModelConfig) -> None:
-    """Raise UserError for a size that the architecture with random weights does not have."""
-    if model.path is not None:
+    """Raise UserError for a width of heads that the architecture with random weights does not have."""
+    if model.path is not None or model.d_head is None:
         return
-    known = architecture(model.architecture, "model.architecture").sizes
-    for name in ("d_head", "d_mlp"):
-        if getattr(model, name) is not None and name not in known:
-            raise UserError(
-                f"model.{name}: model.architecture={model.architecture} has no such size",
-                got=f"model.{name}={getattr(model, name)}",
-                allowed=", ".join(known),
-                remedy=f"leave model.{name} out",
-            )
+    if not has_size(default_of(model.architecture, "model.architecture"), "head_dim"):
+        raise UserError(
+            f"model.d_head: model.architecture={model.architecture} has no such size",
+            got=f"model.d_head={model.d_head}",
+            allowed="n_layers, n_heads, d_model, d_mlp, vocabulary",
+            remedy="leave model.d_head out",
+        )
 
 
 def _check_settings(config: Config) -> None:
@@ -136,7 +134,7 @@ def _check_settings(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
     """Raise UserError for masked tokens with a causal model, and for next tokens with an encoder, which sees them."""
-    is_encoder = bool(_sizes(config).names.encoder)
+    is_encoder = bool(_sizes(config).is_encoder)
     is_masked = config.task.data == Data.masked_tokens
     if is_encoder != is_masked:
         fitting = Data.masked_tokens if is_encoder else Data.tokens
@@ -157,20 +155,23 @@ def _about(config: Config) -> str:
     """Describe how sequences are divided into batches, and which weights of the folder are not used."""
     from hessfig.models.stored.loaded_model import left_out
 
-    surplus = left_out(config) if _sizes(config).names.encoder else []
+    surplus = left_out(config) if _sizes(config).is_encoder else []
     words = (
         f"; left out of the folder's weights: {', '.join(surplus)}" if surplus else ""
     )
     return STORED.about(config) + words
 
 
-def _sizes(config: Config) -> ModelSizes:
+def _sizes(config: Config) -> LoadedSizes:
     return sizes_of(*settings_of(config))
 
 
 @cache
 def _layout(settings: str) -> Layout:
-    return layout_of(sizes_of(*json.loads(settings)))
+    from hessfig.models.stored import loaded_model
+
+    sizes_of(*json.loads(settings))  # before anything of these sizes is built
+    return loaded_model.layout(*json.loads(settings))
 
 
 def _place(config: Config) -> Path | None:

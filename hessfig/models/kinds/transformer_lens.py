@@ -13,8 +13,8 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.files import fingerprint as content
 from hessfig.models.protocol import NetworkKind
+from hessfig.models.stored.architectures import ModelSizes
 from hessfig.models.stored.lens_settings import (
-    LensSizes,
     digest,
     served,
     settings_of,
@@ -85,7 +85,7 @@ def _check(config: Config) -> None:
     STORED.ids(config)
 
 
-def _sizes(config: Config) -> LensSizes:
+def _sizes(config: Config) -> ModelSizes:
     if config.model.name is not None:
         from hessfig.models.stored.lens_registry import sizes_named
 

@@ -17,33 +17,21 @@ from hessfig.models.found_weights import find_weights
 from hessfig.models.lens_bridge import check_causal, following
 from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
+from hessfig.models.stored.architectures import SIZES, ModelSizes
 from hessfig.models.stored.lens_saved import saved_bridge
-from hessfig.models.stored.lens_settings import LensSizes
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.tokens import Ids
 from hessfig.weights import Layout
 
 KEY, NATIVE = "model.name", "native"
-# Names of sizes in configurations of transformers; other names are found by their
-# attribute map.
-_SIZES = {
-    **{
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-        "hidden_size": "d_model",
-    },
-    **{"intermediate_size": "d_mlp", "n_inner": "d_mlp", "ffn_dim": "d_mlp"},
-    **{"head_dim": "d_head", "num_key_value_heads": "n_kv_heads"},
-    **{"vocab_size": "vocabulary", "max_position_embeddings": "length"},
-}
 
 
-def sizes_named(config: Config) -> LensSizes:
+def sizes_named(config: Config) -> ModelSizes:
     """Return the sizes of the architecture named in config.model. Raises UserError if there is none."""
     bridge = _bridge(config, config.first_seed)
     check_causal(bridge)
     cfg = bridge.cfg
-    return LensSizes(
+    return ModelSizes(
         **{
             name: int(getattr(cfg, name) or 0)
             for name in ("n_layers", "n_heads", "d_model", "d_mlp")
@@ -84,11 +72,9 @@ def _bridge(config: Config, seed: int) -> Any:
         return saved_bridge(config)
     model = with_defaults(config.model)
     sizes = {
-        "length": config.task.length or 64,
+        "context": config.task.length or 64,
         **{
-            name: getattr(model, name)
-            for name in _SIZES.values()
-            if name in vars(model)
+            name: getattr(model, name) for name in SIZES.values() if name in vars(model)
         },
     }
     return _made(
@@ -141,7 +127,7 @@ def _native(name: str, sizes: dict[str, Any], options: dict[str, Any]) -> Any:
         },
         **{
             "d_head": sizes["d_head"] or width // heads,
-            "n_ctx": sizes["length"],
+            "n_ctx": sizes["context"],
             "act_fn": "gelu",
         },
         **{"d_vocab": sizes["vocabulary"] or 512, "normalization_type": "LN"},
@@ -170,7 +156,7 @@ def _of_transformers(name: str, sizes: dict[str, Any], options: dict[str, Any]) 
     sizes["n_kv_heads"] = sizes["n_kv_heads"] or sizes["n_heads"]
     asked = {
         key: sizes[ours]
-        for key, ours in _SIZES.items()
+        for key, ours in SIZES.items()
         if sizes[ours] is not None and hasattr(its, key)
     }
     settings = kind.config_class(

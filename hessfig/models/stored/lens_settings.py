@@ -4,14 +4,13 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import is_file
-from hessfig.models.stored.architectures import check_pieces, count_of
+from hessfig.models.stored.architectures import ModelSizes, check_pieces, count_of
 from hessfig.models.stored.model_folder import CONFIG, KEY, json_of
 
 _PATTERNS = ("*.safetensors", "*.pth", "*.pt")
@@ -53,18 +52,6 @@ def settings_of(config: Config) -> tuple[dict[str, Any], str]:
     return json_of(path, _FORM), str(path)
 
 
-@dataclass(frozen=True)
-class LensSizes:
-    """Sizes of a network, `d_mlp` 0 without MLPs; `context` is the longest sequence."""
-
-    n_layers: int
-    n_heads: int
-    d_model: int
-    d_mlp: int
-    vocabulary: int
-    context: int
-
-
 def served(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings with which TransformerLens builds the network, with its defaults for missing settings.
 
@@ -89,9 +76,9 @@ def served(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     }
 
 
-def sizes_of(built: Mapping[str, Any]) -> LensSizes:
+def sizes_of(built: Mapping[str, Any]) -> ModelSizes:
     """Return the sizes in settings of `served`."""
-    return LensSizes(
+    return ModelSizes(
         n_layers=built["n_layers"],
         n_heads=built["n_heads"],
         d_model=built["d_model"],

@@ -1,7 +1,6 @@
 """Models of the library transformers, causal or for masked tokens, loaded by transformers from hashed tensors."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -11,14 +10,14 @@ from torch import Tensor, nn
 
 from hessfig.config.schema import Config
 from hessfig.curvature.problem import Objective
-from hessfig.errors import UserError, first_few
+from hessfig.errors import UserError
 from hessfig.models.lens_bridge import following
 from hessfig.models.own.any_batch import Shell
 from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored import model_folder
-from hessfig.models.stored.architectures import ModelSizes, architecture, public
-from hessfig.models.stored.families import Encoder
+from hessfig.models.stored.architectures import ENCODERS, LoadedSizes, Settings, public
+from hessfig.models.stored.loaded_layout import layout_of
 from hessfig.models.stored.stored_weights import (
     check_finite,
     check_report,
@@ -88,16 +87,23 @@ def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     return model.to(getattr(torch, config.dtype)).eval()
 
 
-def load_model(config: Config, device: str) -> transformers.PreTrainedModel:
-    """Return the configured model with the initial weights of transformers, in float32 on `device`.
+def layout(settings: Settings, where: str) -> Layout:
+    """Return the weights of the model with these settings, without allocating them."""
+    return layout_of(load_model(settings, where, "meta"), where)
+
+
+def load_model(
+    settings: Settings, where: str, device: str
+) -> transformers.PreTrainedModel:
+    """Return the model of a config.json with the initial weights of transformers, in float32 on `device`.
 
     Raises UserError for settings that transformers refuses.
     """
-    known, where = _configuration(config)
-    encoder = _encoder(config)
+    known = _configuration(settings, where)
+    is_encoder = known.model_type in ENCODERS
     maker = (
         transformers.AutoModelForMaskedLM
-        if encoder
+        if is_encoder
         else transformers.AutoModelForCausalLM
     )
     try:
@@ -110,76 +116,29 @@ def load_model(config: Config, device: str) -> transformers.PreTrainedModel:
             )
     except _ODD as error:
         raise _unmade(where, error) from error
-    if encoder:
-        tied_biases(model, encoder)
+    if is_encoder:
+        _tie_biases(model)
     return model
 
 
 def left_out(config: Config) -> list[str]:
-    """Return the names of weights in a folder that the masked-token network does not have: poolers and other heads.
+    """Return the names of weights in the folder of an encoder that it does not have: poolers and other heads."""
+    return [] if model_folder.is_random(config) else _read(config)[1]
 
-    Empty for random weights and for causal models.
+
+def _configuration(settings: Settings, where: str) -> transformers.PreTrainedConfig:
+    """Return the configuration that transformers builds from the public settings.
+
+    Raises UserError if transformers refuses the settings, and for rotary positions
+    wider than a head.
     """
-    return (
-        _read(config)[1]
-        if _encoder(config) and not model_folder.is_random(config)
-        else []
-    )
-
-
-def _encoder(config: Config) -> Encoder | None:
-    settings, where = model_folder.settings_of(config)
-    return architecture(str(settings["model_type"]), where).names.encoder
-
-
-def check_layout(
-    model: transformers.PreTrainedModel, layout: Layout, where: str
-) -> None:
-    """Raise UserError if the parameters of the model are not those of the layout."""
-    counts = {name: p.numel() for name, p in model.named_parameters()}
-    named = {weight.parameter: weight.size for weight in layout.parameters}
-    odd = [name for name in {**named, **counts} if named.get(name) != counts.get(name)]
-    if odd:
-        raise UserError(
-            f"{where}: the parameters of the model are not those of its config.json",
-            got=first_few(odd),
-            allowed=f"{len(named)} parameters: {first_few(list(named))}",
-            remedy="check model_type and sizes in config.json",
-        )
-
-
-def _configuration(config: Config) -> tuple[transformers.PreTrainedConfig, str]:
-    """Return the configuration that transformers builds from the public settings, and the location of the settings.
-
-    Raises UserError if transformers refuses the settings, or reads other sizes from
-    them.
-    """
-    settings, where = model_folder.settings_of(config)
-    model_type = str(settings["model_type"])
     words = public(settings, where)
     try:
         with alone():
-            configuration = transformers.AutoConfig.for_model(model_type, **words)
+            found = transformers.AutoConfig.for_model(settings["model_type"], **words)
     except _ODD as error:
         raise _unmade(where, error) from error
-    _check_sizes(configuration, settings, where)
-    return configuration, where
-
-
-def _check_sizes(
-    configuration: transformers.PreTrainedConfig, settings: dict[str, Any], where: str
-) -> None:
-    """Raise UserError for sizes with two values, and rotary positions wider than a head, before building a model."""
-    for key, default in architecture(str(settings["model_type"]), where).sizes.values():
-        value = settings.get(key, default)
-        if type(value) is int and getattr(configuration, key, value) != value:
-            raise UserError(
-                f"{where}: {key} has two values",
-                got=f"{value} and {getattr(configuration, key)}",
-                allowed="one of them",
-                remedy="fix the file",
-            )
-    share = (getattr(configuration, "rope_parameters", None) or {}).get(
+    share = (getattr(found, "rope_parameters", None) or {}).get(
         "partial_rotary_factor", 1.0
     )
     if not isinstance(share, int | float) or not 0 < share <= 1:
@@ -189,22 +148,23 @@ def _check_sizes(
             allowed="0 < share <= 1",
             remedy="fix the file",
         )
+    return found
 
 
 def _random(config: Config, seed: int) -> transformers.PreTrainedModel:
     with global_draws(stream(seed, "huggingface")):
-        return load_model(config, "cpu")
+        return load_model(*model_folder.settings_of(config), "cpu")
 
 
 def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     """Return the model in a folder, and the weights in the folder that the model does not have."""
     place = model_folder.folder(str(config.model.path), config.model.download)
     tensors = read_tensors(config, place)
-    known, _ = _configuration(config)
-    encoder = _encoder(config)
+    known = _configuration(*model_folder.settings_of(config))
+    is_encoder = known.model_type in ENCODERS
     models = (
         transformers.MODEL_FOR_MASKED_LM_MAPPING
-        if encoder
+        if is_encoder
         else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     )
     weights = {
@@ -232,9 +192,9 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     check_report(str(place), report, odd)
     check_finite(model, str(place))
     surplus = listed_names(report["unexpected_keys"])
-    if encoder:
-        check_surplus(str(place), surplus, encoder)
-        tied_biases(model, encoder)
+    if is_encoder:
+        head = _tie_biases(model)
+        check_surplus(str(place), surplus, model.base_model_prefix, head)
     return model, surplus
 
 
@@ -249,16 +209,19 @@ def _unmade(where: str, error: Exception) -> UserError:
 
 
 def drawn(
-    config: Config, seed: int, sizes: ModelSizes, layout: Layout, ids: Ids, at_once: int
+    config: Config,
+    seed: int,
+    sizes: LoadedSizes,
+    layout: Layout,
+    ids: Ids,
+    at_once: int,
 ) -> Objective:
     """Return the model with its sequences in micro-batches of `at_once` (the last may be smaller).
 
     Raises UserError if the folder does not match its config.json.
     """
-    model = load(config, seed)
-    check_layout(model, layout, _where(config))
     inputs, targets = _batches(config, sizes, ids, at_once)
-    network = _logits_of(model, sizes)
+    network = _logits_of(load(config, seed), sizes)
     return witnessed(
         open_request(
             network, inputs, targets, "cross_entropy", layout, memory=config.memory
@@ -267,20 +230,16 @@ def drawn(
     )
 
 
-def _where(config: Config) -> str:
-    return str(config.model.path or config.model.architecture)
-
-
-def _logits_of(model: nn.Module, sizes: ModelSizes) -> Logits:
-    return Logits(model, sizes.padding if sizes.names.encoder else None)
+def _logits_of(model: nn.Module, sizes: LoadedSizes) -> Logits:
+    return Logits(model, sizes.padding if sizes.is_encoder else None)
 
 
 def _batches(
-    config: Config, sizes: ModelSizes, ids: Ids, at_once: int
+    config: Config, sizes: LoadedSizes, ids: Ids, at_once: int
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return sequences in micro-batches, and their targets: IGNORED at positions that are not scored."""
     tokens, task = torch.tensor(ids), config.task
-    if not sizes.names.encoder:
+    if not sizes.is_encoder:
         inputs = list(tokens.split(at_once))
         return inputs, [following(one, task.first_scored) for one in inputs]
     special = special_words(config, sizes)
@@ -290,7 +249,7 @@ def _batches(
     return [one.inputs for one in batches], [one.targets for one in batches]
 
 
-def special_words(config: Config, sizes: ModelSizes) -> Special:
+def special_words(config: Config, sizes: LoadedSizes) -> Special:
     """Return the special tokens for masked tokens: those of the tokenizer for a text; padding and mask for ids.
 
     Raises UserError for a mask outside the vocabulary, and for a tokenizer without a
@@ -312,28 +271,27 @@ def special_words(config: Config, sizes: ModelSizes) -> Special:
     return Special(mask, tuple(sorted({*kept, mask})))
 
 
-def check(config: Config, sizes: ModelSizes, layout: Layout, ids: Ids) -> None:
+def check(config: Config, sizes: LoadedSizes, ids: Ids) -> None:
     """Raise UserError if `drawn` would; weights of a folder are read, but random weights are not drawn."""
     (first, *_), _ = _batches(config, sizes, ids, 1)
     if model_folder.is_random(config):
-        check_layout(load_model(config, "meta"), layout, _where(config))
         return
     model = load(config, 0)
-    check_layout(model, layout, _where(config))
     try:
         with torch.no_grad():
             _logits_of(model, sizes)(first)
     except _ODD as error:
-        raise _unmade(_where(config), error) from error
+        raise _unmade(str(config.model.path), error) from error
 
 
-def tied_biases(model: nn.Module, encoder: Encoder) -> None:
-    """Give the head a single bias, that of the unembedding, whatever config.json specifies for tied weights.
+def _tie_biases(model: transformers.PreTrainedModel) -> str:
+    """Give the head of an encoder a single bias, that of the unembedding, and return the path of the head.
 
     For models with an untied embedding, transformers keeps a second bias on which no
     output depends.
     """
-    place, _, name = encoder.bias.rpartition(".")
-    setattr(
-        model.get_submodule(place), name, model.get_parameter(f"{encoder.head}.bias")
-    )
+    unembedding = model.get_output_embeddings()
+    paths = {module: path for path, module in model.named_modules()}
+    head = paths[unembedding].rpartition(".")[0]
+    model.get_submodule(head).bias = unembedding.bias
+    return head

@@ -11,7 +11,7 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin, identity, is_file
 from hessfig.files import fingerprint as content
-from hessfig.models.stored.architectures import architecture
+from hessfig.models.stored.architectures import given_sizes
 from hessfig.tasks.tokens import is_text
 
 CONFIG = "config.json"
@@ -246,31 +246,18 @@ def _parsed(path: Path, identity: tuple[int, ...]) -> Any:
     return json.loads(path.read_bytes().decode("utf-8"))
 
 
-def _unused(name: str) -> int:
-    """Return the number of unused rows of W_pos: those up to the padding token, if positions count tokens (RoBERTa)."""
-    known = architecture(name, "model.architecture")
-    counts = known.names.encoder is not None and known.names.encoder.counts_words
-    return (known.padding or 0) + 1 if counts else 0
-
-
 def _sized(config: Config) -> dict[str, Any]:
     """Return settings for random weights of the configured size, with a context as long as sequences of the task."""
     model = config.model
-    known = architecture(model.architecture, "model.architecture").sizes
     given = {
         "n_layers": model.n_layers,
         "n_heads": model.n_heads,
-        "kv_heads": model.n_heads,
+        "n_kv_heads": model.n_heads,
         "d_model": model.d_model,
         "d_head": model.d_head,
         "d_mlp": model.d_mlp or 4 * model.d_model,
-        "vocabulary": model.vocabulary or known["vocabulary"][1],
-        "context": (config.task.length or known["context"][1])
-        + _unused(model.architecture),
+        "vocabulary": model.vocabulary,
+        "context": config.task.length,
     }
-    named = {
-        known[word][0]: value
-        for word, value in given.items()
-        if word in known and value is not None
-    }
+    named = given_sizes(model.architecture, given, "model.architecture")
     return {"model_type": model.architecture, **named}

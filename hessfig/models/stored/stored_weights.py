@@ -10,7 +10,6 @@ from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.stored import model_folder
-from hessfig.models.stored.families import Encoder
 from hessfig.models.weight_files import hashed, tensors_of
 
 
@@ -75,10 +74,9 @@ def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> Non
         )
 
 
-def check_surplus(place: str, surplus: list[str], encoder: Encoder) -> None:
-    """Raise UserError for weights in the encoder or its head that do not occur in the model of its config.json."""
-    base, head = encoder.embeddings.rpartition(".")[0], encoder.bias.rpartition(".")[0]
-    inside = tuple(f"{path}." for path in (encoder.embeddings, f"{base}.encoder", head))
+def check_surplus(place: str, surplus: list[str], base: str, head: str) -> None:
+    """Raise UserError for weights in the encoder `base` or its `head` that its config.json does not describe."""
+    inside = (f"{base}.embeddings.", f"{base}.encoder.", f"{head}.")
     if within := [name for name in surplus if name.startswith(inside)]:
         raise UserError(
             f"{model_folder.KEY}: the network in {place} has more than its config.json says",

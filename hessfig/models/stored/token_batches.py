@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from hessfig.config.enums import Data, DType, Loss, Method, Scored, State
 from hessfig.config.machine import bytes_of
 from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.blocks import blocks_of
+from hessfig.models.stored.architectures import ModelSizes
 from hessfig.models.stored.model_folder import pin_of
 from hessfig.tasks.tokens import (
     Encode,
@@ -36,22 +36,6 @@ _READOUT = 6  # chunks of logits in memory, 64 MiB each
 _COMPARED = 3  # copies of the logits of a micro-batch where the loss is compared with the network's own
 
 
-@runtime_checkable
-class Shape(Protocol):
-    """The sizes of a network that determine the memory of its products."""
-
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def n_heads(self) -> int: ...
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def d_mlp(self) -> int: ...
-    @property
-    def vocabulary(self) -> int: ...
-
-
 @dataclass(frozen=True)
 class Plan:
     """`sequences` of `total` in a micro-batch, which takes about `bytes`."""
@@ -70,7 +54,7 @@ class Plan:
         return f"{self.total} sequences {batches}, about {self.bytes / 1e9:.2g} GB"
 
 
-def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
+def planned(config: Config, sizes: ModelSizes, layout: Layout, length: int) -> Plan:
     """Return the largest micro-batch that config.memory allows for the requested blocks.
 
     The estimate is an upper bound and depends on settings alone, never on the machine,
@@ -96,7 +80,7 @@ def planned(config: Config, sizes: Shape, layout: Layout, length: int) -> Plan:
     return Plan(sequences, total, fixed + sequences * each)
 
 
-def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> int:
+def _fixed(blocks: list[Block], layout: Layout, sizes: ModelSizes, number: int) -> int:
     """Return the bytes that do not grow with the batch: network, directions and products of a column, logits."""
     network = sum(weight.size for weight in layout.parameters)
     columns = max(
@@ -107,7 +91,7 @@ def _fixed(blocks: list[Block], layout: Layout, sizes: Shape, number: int) -> in
     return number * (network + _COPIES * columns) + _READOUT * chunk
 
 
-def _per_token(sizes: Shape, length: int) -> int:
+def _per_token(sizes: ModelSizes, length: int) -> int:
     of_layer = (
         _OF_WIDTH * sizes.d_model
         + _OF_MLP * sizes.d_mlp
@@ -124,15 +108,6 @@ def _rounded_up(size: int) -> str:
     return f"{math.ceil(size / 1e8) / 10:g}GB"
 
 
-@runtime_checkable
-class Reader(Shape, Protocol):
-    """The sizes of a network that reads sequences: also vocabulary and longest sequence."""
-
-    @property
-    def context(self) -> int:
-        """Length of the longest sequence."""
-
-
 @dataclass(frozen=True)
 class Stored:
     """Functions of a kind of stored networks, from which sequences, micro-batches and keys follow.
@@ -144,7 +119,7 @@ class Stored:
     """
 
     layout: Callable[[Config], Layout]
-    sizes: Callable[[Config], Reader]
+    sizes: Callable[[Config], ModelSizes]
     place: Callable[[Config], Path | None]
     weights: Callable[[Config], str]
     marks: Callable[[Config], list[str]] = lambda config: []

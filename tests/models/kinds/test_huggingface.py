@@ -178,7 +178,7 @@ def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(
 
 def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
     layout = saved("gpt2", home) and KIND.layout(saved("gpt2", home))
-    held = {weight.parameter for weight in layout.parameters if weight.layer == 1}
+    held = {weight.parameter for weight in layout.weights if weight.layer == 1}
     assert layout.size(1, "layer") == sum(
         w.size for w in layout.parameters if w.parameter in held
     )

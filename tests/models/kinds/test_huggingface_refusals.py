@@ -229,7 +229,7 @@ def test_configurations_that_make_no_network_are_refused_when_planned(
     [
         ({"n_layer": 10**9}, "more layers and heads than are served"),
         ({"num_hidden_layers": 10**9}, "n_layer has two values"),
-        ({"vocab_size": 10**12}, "vocabulary[\\s\\S]*1 to 2147483648"),
+        ({"vocab_size": 10**12}, "vocab_size[\\s\\S]*1 to 2147483648"),
         ({"vocab_size": 10**9}, "memory: too little|of another shape"),
         ({"num_labels": 10**9, "id2label": None}, ""),
     ],
