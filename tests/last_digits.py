@@ -21,7 +21,7 @@ from hessfig.curvature.large.memory import micro_batched
 from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 from hessfig.curvature.losses import LOSSES
 from hessfig.curvature.problem import Objective
-from hessfig.curvature.samples import by_sample, check_alike, counted
+from hessfig.curvature.samples import by_sample, check_alike, sample_weights
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block
 
@@ -136,7 +136,7 @@ def _samples(objective: Objective) -> str:
 
 
 def _weights(objective: Objective) -> str:
-    found = counted(by_sample(objective), objective.batch)
+    found = sample_weights(by_sample(objective), objective.batch)
     return f"{[f'{one:.3g}' for one in found.weights.tolist()]} {found.divisor:.3g}".translate(
         str.maketrans("0123456789", "abcdefghij")
     )

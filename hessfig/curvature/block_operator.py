@@ -27,79 +27,78 @@ class Entries:
 
     @in_turn
     def __init__(self, objective: Objective, layer: int, name: str) -> None:
+        self.dtype = objective.dtype
+        self.names = []
+        self.shapes = []
         weights = objective.layout.side(layer, name)
-        labels = [
-            f"{one.name}@{one.layer}" if one.layer else one.name for one in weights
-        ]
-        self.names = (
-            labels
-            if len(set(labels)) == len(labels)
-            else [one.parameter for one in weights]
-        )
-        parameter = objective.network.get_parameter
-        self.shapes = [view_of(parameter(one.parameter), one).shape for one in weights]
-        self.sizes, self.dtype = [prod(shape) for shape in self.shapes], objective.dtype
+        for weight in weights:
+            label = f"{weight.name}@{weight.layer}" if weight.layer else weight.name
+            self.names.append(label)
+            parameter = objective.network.get_parameter(weight.parameter)
+            self.shapes.append(view_of(parameter, weight).shape)
+        self.sizes = [prod(shape) for shape in self.shapes]
+        if len(set(self.names)) < len(self.names):
+            self.names = [weight.parameter for weight in weights]
 
     def unflatten(self, vector: Any) -> dict[str, Tensor]:
         """Return the entries of every weight, in the shape of the weight. Raises UserError for any other vector."""
         size = sum(self.sizes)
         if not isinstance(vector, Tensor) or vector.shape != (size,):
-            shape = (
-                f" of shape {tuple(vector.shape)}" if hasattr(vector, "shape") else ""
-            )
+            got = type(vector).__name__
+            if hasattr(vector, "shape"):
+                got += f" of shape {tuple(vector.shape)}"
             raise UserError(
                 "operator.unflatten: this is not one vector of the block's weights",
-                got=plain(f"{type(vector).__name__}{shape}"),
+                got=plain(got),
                 allowed=f"a tensor of shape ({size},)",
                 remedy="one column of several, products[:, k]; torch.from_numpy(array) of an array",
             )
+        tensors = {}
         pieces = vector.split(self.sizes)
-        return {
-            name: one.reshape(shape)
-            for name, one, shape in zip(self.names, pieces, self.shapes, strict=True)
-        }
+        for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True):
+            tensors[name] = piece.reshape(shape)
+        return tensors
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " n"]:
         """Return tensors by name as one vector; omitted weights are zero. Raises UserError for misfits."""
-        known = dict(zip(self.names, self.shapes, strict=True))
-        wrong = [
-            name for name, one in tensors.items() if not _fits(one, known.get(name))
-        ]
+        shapes = dict(zip(self.names, self.shapes, strict=True))
+        wrong = []
+        for name, tensor in tensors.items():
+            if not _fits(tensor, shapes.get(name)):
+                wrong.append(f"{name}: {_described(tensor)}")
         if wrong or not tensors:
+            allowed = [f"{name}: {tuple(shape)}" for name, shape in shapes.items()]
             raise UserError(
                 "operator.flatten: these are not tensors of the block's weights",
-                got=first_few(
-                    [f"{name}: {_described(tensors[name])}" for name in wrong]
-                )
-                if wrong
-                else "no tensor",
-                allowed=first_few(
-                    [f"{name}: {tuple(shape)}" for name, shape in known.items()]
-                ),
+                got=first_few(wrong) if wrong else "no tensor",
+                allowed=first_few(allowed),
                 remedy="see operator.names and operator.unflatten(vector) for names and shapes",
             )
         like = next(iter(tensors.values()))
-        wide = reduce(
-            torch.promote_types, [one.dtype for one in tensors.values()], self.dtype
-        )
-        return torch.cat(
-            [
-                tensors[name].flatten().to(wide)
-                if name in tensors
-                else like.new_zeros(prod(known[name]), dtype=wide)
-                for name in self.names
-            ]
-        )
+        types = [tensor.dtype for tensor in tensors.values()]
+        wide = reduce(torch.promote_types, types, self.dtype)
+        pieces = []
+        for name, size in zip(self.names, self.sizes, strict=True):
+            if name in tensors:
+                pieces.append(tensors[name].flatten().to(wide))
+            else:
+                pieces.append(like.new_zeros(size, dtype=wide))
+        return torch.cat(pieces)
 
 
-def _fits(given: Any, shape: torch.Size | None) -> bool:
-    return isinstance(given, Tensor) and given.shape == shape and not given.is_complex()
+def _fits(tensor: Any, shape: torch.Size | None) -> bool:
+    """Whether an argument is a real tensor of a shape."""
+    if not isinstance(tensor, Tensor) or tensor.is_complex():
+        return False
+    return tensor.shape == shape
 
 
-def _described(given: Any) -> str:
-    if not isinstance(given, Tensor):
-        return plain(f"{type(given).__name__}")
-    return f"{tuple(given.shape)}{' of complex numbers' * given.is_complex()}"
+def _described(tensor: Any) -> str:
+    """Return an argument in words."""
+    if not isinstance(tensor, Tensor):
+        return plain(type(tensor).__name__)
+    complex_numbers = " of complex numbers" if tensor.is_complex() else ""
+    return f"{tuple(tensor.shape)}{complex_numbers}"
 
 
 class BlockOperator(ImplicitMatrix):
@@ -149,18 +148,20 @@ class BlockOperator(ImplicitMatrix):
         part: Part,
         column: Callable[[Block], Column],
     ) -> None:
-        self.block, self.part = block, part
-        self._problem, self._column_of = objective, column
+        self.block = block
+        self.part = part
+        self._problem = objective
+        self._column_of = column
         self.rows = Entries(objective, block.row_layer, block.row)
         self.columns = Entries(objective, block.layer, block.col)
-        self.names, self.sizes = self.columns.names, self.columns.sizes
+        self.names = self.columns.names
+        self.sizes = self.columns.sizes
         self._made: Column | None = None
         self._kept: KeptProduct | None = None
         self._transposed: BlockOperator | None = self if block.is_diagonal else None
+        shape = (sum(self.rows.sizes), sum(self.columns.sizes))
         device = next(objective.network.parameters()).device
-        super().__init__(
-            (sum(self.rows.sizes), sum(self.columns.sizes)), objective.dtype, device
-        )
+        super().__init__(shape, objective.dtype, device)
 
     def __repr__(self) -> str:
         return f"BlockOperator({self.part} of {self.block}, {self.shape[0]} x {self.shape[1]}, {self.dtype})"
@@ -195,12 +196,12 @@ class BlockOperator(ImplicitMatrix):
 
         Raises UserError for an unknown part.
         """
-        known = [part.value for part in (Part.H, *AT_OUTPUTS)]
-        if isinstance(parts, str) or not set(parts) <= set(known) or not parts:
+        names = [part.value for part in (Part.H, *AT_OUTPUTS)]
+        if isinstance(parts, str) or not set(parts) <= set(names) or not parts:
             raise UserError(
                 "operator.split: there is no such part",
                 got=repr(parts),
-                allowed=f"a list of {', '.join(known)}",
+                allowed=f"a list of {', '.join(names)}",
                 remedy='parts=("H_o", "H_f")',
             )
         wanted = list(dict.fromkeys(map(Part, parts)))
@@ -209,15 +210,14 @@ class BlockOperator(ImplicitMatrix):
             return torch.cat(list(self._products(columns, wanted).values()))
 
         def back(slopes: Tensor) -> Tensor:
-            pieces = zip(wanted, slopes.split(self.shape[0]), strict=True)
-            return torch.stack(
-                [self.T._products(piece, [part])[part] for part, piece in pieces]
-            ).sum(dim=0)
+            products = []
+            pieces = slopes.split(self.shape[0])
+            for part, piece in zip(wanted, pieces, strict=True):
+                products.append(self.T._products(piece, [part])[part])
+            return torch.stack(products).sum(dim=0)
 
         products = self._applied(x, forth, back, count=len(wanted))
-        return {
-            part.value: product for part, product in zip(wanted, products, strict=True)
-        }
+        return dict(zip([part.value for part in wanted], products, strict=True))
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " m"]:
         """Return the vector x of tensors by the names of the weights of the columns."""
@@ -230,6 +230,7 @@ class BlockOperator(ImplicitMatrix):
     def __matmul__(self, x: Vectors) -> Vectors:
         """Return A x for x (m,), or A X for X (m, k). Raises UserError for other shapes and for complex numbers."""
         kept = self._kept
+        # The shortest way for one vector: a small network's product takes microseconds.
         if (
             isinstance(x, Tensor)
             and kept is not None
@@ -240,37 +241,37 @@ class BlockOperator(ImplicitMatrix):
         return super().__matmul__(x)
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
-        if vectors.shape[1] > 1:
-            return self._products(vectors, [self.part])[self.part]
-        if self._kept is not None:
+        is_single = vectors.shape[1] == 1
+        if is_single and self._kept is not None:
             return self._kept(vectors[:, 0])[:, None]
-        product = self._products(vectors, [self.part])[self.part]  # creates the graphs
-        self._kept = self._kept_product()
+        product = self._products(vectors, [self.part])[self.part]
+        if is_single:
+            # The product has created the graphs.
+            self._kept = self._kept_product()
         return product
 
     def _kept_product(self) -> KeptProduct | None:
         """Return the product with one vector, if its graphs are kept."""
         column = self._made_column()
-        multiply = (
-            column.kept_product(self.block, self.part)
-            if isinstance(column, SidedColumn)
-            else None
-        )
-        return None if multiply is None else KeptProduct(multiply, self._problem)
+        if not isinstance(column, SidedColumn):
+            return None
+        multiply = column.kept_product(self.block, self.part)
+        if multiply is None:
+            return None
+        return KeptProduct(multiply, self._problem)
 
     def _products(
         self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]
     ) -> dict[Part, Tensor]:
+        """Return A V by part; the errors of products by differences are kept and checked."""
         column = self._made_column()
         with undisturbed(self._problem):
             products, errors = multiplied_with_errors(column, vectors, parts)
-            for (block, part), error in errors.items():
-                check_errors(
-                    column, (block, part), vectors, products[block, part], error
-                )
-        self.last_errors = (
-            torch.stack(list(errors.values())).amax(dim=0) if errors else None
-        )
+            for key, error in errors.items():
+                check_errors(column, key, vectors, products[key], error)
+        self.last_errors = None
+        if errors:
+            self.last_errors = torch.stack(list(errors.values())).amax(dim=0)
         return {part: products[self.block, part].detach() for part in parts}
 
     def _made_column(self) -> Column:

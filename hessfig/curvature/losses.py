@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -42,9 +42,8 @@ class CrossEntropy(Module):
         """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position."""
         p = logits.softmax(-1).unsqueeze(2)
         weighted = p * df
-        return (weighted - p * weighted.sum(-1, keepdim=True)) / (
-            logits.shape[0] * logits.shape[1]
-        )
+        scored = logits.shape[0] * logits.shape[1]
+        return (weighted - p * weighted.sum(-1, keepdim=True)) / scored
 
 
 class SquaredError(Module):
@@ -66,7 +65,9 @@ class SquaredError(Module):
         self, output: Tensor, df: Float[Tensor, "batch scored k d"]
     ) -> Tensor:
         """Multiply by d2l/df2 = 2 I, divided by the number of entries for the mean."""
-        return df * (2.0 if self.reduction == "sum" else 2.0 / output.numel())
+        if self.reduction == "sum":
+            return df * 2.0
+        return df * (2.0 / output.numel())
 
 
 class Linearised(Module):
@@ -90,7 +91,8 @@ class Called(nn.Module):
 
     def __init__(self, function: Callable[[Any, Tensor], Any]) -> None:
         super().__init__()
-        self.function, self.reduction = function, getattr(function, "reduction", "mean")
+        self.function = function
+        self.reduction = getattr(function, "reduction", "mean")
 
     def forward(self, outputs: Any, targets: Tensor) -> Any:
         return self.function(outputs, targets)
@@ -119,25 +121,34 @@ def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " 
     """Return the loss of each sample; their mean over the batch is the loss, if samples have equal weights in it.
 
     Raises UserError for a loss that is not a mean over samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.losses import SquaredError, per_sample
+    >>> outputs = torch.tensor([[1.0, 3.0], [0.0, 2.0]])
+    >>> per_sample(SquaredError("mean"), outputs, torch.zeros(2, 2)).tolist()
+    [5.0, 2.0]
     """
+    count = len(output)
     if isinstance(loss, CrossEntropy):
-        rows, smoothing = output.flatten(0, -2), loss.smoothing
         single = F.cross_entropy(
-            rows, target.flatten(), reduction="none", label_smoothing=smoothing
+            output.flatten(0, -2),
+            target.flatten(),
+            reduction="none",
+            label_smoothing=loss.smoothing,
         )
-        kept = (target != IGNORED).reshape(len(output), -1).to(single)
-        return single.reshape(len(output), -1).mean(dim=1) * (
-            kept.shape[1] / kept.sum(dim=1)
-        )
-    elif isinstance(loss, SquaredError) and loss.reduction == "mean":
-        single = (output - target).square()
-    elif loss.reduction == "mean" and not isinstance(loss, Inside):
-        return torch.stack(
-            [loss(*pair) for pair in zip(output.split(1), target.split(1), strict=True)]
-        )
-    else:
-        raise no_mean(loss)
-    return single.reshape(len(output), -1).mean(dim=1)
+        # Ignored targets have loss 0: the mean is over the others.
+        kept = (target != IGNORED).reshape(count, -1).to(single)
+        rows_over_kept = kept.shape[1] / kept.sum(dim=1)
+        return single.reshape(count, -1).mean(dim=1) * rows_over_kept
+    if isinstance(loss, SquaredError) and loss.reduction == "mean":
+        squares = (output - target).square()
+        return squares.reshape(count, -1).mean(dim=1)
+    if loss.reduction == "mean" and not isinstance(loss, Inside):
+        pairs = zip(output.split(1), target.split(1), strict=True)
+        return torch.stack([loss(*pair) for pair in pairs])
+    raise no_mean(loss)
 
 
 def no_mean(loss: Module) -> UserError:
@@ -157,10 +168,9 @@ def curvature_of_rounding(slope: Tensor, outputs: Tensor) -> float:
     1 - 1. Root mean squares are taken; outputs below 1 count as 1, since they may
     cancel.
     """
+    eps = torch.finfo(outputs.dtype).eps
     entries = max(outputs.numel(), 1) ** 0.5
-    return (
-        100 * torch.finfo(outputs.dtype).eps * norm(slope) / max(norm(outputs), entries)
-    )
+    return 100 * eps * norm(slope) / max(norm(outputs), entries)
 
 
 def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
@@ -171,18 +181,19 @@ def output_gradient(loss: Module, output: Tensor, target: Tensor) -> Tensor:
     return gradient.detach()
 
 
-IGNORED = -100  # the class that torch's cross-entropy ignores
+# The class that torch's cross-entropy ignores.
+IGNORED = -100
 _OF_NUMBERS = (
-    *(
-        SquaredError,
-        nn.MSELoss,
-        nn.L1Loss,
-        nn.SmoothL1Loss,
-        nn.HuberLoss,
-        nn.BCELoss,
-        nn.BCEWithLogitsLoss,
-    ),
-    *(nn.KLDivLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss),
+    SquaredError,
+    nn.MSELoss,
+    nn.L1Loss,
+    nn.SmoothL1Loss,
+    nn.HuberLoss,
+    nn.BCELoss,
+    nn.BCEWithLogitsLoss,
+    nn.KLDivLoss,
+    nn.PoissonNLLLoss,
+    nn.SoftMarginLoss,
 )
 _OF_CLASSES = (CrossEntropy, nn.CrossEntropyLoss, nn.NLLLoss)
 
@@ -211,18 +222,18 @@ def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None
     """
     if isinstance(loss, CrossEntropy):
         return (target != IGNORED).to(output)
-    if (
-        type(loss) is not nn.CrossEntropyLoss
-        or target.is_floating_point()
-        or (output.ndim, target.ndim) != (2, 1)
-    ):
+    if type(loss) is not nn.CrossEntropyLoss or target.is_floating_point():
+        return None
+    if (output.ndim, target.ndim) != (2, 1):
         return None
     kept = target != loss.ignore_index
-    each = torch.ones_like(output[0]) if loss.weight is None else loss.weight
+    of_class = loss.weight
+    if of_class is None:
+        of_class = torch.ones_like(output[0])
+    # Smoothing gives every class an equal share of the target.
+    of_target = of_class[target.where(kept, 0)]
     smoothing = loss.label_smoothing
-    return (
-        (1 - smoothing) * each[target.where(kept, 0)] + smoothing * each.mean()
-    ) * kept
+    return ((1 - smoothing) * of_target + smoothing * of_class.mean()) * kept
 
 
 def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
@@ -230,16 +241,26 @@ def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
 
     For numbers, the divisor is the number of entries; for classes, the summed weights
     of targets that are not ignored.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.losses import divisor
+    >>> divisor(torch.nn.CrossEntropyLoss(), torch.ones(3, 2), torch.tensor([0, -100, 1]))
+    2.0
     """
     if type(loss) in _OF_NUMBERS:
         return float(output.numel())
     if type(loss) not in _OF_CLASSES:
         return None
-    if target.is_floating_point():  # probabilities of all classes
+    if target.is_floating_point():
+        # Probabilities of all classes, which are the second axis.
         return output.numel() / output.shape[min(1, output.ndim - 1)]
     kept = target[target != getattr(loss, "ignore_index", IGNORED)]
     weight = getattr(loss, "weight", None)
-    return float(kept.numel()) if weight is None else float(weight[kept].double().sum())
+    if weight is None:
+        return float(kept.numel())
+    return float(weight[kept].double().sum())
 
 
 def batch_weights(
@@ -251,18 +272,18 @@ def batch_weights(
     with those of the batches. Raises UserError if they do not add up, so that the loss
     is neither a mean nor a sum.
     """
-    known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
-    if len(outputs) == 1 or None not in known:
-        return [
-            _size(output) if one is None else one
-            for one, output in zip(known, outputs, strict=True)
-        ]
-    shown, is_mean = _shown_weights(loss, outputs, targets, "batches")
-    if not is_mean and not abs(sum(shown) - 1) < 1e-6:
-        raise _apart(
-            loss, f"gradients add up with shares of {sum(shown):.6g} in all", "batches"
-        )
-    return shown
+    divisors = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
+    known = [one for one in divisors if one is not None]
+    if len(known) == len(divisors):
+        return known
+    if len(outputs) == 1:
+        return [_size(outputs[0])]
+    weights, are_sizes = _inferred_weights(loss, outputs, targets, "batches")
+    total = sum(weights)
+    if not are_sizes and not abs(total - 1) < 1e-6:
+        got = f"gradients add up with shares of {total:.6g} in all"
+        raise _apart(loss, got, "batches")
+    return weights
 
 
 def single_weights(
@@ -273,16 +294,17 @@ def single_weights(
     Samples that do not count have weight 0. Raises UserError for a loss that is not
     such a sum (see `batch_weights`).
     """
-    known = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
-    if None not in known:
-        counted = [one or 0.0 for one in known]
-        return (
-            ([float(one > 0) for one in counted], 1.0)
-            if loss.reduction == "sum"
-            else (counted, sum(counted))
-        )
-    shown, is_even = _shown_weights(loss, outputs, targets, "samples")
-    return shown, float(len(outputs)) if is_even and loss.reduction != "sum" else 1.0
+    is_sum = loss.reduction == "sum"
+    divisors = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
+    known = [one for one in divisors if one is not None]
+    if len(known) == len(divisors):
+        if is_sum:
+            return [float(one > 0) for one in known], 1.0
+        return known, sum(known)
+    weights, are_sizes = _inferred_weights(loss, outputs, targets, "samples")
+    if are_sizes and not is_sum:
+        return weights, float(len(outputs))
+    return weights, 1.0
 
 
 def _size(output: Tensor) -> float:
@@ -290,47 +312,61 @@ def _size(output: Tensor) -> float:
     return float(len(output)) if output.ndim else 1.0
 
 
-def _shown_weights(
+def _inferred_weights(
     loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor], what: str
 ) -> tuple[list[float], bool]:
     """Return the weight of each output, and whether the weights are sizes; otherwise they are shares of the whole."""
-    sizes = [*map(_size, outputs)]
+    sizes = [_size(output) for output in outputs]
     if not all(bool(output.isfinite().all()) for output in outputs):
-        return sizes, True  # the results are not finite for any weights
+        # The results are not finite for any weights.
+        return sizes, True
     outputs = [_moved(output) for output in outputs]
     try:
-        whole, slope = _value_and_slope(
-            loss, torch.cat([*outputs]), torch.cat([*targets])
-        )
+        value, slope = _value_and_slope(loss, torch.cat(outputs), torch.cat([*targets]))
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise _apart(loss, f"{what} cannot be joined: {error}"[:200], what) from error
-    singles = [
-        _value_and_slope(loss, *pair) for pair in zip(outputs, targets, strict=True)
-    ]
-    pieces = slope.split([len(output) for output in outputs])
-    shown = [
-        _share(piece, own) for piece, (_, own) in zip(pieces, singles, strict=True)
-    ]
-    by_size = [1.0 if loss.reduction == "sum" else size / sum(sizes) for size in sizes]
-    change = sum(
-        float((piece * output).abs().sum())
-        for piece, output in zip(pieces, outputs, strict=True)
-    )
-    if _add_up(by_size, singles, (whole, pieces), change):
+    slopes = slope.split([len(output) for output in outputs])
+    singles = []
+    shares = []
+    change = 0.0
+    for output, target, piece in zip(outputs, targets, slopes, strict=True):
+        single = _value_and_slope(loss, output, target)
+        singles.append(single)
+        shares.append(_share(piece, single.slope))
+        change += float((piece * output).abs().sum())
+    whole = _Whole(value, slopes, change)
+    is_sum = loss.reduction == "sum"
+    by_size = [1.0 if is_sum else size / sum(sizes) for size in sizes]
+    if _add_up(by_size, singles, whole):
         return sizes, True
-    if loss.reduction != "sum" and _add_up(shown, singles, (whole, pieces), change):
-        return shown, False
-    values = first_few([f"{value:.6g}" for value, _ in singles])
-    raise _apart(loss, f"{whole:.6g} of all samples, {values} of the {what}", what)
+    if not is_sum and _add_up(shares, singles, whole):
+        return shares, False
+    values = first_few([f"{single.value:.6g}" for single in singles])
+    raise _apart(loss, f"{value:.6g} of all samples, {values} of the {what}", what)
 
 
-def _value_and_slope(
-    loss: Module, output: Tensor, target: Tensor
-) -> tuple[float, Tensor]:
+class _Single(NamedTuple):
+    """The value of a loss for one piece, and its gradient in the outputs."""
+
+    value: float
+    slope: Tensor
+
+
+class _Whole(NamedTuple):
+    """The value of a loss for all pieces, its gradient in each, and the change if outputs change by their own size."""
+
+    value: float
+    slopes: Sequence[Tensor]
+    change: float
+
+
+def _value_and_slope(loss: Module, output: Tensor, target: Tensor) -> _Single:
+    """Return the value of a loss and its gradient in the outputs."""
     leaf = output.detach().requires_grad_()
     with torch.enable_grad():
         value = loss(leaf, target)
-        return float(value.detach()), torch.autograd.grad(value, leaf)[0]
+        (slope,) = torch.autograd.grad(value, leaf)
+    return _Single(float(value.detach()), slope)
 
 
 def _moved(output: Tensor) -> Tensor:
@@ -345,44 +381,39 @@ def _share(piece: Tensor, own: Tensor) -> float:
     """Return the factor of a batch's own gradient in the gradient of all batches; 0 for a batch that does not count."""
     unit = unit_of(own)
     length = float((own / unit).square().sum())
-    return float(((piece / unit) * (own / unit)).sum()) / length if length > 0 else 0.0
+    if not length > 0:
+        return 0.0
+    return float(((piece / unit) * (own / unit)).sum()) / length
 
 
-def _add_up(
-    shares: Sequence[float],
-    singles: Sequence[tuple[float, Tensor]],
-    whole: tuple[float, Sequence[Tensor]],
-    change: float,
-) -> bool:
+def _add_up(shares: Sequence[float], singles: Sequence[_Single], whole: _Whole) -> bool:
     """Whether value and gradient of the whole are the sums of those of the pieces, relative to the sizes of the terms.
 
     A constant may make the value vanish: then its change counts if outputs change by
     their own size, |<g, f>|.
     """
-    counted = [
-        (share, value, own) for share, (value, own) in zip(shares, singles, strict=True)
-    ]
-    terms = [share * value for share, value, _ in counted if share]
-    rounding = LOSS.of(singles[0][1].dtype)
-    off = [
-        (piece - share * own if share else piece)
-        for piece, (share, _, own) in zip(whole[1], counted, strict=True)
-    ]
-    length = norm_of_all(
-        whole[1], sum(float(piece.square().sum()) for piece in whole[1]) ** 0.5
-    )
-    size = max(abs(whole[0]), sum(map(abs, terms)), change)
-    return abs(sum(terms) - whole[0]) <= rounding * size and all(
-        norm(one) <= rounding * length for one in off
-    )
+    terms = []
+    differences = []
+    for share, single, slope in zip(shares, singles, whole.slopes, strict=True):
+        difference = slope
+        # A piece that does not count may have a loss that is not finite.
+        if share:
+            terms.append(share * single.value)
+            difference = slope - share * single.slope
+        differences.append(difference)
+    rounding = LOSS.of(singles[0].slope.dtype)
+    size = max(abs(whole.value), sum(map(abs, terms)), whole.change)
+    if not abs(sum(terms) - whole.value) <= rounding * size:
+        return False
+    squares = sum(float(slope.square().sum()) for slope in whole.slopes)
+    length = norm_of_all(whole.slopes, squares**0.5)
+    return all(norm(one) <= rounding * length for one in differences)
 
 
 def _apart(loss: Module, got: str, what: str) -> UserError:
-    as_one = (
-        "give one batch, or "
-        if what == "batches"
-        else "leave the quantities of single samples out, or "
-    )
+    as_one = "leave the quantities of single samples out, or "
+    if what == "batches":
+        as_one = "give one batch, or "
     return UserError(
         f"the losses of the {what} do not add up to that of all samples: {type(loss).__name__} with reduction "
         f"{loss.reduction!r}",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Shaped
@@ -49,11 +49,9 @@ def scored_outputs(
     if not isinstance(network, Layered):
         return network(inputs)
     start = network.hidden(inputs, 0)
-    return (
-        network.from_hidden(start, 0, slice(None))[:, scored]
-        if everywhere
-        else network.from_hidden(start, 0, scored)
-    )
+    if everywhere:
+        return network.from_hidden(start, 0, slice(None))[:, scored]
+    return network.from_hidden(start, 0, scored)
 
 
 def evaluating(network: nn.Module) -> AbstractContextManager[Any]:
@@ -77,10 +75,18 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[N
 
 
 def standard_error(samples: Float[Tensor, " count"]) -> float:
-    """Return the standard error of the mean of the samples, std / sqrt(count); nan for a single sample."""
-    return (
-        deviation(samples) / len(samples) ** 0.5 if len(samples) > 1 else float("nan")
-    )
+    """Return the standard error of the mean of the samples, std / sqrt(count); nan for a single sample.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.problem import standard_error
+    >>> round(standard_error(torch.tensor([1.0, 1.0, 5.0, 5.0])), 4)
+    1.1547
+    """
+    if len(samples) < 2:
+        return float("nan")
+    return deviation(samples) / len(samples) ** 0.5
 
 
 def rademacher(
@@ -112,6 +118,7 @@ def rademacher(
 
 
 _DRAWN_AT_ONCE = 2**20
+# Entries of a vector from which on recurrences of products in float32 are in float32.
 LONG = 2**16
 
 
@@ -127,11 +134,11 @@ def recurrence_like(
     device = next(network.parameters()).device
     is_recorded = is_built_in(network) and device.type == "cpu"
     is_single = dtype == torch.float32 and dim >= LONG and not is_recorded
-    return torch.empty(
-        0, dtype=torch.float32 if is_single else torch.float64, device=device
-    )
+    own_dtype = torch.float32 if is_single else torch.float64
+    return torch.empty(0, dtype=own_dtype, device=device)
 
 
+# Sequences on which a network is compared with the engine that reimplements it.
 SEQUENCES = 2
 
 
@@ -145,14 +152,18 @@ def check_same(objective: Objective, outputs: Tensor, engine: str) -> None:
     Raises OtherNetwork if the difference, relative to the largest output, exceeds
     rounding. Entries that are not finite are ignored.
     """
+    network = objective.layered
+    inputs = objective.batch.inputs[:SEQUENCES]
     with torch.no_grad():
-        network, inputs = objective.layered, objective.batch.inputs[:SEQUENCES]
-        own = network.from_hidden(network.hidden(inputs, 0), 0, objective.batch.scored)
-    other = outputs[: len(own)].reshape(own.shape).to(own)
-    finite = own.isfinite() & other.isfinite()
-    off = float((own - other).abs()[finite].max()) if finite.any() else 0.0
-    scale = float(own.abs()[finite].max()) if finite.any() else 0.0
-    if off > OUTPUTS.of(own.dtype) * scale:
+        hidden = network.hidden(inputs, 0)
+        expected = network.from_hidden(hidden, 0, objective.batch.scored)
+    other = outputs[: len(expected)].reshape(expected.shape).to(expected)
+    finite = expected.isfinite() & other.isfinite()
+    if not finite.any():
+        return
+    off = float((expected - other).abs()[finite].max())
+    scale = float(expected.abs()[finite].max())
+    if off > OUTPUTS.of(expected.dtype) * scale:
         raise OtherNetwork(
             f"the network's outputs differ from those of the {engine} by {off / scale:.2g}: its forward pass is not "
             "the one the engine knows; estimator=hutchinson estimator.products=curvlinops differentiates it as it is"
@@ -165,11 +176,12 @@ Scalar = Callable[[Tensor], Tensor]
 
 def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
     """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision."""
+    dtype = tensor.dtype
     if tensor.is_complex():
-        return tensor.detach().to(real.to_complex(), copy=True)
-    return tensor.detach().to(
-        real if tensor.is_floating_point() else tensor.dtype, copy=True
-    )
+        dtype = real.to_complex()
+    elif tensor.is_floating_point():
+        dtype = real
+    return tensor.detach().to(dtype, copy=True)
 
 
 @dataclass(frozen=True)
@@ -213,7 +225,9 @@ class Batch:
     @property
     def size(self) -> float:
         """The weight of this batch in a mean over several batches: `weight`, or the number of samples."""
-        return float(len(self.inputs)) if self.weight is None else self.weight
+        if self.weight is None:
+            return float(len(self.inputs))
+        return self.weight
 
     def samples(self, rows: slice | Tensor) -> Batch:
         """Return the batch that consists of the samples `rows`."""
@@ -227,10 +241,12 @@ class Batch:
 
     def cast(self, dtype: torch.dtype) -> Batch:
         """Return the same batch with floating-point tensors cast to `dtype`."""
-        inputs, targets = (
-            given.to(dtype) if given.is_floating_point() else given
-            for given in (self.inputs, self.targets)
-        )
+        inputs = self.inputs
+        targets = self.targets
+        if inputs.is_floating_point():
+            inputs = inputs.to(dtype)
+        if targets.is_floating_point():
+            targets = targets.to(dtype)
         return replace(self, inputs=inputs, targets=targets)
 
     @property
@@ -285,18 +301,22 @@ class Witness:
     @property
     def record(self) -> dict[str, Any]:
         """The comparison as a dictionary, for tables and manifests."""
-        words = {
-            "not_taken": self.not_taken,
-            "no_split": self.no_split,
-            "refused": str(self.refusal or ""),
-        }
         off = {name: float(f"{one:.2g}") for name, one in self.off.items()}
-        return {
-            "measured": self.measured,
-            "off": off,
-            **self.taken,
-            **{key: one for key, one in words.items() if one},
-        }
+        record: dict[str, Any] = {"measured": self.measured, "off": off, **self.taken}
+        if self.not_taken:
+            record["not_taken"] = self.not_taken
+        if self.no_split:
+            record["no_split"] = self.no_split
+        if self.refusal:
+            record["refused"] = str(self.refusal)
+        return record
+
+
+class _Made(NamedTuple):
+    """What an engine made, and the versions of all tensors of the network at that time."""
+
+    versions: list[int]
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -343,19 +363,17 @@ class Objective:
     decay: float = 0.0
     witness: Witness | None = None
     memory: float | None = None
-    made: dict[str, Any] = field(
+    made: dict[str, _Made] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
         """Return what `make` returned for the network as it is: anew if a tensor of it has changed in place since."""
-        versions = [
-            one._version
-            for one in (*self.network.parameters(), *self.network.buffers())
-        ]
-        if name not in self.made or self.made[name][0] != versions:
-            self.made[name] = versions, make()
-        return self.made[name][1]
+        tensors = (*self.network.parameters(), *self.network.buffers())
+        versions = [tensor._version for tensor in tensors]
+        if name not in self.made or self.made[name].versions != versions:
+            self.made[name] = _Made(versions, make())
+        return self.made[name].result
 
     @property
     def dtype(self) -> torch.dtype:
@@ -407,13 +425,16 @@ class Objective:
         """Return the same problem in another floating-point type, with a copy of the network and of its loss."""
         if self.dtype == dtype:
             return self
-        more = tuple(batch.cast(dtype) for batch in self.more)
         change = partial(cast, real=dtype)
-        network = copy.deepcopy(self.network)._apply(change)
-        has_tensors = any(True for _ in (*self.loss.parameters(), *self.loss.buffers()))
-        loss = copy.deepcopy(self.loss)._apply(change) if has_tensors else self.loss
+        loss = self.loss
+        if [*loss.parameters(), *loss.buffers()]:
+            loss = copy.deepcopy(loss)._apply(change)
         return replace(
-            self, network=network, batch=self.batch.cast(dtype), loss=loss, more=more
+            self,
+            network=copy.deepcopy(self.network)._apply(change),
+            loss=loss,
+            batch=self.batch.cast(dtype),
+            more=tuple(batch.cast(dtype) for batch in self.more),
         )
 
     def weight(self, layer: int, name: str) -> nn.Parameter:
@@ -434,12 +455,29 @@ class Objective:
         return min(layers) - 1 if layers else len(self.layers)
 
 
+# Rounding errors that two evaluations of a loss may differ by.
+_ROUNDOFFS = 100
+# Activations with their tangents and second derivatives, in copies.
+_COPIES = 6
+
+
 class Suffix(nn.Module):
     """The map from the residual stream after `depth` layers (None: from the inputs) to the scored outputs.
 
-    `inputs`, `outputs` and `gradient` = dl/df are evaluated once and shared by all
-    products. `data` and `gradients` contain those of every batch; gradients are
-    multiplied by the share of the batch.
+    What all products need is evaluated once.
+
+    Attributes
+    ----------
+    inputs, outputs, targets, gradient : tensor
+        Of the first batch; the gradient is dl/df.
+    every_output, every_target : list of tensors
+        Of every batch.
+    data : list of (inputs, targets)
+        Of every batch.
+    gradients : list of (inputs, gradient)
+        Of every batch; gradients are multiplied by the share of the batch in the loss.
+    shares : list of float
+        The shares s_k of the batches (Objective).
     """
 
     @in_turn
@@ -449,7 +487,8 @@ class Suffix(nn.Module):
         self.depth = depth
         self.loss = objective.loss
         self.scored = objective.batch.scored
-        batches, self.shares = objective.batches, objective.shares
+        batches = objective.batches
+        self.shares = objective.shares
         self.every_target = [batch.targets for batch in batches]
         with evaluating(self.network):
             starts = [self._start(batch.inputs).detach() for batch in batches]
@@ -458,34 +497,34 @@ class Suffix(nn.Module):
         self.outputs = outputs[0]
         self.targets = objective.batch.targets
         self.every_output = outputs
-        self._values = (
-            [float(self._value(k, one)) for k, one in enumerate(outputs)]
-            if objective.witness
-            else []
-        )
-        self._size = objective.witness.size if objective.witness else 0.0
-        slopes = [
-            output_gradient(self.loss, output, batch.targets)
-            for output, batch in zip(outputs, batches, strict=True)
-        ]
+        # Losses of the batches of a user's network, and the size of their terms.
+        self._values = []
+        self._size = 0.0
+        if objective.witness:
+            self._size = objective.witness.size
+            for number, output in enumerate(outputs):
+                self._values.append(float(self._value(number, output)))
+        slopes = []
+        for output, targets in zip(outputs, self.every_target, strict=True):
+            slopes.append(output_gradient(self.loss, output, targets))
         self.gradient = slopes[0]
-        self.data: Data = [
-            (start, batch.targets) for start, batch in zip(starts, batches, strict=True)
-        ]
-        self.gradients: Data = [
-            (start, share * slope)
-            for start, share, slope in zip(starts, self.shares, slopes, strict=True)
-        ]
+        self.data: Data = list(zip(starts, self.every_target, strict=True))
+        self.gradients: Data = []
+        for start, share, slope in zip(starts, self.shares, slopes, strict=True):
+            self.gradients.append((start, share * slope))
 
     def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
-        """Return, for every batch, its inputs and the scalar function of the outputs whose Hessian is H or H_f."""
+        """Return, for every batch, its inputs and the scalar function of the outputs whose Hessian is H or H_f.
+
+        For H it is s_k l(f, y), for H_f the same linearised in f: <s_k dl/df, f>. For
+        H_o it is that of H, whose Hessian B in the outputs is pulled back, J^T B J.
+        """
         if part == Part.H_f:
             return [(start, partial(along, slope)) for start, slope in self.gradients]
-        shares = zip(self.data, self.shares, strict=True)
-        return [
-            (start, partial(_loss, self.loss, share, targets))
-            for (start, targets), share in shares
-        ]
+        terms = []
+        for (start, targets), share in zip(self.data, self.shares, strict=True):
+            terms.append((start, partial(_loss, self.loss, share, targets)))
+        return terms
 
     def check_held(self, number: int, outputs: Tensor) -> None:
         """Raise UserError if the loss of a batch has changed since this object was created, relative to its terms.
@@ -495,10 +534,10 @@ class Suffix(nn.Module):
         """
         if not self._values:
             return
-        was, now = self._values[number], float(self._value(number, outputs))
-        if abs(now - was) > 100 * torch.finfo(outputs.dtype).eps * max(
-            abs(was), abs(now), self._size
-        ):
+        was = self._values[number]
+        now = float(self._value(number, outputs))
+        size = max(abs(was), abs(now), self._size)
+        if abs(now - was) > _ROUNDOFFS * torch.finfo(outputs.dtype).eps * size:
             raise UserError(
                 "the function has changed since this operator was created: network or loss read other values",
                 got=f"a loss of {now:.9g}, and {was:.9g} before",
@@ -507,6 +546,7 @@ class Suffix(nn.Module):
             )
 
     def _value(self, number: int, outputs: Tensor) -> Tensor:
+        """Return the loss of a batch."""
         with torch.no_grad():
             return self.loss(outputs, self.every_target[number])
 
@@ -517,26 +557,25 @@ class Suffix(nn.Module):
     @property
     def bytes_per_probe(self) -> int:
         """Upper bound of the memory for the products of one probe: about six times all activations of the suffix."""
-        activations = sum(
-            _entries_per_position(module) for module in self.network.modules()
-        )
-        axes = self.inputs.shape[:2] if self.inputs.ndim > 1 else self.inputs.shape
-        return 6 * max(activations, 1) * axes.numel() * self.outputs.element_size()
+        activations = sum(map(_entries_per_position, self.network.modules()))
+        positions = self.inputs.shape[:2].numel()
+        width = self.outputs.element_size()
+        return _COPIES * max(activations, 1) * positions * width
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs at the scored positions."""
         if not isinstance(self.network, Layered):
             return self.network(inputs)
-        hidden, depth = (
-            (self.network.hidden(inputs, 0), 0)
-            if self.depth is None
-            else (inputs, self.depth)
-        )
-        return self.network.from_hidden(hidden, depth, self.scored)
+        if self.depth is None:
+            hidden = self.network.hidden(inputs, 0)
+            return self.network.from_hidden(hidden, 0, self.scored)
+        return self.network.from_hidden(inputs, self.depth, self.scored)
 
     def _start(self, inputs: Tensor) -> Tensor:
-        layered = isinstance(self.network, Layered) and self.depth is not None
-        return self.network.hidden(inputs, self.depth) if layered else inputs  # type: ignore[operator]
+        """Return the input of the suffix."""
+        if isinstance(self.network, Layered) and self.depth is not None:
+            return self.network.hidden(inputs, self.depth)
+        return inputs
 
 
 def along(slope: Tensor, outputs: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +21,9 @@ from hessfig.curvature.rounding import LOSS, SINGLES
 from hessfig.curvature.witness import STEP, derivatives, leaves_of, step_of, terms_of
 from hessfig.errors import UserError, first_few, plain
 
-_NOISE = 1e3  # allowed rounding errors in the gradient of a parameter, relative to all gradients together
+# Allowed rounding errors in the gradient of a parameter, relative to all gradients
+# together.
+_NOISE = 1e3
 
 
 @runtime_checkable
@@ -52,7 +55,7 @@ def by_sample(objective: Objective) -> Objective:
         if not bool(network.is_sum) or objective.loss.reduction == "sum":
             return replace(objective, network=network)
         if objective.more:
-            raise met(
+            raise samples_interact(
                 "batches whose losses are sums over their samples, in a mean over batches"
             )
         return replace(objective, network=network, loss=Inside("sum"))
@@ -62,17 +65,16 @@ def first_samples(objective: Objective, count: int) -> Objective:
     """Return the problem with the first `count` samples of its first batch, to find out what a product takes."""
     batch = objective.batch
     targets = batch.targets[: count * (len(batch.targets) // len(batch.inputs))]
-    if not isinstance(objective.network, BySample):
-        return replace(
-            objective, batch=Batch(batch.inputs[:count], targets, batch.scored), more=()
-        )
-    network, inputs = objective.network.of_first_samples(count)
-    return replace(
-        objective, network=network, batch=Batch(inputs, targets, batch.scored), more=()
-    )
+    network = objective.network
+    inputs = batch.inputs[:count]
+    if isinstance(network, BySample):
+        network, inputs = network.of_first_samples(count)
+    first = Batch(inputs, targets, batch.scored)
+    return replace(objective, network=network, batch=first, more=())
 
 
-_SHARE = 8  # a check takes at most every eighth sample
+# A check takes at most every eighth sample.
+_SHARE = 8
 
 
 def few_samples(objective: Objective) -> int:
@@ -82,19 +84,18 @@ def few_samples(objective: Objective) -> int:
     ones may lack what others have: the padding word of an embedding that treats it in
     its own way.
     """
+    for module in objective.network.modules():
+        if getattr(module, "padding_idx", None) is not None:
+            return 0
     sizes = [len(batch.inputs) for batch in objective.batches]
-    count = (
-        1 if objective.memory is not None else min(sizes[0], -(-sum(sizes) // _SHARE))
-    )
-    has_padding = any(
-        getattr(module, "padding_idx", None) is not None
-        for module in objective.network.modules()
-    )
-    return 0 if has_padding or count == sum(sizes) else count
+    count = min(sizes[0], math.ceil(sum(sizes) / _SHARE))
+    if objective.memory is not None:
+        count = 1
+    return 0 if count == sum(sizes) else count
 
 
 @dataclass(frozen=True)
-class Counted:
+class SampleWeights:
     """The loss of a batch as sum_i weights_i l_i / divisor, with the loss l_i of sample i alone.
 
     For a mean, the weight of a sample is the divisor of its own mean: the number of
@@ -107,35 +108,45 @@ class Counted:
     divisor: float
 
 
-def counted(objective: Objective, batch: Batch) -> Counted:
-    """Return the weights of the samples of a batch. Raises UserError for a loss in which samples interact."""
-    count, loss = len(batch.inputs), objective.loss
+def sample_weights(objective: Objective, batch: Batch) -> SampleWeights:
+    """Return the weights of the samples of a batch. Raises UserError for a loss in which samples interact.
+
+    Examples
+    --------
+    Of three samples, the second one is ignored:
+
+    >>> import torch, hessfig
+    >>> from hessfig.curvature.samples import sample_weights
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, -100, 1]))
+    >>> objective = problem.objective("float64")
+    >>> sample_weights(objective, objective.batch)
+    SampleWeights(weights=tensor([1., 0., 1.], dtype=torch.float64), divisor=2.0)
+    """
+    count = len(batch.inputs)
+    loss = objective.loss
     # Its samples are checked by the sum of their gradients.
     if isinstance(loss, Inside):
-        return Counted(
-            torch.ones(count, dtype=torch.float64),
-            float(count) if loss.reduction == "mean" else 1.0,
-        )
+        divisor = float(count) if loss.reduction == "mean" else 1.0
+        return SampleWeights(torch.ones(count, dtype=torch.float64), divisor)
     if of_classes(loss, batch.targets):
-        outputs = [torch.empty(0)] * count  # only targets are used
+        # Only targets are used.
+        outputs = [torch.empty(0)] * count
     else:
-        # Users' may differentiate inside.
+        # Networks of users may differentiate inside.
         with torch.set_grad_enabled(not isinstance(objective.network, Layered)):
-            whole = scored_outputs(
-                objective.network, batch.inputs, batch.scored
-            ).detach()
+            whole = scored_outputs(objective.network, batch.inputs, batch.scored)
+        whole = whole.detach()
         if not whole.ndim:
-            raise met("outputs that are one number for all samples")
+            raise samples_interact("outputs that are one number for all samples")
         outputs = list(whole.split(1))
     if len(outputs) != count or len(batch.targets) % count:
-        raise met(
+        raise samples_interact(
             f"{count} samples, {len(outputs)} rows of outputs, targets of shape {tuple(batch.targets.shape)}"
         )
+    targets = batch.targets.split(len(batch.targets) // count)
     with alone():
-        weights, scale = single_weights(
-            loss, outputs, batch.targets.split(len(batch.targets) // count)
-        )
-    return Counted(torch.tensor(weights, dtype=torch.float64), scale)
+        weights, divisor = single_weights(loss, outputs, targets)
+    return SampleWeights(torch.tensor(weights, dtype=torch.float64), divisor)
 
 
 @dataclass(frozen=True)
@@ -149,29 +160,33 @@ class Single:
 def singles(objective: Objective) -> tuple[list[Single], float]:
     """Return all samples that count, and s such that the gradient of the loss is s times the mean of factor * gradient.
 
-    For a loss that is a mean, s is 1. Raises UserError as `by_sample` and `counted` do.
+    A batch k of size n_k (1 for a loss that is a sum) has the mass n_k sum_i w_i / d_k,
+    with the weights w_i and the divisor d_k of SampleWeights. With M the sum of the
+    masses and N samples that count,
+
+        factor_i = n_k w_i N / (M d_k),    s = M / sum_k n_k;
+
+    s is 1 for a loss that is a mean. Raises UserError as `by_sample` and
+    `sample_weights` do.
     """
     apart = by_sample(objective)
-    weighed = [(batch, counted(apart, batch)) for batch in objective.batches]
-    sizes = [
-        1.0 if apart.loss.reduction == "sum" else batch.size
-        for batch in objective.batches
-    ]
-    masses = [
-        size * (float(own.weights.sum()) / own.divisor)
-        for size, (_, own) in zip(sizes, weighed, strict=True)
-    ]
-    count = sum(int(own.weights.count_nonzero()) for _, own in weighed)
+    is_sum = apart.loss.reduction == "sum"
+    weights = [sample_weights(apart, batch) for batch in objective.batches]
+    sizes = [1.0 if is_sum else batch.size for batch in objective.batches]
+    mass = 0.0
+    count = 0
+    for size, of_batch in zip(sizes, weights, strict=True):
+        mass += size * (float(of_batch.weights.sum()) / of_batch.divisor)
+        count += int(of_batch.weights.count_nonzero())
     samples = []
-    for size, (batch, own) in zip(sizes, weighed, strict=True):
+    for size, batch, of_batch in zip(sizes, objective.batches, weights, strict=True):
         targets = batch.targets.split(len(batch.targets) // len(batch.inputs))
-        for row in own.weights.nonzero().flatten().tolist():
-            factor = (
-                size * float(own.weights[row]) * count / (sum(masses) * own.divisor)
-            )
+        for row in of_batch.weights.nonzero().flatten().tolist():
+            weight = float(of_batch.weights[row])
+            factor = size * weight * count / (mass * of_batch.divisor)
             single = Batch(batch.inputs[row : row + 1], targets[row], batch.scored)
             samples.append(Single(replace(apart, batch=single, more=()), factor))
-    return samples, sum(masses) / (1.0 if apart.loss.reduction == "sum" else sum(sizes))
+    return samples, mass / (1.0 if is_sum else sum(sizes))
 
 
 def single_gradients(
@@ -183,46 +198,44 @@ def single_gradients(
     parameter by parameter. In networks of the package samples never interact, so
     further gradients are not computed.
     """
-    whole, (every, scale) = LossGradient(objective).gradient, singles(objective)
+    whole = LossGradient(objective).gradient
+    samples, scale = singles(objective)
     lengths = [slope.numel() for slope in whole.values()]
-    total, sizes = torch.zeros(()), torch.zeros(len(lengths))
-    for number, sample in enumerate(every):
+    total = torch.zeros(())
+    # Of the norms of all gradients, by parameter.
+    sizes = torch.zeros(len(lengths))
+    for number, sample in enumerate(samples):
         is_wanted = most is None or number < most
         if not is_wanted and isinstance(objective.network, Layered):
             return
         with alone():
             gradient = LossGradient(sample.problem).flat.double() * sample.factor
         total = total + gradient
-        sizes = sizes + torch.stack(
-            [piece.norm().cpu() for piece in gradient.split(lengths)]
-        )
+        norms = [piece.norm().cpu() for piece in gradient.split(lengths)]
+        sizes = sizes + torch.stack(norms)
         if is_wanted:
             yield gradient
-    mean = scale / len(every)
+    mean = scale / len(samples)
     total_by_name = dict(zip(whole, (mean * total).split(lengths), strict=True))
-    check_sum(
-        whole,
-        total_by_name,
-        (mean * sizes).tolist(),
-        partial(_change, objective, whole),
-    )
+    change = partial(_change, objective, whole)
+    check_sum(whole, total_by_name, (mean * sizes).tolist(), change)
 
 
 def _change(objective: Objective, here: Mapping[str, Tensor]) -> float:
     """Return |g(w + d) - g(w)| |w| / |d|, which does not vanish at a perfect fit, where all gradients are rounding."""
-    at = leaves_of(objective, here)
-    steps = step_of({name: one.detach() for name, one in at.items()})
-    beside = {
-        name: (one.detach() + steps[name]).requires_grad_() for name, one in at.items()
-    }
+    leaves = leaves_of(objective, here)
+    at = {name: leaf.detach() for name, leaf in leaves.items()}
+    steps = step_of(at)
+    beside = {name: (at[name] + steps[name]).requires_grad_() for name in at}
     there = derivatives(terms_of(objective, beside), beside, (), 1).slopes
-    return length(there[name] - one for name, one in here.items()) / STEP
+    return length(there[name] - gradient for name, gradient in here.items()) / STEP
 
 
 def check_alike(objective: Objective) -> None:
     """Raise UserError if samples of the batch have different weights, or interact in a network of a user."""
-    weights = counted(objective, objective.batch).weights
-    if bool(((weights - weights[0]).abs() > LOSS.double * weights.abs().max()).any()):
+    weights = sample_weights(objective, objective.batch).weights
+    allowed = LOSS.double * weights.abs().max()
+    if bool(((weights - weights[0]).abs() > allowed).any()):
         raise UserError(
             "the samples have different weights in the loss: some targets are ignored, or have larger weights",
             got=f"weights of samples from {float(weights.min()):.4g} to {float(weights.max()):.4g}",
@@ -251,20 +264,16 @@ def check_sum(
     noise = _NOISE * torch.finfo(next(iter(whole.values())).dtype).eps
     wrong = dict[str, float]()
     for (name, gradient), size in zip(whole.items(), sizes, strict=True):
-        off = float(
-            (
-                gradient.double().flatten() - total[name].to(gradient.device).flatten()
-            ).norm()
-        )
+        of_singles = total[name].to(gradient.device).flatten()
+        off = float((gradient.double().flatten() - of_singles).norm())
         if not off <= SINGLES.of(gradient.dtype) * size + noise * sum(sizes):
             wrong[name] = off
     if wrong and not max(wrong.values()) <= noise * change():
-        lengths = {name: float(whole[name].norm()) for name in wrong}
-        shares = [
-            f"{name} by {off / (lengths[name] or off):.2g} of its length"
-            for name, off in wrong.items()
-        ]
-        raise met(
+        shares = []
+        for name, off in wrong.items():
+            share = off / (float(whole[name].norm()) or off)
+            shares.append(f"{name} by {share:.2g} of its length")
+        raise samples_interact(
             f"the gradients of single samples do not add up to that of the loss: off in {first_few(shares)}"
         )
 
@@ -274,15 +283,15 @@ def alone() -> Iterator[None]:
     """Turn any exception of a network or loss for a single sample into a UserError."""
     try:
         yield
+    except (UserError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
-        if isinstance(error, UserError | torch.OutOfMemoryError):
-            raise
-        raise met(
+        raise samples_interact(
             f"{type(error).__name__} of a sample alone: {plain(str(error), most=200)}"
         ) from error
 
 
-def met(got: str) -> UserError:
+def samples_interact(got: str) -> UserError:
     """Return the error for samples that interact."""
     return UserError(
         "quantities of single samples (Fisher matrices, Shampoo, noise_scale, ...): the samples see each other, or "

@@ -40,22 +40,18 @@ def trace(objective: Objective, request: Request) -> Measured:
 
     H_fT has none: it has no diagonal entries (Remark D.1).
     """
-    engines, rows = Engines(objective, request.model, request.estimator.products), []
-    summed = replace(
-        request, parts=[part for part in request.parts if part != Part.H_fT]
-    )
+    engines = Engines(objective, request.model, request.estimator.products)
+    others = [part for part in request.parts if part != Part.H_fT]
+    summed = replace(request, parts=others)
+    rows = []
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
             estimates = {Part.H_fT: exact(0.0, Method.exact)}
-            estimates |= (
-                _traces(engines, summed, block, request.stream(layer, col))
-                if summed.parts
-                else {}
-            )
-            rows += [
-                block_row("trace", request, block, part, estimates[part])
-                for part in request.parts
-            ]
+            if others:
+                generator = request.stream(layer, col)
+                estimates |= _traces(engines, summed, block, generator)
+            for part in request.parts:
+                rows.append(block_row("trace", request, block, part, estimates[part]))
     return Measured(rows)
 
 
@@ -69,33 +65,33 @@ def hessian(objective: Objective, request: Request) -> Measured:
     """
     if names_blocks(request.at.config):
         return Measured([], _named(objective, request))
-    arrays = (
-        published_hessian(objective)
-        if is_published(request.model)
-        else _plain(objective, request)
-    )
+    if is_published(request.model):
+        arrays = published_hessian(objective)
+    else:
+        arrays = _plain(objective, request)
     return Measured([], {**arrays, "hessian": arrays["hessian"].cpu().float().numpy()})
 
 
 def _traces(
     engines: Engines, request: Request, block: Block, generator: Generator
 ) -> Traces:
-    method, count = request.estimator.method, request.estimator.num_probes
-    if method in (Method.auto, Method.exact) and all(
-        _is_summable(request, block, p) for p in request.parts
-    ):
-        values = engines.exact.traces(block.layer, block.row, request.parts)
+    """Return the traces of one block by the configured method; `auto` takes exact ones, small blocks, or probes."""
+    method = request.estimator.method
+    parts = request.parts
+    may_be_exact = method in (Method.auto, Method.exact)
+    if may_be_exact and all(_is_summable(request, block, part) for part in parts):
+        values = engines.exact.traces(block.layer, block.row, parts)
         return {part: exact(value, Method.exact) for part, value in values.items()}
     column = engines.column(block.layer, block.col, [block])
-    is_small = column.dim <= count or (
-        method == Method.auto and is_few(engines.problem.layout, block.layer, block.col)
-    )
+    # As many probes as entries cost what the diagonal costs.
+    is_small = column.dim <= request.estimator.num_probes
+    if method == Method.auto:
+        layout = engines.problem.layout
+        is_small = is_small or is_few(layout, block.layer, block.col)
     if method == Method.dense or (method in (Method.auto, Method.xtrace) and is_small):
         return _summed(column, block, request)
     if method == Method.xtrace:
-        return {
-            part: _by_xtrace(column, block, part, request) for part in request.parts
-        }
+        return {part: _by_xtrace(column, block, part, request) for part in parts}
     return _sampled(column, block, request, generator)
 
 
@@ -105,50 +101,46 @@ def _is_summable(request: Request, block: Block, part: Part) -> bool:
 
 
 def _summed(column: Column, block: Block, request: Request) -> Traces:
-    """Sum the diagonal, column by column."""
-    diagonals, errors = _along(
-        column, block, torch.eye(column.dim, dtype=column.dtype), request
-    )
-    totals = {
-        part: exact(float(diagonal.sum()), Method.dense)
-        for part, diagonal in diagonals.items()
-    }
-    return {
-        part: _differenced(total, column, block, part, errors[part].sum())
-        for part, total in totals.items()
-    }
+    """Return tr A = sum_i e_i.A e_i: the diagonal, column by column."""
+    units = torch.eye(column.dim, dtype=column.dtype)
+    diagonals, errors = _along(column, block, units, request)
+    traces = {}
+    for part, diagonal in diagonals.items():
+        total = exact(float(diagonal.sum()), Method.dense)
+        error = errors[part].sum()
+        traces[part] = _differenced(total, column, block, part, error)
+    return traces
 
 
 def _sampled(
     column: Column, block: Block, request: Request, generator: Generator
 ) -> Traces:
-    """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number."""
+    """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number.
+
+    E v.A v = tr(A E v v^T) = tr A, since E v v^T = I (Hutchinson, 1990).
+    """
     count = request.estimator.num_probes
     probes = rademacher(column.dim, count, generator=generator, dtype=torch.int8)
     samples, errors = _along(column, block, probes, request)
-    traces = {
-        part: Estimate(
-            float(values.mean()), standard_error(values), count, Method.hutchinson
-        )
-        for part, values in samples.items()
-    }
-    return {
-        part: _differenced(found, column, block, part, errors[part].mean())
-        for part, found in traces.items()
-    }
+    traces = {}
+    for part, values in samples.items():
+        mean, error = float(values.mean()), standard_error(values)
+        estimate = Estimate(mean, error, count, Method.hutchinson)
+        of_products = errors[part].mean()
+        traces[part] = _differenced(estimate, column, block, part, of_products)
+    return traces
 
 
 def _differenced(
-    found: Estimate, column: Column, block: Block, part: Part, error: Tensor
+    estimate: Estimate, column: Column, block: Block, part: Part, error: Tensor
 ) -> Estimate:
     """Return a trace with the `error` that its products by differences cause; other products have none."""
     source = differences_in(column)
     if source is None:
-        return found
+        return estimate
     is_rough = not source.relative_error(block, part) <= ROUGHEST
-    return replace(
-        found, error=math.hypot(found.error, float(error)), is_unreliable=is_rough
-    )
+    both = math.hypot(estimate.error, float(error))
+    return replace(estimate, error=both, is_unreliable=is_rough)
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
@@ -172,18 +164,14 @@ def _along(
     source = differences_in(column)
     values: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
     errors: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
+    needed = products_of(column, request.parts)
     for chunk in cast_chunks(probes, column):
-        products = completed(
-            column.split_matmat(chunk, products_of(column, request.parts)),
-            request.parts,
-        )
+        products = completed(column.split_matmat(chunk, needed), request.parts)
         for part in request.parts:
             product = products[block, part]
-            deviation = (
-                torch.zeros_like(product)
-                if source is None
-                else source.deviations[block, part]
-            )
+            deviation = torch.zeros_like(product)
+            if source is not None:
+                deviation = source.deviations[block, part]
             values[part].append((chunk.to(product) * product).sum(dim=0))
             errors[part].append((chunk.to(deviation) * deviation).sum(dim=0).abs())
     return _joined(values), _joined(errors)
@@ -194,6 +182,7 @@ def _joined(pieces: dict[Part, list[Tensor]]) -> _Samples:
 
 
 def _named(objective: Objective, request: Request) -> Arrays:
+    """Return every named block as a dense matrix."""
     engines = Engines(objective, request.model, request.estimator.products)
     kept = Spectra(request)
     for layer, col, blocks in columns(request.blocks):
@@ -206,15 +195,19 @@ def _named(objective: Objective, request: Request) -> Arrays:
 
 
 def _plain(objective: Objective, request: Request) -> Arrays:
-    side, every = objective.layout.side(0, Group.all), Block(0, Group.all, Group.all)
+    """Return the Hessian in all parameters, in their own order."""
+    every = Block(0, Group.all, Group.all)
     engines = Engines(objective, request.model, request.estimator.products)
     whole = dense_parts(engines.column(0, Group.all, [every]), [Part.H])[every, Part.H]
-    deep = objective.layout.num_layers > 1
-    names = [
-        f"{weight.name}_{weight.layer}" if deep and weight.layer else weight.name
-        for weight in side
-    ]
-    sizes = [weight.size for weight in side]
+    is_deep = objective.layout.num_layers > 1
+    names = []
+    sizes = []
+    for weight in objective.layout.side(0, Group.all):
+        name = weight.name
+        if is_deep and weight.layer:
+            name = f"{name}_{weight.layer}"
+        names.append(name)
+        sizes.append(weight.size)
     return {"hessian": whole, "names": names, "sizes": sizes}
 
 
@@ -241,35 +234,40 @@ def published_hessian(objective: Objective) -> Arrays:
     from hessfig.curvature.curvlinops import whole_hessian
 
     paths = _paths(objective.network)
-    parameters = [objective.network.get_parameter(path) for path in paths.values()]
-    sizes = [p.numel() for p in parameters]
-    weights = [
-        Weight(name, path, size)
-        for (name, path), size in zip(paths.items(), sizes, strict=True)
-    ]
+    parameters = []
+    weights = []
+    for name, path in paths.items():
+        parameter = objective.network.get_parameter(path)
+        parameters.append(parameter)
+        weights.append(Weight(name, path, parameter.numel()))
     order = torch.cat(_published_order(list(paths.values()), parameters))
     matrix = whole_hessian(objective, weights)[order][:, order]
+    sizes = [weight.size for weight in weights]
     return {"hessian": matrix, "names": list(paths), "sizes": sizes}
 
 
 def _paths(network: nn.Module) -> dict[str, str]:
+    """Return the parameters of a transformer in the order of Figure 1, by name."""
     paths = {"W_E": "tok_embed.weight", "W_pos": "pos.weight"}
     parameters = dict(network.named_parameters())
-    for index in range(len(network.layers)):  # type: ignore[arg-type]
-        suffix = "" if len(network.layers) == 1 else f"_{index + 1}"  # type: ignore[arg-type]
-        paths |= {
-            f"{name}{suffix}": f"layers.{index}.{path}"
-            for name, path in _PER_LAYER.items()
-        }
+    num_layers = len(network.layers)  # type: ignore[arg-type]
+    for index in range(num_layers):
+        suffix = "" if num_layers == 1 else f"_{index + 1}"
+        for name, path in _PER_LAYER.items():
+            paths[f"{name}{suffix}"] = f"layers.{index}.{path}"
     paths |= {"W_U": "head.weight", "b_U": "head.bias"}
     return {name: path for name, path in paths.items() if path in parameters}
 
 
 def _published_order(paths: list[str], parameters: list[nn.Parameter]) -> list[Tensor]:
-    start, order = 0, []
+    """Return where the entries of each parameter are in the network's order: linear maps are transposed."""
+    order = []
+    start = 0
     for path, parameter in zip(paths, parameters, strict=True):
         index = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
-        is_table = path in ("tok_embed.weight", "pos.weight") or parameter.ndim == 1
-        order.append((index if is_table else index.T).flatten())
+        is_table = path in ("tok_embed.weight", "pos.weight")
+        if not is_table and parameter.ndim > 1:
+            index = index.T
+        order.append(index.flatten())
         start += parameter.numel()
     return order

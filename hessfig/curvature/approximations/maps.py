@@ -11,7 +11,8 @@ from hessfig.weights import Weight
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAPS = (nn.Linear, *CONVOLUTIONS)
-_HELD = (["weight"], ["bias"], ["bias", "weight"])
+# The parameters of a module that a block may consist of.
+_SIDES = (["weight"], ["bias"], ["bias", "weight"])
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,15 @@ class UnfoldedMap:
     The parameters of the block form one matrix. With W, the input x_t of a convolution
     is its patch at position t, in the order of the rows of W (Grosse and Martens 2016,
     arXiv 1602.01407). With b, a 1 is appended to x_t.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.approximations.maps import UnfoldedMap
+    >>> layer = UnfoldedMap(torch.nn.Conv1d(1, 1, 2), ("weight", "bias"))
+    >>> inputs = torch.tensor([[[1.0, 2.0, 3.0]]])
+    >>> layer.inputs(inputs, layer.module(inputs)).tolist()
+    [[[1.0, 2.0, 1.0], [2.0, 3.0, 1.0]]]
     """
 
     module: nn.Module
@@ -32,18 +42,21 @@ class UnfoldedMap:
 
         Weights of grouped convolutions have none, since they act on several inputs.
         """
-        place, *others = {weight.parameter.rpartition(".")[0] for weight in side}
-        names = tuple(weight.parameter.rpartition(".")[2] for weight in side)
-        if (
-            others
-            or sorted(names) not in _HELD
-            or any(weight.index is not None for weight in side)
-        ):
+        paths = set()
+        names: tuple[str, ...] = ()
+        for weight in side:
+            if weight.index is not None:
+                return None
+            path, _, name = weight.parameter.rpartition(".")
+            paths.add(path)
+            names += (name,)
+        if len(paths) > 1 or sorted(names) not in _SIDES:
             return None
-        module = network.get_submodule(place)
-        is_one = isinstance(module, MAPS)
+        module = network.get_submodule(paths.pop())
         is_grouped = getattr(module, "groups", 1) > 1 and "weight" in names
-        return cls(module, names) if is_one and not is_grouped else None
+        if is_grouped or not isinstance(module, MAPS):
+            return None
+        return cls(module, names)
 
     @property
     def parameters(self) -> list[str]:
@@ -57,25 +70,24 @@ class UnfoldedMap:
         return outputs.movedim(-1 - len(self.module.kernel_size), -1)
 
     def inputs(
-        self, given: Float[Tensor, "..."], outputs: Float[Tensor, "..."]
+        self, arguments: Float[Tensor, "..."], outputs: Float[Tensor, "..."]
     ) -> Float[Tensor, "*batch n"]:
-        """Return the inputs x of all uses in a call."""
-        pieces = [
-            self._patches(given)
-            if name == "weight"
-            else torch.ones_like(self.by_use(outputs)[..., :1])
-            for name in self.parameters
-        ]
+        """Return the inputs x of all uses in a call, from the arguments and the outputs of the module."""
+        pieces = []
+        if "weight" in self.names:
+            pieces.append(self._patches(arguments))
+        if "bias" in self.names:
+            pieces.append(torch.ones_like(self.by_use(outputs)[..., :1]))
         return torch.cat(pieces, dim=-1)
 
-    def _patches(self, given: Tensor) -> Tensor:
+    def _patches(self, arguments: Tensor) -> Tensor:
+        """Return the patches of a convolution: its outputs with unit vectors as kernels."""
         if not isinstance(self.module, CONVOLUTIONS):
-            return given
-        weight = self.module.weight
-        unit = torch.eye(
-            weight[0].numel(), dtype=given.dtype, device=given.device
-        ).view(-1, *weight.shape[1:])
-        return self.by_use(self.module._conv_forward(given, unit, None))
+            return arguments
+        shape = self.module.weight.shape[1:]
+        units = torch.eye(shape.numel(), dtype=arguments.dtype, device=arguments.device)
+        kernels = units.view(-1, *shape)
+        return self.by_use(self.module._conv_forward(arguments, kernels, None))
 
     def joined(self, by_name: Sequence[Tensor]) -> Float[Tensor, "m n"]:
         """Return tensors with the shapes of `parameters` as one matrix."""
@@ -84,6 +96,8 @@ class UnfoldedMap:
     def order(self, shape: Sequence[int]) -> Tensor:
         """Return the place of each entry of the block in the matrix (m, n), row by row."""
         places = torch.arange(shape[0] * shape[1]).view(*shape)
-        cut = len(self.names) - 1
-        of = {"weight": places[:, : shape[1] - cut], "bias": places[:, -1:]}
-        return torch.cat([of[name].flatten() for name in self.names])
+        weight, bias = places, places[:, -1:]
+        if len(self.names) > 1:
+            weight = places[:, :-1]
+        by_name = {"weight": weight, "bias": bias}
+        return torch.cat([by_name[name].flatten() for name in self.names])

@@ -44,16 +44,19 @@ class SampleGradients:
     def __init__(
         self, objective: Objective, labels: Generator, batch_size: float = inf
     ) -> None:
-        self._objective, self._labels, self.batch_size = objective, labels, batch_size
+        self._objective = objective
+        self._labels = labels
+        self.batch_size = batch_size
 
     @cached_property
     def sides(self) -> list[OutputSide]:
         """The term of each batch in the loss."""
-        pairs = zip(self._objective.batches, self._objective.shares, strict=True)
-        return [
-            OutputSide(replace(self._objective, batch=batch, more=()), share)
-            for batch, share in pairs
-        ]
+        sides = []
+        batches, shares = self._objective.batches, self._objective.shares
+        for batch, share in zip(batches, shares, strict=True):
+            single = replace(self._objective, batch=batch, more=())
+            sides.append(OutputSide(single, share))
+        return sides
 
     @property
     def terms(self) -> float:
@@ -69,11 +72,9 @@ class SampleGradients:
         """The share of each sample that counts in the gradient, by parameter; the shares sum to the gradient."""
         counted = torch.cat([side.counted.cpu() for side in self.sides])
         shares = self._of_samples([side.slopes for side in self.sides])
-        return (
-            shares
-            if bool(counted.all())
-            else {name: share[counted] for name, share in shares.items()}
-        )
+        if bool(counted.all()):
+            return shares
+        return {name: share[counted] for name, share in shares.items()}
 
     @cached_property
     def drawn(self) -> dict[str, Tensor]:
@@ -82,18 +83,17 @@ class SampleGradients:
 
     def _of_samples(self, sent: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the vectors of all batches, pulled back sample by sample."""
-        size = sum(
-            p.numel() * p.element_size() for p in self._objective.network.parameters()
-        )
+        parameters = list(self._objective.network.parameters())
+        size = sum(one.numel() * one.element_size() for one in parameters)
         check_bytes(sum(map(len, sent)) * size, "gradients of single samples")
         apart = by_sample(self._objective).network
-        pieces = [
-            side.gradients_of_samples(one, apart)
-            for side, one in zip(self.sides, sent, strict=True)
-        ]
-        return {
-            name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]
-        }
+        pieces = []
+        for side, vectors in zip(self.sides, sent, strict=True):
+            pieces.append(side.gradients_of_samples(vectors, apart))
+        joined = {}
+        for name in pieces[0]:
+            joined[name] = torch.cat([piece[name] for piece in pieces])
+        return joined
 
 
 class Material:
@@ -124,8 +124,9 @@ class Material:
         approximation: Product = getattr(self, f"_{name}")()
         if name.facts.needs != Need.linear or len(self.weights) == 1:
             return approximation
-        linear, (left, right) = self.samples.map_of(self.weights), self._kfac_factors
+        linear = self.samples.map_of(self.weights)
         assert linear is not None, "other blocks were left out"
+        left, right = self._kfac_factors
         return Reordered(approximation, linear.order((len(left), len(right))))
 
     @cached_property
@@ -136,42 +137,37 @@ class Material:
     @property
     def inputs(self) -> KroneckerSum:
         """I (x) sum x x^T over the inputs x of a linear map: half the Hessian of the squared error of its outputs."""
-        each = [signals.expanded[1] for signals in self._signals()]
-        right = torch.stack([of_batch.T @ of_batch for of_batch in each]).sum(dim=0)
-        return KroneckerSum(
-            torch.eye(self.shape[0], dtype=right.dtype)[None], right[None]
-        )
+        batches = [signals.expanded[1] for signals in self._signals()]
+        right = torch.stack([inputs.T @ inputs for inputs in batches]).sum(dim=0)
+        identity = torch.eye(self.shape[0], dtype=right.dtype)
+        return KroneckerSum(identity[None], right[None])
 
     def _flat(self, by_parameter: Mapping[str, Tensor]) -> Float[Tensor, "batch dim"]:
         """Return the gradients of samples, restricted to the block and in its order."""
-        pieces = [
-            torch.stack(
-                [
-                    view_of(one, weight).flatten()
-                    for one in by_parameter[weight.parameter]
-                ]
-            )
-            for weight in self.weights
-        ]
+        pieces = []
+        for weight in self.weights:
+            samples = by_parameter[weight.parameter]
+            entries = [view_of(sample, weight).flatten() for sample in samples]
+            pieces.append(torch.stack(entries))
         return torch.cat(pieces, dim=1)
 
     @cached_property
     def _shares(self) -> Float[Tensor, "batch dim"]:
+        """The shares g_i / N of the N samples in the gradient g = mean g_i, in the block."""
         return self._flat(self.samples.true)
 
     @property
     def _gradient(self) -> Float[Tensor, "m n"]:
+        """The gradient in the block's weight."""
         return self._shares.sum(dim=0).reshape(*self.shape)
 
     @cached_property
     def _second_moment(self) -> Float[Tensor, " dim"]:
         """E g_B^2 over mini-batches B drawn with replacement: (mean g)^2 + (mean g_i^2 - (mean g)^2) / batch size."""
-        count, square = len(self._shares), self._shares.sum(dim=0).square()
-        return (
-            square
-            + (count * self._shares.square().sum(dim=0) - square)
-            / self.samples.batch_size
-        )
+        square = self._shares.sum(dim=0).square()
+        # N sum (g_i / N)^2 is the mean of g_i^2.
+        mean_square = len(self._shares) * self._shares.square().sum(dim=0)
+        return square + (mean_square - square) / self.samples.batch_size
 
     @cached_property
     def _shampoo_factors(self) -> tuple[Float[Tensor, "m m"], Float[Tensor, "n n"]]:
@@ -180,21 +176,25 @@ class Material:
         return self._spread(single), self._spread(single.mT)
 
     def _spread(self, single: Float[Tensor, "batch m n"]) -> Float[Tensor, "m m"]:
-        mean, each = single.sum(dim=0), single.transpose(0, 1).flatten(1)
+        """E G_B G_B^T = G G^T + (mean G_i G_i^T - G G^T) / batch size, from the shares G_i / N."""
+        mean = single.sum(dim=0)
         square = mean @ mean.T
+        # All samples side by side: the product sums over them.
+        each = single.transpose(0, 1).flatten(1)
         return square + (len(single) * each @ each.T - square) / self.samples.batch_size
 
     def _signals(self) -> Iterator[Signals]:
         """Yield the signals of every batch; only those of a single batch are kept, others are computed again."""
         sides = self.samples.sides
-        yield from (
-            [self._only]
-            if len(sides) == 1
-            else (side.signals(self.weights) for side in sides)
-        )
+        if len(sides) == 1:
+            yield self._only
+            return
+        for side in sides:
+            yield side.signals(self.weights)
 
     @cached_property
     def _only(self) -> Signals:
+        """The signals of the only batch."""
         return self.samples.sides[0].signals(self.weights)
 
     @cached_property
@@ -202,61 +202,71 @@ class Material:
         return kronecker_factors_of(one.expanded for one in self._signals())
 
     def _kfac(self) -> KroneckerSum:
+        """E b b^T (x) E a a^T over the uses of a linear map, with inputs a and gradients b of its outputs."""
         left, right = self._kfac_factors
         return KroneckerSum(left[None], right[None])
 
     def _kfac_reduce(self) -> KroneckerSum:
+        """The same with inputs and gradients added up over the uses by a sample."""
         left, right = kronecker_factors_of(one.reduced for one in self._signals())
         return KroneckerSum(left[None], right[None])
 
     def _ekfac(self) -> Rotated:
+        """E (U^T G V)^2 in the eigenvectors U, V of the two factors of K-FAC."""
         basis = Basis.of(*self._kfac_factors)
-        values = [
-            signals.squares(basis.left, basis.right) for signals in self._signals()
-        ]
+        values = []
+        for signals in self._signals():
+            values.append(signals.squares(basis.left, basis.right))
         return Rotated(basis, torch.stack(values).sum(dim=0))
 
     def _shampoo(self) -> KroneckerSum:
+        """The roots of E G G^T and of E G^T G."""
         left, right = self._shampoo_factors
         return KroneckerSum(root(left)[None], root(right)[None])
 
     def _muon(self) -> KroneckerSum:
+        """(G G^T)^(1/2) (x) I = U S U^T (x) I, with the gradient G = U S V^T."""
         left, sizes, _ = torch.linalg.svd(self._gradient, full_matrices=False)
         identity = torch.eye(self.shape[1], dtype=torch.float64)
         return KroneckerSum(((left * sizes) @ left.T)[None], identity[None])
 
     def _adam(self) -> Diagonal:
+        """The diagonal that a training stored."""
         assert self.stored is not None, "names without moments were left out"
-        pieces = [
-            view_of(self.stored[weight.parameter], weight).flatten()
-            for weight in self.weights
-        ]
+        pieces = []
+        for weight in self.weights:
+            pieces.append(view_of(self.stored[weight.parameter], weight).flatten())
         return Diagonal(torch.cat(pieces))
 
     def _adam_expected(self) -> Diagonal:
+        """(E g_B^2)^(1/2)."""
         return Diagonal(self._second_moment.sqrt())
 
     def _adam_mini(self) -> Diagonal:
-        """One number per weight of the block."""
-        pieces = self._second_moment.split([weight.size for weight in self.weights])
-        return Diagonal(
-            torch.cat([piece.mean().sqrt().expand(len(piece)) for piece in pieces])
-        )
+        """One number per weight of the block: the root of its mean second moment."""
+        scales = []
+        sizes = [weight.size for weight in self.weights]
+        for piece in self._second_moment.split(sizes):
+            scales.append(piece.mean().sqrt().expand(len(piece)))
+        return Diagonal(torch.cat(scales))
 
     def _adam_mini_head(self) -> Diagonal:
         """One number per head: rows of the weights of queries, keys and values, and columns of W_O."""
-        square = self._second_moment.reshape(*self.shape)
-        along = square.T if self.weights[0].name == "W_O" else square
-        heads = along.reshape(self.heads, -1).mean(dim=1).sqrt()
-        scales = heads.repeat_interleave(prod(self.shape) // self.heads).reshape(
-            along.shape
-        )
-        return Diagonal(
-            (scales.T if self.weights[0].name == "W_O" else scales).flatten()
-        )
+        has_columns = self.weights[0].name == "W_O"
+        moments = self._second_moment.reshape(*self.shape)
+        if has_columns:
+            moments = moments.T
+        heads = moments.reshape(self.heads, -1).mean(dim=1).sqrt()
+        scales = heads.repeat_interleave(prod(self.shape) // self.heads)
+        scales = scales.reshape(moments.shape)
+        if has_columns:
+            scales = scales.T
+        return Diagonal(scales.flatten())
 
     def _empirical_fisher(self) -> LowRank:
+        """The mean of g_i g_i^T over all terms of the loss."""
         return LowRank(self.samples.terms**0.5 * self._shares)
 
     def _sampled_fisher(self) -> LowRank:
+        """The same at labels drawn from the network: H_o in the mean."""
         return LowRank(self._flat(self.samples.drawn))

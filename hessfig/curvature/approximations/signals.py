@@ -22,7 +22,7 @@ from hessfig.curvature.losses import (
 )
 from hessfig.curvature.problem import Objective, evaluating, hooked, scored_outputs
 from hessfig.curvature.rounding import LOSS, SINGLES, norm
-from hessfig.curvature.samples import alone, check_sum, counted, met
+from hessfig.curvature.samples import alone, check_sum, sample_weights, samples_interact
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
@@ -267,7 +267,7 @@ class OutputSide:
     @property
     def counted(self) -> Bool[Tensor, " batch"]:
         """A mask of the samples that count in the loss. Raises UserError for a loss in which samples interact."""
-        return counted(self.problem, self.problem.batch).weights > 0
+        return sample_weights(self.problem, self.problem.batch).weights > 0
 
     def map_of(self, side: Sequence[Weight]) -> UnfoldedMap | None:
         """Return the linear map that the network calls and whose weight, bias, or both are `side`; None without one."""
@@ -487,7 +487,7 @@ def _pulled(
     """Return the cotangents `sent` of the outputs, pulled back to the parameters `at`."""
     outputs = functional_call(body, dict(at), (inputs,))
     if outputs.shape != sent.shape:
-        raise met(
+        raise samples_interact(
             f"outputs of shape {tuple(outputs.shape)} where {tuple(sent.shape)} belong to the samples"
         )
     return gradients((outputs * sent).sum(), list(at.values()))

@@ -59,7 +59,8 @@ class LargeProducts:
     """
 
     def __init__(self, pieces: Pieces, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.pieces, self._parameters = pieces, list(parameters.values())
+        self.pieces = pieces
+        self._parameters = list(parameters.values())
         self._places = {path: place for place, path in enumerate(parameters)}
         self._heads = _heads(self._parameters, pieces.unembedding)
         self._body = dict(parameters)
@@ -104,25 +105,10 @@ class LargeProducts:
         self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs
     ) -> None:
         """Add the products of one batch for all columns to `sums`."""
-        alone = (
-            self._of_head([one.movedim(-1, 0) for one in columns])
-            if not graphs.paths
-            else None
-        )
-        if (
-            alone is not None
-            and (len(alone), *sums) == (1, Part.H)
-            and isinstance(graphs.readout, VocabularyReadout)
-        ):
-            self._add_to_head(
-                sums[Part.H],
-                0,
-                graphs.readout.product_in_weight(graphs.value, alone)[0],
-            )
+        if not graphs.paths and self._add_head_alone(sums, columns, graphs):
             return
-        tangents, seconds = self._pushed(
-            columns, graphs, second=set(sums) != {Part.H_o}
-        )
+        second = set(sums) != {Part.H_o}
+        tangents, seconds = self._pushed(columns, graphs, second=second)
         if tangents is None:
             return
         for part, totals in sums.items():
@@ -135,28 +121,48 @@ class LargeProducts:
             if graphs.paths:
                 self._pull(totals, down, graphs)
             if part != Part.H_o:
-                for k, second in enumerate(seconds):
-                    self._into(totals, k, graphs, second)
+                for k, products in enumerate(seconds):
+                    self._into(totals, k, graphs, products)
+
+    def _add_head_alone(
+        self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs
+    ) -> bool:
+        """Add H v of the unembedding alone for one column; return whether this was possible."""
+        weight = self._of_head([column.movedim(-1, 0) for column in columns])
+        readout = graphs.readout
+        if (
+            weight is None
+            or len(weight) > 1
+            or list(sums) != [Part.H]
+            or not isinstance(readout, VocabularyReadout)
+        ):
+            return False
+        product = readout.product_in_weight(graphs.value, weight)[0]
+        self._add_to_head(sums[Part.H], 0, product)
+        return True
 
     def _pushed(
         self, columns: list[Tensor], graphs: Graphs, *, second: bool
     ) -> tuple[Tangents | None, list[list[Tensor]]]:
         """Return tangents of features and unembedding for all columns, and second derivatives by column."""
-        pushed = [
-            graphs.push(
-                [columns[self._places[path]][..., k] for path in graphs.paths],
-                second=second,
-            )
-            for k in range(columns[0].shape[-1])
-            if graphs.paths
-        ]
-        features = torch.stack([dh for dh, _ in pushed]) if pushed else None
+        tangents = []
+        seconds = []
+        if graphs.paths:
+            for k in range(columns[0].shape[-1]):
+                direction = [
+                    columns[self._places[path]][..., k] for path in graphs.paths
+                ]
+                tangent, products = graphs.push(direction, second=second)
+                tangents.append(tangent)
+                if second:
+                    seconds.append(products)
+        features = torch.stack(tangents) if tangents else None
         weight = self._of_head([column.movedim(-1, 0) for column in columns])
         if weight is not None and not weight.any():
             weight = None
         if features is None and weight is None:
             return None, []
-        return Tangents(features, weight), [found for _, found in pushed if second]
+        return Tangents(features, weight), seconds
 
     def _pull(self, totals: Totals, down: Tensor, graphs: Graphs) -> None:
         """Pull the cotangents of all columns back to the weights below the head; exact zeros need no pass."""
@@ -172,26 +178,28 @@ class LargeProducts:
         if not self._heads:
             return None
         lead = columns[0].shape[: columns[0].ndim - self._parameters[0].ndim]
-        directions = {
-            id(self._parameters[place]): columns[place] for place in self._heads
-        }
-        parts = [
-            directions[id(tensor)]
-            if id(tensor) in directions
-            else tensor.new_zeros(*lead, *tensor.shape)
-            for tensor in self.pieces.unembedding
-        ]
+        directions = {}
+        for place in self._heads:
+            directions[id(self._parameters[place])] = columns[place]
+        parts = []
+        for tensor in self.pieces.unembedding:
+            if id(tensor) in directions:
+                parts.append(directions[id(tensor)])
+            else:
+                parts.append(tensor.new_zeros(*lead, *tensor.shape))
         return side_by_side(parts, len(lead))
 
     def _add_to_head(
         self, totals: Totals, k: int, piece: Float[Tensor, "vocabulary width"]
     ) -> None:
+        """Add the product of direction k in the unembedding, to the parameters that it consists of."""
         for place, chosen in self._heads.items():
             totals.add(place, k, piece[:, chosen])
 
     def _into(
         self, totals: Totals, k: int, graphs: Graphs, pieces: Sequence[Tensor]
     ) -> None:
+        """Add the products of direction k in the parameters below the head."""
         for path, piece in zip(graphs.paths, pieces, strict=True):
             totals.add(self._places[path], k, piece)
 
@@ -211,9 +219,8 @@ class LargeColumn(SidedColumn):
         self, pieces: Pieces, objective: Objective, layer: int, col: str, rows: Rows
     ) -> None:
         super().__init__(objective, layer, col, rows)
-        self.products = LargeProducts(
-            pieces, dict(zip(self.places, self.parameters, strict=True))
-        )
+        parameters = dict(zip(self.places, self.parameters, strict=True))
+        self.products = LargeProducts(pieces, parameters)
 
     @property
     def bytes_per_probe(self) -> int:
@@ -227,9 +234,8 @@ class LargeColumn(SidedColumn):
     ) -> Products:
         """Return A V by (row, part), for every row and each of `parts`: one double backward per batch and probe."""
         columns = self.spread(probes.to(self.parameters[0].device))
-        sums = self.products.of_batches(
-            range(len(self.products.pieces)), columns, to_multiply(parts)
-        )
+        batches = range(len(self.products.pieces))
+        sums = self.products.of_batches(batches, columns, to_multiply(parts))
         del columns  # as large as the products, which are copied next
         products = {part: totals.tensors() for part, totals in sums.items()}
         return completed(self.gathered(products), parts)
@@ -242,21 +248,30 @@ def _heads(
     if not unembedding:
         return {}
     width = unembedding[0].shape[1]
-    chosen: list[slice | int] = [slice(0, width), width]
-    heads = list(zip(unembedding, chosen, strict=False))
-    return {
-        place: columns
-        for place, one in enumerate(parameters)
-        for head, columns in heads
-        if one is head
-    }
+    # Of the matrix, and of the bias if there is one.
+    columns: list[slice | int] = [slice(0, width), width]
+    heads = {}
+    for place, parameter in enumerate(parameters):
+        for head, chosen in zip(unembedding, columns, strict=False):
+            if parameter is head:
+                heads[place] = chosen
+    return heads
 
 
 def side_by_side(parts: Sequence[Tensor], lead: int = 0) -> Tensor:
-    """Return a matrix with a bias as its last column; both have `lead` further axes in front."""
+    """Return a matrix with a bias as its last column; both have `lead` further axes in front.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.large.large_column import side_by_side
+    >>> side_by_side([torch.eye(2), torch.tensor([3.0, 4.0])]).tolist()
+    [[1.0, 0.0, 3.0], [0.0, 1.0, 4.0]]
+    """
     if len(parts) == 1:
         return parts[0]
-    return torch.cat(
-        [part if part.ndim == lead + 2 else part.unsqueeze(-1) for part in parts],
-        dim=-1,
-    )
+    matrices = []
+    for part in parts:
+        is_matrix = part.ndim == lead + 2
+        matrices.append(part if is_matrix else part.unsqueeze(-1))
+    return torch.cat(matrices, dim=-1)

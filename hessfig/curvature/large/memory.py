@@ -17,20 +17,35 @@ from torch.utils._pytree import tree_leaves
 
 from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.rounding import SINGLES
-from hessfig.curvature.samples import BySample, alone, by_sample, counted, met
+from hessfig.curvature.samples import (
+    BySample,
+    alone,
+    by_sample,
+    sample_weights,
+    samples_interact,
+)
 from hessfig.curvature.witness import leaves_of, size_of_terms, step_of, terms_of
 from hessfig.errors import UserError
 
-HOST_BYTES = 8e9  # what products take on the host, unless another bound is given
-_OF_FREE = 0.8  # share of the free memory of a card
+# What products may take on the host, unless another bound is given.
+HOST_BYTES = 8e9
+# Share of the free memory of a card.
+_OF_FREE = 0.8
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a product with H in all parameters: `fixed`, and for each sample of a batch in addition.
+    """Bytes of a product with H in all parameters: `fixed`, and `each` for every sample of a batch.
 
-    The graphs of a batch remain after the product: `kept` bytes for each sample, and
-    `graph` bytes in addition.
+    The graphs of a batch remain after the product: `graph` bytes, and `kept` bytes for
+    every sample.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.large.memory import Memory
+    >>> memory = Memory(fixed=1e9, each=1e8, kept=5e7)
+    >>> memory.peak(10), memory.graphs(10), memory.fitting(3e9)
+    (2000000000.0, 500000000.0, 20)
     """
 
     fixed: float
@@ -52,9 +67,15 @@ class Memory:
         """
         peak, kept = live_bytes(product_of(1), beside)
         if samples == 1:
-            return cls(peak - kept, kept, kept)
-        more, also = live_bytes(product_of(2), beside)
-        return cls(2 * peak - more, more - peak, also - kept, max(0, 2 * kept - also))
+            return cls(fixed=peak - kept, each=kept, kept=kept)
+        # Lines through the numbers of one sample and of two.
+        peak_of_two, kept_of_two = live_bytes(product_of(2), beside)
+        return cls(
+            fixed=2 * peak - peak_of_two,
+            each=peak_of_two - peak,
+            kept=kept_of_two - kept,
+            graph=max(0, 2 * kept - kept_of_two),
+        )
 
     def graphs(self, samples: int) -> float:
         """Return the bytes that remain after a product on a batch."""
@@ -73,15 +94,22 @@ class Memory:
                 allowed=f"at least {self.peak(1) / 1e9:.3g} GB",
                 remedy="several smaller batches in place of one, shorter sequences, float32, or a larger memory=",
             )
-        return int((bound - self.fixed) / self.each) if self.each > 0 else 2**62
+        if self.each <= 0:
+            return _UNBOUNDED
+        return int((bound - self.fixed) / self.each)
+
+
+_UNBOUNDED = 2**62
 
 
 def bound_of(objective: Objective) -> float:
     """Return the bytes that products may take: as given, 8 GB on the host, or most of the free memory of a card."""
-    device = next(objective.network.parameters()).device
     if objective.memory is not None:
         return objective.memory
-    return _OF_FREE * _free_bytes(device) if device.type == "cuda" else HOST_BYTES
+    device = next(objective.network.parameters()).device
+    if device.type == "cuda":
+        return _OF_FREE * _free_bytes(device)
+    return HOST_BYTES
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -100,10 +128,12 @@ class _Live(TorchDispatchMode):
 
     def __init__(self, beside: Iterable[Tensor]) -> None:
         super().__init__()
-        self.now, self.peak = 0, 0
-        self._known: dict[int, object] = {
-            one.untyped_storage()._cdata: None for one in beside
-        }
+        self.now = 0
+        self.peak = 0
+        # By address: storages that were counted and live, and those that do not count.
+        self._storages = dict[int, object]()
+        for tensor in beside:
+            self._storages[tensor.untyped_storage()._cdata] = None
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -115,17 +145,18 @@ class _Live(TorchDispatchMode):
         return results
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        place, size = storage._cdata, storage.nbytes()
-        if place not in self._known:
-            self._known[place] = weakref.ref(
-                storage, lambda _: self._remove(place, size)
-            )
-            self.now += size
-            self.peak = max(self.peak, self.now)
+        address = storage._cdata
+        if address in self._storages:
+            return
+        size = storage.nbytes()
+        ended = weakref.ref(storage, lambda _: self._remove(address, size))
+        self._storages[address] = ended
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
-    def _remove(self, place: int, size: int) -> None:
+    def _remove(self, address: int, size: int) -> None:
         self.now -= size
-        self._known.pop(place, None)
+        self._storages.pop(address, None)
 
 
 def live_bytes(work: Callable[[], object], beside: Sequence[Tensor]) -> tuple[int, int]:
@@ -142,13 +173,11 @@ def micro_batched(objective: Objective, samples: int) -> Objective:
     Raises UserError if samples interact, or if the loss is not a weighted mean or a sum
     over samples.
     """
+    pieces = list[Batch]()
     try:
         apart = by_sample(objective)
-        pieces = [
-            piece
-            for batch in objective.batches
-            for piece in _split(apart, batch, samples)
-        ]
+        for batch in objective.batches:
+            pieces += _split(apart, batch, samples)
         split = replace(apart, batch=pieces[0], more=tuple(pieces[1:]))
         _check_split(objective, split, samples)
     except UserError as error:
@@ -168,20 +197,16 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
     of the samples, the losses. Differences are relative to the terms of both points
     (witness.size_of_terms), since terms may cancel at one.
     """
-    parameters = {
-        name: one
-        for name, one in objective.network.named_parameters()
-        if one.is_floating_point()
-    }
-    here = leaves_of(objective, parameters)
+    names = []
+    for name, parameter in objective.network.named_parameters():
+        if parameter.is_floating_point():
+            names.append(name)
+    here = leaves_of(objective, names)
     steps = step_of({name: one.detach() for name, one in here.items()})
-    points = (
-        here,
-        {
-            name: (one + steps[name]).detach().requires_grad_()
-            for name, one in here.items()
-        },
-    )
+    beside = {}
+    for name, leaf in here.items():
+        beside[name] = (leaf + steps[name]).detach().requires_grad_()
+    points = (here, beside)
     if isinstance(objective.network, BySample):
         _check_value(objective, split, points)
     else:
@@ -193,22 +218,28 @@ def _check_value(
     objective: Objective, split: Objective, points: Sequence[dict[str, Tensor]]
 ) -> None:
     """Raise UserError if losses of pieces do not add up to those of batches, relative to the sizes of all terms."""
-    with alone():
-        losses = [
-            [
-                [float(term().detach()) for term in terms_of(one, at)]
-                for one in (objective, split)
-            ]
-            for at in points
-        ]
-    wholes, pieces = ([math.fsum(some[k]) for some in losses] for k in range(2))
-    terms = max(math.fsum(map(abs, some)) for both in losses for some in both)
-    size = max(terms, size_of_terms(*map(torch.tensor, wholes)))
-    for whole, sum_of_pieces in zip(wholes, pieces, strict=True):
+    wholes = []
+    sums = []
+    size = 0.0
+    for at in points:
+        batches = _values(objective, at)
+        pieces = _values(split, at)
+        wholes.append(math.fsum(batches))
+        sums.append(math.fsum(pieces))
+        for terms in (batches, pieces):
+            size = max(size, math.fsum(map(abs, terms)))
+    size = max(size, size_of_terms(*map(torch.tensor, wholes)))
+    for whole, sum_of_pieces in zip(wholes, sums, strict=True):
         if abs(sum_of_pieces - whole) > SINGLES.of(objective.dtype) * size:
-            raise met(
+            raise samples_interact(
                 f"a loss of {sum_of_pieces:.9g} from pieces, and of {whole:.9g} from all samples"
             )
+
+
+def _values(objective: Objective, at: dict[str, Tensor]) -> list[float]:
+    """Return the terms of the loss, one per batch."""
+    with alone():
+        return [float(term().detach()) for term in terms_of(objective, at)]
 
 
 def _check_apart(
@@ -220,41 +251,43 @@ def _check_apart(
     """Raise UserError if outputs of pieces of a batch are not those of the batch, relative to the outputs' terms."""
     if len(batch.inputs) <= samples:
         return
-    wholes, offs = list[Tensor](), list[float]()
+    wholes = []
+    largest = 0.0
     for at in points:
+        outputs_of = partial(functional_call, objective.network, at)
+        pieces = []
         with evaluating(objective.network), alone():
-            outputs_of = partial(functional_call, objective.network, at)
             whole = outputs_of((batch.inputs,)).detach()
-            outputs = torch.cat(
-                [outputs_of((piece,)).detach() for piece in batch.inputs.split(samples)]
-            )
+            for piece in batch.inputs.split(samples):
+                pieces.append(outputs_of((piece,)).detach())
+            outputs = torch.cat(pieces)
         wholes.append(whole)
-        offs.append(
-            float((outputs - whole).abs().max())
-            if outputs.shape == whole.shape
-            else math.inf
-        )
-    allowed = SINGLES.of(wholes[0].dtype) * size_of_terms(*wholes)
-    if any(off > allowed for off in offs):
-        raise met(
+        off = math.inf
+        if outputs.shape == whole.shape:
+            off = float((outputs - whole).abs().max())
+        largest = max(largest, off)
+    if largest > SINGLES.of(wholes[0].dtype) * size_of_terms(*wholes):
+        raise samples_interact(
             f"outputs of {samples} samples that differ from those of all {len(batch.inputs)}"
         )
 
 
 def _split(objective: Objective, batch: Batch, samples: int) -> list[Batch]:
+    """Return a batch in pieces of at most `samples` samples; pieces without weight are left out.
+
+    A piece has the share of its samples in the loss: size * sum_i w_i / divisor
+    (samples.SampleWeights).
+    """
     count = len(batch.inputs)
     if count <= samples:
         return [replace(batch, weight=batch.size)]
-    own = counted(objective, batch)
+    of_batch = sample_weights(objective, batch)
     inputs = batch.inputs.split(samples)
     targets = batch.targets.split(samples * (len(batch.targets) // count))
-    weights = [
-        batch.size * float(one.sum()) / own.divisor
-        for one in own.weights.split(samples)
-    ]
-    pieces = zip(inputs, targets, weights, strict=True)
-    return [
-        Batch(one, target, batch.scored, weight)
-        for one, target, weight in pieces
-        if weight
-    ]
+    pieces = []
+    for place, weights in enumerate(of_batch.weights.split(samples)):
+        weight = batch.size * float(weights.sum()) / of_batch.divisor
+        if weight:
+            piece = Batch(inputs[place], targets[place], batch.scored, weight)
+            pieces.append(piece)
+    return pieces

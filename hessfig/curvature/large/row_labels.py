@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -15,10 +16,10 @@ from hessfig.curvature.losses import IGNORED
 from hessfig.curvature.rounding import norm
 from hessfig.curvature.witness import peak
 
-_SCALES = (1.0, 0.5)  # outputs are compared as they are, and scaled
-_DIGITS = (
-    100  # allowed rounding errors of values and gradients, in the precision of the type
-)
+# Outputs are compared as they are, and scaled.
+_SCALES = (1.0, 0.5)
+# Allowed rounding errors of values and gradients, in the precision of the type.
+_ROUNDOFFS = 100
 
 
 @dataclass(frozen=True)
@@ -44,29 +45,47 @@ class Labels:
     all_count: bool = False
 
     def of(self, targets: Tensor) -> Int[Tensor, " rows"]:
-        """Return the label of every row of outputs; rows that do not count have the label IGNORED."""
-        labels = (
-            F.pad(targets[:, 1:], (0, 1), value=IGNORED) if self.shifted else targets
-        )
+        """Return the label of every row of outputs; rows that do not count have the label IGNORED.
+
+        Examples
+        --------
+        >>> import torch
+        >>> from hessfig.curvature.large.row_labels import Labels
+        >>> words = torch.tensor([[5, 6, 0]])
+        >>> Labels(shifted=True, ignored=(0,)).of(words).tolist()
+        [6, -100, -100]
+        """
+        labels = targets
+        if self.shifted:
+            # The last position has no next one.
+            labels = F.pad(targets[:, 1:], (0, 1), value=IGNORED)
         if self.ignored:
-            labels = labels.masked_fill(
-                torch.isin(labels, labels.new_tensor(self.ignored)), IGNORED
-            )
-        labels = labels.masked_fill(labels == IGNORED, 0) if self.all_count else labels
+            is_ignored = torch.isin(labels, labels.new_tensor(self.ignored))
+            labels = labels.masked_fill(is_ignored, IGNORED)
+        if self.all_count:
+            labels = labels.masked_fill(labels == IGNORED, 0)
         return labels.flatten()
 
     def divisor(self, labels: Tensor) -> float:
         """Return the divisor of the loss over rows with these labels."""
-        return 1.0 if self.is_sum else float((labels != IGNORED).sum())
+        if self.is_sum:
+            return 1.0
+        return float((labels != IGNORED).sum())
 
     def cross_entropy(
         self, outputs: Float[Tensor, "*rows classes"], targets: Tensor
     ) -> Float[Tensor, ""]:
         """Return the loss that these labels mean."""
         labels = self.of(targets)
-        return F.cross_entropy(
-            outputs.flatten(0, -2), labels, reduction="sum"
-        ) / self.divisor(labels)
+        total = F.cross_entropy(outputs.flatten(0, -2), labels, reduction="sum")
+        return total / self.divisor(labels)
+
+
+class _Targets(NamedTuple):
+    """The targets of rows that count in a loss, and of rows that do not: those without a gradient."""
+
+    counting: set[int]
+    others: set[int]
 
 
 class LabelSearch:
@@ -79,110 +98,101 @@ class LabelSearch:
 
     def __init__(self, loss: nn.Module) -> None:
         self._loss = loss
-        self._seen: dict[Labels, tuple[set[int], set[int]]] | None = (
-            None  # targets of rows that count, and of others
-        )
+        # The labels that fit all batches, with the targets of these batches.
+        self._fitting: dict[Labels, _Targets] | None = None
 
     def see(self, outputs: Tensor, targets: Tensor) -> None:
         """Compare the loss with cross-entropy on a batch."""
-        here, before = dict(self._fitting(outputs, targets)), self._seen
-        self._seen = (
-            here
-            if before is None
-            else {
-                one: (before[one][0] | counted, before[one][1] | other)
-                for one, (counted, other) in here.items()
-                if one in before
-            }
-        )
+        fitting = dict(self._fitting_batch(outputs, targets))
+        before = self._fitting
+        self._fitting = fitting
+        if before is None:
+            return
+        for labels in list(fitting):
+            if labels not in before:
+                del fitting[labels]
+                continue
+            here = fitting[labels]
+            earlier = before[labels]
+            fitting[labels] = _Targets(
+                earlier.counting | here.counting, earlier.others | here.others
+            )
 
     @property
     def labels(self) -> Labels | None:
         """The labels, or None if there are none."""
-        fitting = ((one, *targets) for one, targets in (self._seen or {}).items())
-        return next(
-            (
-                replace(one, ignored=tuple(sorted(left)))
-                for one, kept, left in fitting
-                if not kept & left
-            ),
-            None,
-        )
+        for labels, targets in (self._fitting or {}).items():
+            # A target counts in all rows or in none.
+            if not targets.counting & targets.others:
+                return replace(labels, ignored=tuple(sorted(targets.others)))
+        return None
 
-    def _fitting(
+    def _fitting_batch(
         self, outputs: Tensor, targets: Tensor
-    ) -> Iterator[tuple[Labels, tuple[set[int], set[int]]]]:
-        """Yield labels that fit a batch, with the targets of rows that count and of rows that do not.
-
-        Rows that do not count are those without a gradient.
-        """
-        if (
-            targets.dtype not in (torch.int64, torch.int32)
-            or targets.numel() != outputs.shape[:-1].numel()
-        ):
+    ) -> Iterator[tuple[Labels, _Targets]]:
+        """Yield the labels that fit a batch, and its targets."""
+        if targets.dtype not in (torch.int64, torch.int32):
+            return
+        if targets.numel() != outputs.shape[:-1].numel():
             return
         try:
-            own = [
-                _value_and_slope(self._loss, scale * outputs, targets)
-                for scale in _SCALES
-            ]
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            IndexError,
-        ):  # it takes outputs of another form
+            results = list(_at_scales(self._loss, outputs, targets))
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            # It takes outputs of another form.
             return
-        is_counted = (
-            sum(slope.flatten(0, -2).count_nonzero(dim=1) for _, slope in own) > 0
-        )
-        for shifted in (
-            (False, True)
-            if targets.ndim == 2 and targets.shape == outputs.shape[:-1]
-            else (False,)
-        ):
+        nonzero = [row.slope.flatten(0, -2).count_nonzero(dim=1) for row in results]
+        counts = sum(nonzero) > 0
+        is_sequence = targets.ndim == 2 and targets.shape == outputs.shape[:-1]
+        for shifted in (False, True) if is_sequence else (False,):
             rows = Labels(shifted).of(targets)
-            counted, left = (
-                {*rows[chosen].unique().tolist()}
-                for chosen in (is_counted, ~is_counted)
-            )
-            left -= {IGNORED}
+            counting = {*rows[counts].unique().tolist()}
+            others = {*rows[~counts].unique().tolist()} - {IGNORED}
             for is_sum in (False, True):
-                labels = Labels(shifted, is_sum, tuple(left - counted))
-                others = (
-                    _value_and_slope(labels.cross_entropy, scale * outputs, targets)
-                    for scale in _SCALES
-                )
-                rows_over_divisor = float(
-                    (labels.of(targets) != IGNORED).sum()
-                ) / labels.divisor(labels.of(targets))
-                if all(
-                    map(partial(_agree, peak(outputs), rows_over_divisor), own, others)
-                ):
-                    yield replace(labels, ignored=()), (counted, left)
+                labels = Labels(shifted, is_sum, tuple(others - counting))
+                if _fits(labels, results, outputs, targets):
+                    yield replace(labels, ignored=()), _Targets(counting, others)
 
 
-def _value_and_slope(
+class _Result(NamedTuple):
+    """The value of a loss and its gradient in the outputs."""
+
+    value: float
+    slope: Tensor
+
+
+def _at_scales(
     loss: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
-) -> tuple[float, Tensor]:
-    leaf = outputs.detach().requires_grad_()
-    with torch.enable_grad():
-        value = loss(leaf, targets)
-        return float(value.detach()), torch.autograd.grad(value, leaf)[0]
+) -> Iterator[_Result]:
+    """Yield value and gradient at the outputs and at scaled ones."""
+    for scale in _SCALES:
+        leaf = (scale * outputs).detach().requires_grad_()
+        with torch.enable_grad():
+            value = loss(leaf, targets)
+            (slope,) = torch.autograd.grad(value, leaf)
+        yield _Result(float(value.detach()), slope)
 
 
-def _agree(
-    largest: float, rows: float, one: tuple[float, Tensor], other: tuple[float, Tensor]
+def _fits(
+    labels: Labels, results: list[_Result], outputs: Tensor, targets: Tensor
 ) -> bool:
+    """Whether cross-entropy with these labels has the results of the loss."""
+    rows = labels.of(targets)
+    rows_over_divisor = float((rows != IGNORED).sum()) / labels.divisor(rows)
+    same = partial(_agree, peak(outputs), rows_over_divisor)
+    return all(map(same, results, _at_scales(labels.cross_entropy, outputs, targets)))
+
+
+def _agree(largest: float, rows: float, one: _Result, other: _Result) -> bool:
     """Whether values and gradients are equal up to rounding of their terms.
 
     A row's loss logsumexp(f) - f_y is a difference of numbers as large as its outputs,
     and its gradient q - y one of probabilities; both cancel where the softmax
     saturates. `rows` is the number of rows over the divisor.
     """
-    allowed = _DIGITS * torch.finfo(one[1].dtype).eps
-    count = max(1, one[1].shape[:-1].numel())
-    is_same_value = abs(one[0] - other[0]) <= allowed * max(abs(one[0]), rows * largest)
-    return is_same_value and norm(one[1] - other[1]) <= allowed * max(
-        norm(one[1]), rows / count**0.5
-    )
+    allowed = _ROUNDOFFS * torch.finfo(one.slope.dtype).eps
+    size = max(abs(one.value), rows * largest)
+    if not abs(one.value - other.value) <= allowed * size:
+        return False
+    count = max(1, one.slope.shape[:-1].numel())
+    size = max(norm(one.slope), rows / count**0.5)
+    return norm(one.slope - other.slope) <= allowed * size

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from hessfig.curvature.gradients import Evaluated
 from hessfig.curvature.problem import evaluating
 from hessfig.curvature.rounding import SINGLES
-from hessfig.curvature.samples import met
+from hessfig.curvature.samples import samples_interact
 from hessfig.curvature.witness import peak, size_of_terms, step_of
 from hessfig.errors import first_few, plain
 from hessfig.models.own.in_place import in_its_place
@@ -212,7 +212,7 @@ class Rows(Shell):
                 if fit.off <= max(10 * least, _DIGITS * torch.finfo(whole.dtype).eps)
             )
         shapes = [f"{name} {tuple(tensor.shape)}" for name, tensor in one.tensors]
-        raise met(
+        raise samples_interact(
             f"no choice of axes gives single samples the outputs they have among all; given {first_few(shapes)}"
         )
 

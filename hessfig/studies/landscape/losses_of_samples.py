@@ -15,7 +15,7 @@ from hessfig.config.enums import SampleDirection
 from hessfig.curvature.gradients import Along, LossGradient, Samples
 from hessfig.curvature.losses import no_mean
 from hessfig.curvature.problem import Objective
-from hessfig.curvature.samples import by_sample, check_alike, counted
+from hessfig.curvature.samples import by_sample, check_alike, sample_weights
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import (
     Estimate,
@@ -245,7 +245,7 @@ def samples_of(objective: Objective, request: Request) -> Samples:
     apart = by_sample(objective)
     count = number_of_samples(request.at.config, size=len(objective.batch.inputs))
     check_alike(objective)
-    share = counted(objective, objective.batch)
+    share = sample_weights(objective, objective.batch)
     if not math.isclose(float(share.weights.sum()), share.divisor, rel_tol=_NEAR):
         raise no_mean(objective.loss)
     return Samples(apart, count)
