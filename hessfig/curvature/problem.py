@@ -521,7 +521,7 @@ class Suffix(nn.Module):
         """
         if part == Part.H_f:
             return [(start, partial(along, slope)) for start, slope in self.gradients]
-        terms = []
+        terms: list[tuple[Tensor, Scalar]] = []
         for (start, targets), share in zip(self.data, self.shares, strict=True):
             terms.append((start, partial(_loss, self.loss, share, targets)))
         return terms
