@@ -101,7 +101,7 @@ def _is_summable(request: Request, block: Block, part: Part) -> bool:
 
 
 def _summed(column: Column, block: Block, request: Request) -> Traces:
-    """Return tr A = sum_i e_i.A e_i: the diagonal, column by column."""
+    """Return the sum of the diagonal entries A_ii, column by column."""
     units = torch.eye(column.dim, dtype=column.dtype)
     diagonals, errors = _along(column, block, units, request)
     traces = {}
