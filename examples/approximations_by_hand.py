@@ -80,17 +80,15 @@ class Today(Network):
         )
         later = torch.ones(length, length, dtype=torch.bool).triu(1)
         masked = scores.masked_fill(later, -math.inf)
-        pattern = (
-            masked.sigmoid()
-            if self.model["attention"] == "sigmoid"
-            else masked.softmax(dim=-1)
-        )
+        if self.model["attention"] == "sigmoid":
+            pattern = masked.sigmoid()
+        else:
+            pattern = masked.softmax(dim=-1)
         merged = torch.einsum("bhij,bjhd->bihd", pattern, v).flatten(2)
-        gated = (
-            merged
-            if self.model["gate"] == "none"
-            else merged * self.linear(w, f"{at}.g", x).sigmoid()
-        )
+        if self.model["gate"] == "none":
+            gated = merged
+        else:
+            gated = merged * self.linear(w, f"{at}.g", x).sigmoid()
         return self.linear(w, f"{at}.o", gated)
 
     def mlp(self, w: Weights, at: str, x: Tensor) -> Tensor:
@@ -326,11 +324,10 @@ class Block(Blocks):
                 for k, one in enumerate(self.entries)
             ]
         )
-        kept = (
-            {"block_diagonal": weights, "layer_diagonal": layers}
-            if self.is_whole
-            else {}
-        )
+        if self.is_whole:
+            kept = {"block_diagonal": weights, "layer_diagonal": layers}
+        else:
+            kept = {}
         return {
             name: torch.where(of[:, None] == of, B, 0.0) for name, of in kept.items()
         }
@@ -372,11 +369,10 @@ class Block(Blocks):
     def by_head(self) -> Tensor:
         """Return the root of each head's mean second moment: rows of the weight, of W_O columns."""
         model, moment = self.network.model, self.second_moment.view(self.shape)
-        heads = (
-            model["n_kv_heads"] or model["n_heads"]
-            if self.name in ("W_K", "W_V")
-            else model["n_heads"]
-        )
+        if self.name in ("W_K", "W_V"):
+            heads = model["n_kv_heads"] or model["n_heads"]
+        else:
+            heads = model["n_heads"]
         along = moment.T if self.name == "W_O" else moment
         held = torch.cat(
             [one.mean().sqrt().expand(one.shape) for one in along.chunk(heads)]

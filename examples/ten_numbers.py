@@ -117,11 +117,9 @@ class Network:
             a = first(h + self.attention(w, f"{at}.attn", h))
             return second(a + self.mlp(w, f"{at}.mlp", a)) if has_mlp else a
         a = h + self.attention(w, f"{at}.attn", first(h) if norm == "pre" else h)
-        return (
-            a + self.mlp(w, f"{at}.mlp", second(a) if norm == "pre" else a)
-            if has_mlp
-            else a
-        )
+        if has_mlp:
+            return a + self.mlp(w, f"{at}.mlp", second(a) if norm == "pre" else a)
+        return a
 
     def linear(self, w: Weights, at: str, x: Tensor) -> Tensor:
         """Return W x + b."""
@@ -390,11 +388,9 @@ def number_of(
 
 def is_named(text: str, value: Any) -> bool:
     """Whether a text of the table is a value of network.json."""
-    return (
-        float(text or "nan") == value
-        if isinstance(value, int | float)
-        else text == (value or "")
-    )
+    if isinstance(value, int | float):
+        return float(text or "nan") == value
+    return text == (value or "")
 
 
 def main(folder: str, table: str) -> int:

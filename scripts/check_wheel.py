@@ -137,11 +137,10 @@ def install(environment: Path, wheel: Path, options: argparse.Namespace) -> Path
     if options.light:
         (packages,) = environment.glob("lib/python*/site-packages")
         (packages / "lent.pth").write_text("\n".join(lent()) + "\n")
-    lines = (
-        smaller(options.smaller, wheel)
-        if options.smaller
-        else [[*["--no-deps"] * options.light, str(wheel)]]
-    )
+    if options.smaller:
+        lines = smaller(options.smaller, wheel)
+    else:
+        lines = [[*["--no-deps"] * options.light, str(wheel)]]
     for line in lines:
         _run([*pip, *line], environment.parent)
     return environment

@@ -104,11 +104,10 @@ class ImplicitMatrix(ABC):
             if not columns.shape[1]:
                 products = columns.new_zeros(rows, 0)
             else:
-                products = (
-                    _Linear.apply(columns, forth, back)
-                    if _is_traced(columns)
-                    else forth(columns)
-                )
+                if _is_traced(columns):
+                    products = _Linear.apply(columns, forth, back)
+                else:
+                    products = forth(columns)
         pieces = [products] if count == 1 else products.split(self.shape[0])
         return [one if x.ndim == 2 else one[:, 0] for one in pieces]
 
@@ -222,16 +221,14 @@ class ImplicitMatrix(ABC):
             _plain(b).reshape(len(b), -1).to(torch.promote_types(b.dtype, self._real))
         )
         with made_on(torch.device("cpu")):
-            x = (
-                _Linear.apply(columns, inverted, inverted)
-                if columns.shape[1]
-                else columns
-            )
-        residuals = (
-            reported[0]
-            if reported
-            else torch.zeros(0, dtype=torch.float64, device="cpu")
-        )
+            if columns.shape[1]:
+                x = _Linear.apply(columns, inverted, inverted)
+            else:
+                x = columns
+        if reported:
+            residuals = reported[0]
+        else:
+            residuals = torch.zeros(0, dtype=torch.float64, device="cpu")
         if bool((residuals > tolerance).any()):
             largest = f"the relative residual {float(residuals.max()):.2g} is above the tolerance {tolerance:.2g}"
             warnings.warn(
@@ -440,11 +437,10 @@ class _Damped:
     def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
         """Return x and its relative residual; a matrix whose squares under- or overflow is rescaled."""
         x, residual = self._searched(b, tolerance)
-        size = (
-            1.0
-            if residual <= tolerance
-            else float(np.abs(self._times(b)).max() / np.abs(b).max())
-        )
+        if residual <= tolerance:
+            size = 1.0
+        else:
+            size = float(np.abs(self._times(b)).max() / np.abs(b).max())
         if 0.0 < size < _LEAST_SIDE or 1 / _LEAST_SIDE < size < np.inf:
             self._unit *= size
             x, residual = self._searched(b, tolerance)

@@ -45,11 +45,9 @@ def unit_of(*tensors: Tensor) -> float:
     )
     tiny = max((torch.finfo(one.dtype).tiny for one in tensors), default=0.0)
     is_usual = tiny**0.5 <= peak <= _MOST_ADDED / tiny**0.5
-    return (
-        1.0
-        if is_usual or not 0.0 < peak < math.inf
-        else 2.0 ** (math.frexp(peak)[1] - 1)
-    )
+    if is_usual or not 0.0 < peak < math.inf:
+        return 1.0
+    return 2.0 ** (math.frexp(peak)[1] - 1)
 
 
 _MOST_ADDED = 1e-6  # share of the root of the range of a type: a sum of 1e12 such squares does not overflow

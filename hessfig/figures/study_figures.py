@@ -409,11 +409,10 @@ def _tidy(
     y: object,
     spread: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
-    quartiles = (
-        {"q25": np.nan, "q75": np.nan}
-        if spread is None
-        else {"q25": spread["q25"], "q75": spread["q75"]}
-    )
+    if spread is None:
+        quartiles = {"q25": np.nan, "q75": np.nan}
+    else:
+        quartiles = {"q25": spread["q25"], "q75": spread["q75"]}
     return pd.DataFrame({"panel": panel, "series": series, "x": x, "y": y, **quartiles})
 
 

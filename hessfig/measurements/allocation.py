@@ -151,11 +151,9 @@ def _needed(rows: Rows, share: float) -> float:
         for numbers in repeated
     )
     over_seeds = spread - error
-    return (
-        error * rows[0]["num_probes"] / (share * over_seeds)
-        if over_seeds > 0
-        else math.inf
-    )
+    if over_seeds > 0:
+        return error * rows[0]["num_probes"] / (share * over_seeds)
+    return math.inf
 
 
 def _interpolated(counts: Mapping[float, int], sigma: float) -> int:

@@ -24,9 +24,10 @@ _TABLES = (Matrix.W_E, Matrix.W_pos)
 def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return blocks, parts and products, the names and rank, the probes, and the size of the mini-batches."""
     estimator = config.estimator
-    probes = (
-        {} if estimator.method == Method.dense else {"num_probes": estimator.num_probes}
-    )
+    if estimator.method == Method.dense:
+        probes = {}
+    else:
+        probes = {"num_probes": estimator.num_probes}
     return {
         **dense_settings(config, layout),
         "estimator": {
@@ -82,11 +83,9 @@ def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -
     """Return why an approximation does not exist for a block, by names and settings; empty if it does."""
     side = layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
-        return (
-            ""
-            if block.col == Group.all
-            else "it takes the blocks of the whole network (blocks=[all]) apart"
-        )
+        if block.col == Group.all:
+            return ""
+        return "it takes the blocks of the whole network (blocks=[all]) apart"
     if name.facts.needs == Need.moments:
         return _without_moments(config)
     if name.facts.needs == Need.any:

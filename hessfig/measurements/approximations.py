@@ -169,11 +169,9 @@ class _Shared:
             names = " and ".join(weight.name for weight in side)
             return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {names} whole"
         axes = len(self.shape(side[0]))
-        return (
-            ""
-            if axes == 2
-            else f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
-        )
+        if axes == 2:
+            return ""
+        return f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
 
     def material(self, side: Sequence[Weight], dim: int) -> Material:
         """Return the inputs from which the approximations of a block of `side` are computed."""
@@ -213,11 +211,9 @@ def _of_block(
 
 def _heads(model: ModelConfig, weight: Weight) -> int:
     """Return the number of heads of a weight: keys and values may have fewer heads than queries."""
-    return (
-        model.n_kv_heads or model.n_heads
-        if weight.name in (Matrix.W_K, Matrix.W_V)
-        else model.n_heads
-    )
+    if weight.name in (Matrix.W_K, Matrix.W_V):
+        return model.n_kv_heads or model.n_heads
+    return model.n_heads
 
 
 def _reference(

@@ -195,11 +195,10 @@ def _mean(values: Array) -> Estimate:
     """Return the mean over probes with its standard error; nan for a single probe."""
     count = len(values)
     unit = unit_of(torch.from_numpy(values))
-    error = (
-        float((values / unit).std(ddof=1)) * unit / count**0.5
-        if count > 1
-        else float("nan")
-    )
+    if count > 1:
+        error = float((values / unit).std(ddof=1)) * unit / count**0.5
+    else:
+        error = float("nan")
     return Estimate(float(values.mean()), error, count, _LANCZOS)
 
 
@@ -347,11 +346,9 @@ def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
         warm=request.at.warm.get(_place(entry, end)),
         low_precision=entry.low_precision,
     )
-    return (
-        found
-        if source is None
-        else _with_errors(found, entry.operator, settings.tolerance)
-    )
+    if source is None:
+        return found
+    return _with_errors(found, entry.operator, settings.tolerance)
 
 
 def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extremes:
@@ -374,11 +371,9 @@ def _extreme_arrays(extremes: Extremes) -> Arrays:
         "residuals": extremes.residuals.numpy(),
     }
     small = extremes.vectors.numel() <= _MOST_KEPT
-    return (
-        {**arrays, "vectors": extremes.vectors.double().cpu().numpy()}
-        if small
-        else arrays
-    )
+    if small:
+        return {**arrays, "vectors": extremes.vectors.double().cpu().numpy()}
+    return arrays
 
 
 def _starts(entry: SpectrumEntry, request: Request) -> Shaped[Tensor, "n num_probes"]:

@@ -126,9 +126,10 @@ def check_published_probes(config: Config, blocks: Sequence[Block]) -> None:
     """Raise UserError for published probes of anything but the published norms."""
     if config.estimator.probes != Draws.published:
         return
-    drawn = (
-        {Matrix.W} if config.model.kind == Kind.linear_mlp else {Matrix.W_Q, Matrix.W_V}
-    )
+    if config.model.kind == Kind.linear_mlp:
+        drawn = {Matrix.W}
+    else:
+        drawn = {Matrix.W_Q, Matrix.W_V}
     others = [f"state.draw={config.state.draw}"] * (
         config.state.draw != Draws.published
     )

@@ -112,9 +112,10 @@ def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
     estimator, facts = config.estimator, config.estimator.method.facts
     probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
     products = {"products": _engine(config)} if facts.products else {}
-    drawn = (
-        {"probes": estimator.probes.value} if estimator.probes != Draws.named else {}
-    )
+    if estimator.probes != Draws.named:
+        drawn = {"probes": estimator.probes.value}
+    else:
+        drawn = {}
     return {
         "estimator": {"method": estimator.method.value, **probes, **products, **drawn},
         "blocks": _places(blocks_of(config.blocks, layout, config.model)),

@@ -63,9 +63,10 @@ def batch_sharpness(objective: Objective, request: Request) -> Measured:
         batch = training_batch(config, seed=at.seed, step=number, name=name)
         moved = batch.to(next(objective.network.parameters()).device)
         values.append(along_gradient(replace(objective, batch=moved, more=())))
-    spread = (
-        statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else math.nan
-    )
+    if len(values) > 1:
+        spread = statistics.stdev(values) / len(values) ** 0.5
+    else:
+        spread = math.nan
     error, count = (0.0, 0) if full else (spread, len(values))
     mean = Estimate(statistics.fmean(values), error, count, "mini-batches")
     return Measured([state_row("batch_sharpness", request, mean)])
@@ -248,11 +249,10 @@ def update_of(
         )
     batch: Batch | None = None
     for place in range(1 if is_own else gradients):
-        batch = (
-            None
-            if is_measured
-            else training_batch(config, seed=at.seed, step=first + place)
-        )
+        if is_measured:
+            batch = None
+        else:
+            batch = training_batch(config, seed=at.seed, step=first + place)
         trial.restart()
         trial.step(first if is_own else place + 1, batch, seed=at.seed)
     if optimiser != Optimiser.sign:
@@ -381,9 +381,9 @@ def along_gradient(objective: Objective) -> float:
     """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
     slope = LossGradient(objective)
     squared = float(slope.flat.square().sum())
-    return (
-        float(slope.flat @ slope.product(slope.flat)) / squared if squared else math.nan
-    )
+    if squared:
+        return float(slope.flat @ slope.product(slope.flat)) / squared
+    return math.nan
 
 
 class Scaled:

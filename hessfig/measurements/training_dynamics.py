@@ -337,11 +337,9 @@ def _attention(objective: Objective) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
 def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
     """Return the mask of keys that a query does not see; the bare layer masks by its window only."""
     causal: Tensor | None = getattr(attention, "causal_mask", None)
-    return (
-        causal
-        if causal is not None
-        else outside_window(scores.shape[-1], attention.model.window, scores.device)
-    )
+    if causal is not None:
+        return causal
+    return outside_window(scores.shape[-1], attention.model.window, scores.device)
 
 
 def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:

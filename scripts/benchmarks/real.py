@@ -178,11 +178,10 @@ def _in_a_process(options: argparse.Namespace, name: str, limit: float) -> Run:
     if limit < 1:
         return {"failed": "no time was left"}
     is_host = options.device == "cpu"
-    own = (
-        {"OMP_NUM_THREADS": "1"}
-        if is_host
-        else {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    )
+    if is_host:
+        own = {"OMP_NUM_THREADS": "1"}
+    else:
+        own = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     # What is freed is given back.
     own |= {"MALLOC_MMAP_THRESHOLD_": "65536"} if name.startswith("memory") else {}
     pipes: dict[str, Any] = {
@@ -254,11 +253,9 @@ def _software(device: str) -> dict[str, str]:
     import transformers
 
     names = {"transformers": transformers.__version__, "cuda": str(torch.version.cuda)}
-    return (
-        names
-        if device == "cpu"
-        else {**names, "card": torch.cuda.get_device_name(device)}
-    )
+    if device == "cpu":
+        return names
+    return {**names, "card": torch.cuda.get_device_name(device)}
 
 
 if __name__ == "__main__":

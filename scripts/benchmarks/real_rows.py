@@ -369,9 +369,10 @@ def _late(network: nn.Module) -> str:
 
 def _vector(network: nn.Module, name: str | None = None) -> Tensor:
     """Return the same random vector for everybody, of all parameters or of one."""
-    chosen = (
-        list(network.parameters()) if name is None else [network.get_parameter(name)]
-    )
+    if name is None:
+        chosen = list(network.parameters())
+    else:
+        chosen = [network.get_parameter(name)]
     device = chosen[0].device
     generator = torch.Generator(device).manual_seed(0)
     return torch.randn(

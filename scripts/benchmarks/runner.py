@@ -230,9 +230,10 @@ def peak_gib(device: str = "cpu") -> float:
 
         return torch.cuda.max_memory_allocated(device) / 2**30
     status = Path("/proc/self/status")
-    found = (
-        re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
-    )
+    if status.exists():
+        found = re.search(r"VmHWM:\s+(\d+)", status.read_text())
+    else:
+        found = None
     if found:
         return int(found[1]) / 2**20
     import resource
@@ -305,9 +306,10 @@ def heading(
 
 def _cpu_model() -> str:
     path = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
-    )
+    if path.exists():
+        found = re.search(r"model name\s*:\s*(.+)", path.read_text())
+    else:
+        found = None
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 

@@ -313,9 +313,9 @@ def heading_of(figure: ShippedFigure) -> str:
         FigureGroup.paper: "Figures of the paper's claims",
         FigureGroup.follow_up: "Follow-ups",
     }
-    return (
-        groups[figure.group] if figure.published == Published.nothing else HEADINGS[0]
-    )
+    if figure.published == Published.nothing:
+        return groups[figure.group]
+    return HEADINGS[0]
 
 
 def page_text(manifest: dict[str, Any]) -> str:

@@ -149,11 +149,10 @@ def kronecker_factors_of(
         more, mean = kronecker_factors(sent, inputs)
         count += len(inputs)
         left = left + more
-        right = (
-            right + (mean - right) * (len(inputs) / count)
-            if len(inputs)
-            else right.to(mean).expand(mean.shape)
-        )
+        if len(inputs):
+            right = right + (mean - right) * (len(inputs) / count)
+        else:
+            right = right.to(mean).expand(mean.shape)
     return left, right
 
 

@@ -18,7 +18,12 @@ from torch.nn import functional as F
 
 from hessfig.curvature.batched import KEPT_BYTES, is_small
 from hessfig.curvature.column import SPLIT, Column, Products, Rows, to_multiply
-from hessfig.curvature.double_backward import DoubleBackward, fault, length
+from hessfig.curvature.double_backward import (
+    DoubleBackward,
+    TensorsOperator,
+    fault,
+    length,
+)
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.large.graphs import Graphs
 from hessfig.curvature.large.large_column import (
@@ -49,11 +54,9 @@ class Head:
     @property
     def tensors(self) -> list[Tensor]:
         """The matrix (vocabulary, width), and the bias if there is one; tensors that are constant are buffers."""
-        return (
-            [self.module.weight]
-            if self.module.bias is None
-            else [self.module.weight, self.module.bias]
-        )
+        if self.module.bias is None:
+            return [self.module.weight]
+        return [self.module.weight, self.module.bias]
 
     def inputs_of(self, call: Callable[[], Any]) -> Tensor:
         """Return the input of the map in a call of the network, which ends there: outputs are not computed."""
@@ -310,11 +313,9 @@ class LargeNetwork:
         features = self.head.inputs_of(call).flatten(0, -2)
         kept = self.head.labels.of(batch.targets) != IGNORED
         features = features if kept.all() else features[kept]
-        return (
-            F.pad(features, (0, 1), value=1.0)
-            if len(self.unembedding) > 1
-            else features
-        )
+        if len(self.unembedding) > 1:
+            return F.pad(features, (0, 1), value=1.0)
+        return features
 
     def _readout(self, batch: Batch, share: float) -> Readout:
         if self.head is None:
@@ -382,13 +383,13 @@ class LargeNetwork:
         products = LargeProducts(LargeNetwork(objective, self.head, kept=1), named)
         own, computed_in = _PartOf(products, part), products.graphs(0).computed_in
         truth, known = reliable(), self._lengths.get(count)
-        other = (
-            truth
-            if part != Part.H_f
-            else outer()
-            if known is None
-            else _OfLengths(known)
-        )
+        other: TensorsOperator
+        if part != Part.H_f:
+            other = truth
+        elif known is None:
+            other = outer()
+        else:
+            other = _OfLengths(known)
         why = fault(
             own,
             truth,
@@ -399,12 +400,11 @@ class LargeNetwork:
         )
         if part == Part.H_o:
             self._lengths[count] = truth.lengths
-        return (
-            None
-            if count
-            and not (truth.says_something and _reach(objective, named, truth.reached))
-            else why
-        )
+        if count and not (
+            truth.says_something and _reach(objective, named, truth.reached)
+        ):
+            return None
+        return why
 
 
 def _reach(objective: Objective, names: Iterable[str], reached: Sequence[bool]) -> bool:

@@ -148,11 +148,10 @@ class VocabularyReadout:
         to_features = torch.zeros(
             k, *features.shape, dtype=features.dtype, device=features.device
         )
-        to_weight = (
-            self.unembedding.new_zeros(k, *self.unembedding.shape)
-            if with_weight
-            else None
-        )
+        if with_weight:
+            to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape)
+        else:
+            to_weight = None
         for chunk in self._chunks(k):
             here = Tangents(
                 None if tangents.features is None else tangents.features[:, chunk],
@@ -189,11 +188,10 @@ class VocabularyReadout:
         self, features: Tensor, p: Tensor, tangents: Tangents
     ) -> Float[Tensor, "k chunk vocabulary"]:
         """Return B dz of a chunk of tokens with the probabilities p."""
-        dz = (
-            None
-            if tangents.features is None
-            else tangents.features @ self.unembedding.T
-        )
+        if tangents.features is None:
+            dz = None
+        else:
+            dz = tangents.features @ self.unembedding.T
         if tangents.unembedding is not None:
             along = features @ tangents.unembedding.transpose(1, 2)
             dz = along if dz is None else dz.add_(along)
@@ -257,11 +255,10 @@ class _Slope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
         (features,) = ctx.saved_tensors
-        weight = (
-            None
-            if ctx.direction.unembedding is None
-            else ctx.direction.unembedding.unsqueeze(0)
-        )
+        if ctx.direction.unembedding is None:
+            weight = None
+        else:
+            weight = ctx.direction.unembedding.unsqueeze(0)
         tangents = Tangents(tangent.unsqueeze(0), weight)
         with torch.no_grad():
             products, to_weight = ctx.readout.products(

@@ -244,12 +244,14 @@ def xtrace(
     tests = drawn * (operator.dim**0.5 / drawn.norm(dim=0))
     image = operator.matmat(tests)
     basis, sizes, _ = torch.linalg.svd(image, full_matrices=False)
-    basis = (
-        basis[:, sizes > _RANK * sizes[0]] if float(sizes[0]) > 0.0 else basis[:, :0]
-    )
-    inner = (
-        basis.T @ operator.matmat(basis) if basis.shape[1] else image.new_zeros(0, 0)
-    )
+    if float(sizes[0]) > 0.0:
+        basis = basis[:, sizes > _RANK * sizes[0]]
+    else:
+        basis = basis[:, :0]
+    if basis.shape[1]:
+        inner = basis.T @ operator.matmat(basis)
+    else:
+        inner = image.new_zeros(0, 0)
     estimates = torch.stack(
         [_left_out(i, tests, image, basis, inner) for i in range(count)]
     )
@@ -262,11 +264,10 @@ def _left_out(
     """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others."""
     others = torch.cat([image[:, :i], image[:, i + 1 :]], dim=1)
     left, sizes, _ = torch.linalg.svd(basis.T @ others, full_matrices=False)
-    within = (
-        left[:, sizes > _RANK * sizes.max()]
-        if sizes.numel() and float(sizes.max()) > 0.0
-        else left[:, :0]
-    )
+    if sizes.numel() and float(sizes.max()) > 0.0:
+        within = left[:, sizes > _RANK * sizes.max()]
+    else:
+        within = left[:, :0]
     inside = within @ (within.T @ (basis.T @ tests[:, i]))
     outside = tests[:, i].square().sum() - inside.square().sum()
     left_over = (

@@ -197,11 +197,10 @@ def _judged(
     scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
     claims = alone[:1] if before.vectors.numel() else alone
     agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
-    best = (
-        min(claims, key=lambda claim: float(claim.residuals.max()))
-        if agree
-        else together
-    )
+    if agree:
+        best = min(claims, key=lambda claim: float(claim.residuals.max()))
+    else:
+        best = together
     small = bool((best.residuals <= tolerance * scale).all())
     return replace(best, scale=scale, converged=agree and small)
 
@@ -443,11 +442,10 @@ def _claim(run: LanczosRun, goal: Goal) -> _Claim:
     order = goal.end.order(ritz.values)
     residuals, values = ritz.residuals[order[: goal.k]], ritz.values[order]
     largest, scale = float(residuals.max()), float(values.abs().max())
-    gap = (
-        float((values[goal.k - 1] - values[goal.k]).abs())
-        if run.length > goal.k
-        else 0.0
-    )
+    if run.length > goal.k:
+        gap = float((values[goal.k - 1] - values[goal.k]).abs())
+    else:
+        gap = 0.0
     off = _DOUBT * float(residuals.square().sum()) / gap if gap > 0.0 else torch.inf
     return _Claim(largest, min(largest, off), scale)
 

@@ -130,11 +130,12 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
         (network, place), own = panels[row], blocks[panels[row]]
         square = _square(_of(points, network, place), own, columns)
         written = width_in(ax) / len(columns) >= _WRITTEN
-        words = (
-            np.array([_cell(value) for value in square.flat]).reshape(square.shape)
-            if written
-            else None
-        )
+        if written:
+            words = np.array([_cell(value) for value in square.flat]).reshape(
+                square.shape
+            )
+        else:
+            words = None
         image = draw_matrix(
             ax, square, scale, words=words, size=TINY - 1.4, cmap=colours
         )

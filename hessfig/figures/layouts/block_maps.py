@@ -69,11 +69,10 @@ def draw_blocks(
     """Draw the matrices of one layer on one page, or on one page per part if there are many weights."""
     names, parts = in_order(pd.concat([norms["row"], norms["col"]])), parts_of(norms)
     logs = np.log10(norms["mean"].where(norms["mean"] > 0))
-    ends = (
-        (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2)
-        if logs.notna().any()
-        else (0, 1)
-    )
+    if logs.notna().any():
+        ends = (np.floor(2 * logs.min()) / 2, np.ceil(2 * logs.max()) / 2)
+    else:
+        ends = (0, 1)
     scale = Normalize(*ends)
     if len(names) <= _SIDE_BY_SIDE:
         yield _draw_page(spec, norms, names, parts, scale, note).page(suffix, norms)
@@ -130,11 +129,12 @@ def _draw_page(
         square = squares[column]
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log10(square)
-        words = (
-            np.array([_cell(value) for value in square.flat]).reshape(square.shape)
-            if fits
-            else None
-        )
+        if fits:
+            words = np.array([_cell(value) for value in square.flat]).reshape(
+                square.shape
+            )
+        else:
+            words = None
         image = panels.draw_matrix(ax, logs, scale, words=words)
         panels.name_sides(ax, rows=weights, columns=weights, upright=bool(long))
         ax.set_title(
@@ -259,9 +259,8 @@ def _slope(measured: MeasuredCurves) -> str:
     first = measured.slopes.iloc[0]
     known = first["prediction"] == Prediction.exponent
     expected = f"  ({first['predicted']:g})" if known else ""
-    zero = (
-        "  (predicted = 0)"
-        if first["prediction"] == Prediction.structural_zero
-        else expected
-    )
+    if first["prediction"] == Prediction.structural_zero:
+        zero = "  (predicted = 0)"
+    else:
+        zero = expected
     return panels.slope_and_half(first) + zero

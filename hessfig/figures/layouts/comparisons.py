@@ -130,11 +130,10 @@ def _draw_bars(
         fitting([labels.block_title(*key, quantity="")], _LONGEST) for key in blocks
     ]
     has_legend = len(look.marks(points)) > 1
-    above = (
-        _ABOVE * look.lines_above(points, spec.paper.inches) + 0.04
-        if has_legend
-        else 0.0
-    )
+    if has_legend:
+        above = _ABOVE * look.lines_above(points, spec.paper.inches) + 0.04
+    else:
+        above = 0.0
     style = OWN_Y.replace(
         bottom=0.12 + max(map(width_of, names)), down=0.3, top=OWN_Y.top + above
     )
@@ -199,11 +198,9 @@ def _beside(values: pd.Series, every: Sequence[Any]) -> pd.Series:
 
 def _label(points: pd.DataFrame) -> str:
     quantity, index = str(points["quantity"].iloc[0]), int(points["index"].iloc[0])
-    return (
-        f"{labels.quantity_label(quantity)} {index}"
-        if index
-        else labels.quantity_label(quantity)
-    )
+    if index:
+        return f"{labels.quantity_label(quantity)} {index}"
+    return labels.quantity_label(quantity)
 
 
 _ROWS = 6  # of panels on a page
@@ -258,24 +255,22 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         )
     )
     colour, dashes = seen(spec, curves)
-    column = (
-        "quantity"
-        if len(quantities) > 1
-        else ""
-        if "part" in (colour, dashes)
-        else "part"
-    )
+    if len(quantities) > 1:
+        column = "quantity"
+    elif "part" in (colour, dashes):
+        column = ""
+    else:
+        column = "part"
     look = Encoding(axis, colour, dashes, column, run.unchanged)
     together = colour == WEIGHT
     drawing = _Lines(
         curves, table, look, spec, _fits(spec, run, table, axis, quantities)
     )
     for names, here, suffix in _pages(curves, look):
-        here = (
-            here[(here["row"] == here["col"]) & (here["row"] != "")]
-            if together
-            else here
-        )
+        if together:
+            here = here[(here["row"] == here["col"]) & (here["row"] != "")]
+        else:
+            here = here
         note = labels.note_words(
             table, axis, names, several_points=True, config=run.config
         ) + _fit_words(drawing)
@@ -328,13 +323,12 @@ def _draw_page(
     apart = look.column == "quantity"
     named_at_ends = rows == _TOGETHER and len(columns) == 1 and not look.dashes
     above = 0 if named_at_ends else _lines_above(drawing)
-    style = (
-        SHARED.replace(right=_NAMES, height=2.0)
-        if named_at_ends
-        else OWN_Y
-        if apart
-        else SHARED
-    )
+    if named_at_ends:
+        style = SHARED.replace(right=_NAMES, height=2.0)
+    elif apart:
+        style = OWN_Y
+    else:
+        style = SHARED
     style = style.replace(
         down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above)
     )
@@ -347,11 +341,10 @@ def _draw_page(
     ]
     drawn: list[tuple[Axes, _Named]] = []
     for row, column, ax in sheet:
-        rows_here = (
-            where(blocks[row], **{look.column: columns[column]})
-            if look.column
-            else blocks[row]
-        )
+        if look.column:
+            rows_here = where(blocks[row], **{look.column: columns[column]})
+        else:
+            rows_here = blocks[row]
         drawn.append(
             (
                 ax,
@@ -364,11 +357,10 @@ def _draw_page(
         _write_slopes(ax, lines_of, drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
     unit = "" if apart else labels.unit_label(quantity)
-    titles = (
-        [unit]
-        if rows == _TOGETHER
-        else [labels.block_title(*key, quantity=quantity) for key in rows]
-    )
+    if rows == _TOGETHER:
+        titles = [unit]
+    else:
+        titles = [labels.block_title(*key, quantity=quantity) for key in rows]
     named = [
         labels.plain(labels.quantity_words(one))
         if apart
@@ -471,11 +463,10 @@ def _fit_words(drawing: _Lines) -> str:
     slopes, spec = drawing.slopes, drawing.spec
     if slopes.empty or slopes["slope"].isna().all():
         return ""
-    dashed = (
-        " Dashed grey: predicted power law."
-        if (slopes["prediction"] == Prediction.exponent).any()
-        else ""
-    )
+    if (slopes["prediction"] == Prediction.exponent).any():
+        dashed = " Dashed grey: predicted power law."
+    else:
+        dashed = ""
     return f"{dashed} {slope_words(spec.windows[:1] or [WHOLE], drawing.look.axis, spec.average)}"
 
 
@@ -553,11 +544,9 @@ def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
     """Return each slope with its error, or only the lowest and the highest if there are many lines."""
     if len(fits) > _LISTED:
         low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
-        return (
-            f"slopes {low} to {high}".replace("-", "−")
-            if low != high
-            else f"slopes {low}".replace("-", "−")
-        )
+        if low != high:
+            return f"slopes {low} to {high}".replace("-", "−")
+        return f"slopes {low}".replace("-", "−")
     return "\n".join(
         f"{words or 'slope'}{':' * bool(words)} {panels.slope_and_half(fit)}"
         for words, fit in fits

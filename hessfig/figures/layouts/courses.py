@@ -66,11 +66,10 @@ def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
     """
     table = along(table, Axis(STEP))
     means = f"Mean over {labels.seeds_words(table)}, {spread or labels.spread_words(table['seed'].nunique())}."
-    methods = (
-        f" {labels.estimator_words(table)}."
-        if table["quantity"].nunique() <= _FEW
-        else ""
-    )
+    if table["quantity"].nunique() <= _FEW:
+        methods = f" {labels.estimator_words(table)}."
+    else:
+        methods = ""
     return f"{words} {means}{methods}{labels.left_out_words(table)}".strip()
 
 

@@ -110,11 +110,9 @@ def _for_layers(layers: np.ndarray, measured: MeasuredCurves) -> str:
     """Return the layers of an exponent in words, unless it applies to all layers."""
     if set(layers) == set(measured.layers()):
         return ""
-    return (
-        f" (layer {layers[0]})"
-        if len(layers) == 1
-        else f" (layers {min(layers)}–{max(layers)})"
-    )
+    if len(layers) == 1:
+        return f" (layer {layers[0]})"
+    return f" (layers {min(layers)}–{max(layers)})"
 
 
 def growth(spec: FigureSpec, source: Source) -> Iterator[Page]:
@@ -297,11 +295,10 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         0, 1.12 * (measured.curves["mean"] + measured.curves["sem"].fillna(0)).max()
     )
     ax.ticklabel_format(axis="y", scilimits=(-2, 3))
-    line = (
-        1 / ax.get_xlim()[1] + _AT_ONE
-        if measured.axis.is_sigma and ax.get_xlim()[1] > 2
-        else 0.0
-    )
+    if measured.axis.is_sigma and ax.get_xlim()[1] > 2:
+        line = 1 / ax.get_xlim()[1] + _AT_ONE
+    else:
+        line = 0.0
     words, aside = window_words(measured)
     panels.corner(ax, words, "upper left", aside=aside, left=max(0.03, line))
     write_powers(ax, measured)
@@ -310,11 +307,10 @@ def _draw_linear_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
 def _draw_guide(ax: Axes, measured: MeasuredCurves) -> None:
     """Draw c * x^p, c by least squares on the linear axes."""
     first = measured.slopes.iloc[0]
-    exponent = (
-        first["predicted"]
-        if first["prediction"] == Prediction.exponent
-        else first["slope"]
-    )
+    if first["prediction"] == Prediction.exponent:
+        exponent = first["predicted"]
+    else:
+        exponent = first["slope"]
     if np.isnan(exponent):
         return
     x = measured.curves[X].to_numpy()
@@ -405,9 +401,10 @@ def _depth_words(measured: MeasuredCurves, depth: int) -> str:
     """Return the depth with the slope (or level) of its only layer, or the lowest and highest of its layers."""
     if len(measured.layers()) == 1:
         return layer_words(measured, depth)
-    telling = (
-        measured.levels if measured.printed == LEVEL else measured.telling_slopes()
-    )
+    if measured.printed == LEVEL:
+        telling = measured.levels
+    else:
+        telling = measured.telling_slopes()
     low, high = (
         f"{end:.3f}".replace("-", "−")
         for end in telling[measured.printed].agg(["min", "max"])

@@ -113,11 +113,10 @@ def draw_heat(
             rows=[str(layer) if layer else _OUTSIDE for layer in layers],
         )
         sheet.panels[line[0]].set_ylabel("layer")
-    label = (
-        labels.quantity_label(quantity)
-        if signed
-        else rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
-    )
+    if signed:
+        label = labels.quantity_label(quantity)
+    else:
+        label = rf"$\log_{{10}}$ {labels.quantity_label(quantity)}"
     colour_bar(sheet.outermost, image, wide=0.09, label=label)
     return sheet
 
@@ -141,11 +140,9 @@ def _scale(means: pd.Series, signed: bool) -> Normalize:
         smallest = float(means.abs().where(means != 0).min())
         return SymLogNorm(max(smallest, 1e-3 * largest), vmin=-largest, vmax=largest)
     logs = np.log10(means.where(means > 0))
-    return (
-        Normalize(float(logs.min()), float(logs.max()))
-        if logs.notna().any()
-        else Normalize(0, 1)
-    )
+    if logs.notna().any():
+        return Normalize(float(logs.min()), float(logs.max()))
+    return Normalize(0, 1)
 
 
 def _draw_panel(

@@ -266,11 +266,10 @@ def _is_straight(curve: pd.DataFrame, laws: Laws) -> bool:
 
 def _write_slopes(ax: Axes, published: float | None) -> None:
     """Write the legend with names, slopes and the published slope into a reserved part of the panel."""
-    title = (
-        f"published slope {published:g}".replace("-", "−")
-        if published is not None
-        else None
-    )
+    if published is not None:
+        title = f"published slope {published:g}".replace("-", "−")
+    else:
+        title = None
     if not ax.get_legend_handles_labels()[1] and title is None:
         return
     legend = ax.legend(loc="lower left", fontsize=TINY, title=title, alignment="left")

@@ -72,11 +72,9 @@ def shades(colour: str, count: int) -> list[tuple[float, float, float]]:
 def ink(colour: Any) -> tuple[float, float, float]:
     """Return a colour for words on white: itself, or darker if it is too light to be read."""
     light = lightness(colour)
-    return (
-        _shade(colour, min(0.0, _LIGHTEST / light - 1))
-        if light > _LIGHTEST
-        else to_rgb(colour)
-    )
+    if light > _LIGHTEST:
+        return _shade(colour, min(0.0, _LIGHTEST / light - 1))
+    return to_rgb(colour)
 
 
 def lightness(colour: Any) -> float:

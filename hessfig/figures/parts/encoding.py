@@ -87,11 +87,9 @@ def ordered(values: pd.Series) -> list[Any]:
     """Return the distinct values: numbers in rising order, words in the order of their appearance."""
     unique = list(values.unique())
     numbers = as_numbers(map(str, unique))
-    return (
-        unique
-        if numbers is None
-        else [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
-    )
+    if numbers is None:
+        return unique
+    return [unique[k] for k in sorted(range(len(unique)), key=numbers.__getitem__)]
 
 
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
@@ -249,11 +247,10 @@ class Encoding:
         dot = {"marker": "o"}
         entries = []
         for value in list(tones)[::step] if self.colour else []:
-            mark = (
-                {"marker": ""}
-                if self.dashes and len(marks) > 1
-                else marks.get(value) or dot
-            )
+            if self.dashes and len(marks) > 1:
+                mark: Mapping[str, Any] = {"marker": ""}
+            else:
+                mark = marks.get(value) or dot
             entries.append(
                 (
                     Line2D([], [], color=tones[value], **mark),
@@ -277,11 +274,9 @@ class Encoding:
     @property
     def title(self) -> str | None:
         """The title of the legend: what the colours show, unless its words say it."""
-        return (
-            f"{plain(setting_name(self.colour))}:"
-            if self.colour and not says_itself(self.colour)
-            else None
-        )
+        if self.colour and not says_itself(self.colour):
+            return f"{plain(setting_name(self.colour))}:"
+        return None
 
     def name(self, ax: Axes, page: pd.DataFrame) -> None:
         """Write the legend into a panel."""
@@ -322,11 +317,9 @@ class Encoding:
         if name == VARIANT:
             return variant_words(value) or PLAIN
         text = str(value) or self.unchanged.get(name, "")
-        return (
-            f"{float(text):.3g}"
-            if name == "sigma" and text
-            else value_words(name, text) or "(none)"
-        )
+        if name == "sigma" and text:
+            return f"{float(text):.3g}"
+        return value_words(name, text) or "(none)"
 
     def _columns(self, page: pd.DataFrame, inches: float) -> int:
         entries = self._all_named(page)

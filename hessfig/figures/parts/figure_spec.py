@@ -202,18 +202,16 @@ class Requires:
 
     def check(self, spec: FigureSpec, source: Source) -> None:
         """Raise UserError if the table of the sweep does not meet the requirement."""
-        wanted = (
-            self.quantities(spec)
-            if callable(self.quantities)
-            else self.quantities or (self.name,)
-        )
+        if callable(self.quantities):
+            wanted = self.quantities(spec)
+        else:
+            wanted = self.quantities or (self.name,)
         table = source.table
         if not (table["quantity"].isin(wanted) & np.isfinite(table["value"])).any():
-            lacks = (
-                f": the table has no {self.what}"
-                if self.what
-                else f" draws {self.name}, and the table has none"
-            )
+            if self.what:
+                lacks = f": the table has no {self.what}"
+            else:
+                lacks = f" draws {self.name}, and the table has none"
             again = f"{run_command(source.folder)} 'quantities=[{self.name}]'"
             raise UserError(
                 f"figure.layout={spec.layout}{lacks}",

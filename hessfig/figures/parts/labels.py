@@ -100,11 +100,10 @@ def weight_words(name: str, layer: int = 0) -> str:
     roles, behind = name.split("+"), f" {layer}" if layer else ""
     if name == Group.query_key:
         return f"${weight_label(Matrix.W_Q)}, {weight_label(Matrix.W_K)}${behind}"
-    words = (
-        f"${'+'.join(map(weight_label, roles))}$"
-        if _are_known(roles)
-        else plain(_GROUPS.get(name, name))
-    )
+    if _are_known(roles):
+        words = f"${'+'.join(map(weight_label, roles))}$"
+    else:
+        words = plain(_GROUPS.get(name, name))
     return words + behind
 
 
@@ -147,18 +146,16 @@ def part_words(part: str) -> str:
 
 def unit_label(quantity: str) -> str:
     """Return the y label of panels whose titles name their blocks."""
-    return (
-        r"block $\|\cdot\|_F$"
-        if quantity == FROBENIUS
-        else plain(quantity_words(quantity))
-    )
+    if quantity == FROBENIUS:
+        return r"block $\|\cdot\|_F$"
+    return plain(quantity_words(quantity))
 
 
 def quantity_label(quantity: str) -> str:
     """Return a quantity as a label: the norm's symbol, or its words."""
-    return (
-        r"$\|\cdot\|_F$" if quantity == FROBENIUS else plain(quantity_words(quantity))
-    )
+    if quantity == FROBENIUS:
+        return r"$\|\cdot\|_F$"
+    return plain(quantity_words(quantity))
 
 
 def quantity_words(quantity: str) -> str:
@@ -232,11 +229,9 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
         for key, text in words.items()
         if key not in shown and text and not text.endswith("None")
     )
-    return (
-        f" {kept[:1].upper()}{kept[1:]}."
-        if model and model.get("kind") != OWN_KIND
-        else ""
-    )
+    if model and model.get("kind") != OWN_KIND:
+        return f" {kept[:1].upper()}{kept[1:]}."
+    return ""
 
 
 def variant_words(variant: str) -> str:
@@ -246,11 +241,10 @@ def variant_words(variant: str) -> str:
     are left out.
     """
     kind = settings_of(variant).get("model.kind")
-    settings = (
-        settings_of(without(variant, "model.attention"))
-        if kind == "mlp"
-        else settings_of(variant)
-    )
+    if kind == "mlp":
+        settings = settings_of(without(variant, "model.attention"))
+    else:
+        settings = settings_of(variant)
     words = _SETTINGS | (_OF_CNN if kind == "cnn" else {})
     named = [
         words.get((key, value)) or _in_words(key, value)
@@ -261,11 +255,9 @@ def variant_words(variant: str) -> str:
 
 def _in_words(key: str, value: str) -> str:
     """Return a setting that has no words of its own; for a path, its last part."""
-    return (
-        PurePath(value).name
-        if last_word(key) == "path"
-        else f"{setting_name(key)} {value}"
-    )
+    if last_word(key) == "path":
+        return PurePath(value).name
+    return f"{setting_name(key)} {value}"
 
 
 def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
@@ -302,11 +294,9 @@ def spread_words(seeds: int) -> str:
 
 def interval_words(table: pd.DataFrame) -> str:
     """Return in words how a figure shows the spread over the seeds of a table."""
-    return (
-        "thin: the seeds"
-        if are_few(table["seed"].nunique())
-        else "band: 95% interval of the mean"
-    )
+    if are_few(table["seed"].nunique()):
+        return "thin: the seeds"
+    return "band: 95% interval of the mean"
 
 
 def estimator_words(table: pd.DataFrame) -> str:
@@ -330,9 +320,10 @@ def left_out_words(table: pd.DataFrame) -> str:
         (table["status"] == status).sum()
         for status in (Status.nonfinite, Status.not_converged)
     )
-    words = (
-        f" Left out: {bad} of {len(table)} numbers that are not finite." if bad else ""
-    )
+    if bad:
+        words = f" Left out: {bad} of {len(table)} numbers that are not finite."
+    else:
+        words = ""
     return words + (
         f" Left out: {rough} of {len(table)} numbers that did not converge."
         if rough
@@ -343,11 +334,9 @@ def left_out_words(table: pd.DataFrame) -> str:
 def _marks(table: pd.DataFrame, several_points: bool) -> str:
     repeats = seeds_words(table)
     if repeats == ONE_SEED:
-        return (
-            "Dots: one seed"
-            if several_points
-            else "Dots: one seed; bars: ± the estimate's own error"
-        )
+        if several_points:
+            return "Dots: one seed"
+        return "Dots: one seed; bars: ± the estimate's own error"
     return f"Dots: mean over {repeats}; {interval_words(table) if several_points else 'bars: 95% interval of the mean'}"
 
 

@@ -123,11 +123,10 @@ class MeasuredCurves:
         variants = [(variant, 0) for variant in self.curves["variant"].unique()]
         networks = networks_of(self.curves) if by_depth else variants
         for variant, depth in networks:
-            choice = (
-                {"variant": variant, "num_layers": depth}
-                if by_depth
-                else {"variant": variant}
-            )
+            if by_depth:
+                choice = {"variant": variant, "num_layers": depth}
+            else:
+                choice = {"variant": variant}
             yield page_suffix(variant, depth, networks), self.of(**choice)
 
     def matrices(self) -> list[str]:
@@ -158,11 +157,10 @@ class MeasuredCurves:
 
     def how(self, *, guides: bool = True) -> str:
         """Return the note: repeats, meaning of the marks, estimator, excluded numbers."""
-        broken = (
-            "dashed and dotted grey: power laws"
-            if self._has_several_laws()
-            else "dashed: power law"
-        )
+        if self._has_several_laws():
+            broken = "dashed and dotted grey: power laws"
+        else:
+            broken = "dashed: power law"
         dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
         variant = "".join(
@@ -172,11 +170,10 @@ class MeasuredCurves:
         )
         mean = "geometric mean" if self.average == GEOMETRIC else "mean"
         marks = f"{variant}Dots: {mean} over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
-        zero = (
-            f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
-            if (self.table[X] <= 0).any()
-            else ""
-        )
+        if (self.table[X] <= 0).any():
+            zero = f" Not drawn: {self.axis.symbol} = 0, which has no logarithm."
+        else:
+            zero = ""
         return f"{marks}{made_words(self.table, self.axis, self.setting)}{zero}"
 
     def _has_several_laws(self) -> bool:
@@ -209,11 +206,10 @@ def read_measured(spec: FigureSpec, source: Source) -> MeasuredCurves:
     printed = spec.choice("words", (SLOPE, LEVEL), SLOPE)
     of: dict[str, Any] = {"axis": run.axis, "quantity": spec.quantity}
     slopes = fit_slopes(table, run.architectures, used, fits_of(spec, run), **of)
-    levels = (
-        window_levels(table, used, **of, average=spec.average)
-        if printed == LEVEL
-        else slopes[:0]
-    )
+    if printed == LEVEL:
+        levels = window_levels(table, used, **of, average=spec.average)
+    else:
+        levels = slopes[:0]
     curves = growth_curves(table, **of)
     curves = _geometric(curves, table) if spec.average == GEOMETRIC else curves
     of |= {
@@ -271,11 +267,10 @@ def drawn_numbers(measured: MeasuredCurves) -> pd.DataFrame:
     ]
     if measured.printed == LEVEL:
         beside = ["level", "level_se", "window_low", "window_high"]
-    telling = (
-        measured.levels.drop_duplicates(CURVE)
-        if measured.printed == LEVEL
-        else measured.telling_slopes()
-    )
+    if measured.printed == LEVEL:
+        telling = measured.levels.drop_duplicates(CURVE)
+    else:
+        telling = measured.telling_slopes()
     fitted = telling[[*CURVE, *beside]]
     drawn = measured.curves.merge(fitted, on=CURVE, how="left", validate="many_to_one")
     return as_written(drawn, measured.axis)

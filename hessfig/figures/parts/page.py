@@ -65,11 +65,10 @@ class Paper:
 
     def labels(self, suffix: str) -> dict[str, str | None]:
         """Return the arguments of `relabel` for the page with this suffix."""
-        title = (
-            self.seen.get(suffix.lstrip("_"), self.seen.get("*"))
-            if self.title is None
-            else self.title
-        )
+        if self.title is None:
+            title = self.seen.get(suffix.lstrip("_"), self.seen.get("*"))
+        else:
+            title = self.title
         return {
             "title": title,
             "xlabel": self.xlabel,

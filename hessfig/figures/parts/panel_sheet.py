@@ -129,11 +129,9 @@ def whole_note(paper: Paper, note: str) -> str:
         for one in paper.changed
         if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)
     ]
-    return (
-        f"{note} Changed from the preset: {', '.join(untold)}.".strip()
-        if untold
-        else note
-    )
+    if untold:
+        return f"{note} Changed from the preset: {', '.join(untold)}.".strip()
+    return note
 
 
 def note_lines(paper: Paper, note: str) -> list[str]:
@@ -207,11 +205,10 @@ class Sheet:
             )
         lines, is_folded = _arranged(paper, names, style, left_out)
         style = _with_room(lines, style) if is_folded else style
-        heights = (
-            style.height
-            if isinstance(style.height, Sequence)
-            else [style.height] * len(names)
-        )
+        if isinstance(style.height, Sequence):
+            heights = style.height
+        else:
+            heights = [style.height] * len(names)
         tall = [heights[line[0][0]] for line in lines]
         figure = _page(
             paper,
@@ -469,11 +466,10 @@ def _with_room(lines: list[list[Cell]], style: SheetStyle) -> SheetStyle:
         for at in range(1, len(line))
     )
     ragged = any(len(line) > len(below) for line, below in pairwise(lines))
-    down = (
-        _TITLE + (_TICKS if ragged else 0.0)
-        if style.share_x
-        else _TITLE + _TICKS + _PANEL_LABEL
-    )
+    if style.share_x:
+        down = _TITLE + (_TICKS if ragged else 0.0)
+    else:
+        down = _TITLE + _TICKS + _PANEL_LABEL
     return style.replace(
         across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down)
     )

@@ -80,11 +80,10 @@ def draw_errors(
     Intervals use Student's t over seeds. On a logarithmic axis they are symmetric as
     factors.
     """
-    seeds = (
-        []
-        if numbers is None
-        else [rows for _, rows in counted(numbers).sort_values(X).groupby("seed")]
-    )
+    if numbers is None:
+        seeds = []
+    else:
+        seeds = [rows for _, rows in counted(numbers).sort_values(X).groupby("seed")]
     known = drawn[(drawn["sem"] > 0) & (not are_few(len(seeds)))]
     ends = band(
         known["mean"], known["sem"], known["count"], logs=ax.get_yscale() == "log"
@@ -168,11 +167,10 @@ def draw_means(
 
 def draw_seed(ax: Axes, x: Any, values: Any, *, colour: Any) -> None:
     """Draw the curve of one seed as a thin line, with gaps at values that a logarithmic axis cannot show."""
-    seen = (
-        np.where(np.asarray(values) > 0, values, np.nan)
-        if ax.get_yscale() == "log"
-        else values
-    )
+    if ax.get_yscale() == "log":
+        seen = np.where(np.asarray(values) > 0, values, np.nan)
+    else:
+        seen = values
     ax.plot(x, seen, color=colour, linewidth=0.4, alpha=0.6)
 
 
@@ -199,11 +197,10 @@ def draw_fit(ax: Axes, measured: MeasuredCurves, *, drop: float) -> None:
     The line runs along the whole grid, lowered by the factor `drop`.
     """
     first = measured.slopes.iloc[0]
-    exponent = (
-        first["predicted"]
-        if first["prediction"] == Prediction.exponent
-        else first["slope"]
-    )
+    if first["prediction"] == Prediction.exponent:
+        exponent = first["predicted"]
+    else:
+        exponent = first["slope"]
     c = drop * coefficient(
         measured.curves, exponent, as_window(first["window_low"], first["window_high"])
     )

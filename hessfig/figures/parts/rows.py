@@ -80,13 +80,17 @@ def at_one_place(
     places = np.sort(curves[X].dropna().unique())
     if not places.size:
         return curves, ""
-    target = (
-        wanted if wanted is not None else 1.0 if axis.is_sigma else float(places[-1])
-    )
+    if wanted is not None:
+        target = wanted
+    elif axis.is_sigma:
+        target = 1.0
+    else:
+        target = float(places[-1])
     logarithmic = target > 0 and places[0] > 0
-    distance = (
-        np.abs(np.log(places / target)) if logarithmic else np.abs(places - target)
-    )
+    if logarithmic:
+        distance = np.abs(np.log(places / target))
+    else:
+        distance = np.abs(places - target)
     place = float(places[distance.argmin()])
     return curves[
         curves[X] == place

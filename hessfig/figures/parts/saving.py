@@ -102,11 +102,9 @@ def save_page(page: Page, folder: Path, name: str, paper: Paper) -> list[Path]:
 def file_words(text: str) -> str:
     """Return `text` with _ in place of every character except letters, digits and ._=-; a very long text is cut."""
     words = _UNSAFE.sub("_", text)
-    return (
-        words
-        if len(words) <= _LONGEST
-        else f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    )
+    if len(words) <= _LONGEST:
+        return words
+    return f"{words[:100]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) -> str:

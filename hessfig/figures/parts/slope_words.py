@@ -29,16 +29,16 @@ def how(measured: MeasuredCurves) -> str:
     if len(measured.layers()) > 1:
         fitted_on = map(window_of, rows_of(measured.telling_slopes()))
         others = [window for window in fitted_on if window != measured.windows[0]]
-        dagger = (
-            f" {DAGGER}: {label(others[0], measured.axis.symbol)}." if others else ""
-        )
+        if others:
+            dagger = f" {DAGGER}: {label(others[0], measured.axis.symbol)}."
+        else:
+            dagger = ""
         predicted = measured.slopes.groupby([*NETWORK, "row", "part"])["predicted"]
         several = predicted.agg(lambda powers: len(set(powers)) > 1)
-        layers = (
-            " In brackets: the layers for which a power is predicted."
-            if several.any()
-            else ""
-        )
+        if several.any():
+            layers = " In brackets: the layers for which a power is predicted."
+        else:
+            layers = ""
     return f"{measured.how()} {slope_words(measured.windows, measured.axis, measured.average)}{dagger}{layers}"
 
 
@@ -87,9 +87,10 @@ def layer_words(measured: MeasuredCurves, layer: int) -> str:
     """Return the layer and its slope (or its level in the first window) in words."""
     if not positive(measured.curves).any():
         return f"{layer}: {why_empty(measured)}"
-    telling = (
-        measured.levels if measured.printed == LEVEL else measured.telling_slopes()
-    )
+    if measured.printed == LEVEL:
+        telling = measured.levels
+    else:
+        telling = measured.telling_slopes()
     row = rows_of(telling)[0]
     return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
 

@@ -46,11 +46,10 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
         set_decades(ax, "x")
     elif spans:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
-    labelled = (
-        _labelled(ax, different)
-        if len(different) <= _TICKED and all(map(_is_round, different))
-        else None
-    )
+    if len(different) <= _TICKED and all(map(_is_round, different)):
+        labelled = _labelled(ax, different)
+    else:
+        labelled = None
     if labelled is not None:
         ax.set_xticks(
             different,
@@ -127,9 +126,10 @@ def between_decades(ax: Axes, which: str) -> None:
     for sibling in getattr(ax, f"get_shared_{which}_axes")().get_siblings(ax):
         axis = getattr(sibling, f"{which}axis")
         low, high = np.log10(np.sort(axis.get_view_interval()))
-        digits = (
-            (1.0, 2.0, 3.0, 4.0, 6.0, 8.0) if high - low < _SHORT else (1.0, 2.0, 5.0)
-        )
+        if high - low < _SHORT:
+            digits: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+        else:
+            digits = (1.0, 2.0, 5.0)
         is_shortest = high - low < _SHORTEST
         axis.set_major_locator(
             MaxNLocator(4) if is_shortest else LogLocator(subs=digits, numticks=12)
@@ -182,6 +182,6 @@ def _digit_and_power(value: float, _: int) -> str:
 
 def _power_of_ten(value: float, _: int) -> str:
     """Return '10⁻³' as plain text, because mathtext in every tick would take half of the drawing time."""
-    return (
-        "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS) if value > 0 else ""
-    )
+    if value > 0:
+        return "10" + f"{round(np.log10(value))}".translate(SUPERSCRIPTS)
+    return ""

@@ -138,11 +138,10 @@ def _check_data(config: Config) -> None:
     is_masked = config.task.data == Data.masked_tokens
     if is_encoder != is_masked:
         fitting = Data.masked_tokens if is_encoder else Data.tokens
-        what = (
-            "an encoder sees every token"
-            if is_encoder
-            else "a causal model has no masked tokens"
-        )
+        if is_encoder:
+            what = "an encoder sees every token"
+        else:
+            what = "a causal model has no masked tokens"
         raise UserError(
             f"task.data: {what}",
             got=f"task.data={config.task.data}, {settings_of(config)[0].get('model_type')}",
@@ -156,9 +155,10 @@ def _about(config: Config) -> str:
     from hessfig.models.stored.loaded_model import left_out
 
     surplus = left_out(config) if _sizes(config).is_encoder else []
-    words = (
-        f"; left out of the folder's weights: {', '.join(surplus)}" if surplus else ""
-    )
+    if surplus:
+        words = f"; left out of the folder's weights: {', '.join(surplus)}"
+    else:
+        words = ""
     return STORED.about(config) + words
 
 
@@ -176,11 +176,9 @@ def _layout(settings: str) -> Layout:
 
 def _place(config: Config) -> Path | None:
     """Return the folder of the model; None if its sizes follow from settings alone."""
-    return (
-        None
-        if config.model.path is None
-        else folder(str(config.model.path), config.model.download)
-    )
+    if config.model.path is None:
+        return None
+    return folder(str(config.model.path), config.model.download)
 
 
 STORED = Stored(

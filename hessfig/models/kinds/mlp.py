@@ -52,11 +52,9 @@ def width(config: Config) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _size(config, middle) < goal else (low, middle)
-    return (
-        high
-        if low == 0 or _size(config, high) - goal < goal - _size(config, low)
-        else low
-    )
+    if low == 0 or _size(config, high) - goal < goal - _size(config, low):
+        return high
+    return low
 
 
 def _size(config: Config, hidden: int) -> int:

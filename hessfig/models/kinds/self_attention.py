@@ -76,11 +76,9 @@ def _size(matrix: Matrix, config: Config) -> int:
     model = with_defaults(config.model)
     if matrix == Matrix.W_V:
         return model.d_model**2 * (model.n_kv_heads or model.n_heads) // model.n_heads
-    return (
-        model.d_model**2
-        if matrix == Matrix.W_G
-        else weight_size(matrix, model, config.task)
-    )
+    if matrix == Matrix.W_G:
+        return model.d_model**2
+    return weight_size(matrix, model, config.task)
 
 
 def _skeleton(config: Config) -> nn.Module:

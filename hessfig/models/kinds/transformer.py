@@ -152,9 +152,10 @@ def _outputs(matrix: Matrix, model: ModelConfig) -> int:
         count * (model.d_head or 0)
         for count in (model.n_heads, model.n_kv_heads or model.n_heads)
     )
-    single = (
-        model.n_heads * model.d_model if model.query_key == QueryKey.single else inner
-    )
+    if model.query_key == QueryKey.single:
+        single = model.n_heads * model.d_model
+    else:
+        single = inner
     lengths = {
         Matrix.W_Q: inner,
         Matrix.W_QK: single,

@@ -100,11 +100,11 @@ class Outside:
         half = torch.arange(self.trial.parameters[path].shape[0], device="cpu") % 2 == 0
 
         def changed(use: Use, output: Tensor) -> Tensor:
-            return (
-                torch.where(half.to(output.device), output + 1 + output.abs(), output)
-                if use.axis == 0
-                else output
-            )
+            if use.axis == 0:
+                return torch.where(
+                    half.to(output.device), output + 1 + output.abs(), output
+                )
+            return output
 
         try:
             outputs = self.trial.run("", {path: changed})[1]

@@ -190,11 +190,10 @@ class Places:
         inside = [parts[at - 1], *parts[at + 1 :]] if at else parts
         leaf, owner = inside[-1], self.network.get_submodule(path.rpartition(".")[0])
         is_bias = leaf == "bias" or leaf.endswith("_bias")
-        place = (
-            inside[:-1]
-            if leaf in ("weight", "bias")
-            else [*inside[:-1], leaf.removesuffix("_bias" * is_bias)]
-        )
+        if leaf in ("weight", "bias"):
+            place = inside[:-1]
+        else:
+            place = [*inside[:-1], leaf.removesuffix("_bias" * is_bias)]
         outputs = len(shape) - 1 if is_bias or type(owner).__name__ == "Conv1D" else 0
         stack, layer = (
             (".".join(parts[: at - 1]), int(parts[at]) + 1) if at else ("", 0)
@@ -216,11 +215,10 @@ class Places:
         behind = self.inputs_beside(held, _IN_ATTENTION["W_O"])
         heads = heads or (behind // width if width else 0)
         width = width or ((self.width or behind) // heads if heads else 0)
-        suffix = (
-            ".cross"
-            if held.in_attention and held.is_named_cross
-            else ".shared" * ("shared" in held.lower)
-        )
+        if held.in_attention and held.is_named_cross:
+            suffix = ".cross"
+        else:
+            suffix = ".shared" * ("shared" in held.lower)
         has_heads = not given or "heads" in role
         changed: dict[str, Any] = {
             "role": role,
@@ -282,11 +280,9 @@ class Places:
             ".experts." in where for where in self.shapes[held.stack, held.layer]
         ):
             return ROUTER
-        return (
-            Matrix.W_gate.value
-            if last == "w1" and self.inputs_beside(held, "w3")
-            else str(role)
-        )
+        if last == "w1" and self.inputs_beside(held, "w3"):
+            return Matrix.W_gate.value
+        return str(role)
 
     def inputs_beside(self, held: Held, ends: str) -> int:
         """Return the number of inputs of another weight in the same module; 0 if there is none."""
@@ -295,12 +291,12 @@ class Places:
         )
         for where, shape in self.shapes[held.stack, held.layer].items():
             if end.fullmatch(where) and len(shape) > 1:
-                return (
-                    shape[0]
-                    if self._outputs[held.stack, held.layer, where] == 1
+                if (
+                    self._outputs[held.stack, held.layer, where] == 1
                     and len(shape) == 2
-                    else shape[-1]
-                )
+                ):
+                    return shape[0]
+                return shape[-1]
         return 0
 
     def _fits(self, role: str, held: Held, shape: tuple[int, ...]) -> bool:
@@ -371,11 +367,10 @@ def _counted(weights: list[Held]) -> list[Held]:
 
 def _outside(held: Held) -> str:
     """Return the place of a parameter in a list without attention, with its number there."""
-    ends = (
-        r"\.(weight|bias)$"
-        if not held.is_bias or held.path.endswith(".bias")
-        else "_bias$"
-    )
+    if not held.is_bias or held.path.endswith(".bias"):
+        ends = r"\.(weight|bias)$"
+    else:
+        ends = "_bias$"
     return re.sub(ends, "", held.path.replace(WRAPPED, ""))
 
 

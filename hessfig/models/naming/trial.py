@@ -123,11 +123,9 @@ class Watch(TorchDispatchMode):
         use = Use(path, kind, *lies, number)
         if kind not in _VECTORS:
             return replace(use, given=given.clone())
-        return (
-            replace(use, given=given.reshape(-1, given.shape[-1]).clone())
-            if path in self._kept
-            else use
-        )
+        if path in self._kept:
+            return replace(use, given=given.reshape(-1, given.shape[-1]).clone())
+        return use
 
     def _path(self, tensor: Any) -> str | None:
         """Return the path of the parameter of which a tensor is a view."""
@@ -381,11 +379,9 @@ def call_of(inputs: Any, network: nn.Module) -> Call:
     like = next(network.parameters())
 
     def typed(thing: Any) -> Any:
-        return (
-            thing.to(like)
-            if isinstance(thing, Tensor) and thing.is_floating_point()
-            else thing
-        )
+        if isinstance(thing, Tensor) and thing.is_floating_point():
+            return thing.to(like)
+        return thing
 
     if isinstance(inputs, Mapping):
         return (), {name: typed(one) for name, one in inputs.items()}

@@ -110,11 +110,10 @@ class _Runs:
             for one in self._uses
             if one.path == part.path and one.start <= int(part.columns.min())
         ]
-        inputs = (
-            min(below, key=lambda one: (-one.start, one.number)).given
-            if below
-            else None
-        )
+        if below:
+            inputs = min(below, key=lambda one: (-one.start, one.number)).given
+        else:
+            inputs = None
         if inputs is None:
             raise CannotRun(f"{part.path} is not used")
         return inputs

@@ -31,11 +31,9 @@ class _View:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        return (
-            ()
-            if self.blocks == 1 or self.axis
-            else (self.blocks, self.total // self.blocks)
-        )
+        if self.blocks == 1 or self.axis:
+            return ()
+        return (self.blocks, self.total // self.blocks)
 
     @property
     def indices(self) -> list[Any]:
@@ -71,14 +69,16 @@ def named(held: Held) -> Iterator[Weight]:
     sizes = _sizes(held, held.shape[axis])
     by = held.role.partition(" by ")[2]
     for place, (name, size) in enumerate(zip(held.names, sizes, strict=True)):
-        cut = (
-            slice(place, None, len(sizes))
-            if by == "entries"
-            else slice(total, total + size)
-        )
-        blocks = (
-            int(by) if by.isdigit() else _groups(held, sizes) if by == "heads" else 1
-        )
+        if by == "entries":
+            cut = slice(place, None, len(sizes))
+        else:
+            cut = slice(total, total + size)
+        if by.isdigit():
+            blocks = int(by)
+        elif by == "heads":
+            blocks = _groups(held, sizes)
+        else:
+            blocks = 1
         view = _View(axis, held.shape[axis], blocks, cut, is_whole=len(sizes) == 1)
         yield from _parts(held, f"{name}{held.suffix}", size, view)
         total += size

@@ -166,11 +166,10 @@ def weights_of(config: Config) -> Path:
     place = Path(config.model.path)
     if is_file(place):
         return place
-    files = (
-        sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
-        if place.is_dir()
-        else []
-    )
+    if place.is_dir():
+        files = sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
+    else:
+        files = []
     if len(files) != 1:
         raise UserError(
             f"{KEY}: {_odd(place, bool(files))}",

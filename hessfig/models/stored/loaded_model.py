@@ -75,9 +75,10 @@ def load(config: Config, seed: int) -> transformers.PreTrainedModel:
     with `seed`. Raises UserError if the folder does not contain finite weights of this
     model, and if its files are not those that were planned.
     """
-    model = (
-        _random(config, seed) if model_folder.is_random(config) else _read(config)[0]
-    )
+    if model_folder.is_random(config):
+        model = _random(config, seed)
+    else:
+        model = _read(config)[0]
     model.config.use_cache = False  # of keys and values, for generation
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -101,11 +102,10 @@ def load_model(
     """
     known = _configuration(settings, where)
     is_encoder = known.model_type in ENCODERS
-    maker = (
-        transformers.AutoModelForMaskedLM
-        if is_encoder
-        else transformers.AutoModelForCausalLM
-    )
+    if is_encoder:
+        maker = transformers.AutoModelForMaskedLM
+    else:
+        maker = transformers.AutoModelForCausalLM
     try:
         with alone(), torch.device(device):
             model = maker.from_config(
@@ -162,11 +162,10 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
     tensors = read_tensors(config, place)
     known = _configuration(*model_folder.settings_of(config))
     is_encoder = known.model_type in ENCODERS
-    models = (
-        transformers.MODEL_FOR_MASKED_LM_MAPPING
-        if is_encoder
-        else transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    )
+    if is_encoder:
+        models = transformers.MODEL_FOR_MASKED_LM_MAPPING
+    else:
+        models = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     weights = {
         name: tensor for name, tensor in tensors.items() if tensor.dtype in FLOATING
     }

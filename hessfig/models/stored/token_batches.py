@@ -46,11 +46,10 @@ class Plan:
 
     def __str__(self) -> str:
         number = math.ceil(self.total / self.sequences)
-        batches = (
-            f"in {number} micro-batches of {self.sequences}"
-            if number > 1
-            else "at once"
-        )
+        if number > 1:
+            batches = f"in {number} micro-batches of {self.sequences}"
+        else:
+            batches = "at once"
         return f"{self.total} sequences {batches}, about {self.bytes / 1e9:.2g} GB"
 
 
@@ -129,11 +128,10 @@ class Stored:
         """Return the micro-batches. Raises UserError if not even one sequence fits into config.memory."""
         sizes = self.sizes(config)
         is_padded = config.task.data == Data.masked_tokens and is_text(config.task)
-        length = (
-            self.ids(config).shape[1]
-            if is_padded
-            else length_of(config.task, sizes.context)
-        )
+        if is_padded:
+            length = self.ids(config).shape[1]
+        else:
+            length = length_of(config.task, sizes.context)
         return planned(config, sizes, self.layout(config), length)
 
     def ids(self, config: Config) -> Ids:
@@ -164,11 +162,10 @@ class Stored:
         """
         plan = self.plan(config)
         batches = [] if plan.sequences == plan.total else [plan.sequences]
-        encoded = (
-            [hashlib.sha256(self.ids(config).tobytes()).hexdigest()]
-            if is_text(config.task)
-            else []
-        )
+        if is_text(config.task):
+            encoded = [hashlib.sha256(self.ids(config).tobytes()).hexdigest()]
+        else:
+            encoded = []
         parts = [
             self.weights(config),
             source_of_tokens(config.task),
