@@ -254,7 +254,7 @@ def test_a_function_with_other_operations_elsewhere_is_run_as_it_is():
 
     with PieceOf() as here:
         assert loop(torch.tensor(3.0)) == 1
-    with PieceOf(here.noted):
+    with PieceOf(here.constants):
         assert loop(torch.tensor(0.5)) == 1
         assert loop(torch.tensor(-7.0)) == -1
 
@@ -264,4 +264,4 @@ def test_nothing_is_noted_of_a_smooth_function():
     with PieceOf() as here:
         loss = F.cross_entropy(F.gelu(F.layer_norm(x, [3])), torch.tensor([0, 2]))
         torch.autograd.grad(loss, x)
-    assert not here.noted
+    assert not here.constants

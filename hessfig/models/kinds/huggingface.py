@@ -14,6 +14,7 @@ from hessfig.errors import UserError, first_few
 from hessfig.models.protocol import NetworkKind
 from hessfig.models.stored.architectures import (
     LoadedSizes,
+    check_known,
     default_of,
     has_size,
     is_private,
@@ -99,10 +100,13 @@ def _check(config: Config) -> None:
 
 
 def _check_sizes(model: ModelConfig) -> None:
-    """Raise UserError for a width of heads that the architecture with random weights does not have."""
-    if model.path is not None or model.d_head is None:
+    """Raise UserError for an architecture that is not known, and for a width of heads that it does not have."""
+    if model.path is not None:
         return
-    if not has_size(default_of(model.architecture, "model.architecture"), "head_dim"):
+    check_known(model.architecture, "model.architecture")
+    if model.d_head is not None and not has_size(
+        default_of(model.architecture, "model.architecture"), "head_dim"
+    ):
         raise UserError(
             f"model.d_head: model.architecture={model.architecture} has no such size",
             got=f"model.d_head={model.d_head}",

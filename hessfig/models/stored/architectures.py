@@ -112,12 +112,8 @@ def is_private(key: str) -> bool:
     return key.startswith("_") or key in _PRIVATE
 
 
-@cache
-def default_of(model_type: str, where: str) -> Any:
-    """Return transformers' configuration of an architecture in its default sizes; `where` names what asks for it.
-
-    Raises UserError if the architecture is not supported.
-    """
+def check_known(model_type: str, where: str) -> None:
+    """Raise UserError if an architecture is not supported; `where` names what asks for it."""
     known = (*CAUSAL, *ENCODERS)
     if model_type not in known:
         drawn = "model=transformer_lens model.name=CLASS draws many others at random (Gemma2ForCausalLM for gemma2)"
@@ -131,6 +127,15 @@ def default_of(model_type: str, where: str) -> Any:
             allowed=", ".join(known),
             remedy=" ".join(filter(None, remedies)),
         )
+
+
+@cache
+def default_of(model_type: str, where: str) -> Any:
+    """Return transformers' configuration of an architecture in its default sizes.
+
+    Raises UserError as `check_known` does.
+    """
+    check_known(model_type, where)
     from transformers import AutoConfig
 
     return AutoConfig.for_model(model_type)
