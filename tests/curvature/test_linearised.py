@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Norm, QueryKey
@@ -54,7 +54,11 @@ def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
 @given(transformers, st.sampled_from(Loss))
 @pytest.mark.long
 def test_transformers_agree_with_curvlinops(model, loss):
-    assert_same_columns(model, TaskConfig(digits=1, batch_size=2, loss=loss))
+    task = TaskConfig(digits=1, batch_size=2, loss=loss)
+    # Where the softmax saturates, B = diag(p) - p p^T is the rounding of 1 - 1 in every engine.
+    problem = toy_problem(model, task)
+    assume(float(problem.network(problem.batch.inputs).abs().max()) < 30)
+    assert_same_columns(model, task)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
