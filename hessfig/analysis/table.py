@@ -203,11 +203,8 @@ def _read_text(path: Path) -> pd.DataFrame:
             encoding="utf-8",
             compression=None,
         )
-    except (
-        ValueError,
-        OSError,
-        MemoryError,
-    ) as error:  # what pandas raises for broken text are ValueErrors
+    except (ValueError, OSError, MemoryError) as error:
+        # What pandas raises for broken text are ValueErrors.
         raise _broken(path, "cannot be read as a table", got=str(error)) from error
     if len(raw) < 2:
         raise _broken(path, "has no rows", got=f"{len(raw)} lines")

@@ -296,12 +296,12 @@ class Problem:
         from hessfig.models.routes import Engines
 
         given = (block, part, dtype, device, products)
-        wanted = (
-            _known_settings if all(isinstance(one, str) for one in given) else _settings
-        )(*given)
+        are_names = all(isinstance(one, str) for one in given)
+        settings = _known_settings if are_names else _settings
+        wanted, config = settings(*given)
         if is_sharded(self.network):
-            return sharded_operator(self, wanted[1], block)
-        config, problem, single = self._single(*wanted)
+            return sharded_operator(self, config, block)
+        config, problem, single = self._single(wanted, config)
         engines = Engines(problem, config.model, config.estimator.products)
         return BlockOperator(
             problem,

@@ -213,9 +213,8 @@ class Monitor:
             directions,
             products,
         )
-        self.folder = Path(
-            folder
-        ).absolute()  # independent of later changes of directory
+        # Independent of later changes of directory.
+        self.folder = Path(folder).absolute()
         self.every = whole("every", every, most=_MOST_STEPS, example=20)
         self.budget = Budget(max_fraction)
         network = unwrapped(network)

@@ -154,9 +154,9 @@ class SmallNetwork:
     def _holds(self, part: Part) -> bool:
         """Whether products of a part are right; a part that vanishes up to rounding is compared beside another one.
 
-        H_f is zero for a network that is linear in its weights, and H_o for a loss that is
-        linear in the outputs. Rounding errors have no relative size then, and are compared
-        with the products of the other part.
+        H_f is zero for a network that is linear in its weights, and H_o for a loss that
+        is linear in the outputs. Rounding errors have no relative size then, and are
+        compared with the products of the other part.
         """
         reliable = DoubleBackward(self._suffix, part, list(self.names))
         other_part: TensorsOperator = reliable

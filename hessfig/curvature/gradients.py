@@ -243,8 +243,8 @@ class Samples:
 
     Examples
     --------
-    For w x of two inputs x = 1, 2 and targets 0, l_i = w^2 x^2: at w = 1 and along u = 1
-    the slopes are 2 x^2, and so are the curvatures.
+    For w x of two inputs x = 1, 2 and targets 0, l_i = w^2 x^2: at w = 1 and along u =
+    1 the slopes are 2 x^2, and so are the curvatures.
 
     >>> import torch, hessfig
     >>> from hessfig.curvature.gradients import Samples

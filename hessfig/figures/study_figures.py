@@ -22,10 +22,8 @@ def read_study(path: Path) -> pd.DataFrame:
     """Return outputs/<study>/<table>.csv as a table. Raises UserError if it is missing or invalid."""
     try:
         return pd.read_csv(path)
-    except (
-        OSError,
-        ValueError,
-    ) as error:  # what pandas raises for broken text are ValueErrors
+    except (OSError, ValueError) as error:
+        # What pandas raises for broken text are ValueErrors.
         raise UserError(
             f"{path} is missing"
             if not path.exists()

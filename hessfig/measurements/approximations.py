@@ -247,9 +247,8 @@ class _Comparison:
             if name in _OWN_DIAGONALS:
                 return reference.diagonal(part, _basis(name, self._material))
             return reference.compared(part, self.matrix(name, part))
-        except (
-            torch.linalg.LinAlgError
-        ):  # gradients that are not finite have no eigenvectors
+        except torch.linalg.LinAlgError:
+            # Gradients that are not finite have no eigenvectors.
             return _nothing(reference)
 
     def matrix(self, name: Approximation, part: Part) -> matrices.Product:

@@ -296,10 +296,8 @@ def start_process(
         try:
             with _STARTING, _allowed_children():
                 fresh.start()
-        except (
-            EOFError,
-            OSError,
-        ) as error:  # the server of processes was killed, or may start none
+        except (EOFError, OSError) as error:
+            # The server of processes was killed, or may start none.
             cause = error
             # Wait until it has ended: the next attempt starts another server.
             time.sleep(_PAUSE)

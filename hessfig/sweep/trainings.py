@@ -96,10 +96,8 @@ def _train(need: TrainingNeed, store: CellStore, pipe: Listener) -> Answer:
         )
     except Diverged as error:
         return "trained", f"diverged: {error}"
-    except (
-        BrokenPipeError,
-        ConnectionResetError,
-    ):  # the parent ended: so does the worker
+    except (BrokenPipeError, ConnectionResetError):
+        # The parent ended: so does the worker.
         raise
     except Exception as error:
         return "failed", brief(error)

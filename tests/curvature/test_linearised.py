@@ -55,7 +55,8 @@ def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
 @pytest.mark.long
 def test_transformers_agree_with_curvlinops(model, loss):
     task = TaskConfig(digits=1, batch_size=2, loss=loss)
-    # Where the softmax saturates, B = diag(p) - p p^T is the rounding of 1 - 1 in every engine.
+    # Where the softmax saturates, B = diag(p) - p p^T is the rounding of 1 - 1 in every
+    # engine.
     problem = toy_problem(model, task)
     assume(float(problem.network(problem.batch.inputs).abs().max()) < 30)
     assert_same_columns(model, task)

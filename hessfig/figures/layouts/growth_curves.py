@@ -224,22 +224,17 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         )
     at = "upper" if panels.is_rising(measured.curves) else "lower"
     place = f"{at} left"
-    words, aside = window_words(measured) if len(layers) == 1 else ("", "")
+    if len(layers) > 1:
+        draw_guides(ax, measured)
+        title = f"Layer: {measured.printed}"
+        _legend(ax, title=title, loc=place, alignment="left", handlelength=0.9)
+        return
+    words, aside = window_words(measured)
     if words:
-        panels.make_room(
-            ax, measured.curves, "\n".join(filter(None, (words, aside))), at
-        )
+        lines = "\n".join(filter(None, (words, aside)))
+        panels.make_room(ax, measured.curves, lines, at)
     draw_guides(ax, measured)
-    if len(layers) == 1:
-        panels.corner(ax, words, place, aside=aside)
-    else:
-        _legend(
-            ax,
-            title=f"Layer: {measured.printed}",
-            loc=place,
-            alignment="left",
-            handlelength=0.9,
-        )
+    panels.corner(ax, words, place, aside=aside)
 
 
 def _legend(ax: Axes, **style: Any) -> None:

@@ -235,9 +235,8 @@ class NetworkTrial:
         try:
             with watch:
                 result = self.network.get_submodule(place)(*arguments, **words)
-        except (
-            Exception
-        ) as error:  # the user's code may raise anything on inputs that do not fit
+        except Exception as error:
+            # The user's code may raise anything on inputs that do not fit.
             raise CannotRun(plain(f"{type(error).__name__}: {error}")) from error
         self.added |= watch.added
         return watch.uses, list(tensors_in(result))

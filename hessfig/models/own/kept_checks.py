@@ -179,9 +179,8 @@ class _Kept:
             return None
         try:
             now = self._compared.sizes(request)
-        except (
-            Exception
-        ):  # whatever the user's function raises: the checks of a new objective say it
+        except Exception:
+            # Whatever the user's function raises: the checks of a new objective say it.
             return None
         return found if now.are_those_of(self._sizes) else None
 

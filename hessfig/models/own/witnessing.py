@@ -221,10 +221,8 @@ class Witnessing:
             if not self.route.is_whole and self._reads_more:
                 return _READS_MORE
             own = self._own(built, 2)
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # an exception of the user's code is the reason
+        except (Exception, SystemExit) as error:
+            # An exception of the user's code is the reason.
             why = plain(f"{type(error).__name__}: {error}", most=300)
             warnings.warn(f"{_NOT_COMPARED} ({why})", RuntimeWarning, stacklevel=4)
             return Witness(self.route.words, not_taken=why)

@@ -100,10 +100,8 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
         "delta_2_null": [null_difference(one, at) ** 2 for one in kept_losses],
     }
     rows = []
-    for (
-        name,
-        values,
-    ) in numbers.items():  # one number per point w: the errors are over these
+    for name, values in numbers.items():
+        # One number per point w: the errors are over these.
         mean = mean_size(np.stack(values))
         rows += averaged_rows(
             name, request, at, mean, over=POINTS, number=settings.draws

@@ -81,9 +81,8 @@ class PerturbedBlock:
         with evaluating(self.problem.network):
             try:
                 losses = vmap(self._loss, chunk_size=chunk)(points - self.weights)
-            except (
-                RuntimeError
-            ):  # networks without support for vmap are evaluated point by point
+            except RuntimeError:
+                # Networks without support for vmap are evaluated point by point.
                 steps = (points - self.weights).requires_grad_()
                 losses = torch.stack([self._loss(step).detach() for step in steps])
         return losses.detach().double().cpu()

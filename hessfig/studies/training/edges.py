@@ -166,11 +166,8 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
             say(ax, "(no number)")
         points = draw_means(ax, here, "step", colour=tone(row))
         drawn.append(points.assign(quantity=rows[row], variant=variants[column]))
-    for (
-        row,
-        column,
-        ax,
-    ) in sheet:  # after the curves: lines at 1 widen the range of the axis
+    for row, column, ax in sheet:
+        # After the curves: lines at 1 widen the range of the axis.
         if rows[row] != "loss":
             _mark(ax, ends[row].get(variants[column]))
     named = [
