@@ -1,7 +1,5 @@
 """The house plan as a test: which module may import which, one door a library, size, and clean committed files."""
 
-from __future__ import annotations
-
 import ast
 import io
 import multiprocessing
@@ -9,7 +7,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -89,18 +87,18 @@ MACHINE = re.compile(
 )
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
         ".__init__"
     )
 
 
 @cache
-def imports_of(path: Path) -> list[str]:
+def imports_of(path):
     return list(_imports_of(path))
 
 
-def _imports_of(path: Path) -> Iterator[str]:
+def _imports_of(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -108,21 +106,21 @@ def _imports_of(path: Path) -> Iterator[str]:
             yield node.module
 
 
-def wing_of(module: str) -> str:
+def wing_of(module):
     return module.split(".")[1] if module.startswith("hessfig.") else ""
 
 
-def top_imports(path: Path) -> Iterator[str]:
+def top_imports(path):
     """Yield what a module imports when it is imported, or for its types: submodules that `from` names included."""
     yield from _imported(_top_of(ast.parse(path.read_text()).body))
 
 
-def submodule_imports(path: Path) -> Iterator[str]:
+def submodule_imports(path):
     """Yield what a module imports anywhere, inside of functions too."""
     yield from _imported(ast.walk(ast.parse(path.read_text())))
 
 
-def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def _imported(nodes):
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -131,7 +129,7 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from inside & NAMES or {node.module}
 
 
-def _top_of(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+def _top_of(body):
     """Yield the statements of a module, those below `if TYPE_CHECKING` included."""
     for node in body:
         yield node
@@ -143,7 +141,7 @@ NAMES = {name_of(path) for path in MODULES}
 Rule = Callable[[str, str], bool]  # whether a module may import another
 
 
-def broken(is_allowed: Rule) -> list[str]:
+def broken(is_allowed):
     """Return every import that a rule forbids."""
     arrows = (
         (name_of(path), imported) for path in MODULES for imported in imports_of(path)
@@ -155,8 +153,8 @@ def broken(is_allowed: Rule) -> list[str]:
     ]
 
 
-def test_arrows_of_the_measuring_wing_point_one_way() -> None:
-    def is_allowed(module: str, imported: str) -> bool:
+def test_arrows_of_the_measuring_wing_point_one_way():
+    def is_allowed(module, imported):
         wing, target = wing_of(module), wing_of(imported)
         if wing not in MEASURING:
             return True
@@ -174,8 +172,8 @@ def test_arrows_of_the_measuring_wing_point_one_way() -> None:
     assert broken(is_allowed) == []
 
 
-def test_the_reading_wing_needs_only_the_table() -> None:
-    def is_allowed(module: str, imported: str) -> bool:
+def test_the_reading_wing_needs_only_the_table():
+    def is_allowed(module, imported):
         wing, target = wing_of(module), wing_of(imported)
         if wing not in READING:
             return True
@@ -191,7 +189,7 @@ def test_the_reading_wing_needs_only_the_table() -> None:
     assert broken(is_allowed) == []
 
 
-def test_the_command_line_alone_makes_reports() -> None:
+def test_the_command_line_alone_makes_reports():
     assert (
         broken(
             lambda module, imported: (
@@ -202,7 +200,7 @@ def test_the_command_line_alone_makes_reports() -> None:
     )
 
 
-def test_the_interface_needs_no_sweep() -> None:
+def test_the_interface_needs_no_sweep():
     """One network of the reader's own is measured without variants, cells, stores and workers."""
     assert (
         broken(
@@ -215,22 +213,22 @@ def test_the_interface_needs_no_sweep() -> None:
     )
 
 
-def test_python_needs_no_command_line() -> None:
+def test_python_needs_no_command_line():
     """What scripts and notebooks call does not go through the terminal: only the command line imports its own rooms."""
     library = [
         module for module in NAMES if wing_of(module) not in ("cli", "", "__main__")
     ]
 
-    def is_allowed(module: str, imported: str) -> bool:
+    def is_allowed(module, imported):
         return module not in library or wing_of(imported) != "cli"
 
     assert broken(is_allowed) == []
 
 
-def test_studies_can_be_taken_out() -> None:
+def test_studies_can_be_taken_out():
     """No module of the core imports a study, and no study another one."""
 
-    def is_allowed(module: str, imported: str) -> bool:
+    def is_allowed(module, imported):
         if not imported.startswith("hessfig.studies."):
             return True
         return (
@@ -241,7 +239,7 @@ def test_studies_can_be_taken_out() -> None:
     assert broken(is_allowed) == []
 
 
-def test_every_study_names_a_page_that_is_there() -> None:
+def test_every_study_names_a_page_that_is_there():
     pages = {name: study.page for name, study in study_records().items()}
     assert (
         len(pages) == 7
@@ -249,7 +247,7 @@ def test_every_study_names_a_page_that_is_there() -> None:
     )
 
 
-def test_modules_of_studies_are_of_one_wing() -> None:
+def test_modules_of_studies_are_of_one_wing():
     """What measures does not draw, and what draws and judges does not measure: it needs the table alone."""
     measuring = (*MEASURING[len(VOCABULARY) :], "torch")
     for path in MODULES:
@@ -261,7 +259,7 @@ def test_modules_of_studies_are_of_one_wing() -> None:
             assert not (wings & set(measuring) and wings & set(READING)), name_of(path)
 
 
-def test_theory_knows_nothing_of_the_runner() -> None:
+def test_theory_knows_nothing_of_the_runner():
     known = ("", "theory", "predictions", *VOCABULARY, "rng")
     assert (
         broken(
@@ -296,10 +294,10 @@ OUTSIDE_OF_THE_CORE = (
 CORE = [path for path in MODULES if not name_of(path).startswith(OUTSIDE_OF_THE_CORE)]
 
 
-def test_the_core_needs_nothing_that_is_built_on_it() -> None:
+def test_the_core_needs_nothing_that_is_built_on_it():
     """What the paper and a user's own network need can be read alone; callbacks of trainers are handed out by name."""
 
-    def is_allowed(module: str, imported: str) -> bool:
+    def is_allowed(module, imported):
         of_callbacks = (module, imported.split(".")[:2]) == (
             "hessfig.api.monitor",
             ["hessfig", "integrations"],
@@ -320,7 +318,7 @@ def test_the_core_needs_nothing_that_is_built_on_it() -> None:
     } <= set(map(name_of, CORE))
 
 
-def test_launchers_are_known_by_their_records_alone() -> None:
+def test_launchers_are_known_by_their_records_alone():
     """Launchers are named by strings and imported when they are chosen: nothing else depends on Slurm or torchrun."""
     users = ("hessfig.sweep.launchers", *LAUNCHERS)
     assert (
@@ -380,13 +378,7 @@ def test_launchers_are_known_by_their_records_alone() -> None:
         ),
     ],
 )
-def test_a_forbidden_import_is_found(
-    module: str,
-    imported: str,
-    test: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_forbidden_import_is_found(module, imported, test, tmp_path, monkeypatch):
     path = tmp_path / Path(*module.split(".")).with_suffix(".py")
     path.parent.mkdir(parents=True)
     path.write_text(f"import {imported}\n")
@@ -398,13 +390,13 @@ def test_a_forbidden_import_is_found(
 
 # Circles through imports inside of functions that still stand: (importer, imported),
 # each to be turned one day.
-LAZY_CIRCLES: set[tuple[str, str]] = set()
+LAZY_CIRCLES = set()
 
 
 @pytest.mark.parametrize(
     "is_lazy", [False, True], ids=["at_the_top", "inside_of_functions_too"]
 )
-def test_no_module_is_in_a_circle(is_lazy: bool) -> None:
+def test_no_module_is_in_a_circle(is_lazy):
     """Imports of modules form no circle: those at the top and for types, and those inside of functions.
 
     The package itself imports nothing: what it hands out (Problem, measure) it names
@@ -417,9 +409,9 @@ def test_no_module_is_in_a_circle(is_lazy: bool) -> None:
     for importer, imported in LAZY_CIRCLES if is_lazy else ():
         # Raises where the arrow is gone: then its line goes too.
         arrows[importer].remove(imported)
-    done: set[str] = set()
+    done = set()
 
-    def visit(module: str, above: tuple[str, ...]) -> None:
+    def visit(module, above):
         assert module not in above, " -> ".join((*above[above.index(module) :], module))
         if module not in done:
             for target in arrows[module]:
@@ -430,7 +422,7 @@ def test_no_module_is_in_a_circle(is_lazy: bool) -> None:
         visit(module, ())
 
 
-def test_a_users_network_needs_nothing_of_stored_models() -> None:
+def test_a_users_network_needs_nothing_of_stored_models():
     """What opens the wrapper of another library is named by a row of strings, and imported when it is met."""
     own = (
         "hessfig.models.own",
@@ -438,7 +430,7 @@ def test_a_users_network_needs_nothing_of_stored_models() -> None:
         "hessfig.models.found_weights",
     )
 
-    def is_allowed(module: str, imported: str) -> bool:
+    def is_allowed(module, imported):
         return not module.startswith(own) or not imported.startswith(
             ("hessfig.models.stored", "hessfig.models.lens")
         )
@@ -447,13 +439,13 @@ def test_a_users_network_needs_nothing_of_stored_models() -> None:
 
 
 @pytest.mark.parametrize("module", WITHOUT_TORCH)
-def test_plans_are_made_without_torch_and_hydra(module: str) -> None:
+def test_plans_are_made_without_torch_and_hydra(module):
     heavy = "{'torch', 'hydra', 'omegaconf', 'transformer_lens', 'matplotlib'} & set(sys.modules)"
     program = f"import sys, {module}; sys.exit(bool({heavy}))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_workers_need_no_hydra(workers: None) -> None:
+def test_workers_need_no_hydra(workers):
     """The server that workers are forked from has imported what they import, and nothing else."""
     from hessfig.sweep.pool import start_process
 
@@ -465,7 +457,7 @@ def test_workers_need_no_hydra(workers: None) -> None:
 
 
 @pytest.mark.parametrize("module", LIGHT)
-def test_vocabulary_and_predictions_need_the_standard_library_only(module: str) -> None:
+def test_vocabulary_and_predictions_need_the_standard_library_only(module):
     path = ROOT / Path(*module.split(".")).with_suffix(".py")
     for imported in imports_of(path):
         assert (
@@ -473,15 +465,15 @@ def test_vocabulary_and_predictions_need_the_standard_library_only(module: str) 
         ), imported
 
 
-def test_each_library_has_one_door() -> None:
-    def is_allowed(module: str, imported: str) -> bool:
+def test_each_library_has_one_door():
+    def is_allowed(module, imported):
         doors = DOORS.get(imported.partition(".")[0])
         return doors is None or module.startswith(doors)
 
     assert broken(is_allowed) == []
 
 
-def test_modules_say_what_they_are_for_and_stay_small() -> None:
+def test_modules_say_what_they_are_for_and_stay_small():
     assert [
         name_of(path)
         for path in MODULES
@@ -494,7 +486,7 @@ def test_modules_say_what_they_are_for_and_stay_small() -> None:
     } == {}
 
 
-def tokens_of(text: str) -> int:
+def tokens_of(text):
     """Return the number of tokens without comments, docstrings and layout."""
     owners = [
         node
@@ -509,12 +501,12 @@ def tokens_of(text: str) -> int:
     )
 
 
-def test_tokens_leave_words_and_layout_out() -> None:
+def test_tokens_leave_words_and_layout_out():
     text = '"""Words.\n\nMore."""\n\n# why\ndef f():\n    """Words."""\n    return 1  # why\n'
     assert tokens_of(text) == len(["def", "f", "(", ")", ":", "return", "1"])
 
 
-def test_no_folder_is_a_heap() -> None:
+def test_no_folder_is_a_heap():
     folders = {path.parent for path in MODULES}
     sizes = {
         folder: len([p for p in folder.glob("*.py") if p.stem != "__init__"])
@@ -523,7 +515,7 @@ def test_no_folder_is_a_heap() -> None:
     assert not {folder: size for folder, size in sizes.items() if size > MOST_FILES}
 
 
-def test_no_two_neighbours_have_names_that_differ_by_an_ending() -> None:
+def test_no_two_neighbours_have_names_that_differ_by_an_ending():
     """compare, comparison, comparing: in one folder, only one of them."""
     neighbours = {
         folder: {p.stem for p in folder.iterdir()}
@@ -540,7 +532,7 @@ def test_no_two_neighbours_have_names_that_differ_by_an_ending() -> None:
     assert not alike
 
 
-def test_every_package_is_shipped() -> None:
+def test_every_package_is_shipped():
     from setuptools import find_packages
 
     include = re.search(
@@ -552,7 +544,7 @@ def test_every_package_is_shipped() -> None:
     assert set(shipped) == found
 
 
-def test_there_is_no_drawer_for_everything() -> None:
+def test_there_is_no_drawer_for_everything():
     assert not [
         path for path in MODULES if path.stem in ("utils", "helpers", "misc", "common")
     ]
@@ -563,7 +555,7 @@ def test_there_is_no_drawer_for_everything() -> None:
 OF_NO_ROOM = (".", "attack", "browser", "documents", "scripts", "slurm")
 
 
-def test_tests_mirror_the_package() -> None:
+def test_tests_mirror_the_package():
     """A folder of tests is called as a room or a module; a file that is called as one is where that is."""
     modules = [path.relative_to(ROOT / "hessfig") for path in MODULES]
     rooms = {
@@ -587,7 +579,7 @@ def test_tests_mirror_the_package() -> None:
     assert not astray and len(mine) > 100
 
 
-def tracked() -> list[Path]:
+def tracked():
     listed = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -597,7 +589,7 @@ def tracked() -> list[Path]:
 @pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed"
 )
-def test_committed_files_name_no_machine() -> None:
+def test_committed_files_name_no_machine():
     found = {
         path.name: MACHINE.findall(path.read_text(errors="ignore"))
         for path in tracked()
@@ -609,7 +601,7 @@ def test_committed_files_name_no_machine() -> None:
 @pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed"
 )
-def test_no_result_is_committed() -> None:
+def test_no_result_is_committed():
     names = [path.relative_to(ROOT) for path in tracked()]
     results = [
         name
@@ -619,7 +611,7 @@ def test_no_result_is_committed() -> None:
     assert results == [Path("outputs/README.md")]
 
 
-def test_make_alone_lists_every_target() -> None:
+def test_make_alone_lists_every_target():
     shown = subprocess.run(
         ["make"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -641,7 +633,7 @@ def test_make_alone_lists_every_target() -> None:
     assert all(f"make {target} " in shown for target in targets)
 
 
-def test_constraints_hold_versions_only() -> None:
+def test_constraints_hold_versions_only():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert all(
         line.startswith("#") or re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9a-z.+]*", line)
@@ -658,7 +650,7 @@ OF_THE_READER = re.compile(
 )
 
 
-def texts(path: Path) -> Iterator[str]:
+def texts(path):
     """Yield what a file says in words: strings and comments of code, all of a page."""
     if path.suffix == ".py":
         tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
@@ -672,7 +664,7 @@ def texts(path: Path) -> Iterator[str]:
         yield path.read_text()
 
 
-def unknown_names(paths: list[Path]) -> list[str]:
+def unknown_names(paths):
     """Return every dotted name, file and path in `paths` that stands for nothing."""
     files = {f"/{path.relative_to(ROOT)}" for path in tracked()}
     shown = {
@@ -693,19 +685,19 @@ def unknown_names(paths: list[Path]) -> list[str]:
     ]
 
 
-def _shown(page: Path) -> Iterator[Path]:
+def _shown(page):
     """Yield the files of the reader's own that a page shows."""
     yield from map(
         Path, re.findall(r"^`([\w./-]+)`$", page.read_text(), flags=re.MULTILINE)
     )
 
 
-def _is_tracked(name: str, files: set[str]) -> bool:
+def _is_tracked(name, files):
     return any(file.endswith(f"/{name}") for file in files)
 
 
 @cache
-def _is_object(name: str) -> bool:
+def _is_object(name):
     """Whether a dotted name is a module, or something in one."""
     module, _, attribute = name.rpartition(".")
     try:
@@ -719,7 +711,7 @@ def _is_object(name: str) -> bool:
     return True
 
 
-def _object(name: str) -> object:
+def _object(name):
     try:
         return import_module(name)
     except ImportError:
@@ -727,7 +719,7 @@ def _object(name: str) -> object:
         return getattr(_object(module), attribute)
 
 
-def test_the_page_shows_the_tree_as_it_is() -> None:
+def test_the_page_shows_the_tree_as_it_is():
     """Every folder stands on the page with what it says it is for."""
     shown = marked(architecture.PAGE.read_text(), "tree", architecture.COMMAND)
     assert shown == architecture.tree(), (
@@ -735,7 +727,7 @@ def test_the_page_shows_the_tree_as_it_is() -> None:
     )
 
 
-def test_the_tree_names_every_module_and_each_says_what_it_is_for() -> None:
+def test_the_tree_names_every_module_and_each_says_what_it_is_for():
     tree = architecture.tree()
     assert all(f"`{path.name}`" in tree for path in MODULES if path.stem != "__init__")
     assert not [path for path in MODULES if not architecture.opening_sentence(path)]
@@ -750,7 +742,7 @@ SPEAKING = [
 @pytest.mark.skipif(
     not (ROOT / ".git").exists(), reason="not a checkout: nothing is committed"
 )
-def test_every_name_and_path_in_words_is_there() -> None:
+def test_every_name_and_path_in_words_is_there():
     assert unknown_names(SPEAKING) == []
 
 
@@ -765,12 +757,12 @@ def test_every_name_and_path_in_words_is_there() -> None:
         '"hessfig.cli.results:slopes_verb, cli/nowhere.py"',
     ],
 )
-def test_a_name_of_nothing_is_found(text: str, tmp_path: Path) -> None:
+def test_a_name_of_nothing_is_found(text, tmp_path):
     (tmp_path / "planted.py").write_text(f"{text}\n")
     assert len(unknown_names([tmp_path / "planted.py"])) == 1
 
 
-def _is_text(path: Path) -> bool:
+def _is_text(path):
     return path.suffix not in (".png", ".pdf", ".npz")
 
 
@@ -796,7 +788,7 @@ EXAMPLE = re.compile(r"^ *(?:>>>|\.\.\.) .*$", re.MULTILINE)
 OBJECTS = ("axes", "bridge", "kfac", "monitor", "parameter", "problem", "table")
 
 
-def stale_names(path: Path) -> list[str]:
+def stale_names(path):
     """Return the bare names (module.thing) in a module's docstrings and comments that stand for nothing.
 
     They may be something in a module of that name, a setting, a file, something of a
@@ -820,7 +812,7 @@ def stale_names(path: Path) -> list[str]:
     ]
 
 
-def _stands(first: str, name: str, own: set[str]) -> bool:
+def _stands(first, name, own):
     if FILES.fullmatch(name) or first.partition(".")[0] in (
         *LIBRARIES,
         *OBJECTS,
@@ -842,20 +834,18 @@ def _stands(first: str, name: str, own: set[str]) -> bool:
 
 
 @cache
-def _settings() -> set[str]:
+def _settings():
     from hessfig.config.settings import settings
 
     keys = {*settings()}
     return keys | {key.rpartition(".")[0] for key in keys if "." in key}
 
 
-def test_bare_names_in_docstrings_are_there() -> None:
+def test_bare_names_in_docstrings_are_there():
     assert [name for module in MODULES for name in stale_names(module)] == []
 
 
-def test_a_bare_name_of_nothing_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_name_of_nothing_is_found(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     path = tmp_path / "planted.py"
     text = "As bootstrap.fit_slope has it, and fit.no_slope; fit.fit_slope, table.csv and model.norm stand."

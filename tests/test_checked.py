@@ -1,7 +1,5 @@
 """Shapes are checked at run time in every module that computes, but in the tape."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 
@@ -57,4 +55,4 @@ def test_another_type_is_refused_where_there_are_no_shapes():
     from hessfig.rng import stream
 
     with pytest.raises(TypeCheckError, match="seed"):
-        stream("zero", "name")  # type: ignore[arg-type]
+        stream("zero", "name")

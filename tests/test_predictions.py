@@ -1,7 +1,5 @@
 """hessfig predict: what it prints and returns, without torch; the page of components; and what its sweeps vary."""
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess
@@ -24,7 +22,7 @@ from hessfig.tasks.batch import draw_batch
 from hessfig.terms import Matrix
 
 
-def predicted(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, str]]:
+def predicted(capsys, *words):
     """Return the rows of hessfig predict format=csv."""
     with pytest.raises(SystemExit) as done:
         main(["predict", *words, "format=csv"])

@@ -1,12 +1,9 @@
 """What hessfig did not write, or what was changed since, is never replaced or removed, by any verb."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,35 +23,35 @@ from tests.runs import here
 MINE = "years of work"
 
 
-def _edited(path: Path) -> None:
+def _edited(path):
     path.write_bytes(path.read_bytes() + b" ")
 
 
-def _a_file(path: Path) -> None:
+def _a_file(path):
     _gone(path)
     shutil.rmtree(path.parent / REGISTER, ignore_errors=True)
     path.write_text(MINE)
 
 
-def _a_folder(path: Path) -> None:
+def _a_folder(path):
     _gone(path)
     path.mkdir()
     (path / "thesis.tex").write_text(MINE)
 
 
-def _a_link(path: Path) -> None:
+def _a_link(path):
     target = path.with_name("thesis.tex")
     target.write_text(MINE)
     _gone(path)
     path.symlink_to(target.name)
 
 
-def _a_pipe(path: Path) -> None:
+def _a_pipe(path):
     _gone(path)
     os.mkfifo(path)
 
 
-def _gone(path: Path) -> None:
+def _gone(path):
     path.unlink(missing_ok=True)
 
 
@@ -81,7 +78,7 @@ def test_what_is_in_the_way_stays(tmp_path, kind):
     assert _state(tmp_path) == before
 
 
-def _state(folder: Path) -> dict[str, object]:
+def _state(folder):
     found = {}
     for path in sorted(folder.rglob("*")):
         is_plain = path.is_file() and not path.is_symlink()
@@ -124,7 +121,7 @@ def test_who_is_killed_between_register_and_file_leaves_what_may_be_replaced(
     assert path.read_text() == "3"
 
 
-def _killed(contents: object) -> None:
+def _killed(contents):
     raise KeyboardInterrupt
 
 
@@ -146,7 +143,7 @@ def test_a_forged_entry_of_the_register_says_nothing(tmp_path):
 
 
 # The verbs, each with a file that it would write beside the tables in `outputs`.
-VERBS: dict[str, tuple[tuple[str, ...], str]] = {
+VERBS = {
     "run": (("run", "sweep=sigma", *SMALL, "seeds=2"), "outputs/sigma/table.csv"),
     "run, manifest": (
         ("run", "sweep=sigma", *SMALL, "seeds=2"),
@@ -188,7 +185,7 @@ VERBS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(tmp_path_factory):
     folder = tmp_path_factory.mktemp("swept")
     done = here("run", "sweep=sigma", *SMALL, "seeds=2", folder=folder)
     assert done.returncode == 0, done.stderr

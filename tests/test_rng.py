@@ -1,13 +1,11 @@
 """Named random streams."""
 
-from __future__ import annotations
-
 import torch
 
 from hessfig.rng import stream
 
 
-def draws(*names: object, seed: int = 1234) -> torch.Tensor:
+def draws(*names, seed=1234):
     return torch.rand(4, dtype=torch.float64, generator=stream(seed, *names))
 
 

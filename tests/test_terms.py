@@ -1,7 +1,5 @@
 """The vocabulary."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.terms import Block, Matrix, Part

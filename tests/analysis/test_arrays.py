@@ -1,11 +1,7 @@
 """Hessians stored beside a table: found through the manifest, checked, cut into blocks, counted."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +14,7 @@ from tests.analysis.synthetic import CONFIG
 NAMES, SIZES = ["W_Q", "W_V", "W_U"], [2, 3, 1]
 
 
-def store(folder: Path, variant: str = "", **changes: Any) -> dict[str, Any]:
+def store(folder, variant="", **changes):
     """Write a Hessian as a sweep does, with its label inside, and return its entry in the manifest.
 
     `changes`: seed, sigma, step or other words of the label; hessian, names, sizes or
@@ -50,11 +46,11 @@ def store(folder: Path, variant: str = "", **changes: Any) -> dict[str, Any]:
     return {**said, "file": str(path.relative_to(folder)), "sha256": digest(path)}
 
 
-def digest(path: Path) -> str:
+def digest(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def listed(folder: Path, *entries: Any) -> Path:
+def listed(folder, *entries):
     """Write a manifest that lists the entries; return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "manifest.json").write_text(
@@ -122,7 +118,7 @@ def test_files_that_are_not_what_the_manifest_says(tmp_path, content):
     elif content == "swapped":
         path.write_bytes((folder / second["file"]).read_bytes())
     else:
-        path.write_bytes(path.read_bytes()[:200] if content == "half" else content)  # type: ignore[arg-type]
+        path.write_bytes(path.read_bytes()[:200] if content == "half" else content)
     with pytest.raises(
         UserError, match=rf"{path.name} is [\s\S]*hessfig run sweep=entries"
     ):

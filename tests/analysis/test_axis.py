@@ -1,9 +1,5 @@
 """The axis: what x is, what a variant loses and gains, and slopes along something other than sigma."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,19 +18,18 @@ from hessfig.analysis.slopes import fit as slopes
 from hessfig.analysis.slopes.gate import summary
 from hessfig.analysis.slopes.printed import label
 from hessfig.errors import UserError
-from hessfig.terms import Block, Part
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
 WIDTHS = (16, 32, 64, 128)
 STEP, WIDTH = Axis("step"), Axis("model.d_model")
 
 
-def square(block: Block, part: Part, architecture: Any, place: float) -> float:
+def square(block, part, architecture, place):
     """Return a value that grows with the square of the place."""
     return place**2
 
 
-def widths(**options: Any) -> pd.DataFrame:
+def widths(**options):
     """Return a table that varies the width, whose values are three times its square root."""
     networks = [
         (f"model.d_model={width},model.n_heads={heads}", 1)

@@ -1,9 +1,6 @@
 """Comparisons number by number: what is equal, within errors, different, lost, and left out."""
 
-from __future__ import annotations
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from hessfig.analysis.comparison import FLOAT32_FLOOR, compared, numbers_at
@@ -11,7 +8,7 @@ from hessfig.errors import UserError
 from tests.analysis.synthetic import as_text, make_table, write_sweep
 
 
-def published(table: pd.DataFrame) -> pd.DataFrame:
+def published(table):
     """Return the numbers of a table in the form of the published files."""
     columns = {"block": table["row"], "repeat": table["seed"] - 1234}
     return table.assign(**columns)[

@@ -1,7 +1,5 @@
 """Mean curves: what is averaged, what is left out, what is counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,9 +1,6 @@
 """The manifest beside a table: what it says of networks, axis and seeds, and what a broken one is told."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -27,7 +24,7 @@ def test_table_from_another_run(tmp_path):
         read_run(folder)
 
 
-def manifest(**changes: Any) -> str:
+def manifest(**changes):
     """Return the text of a manifest whose config is changed."""
     return json.dumps({"config": {**CONFIG, **changes}})
 

@@ -1,12 +1,7 @@
 """Numbers beyond floating point: recorded, said at the end of the run with their sigmas, and no failure."""
 
-from __future__ import annotations
-
 import csv
-from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import read_run
@@ -23,7 +18,7 @@ DEEP = [
 ]
 
 
-def lines(tmp_path: Path, bad: dict[float, tuple[str, float]]) -> list[str]:
+def lines(tmp_path, bad):
     """Return what is said of a table in which W_Q's H of two layers has these (status, value) at these sigmas."""
     table = make_table(
         networks=[("", 1), ("", 2)], seeds=2, sigma=[0.01, 0.1, 1.0, 4.8329]
@@ -75,7 +70,7 @@ def test_nobody_knows_the_zeros_of_a_users_own_network(tmp_path):
     assert said(tmp_path, table, settings=config(kind="python")) == []
 
 
-def said(tmp_path: Path, table: pd.DataFrame, **options: Any) -> list[str]:
+def said(tmp_path, table, **options):
     return out_of_range(write_sweep(table, tmp_path, **options) / "table.csv")
 
 

@@ -1,11 +1,8 @@
 """Fits recover known exponents, their errors cover the truth, and verdicts follow the stated rule."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,10 +16,8 @@ from hessfig.analysis.slopes import gate, levels
 from hessfig.analysis.slopes.fit import ARITHMETIC, GEOMETRIC, Fit, fit_slope
 from hessfig.analysis.slopes.printed import SlopeVerdict, cells, rich_table
 from hessfig.errors import UserError
-from hessfig.predictions.architecture import Architecture
 from hessfig.predictions.growth_rates import Prediction
 from hessfig.predictions.network_series import Regime
-from hessfig.terms import Block, Part
 from tests.analysis.synthetic import (
     CONFIG,
     config,
@@ -34,9 +29,7 @@ from tests.analysis.synthetic import (
 WINDOW = [(None, 1.0)]
 
 
-def fitted(
-    table: pd.DataFrame, settings: dict[str, Any] = CONFIG, **options: Any
-) -> pd.DataFrame:
+def fitted(table, settings=CONFIG, **options):
     """Return the slopes table on sigma <= 1."""
     known = architectures(table, {"config": settings})
     windows = options.pop("windows", WINDOW)
@@ -157,7 +150,7 @@ def test_nothing_published_stands_beside_a_network_that_is_no_presets():
     assert fitted(make_table(sweep="sigma"))["published"].isna().all()
 
 
-def of_quantities(*names: str) -> pd.DataFrame:
+def of_quantities(*names):
     """Return a table with the same numbers under several names."""
     return pd.concat(
         [make_table(seeds=3).assign(quantity=name) for name in names], ignore_index=True
@@ -201,12 +194,12 @@ def test_one_of_several_quantities_is_asked_for_by_name(tmp_path):
         slopes.write_slopes(folder, WINDOW, quantity="erang")
 
 
-def bent(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+def bent(block, part, architecture, sigma):
     """Return the prediction, bending upwards near sigma = 1."""
     return predicted_law(block, part, architecture, sigma) * math.exp(2 * sigma**2)
 
 
-def wrong(block: Block, part: Part, architecture: Architecture, sigma: float) -> float:
+def wrong(block, part, architecture, sigma):
     """Return one power of sigma too few."""
     return predicted_law(block, part, architecture, sigma) / sigma
 
@@ -243,11 +236,7 @@ def test_a_window_is_matched_with_its_regime():
         law=lambda b, p, a, s: s ** (0.0 if s < 1 else -2.0),
         sigma=np.geomspace(0.01, 10, 13).tolist(),
     )
-    windows: list[tuple[float | None, float | None]] = [
-        (None, 0.5),
-        (1.0, None),
-        (None, None),
-    ]
+    windows = [(None, 0.5), (1.0, None), (None, None)]
     frame = fitted(table, config(norm="pre"), windows=windows)
     value = frame[(frame["row"] == "W_V") & (frame["part"] == "H_o")]
     assert list(value["regime"].iloc[:2]) == [Regime.between, Regime.large_sigma]
@@ -341,9 +330,7 @@ def test_rich_table_shows_predictions_and_zeros():
 
 def test_a_sweep_may_state_exponents_itself():
     """In place of theory's, and for networks that theory knows nothing of; the gate checks them."""
-    own: dict[str, Any] = {
-        "predictions": {"W_Q": {"H_o": 6, "H_f": 4.0}, "W_V": {"H_f": "zero"}}
-    }
+    own = {"predictions": {"W_Q": {"H_o": 6, "H_f": 4.0}, "W_V": {"H_f": "zero"}}}
     frame = fitted(make_table(), settings=config(kind="python"), **own).set_index(
         ["row", "part"]
     )

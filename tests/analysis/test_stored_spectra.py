@@ -1,7 +1,5 @@
 """Eigenvalues and densities stored beside a table: found through the manifest, believed only where whole."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -81,7 +79,7 @@ def test_files_that_are_not_what_the_manifest_says(tmp_path, content):
     elif content == "swapped":
         path.write_bytes((folder / second["file"]).read_bytes())
     else:
-        path.write_bytes(path.read_bytes()[:200] if content == "half" else content)  # type: ignore[arg-type]
+        path.write_bytes(path.read_bytes()[:200] if content == "half" else content)
     with pytest.raises(
         UserError, match=rf"{path.name} is [\s\S]*hessfig run sweep=spectra"
     ):

@@ -1,9 +1,5 @@
 """Reading tables and manifests: what is accepted, and what each bad file is told."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pandas as pd
 import pytest
 
@@ -57,8 +53,8 @@ def test_missing_table_names_the_command(tmp_path):
         read_table(tmp_path / "elsewhere" / "sigma" / "table.csv")
 
 
-def _change(column: str, value: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    def change(table: pd.DataFrame) -> pd.DataFrame:
+def _change(column, value):
+    def change(table):
         table = table.astype({column: object})
         table.loc[3, column] = value
         return table

@@ -1,10 +1,6 @@
 """What is read off trainings, on synthetic tables whose answer is known."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -16,10 +12,10 @@ from tests.analysis.spectral import spectral_table
 WHOLE = {"row": "", "part": ""}
 
 
-def of_edge() -> pd.DataFrame:
+def of_edge():
     """Return eigenvalues at 2 / eta from step 60 of 90 on, half as large before, seeds 2 % apart."""
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows():
         for rate in (0.5, 2.0):
             for seed, factor in ((1, 0.99), (2, 1.01)):
                 for step in range(0, 91, 10):
@@ -54,10 +50,10 @@ def test_where_a_sharpness_settles_is_the_mean_over_the_last_third():
     assert every[every["step"] == 0]["share"].mean() == pytest.approx(0.5)
 
 
-def of_race(losses: dict[tuple[str, str, float], float]) -> pd.DataFrame:
+def of_race(losses):
     """Return runs of 100 steps whose log loss falls linearly to the given one; an update takes 1 s, a look 50 s."""
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows():
         for (optimiser, curvature, rate), loss in losses.items():
             variant = f"training.optimiser={optimiser},training.curvature={curvature},training.learning_rate={rate}"
             for seed in (1, 2, 3):
@@ -133,7 +129,7 @@ def test_a_race_without_costs_is_refused():
         race(spectral_table([{**WHOLE, "quantity": "loss", "value": 1.0, "step": 0.0}]))
 
 
-def of_rules() -> pd.DataFrame:
+def of_rules():
     """Return a race of 10 steps: Newton with two dampings and 30 products a look, AdamW, clipped descent."""
     variants = {
         **{
@@ -148,7 +144,7 @@ def of_rules() -> pd.DataFrame:
         "training.optimiser=gd,training.clip_norm=0.1,training.learning_rate=3": 0.8,
     }
 
-    def rows() -> Iterator[dict[str, Any]]:
+    def rows():
         for variant, loss in variants.items():
             for seed in (1, 2, 3):
                 for step in (0, 10):

@@ -1,10 +1,6 @@
 """Every argument of hessfig.Problem and hessfig.measure: what cannot be meant is refused with what would fit."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy
 import pytest
@@ -23,57 +19,55 @@ NET = nn.Linear(3, 2)
 class Then(nn.Module):
     """A linear map, and what is done with its outputs."""
 
-    def __init__(self, then: Callable[[Tensor], Any], **held: Any) -> None:
+    def __init__(self, then, **held):
         super().__init__()
         self.linear, self.then = nn.Linear(3, 2), then
         for name, one in held.items():
             setattr(self, name, one)
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.then(self.linear(x))
 
 
 class Loss(nn.Module):
     """A loss of the user's own."""
 
-    def __init__(
-        self, value: Callable[[Tensor, Tensor], Any], reduction: Any = "mean"
-    ) -> None:
+    def __init__(self, value, reduction="mean"):
         super().__init__()
         self.value, self.reduction = value, reduction
 
-    def forward(self, output: Tensor, target: Tensor) -> Any:
+    def forward(self, output, target):
         return self.value(output, target)
 
 
 class Around(nn.Module):
     """A network that holds itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear = nn.Linear(3, 2)
         self.me = self
 
 
-def fails(*given: Tensor) -> Any:
+def fails(*given):
     raise RuntimeError(f"nothing for {len(given)}")
 
 
-def exits(*given: Tensor) -> Any:
+def exits(*given):
     sys.exit(0)
 
 
-def held(parameter: Tensor) -> nn.Parameter:
+def held(parameter):
     return nn.Parameter(parameter, requires_grad=False)
 
 
-def tied() -> nn.Module:
+def tied():
     network = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     network[1].weight = network[0].weight
     return network
 
 
-PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
+PROBLEMS = {
     "no names": ({"weights": {}}, "weights: no names"),
     "a list of names": ({"weights": ["weight"]}, "weights: no names"),
     "a name that is a number": ({"weights": {1: "weight"}}, "a name is plain text"),
@@ -191,7 +185,7 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
         "would be broadcast",
     ),
 }
-REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
+REQUESTS = {
     "blocks=3": ({"blocks": 3}, "blocks: a name, or a list"),
     "blocks=[]": ({"blocks": []}, "blocks: a name, or a list"),
     "blocks of three": (
@@ -234,7 +228,7 @@ REQUESTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def problem(**changed: Any) -> hessfig.Problem:
+def problem(**changed):
     return hessfig.Problem(**{"network": NET, "inputs": X, "targets": Y, **changed})
 
 
@@ -258,7 +252,7 @@ def test_requests_that_cannot_be_served_are_refused(case):
 
 def test_another_thing_than_a_problem_is_refused():
     with pytest.raises(UserError, match="problem is of another kind"):
-        hessfig.measure((NET, X, Y))  # type: ignore[arg-type]
+        hessfig.measure((NET, X, Y))
     with pytest.raises(UserError, match="dtype: there is no such choice"):
         problem().objective("float128")
 
@@ -302,7 +296,7 @@ def test_a_tied_weight_is_one_under_both_of_its_names():
     )
 
 
-SAME: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+SAME = {
     "one quantity": ({}, {"quantities": "frobenius"}),
     "one block": ({}, {"blocks": "weight"}),
     "numpy's numbers": ({}, {"num_probes": numpy.int64(20), "seed": numpy.int32(0)}),

@@ -1,7 +1,5 @@
 """hessfig.Problem(network, batches, compute_loss=f): any function on any batch, against dense double backward."""
 
-from __future__ import annotations
-
 import copy
 import re
 import secrets
@@ -9,17 +7,15 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
 from hessfig.models.identity import identity
-from tests.api.any_functions import CASES, Case, log_probability, mlp
+from tests.api.any_functions import CASES, log_probability, mlp
 from tests.daily import daily
 from tests.double_backward import hessian
 from tests.odd_functions import Cube
@@ -45,13 +41,13 @@ DAILY = [name for name in SMALL if name not in ALIKE]
 LARGE = [name for name in CASES if name.startswith("large")]
 
 
-def problem(case: Case) -> hessfig.Problem:
+def problem(case):
     return hessfig.Problem(
         case.network, case.batches, compute_loss=case.compute_loss, **case.further
     )
 
 
-def parameters(case: Case) -> dict[str, Tensor]:
+def parameters(case):
     """Return the measured parameters of the user's own network."""
     named = dict(case.network.named_parameters())
     if case.further.get("weights") == "trainable":
@@ -59,7 +55,7 @@ def parameters(case: Case) -> dict[str, Tensor]:
     return {name: one.requires_grad_() for name, one in named.items()}
 
 
-def total(make: Callable[[], Case], case: Case) -> Tensor:
+def total(make, case):
     """Return sum_b w_b f(network, b) / sum_b w_b; every call of f starts from the state in which it was handed over."""
     weights = case.further.get("batch_weights") or (lambda batch: 1.0)
     every = case.every
@@ -80,7 +76,7 @@ def total(make: Callable[[], Case], case: Case) -> Tensor:
     return value / sum(numbers)
 
 
-def _at(fresh: Case, case: Case) -> nn.Module:
+def _at(fresh, case):
     """Return the fresh network with the parameters of `case`, which derivatives are taken in."""
     theirs = dict(case.network.named_modules())
     for path, module in fresh.network.named_modules():
@@ -88,7 +84,7 @@ def _at(fresh: Case, case: Case) -> nn.Module:
     return fresh.network
 
 
-def _rebind(function: Any, case: Case) -> None:
+def _rebind(function, case):
     """Give a function that kept the parameters of the fresh network those of `case`."""
     named = dict(case.network.named_parameters())
     for cell in getattr(function, "__closure__", None) or ():
@@ -97,12 +93,12 @@ def _rebind(function: Any, case: Case) -> None:
             content.update(named)
 
 
-def dense(make: Callable[[], Case]) -> Tensor:
+def dense(make):
     case = make()
     return hessian(lambda: total(make, case), list(parameters(case).values()))
 
 
-def check(found: Tensor, truth: Tensor, case: Case, allowed: float) -> None:
+def check(found, truth, case, allowed):
     """Compare two matrices in the rows of every parameter, relative to these, or to a thousandth of the whole."""
     sizes = [one.numel() for one in parameters(case).values()]
     for rows, other in zip(
@@ -257,9 +253,7 @@ def test_the_command_line_measures_them_all(tmp_path):
         ), name
 
 
-SPLIT: dict[
-    str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor, Any], Tensor]]
-] = {
+SPLIT = {
     "autoencoder": (lambda network, x: network(x), F.mse_loss),
     "denoising_autoencoder": (
         lambda network, batch: network(batch["x"] + 0.1 * batch["noise"]) - batch["x"],
@@ -395,29 +389,23 @@ def test_h_o_and_h_f_are_those_of_the_definition(name):
     assert float((found["H"] - h).norm()) <= 1e-9 * size
 
 
-def _flat(pieces: Sequence[Tensor]) -> Tensor:
+def _flat(pieces):
     return torch.cat([one.flatten() for one in pieces])
 
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(2))
 
 
-def small() -> nn.Module:
+def small():
     torch.manual_seed(0)
     return mlp(4, 3, 1)
 
 
-def squares(network: nn.Module, batch: Tensor) -> Tensor:
+def squares(network, batch):
     return network(batch).square().mean()
 
 
-def measured(
-    network: nn.Module,
-    batches: Any,
-    compute_loss: Any,
-    dtype: str = "float64",
-    **further: Any,
-) -> Tensor:
+def measured(network, batches, compute_loss, dtype="float64", **further):
     return (
         hessfig.Problem(network, batches, compute_loss=compute_loss, **further)
         .operator("all", dtype=dtype)
@@ -425,7 +413,7 @@ def measured(
     )
 
 
-def _inner(network: nn.Module, batch: Tensor, *, keep: bool) -> Tensor:
+def _inner(network, batch, *, keep):
     """Return the mean square of the outputs times their slopes in the inputs."""
     x = batch.detach().requires_grad_()
     outputs = network(x)
@@ -433,7 +421,7 @@ def _inner(network: nn.Module, batch: Tensor, *, keep: bool) -> Tensor:
     return (outputs * slope).square().mean()
 
 
-def _adapted(network: nn.Module, x: Tensor, *, keep: bool) -> Tensor:
+def _adapted(network, x, *, keep):
     """Return the loss after one step of gradient descent."""
     named = dict(network.named_parameters())
     slopes = torch.autograd.grad(
@@ -446,7 +434,7 @@ def _adapted(network: nn.Module, x: Tensor, *, keep: bool) -> Tensor:
     return torch.func.functional_call(network, there, (x + 1,)).square().mean()
 
 
-REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
+REFUSED = {
     "a number of Python": (
         "does not return one real number",
         "no .item()",
@@ -641,7 +629,7 @@ REFUSED: dict[str, tuple[str, str, Callable[[], Any], Callable[[], Any]]] = {
 }
 
 
-def _stepped(network: nn.Module, x: Tensor) -> Tensor:
+def _stepped(network, x):
     optimiser = torch.optim.SGD(network.parameters(), lr=0.1)
     squares(network, x).backward()
     optimiser.step()
@@ -649,7 +637,7 @@ def _stepped(network: nn.Module, x: Tensor) -> Tensor:
     return squares(network, x)
 
 
-def _stepped_as_a_function(network: nn.Module, x: Tensor) -> Tensor:
+def _stepped_as_a_function(network, x):
     at = dict(network.named_parameters())
     slopes = torch.autograd.grad(squares(network, x), [*at.values()], create_graph=True)
     updated = {
@@ -659,7 +647,7 @@ def _stepped_as_a_function(network: nn.Module, x: Tensor) -> Tensor:
     return torch.func.functional_call(network, updated, x).square().mean()
 
 
-def _large(batches: list[Tensor]) -> Any:
+def _large(batches):
     given = hessfig.Problem(
         mlp(4, 140, 500), batches, compute_loss=squares, memory="6MB"
     )
@@ -678,12 +666,12 @@ def test_a_refusal_names_a_remedy_that_works(name):
 class KeptSquare(nn.Module):
     """A network whose second derivatives by autograd are wrong, with a parameter under two names."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.second.weight = self.first.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.second(Cube.apply(self.first(x)))
 
 
@@ -697,7 +685,7 @@ def test_derivatives_of_a_loss_in_float32_are_compared(kind, dtype):
     torch.manual_seed(0)
     network, batch = kind(), (torch.randn(12, 4), torch.randint(0, 4, (12,)))
 
-    def loss(network: nn.Module, batch: Any) -> Tensor:
+    def loss(network, batch):
         return F.cross_entropy(network(batch[0]).float(), batch[1])
 
     measured = hessfig.Problem(network, batch, compute_loss=loss)
@@ -724,7 +712,7 @@ def test_losses_in_float32_are_added_over_batches(number):
         (torch.randn(12, 4).double(), torch.randint(0, 4, (12,))) for _ in range(number)
     ]
 
-    def loss(network: nn.Module, batch: Any) -> Tensor:
+    def loss(network, batch):
         return F.cross_entropy(network(batch[0]).float(), batch[1])
 
     found = hessfig.Problem(network, batches, compute_loss=loss).operator("all").dense()
@@ -740,11 +728,11 @@ def test_losses_in_float32_are_added_over_batches(number):
 class Counting(nn.Module):
     """A layer that counts its calls and keeps what it was given last."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer, self.calls = nn.Linear(3, 3), [0]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls[0] += 1
         self.last = x
         return torch.tanh(self.layer(x))
@@ -756,18 +744,18 @@ def test_a_network_nested_deeply_keeps_its_own_tensors(depth, form, tmp_path):
     """A network of float32 kept tensors of the measured type where modules were nested more than six deep (BERT)."""
     torch.manual_seed(0)
     inside = Counting()
-    network: nn.Module = nn.Sequential(inside, nn.BatchNorm1d(3))
+    network = nn.Sequential(inside, nn.BatchNorm1d(3))
     for _ in range(depth):
         network = nn.Sequential(network)
     network.eval()
     batch, targets = torch.randn(5, 3), torch.zeros(5, 3)
 
-    def loss(network: nn.Module, batch: Tensor) -> Tensor:
+    def loss(network, batch):
         return network(batch).square().mean()
 
     held = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     numbers = {name: tensor.clone() for name, tensor in held.items()}
-    given: dict[str, Any] = (
+    given = (
         {"compute_loss": loss}
         if form == "compute_loss"
         else {"targets": targets, "loss": "mse"}
@@ -938,50 +926,50 @@ class Holder:
     teacher = NETS.teacher
 
     @property
-    def of_property(self) -> nn.Module:
+    def of_property(self):
         return NETS.teacher
 
     @staticmethod
-    def loss(network: nn.Module, x: Tensor) -> Tensor:
+    def loss(network, x):
         return taught(network, x, NETS.teacher)
 
 
 class Heir(Holder):
     """Reaches the teacher through its base, and through another method."""
 
-    def helped(self, network: nn.Module, x: Tensor) -> Tensor:
+    def helped(self, network, x):
         return self.helper(network, x)
 
-    def helper(self, network: nn.Module, x: Tensor) -> Tensor:
+    def helper(self, network, x):
         return taught(network, x, NETS.teacher)
 
 
 class Student(nn.Module):
     """A network with the loss as a method."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = mlp(4, 3, 2).float()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(x)
 
-    def loss(self, x: Tensor) -> Tensor:
+    def loss(self, x):
         return taught(self, x, NETS.teacher)
 
 
-def taught(network: nn.Module, x: Tensor, teacher: nn.Module) -> Tensor:
+def taught(network, x, teacher):
     return (network(x) - teacher(x).detach()).pow(4).mean()
 
 
-def imported(network: nn.Module, x: Tensor) -> Tensor:
+def imported(network, x):
     import nets_of_a_user
 
     return taught(network, x, nets_of_a_user.teacher)
 
 
 NETS.inner.holder = Holder()
-REACHED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+REACHED = {
     "a module's attribute": lambda network, x: taught(network, x, NETS.teacher),
     "a module imported inside": imported,
     "a class attribute": lambda network, x: taught(network, x, Holder.teacher),
@@ -1015,7 +1003,7 @@ def test_a_module_is_cast_wherever_the_function_finds_it(name, monkeypatch):
 def test_attributes_of_modules_and_classes_are_restored():
     Holder.calls = 0
 
-    def counting(network: nn.Module, x: Tensor) -> Tensor:
+    def counting(network, x):
         NETS.calls = (NETS.calls or 0) + 1
         Holder.calls += 1
         return network(x).square().mean() * NETS.calls * Holder.calls

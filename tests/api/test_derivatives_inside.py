@@ -1,15 +1,11 @@
 """Networks that differentiate inside forward() (residuals, forces, inner steps), against double backward."""
 
-from __future__ import annotations
-
 import gc
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.curvature.gradients import is_finite, loss_value
@@ -17,7 +13,7 @@ from tests.double_backward import hessian
 
 
 class Body(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
 
@@ -25,7 +21,7 @@ class Body(nn.Module):
 class Residual(Body):
     """u'' + u in the first coordinate, by autograd."""
 
-    def forward(self, t: Tensor) -> Tensor:
+    def forward(self, t):
         t = t.detach().requires_grad_()
         u = self.net(t)
         (first,) = torch.autograd.grad(u.sum(), t, create_graph=True)
@@ -36,21 +32,21 @@ class Residual(Body):
 class Forces(Body):
     """Minus the gradient of the energy; the input itself is told to require a gradient."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x.requires_grad_(True)
         return -torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0][:, :1]
 
 
 class Functional(Body):
-    def forward(self, t: Tensor) -> Tensor:
-        def energy(one: Tensor) -> Tensor:
+    def forward(self, t):
+        def energy(one):
             return self.net(one[None])[0].sum()
 
         return torch.func.vmap(torch.func.grad(energy))(t)[:, :1] + self.net(t)
 
 
 class Forward(Body):
-    def forward(self, t: Tensor) -> Tensor:
+    def forward(self, t):
         u, tangent = torch.func.jvp(self.net, (t,), (torch.ones_like(t),))
         return u * tangent
 
@@ -58,7 +54,7 @@ class Forward(Body):
 class Penalised(Body):
     """The score of a score model: the gradient under enable_grad, added to the output."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.enable_grad():
             x = x.clone().requires_grad_()
             u = self.net(x)
@@ -71,7 +67,7 @@ class Penalised(Body):
 class InnerStep(Body):
     """One step of gradient descent on the network's own last layer before it is used (MAML)."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden, last = self.net[1](self.net[0](x)), self.net[2]
         loss = (last(hidden) - 1).square().mean()
         (slope,) = torch.autograd.grad(loss, [last.weight], create_graph=True)
@@ -81,7 +77,7 @@ class InnerStep(Body):
 class Equilibrium(Body):
     """A fixed point by gradient steps on an energy of hidden numbers."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         z = torch.zeros_like(x, requires_grad=True)
         for _ in range(2):
             energy = self.net(x + z).square().sum() + z.square().sum()
@@ -89,25 +85,17 @@ class Equilibrium(Body):
         return self.net(z)
 
 
-KINDS: list[Callable[[], nn.Module]] = [
-    Residual,
-    Forces,
-    Functional,
-    Forward,
-    Penalised,
-    InnerStep,
-    Equilibrium,
-]
+KINDS = [Residual, Forces, Functional, Forward, Penalised, InnerStep, Equilibrium]
 
 
-def problem_of(kind: Callable[[], nn.Module]) -> hessfig.Problem:
+def problem_of(kind):
     torch.manual_seed(0)
     return hessfig.Problem(
         kind().double(), torch.randn(5, 2).double(), torch.randn(5, 1).double(), "mse"
     )
 
 
-def truth(problem: hessfig.Problem) -> Tensor:
+def truth(problem):
     x, y = problem.inputs, problem.targets
     return hessian(
         lambda: (problem.network(x.clone()) - y).square().mean(),
@@ -180,7 +168,7 @@ def test_quantities_that_walk_or_take_samples_apart(kind, quantity):
 
 def test_a_batch_of_several_inputs_and_a_loss_inside_the_network():
     class Energy(Body):
-        def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Any]:
+        def forward(self, x, labels=None):
             x = x.detach().requires_grad_()
             forces = -torch.autograd.grad(self.net(x).sum(), x, create_graph=True)[0]
             return {
@@ -242,7 +230,7 @@ def test_no_graph_is_kept():
 
 def test_losses_of_pruned_weights_where_vmap_cannot_follow():
     class Steered(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x if float(x.detach().sum()) > 1e9 else x.tanh()
 
     torch.manual_seed(0)

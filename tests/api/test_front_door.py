@@ -1,16 +1,12 @@
 """Refusals of batches, losses and networks lead to compute_loss; arrays and data sets are taken."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch import nn
+from torch.utils.data import TensorDataset
 
 import hessfig
 from hessfig.errors import UserError
@@ -21,34 +17,34 @@ X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.ones
 class OwnLoss(nn.Module):
     """Returns its loss of one or two inputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.map = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor, y: Tensor | None = None, mask: Any = None) -> Tensor:
+    def forward(self, x, y=None, mask=None):
         return (self.map(x) - (Y if y is None else y)[: len(x)].to(x)).square().mean()
 
 
 class PairLoss(OwnLoss):
     """Returns its loss of two inputs."""
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(self, x, y):
         return super().forward(x, y)
 
 
 class Heads(nn.Module):
     """Returns several outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.map = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x):
         return self.map(x), self.map(2 * x)
 
 
-REFUSED: dict[str, Callable[[], hessfig.Problem]] = {
+REFUSED = {
     "a network that returns its loss": lambda: hessfig.Problem(OwnLoss(), X),
     "a dictionary without labels": lambda: hessfig.Problem(OwnLoss(), {"x": X, "y": Y}),
     "several outputs": lambda: hessfig.Problem(Heads(), X, Y, "mse"),
@@ -102,11 +98,11 @@ def test_the_remedy_of_a_network_that_returns_its_loss_works_as_it_is():
 class Named(Heads):
     """Returns several outputs in a dictionary."""
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(self, x):
         return dict(zip("ab", super().forward(x), strict=True))
 
 
-def _of_both(outputs: Any, targets: Tensor) -> Tensor:
+def _of_both(outputs, targets):
     first, second = outputs.values() if isinstance(outputs, dict) else outputs
     return (first - targets).square().mean() + second.exp().mean()
 
@@ -179,12 +175,12 @@ def test_the_remedy_of_a_dictionary_of_targets_works_as_it_is(inputs):
 class Noisy(nn.Module):
     """Adds noise to its inputs: drawn anew, drawn from a generator made in forward(), or given."""
 
-    def __init__(self, *, is_seeded: bool = False) -> None:
+    def __init__(self, *, is_seeded=False):
         super().__init__()
         torch.manual_seed(0)
         self.map, self.is_seeded = nn.Linear(4, 2), is_seeded
 
-    def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
+    def forward(self, x, noise=None):
         generator = torch.Generator().manual_seed(0) if self.is_seeded else None
         return self.map(
             x + (torch.randn(x.shape, generator=generator) if noise is None else noise)
@@ -211,7 +207,7 @@ def test_both_remedies_of_noise_in_forward_work():
 def test_arrays_and_data_sets_are_taken():
     network = nn.Linear(4, 2)
     plain = hessfig.Problem(network, X, Y, "mse").operator("all").dense()
-    data: Dataset[Any] = TensorDataset(X, Y)
+    data = TensorDataset(X, Y)
     for given in (
         hessfig.Problem(network, X.numpy(), Y.numpy(), "mse"),
         hessfig.Problem(network, [(X.numpy(), Y.numpy())], loss="mse"),

@@ -1,7 +1,5 @@
 """Everything that a process has only once is as it was after every public call, after a refusal, and among threads."""
 
-from __future__ import annotations
-
 import gc
 import locale
 import logging
@@ -12,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -42,7 +40,7 @@ _PRECISE = {
 }
 
 
-def global_state(network: nn.Module) -> State:
+def global_state(network):
     """Return all of it, of torch, NumPy and Python, and what a network carries besides its weights."""
     cuda = torch.backends.cuda
     return {
@@ -134,14 +132,14 @@ _IS_ALONE = "pytest" not in sys.modules
 ROOT = Path(__file__).parent.parent.parent
 
 
-def _or_error(read: Callable[[], Any]) -> Any:
+def _or_error(read):
     try:
         return read()
     except RuntimeError as error:
         return type(error).__name__
 
 
-def _figures() -> dict[str, str]:
+def _figures():
     if "matplotlib" not in sys.modules:
         return {}
     import matplotlib as mpl
@@ -153,18 +151,16 @@ def _figures() -> dict[str, str]:
     }
 
 
-def differences(before: State, after: State) -> list[str]:
+def differences(before, after):
     return [name for name in before if before[name] != after[name]]
 
 
 @contextmanager
-def odd_state() -> Iterator[None]:
+def odd_state():
     """Hold a state in which nothing that a computation might set to a value has that value, nor its default."""
     with ExitStack() as stack:
 
-        def held(
-            read: Callable[[], Any], write: Callable[[Any], Any], value: Any
-        ) -> None:
+        def held(read, write, value):
             stack.callback(write, read())
             write(value)
 
@@ -206,7 +202,7 @@ def odd_state() -> Iterator[None]:
 class Net(nn.Module):
     """Attention with a norm, a dropout that is off, and a part whose mode is not its parent's."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.into, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
         self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
@@ -215,7 +211,7 @@ class Net(nn.Module):
         self.eval()
         self.odd.train()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         h = self.into(x)
         h = self.norm(h.transpose(1, 2)).transpose(1, 2)
         h = h + self.attention(h, h, h, need_weights=False)[0]
@@ -223,49 +219,49 @@ class Net(nn.Module):
 
 
 @cache
-def network() -> Net:
+def network():
     torch.manual_seed(0)
     return Net()
 
 
-def given() -> tuple[torch.Tensor, torch.Tensor]:
+def given():
     generator = torch.Generator("cpu").manual_seed(1)
     drawn = torch.randn(4, 5, 3, generator=generator, dtype=torch.float32, device="cpu")
     return drawn, torch.tensor([0, 1, 1, 0], device="cpu")
 
 
-def problem() -> hessfig.Problem:
+def problem():
     return hessfig.Problem(network(), *given(), "cross_entropy")
 
 
 @cache
-def operator() -> Any:
+def operator():
     return problem().operator("out.weight")
 
 
 @cache
-def pair() -> Any:
+def pair():
     return problem().operator(("out.weight", "into.weight"))
 
 
 @cache
-def approximation() -> Any:
+def approximation():
     return problem().approximation("kfac", "into.weight")
 
 
 @cache
-def bridge() -> Any:
+def bridge():
     made = native()
     made.train()
     next(iter(made.children())).eval()
     return made
 
 
-def tokens() -> torch.Tensor:
+def tokens():
     return torch.tensor([[0, 3, 1], [1, 2, WORDS - 1]], device="cpu")
 
 
-def monitor(folder: Path, **further: Any) -> Any:
+def monitor(folder, **further):
     options = {
         "max_fraction": None,
         "on_error": "raise",
@@ -278,41 +274,41 @@ def monitor(folder: Path, **further: Any) -> Any:
     )
 
 
-def monitored(folder: Path) -> None:
+def monitored(folder):
     made = monitor(folder / f"{threading.get_ident()}")
     made(0)
     made.close()
 
 
-def vector(size: int = 8) -> torch.Tensor:
+def vector(size=8):
     return torch.ones(size, dtype=torch.float64, device="cpu")
 
 
 class Draws(Net):
     """A network that draws from every global generator."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         random.random(), np.random.random()  # noqa: NPY002
         return super().forward(x) + torch.rand((), device="cpu")
 
 
 @cache
-def drawing() -> Draws:
+def drawing():
     return Draws()
 
 
-def measured(**asked: Any) -> Any:
+def measured(**asked):
     return hessfig.measure(problem(), **{"blocks": ["out.weight"], **asked})
 
 
-def swept(folder: Path) -> None:
+def swept(folder):
     made = hessfig.run("sigma", *SMALL, seeds=2, workers=1, output_dir=str(folder))
     hessfig.read(made.folder).slopes()
     made.plot("3a")
 
 
 Call = Callable[[Path], Any]
-CALLS: dict[str, Call] = {
+CALLS = {
     "measure": lambda at: measured(
         quantities=["frobenius", "trace", "largest_eigenvalue"]
     ),
@@ -352,7 +348,7 @@ CALLS: dict[str, Call] = {
     "predict": lambda at: hessfig.predict("model.scores=qk_norm"),
     "run, read, slopes, plot": lambda at: swept(at),
 }
-REFUSED: dict[str, tuple[Call, type[Exception]]] = {
+REFUSED = {
     "measure": (lambda at: measured(blocks=["nothing"]), UserError),
     "measure what draws": (
         lambda at: hessfig.measure(hessfig.Problem(drawing(), *given())),
@@ -381,23 +377,23 @@ REFUSED: dict[str, tuple[Call, type[Exception]]] = {
 
 
 @cache
-def _still() -> Any:
+def _still():
     return native().eval()
 
 
 @cache
-def _made() -> None:
+def _made():
     """Make what calls share, and let libraries set up what they set up once."""
     for make in (operator, pair, approximation, bridge, _still, drawing):
         make()
 
 
 @pytest.fixture(autouse=True)
-def _warm(tmp_path: Path) -> None:
+def _warm(tmp_path):
     _made()
 
 
-def asked(call: Call, folder: Path, error: type[Exception] | None = None) -> None:
+def asked(call, folder, error=None):
     if error is None:
         call(folder)
         return
@@ -433,7 +429,7 @@ def test_threads_leave_it_too(name, call, error, tmp_path):
     torch.set_num_threads(3)
     before, failures = global_state(watched), list[BaseException]()
 
-    def several() -> None:
+    def several():
         try:
             for _ in range(3):
                 call(tmp_path)

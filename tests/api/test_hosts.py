@@ -1,16 +1,11 @@
 """hessfig inside other people's programs: Hydra applications, process pools, threads, event loops, notebooks."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver, process
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,13 +24,13 @@ from tests.api.test_global_state import odd_state
 from tests.api.test_sessions import SMALL
 
 
-def swept(folder: Path, workers: int = 0, *words: str) -> pd.DataFrame:
+def swept(folder, workers=0, *words):
     return hessfig.run(
         "sigma", *SMALL, *words, seeds=2, workers=workers, output_dir=folder
     ).table
 
 
-def measured() -> list[float]:
+def measured():
     torch.manual_seed(0)
     problem = hessfig.Problem(
         torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])
@@ -44,7 +39,7 @@ def measured() -> list[float]:
 
 
 @pytest.fixture
-def application(tmp_path: Path) -> Iterator[Any]:
+def application(tmp_path):
     """A Hydra application with an older behaviour, and names of its own that are hessfig's too."""
     (tmp_path / "app.yaml").write_text("at: ${now:any}\nvalue: 1\n")
     store, known = ConfigStore.instance(), OmegaConf.has_resolver("now")
@@ -102,9 +97,9 @@ def test_an_application_runs_sweeps_one_and_many(tmp_path):
 @pytest.mark.usefixtures("workers")
 def test_workers_start_in_processes_of_other_libraries(monkeypatch):
     """The start method of joblib's workers is one that ours do not know; those of a pool are daemons."""
-    default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    default = multiprocessing.context._default_context
     monkeypatch.setattr(default, "_actual_context", SimpleNamespace(_name="loky"))
-    monkeypatch.setitem(process.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    monkeypatch.setitem(process.current_process()._config, "daemon", True)
     started = start_process(os.getpid)
     started.join(60)
     assert started.exitcode == 0
@@ -116,9 +111,9 @@ def test_workers_start_in_processes_of_other_libraries(monkeypatch):
 
 @pytest.mark.usefixtures("workers")
 def test_the_multiprocessing_of_the_caller_is_as_it_was(monkeypatch):
-    default: Any = multiprocessing.context._default_context  # type: ignore[attr-defined]
+    default = multiprocessing.context._default_context
     monkeypatch.setattr(default, "_actual_context", None)
-    servers: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    servers = forkserver._forkserver
     before = dict(os.environ), dict(vars(servers))
     start_process(os.getpid).join(60)
     assert (dict(os.environ), dict(vars(servers))) == before
@@ -160,13 +155,13 @@ def test_the_generator_of_python_is_as_it_was_after_the_first_run(tmp_path):
     assert random.getstate() == state
 
 
-def _loky(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
+def _loky(call, arguments):
     from joblib import Parallel, delayed
 
     return list(Parallel(2)(delayed(call)(*one) for one in arguments))
 
 
-def _pool(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
+def _pool(call, arguments):
     """One thread: after a parallel region of OpenMP, PyTorch hangs in a forked process that asks for several."""
     with multiprocessing.get_context("fork").Pool(
         1, torch.set_num_threads, (1,)
@@ -174,13 +169,13 @@ def _pool(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
         return pool.starmap(call, arguments)
 
 
-def _threads(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
+def _threads(call, arguments):
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda one: call(*one), arguments))
 
 
-def _coroutines(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
-    async def every() -> list[Any]:
+def _coroutines(call, arguments):
+    async def every():
         directly = call(*arguments[0])
         return [
             directly,
@@ -192,7 +187,7 @@ def _coroutines(call: Callable[..., Any], arguments: list[Any]) -> list[Any]:
     return asyncio.run(every())
 
 
-def _numbers(folder: Path, workers: int) -> list[float]:
+def _numbers(folder, workers):
     return [*swept(folder, workers)["value"], *measured()]
 
 

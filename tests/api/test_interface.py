@@ -1,17 +1,13 @@
 """The Python interface on networks that are not the package's own, against dense automatic differentiation."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import subprocess
 import sys
 import warnings
 from functools import cache
-from typing import Any
 
 import numpy
-import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -28,18 +24,11 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def measure(problem: hessfig.Problem, **settings: Any) -> pd.DataFrame:
+def measure(problem, **settings):
     return hessfig.measure(problem, **{"estimator": "dense", **settings})
 
 
-def value(
-    table: pd.DataFrame,
-    quantity: str,
-    part: str,
-    row: str,
-    col: str,
-    layers: tuple[int, int],
-) -> float:
+def value(table, quantity, part, row, col, layers):
     chosen = table[
         (table["quantity"] == quantity)
         & (table["part"] == part)
@@ -53,15 +42,13 @@ def value(
 
 
 @cache
-def oracle(
-    name: str,
-) -> tuple[hessfig.Problem, list[Any], list[str], dict[Part, Tensor]]:
+def oracle(name):
     problem, blocks = CASES[name]()
     names = [path for path, _ in problem.network.named_parameters()]
     return problem, blocks, names, dense_parts(problem, names)
 
 
-def places(problem: hessfig.Problem, names: list[str], side: tuple[Any, ...]) -> Tensor:
+def places(problem, names, side):
     """Return where the entries of a side of a block stand among all parameters."""
     start, found = 0, {}
     for path in names:

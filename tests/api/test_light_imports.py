@@ -1,7 +1,5 @@
 """Who only measures a network of their own pays for torch, curvlinops and what these need: nothing of our figures."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

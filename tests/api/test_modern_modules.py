@@ -1,17 +1,14 @@
 """Modules of modern networks, each against the test's own dense double backward: H, H_o and H_f, exact and probed."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -26,36 +23,32 @@ Make = Callable[[], nn.Module]
 class Around(nn.Module):
     """A module between two linear maps, whose first sees it change and whose second turns it into three classes."""
 
-    def __init__(
-        self, inner: nn.Module, *, pick: Callable[[Any], Tensor] = lambda found: found
-    ) -> None:
+    def __init__(self, inner, *, pick=lambda found: found):
         super().__init__()
         self.first = nn.Linear(2, WIDTH)
         self.inner = inner
         self.last = nn.Linear(WIDTH, 3)
         self.pick = pick
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.pick(self.inner(self.first(x))))
 
 
 class SwiGLU(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gate = nn.Linear(WIDTH, 3)
         self.up = nn.Linear(WIDTH, 3)
         self.down = nn.Linear(3, WIDTH)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Attention(nn.Module):
     """Two heads of queries on one of keys and values (grouped), with rotary positions and a causal mask."""
 
-    def __init__(
-        self, *, rotary: bool = False, grouped: bool = False, fused: bool = False
-    ) -> None:
+    def __init__(self, *, rotary=False, grouped=False, fused=False):
         super().__init__()
         self.rotary = rotary
         self.fused = fused
@@ -65,7 +58,7 @@ class Attention(nn.Module):
             nn.Linear(WIDTH, WIDTH // self.groups, bias=False) for _ in range(2)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q, k, v = (
             one(x).unflatten(-1, (-1, 2)).transpose(1, 2)
             for one in (self.q, self.k, self.v)
@@ -85,7 +78,7 @@ class Attention(nn.Module):
         return found.transpose(1, 2).flatten(2)
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotated(x):
     angles = torch.arange(x.shape[-2], dtype=x.dtype)[:, None]
     even, odd = x[..., ::2], x[..., 1::2]
     return torch.cat(
@@ -100,12 +93,12 @@ def rotated(x: Tensor) -> Tensor:
 class Twice(nn.Module):
     """The same linear map at two places of the forward pass; `names` is under how many names it stands."""
 
-    def __init__(self, *, names: int) -> None:
+    def __init__(self, *, names):
         super().__init__()
         self.one = nn.Linear(WIDTH, WIDTH)
         self.other = self.one if names == 2 else None
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         again = self.one if self.other is None else self.other
         return again(torch.tanh(self.one(x)))
 
@@ -113,56 +106,56 @@ class Twice(nn.Module):
 class Tied(nn.Module):
     """Two maps with one weight."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.one, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.other.weight = self.one.weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.other(torch.tanh(self.one(x)))
 
 
 class InPlace(nn.Module):
     """Operations that vmap does not know, or not so: in place into a plain tensor, and steered by the data."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         found = torch.zeros_like(x.detach())
         found[:] = torch.tanh(x)
         return found if float(found.detach().sum()) < 1e9 else x
 
 
 class Steered(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return torch.tanh(x) if float(x.sum()) < 1e9 else x
 
 
 class PlainBag(nn.EmbeddingBag):
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words):
         return self.weight[words].mean(dim=1)
 
 
 class PlainWeightNorm(nn.utils.parametrizations._WeightNorm):
-    def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
+    def forward(self, weight_g, weight_v):
         return weight_g * weight_v / weight_v.square().sum(dim=1, keepdim=True).sqrt()
 
 
-def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
+def recurrent(kind):
     return Around(kind(WIDTH, WIDTH, batch_first=True), pick=lambda found: found[0])
 
 
-def attending() -> nn.Module:
+def attending():
     class Self(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.attention(x, x, x)[0]
 
     return Around(Self())
 
 
-def encoder(**settings: Any) -> nn.Module:
+def encoder(**settings):
     return Around(
         nn.TransformerEncoderLayer(
             WIDTH, 2, 3, dropout=0.1, batch_first=True, **settings
@@ -170,25 +163,25 @@ def encoder(**settings: Any) -> nn.Module:
     ).eval()
 
 
-def normed() -> nn.Module:
+def normed():
     norm = nn.BatchNorm1d(LENGTH)
     norm(torch.randn(9, LENGTH, WIDTH))
     return Around(norm).eval()
 
 
-def bagged() -> nn.Module:
+def bagged():
     return nn.Sequential(
         nn.EmbeddingBag(5, WIDTH, mode="mean"), nn.SiLU(), nn.Linear(WIDTH, 3)
     )
 
 
-def convolutional() -> nn.Module:
+def convolutional():
     return nn.Sequential(
         nn.Conv1d(LENGTH, 3, 2), nn.SiLU(), nn.Flatten(), nn.Linear(3, 3)
     )
 
 
-NETWORKS: dict[str, Make] = {
+NETWORKS = {
     "silu": lambda: Around(nn.SiLU()),
     "mish": lambda: Around(nn.Mish()),
     "gelu": lambda: Around(nn.GELU()),
@@ -225,14 +218,14 @@ NETWORKS: dict[str, Make] = {
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Any:
+def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-def problem_of(name: str) -> hessfig.Problem:
+def problem_of(name):
     torch.manual_seed(len(name))
     network = NETWORKS[name]().double()
     words = torch.tensor([[0, 1, 1], [2, 3, 0]])
@@ -242,7 +235,7 @@ def problem_of(name: str) -> hessfig.Problem:
     return hessfig.Problem(network, inputs, targets)
 
 
-def truth_of(problem: hessfig.Problem, names: list[str]) -> dict[Part, Tensor]:
+def truth_of(problem, names):
     """Return the dense parts, of a copy: functional_call leaves a module under two names changed.
 
     Two modules of torch have no second derivatives, or wrong ones (2.15): the oracle
@@ -257,7 +250,7 @@ def truth_of(problem: hessfig.Problem, names: list[str]) -> dict[Part, Tensor]:
     return dense_parts(replace(problem, network=network), names)
 
 
-def measure(problem: hessfig.Problem, **settings: Any) -> Any:
+def measure(problem, **settings):
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", ".*plain double backward is used instead", RuntimeWarning
@@ -414,25 +407,25 @@ def test_gradients_of_single_samples_are_those_one_by_one():
 
 class Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.square()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         return 2 * ctx.saved_tensors[0] * slope
 
 
 class OnlyOnce(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return Once.apply(x)
 
 
 class Flash(nn.Module):
     """An attention that insists on a kernel without a second derivative."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         q = x.unsqueeze(1)
         with torch.nn.attention.sdpa_kernel(
             [torch.nn.attention.SDPBackend.FLASH_ATTENTION]

@@ -1,22 +1,18 @@
 """Curvature along a training of one's own: numbers, bits of the training, overhead, crashes, restarts and refusals."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import inspect
 import json
 import random
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -32,14 +28,14 @@ from tests.double_backward import hessian
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 
 
-def numbers(folder: Path, *columns: str) -> pd.DataFrame:
+def numbers(folder, *columns):
     table = read_run(folder).table
     return table[
         [*(columns or ("step", "quantity", "row", "part", "value", "status"))]
     ].reset_index(drop=True)
 
 
-def value(folder: Path, quantity: str, step: int) -> float:
+def value(folder, quantity, step):
     table = read_run(folder).table
     (found,) = table[
         (table["quantity"] == quantity)
@@ -49,7 +45,7 @@ def value(folder: Path, quantity: str, step: int) -> float:
     return float(found)
 
 
-def curvature(model: nn.Module) -> tuple[Tensor, Tensor]:
+def curvature(model):
     """Return gradient and Hessian of the loss in all parameters, in float64."""
     model = copy.deepcopy(model).double().eval()
     x, y = watched.data()
@@ -81,7 +77,7 @@ def test_numbers_along_a_training_are_those_of_dense_hessians(tmp_path):
     ):
         watch(0)
 
-    def look(step: int) -> None:
+    def look(step):
         watch(step)
         if step in (6, 12):
             slope, hessian = curvature(model)
@@ -126,7 +122,7 @@ def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(tmp_path
         watched.data(),
     )
 
-    def loss(length: float) -> float:
+    def loss(length):
         moved = copy.deepcopy(model).double().eval()
         flat = nn.utils.parameters_to_vector(moved.parameters()) - length * slope
         nn.utils.vector_to_parameters(flat, moved.parameters())
@@ -138,7 +134,7 @@ def test_critical_step_without_an_optimiser_is_that_of_gradient_descent(tmp_path
 def test_the_training_is_the_same_to_the_bit(tmp_path):
     """Weights, gradients, modes, and the generators of torch, numpy and Python are as without a monitor."""
 
-    def trained(*, is_watched: bool) -> tuple[Any, ...]:
+    def trained(*, is_watched):
         model, (x, y) = watched.network(), watched.data()
         random.seed(1), numpy.random.seed(2), torch.manual_seed(3)  # noqa: NPY002
         optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -185,7 +181,7 @@ def test_measuring_keeps_within_its_share_of_the_time(tmp_path, monkeypatch):
     )
     measured = watch._measured
 
-    def slowly(step: int) -> dict[str, float]:
+    def slowly(step):
         clock.now += 3
         return measured(step)
 
@@ -230,9 +226,9 @@ def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path, monkeypatch):
         quantities=["loss"],
         max_fraction=0.05,
     )
-    noted: list[float] = []
+    noted = []
 
-    def slowly(budget: dict[str, float], *, every: int) -> None:
+    def slowly(budget, *, every):
         noted.append(budget["training_seconds"])
         clock.now += 2
 
@@ -247,7 +243,7 @@ def test_notes_of_skipped_steps_take_little_of_the_time(tmp_path, monkeypatch):
     )
 
 
-def run(folder: Path, killed_at: int) -> int | None:
+def run(folder, killed_at):
     folder.mkdir(exist_ok=True)
     process = start_process(watched.main, folder, killed_at)
     process.join()
@@ -255,7 +251,7 @@ def run(folder: Path, killed_at: int) -> int | None:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """The folder of a training that was watched to its end."""
     folder = tmp_path_factory.mktemp("watched") / "whole"
     watched.train(model := watched.network(), watched.monitor(model, folder))
@@ -358,15 +354,15 @@ def test_repeated_and_skipped_steps_are_not_measured(tmp_path):
 class Grows(nn.Module):
     """A network whose parameters may be replaced."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.map = nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.map(x)
 
 
-def failures(folder: Path) -> list[str]:
+def failures(folder):
     """The steps that the manifest says were not measured."""
     return [*json.loads((folder / "manifest.json").read_text())["monitor"]["failures"]]
 

@@ -1,13 +1,9 @@
 """Loops that a monitor meets: steps of epochs, other directories, frozen layers, plain SGD, compiled parts, bridges."""
 
-from __future__ import annotations
-
 import copy
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,18 +23,16 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
-def failures(folder: Path) -> dict[str, str]:
-    made: dict[str, str] = json.loads((folder / "manifest.json").read_text())[
-        "monitor"
-    ]["failures"]
+def failures(folder):
+    made = json.loads((folder / "manifest.json").read_text())["monitor"]["failures"]
     return made
 
 
-def steps(folder: Path) -> list[float]:
+def steps(folder):
     return [*read_run(folder).table["step"]]
 
 
-def moved(model: nn.Module) -> None:
+def moved(model):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.01)
@@ -109,7 +103,7 @@ def test_another_monitor_continues_a_training_that_went_back_to_a_checkpoint(tmp
     assert steps(tmp_path / "mine") == [0, 3, 6]
 
 
-def files_of(folder: Path) -> set[str]:
+def files_of(folder):
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
@@ -155,7 +149,7 @@ def test_a_failure_in_the_manifest_names_no_directory_of_the_machine(
     monkeypatch.chdir(tmp_path)
     watch = watched.monitor(watched.network(), Path("mine"), quantities=["loss"])
 
-    def refused(*given: Any) -> None:
+    def refused(*given):
         raise OSError(f"no room in {watch.folder}/cells")
 
     monkeypatch.setattr(watch._copy, "follow", refused)
@@ -174,7 +168,7 @@ def test_of_sgd_the_preconditioner_is_the_identity(momentum, tmp_path):
     )
     truth = {}
 
-    def look(step: int) -> None:
+    def look(step):
         watch(step)
         if step % watched.EVERY == 0:
             truth[step] = float(torch.linalg.eigvalsh(curvature(model)[1])[-1])
@@ -231,12 +225,12 @@ def test_every_parameter_is_measured_whatever_is_frozen_where_that_is_asked_for(
     assert found == pytest.approx([float(curvature(model)[0].norm())] * 2, rel=1e-10)
 
 
-def compiled(part: nn.Module) -> nn.Module:
-    made: Any = torch.compile(part, backend="eager")
+def compiled(part):
+    made = torch.compile(part, backend="eager")
     return made
 
 
-PARTS: dict[str, Callable[[nn.Module], object]] = {
+PARTS = {
     "a layer": lambda model: model.__setitem__(0, compiled(model[0])),
     "two layers": lambda model: [
         model.__setitem__(at, compiled(model[at])) for at in (0, 3)
@@ -268,8 +262,8 @@ def test_a_network_with_a_compiled_part_is_followed(part, tmp_path):
     assert float(table["value"].iloc[0]) == pytest.approx(largest, rel=1e-6)
 
 
-def scripted(model: nn.Module) -> nn.Module:
-    made: Any = torch.jit.script(model)
+def scripted(model):
+    made = torch.jit.script(model)
     return made
 
 

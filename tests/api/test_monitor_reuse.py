@@ -1,20 +1,16 @@
 """A monitor's folder: numbers of another function are never taken, one monitor at a time, sealed tables, lost cells."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import json
 import os
 import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -32,7 +28,7 @@ Case = dict[str, Any]
 class Net(nn.Module):
     """A network with attributes of every kind that change what it computes and that no state holds."""
 
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, **more):
         super().__init__()
         torch.manual_seed(0)
         self.a = nn.Linear(3, 4)
@@ -46,10 +42,10 @@ class Net(nn.Module):
         for name, value in more.items():
             setattr(self, name, value)
 
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(self, x):
         return self.activation(x)
 
-    def forward(self, x: Tensor, mode: str = "plain") -> Any:
+    def forward(self, x, mode="plain"):
         hidden = (
             self.activate(self.a(x))
             * self.scale
@@ -62,7 +58,7 @@ class Net(nn.Module):
 
 
 class Sigmoid(Net):
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(self, x):
         return torch.sigmoid(x)
 
 
@@ -71,38 +67,38 @@ class OfModules(nn.Module):
 
     reduction = "mean"
 
-    def __init__(self, gain: float) -> None:
+    def __init__(self, gain):
         super().__init__()
         self.modules_of_it = [nn.Linear(2, 2).double()]
         with torch.no_grad():
             self.modules_of_it[0].weight.copy_(gain * torch.eye(2))
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs, targets):
         return F.cross_entropy(self.modules_of_it[0](outputs), targets)
 
 
-def scaled(gain: float) -> Callable[[Tensor, Tensor], Tensor]:
+def scaled(gain):
     return lambda outputs, targets: gain * F.cross_entropy(outputs, targets)
 
 
-def defaulted(gain: float) -> Callable[..., Tensor]:
-    def loss(outputs: Tensor, targets: Tensor, gain: float = gain) -> Tensor:
+def defaulted(gain):
+    def loss(outputs, targets, gain=gain):
         return gain * F.cross_entropy(outputs, targets)
 
     return loss
 
 
-def hooked() -> Net:
+def hooked():
     network = Net()
     network.a.register_forward_hook(lambda module, inputs, output: 2 * output)
     return network
 
 
-def words(mode: str) -> Case:
+def words(mode):
     return {"batch": ({"x": X, "mode": mode}, Y)}
 
 
-OTHERS: dict[str, tuple[Case, Case]] = {
+OTHERS = {
     "an attribute that is no tensor": (
         {},
         {"network": lambda: Net(activation=torch.sigmoid)},
@@ -126,9 +122,7 @@ OTHERS: dict[str, tuple[Case, Case]] = {
 }
 
 
-def watch(
-    folder: Path, *, network: Callable[[], nn.Module] = Net, **given: Any
-) -> hessfig.Monitor:
+def watch(folder, *, network=Net, **given):
     settings = {"loss": "cross_entropy", "batch": (X, Y), "outputs": "scores", **given}
     loss, batch = settings.pop("loss"), settings.pop("batch")
     chosen = {
@@ -141,7 +135,7 @@ def watch(
     )
 
 
-def sharpness(watching: hessfig.Monitor, step: int) -> float:
+def sharpness(watching, step):
     return watching(step)["largest_eigenvalue/all/H"]
 
 
@@ -164,7 +158,7 @@ def test_no_number_of_another_function_is_taken(what, tmp_path):
         assert truth != pytest.approx(before, rel=1e-6)
 
 
-def updated(network: nn.Module, **rule: Any) -> torch.optim.Optimizer:
+def updated(network, **rule):
     """Return Adam after two updates of `network`, whose weights are put back."""
     before = {name: one.clone() for name, one in network.state_dict().items()}
     optimiser = torch.optim.Adam(network.parameters(), lr=0.01, **rule)
@@ -182,9 +176,7 @@ def updated(network: nn.Module, **rule: Any) -> torch.optim.Optimizer:
 def test_no_number_of_another_optimiser_is_taken(tmp_path, rule):
     """Of the same weights: its settings and moments count where a quantity needs them, and nowhere else."""
 
-    def measured(
-        folder: str, name: str = "preconditioned_eigenvalue", **rule: Any
-    ) -> dict[str, float]:
+    def measured(folder, name="preconditioned_eigenvalue", **rule):
         network = Net()
         given = {
             "optimiser": updated(network, **rule),
@@ -249,16 +241,16 @@ class Once(torch.autograd.Function):
     """The identity, whose gradient is random."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         return slope * (1 + 1e-9 * torch.rand((), dtype=slope.dtype))
 
 
 class Random(Net):
-    def activate(self, x: Tensor) -> Tensor:
+    def activate(self, x):
         return torch.tanh(Once.apply(x))
 
 
@@ -288,7 +280,7 @@ def test_a_loss_that_is_no_number_leaves_gradients_modes_buffers_and_generators_
     with torch.no_grad():
         network[0].weight[0, 0] = float("nan")
 
-    def state() -> list[Any]:
+    def state():
         held = [
             *network.parameters(),
             *(p.grad for p in network.parameters()),
@@ -374,7 +366,7 @@ def test_a_forked_child_does_not_free_the_folder(tmp_path):
 
 
 @pytest.fixture
-def measured(tmp_path: Path) -> Path:
+def measured(tmp_path):
     watching = watched.monitor(
         watched.network(), tmp_path / "mine", quantities=["loss", "gradient_norm"]
     )
@@ -435,7 +427,7 @@ def test_a_kill_between_manifest_and_table_leaves_a_readable_folder(
 
     write = monitored.write_text
 
-    def killed(path: Path, content: str) -> Path:
+    def killed(path, content):
         if path.name == "table.csv":
             raise KeyboardInterrupt
         return write(path, content)

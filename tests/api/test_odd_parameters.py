@@ -1,14 +1,11 @@
 """Parameters of odd shapes (one number, axes of length one, no entry at all): every block, estimator and operator."""
 
-from __future__ import annotations
-
 import warnings
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.measurements.catalogue import quantities
@@ -19,7 +16,7 @@ from tests.foreign_networks import dense_parts
 class Odd(nn.Module):
     """CLIP's logit_scale, ReZero's alpha (as one number and as a vector of one), a row, a column, LoRA of rank 0."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 4)
         self.scale = nn.Parameter(torch.tensor(1.3))
@@ -29,7 +26,7 @@ class Odd(nn.Module):
         self.down = nn.Parameter(torch.randn(0, 3))
         self.up = nn.Parameter(torch.randn(3, 0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x + x @ self.down.T @ self.up.T
         hidden = torch.tanh(self.first(x)) * (1 + self.column.T)
         return self.scale.exp() * (
@@ -40,7 +37,7 @@ class Odd(nn.Module):
 SIDES = ["scale", "alpha", "row", "column", "first.weight"]
 
 
-def problem_of(weights: Any = None) -> hessfig.Problem:
+def problem_of(weights=None):
     torch.manual_seed(0)
     network = Odd().double()
     return hessfig.Problem(
@@ -48,7 +45,7 @@ def problem_of(weights: Any = None) -> hessfig.Problem:
     )
 
 
-def truth() -> tuple[dict[str, slice], dict[Part, Tensor]]:
+def truth():
     """Return where every parameter stands, and the dense parts in all of them."""
     problem = problem_of()
     places = dict[str, slice]()

@@ -1,11 +1,8 @@
 """Optimisers of some of the parameters, or that hold them since different steps, against their next update."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -14,21 +11,19 @@ from hessfig.errors import UserError
 LR, FIRST, SECOND = 1e-2, 0.9, 0.999
 
 
-def network() -> nn.Sequential:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)).double()
 
 
-def data() -> tuple[Tensor, Tensor]:
+def data():
     made = torch.Generator().manual_seed(1)
     return torch.randn(20, 3, generator=made, dtype=torch.float64), torch.randint(
         0, 4, (20,), generator=made
     )
 
 
-def watched(
-    net: nn.Module, optimiser: Any, folder: Path, **settings: Any
-) -> hessfig.Monitor:
+def watched(net, optimiser, folder, **settings):
     given = {
         "quantities": ["preconditioned_eigenvalue", "along"],
         "directions": {"rules": [kind_of(optimiser)]},
@@ -45,11 +40,11 @@ def watched(
     )
 
 
-def kind_of(optimiser: Any) -> str:
+def kind_of(optimiser):
     return type(optimiser).__name__.lower()
 
 
-def trained(net: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> None:
+def trained(net, optimiser, steps):
     inputs, targets = data()
     for _ in range(steps):
         optimiser.zero_grad()
@@ -57,9 +52,7 @@ def trained(net: nn.Module, optimiser: torch.optim.Optimizer, steps: int) -> Non
         optimiser.step()
 
 
-def measured(
-    net: nn.Module, optimiser: torch.optim.Optimizer, folder: Path
-) -> tuple[float, float]:
+def measured(net, optimiser, folder):
     """Return the preconditioned eigenvalue and the length of the next update, as the monitor gives them."""
     monitor = watched(net, optimiser, folder)
     values = monitor(7)
@@ -69,7 +62,7 @@ def measured(
     ]
 
 
-def true_length(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
+def true_length(net, optimiser):
     """Return how far the optimiser itself moves the network."""
     before = [one.detach().clone() for one in net.parameters()]
     trained(net, optimiser, 1)
@@ -80,7 +73,7 @@ def true_length(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
     return float(torch.cat([one.flatten() for one in moved]).norm())
 
 
-def true_eigenvalue(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
+def true_eigenvalue(net, optimiser):
     """Return the largest eigenvalue of P^-1/2 H P^-1/2 in the parameters that the optimiser holds."""
     held = [one for group in optimiser.param_groups for one in group["params"]]
     inputs, targets = data()
@@ -96,7 +89,7 @@ def true_eigenvalue(net: nn.Module, optimiser: torch.optim.Optimizer) -> float:
     return float(torch.linalg.eigvalsh(roots[:, None] * hessian * roots)[-1])
 
 
-def scale_of(state: dict[str, Any], like: Tensor) -> Tensor:
+def scale_of(state, like):
     if "exp_avg_sq" not in state:
         return torch.ones_like(like)
     t = int(state["step"])

@@ -1,7 +1,5 @@
 """What figures are said to show: a sentence for each picture of the gallery, drawn above its own table alone."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -45,7 +43,7 @@ def test_sentences_are_short_and_without_names_of_the_code():
             ), words
 
 
-def manifested(folder: Path, *words: str, sweep: str = "sigma", **counts: int) -> Path:
+def manifested(folder, *words, sweep="sigma", **counts):
     """Write outputs/sigma with a table and the manifest of a run with these words; return outputs."""
     settings = in_manifest(compose([f"sweep={sweep}", *words]).first)
     place = (
@@ -58,7 +56,7 @@ def manifested(folder: Path, *words: str, sweep: str = "sigma", **counts: int) -
     return folder
 
 
-def title(outputs: Path, *words: str) -> str | None:
+def title(outputs, *words):
     spec = figure_spec(compose(["figure=3a", f"output_dir={outputs}", *words]))
     return spec.paper.labels("")["title"]
 

@@ -1,7 +1,5 @@
 """Sweeps and figures from Python: the same tables, slopes and figures as on the command line."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +35,7 @@ assert len(run.table) == 18
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(tmp_path_factory):
     """The folder of a sweep that a script without `if __name__ == "__main__"` has run."""
     folder = tmp_path_factory.mktemp("script")
     (folder / "script.py").write_text(SCRIPT)

@@ -1,19 +1,16 @@
 """One network on 1, 2 and 4 processes: products, numbers and probes against one process, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hessfig
@@ -85,7 +82,7 @@ Found = dict[tuple[str, int], list[dict[str, Any]]]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
-def launched(folder: Path, plan: dict[int, list[str]]) -> Found:
+def launched(folder, plan):
     """Run cases on some numbers of processes; return what each rank wrote, by case and number."""
     words = [f"{size}={','.join(cases)}" for size, cases in plan.items()]
     command = [sys.executable, "-m", "tests.api.ranks", str(folder), *words]
@@ -99,7 +96,7 @@ def launched(folder: Path, plan: dict[int, list[str]]) -> Found:
         timeout=500,
         check=False,
     )
-    found: Found = {}
+    found = {}
     for size, cases in plan.items():
         for case in cases:
             files = [folder / f"{case}.{size}.{rank}.json" for rank in range(size)]
@@ -111,16 +108,11 @@ def launched(folder: Path, plan: dict[int, list[str]]) -> Found:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory):
     return launched(tmp_path_factory.mktemp("ranks"), PLAN)
 
 
-def product(
-    net: nn.Module,
-    part: str,
-    vector: dict[str, Tensor],
-    pairs: list[tuple[float, Batch]],
-) -> dict[str, Tensor]:
+def product(net, part, vector, pairs):
     """Return the product of a part with a vector by parameter, by plain double backward; pairs of weight and batch."""
     named = {name: one for name, one in net.named_parameters() if one.requires_grad}
     weights, total = [*named.values()], sum(weight for weight, _ in pairs)
@@ -143,7 +135,7 @@ def product(
     return found
 
 
-def _along(value: Tensor, at: list[Any], vectors: list[Tensor]) -> tuple[Tensor, ...]:
+def _along(value, at, vectors):
     """Return the Hessian of a value times vectors."""
     slopes = torch.autograd.grad(value, at, create_graph=True)
     slope = torch.stack(
@@ -152,7 +144,7 @@ def _along(value: Tensor, at: list[Any], vectors: list[Tensor]) -> tuple[Tensor,
     return torch.autograd.grad(slope, at, retain_graph=True)
 
 
-def _pushed(outputs: Tensor, weights: list[Any], vectors: list[Tensor]) -> Tensor:
+def _pushed(outputs, weights, vectors):
     """Return J v, the derivative in u of v . J^T u."""
     cotangent = torch.zeros_like(outputs, requires_grad=True)
     slopes = torch.autograd.grad(outputs, weights, cotangent, create_graph=True)
@@ -162,7 +154,7 @@ def _pushed(outputs: Tensor, weights: list[Any], vectors: list[Tensor]) -> Tenso
     return torch.autograd.grad(slope, cotangent, retain_graph=True)[0]
 
 
-def dense(kind: str, block: str, part: str) -> Tensor:
+def dense(kind, block, part):
     """Return a block of one parameter."""
     net = ranks.network(kind)
     zeros = {

@@ -1,18 +1,14 @@
 """Operators and quantities by differences of gradients, against double backward in float64, on concentrated vectors."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse.linalg as sparse
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
-from hessfig.curvature.block_operator import BlockOperator
 from hessfig.errors import UserError
 from tests.daily import daily
 
@@ -23,38 +19,34 @@ DTYPES = ("float64", "float32")
 class Logits(nn.Module):
     """A language model of transformers as a function from tokens to logits."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.model(tokens).logits.flatten(0, 1)
 
 
 class Encoder(nn.Module):
     """An encoder layer of torch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
         self.last = nn.Linear(8, 4)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.layer(x).mean(1))
 
 
 @cache
-def problem(name: str) -> hessfig.Problem:
+def problem(name):
     torch.manual_seed(0)
     if name == "encoder":
         return hessfig.Problem(
             Encoder(), torch.randn(6, 4, 8), torch.randint(0, 4, (6,))
         )
-    sizes: dict[str, Any] = {
-        "vocab_size": 20,
-        "use_cache": False,
-        "attn_implementation": "eager",
-    }
+    sizes = {"vocab_size": 20, "use_cache": False, "attn_implementation": "eager"}
     if name == "llama":
         sizes |= {
             "hidden_size": 16,
@@ -75,7 +67,7 @@ def problem(name: str) -> hessfig.Problem:
 
 
 @cache
-def exact(name: str) -> tuple[BlockOperator, np.ndarray, np.ndarray]:
+def exact(name):
     """Return H by double backward, its largest eigenvalue and the vector."""
     operator = problem(name).operator("all")
     return operator, *sparse.eigsh(
@@ -200,13 +192,13 @@ class Cubed(torch.autograd.Function):
     """x^3 with a gradient that has no derivative."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x**3
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         (x,) = ctx.saved_tensors
         return 3 * x**2 * slope
 
@@ -214,13 +206,13 @@ class Cubed(torch.autograd.Function):
 class Once(nn.Module):
     """A network with a cube, which may be `Cubed`."""
 
-    def __init__(self, *, is_elementary: bool) -> None:
+    def __init__(self, *, is_elementary):
         super().__init__()
         self.first = nn.Linear(4, 5)
         self.last = nn.Linear(5, 3)
         self.is_elementary = is_elementary
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.first(x)
         return self.last(hidden**3 if self.is_elementary else Cubed.apply(hidden))
 
@@ -250,12 +242,12 @@ class ReluInNumPy(torch.autograd.Function):
     """A ReLU whose kink torch does not see."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.clamp(min=0)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         (x,) = ctx.saved_tensors
         return slope * torch.from_numpy(x.detach().numpy() > 0)
 
@@ -263,13 +255,13 @@ class ReluInNumPy(torch.autograd.Function):
 class AtAKink(nn.Module):
     """A network with a ReLU of weights that are zero, where no second derivative exists."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
         nn.init.zeros_(self.first.weight)
         nn.init.zeros_(self.first.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(ReluInNumPy.apply(self.first(x)))
 
 

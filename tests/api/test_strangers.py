@@ -1,12 +1,8 @@
 """The first hour with a network of one's own: compiled, scripted, checkpointed, sparse and padded modules, CTC."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,17 +20,17 @@ Y = torch.tensor([0, 1, 2, 0, 1, 2])
 Change = Callable[[nn.Sequential], nn.Module]
 
 
-def plain() -> nn.Sequential:
+def plain():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-def truth() -> Tensor:
+def truth():
     network = plain()
     return hessian(lambda: F.cross_entropy(network(X), Y), list(network.parameters()))
 
 
-def norm(network: nn.Module, loss: Any = "cross_entropy", **settings: Any) -> float:
+def norm(network, loss="cross_entropy", **settings):
     problem = hessfig.Problem(network, X, Y, loss)
     table = hessfig.measure(
         problem, blocks=["all"], **{"parts": "H", "estimator": "dense", **settings}
@@ -43,35 +39,35 @@ def norm(network: nn.Module, loss: Any = "cross_entropy", **settings: Any) -> fl
 
 
 class WithFunction(nn.Module):
-    def __init__(self, inside: nn.Sequential) -> None:
+    def __init__(self, inside):
         super().__init__()
         self.inside, self.bend = inside, torch.compile(torch.tanh, backend="aot_eager")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inside[2](self.bend(self.inside[0](x)))
 
 
-def whole(network: nn.Sequential) -> nn.Module:
+def whole(network):
     return torch.compile(network, backend="aot_eager")
 
 
-def twice(network: nn.Sequential) -> nn.Module:
+def twice(network):
     return torch.compile(nn.Sequential(whole(network)), backend="aot_eager")
 
 
-def part(network: nn.Sequential) -> nn.Module:
+def part(network):
     network[0], network[1] = (
         torch.compile(one, backend="aot_eager") for one in network[:2]
     )
     return network
 
 
-def in_place(network: nn.Sequential) -> nn.Module:
+def in_place(network):
     network.compile(backend="aot_eager")
     return network
 
 
-def part_in_place(network: nn.Sequential) -> nn.Module:
+def part_in_place(network):
     network[2].compile(backend="aot_eager")
     return network
 
@@ -104,15 +100,15 @@ def test_what_is_compiled_is_measured_as_its_original(change, has_run, tmp_path)
     assert value == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
 
 
-def scripted(network: nn.Sequential) -> nn.Module:
+def scripted(network):
     return torch.jit.script(network)
 
 
-def traced(network: nn.Sequential) -> nn.Module:
+def traced(network):
     return torch.jit.trace(network, X)
 
 
-def part_scripted(network: nn.Sequential) -> nn.Module:
+def part_scripted(network):
     network[1] = torch.jit.script(network[1])
     return network
 
@@ -127,26 +123,26 @@ def test_torchscript_is_refused_for_its_original(change):
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, inside: nn.Sequential, *, use_reentrant: bool) -> None:
+    def __init__(self, inside, *, use_reentrant):
         super().__init__()
         self.inside, self.use_reentrant = inside, use_reentrant
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inside[1:](
             checkpoint(self.inside[0], self.given(x), use_reentrant=self.use_reentrant)
         )
 
-    def given(self, x: Tensor) -> Tensor:
+    def given(self, x):
         return x
 
 
 class OfLeaf(Checkpointed):
-    def given(self, x: Tensor) -> Tensor:
+    def given(self, x):
         return x.detach().requires_grad_()
 
 
 class OfLater(Checkpointed):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inside[2](
             checkpoint(
                 self.inside[1], self.inside[0](x), use_reentrant=self.use_reentrant
@@ -164,7 +160,7 @@ def test_reentrant_checkpoints_are_refused_for_the_other_kind(kind, products):
     assert found == pytest.approx(float(truth().norm()), rel=1e-8)
 
 
-def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
+def ctc(outputs, targets):
     del targets
     chances = outputs.log_softmax(-1)[:, None].contiguous()
     return F.ctc_loss(
@@ -172,7 +168,7 @@ def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
     )
 
 
-def elementary(outputs: Tensor, targets: Tensor) -> Tensor:
+def elementary(outputs, targets):
     """CTC of the labels 1, 2 with the blank 0: minus the log of the sum over all paths, over the labels' number."""
     del targets
     chances, labels = outputs.log_softmax(-1).exp(), [0, 1, 0, 2, 0]
@@ -240,21 +236,21 @@ def test_products_by_name():
 
 
 class Words(nn.Module):
-    def __init__(self, embedding: nn.Module) -> None:
+    def __init__(self, embedding):
         super().__init__()
         self.words, self.last = embedding, nn.Linear(3, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.words(x).tanh())
 
 
 class Scaled(nn.Embedding):
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, input):
         return 2 * super().forward(input)
 
 
 IDS = torch.tensor([[1, 0], [2, 3], [0, 0], [4, 1], [3, 2], [1, 1]])
-EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
+EMBEDDINGS = {
     "sparse": lambda: nn.Embedding(5, 3, sparse=True),
     "padded": lambda: nn.Embedding(5, 3, padding_idx=1),
     "sparse and padded": lambda: nn.Embedding(5, 3, padding_idx=1, sparse=True),
@@ -264,7 +260,7 @@ EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
     "class of its own": lambda: Scaled(5, 3, padding_idx=0, sparse=True),
     "counted": lambda: nn.Embedding(5, 3, sparse=True, scale_grad_by_freq=False),
 }
-BAGS: dict[str, Callable[[], nn.Module]] = {
+BAGS = {
     "sparse sum": lambda: nn.EmbeddingBag(5, 3, mode="sum", sparse=True),
     "sparse mean": lambda: nn.EmbeddingBag(5, 3, sparse=True),
     "padded mean": lambda: nn.EmbeddingBag(5, 3, padding_idx=1),
@@ -274,8 +270,8 @@ BAGS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def gathered(bag: nn.EmbeddingBag) -> Callable[[Tensor], Tensor]:
-    def outputs(ids: Tensor) -> Tensor:
+def gathered(bag):
+    def outputs(ids):
         counts = (
             (ids != bag.padding_idx).double()
             if bag.padding_idx is not None
@@ -308,7 +304,7 @@ def test_embeddings_have_the_derivatives_of_what_they_compute(name):
         else lambda ids: scale * network.words.weight[ids]
     )
 
-    def loss() -> Tensor:
+    def loss():
         return F.cross_entropy(
             network.last(look_up(IDS).tanh()).flatten(0, -2), targets.flatten()
         )
@@ -330,13 +326,13 @@ def test_embeddings_have_the_derivatives_of_what_they_compute(name):
 
 
 class Counting(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.seen: list[Tensor] = []
-        self.facts: dict[str, Any] = {"calls": 0}
+        self.seen = []
+        self.facts = {"calls": 0}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         self.calls += 1
         self.facts["calls"] += 1
         self.last = x
@@ -347,20 +343,20 @@ class Counting(nn.Module):
 class Shifting(nn.Module):
     """A network that changes its input: not to the same at every call."""
 
-    def __init__(self, inside: nn.Module) -> None:
+    def __init__(self, inside):
         super().__init__()
         self.inside = inside
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inside(x.sub_(1.0))
 
 
-def in_place_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+def in_place_loss(outputs, targets):
     targets[targets == 2] = -100
     return F.cross_entropy(outputs, targets)
 
 
-CHANGING: dict[str, Callable[[], nn.Module]] = {
+CHANGING = {
     "instance norm": lambda: nn.Sequential(
         nn.Unflatten(1, (2, 2)),
         nn.InstanceNorm1d(2, affine=True, track_running_stats=True),
@@ -377,7 +373,7 @@ CHANGING: dict[str, Callable[[], nn.Module]] = {
 
 
 class Rounded(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return (2 * x).round().long() + 2
 
 
@@ -441,7 +437,7 @@ def test_a_default_device_of_the_caller_changes_no_bit(tmp_path):
 
     network = plain()
 
-    def numbers(folder: Path) -> list[Any]:
+    def numbers(folder):
         problem = hessfig.Problem(network, X, Y)
         table = hessfig.measure(problem, blocks=["all"], quantities=quantities)
         product = problem.operator("all") @ torch.ones(

@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,11 +17,9 @@ from torch import Tensor, nn
 import hessfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.block_operator import Entries
-from hessfig.curvature.column import Column
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn
 from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
-from hessfig.curvature.problem import Objective
 from hessfig.rng import TURN
 from hessfig.terms import Part
 from tests.daily import daily
@@ -31,7 +29,7 @@ ROWS = {"all": (0, "all")}
 
 
 @pytest.fixture(autouse=True)
-def _switching() -> Iterator[None]:
+def _switching():
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -44,12 +42,12 @@ class Network(nn.Module):
     within: Callable[[], object] | None = None
     forwards: Callable[[], object] | None = None
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return outputs (batch, 3)."""
         if Network.forwards:
             Network.forwards()
@@ -58,26 +56,26 @@ class Network(nn.Module):
         return self.last(hidden.tanh())
 
 
-def _watch(slope: Tensor) -> None:
+def _watch(slope):
     if slope.requires_grad:
         slope.register_hook(lambda _: Network.within and Network.within())
 
 
-def problem(width: int) -> hessfig.Problem:
+def problem(width):
     network = Network(width).eval()
     batches = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(2)]
     return hessfig.Problem(network, batches, loss="cross_entropy")
 
 
-def vector(size: int, number: int) -> Tensor:
+def vector(size, number):
     return torch.randn(size, generator=torch.Generator().manual_seed(number))
 
 
-def new_operator(width: int) -> Callable[[int], Tensor]:
+def new_operator(width):
     """Return products of new operators of one problem, each of another block and part."""
     one = problem(width)
 
-    def call(number: int) -> Tensor:
+    def call(number):
         block = ["first.weight", "last.weight", "all"][number % 3]
         part = ["H", "H_o", "H_f"][number % 3]
         operator = one.operator(block, part, dtype="float32")
@@ -86,15 +84,15 @@ def new_operator(width: int) -> Callable[[int], Tensor]:
     return call
 
 
-def one_operator(width: int) -> Callable[[int], Tensor]:
+def one_operator(width):
     operator = problem(width).operator("all", dtype="float32")
     return lambda number: operator @ vector(operator.shape[1], number)
 
 
-def measured(width: int) -> Callable[[int], Tensor]:
+def measured(width):
     one = problem(width)
 
-    def call(number: int) -> Tensor:
+    def call(number):
         blocks = [["first.bias"], ["last.weight"]][number % 2]
         parts = ["H", "H_o", "H_f"][number % 3]
         table = hessfig.measure(
@@ -110,14 +108,12 @@ def measured(width: int) -> Callable[[int], Tensor]:
     return call
 
 
-def of_columns(
-    made: Callable[[Objective], Column],
-) -> Callable[[int], Callable[[int], Tensor]]:
-    def several(width: int) -> Callable[[int], Tensor]:
+def of_columns(made):
+    def several(width):
         objective = problem(width).objective("float32")
         columns = [made(objective) for _ in range(2)]
 
-        def call(number: int) -> Tensor:
+        def call(number):
             column = columns[number % 2]
             return column.split_matmat(vector(column.dim, number)[:, None], [Part.H])[
                 "all", Part.H
@@ -128,13 +124,13 @@ def of_columns(
     return several
 
 
-def _own(objective: Objective) -> Column:
+def _own(objective):
     if SmallNetwork.can_take(objective):
         return BatchedColumn(SmallNetwork(objective), objective, 0, "all", ROWS)
     return OwnColumn(LargeNetwork.of(objective), objective, 0, "all", ROWS)
 
 
-USES: dict[str, tuple[Callable[[int], Callable[[int], Tensor]], int]] = {
+USES = {
     "new operators": (new_operator, 3),
     "one operator": (one_operator, 8),
     "measure": (measured, 2),
@@ -155,7 +151,7 @@ def test_threads_get_the_bits_of_one_thread(use, width):
     call, start = of(width), threading.Barrier(count)
     found, failures = dict[int, Tensor](), list[BaseException]()
 
-    def several(first: int) -> None:
+    def several(first):
         try:
             start.wait()
             for number in range(first, count * each, count):
@@ -189,7 +185,7 @@ def test_a_product_within_another_and_generators_in_turn(width, monkeypatch):
     inner = second @ v
     seen = list[Tensor]()
 
-    def within() -> None:
+    def within():
         monkeypatch.setattr(Network, "within", None)
         seen.append(second @ v)
 
@@ -197,7 +193,7 @@ def test_a_product_within_another_and_generators_in_turn(width, monkeypatch):
     assert torch.equal(first @ u, truth)
     assert len(seen) == 1 and torch.equal(seen[0], inner)
 
-    def products(operator: Any, along: Tensor) -> Iterator[Tensor]:
+    def products(operator, along):
         for factor in (1, 2):
             yield operator @ (factor * along)
 
@@ -213,10 +209,10 @@ def test_entries_are_read_between_products(width, monkeypatch):
     operator, read = problem(width).operator("all", dtype="float32"), list[Any]()
     threads = list[threading.Thread]()
 
-    def reading() -> None:
+    def reading():
         read.append(Entries(operator._problem, 0, "last.weight").sizes)
 
-    def forwards() -> None:
+    def forwards():
         threads.append(threading.Thread(target=reading))
         threads[-1].start()
         threads[-1].join(0.2)
@@ -236,7 +232,7 @@ def test_a_process_forked_while_another_thread_measures_can_multiply():
     done = threading.Event()
     truth = operator(0)
 
-    def hold() -> None:
+    def hold():
         with TURN:
             taken.set()
             done.wait()

@@ -1,7 +1,5 @@
 """The bar of hessfig.measure: on a terminal and in a notebook after two seconds, nothing elsewhere, before or after."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
@@ -38,7 +36,7 @@ print("rows:", len(table))
 """
 
 
-def on_a_terminal(program: str) -> str:
+def on_a_terminal(program):
     """Return what a program prints on a terminal of its own."""
     mine, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
@@ -89,14 +87,14 @@ def test_nothing_is_printed_elsewhere(capfd, monkeypatch):
 class Notebook:
     """Stands for IPython and the handle of what it shows."""
 
-    def __init__(self) -> None:
-        self.shown: list[str] = []
+    def __init__(self):
+        self.shown = []
 
-    def display(self, form: dict[str, str], **_: object) -> Notebook:
+    def display(self, form, **_):
         self.shown.append(form["text/plain"])
         return self
 
-    def update(self, form: dict[str, str], **_: object) -> None:
+    def update(self, form, **_):
         self.shown.append(form["text/plain"])
 
 
@@ -115,7 +113,7 @@ def test_a_notebook_shows_columns(monkeypatch):
 
 
 def test_an_interruption_says_what_is_kept(monkeypatch):
-    def stopped(*_: object) -> None:
+    def stopped(*_):
         raise KeyboardInterrupt
 
     given = problem()
@@ -126,16 +124,16 @@ def test_an_interruption_says_what_is_kept(monkeypatch):
 
 
 class Slow(torch.nn.Tanh):
-    def __init__(self, pause: float) -> None:
+    def __init__(self, pause):
         super().__init__()
         self.pause = pause
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         time.sleep(self.pause)
         return super().forward(x)
 
 
-def problem(pause: float = 0.0) -> hessfig.Problem:
+def problem(pause=0.0):
     torch.manual_seed(0)
     network = torch.nn.Sequential(
         torch.nn.Linear(3, 2), Slow(pause), torch.nn.Linear(2, 2)

@@ -1,9 +1,5 @@
 """Bad arguments of the Python interface: each is refused with a message that says what it must, and no traceback."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import hessfig
 from hessfig.errors import UserError
 from tests.api.test_arguments import PROBLEMS, REQUESTS, problem
@@ -20,9 +16,7 @@ def test_bad_arguments(ledger):
     assert not ledger.wrong(KIND)
 
 
-def answer(
-    name: str, changed: dict[str, Any], settings: dict[str, Any]
-) -> dict[str, str]:
+def answer(name, changed, settings):
     """Return what is wrong with the answer to one case, as the ledger notes it."""
     try:
         table = hessfig.measure(problem(**changed), **settings)

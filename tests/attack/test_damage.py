@@ -5,12 +5,7 @@ was written, or nothing. A file of the user's has none, so a flipped digit is an
 number; there it is only asked that nothing escapes.
 """
 
-from __future__ import annotations
-
-import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -18,7 +13,6 @@ from hessfig.analysis.arrays import read_hessians
 from hessfig.errors import UserError
 from hessfig.sweep.store import CellStore, CorruptCell
 from hessfig.theory import studies
-from tests.attack.ledger import Ledger
 from tests.attack.target import CSV, Answer
 
 Call = Callable[..., Answer]
@@ -28,7 +22,7 @@ TURNS = 80  # of a whole command
 OWN = "# @package _global_\nsweep:\n  name: mine\n  vary: {model.n_heads: [1, 2]}\ngrid: {points: 3}\nblocks: [W_V]\n"
 
 
-def damaged(path: Path, dice: random.Random, count: int) -> Iterator[str]:
+def damaged(path, dice, count):
     """Damage a file `count` times, once a turn: a flipped bit, or its end cut off; it is sound again afterwards."""
     whole = path.read_bytes()
     for turn in range(count):
@@ -75,7 +69,7 @@ def test_arrays(place, dice, ledger):
     assert not ledger.wrong("arrays (.npz)")
 
 
-def matrices(folder: Path) -> list[bytes]:
+def matrices(folder):
     return [hessian.matrix.tobytes() for hessian in read_hessians(folder)]
 
 
@@ -176,14 +170,7 @@ def test_pictures(tmp_path, dice, ledger):
     assert not ledger.wrong("pictures (.npz)")
 
 
-def note(
-    ledger: Ledger,
-    kind: str,
-    where: str,
-    read: Callable[[], Any],
-    sound: Any,
-    refusal: type[Exception],
-) -> None:
+def note(ledger, kind, where, read, sound, refusal):
     """Read a damaged file: a refusal is right, so is what was written (`sound`; None: anything)."""
     try:
         found = read()

@@ -1,11 +1,7 @@
 """A disk that is full: said in a line, nothing half written, and the same command goes on when there is space."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,7 @@ from tests.runs import rows
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A tmpfs of 128 kB."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -73,7 +69,7 @@ def test_readers_on_a_full_disk(pristine, disk, ledger, verb):
     assert not ledger.wrong("full disks")
 
 
-def _fill(disk: Path) -> None:
+def _fill(disk):
     with (disk / "ballast").open("wb", buffering=0) as ballast:
         try:
             while True:
@@ -82,7 +78,7 @@ def _fill(disk: Path) -> None:
             pass
 
 
-def _mount(folder: Path, options: str) -> subprocess.CompletedProcess[bytes] | None:
+def _mount(folder, options):
     try:
         return subprocess.run(
             ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],

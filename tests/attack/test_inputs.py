@@ -1,9 +1,5 @@
 """150 bad inputs and more: each exits with 2, says what it must, steers no terminal, and changes no file."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from tests.attack.bad_inputs import BESIDE_RESULTS
 from tests.cli.test_bad_input import BAD
 
@@ -36,7 +32,7 @@ def test_bad_inputs(place, call, ledger):
     assert not ledger.wrong(KIND)
 
 
-def files_in(folder: Path) -> dict[str, int]:
+def files_in(folder):
     return {
         str(path): path.stat().st_mtime_ns
         for path in folder.rglob("*")

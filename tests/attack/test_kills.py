@@ -1,13 +1,9 @@
 """Kills at random moments: the same command again ends in the same bytes, and nobody is left running."""
 
-from __future__ import annotations
-
 import os
-import random
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -28,9 +24,7 @@ READERS = {
 }
 
 
-def killed(
-    words: tuple[str, ...], folder: Path, dice: random.Random, longest: float
-) -> str:
+def killed(words, folder, dice, longest):
     """Start a command, send it or its whole group a signal within `longest` seconds; return what escaped, if any."""
     number, group = dice.choice(SIGNALS), dice.random() < 0.5
     run = subprocess.Popen(
@@ -94,11 +88,11 @@ def test_readers(place, dice, ledger, name):
     assert not ledger.wrong(f"kills of {name}")
 
 
-def contents(folder: Path, pattern: str) -> dict[str, bytes]:
+def contents(folder, pattern):
     return {path.name: path.read_bytes() for path in sorted(folder.glob(pattern))}
 
 
-def _ended(group: int, patience: float = 15.0) -> bool:
+def _ended(group, patience=15.0):
     """Whether every process of the group is gone, within `patience` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -111,6 +105,6 @@ def _ended(group: int, patience: float = 15.0) -> bool:
     return False
 
 
-def _is_old(path: Path) -> bool:
+def _is_old(path):
     """Whether a temporary file was left long ago: those of the last hour may belong to a run that is going on."""
     return time.time() - path.stat().st_mtime > 3600

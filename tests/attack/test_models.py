@@ -1,23 +1,15 @@
 """Folders of models and files of ids, damaged and hostile: refused when planned, nothing written, or read whole."""
 
-from __future__ import annotations
-
 import json
 import pickle
-import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.attack.ledger import Ledger
-from tests.attack.target import Answer
 from tests.models.kinds.test_transformer_lens import GPT2, state, written
 from tests.models.tiny_models import save, save_ids, save_tokenizer
 
@@ -37,7 +29,7 @@ FLIPS = 60  # of every file
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sound(tmp_path_factory):
     """Models of both kinds with ids and a text; nobody writes here."""
     home = tmp_path_factory.mktemp("sound")
     save("gpt2", home / "gpt2")
@@ -51,9 +43,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def plan(
-    call: Callable[..., Answer], home: Path, folder: str = "gpt2", ids: str = "ids.npy"
-) -> Answer:
+def plan(call, home, folder="gpt2", ids="ids.npy"):
     kind = "transformer_lens" if folder == "lens" else "huggingface"
     length = "task.length=4"  # a text has none of its own
     return call(
@@ -65,13 +55,7 @@ def plan(
     )
 
 
-def test_hostile_folders(
-    sound: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: Callable[..., Answer],
-    ledger: Ledger,
-) -> None:
+def test_hostile_folders(sound, tmp_path, monkeypatch, call, ledger):
     monkeypatch.chdir(tmp_path)
     mark = tmp_path / "ran"
     for name, wanted, hurt in hostile(mark):
@@ -91,7 +75,7 @@ def test_hostile_folders(
     assert not ledger.wrong(FOLDERS)
 
 
-def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
+def hostile(mark):
     """Yield names, words of the refusal, and what is done to a folder."""
     for key, value, wanted in (
         ("n_layer", 10**9, "more layers and heads"),
@@ -185,30 +169,30 @@ def hostile(mark: Path) -> Iterator[tuple[str, str, Callable[[Path], object]]]:
 class Runs:
     """A pickle that opens a file for writing when it is read by pickle itself."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return open, (str(self.mark), "w")
 
 
-def said(at: Path, **changes: Any) -> None:
+def said(at, **changes):
     path = at / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def indexed(at: Path, where: Any) -> None:
+def indexed(at, where):
     (at / WEIGHTS).rename(at.parent / "evil.safetensors")
     (at / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}))
 
 
-def changed(at: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def changed(at, change):
     tensors = load_file(at / WEIGHTS)
     name = "transformer.h.0.attn.c_attn.bias"
     save_file({**tensors, name: change(tensors[name])}, at / WEIGHTS)
 
 
-def headers() -> dict[str, Any]:
+def headers():
     one = {"dtype": "F64", "shape": [4], "data_offsets": [0, 32]}
     return {
         "deep": b"[" * 100_000,
@@ -232,13 +216,13 @@ def headers() -> dict[str, Any]:
     }
 
 
-def framed(at: Path, header: Any) -> None:
+def framed(at, header):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     length = 2**63 if header is None else len(text)
     (at / WEIGHTS).write_bytes(struct.pack("<Q", length) + text + bytes(32))
 
 
-def old(at: Path, content: bytes) -> None:
+def old(at, content):
     (at / WEIGHTS).unlink()
     (at / "pytorch_model.bin").write_bytes(content)
 
@@ -257,17 +241,7 @@ def old(at: Path, content: bytes) -> None:
         ("", "text.txt", "text.txt"),
     ],
 )
-def test_damage(
-    sound: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: Callable[..., Answer],
-    ledger: Ledger,
-    dice: random.Random,
-    folder: str,
-    file: str,
-    ids: str,
-) -> None:
+def test_damage(sound, tmp_path, monkeypatch, call, ledger, dice, folder, file, ids):
     """Bytes are changed, cut out and put in: the file is refused, or what it then says is planned."""
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
@@ -286,7 +260,7 @@ def test_damage(
     assert not ledger.wrong(kind)
 
 
-def damaged(content: bytes, dice: random.Random) -> bytes:
+def damaged(content, dice):
     """Return the content with one to four bytes changed near its beginning or anywhere, cut short, or repeated."""
     found, reach = bytearray(content), dice.choice([64, 512, len(content)])
     for _ in range(dice.randint(1, 4)):
@@ -300,13 +274,7 @@ def damaged(content: bytes, dice: random.Random) -> bytes:
     return bytes(found)
 
 
-def test_ids_of_every_claim(
-    sound: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: Callable[..., Answer],
-    ledger: Ledger,
-) -> None:
+def test_ids_of_every_claim(sound, tmp_path, monkeypatch, call, ledger):
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     shutil.copytree(sound, home)

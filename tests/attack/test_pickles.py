@@ -1,13 +1,9 @@
 """Pickles made of any opcodes in any order: the script reads them as numbers or refuses them, and runs nothing."""
 
-from __future__ import annotations
-
 import pickle
 import pickletools
 import struct
-import subprocess
 import time
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -35,7 +31,7 @@ NAMES += [
 ]
 
 
-def argument(kind: str | None) -> some.SearchStrategy[bytes]:
+def argument(kind):
     """Return bytes that an opcode's argument may be, near the ends of its range as well."""
     if kind is None:
         return some.just(b"")
@@ -62,7 +58,7 @@ def argument(kind: str | None) -> some.SearchStrategy[bytes]:
     )
 
 
-def one(opcode: Any) -> some.SearchStrategy[bytes]:
+def one(opcode):
     return argument(opcode.arg and opcode.arg.name).map(
         lambda rest: opcode.code.encode("latin-1") + rest
     )
@@ -139,7 +135,7 @@ def test_many_by_the_script(place, ledger):
     assert not ledger.wrong(KIND)
 
 
-def _traceback(done: subprocess.CompletedProcess[str]) -> str:
+def _traceback(done):
     refused = done.returncode == 2 and "Traceback" not in done.stderr
     return (
         ""

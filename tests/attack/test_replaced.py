@@ -1,11 +1,7 @@
 """Files replaced while a run is at work: the cell fails by name, and the same command again gives the right number."""
 
-from __future__ import annotations
-
 import subprocess
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +36,7 @@ TOY = [
 ]
 
 
-def write_factory(folder: Path, number: int) -> None:
+def write_factory(folder, number):
     """Write a factory whose inputs have size `number`; the modules and the file it reads stay, once they are there."""
     (folder / "net.py").write_text(FACTORY.replace("SCALE *", f"{number} * SCALE *"))
     if not (folder / "beside.py").exists():
@@ -49,13 +45,13 @@ def write_factory(folder: Path, number: int) -> None:
         write_data(folder, 0)
 
 
-def write_beside(folder: Path, number: int) -> None:
+def write_beside(folder, number):
     """Write the module that the factory imports."""
     write_factory(folder, 1)
     (folder / "beside.py").write_text(f"SCALE = {number}.0\n")
 
 
-def write_data(folder: Path, number: int) -> None:
+def write_data(folder, number):
     """Write the file that the factory reads."""
     torch.manual_seed(number)
     torch.save(torch.nn.Linear(4, 3).state_dict(), folder / "data.pt")
@@ -63,7 +59,7 @@ def write_data(folder: Path, number: int) -> None:
         write_factory(folder, 1)
 
 
-def write_state(folder: Path, number: int) -> None:
+def write_state(folder, number):
     """Write weights for state.path."""
     config = Config(
         model=ModelConfig(d_model=4), task=TaskConfig(digits=1, batch_size=3)
@@ -75,13 +71,13 @@ def write_state(folder: Path, number: int) -> None:
     )
 
 
-def write_pictures(folder: Path, number: int) -> None:
+def write_pictures(folder, number):
     """Write pictures for task.path."""
     images = np.random.default_rng(number).random((20, 8, 8))
     np.savez(folder / "p.npz", images=images, labels=np.arange(20) % 10)
 
 
-CLASSES: dict[str, tuple[list[str], Callable[[Path, int], None], str]] = {
+CLASSES = {
     "model.factory": (
         OWN,
         write_factory,
@@ -114,15 +110,13 @@ CLASSES: dict[str, tuple[list[str], Callable[[Path, int], None], str]] = {
 }
 
 
-def numbers(folder: Path) -> list[str]:
+def numbers(folder):
     """Return the values of the only table there is."""
     (table,) = folder.glob("outputs/*/table.csv")
     return [row["value"] for row in rows(table)]
 
 
-def undisturbed(
-    folder: Path, words: list[str], write: Callable[[Path, int], None], number: int
-) -> list[str]:
+def undisturbed(folder, words, write, number):
     """Return the right numbers for one content of the file."""
     folder.mkdir()
     write(folder, number)

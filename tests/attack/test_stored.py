@@ -1,9 +1,6 @@
 """Stored Hessians belong to their settings: other runs, other grids and swapped files are never drawn for them."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 from hessfig.analysis.arrays import read_hessians
 from tests.attack.target import ENTRIES, command
@@ -11,14 +8,14 @@ from tests.attack.target import ENTRIES, command
 KIND = "stored Hessians of other settings"
 
 
-def drawn(folder: Path) -> list[bytes]:
+def drawn(folder):
     return [
         hessian.matrix.tobytes()
         for hessian in read_hessians(folder / "outputs/entries")
     ]
 
 
-def run(folder: Path, *words: str) -> None:
+def run(folder, *words):
     done = command("run", *ENTRIES, *words, folder=folder)
     assert done.returncode == 0, done.stderr
 

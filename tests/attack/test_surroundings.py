@@ -1,14 +1,10 @@
 """Closed streams, odd environments and limits, YAML and tables of any content."""
 
-from __future__ import annotations
-
 import os
-import random
 import shlex
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -69,7 +65,7 @@ PATH=
 """.strip().splitlines()
 
 
-def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def shell(line, folder):
     """Run `hessfig LINE` by sh, as a user would type it; what it asks gets no answer."""
     command = f"{shlex.quote(str(COMMAND))} {line}"
     return subprocess.run(
@@ -83,7 +79,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def escaped(done: subprocess.CompletedProcess[str]) -> str:
+def escaped(done):
     """Return what is wrong with how a command ended, if anything."""
     wrong = "Traceback" in done.stderr + done.stdout or done.returncode not in (0, 1, 2)
     return f"exit {done.returncode}: {done.stderr[-300:]}" if wrong else ""
@@ -247,7 +243,7 @@ a: b
 ]
 
 
-def page(dice: random.Random, depth: int = 0) -> str:
+def page(dice, depth=0):
     """Return lines of YAML at random, sound ones more often than not."""
     lines = []
     for _ in range(dice.randrange(1, 5)):
@@ -317,7 +313,7 @@ CELLS += [
 ]
 
 
-def mangled(text: str, dice: random.Random) -> str:
+def mangled(text, dice):
     """Return a table with an entry replaced, a row cut short, twice or too long, or its end cut off."""
     lines = [line.split(",") for line in text.splitlines()]
     row = dice.choice(lines)

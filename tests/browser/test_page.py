@@ -1,19 +1,14 @@
 """The report in headless Chromium, opened from disk, wide, narrow and printed (`make test-browser`)."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
-from tests.conftest import Cli
 from tests.report.test_page import write
 
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def report(cli: Cli, tmp_path: Path) -> str:
+def report(cli, tmp_path):
     write(tmp_path / "outputs", "mine", "<script>document.title = 1</script>")
     assert cli("report").code == 0
     return (tmp_path / "outputs/report.html").as_uri()

@@ -1,7 +1,5 @@
 """Every kind of bad input: exit 2, nothing written, and a message that says what, got, allowed and remedy."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -461,7 +459,7 @@ def test_a_table_from_another_config(cli, undisturbed):
     assert _files_in(undisturbed / "outputs/sigma") == before
 
 
-def _files_in(folder: Path) -> dict[str, int]:
+def _files_in(folder):
     return {
         path.name: path.stat().st_mtime_ns
         for path in folder.iterdir()

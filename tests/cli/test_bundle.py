@@ -1,10 +1,7 @@
 """`hessfig bundle` and `hessfig compare`: a table packed, unpacked elsewhere, measured again, and compared."""
 
-from __future__ import annotations
-
 import hashlib
 import zipfile
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +19,7 @@ def make(seed):
 """
 
 
-def unpacked(archive: Path, into: Path) -> Path:
+def unpacked(archive, into):
     with zipfile.ZipFile(archive) as opened:
         opened.extractall(into)
     return into / archive.stem

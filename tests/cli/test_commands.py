@@ -1,7 +1,5 @@
 """The command line: quick where it must be, helpful everywhere, and Hydra's own features where they are expected."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -39,7 +37,7 @@ HEAVY = {
 }
 
 
-def imported(*arguments: str) -> set[str]:
+def imported(*arguments):
     """Return the top-level modules a call of the command imports."""
     found = subprocess.run(
         [sys.executable, "-X", "importtime", COMMAND, *arguments],

@@ -1,7 +1,5 @@
 """hessfig export: plain files of one network, and what docs/conventions.md says of them, tried without the package."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -9,28 +7,24 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from hessfig import rng
 from hessfig.config.compose.job import compose
-from hessfig.config.schema import Config
 from hessfig.curvature.problem import rademacher
 from hessfig.models.protocol import kind
 from hessfig.states.exported import plain_files
 from hessfig.states.initialised import build_network
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
-from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.plan import Sweep
 from hessfig.tasks.examples import training_batch, unseen_sums
 from tests.pages import BLOCK, ROOT, text_of
 from tests.runs import here, rows
@@ -64,7 +58,7 @@ SMALL = (
 KINDS = 13  # numbers that the example recomputes
 
 
-def alone(folder: Path, calls: Mapping[str, Sequence[object]]) -> Told:
+def alone(folder, calls):
     """Run scripts with their arguments in an interpreter without hessfig; return what each printed."""
     words = {
         str(folder / name): [str(word) for word in call] for name, call in calls.items()
@@ -84,7 +78,7 @@ def alone(folder: Path, calls: Mapping[str, Sequence[object]]) -> Told:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with the example's table and the export of its network."""
     folder = tmp_path_factory.mktemp("stranger")
     done = here(
@@ -103,7 +97,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
+def told(made, tmp_path_factory):
     """What the example says of the export, and of others: a table, a weight and a setting that are off."""
     folder = tmp_path_factory.mktemp("told")
     network = made / "network"
@@ -169,11 +163,11 @@ def test_the_example_says_what_it_does_not_know(told):
 
 
 @cache
-def documented() -> dict[str, Any]:
+def documented():
     """The names that the Python block of docs/conventions.md defines."""
     blocks = BLOCK.finditer(text_of("docs/conventions.md"))
     (code,) = (block["text"] for block in blocks if block["language"] == "python")
-    names: dict[str, Any] = {}
+    names = {}
     exec(code, names)
     return names
 
@@ -382,7 +376,7 @@ def test_names_stand_in_the_order_of_the_parameters():
         ["model=mlp", "task.digits=1"],
         ["model=cnn", "task=digits"],
     ):
-        config: Config = compose(["sweep=sigma", "sweep.vary={}", *words]).config
+        config = compose(["sweep=sigma", "sweep.vary={}", *words]).config
         network = build_network(config, sigma=1.0, seed=0)
         named = [
             weight.parameter
@@ -391,7 +385,7 @@ def test_names_stand_in_the_order_of_the_parameters():
         assert named == [name for name, _ in network.named_parameters()]
 
 
-def _example() -> Any:
+def _example():
     spec = spec_from_file_location("ten_numbers", SCRIPT)
     assert spec and spec.loader
     module = module_from_spec(spec)
@@ -464,7 +458,7 @@ def test_the_whole_hessian_has_the_orientation_that_the_page_says(tmp_path):
     )
 
 
-def _exported(words: list[str], folder: Path) -> tuple[Any, list[Cell]]:
+def _exported(words, folder):
     """Return the network of an export as the example reads it, and the cells of the same settings."""
     sweep = Sweep(compose([*SMALL, "seeds=1", f"output_dir={folder}", *words]).variants)
     cells = sweep.cells
@@ -476,7 +470,7 @@ def _exported(words: list[str], folder: Path) -> tuple[Any, list[Cell]]:
     return _example().Network(folder / "network"), cells
 
 
-def _cut(blocks: Any, vector: Tensor) -> list[Tensor]:
+def _cut(blocks, vector):
     shapes = [blocks.network.weights[name].shape for name in blocks.parameters]
     pieces = vector.split([shape.numel() for shape in shapes])
     return [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
@@ -536,7 +530,7 @@ def test_every_variant_has_a_name(cli, tmp_path, name, mlp):
     )
 
 
-def _small() -> Config:
+def _small():
     return compose(list(SMALL)).config
 
 

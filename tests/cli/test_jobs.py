@@ -1,9 +1,6 @@
 """Runs beside a table of other settings, and runs from a user's own folder."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -64,7 +61,7 @@ def test_a_broken_manifest_does_not_stop_status(cli, undisturbed, tmp_path):
 
 
 @pytest.fixture
-def of_ones_own(tmp_path: Path) -> None:
+def of_ones_own(tmp_path):
     """A folder `my` with a sweep, a model and a figure."""
     files = {
         "sweep/mine": OWN_SWEEP,
@@ -197,7 +194,7 @@ def test_slopes_name_the_quantities_that_they_leave_out(tmp_path, capsys):
     assert "no slope has a prediction" in capsys.readouterr().out
 
 
-def ended(*words: str) -> int:
+def ended(*words):
     with pytest.raises(SystemExit) as found:
         main(list(words))
     return int(str(found.value.code))

@@ -1,7 +1,5 @@
 """The command from outside: what it imports, how it ends when it is stopped, and whom it prints to."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -42,7 +40,7 @@ STOPPED = "interrupted: finished cells are kept; run the same command to go on\n
 
 
 @pytest.fixture
-def trapped(tmp_path: Path) -> Path:
+def trapped(tmp_path):
     """A folder whose modules have the names of the standard library's, and of hessfig itself."""
     for name in (
         "random.py",
@@ -56,7 +54,7 @@ def trapped(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def executed(folder: Path) -> list[str]:
+def executed(folder):
     return [path.name for path in folder.rglob("*.executed")]
 
 
@@ -95,9 +93,7 @@ def test_python_m_leaves_the_current_folder_too(trapped):
     assert (done.returncode, executed(trapped)) == (0, []), done.stderr
 
 
-def stopped(
-    folder: Path, number: signal.Signals, *, delay: float, times: int = 1
-) -> tuple[int, str]:
+def stopped(folder, number, *, delay, times=1):
     """Send a signal to the whole group after `delay` seconds; return exit code and what was said but how far it was."""
     run = subprocess.Popen(
         [COMMAND, "run", *TOY, "seeds=400"],
@@ -130,7 +126,7 @@ def test_sigterm_says_what_ctrl_c_says(tmp_path):
     assert stopped(tmp_path, signal.SIGTERM, delay=1.5) == (143, STOPPED)
 
 
-def into(stdout: int, *words: str, folder: Path) -> tuple[int, str]:
+def into(stdout, *words, folder):
     run = subprocess.Popen(
         [COMMAND, *words], cwd=folder, stdout=stdout, stderr=subprocess.PIPE, text=True
     )
@@ -199,7 +195,7 @@ def test_a_matplotlibrc_that_cannot_be_read_is_named(tmp_path):
 
 
 def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch):
-    changed: list[tuple[int, int]] = []
+    changed = []
     monkeypatch.setattr(
         machine.resource, "setrlimit", lambda _, limits: changed.append(limits)
     )

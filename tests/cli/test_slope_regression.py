@@ -1,10 +1,7 @@
 """CI's regression on slopes: a small exact run of the main sweep passes the gate, a wrong exponent does not."""
 
-from __future__ import annotations
-
 import io
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -24,7 +21,7 @@ TOLERANCE = 0.25
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
+def outputs(tmp_path_factory, workers):
     folder = tmp_path_factory.mktemp("slopes")
     assert here("run", *SMALL, f"output_dir={folder}", folder=folder).returncode == 0
     return folder

@@ -1,7 +1,5 @@
 """Settings that cannot be run are named, with the value, what is allowed, and what to do."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -16,8 +14,8 @@ from hessfig.errors import UserError
 GAUSSIAN = TaskConfig(data=Data.gaussian, loss=Loss.mse)
 
 
-def bare(**settings: object) -> dict[str, object]:
-    model = ModelConfig(kind=Kind.self_attention, d_model=8, **settings)  # type: ignore[arg-type]
+def bare(**settings):
+    model = ModelConfig(kind=Kind.self_attention, d_model=8, **settings)
     return {"model": model, "task": GAUSSIAN, "blocks": ["W_V"]}
 
 
@@ -52,7 +50,7 @@ BAD = {
 @pytest.mark.parametrize("message", BAD)
 def test_bad_settings_are_refused_by_name(message):
     with pytest.raises(UserError, match=message) as caught:
-        check_config(Config(**BAD[message]))  # type: ignore[arg-type]
+        check_config(Config(**BAD[message]))
     assert caught.value.allowed and caught.value.remedy
     assert caught.value.got is not None
 
@@ -73,7 +71,7 @@ GOOD = [
 
 @pytest.mark.parametrize("settings", GOOD)
 def test_settings_that_can_be_run_pass(settings):
-    check_config(Config(**settings))  # type: ignore[arg-type]
+    check_config(Config(**settings))
 
 
 def test_an_unknown_device_is_refused():

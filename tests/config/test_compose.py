@@ -1,7 +1,5 @@
 """Every shipped configuration composes, passes the checks and measures at toy size."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from hessfig.config.settings import settings
 from hessfig.measurements.catalogue import quantity
 from hessfig.studies.directions import slices
 from hessfig.sweep.measure import compute_cell
-from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.plan import Sweep
 from tests.config.composing import configs, job
 
 SWEEPS = list(choices("sweep"))
@@ -148,7 +146,7 @@ def make(seed):
 """
 
 
-def toy_cells(sweep: str, most: int, folder: Path) -> list[Cell]:
+def toy_cells(sweep, most, folder):
     """Return a cell of each quantity of at most `most` variants: one sigma, one seed, a narrow network."""
     (folder / "network.py").write_text(NETWORK)
     narrow = {**TOY, "model.d_model": 16 if sweep in WIDE else 4}
@@ -320,7 +318,7 @@ def test_estimators_and_types_are_those_make_figures_used():
     }
 
 
-def _network(sweep: str) -> list[str]:
+def _network(sweep):
     return ["model.factory=network.py:make"] if sweep == "network" else []
 
 

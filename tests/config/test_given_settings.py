@@ -1,10 +1,7 @@
 """Every setting given to every kind of network, data and state: it changes a key, is of none, is noted, or refused."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from hessfig.config.compose.job import Job, compose
 from hessfig.config.compose.overrides import command_settings
 from hessfig.config.facts import Role
 from hessfig.config.presets import names
-from hessfig.config.settings import Setting, settings, value_of
+from hessfig.config.settings import settings, value_of
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of
@@ -87,7 +84,7 @@ MEASURED = {
         "estimator=dense",
     ),
 }
-VALUES: dict[str, tuple[str, ...]] = {
+VALUES = {
     "task.path": ("words.txt",),
     "task.sha256": ("0" * 64,),
     "model.kind": ("mlp",),
@@ -138,7 +135,7 @@ NOT_OF_KEYS = {
 }
 
 
-def values(one: Setting) -> tuple[str, ...]:
+def values(one):
     """Return values that are not the default."""
     if one.key in VALUES:
         return VALUES[one.key]
@@ -153,7 +150,7 @@ def values(one: Setting) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(tmp_path, monkeypatch):
     """Go to a folder with a network of one's own, and weights for the first network here."""
     body = "import torch\n\n\ndef make(seed=0, sigma=1.0, b=1, c=1):\n    torch.manual_seed(seed)\n"
     body += "    net = torch.nn.Linear(3, 2)\n"
@@ -171,33 +168,33 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def changed(base: Job, key: str, value: str) -> Job:
+def changed(base, key, value):
     """Return what a further word asks, as `hessfig run` does, without composing all of it again."""
     composed, word = base.composed.copy(), f"{key}={value}"
     OmegaConf.update(composed, key, command_settings([word])[key], force_add=True)
     return Job(composed, (*base.words, word), None)
 
 
-def keys(job: Job) -> set[str]:
+def keys(job):
     """Return the keys of the cells that are planned. Raises UserError where something is refused."""
     return planned(job)[0]
 
 
-def planned(job: Job) -> tuple[set[str], list[str]]:
+def planned(job):
     """Return the keys of the cells, and the notes."""
     job = job.without_unread()
     sweep = Sweep(job.variants, job.asked)
     return {cell.key for cell in (*sweep.cells, *sweep.pilots)}, sweep.unread
 
 
-def others(base: Job, one: Setting) -> list[str]:
+def others(base, one):
     """Return values that are not what it has."""
     return [
         value for value in values(one) if value != typed(value_of(base.first, one.key))
     ]
 
 
-def outcome(base: Job, known: set[str], one: Setting) -> str:
+def outcome(base, known, one):
     """Return what becomes of a setting that is given: it changes a key, is noted, is refused, or neither."""
     found = []
     for value in others(base, one):
@@ -215,12 +212,12 @@ def outcome(base: Job, known: set[str], one: Setting) -> str:
     )
 
 
-def is_of(key: str, notes: list[str]) -> bool:
+def is_of(key, notes):
     """Return whether a note says that nothing reads this setting; others are of settings that it makes idle."""
     return any(re.match(rf"{re.escape(key)}(?![\w.])", note) for note in notes)
 
 
-def outcomes(words: tuple[str, ...]) -> dict[str, str]:
+def outcomes(words):
     """Return what becomes of every setting that does not stand in `words` already."""
     base = compose(words)
     known = keys(base)
@@ -289,7 +286,7 @@ def test_a_setting_of_network_and_data_that_is_taken_changes_what_is_measured(
     assert idle <= WITHOUT_EFFECT.get(name, set())
 
 
-def measured_or_refused(job: Job, key: str) -> str:
+def measured_or_refused(job, key):
     """Return what is measured, "refused" where the setting is refused, or noted as one that nothing reads."""
     try:
         return "refused" if is_of(key, planned(job)[1]) else measured(job)
@@ -297,7 +294,7 @@ def measured_or_refused(job: Job, key: str) -> str:
         return "refused"
 
 
-def measured(job: Job) -> str:
+def measured(job):
     """Return what tells a network at its weights with its data and loss from others, to the bit."""
     problem = drawn(job.first, sigma=0.7, seed=5)
     blocks = Variant("", job.first).blocks

@@ -1,7 +1,5 @@
 """The values of sigma."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

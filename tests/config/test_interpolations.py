@@ -1,9 +1,6 @@
 """Settings may refer to settings; neither the environment, nor the clock, nor a function answers."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -49,7 +46,7 @@ PLACES = {
 
 
 @pytest.fixture(autouse=True)
-def secret(monkeypatch: pytest.MonkeyPatch) -> None:
+def secret(monkeypatch):
     monkeypatch.setenv("SECRET", SECRET)
 
 
@@ -94,7 +91,7 @@ def test_another_thread_sees_what_is_the_applications():
     """While hessfig composes, other threads resolve, register, compose and copy as before."""
     hydra, none = GlobalHydra.instance(), object()
 
-    def other() -> Any:
+    def other():
         OmegaConf.register_new_resolver("late", lambda: 4, replace=True)
         text = OmegaConf.create({"a": "${oc.env:SECRET}${late:}"}).a
         return (

@@ -1,7 +1,5 @@
 """What the launcher's texts mean, and which of them no cluster takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config.checks import check_config
@@ -52,13 +50,13 @@ BAD = [("time", "1:30"), ("time", "soon"), ("memory", "16"), ("account", "")]
 
 @pytest.mark.parametrize(("key", "value"), GOOD)
 def test_what_slurm_takes_is_taken(key, value):
-    check_config(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
+    check_config(Config(launcher=LauncherConfig(**{key: value})))
 
 
 @pytest.mark.parametrize(("key", "value"), [*BAD, ("partition", "a\n#SBATCH --x")])
 def test_what_slurm_would_not_take_is_refused(key, value):
     with pytest.raises(UserError, match=f"launcher.{key}"):
-        check_config(Config(launcher=LauncherConfig(**{key: value})))  # type: ignore[arg-type]
+        check_config(Config(launcher=LauncherConfig(**{key: value})))
 
 
 @pytest.mark.parametrize("option", ["qos=a", "-n 4", "--a\n#SBATCH --b", "--", "x"])

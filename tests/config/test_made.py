@@ -1,13 +1,9 @@
 """A table of other settings is told apart from one of these, by its manifest."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
-from hessfig.config.compose.job import Job
 from hessfig.config.compose.provenance import (
     manifest_of,
     matching_folder,
@@ -21,7 +17,7 @@ from hessfig.errors import UserError
 from tests.config.composing import job
 
 
-def made(folder: Path, *words: str) -> Path:
+def made(folder, *words):
     """Leave the manifest of a run with `words` in `folder`/SWEEP."""
     found = job(*words).variants[0][1]
     path = folder / found.sweep.name / "manifest.json"
@@ -30,7 +26,7 @@ def made(folder: Path, *words: str) -> Path:
     return path
 
 
-def other(folder: Path, asked: Job, keys: set[str] | None = None) -> list[str]:
+def other(folder, asked, keys=None):
     manifest = manifest_of(folder / asked.config.sweep.name)
     assert manifest is not None
     return [str(one) for one in setting_differences(manifest["config"], asked, keys)]

@@ -1,7 +1,5 @@
 """A user's own folder: its files are choices like the shipped ones, and its mistakes are named with their file."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -28,11 +26,11 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """Write files of a folder called 'my own, ü' and return the folder."""
     folder = tmp_path / "my own, ü"
 
-    def written(**texts: str) -> Path:
+    def written(**texts):
         for name, text in texts.items():
             path = folder / f"{name.replace('__', '/')}.yaml"
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,11 +167,11 @@ def test_a_file_of_one_value(write, text):
         write(sweep__mine=text)
 
 
-def listed(count: int) -> str:
+def listed(count):
     return f"a: [{','.join('1' * count)}]"
 
 
-ENDLESS: dict[str, Callable[[Path], object]] = {
+ENDLESS = {
     "20 MB": lambda path: path.write_text(listed(10**7)),
     "depth": lambda path: path.write_text("[" * 9000),
     "a pipe": os.mkfifo,

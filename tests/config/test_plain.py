@@ -1,7 +1,5 @@
 """Settings that came later leave the keys of cells alone while they stand at their default."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config import keys

@@ -1,7 +1,5 @@
 """Every setting is told once: lists by role cover all of them, and are those that keys and tables have had."""
 
-from __future__ import annotations
-
 from typing import get_type_hints
 
 import pytest

@@ -1,14 +1,12 @@
 """shard=auto: the share of a task of a Slurm array, from the variables that Slurm's manual names."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config.shards import array_share, parse_shard
 from hessfig.errors import UserError
 
 
-def slurm(*numbers: object) -> dict[str, str]:
+def slurm(*numbers):
     """Return the variables of a task: its index, and the count, the first, the last and the step of all indices."""
     names = ("ID", "COUNT", "MIN", "MAX", "STEP")
     return {

@@ -1,18 +1,15 @@
 """Settings of a training: which steps are measured and kept, and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config.keys import kept_steps, step_values
-from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from tests.config.composing import job
 
 TRAINED = ("state=trained", "training.steps=50")
 
 
-def config(*words: str) -> Config:
+def config(*words):
     return job(*TRAINED, *words).config
 
 
@@ -36,7 +33,7 @@ def test_a_trained_state_has_one_sigma_and_three_seeds():
     assert job(*TRAINED, "grid.values=[1,2]", "seeds=1").config.grid.values == [1, 2]
 
 
-BAD: dict[tuple[str, ...], list[str]] = {
+BAD = {
     ("state.step=51",): [
         "state.step is beyond the end",
         "0 to 50",

@@ -1,14 +1,12 @@
 """Batched double backward of small foreign networks: against the dense oracle, and where it is not taken."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.enums import Products
@@ -18,7 +16,6 @@ from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.large.own_column import OwnColumn
-from hessfig.curvature.problem import Objective
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
 from tests.foreign_networks import CASES, dense_parts
@@ -42,26 +39,26 @@ class Unbatchable(torch.autograd.Function):
     """The square, whose backward pass depends on its data: no vmap can follow it."""
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.square()
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx, slope):
+        (x,) = ctx.saved_tensors
         return 2 * x * slope if float(slope.sum()) < 1e9 else slope
 
 
 class Squared(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return Unbatchable.apply(x)
 
 
-def drawn(problem: hessfig.Problem) -> Objective:
+def drawn(problem):
     return problem.objective("float64")
 
 
-def engine(objective: Objective, products: Products = Products.linearised) -> Engines:
+def engine(objective, products=Products.linearised):
     return Engines(objective, ModelConfig("python"), products)
 
 
@@ -125,7 +122,7 @@ def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch):
     assert isinstance(engine(problem).column(0, "0.weight", [block]), OwnColumn)
 
 
-def pictures(count: int, memory: str | None = None) -> Objective:
+def pictures(count, memory=None):
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(3, 8, 3, padding=1),

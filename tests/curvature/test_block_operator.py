@@ -1,25 +1,20 @@
 """Blocks as operators: products against dense double backward, the protocols of other libraries, linear systems."""
 
-from __future__ import annotations
-
 import pickle
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.sparse.linalg import aslinearoperator, eigsh, lobpcg, svds
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.enums import DType
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.errors import UserError
 from hessfig.terms import Approximation, Need
-from tests.foreign_networks import CASES, Case, dense_parts
+from tests.foreign_networks import CASES, dense_parts
 from tests.toys import build_model
 
 PARTS = ("H", "H_o", "H_f")
@@ -28,16 +23,16 @@ PARTS = ("H", "H_o", "H_f")
 class Logits(nn.Module):
     """A model that returns several things, as one that returns its logits."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         found = self.model(tokens)
         return getattr(found, "logits", found)
 
 
-def of_tokens(model: nn.Module, *names: str) -> Case:
+def of_tokens(model, *names):
     """Return next-token prediction with a model of five tokens, and the blocks to be compared."""
     network = Logits(model.double().eval())
     with torch.no_grad():
@@ -52,7 +47,7 @@ def of_tokens(model: nn.Module, *names: str) -> Case:
     ]
 
 
-def llama() -> Case:
+def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {
@@ -78,7 +73,7 @@ def llama() -> Case:
     return of_tokens(model, f"{attention}.v_proj.weight", f"{attention}.q_proj.weight")
 
 
-def transformer_lens() -> Case:
+def transformer_lens():
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import NativeModel
 
@@ -98,7 +93,7 @@ def transformer_lens() -> Case:
     return of_tokens(model, "layers.0.attn.v.weight", "layers.0.attn.k.weight")
 
 
-def own() -> Case:
+def own():
     model = ModelConfig(d_model=4, n_heads=2, d_mlp=6, n_layers=1)
     network = build_model(model, sigma=0.7, seed=0, length=6, dtype=DType.float64)
     tokens = torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -109,7 +104,7 @@ def own() -> Case:
     ]
 
 
-NETWORKS: dict[str, Callable[[], Case]] = {
+NETWORKS = {
     "transformer": own,
     "llama": llama,
     "transformer_lens": transformer_lens,
@@ -119,9 +114,7 @@ NETWORKS: dict[str, Callable[[], Case]] = {
 
 
 @cache
-def case(
-    name: str,
-) -> tuple[hessfig.Problem, list[Any], dict[str, Tensor], dict[str, Tensor]]:
+def case(name):
     """Return a problem, its blocks, dense matrices by part, and where each parameter's entries stand in these."""
     torch.manual_seed(5)
     problem, blocks = NETWORKS[name]()
@@ -139,7 +132,7 @@ def case(
     return problem, blocks, dense, places
 
 
-def oracle(name: str, block: Any, part: str) -> Tensor:
+def oracle(name, block, part):
     problem, _, dense, places = case(name)
     row, col = block if isinstance(block, tuple) else (block, block)
     return dense[part][_entries(problem, places, row)][
@@ -147,7 +140,7 @@ def oracle(name: str, block: Any, part: str) -> Tensor:
     ]
 
 
-def _entries(problem: hessfig.Problem, places: dict[str, Tensor], name: str) -> Tensor:
+def _entries(problem, places, name):
     weights = problem.weights if isinstance(problem.weights, dict) else {}
     spec = weights.get(name) or weights.get(f"{name}@1") or name
     if name == "all":
@@ -382,7 +375,7 @@ def test_large_matrices_are_not_made_dense(monkeypatch):
 
 
 def test_an_operator_is_not_pickled():
-    operator: ImplicitMatrix = case("mlp")[0].operator("W_1")
+    operator = case("mlp")[0].operator("W_1")
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(operator)
 

@@ -1,9 +1,5 @@
 """Small numbers count as zero where float32 is asked for, and nowhere else, nor afterwards."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -24,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def as_it_was():
     yield
     torch.set_flush_denormal(False)
 

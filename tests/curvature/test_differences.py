@@ -1,13 +1,11 @@
 """Differences of gradients against dense automatic differentiation, and where they fail."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import hessfig
@@ -17,7 +15,7 @@ from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.differences import DifferencedColumn, step
 from hessfig.curvature.gradients import LossGradient, Samples
-from hessfig.curvature.problem import Objective, rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import Estimator, dense_blocks, differenced
 from hessfig.measurements.catalogue import quantity
@@ -37,13 +35,11 @@ COLUMNS = (Matrix.W_Q, Matrix.W_V, Matrix.W_in)
 
 
 @cache
-def oracle() -> dict[Part, dict[tuple[Matrix, Matrix], Tensor]]:
+def oracle():
     return dense_oracle(toy_problem(SMOOTH), 1, matrices_of(SMOOTH))
 
 
-def norm_of(
-    objective: Objective, col: Matrix, part: Part, method: Method = Method.dense
-) -> Estimate:
+def norm_of(objective, col, part, method=Method.dense):
     settings = EstimatorConfig(
         method=method, products=Products.differences, num_probes=6
     )
@@ -200,14 +196,14 @@ def test_numbers_of_the_first_version_are_not_reused():
 class Recomputed(nn.Module):
     """A checkpoint, whose backward pass calls the network again, and a teacher that autograd does not reach."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.second, self.last, self.teacher = (
             nn.Linear(3, width) for width in (3, 3, 2, 3)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         with torch.no_grad():
             taught = self.teacher(x).tanh()
         hidden = checkpoint(

@@ -1,12 +1,8 @@
 """The dense derivatives that tests compare with: those of plain passes, and none that a batched pass has wrong."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.curvature.double_backward import DoubleBackward, fault
@@ -15,7 +11,7 @@ from hessfig.terms import Part
 from tests.double_backward import hessian, jacobian
 
 
-def by_rows(values: Tensor, at: list[Tensor]) -> Tensor:
+def by_rows(values, at):
     rows = [
         torch.autograd.grad(one, at, retain_graph=True, materialize_grads=True)
         for one in values.flatten()
@@ -50,11 +46,11 @@ class OtherAtFirst(torch.autograd.Function):
     passes = 0
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         OtherAtFirst.passes += 1
         return (
             slope
@@ -74,12 +70,12 @@ def test_a_row_that_a_batched_pass_has_wrong_is_found():
 class Beside(nn.Module):
     """A large map and a small one beside it, whose rows of H are some 5e-4 of the others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.large, self.small = nn.Linear(3, 2), nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.large(x).tanh() + 5e-4 * self.small(x).tanh()
 
 
@@ -98,7 +94,7 @@ def test_small_rows_that_are_wrong_are_noticed_beside_large_ones(dtype):
     small = [name.startswith("small") for name in parameters]
 
     class Wrong:
-        def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
+        def __matmul__(self, columns):
             return [
                 1.01 * rows if is_small else rows
                 for rows, is_small in zip(right @ columns, small, strict=True)

@@ -1,14 +1,12 @@
 """The pieces of the exact engine: LayerNorm's derivatives, the tail, Gram matrices of items, what is supported."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import hessian, jacrev, vmap
 
 from hessfig.config.enums import MLP, Norm
@@ -30,18 +28,18 @@ from hessfig.terms import Block, Matrix, Part
 from tests.toys import ARCHITECTURES, PAPER, toy_problem
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
+def draw(*shape, seed=0):
     return torch.randn(
         *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def close(found: Tensor, oracle: Tensor) -> bool:
+def close(found, oracle):
     return torch.allclose(found, oracle, rtol=1e-10, atol=1e-12)
 
 
 @pytest.fixture
-def norm() -> nn.LayerNorm:
+def norm():
     norm = nn.LayerNorm(5, eps=1e-2, dtype=torch.float64).requires_grad_(False)
     norm.weight.copy_(draw(5, seed=1))
     norm.bias.copy_(draw(5, seed=2))
@@ -69,14 +67,14 @@ def test_tail_matches_autograd(norm_, mlp):
     model = ModelConfig(d_model=4, d_mlp=5, norm=norm_, mlp=mlp)
     problem = toy_problem(model)
     layer = LastLayer(problem, model)
-    block, network = problem.network.layers[-1], problem.network  # type: ignore[index]
+    block, network = problem.network.layers[-1], problem.network
     attended = block.attn.o(layer.mixed)
 
-    def logits(a: Tensor, stream: Tensor) -> Tensor:
+    def logits(a, stream):
         residual = (stream + a)[None, None]
         residual = block.ln1(residual) if norm_ == Norm.post else residual
         residual = block.feed_forward(residual) if block.has_mlp else residual
-        return network.head(network.ln_out(residual))[0, 0]  # type: ignore[operator]
+        return network.head(network.ln_out(residual))[0, 0]
 
     jacobian = vmap(jacrev(logits))(attended, layer.mixing.stream)
     assert close(layer.ahead.logits_by_attended.expand_as(jacobian), jacobian)

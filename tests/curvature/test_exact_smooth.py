@@ -1,7 +1,5 @@
 """Exact norms behind a smooth activation, for hidden widths that are no multiple of a strip of entries."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config.enums import MLP, Products

@@ -1,14 +1,10 @@
 """Groups of weights and pairs across layers: against dense double backward, on the tape and through curvlinops."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Norm, Products
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedColumn
@@ -33,9 +29,7 @@ BLOCKS = [
 
 
 @pytest.fixture(scope="module", params=["two layers", "pre"])
-def case(
-    request: pytest.FixtureRequest,
-) -> tuple[ModelConfig, Objective, dict[Part, Tensor]]:
+def case(request):
     model = ARCHITECTURES[request.param]
     problem = toy_problem(model, toy_task(model, base=2))
     return model, problem, whole_oracle(problem)

@@ -1,18 +1,14 @@
 """Products with one vector: the bits of the first one, in every mode, and no trace of the code of users in them."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from tests.daily import daily
@@ -20,7 +16,7 @@ from tests.daily import daily
 DRAWN_FROM = {"torch": False}
 
 
-def draw() -> None:
+def draw():
     """Draw a number from global generators; small networks multiply several vectors at once, where torch draws none."""
     random.random()
     np.random.standard_normal()  # noqa: NPY002 - the caller's
@@ -32,36 +28,34 @@ class Drawing(torch.autograd.Function):
     """The square, whose derivative draws."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         draw()
         return 2 * ctx.saved_tensors[0] * slope
 
 
-def plain(x: Tensor) -> Tensor:
+def plain(x):
     return x * x
 
 
-def hooked(x: Tensor) -> Tensor:
+def hooked(x):
     y = x * x
     y.register_hook(lambda slope: draw())
     return y
 
 
-def hooked_node(x: Tensor) -> Tensor:
+def hooked_node(x):
     y = x * x
-    y.grad_fn.register_prehook(  # type: ignore[union-attr]
-        lambda slopes: draw()
-    )
+    y.grad_fn.register_prehook(lambda slopes: draw())
     return y
 
 
-def unpacked(x: Tensor) -> Tensor:
-    def unpack(held: Tensor) -> Tensor:
+def unpacked(x):
+    def unpack(held):
         draw()
         return held
 
@@ -80,26 +74,24 @@ KINDS = {
 class Network(nn.Module):
     """A network with one layer that may run code of its own in the backward pass."""
 
-    def __init__(self, square: Callable[[Tensor], Tensor], width: int = 5) -> None:
+    def __init__(self, square, width=5):
         super().__init__()
         self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
         self.square = square
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return outputs (batch, 2)."""
         return self.last(self.square(torch.tanh(self.first(x))))
 
 
-def problem(
-    square: Callable[[Tensor], Tensor] = plain, width: int = 5, batches: int = 1
-) -> hessfig.Problem:
+def problem(square=plain, width=5, batches=1):
     torch.manual_seed(0)
     network = Network(square, width).double()
     given = [
         (torch.randn(6, 3).double(), torch.randint(2, (6,))) for _ in range(batches)
     ]
     weights = {name: name for name, _ in network.named_parameters()}
-    named: dict[str, Any] = {
+    named = {
         **weights,
         "row": ("first.weight", [1]),
         "both": ["first.bias", "last.weight"],
@@ -107,15 +99,13 @@ def problem(
     return hessfig.Problem(network, given, loss="cross_entropy", weights=named)
 
 
-def states() -> tuple[Any, ...]:
+def states():
     """Return the states of NumPy and torch; what checks the types here draws from Python's generator."""
-    arrays: Any = np.random.get_state()  # noqa: NPY002
+    arrays = np.random.get_state()  # noqa: NPY002
     return arrays[1].tolist(), arrays[2:], torch.get_rng_state().tolist()
 
 
-def of_double_backward(
-    given: hessfig.Problem, rows: list[str], columns: list[str], vector: Tensor
-) -> Tensor:
+def of_double_backward(given, rows, columns, vector):
     network = given.network
     total = torch.stack(
         [nn.functional.cross_entropy(network(x), y) for x, y in given.inputs]
@@ -131,7 +121,7 @@ def of_double_backward(
 
 
 EVERY = ["first.weight", "first.bias", "last.weight", "last.bias"]
-BLOCKS: dict[str, tuple[Any, list[str], list[str]]] = {
+BLOCKS = {
     "first": ("first.weight", ["first.weight"], ["first.weight"]),
     "last": ("last.weight", ["last.weight"], ["last.weight"]),
     "the last bias": ("last.bias", ["last.bias"], ["last.bias"]),
@@ -182,7 +172,7 @@ def test_views_and_vectors_of_other_kinds_are_multiplied_as_before():
     torch.testing.assert_close(pushed, product)
 
 
-MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+MODES = {
     "none": nullcontext,
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
@@ -224,11 +214,11 @@ def test_what_the_code_of_users_draws_in_a_product_is_put_back(
 class Stepping(nn.Module):
     """A network whose product draws in the backward pass of one weight alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return outputs (batch, 2)."""
         return self.last(hooked(self.first(x)))
 
@@ -254,14 +244,14 @@ def test_with_a_profiler_at_work_nothing_is_decided():
     operator = problem().operator("all")
     vector, seen = torch.ones(operator.shape[1]), list[str]()
 
-    def note(frame: Any, event: str, argument: object) -> None:
+    def note(frame, event, argument):
         seen.append(event)
 
     operator @ vector
     sys.setprofile(note)
     try:
         [operator @ vector for _ in range(5)]
-        assert sys.getprofile() is note and not operator._kept._is_alone  # type: ignore[union-attr]
+        assert sys.getprofile() is note and not operator._kept._is_alone
     finally:
         sys.setprofile(None)
     assert seen

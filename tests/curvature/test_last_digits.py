@@ -1,15 +1,11 @@
 """Decisions do not hang on last digits: 1 + k eps in weights and data imitates the rounding of other processors."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -22,7 +18,7 @@ from tests.curvature.large import (
     test_own_column,
 )
 from tests.daily import daily
-from tests.last_digits import SHIFTS, Make, decisions, moved_by_a_constant, shaken
+from tests.last_digits import SHIFTS, decisions, moved_by_a_constant, shaken
 from tests.models.own import (
     test_any_batch,
     test_losses_of_all_kinds,
@@ -41,21 +37,21 @@ X, Y = test_samples.draws(6, 4), test_samples.labels(6)
 class TwoOutputs(nn.Module):
     """A network whose loss takes all outputs, so that its only output is the loss."""
 
-    def __init__(self, body: nn.Module) -> None:
+    def __init__(self, body):
         super().__init__()
         self.body = body
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def forward(self, x):
         outputs = self.body(x)
         return {"one": outputs, "two": outputs.sin()}
 
 
-def perfect_fit(power: int, *, is_whole: bool) -> hessfig.Problem:
+def perfect_fit(power, *, is_whole):
     """Return a problem whose loss and gradient are rounding errors."""
     body = test_samples.mlp()
     goal = body(X).detach()
 
-    def loss(result: Any, targets: Tensor) -> Tensor:
+    def loss(result, targets):
         return (
             ((result["one"] if is_whole else result) - targets).pow(power).sum(1).mean()
         )
@@ -65,14 +61,14 @@ def perfect_fit(power: int, *, is_whole: bool) -> hessfig.Problem:
     )
 
 
-def every_sample_cancels(*, is_whole: bool) -> hessfig.Problem:
+def every_sample_cancels(*, is_whole):
     """Return a problem in which the loss of every sample is moved to zero, up to rounding."""
     body = test_samples.mlp()
     goal = torch.stack(
         [Y.double(), F.cross_entropy(body(X), Y, reduction="none").detach()], dim=1
     )
 
-    def loss(result: Any, targets: Tensor) -> Tensor:
+    def loss(result, targets):
         outputs = result["one"] if is_whole else result
         return (
             F.cross_entropy(outputs, targets[:, 0].long(), reduction="none")
@@ -84,19 +80,17 @@ def every_sample_cancels(*, is_whole: bool) -> hessfig.Problem:
     )
 
 
-def of(
-    make: Callable[[torch.dtype], odd_functions.Odd], real: torch.dtype
-) -> hessfig.Problem:
+def of(make, real):
     one = make(real)
     return hessfig.Problem(one.network, one.inputs, one.targets, one.loss, **one.more)
 
 
-def seeded(make: Callable[[], Any]) -> Any:
+def seeded(make):
     torch.manual_seed(0)
     return make()
 
 
-CANCELLING: dict[str, Make] = {
+CANCELLING = {
     **{
         f"perfect fit, {power}": partial(perfect_fit, power, is_whole=False)
         for power in (2, 4)
@@ -112,7 +106,7 @@ CANCELLING: dict[str, Make] = {
     ),
     "terms": lambda: test_memory.cases()["cancelling terms"](None),
 }
-SMALL: dict[str, Make] = {
+SMALL = {
     **{
         f"{name}, {real}": partial(of, make, real)
         for name, make in odd_functions.RIGHT.items()
@@ -171,7 +165,7 @@ SMALL: dict[str, Make] = {
         for name, (loss, _) in test_samples.PLAIN.items()
     },
 }
-LARGE: dict[str, Make] = {
+LARGE = {
     **{
         f"memory, {name}": partial(make, None)
         for name, make in test_memory.cases().items()
@@ -208,7 +202,7 @@ MOVED = (
 )
 
 
-def changed(make: Make, times: int) -> dict[str, set[str]]:
+def changed(make, times):
     """Return what was decided in more than one way, and the ways."""
     found = [
         decisions(shaken(make(), seed), is_measured=seed < FEW) for seed in range(times)
@@ -223,7 +217,7 @@ def changed(make: Make, times: int) -> dict[str, set[str]]:
     return {what: words for what, words in ways.items() if len(words) > 1}
 
 
-def moved(make: Make, left: float) -> hessfig.Problem:
+def moved(make, left):
     return moved_by_a_constant(make(), left)
 
 
@@ -245,7 +239,7 @@ def test_a_constant_in_a_loss_chooses_no_way(name, left):
     assert changed(partial(moved, SMALL[name], left), FEW) == {}
 
 
-def times_of(name: str, times: int) -> int:
+def times_of(name, times):
     """Return how often a network is tried: those in LARGE, which take seconds each, a quarter as often."""
     return max(2, times // 4) if name in LARGE else times
 

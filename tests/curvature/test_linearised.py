@@ -1,7 +1,5 @@
 """The linearised network agrees with curvlinops to rounding, for every block of random architectures."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -34,7 +32,7 @@ transformers = st.builds(
 )
 
 
-def assert_same_columns(model: ModelConfig, task: TaskConfig) -> None:
+def assert_same_columns(model, task):
     problem, weights = toy_problem(model, task), matrices_of(model)
     tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):

@@ -1,10 +1,7 @@
 """Losses, their second derivatives, and the linearised loss."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 from torch.func import hessian
 
 from hessfig.config.enums import Loss
@@ -16,11 +13,11 @@ from hessfig.tasks.batch import loss_module
 SHAPE = (2, 3, 5)
 
 
-def outputs() -> Tensor:
+def outputs():
     return torch.randn(SHAPE, dtype=torch.float64, generator=stream(0, "outputs"))
 
 
-def targets(loss: Loss) -> Tensor:
+def targets(loss):
     if loss == Loss.cross_entropy:
         return torch.randint(0, 5, SHAPE[:2], generator=stream(0, "targets"))
     return torch.randn(SHAPE, dtype=torch.float64, generator=stream(0, "targets"))

@@ -1,7 +1,5 @@
 """Products by oneDNN are those of plain multiplication, whatever the layout, and other types never go there."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -13,12 +11,12 @@ ROUNDING = 4 * torch.finfo(torch.float32).eps
 
 
 @pytest.fixture(autouse=True)
-def by_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_onednn(monkeypatch):
     """Whoever made the processor."""
     monkeypatch.setattr(tape, "_BY_ONEDNN", True)
 
 
-def _layouts() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def _layouts():
     torch.manual_seed(0)
     rows, matrix = torch.randn(3, 5, 4, 64), torch.randn(48, 64)
     return {

@@ -1,14 +1,11 @@
 """Float32 products are those of the float64 network, even where a float32 network would be another one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from hessfig.config.enums import Norm
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Objective
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.terms import Part
 from tests.toys import toy_problem
@@ -17,7 +14,7 @@ DEEP = ModelConfig(n_layers=3, d_model=32)
 TASK = TaskConfig(digits=2, batch_size=8)
 
 
-def saturated(model: ModelConfig, factor: float) -> Objective:
+def saturated(model, factor):
     """Return a network of float32 numbers, held in float64, whose attention is one-hot almost everywhere."""
     problem = toy_problem(model, TASK).cast(torch.float32).cast(torch.float64)
     with torch.no_grad():
@@ -25,9 +22,7 @@ def saturated(model: ModelConfig, factor: float) -> Objective:
     return problem
 
 
-def difference(
-    objective: Objective, model: ModelConfig, columns: tuple[str, ...] = ("W_Q", "W_V")
-) -> float:
+def difference(objective, model, columns=("W_Q", "W_V")):
     """Return the largest relative error of float32 products, over layers, weights and parts."""
     narrow = LinearisedNetwork(objective.cast(torch.float32), model)
     wide = LinearisedNetwork(objective, model)
@@ -47,11 +42,11 @@ def difference(
     return max(found)
 
 
-def seeded(seed: int) -> torch.Generator:
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def off(found: torch.Tensor, exact: torch.Tensor) -> float:
+def off(found, exact):
     return float((found.double() - exact).norm() / exact.norm())
 
 

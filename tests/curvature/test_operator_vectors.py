@@ -1,7 +1,5 @@
 """Which vectors an operator takes, and what autograd and torch.func make of its products and solutions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -9,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
 import hessfig
-from hessfig.curvature.implicit_matrix import ImplicitMatrix, _inverse_of
+from hessfig.curvature.implicit_matrix import _inverse_of
 from hessfig.errors import UserError
 
 pytestmark = pytest.mark.long
@@ -21,7 +19,7 @@ pytestmark = pytest.mark.long
 DOUBLE = torch.float64
 
 
-def problem(scale: float = 1.0) -> hessfig.Problem:
+def problem(scale=1.0):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
@@ -34,8 +32,8 @@ def problem(scale: float = 1.0) -> hessfig.Problem:
 
 
 @cache
-def matrices() -> dict[str, tuple[ImplicitMatrix, Tensor]]:
-    made: dict[str, ImplicitMatrix] = {
+def matrices():
+    made = {
         "square": problem().operator("0.weight"),
         "pair": problem().operator(("2.weight", "0.weight")),
         "approximation": problem().approximation("kfac", "0.weight"),
@@ -44,7 +42,7 @@ def matrices() -> dict[str, tuple[ImplicitMatrix, Tensor]]:
     return {name: (one, one.dense()) for name, one in made.items()}
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def drawn(*shape, seed=0):
     return torch.randn(
         *shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
     )

@@ -1,14 +1,11 @@
 """Both engines against dense automatic differentiation, block by block, and the identities between the parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Loss
 from hessfig.config.science import ModelConfig
@@ -27,23 +24,11 @@ Engine = Callable[[Objective, ModelConfig, int, Matrix, list[Matrix]], Column]
 ROUNDING = 1e-13
 
 
-def curvlinops(
-    objective: Objective,
-    model: ModelConfig,
-    layer: int,
-    col: Matrix,
-    rows: list[Matrix],
-) -> Column:
+def curvlinops(objective, model, layer, col, rows):
     return ColumnOperator(objective, layer, col, rows)
 
 
-def linearised(
-    objective: Objective,
-    model: ModelConfig,
-    layer: int,
-    col: Matrix,
-    rows: list[Matrix],
-) -> Column:
+def linearised(objective, model, layer, col, rows):
     return LinearisedNetwork(objective, model).column(layer, col, rows)
 
 
@@ -52,14 +37,10 @@ engines = pytest.mark.parametrize(
 )
 
 
-def measured(
-    engine: Engine, objective: Objective, model: ModelConfig, layer: int
-) -> dict[Part, dict]:
+def measured(engine, objective, model, layer):
     """Return every block of `layer` as a matrix, by part, then by (row, col)."""
     matrices = matrices_of(model)
-    found: dict[Part, dict[tuple[Matrix, Matrix], Tensor]] = {
-        part: {} for part in PARTS
-    }
+    found = {part: {} for part in PARTS}
     for col in matrices:
         blocks = dense_blocks(engine(objective, model, layer, col, matrices))
         for row in matrices:
@@ -74,15 +55,13 @@ def measured(
 
 
 @cache
-def problem_and_oracle(
-    name: str, loss: Loss | None, layer: int
-) -> tuple[Objective, dict]:
+def problem_and_oracle(name, loss, layer):
     model = ARCHITECTURES[name]
     problem = toy_problem(model, toy_task(model, **({"loss": loss} if loss else {})))
     return problem, dense_oracle(problem, layer, matrices_of(model))
 
 
-def assert_all_blocks(engine: Engine, name: str, loss: Loss | None = None) -> None:
+def assert_all_blocks(engine, name, loss=None):
     model = ARCHITECTURES[name]
     for layer in range(1, model.n_layers + 1):
         problem, oracle = problem_and_oracle(name, loss, layer)
@@ -161,7 +140,7 @@ def test_a_batch_is_the_mean_or_the_sum_of_its_sequences(engine, loss):
         torch.testing.assert_close(block, parts, rtol=1e-12, atol=1e-15)
 
 
-def single_sequences(objective: Objective) -> list[Objective]:
+def single_sequences(objective):
     batch = objective.batch
     pairs = zip(batch.inputs.split(1), batch.targets.split(1), strict=True)
     return [replace(objective, batch=Batch(x, y, batch.scored)) for x, y in pairs]

@@ -1,7 +1,5 @@
 """Products of single parts: what is not asked for is not made, and H's own product is the sum of its summands'."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import chain, combinations
 
@@ -11,13 +9,7 @@ import torch
 import hessfig
 from hessfig.config.enums import Products
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.column import (
-    SPLIT,
-    Column,
-    DecayedColumn,
-    products_of,
-    squared_norms,
-)
+from hessfig.curvature.column import SPLIT, DecayedColumn, products_of, squared_norms
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.problem import rademacher
 from hessfig.models.routes import Engines
@@ -35,12 +27,12 @@ BLOCKS = [
 SUBSETS = list(chain.from_iterable(combinations(PARTS, size) for size in (1, 2, 3)))
 
 
-def column(products: Products) -> Column:
+def column(products):
     model = ARCHITECTURES["two layers"]
     return Engines(toy_problem(model), model, products).column(1, "W_Q", BLOCKS)
 
 
-def probes_of(found: Column) -> torch.Tensor:
+def probes_of(found):
     return rademacher(found.dim, 3, generator=stream(0, "probes"), dtype=torch.float64)
 
 

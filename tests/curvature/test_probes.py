@@ -1,7 +1,5 @@
 """Rademacher probes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Extrapolated differences of gradients whose derivatives are known, from good and bad first steps."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 
@@ -31,7 +29,7 @@ VECTORS = {
 Gradient = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
-def wave(weights: Sequence[Tensor]) -> list[Tensor]:
+def wave(weights):
     """The gradient of a sum of entries, and of products of neighbours, of exp(sin(5 w))."""
     (w,) = weights
     at = w.detach().clone().requires_grad_()
@@ -40,7 +38,7 @@ def wave(weights: Sequence[Tensor]) -> list[Tensor]:
         return list(torch.autograd.grad((inside + inside * inside.roll(1)).sum(), at))
 
 
-def truth(vector: Tensor) -> Tensor:
+def truth(vector):
     at = WEIGHTS.clone().requires_grad_()
     inside = (5 * at).sin().exp()
     (gradient,) = torch.autograd.grad(
@@ -49,12 +47,12 @@ def truth(vector: Tensor) -> Tensor:
     return torch.autograd.grad(gradient, at, vector)[0]
 
 
-def found(vector: Tensor, dtype: torch.dtype, *, far: float = 1.0) -> Differenced:
+def found(vector, dtype, *, far=1.0):
     """Return the product with a first step that is `far` times that of the rule."""
     weights, along = [WEIGHTS.to(dtype)], [vector.to(dtype)]
     ratio = moved_weights(weights, along)
 
-    def quotient(step: float) -> Quotient:
+    def quotient(step):
         plus, minus = (
             wave([weights[0] + sign * step * along[0]])[0] for sign in (1, -1)
         )
@@ -66,7 +64,7 @@ def found(vector: Tensor, dtype: torch.dtype, *, far: float = 1.0) -> Difference
     )
 
 
-def off(one: Differenced, vector: Tensor) -> tuple[float, float]:
+def off(one, vector):
     """Return the true and the stated error, relative to the product."""
     right = truth(vector)
     return float((one.product[0].double() - right).norm() / right.norm()), length(
@@ -100,7 +98,7 @@ def test_steps_that_saturate_the_gradient_are_no_rounding():
     """Beyond saturation differences fall as 1 / h, as those of rounding do."""
     weights = torch.full((8,), 1e-4, dtype=torch.float64)
 
-    def gradient(at: Sequence[Tensor]) -> list[Tensor]:
+    def gradient(at):
         return [(1e6 * at[0]).tanh()]
 
     product, deviation, _ = product_by_differences(
@@ -114,7 +112,7 @@ def test_steps_that_saturate_the_gradient_are_no_rounding():
 
 
 def test_nothing_but_rounding_has_an_error_as_large_as_itself():
-    def gradient(at: Sequence[Tensor]) -> list[Tensor]:
+    def gradient(at):
         return [torch.ones_like(at[0]) + 1e-7 * (1e9 * at[0]).sin()]
 
     product, deviation, _ = product_by_differences(
@@ -151,8 +149,8 @@ def test_shards_take_the_steps_of_the_whole():
     sums = [0.0, 0.0]
     results = dict[int, Differenced]()
 
-    def rank(number: int, gradient: Gradient) -> None:
-        def of_all(tensors: Sequence[Tensor]) -> float:
+    def rank(number, gradient):
+        def of_all(tensors):
             sums[number] = length(tensors) ** 2
             barrier.wait(30)
             total = sum(sums) ** 0.5
@@ -165,7 +163,7 @@ def test_shards_take_the_steps_of_the_whole():
             gradient, weights, vector, unit=UNIT[torch.float64], length=of_all
         )
 
-    def cubes(at: Sequence[Tensor]) -> list[Tensor]:
+    def cubes(at):
         return [at[0] ** 3]
 
     threads = [
@@ -190,7 +188,7 @@ def test_rounding_that_looks_like_truncation_does_not_end_the_search():
     for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
 
-        def quotient(step: float, generator: torch.Generator = generator) -> Quotient:
+        def quotient(step, generator=generator):
             size = torch.full((2,), 50.0).double()
             rounding = unit * size / step * torch.randn(2, generator=generator).double()
             return Quotient([torch.ones(2).double() + rounding], [size])

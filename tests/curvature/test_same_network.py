@@ -1,17 +1,14 @@
 """A network whose forward pass was changed is never measured as the one the engines know."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Kind, Method, Norm, Products
 from hessfig.config.science import EstimatorConfig, ModelConfig
-from hessfig.curvature.problem import Objective, OtherNetwork
+from hessfig.curvature.problem import OtherNetwork
 from hessfig.measurements.block_norms import Estimator
 from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.networks import LinearMLP, SelfAttention
@@ -23,22 +20,18 @@ from tests.toys import ARCHITECTURES, toy_problem
 MODEL = ModelConfig(d_model=8)
 
 
-def sigmoid(
-    self: SelfAttention, scores: Tensor, queries: slice, masked: Tensor
-) -> Tensor:
+def sigmoid(self, scores, queries, masked):
     del self
     return torch.sigmoid(scores).masked_fill(masked[queries, : scores.shape[-1]], 0.0)
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch) -> Objective:
+def changed(monkeypatch):
     monkeypatch.setattr(SelfAttention, "pattern", sigmoid)
     return toy_problem(MODEL)
 
 
-def norms(
-    objective: Objective, settings: EstimatorConfig, model: ModelConfig = MODEL
-) -> dict[Part, float]:
+def norms(objective, settings, model=MODEL):
     block = Block(1, Matrix.W_Q, Matrix.W_Q)
     found = Estimator(objective, model, settings).column_norms(
         1, Matrix.W_Q, [block], list(PARTS), generator=stream(1, "probes")

@@ -1,13 +1,8 @@
 """Samples taken alone: which count and how much, by which axes they are cut, and refusals where they see each other."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -17,19 +12,19 @@ from hessfig.errors import UserError
 WORDS, IGNORED = 7, -100
 
 
-def draws(*shape: int, seed: int = 0) -> Tensor:
+def draws(*shape, seed=0):
     return torch.randn(
         shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def labels(*shape: int, classes: int = 3, seed: int = 0) -> Tensor:
+def labels(*shape, classes=3, seed=0):
     return torch.randint(
         0, classes, shape, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def mlp() -> nn.Module:
+def mlp():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 3)).double()
 
@@ -37,19 +32,19 @@ def mlp() -> nn.Module:
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom:UserWarning")
 
 
-def number(problem: hessfig.Problem, quantity: str = "noise_scale") -> float:
+def number(problem, quantity="noise_scale"):
     table = hessfig.measure(problem, blocks="pairs", quantities=quantity, parts="H")
     return float(table["value"].iloc[0])
 
 
-def noise(gradients: Tensor) -> float:
+def noise(gradients):
     """tr C / |G|^2 of docs/conventions.md."""
     n, mean = len(gradients), gradients.mean(0)
     trace = float((gradients - mean).square().sum()) / (n - 1)
     return trace / (float(mean.square().sum()) - trace / n)
 
 
-def pulled(network: nn.Module, loss: Tensor) -> Tensor:
+def pulled(network, loss):
     return torch.cat(
         [one.flatten() for one in torch.autograd.grad(loss, list(network.parameters()))]
     )
@@ -60,7 +55,7 @@ Y = labels(6, 4)
 SOME = Y.masked_fill(
     torch.arange(4) >= torch.tensor([4, 1, 3, 0, 2, 4])[:, None], IGNORED
 )
-PLAIN: dict[str, tuple[Any, Callable[[Tensor, Tensor], Tensor]]] = {
+PLAIN = {
     "ignored": (
         "cross_entropy",
         lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
@@ -138,20 +133,18 @@ def test_unequal_batches_are_the_whole_of_them(name):
 class Arguments(nn.Module):
     """Tokens at positions (length,), attending under a mask (length, length), from a state (1, samples, width)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(WORDS, 3)
         self.places = nn.Embedding(9, 3)
         self.out = nn.Linear(3, 3)
 
-    def forward(
-        self, places: Tensor, mask: Tensor, start: Tensor, words: Tensor
-    ) -> Tensor:
+    def forward(self, places, mask, start, words):
         x = self.words(words) + self.places(places) + start.squeeze(0)[:, None]
         return self.out(torch.tanh((x @ x.mT).masked_fill(mask, -1e9).softmax(-1) @ x))
 
 
-def arguments(samples: int, *, spread: bool) -> hessfig.Problem:
+def arguments(samples, *, spread):
     """Five tokens; `spread` gives every sample positions and a mask of its own, which cannot be mistaken."""
     torch.manual_seed(4)
     network = Arguments().double()
@@ -232,13 +225,13 @@ def test_classes_on_another_axis_than_the_last_are_refused():
 
 def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac():
     class Tied(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.out = nn.Linear(3, WORDS, bias=False)
             self.words = nn.Embedding(WORDS, 3)
             self.words.weight = self.out.weight
 
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids):
             return self.out(torch.tanh(self.words(ids)))
 
     torch.manual_seed(0)
@@ -251,17 +244,17 @@ def test_a_map_whose_weight_acts_elsewhere_too_has_no_kfac():
 class Seen(nn.Module):
     """A network in which samples see each other in a way of their own."""
 
-    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, how):
         super().__init__()
         self.first = nn.Linear(4, 3)
         self.last = nn.Linear(3, 3)
         self.how = how
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.how(torch.tanh(self.first(x))))
 
 
-def contrastive(out: Tensor, target: Tensor) -> Tensor:
+def contrastive(out, target):
     unit = F.normalize(out, dim=1)
     return (
         F.cross_entropy(4 * unit @ unit.T, torch.arange(len(out)).roll(1))
@@ -269,11 +262,11 @@ def contrastive(out: Tensor, target: Tensor) -> Tensor:
     )
 
 
-def mixed(h: Tensor) -> Tensor:
+def mixed(h):
     return h + 0.3 * h.roll(1, 0)
 
 
-MEETING: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
+MEETING = {
     "batch mean": (lambda h: h - h.mean(0), "cross_entropy"),
     "batch norm of one's own": (lambda h: (h - h.mean(0)) / h.std(0), "cross_entropy"),
     "neighbours": (mixed, "mse"),
@@ -288,7 +281,7 @@ MEETING: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
 }
 
 
-def meeting(name: str) -> hessfig.Problem:
+def meeting(name):
     torch.manual_seed(5)
     how, loss = MEETING[name]
     targets = draws(6, 3, seed=8) if loss == "mse" else labels(6)
@@ -328,15 +321,15 @@ def test_a_drawn_fisher_matrix_of_samples_that_meet_is_refused():
 class Two(nn.Module):
     """A network of two arguments, of which the second acts on all samples."""
 
-    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, how):
         super().__init__()
         self.out, self.how = nn.Linear(4, 3), how
 
-    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+    def forward(self, x, other):
         return self.out(x + self.how(other))
 
 
-def two(how: Callable[[Tensor], Tensor]) -> hessfig.Problem:
+def two(how):
     torch.manual_seed(0)
     return hessfig.Problem(
         Two(how).double(),
@@ -366,11 +359,11 @@ def test_arguments_that_no_choice_of_axes_cuts_are_refused():
 class Several(nn.Module):
     """A network of two outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 1)
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def forward(self, x):
         return {"one": self.one(x), "other": self.other(x)}
 
 
@@ -380,7 +373,7 @@ def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike():
     x = draws(6, 4)
     y = labels(6)
 
-    def loss(found: dict[str, Tensor], target: Tensor) -> Tensor:
+    def loss(found, target):
         return F.cross_entropy(found["one"], target) + found["other"].square().mean()
 
     single = [loss(network(x[row : row + 1]), y[row : row + 1]) for row in range(6)]

@@ -1,12 +1,7 @@
 """The split at the scores: against plain double backward, the theorem's formulas, and by its zeros."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
-from torch import Tensor
 from torch.func import functional_call
 
 from hessfig.config.enums import (
@@ -24,7 +19,7 @@ from hessfig.config.enums import (
 )
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.column import squared_norms, summands
-from hessfig.curvature.problem import Objective, rademacher
+from hessfig.curvature.problem import rademacher
 from hessfig.measurements.block_norms import Estimator, dense_blocks
 from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.networks import BareAttention
@@ -59,16 +54,14 @@ DEPTHS = [
 ]
 
 
-def problem_of(name: str) -> Objective:
+def problem_of(name):
     is_vit = NETWORKS[name].kind == Kind.vit
     return toy_problem(
         NETWORKS[name], TaskConfig(data=Data.digits, batch_size=3) if is_vit else None
     )
 
 
-def bare_scores(
-    network: BareAttention, hidden: Tensor, shift: Tensor, seen: list[Tensor]
-) -> Tensor:
+def bare_scores(network, hidden, shift, seen):
     """Return equation 1 with `shift` added to the scores, which are put into `seen`."""
     query, value = network.q(hidden), network.v(hidden)
     heads = network.n_heads
@@ -92,23 +85,21 @@ def bare_scores(
     return torch.cat(rows, dim=-1)
 
 
-def scores_and_loss(
-    objective: Objective, layer: int
-) -> tuple[list[Tensor], Callable[..., tuple[Tensor, Tensor]]]:
+def scores_and_loss(objective, layer):
     """Return the query-key weights, and the function of them and of a shift of the scores: scores and loss."""
     side = objective.layout.side(layer, Group.query_key)
     paths, network = [weight.parameter for weight in side], objective.network
     at = [network.get_parameter(path).detach().clone() for path in paths]
 
-    def forward(weights: list[Tensor], shift: Tensor) -> tuple[Tensor, Tensor]:
-        seen: list[Tensor] = []
+    def forward(weights, shift):
+        seen = []
 
         class Shifted(torch.nn.Module):
-            def __init__(self) -> None:
+            def __init__(self):
                 super().__init__()
                 self.network = network
 
-            def forward(self, inputs: Tensor) -> Tensor:
+            def forward(self, inputs):
                 if isinstance(network, BareAttention):
                     return bare_scores(network, network.hidden(inputs, 0), shift, seen)
                 depth = len(network.layers)
@@ -147,7 +138,7 @@ def scores_and_loss(
     return at, forward
 
 
-def oracle(objective: Objective, layer: int) -> dict[Part, Tensor]:
+def oracle(objective, layer):
     """Return H, H_oT and H_fT of the group query_key, each differentiated on its own by plain double backward."""
     at, forward = scores_and_loss(objective, layer)
     shape = forward(at, torch.zeros(()).double())[0].shape
@@ -155,12 +146,12 @@ def oracle(objective: Objective, layer: int) -> dict[Part, Tensor]:
     sizes = [weight.numel() for weight in at]
     start = torch.cat([weight.flatten() for weight in at])
 
-    def weights(flat: Tensor) -> list[Tensor]:
+    def weights(flat):
         return [
             piece.view_as(one) for piece, one in zip(flat.split(sizes), at, strict=True)
         ]
 
-    def jacobian_of_scores() -> Tensor:
+    def jacobian_of_scores():
         return torch.autograd.functional.jacobian(
             lambda flat: forward(weights(flat), still)[0].flatten(), start
         )
@@ -182,9 +173,7 @@ def oracle(objective: Objective, layer: int) -> dict[Part, Tensor]:
     }
 
 
-def dense(
-    objective: Objective, model: ModelConfig, block: Block, parts: tuple[Part, ...]
-) -> dict[Part, Tensor]:
+def dense(objective, model, block, parts):
     column = Engines(objective, model, Products.linearised).column(
         block.layer, block.col, [block]
     )

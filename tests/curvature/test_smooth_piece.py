@@ -1,14 +1,10 @@
 """Differences of gradients across kinks and jumps against double backward: networks of many samples in float32."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
@@ -19,55 +15,55 @@ SAMPLES = 2048
 
 
 class OfFunction(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, function):
         super().__init__()
         self.function = function
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.function(x)
 
 
 class OnceRelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         ctx.save_for_backward(x)
         return x.clamp(min=0)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         return slope * (ctx.saved_tensors[0] > 0)
 
 
 class Experts(nn.Module):
     """Every sample goes to two of four experts, and jumps where others are chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.gate, self.last = nn.Linear(8, 4), nn.Linear(8, 1)
         self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         shares, chosen = self.gate(x).softmax(-1).topk(2, -1)
         every = torch.stack([expert(x).tanh() for expert in self.experts], dim=1)
         picked = every.gather(1, chosen[..., None].expand(-1, -1, 8))
         return self.last((picked * shares[..., None]).sum(1))
 
 
-def mlp(function: nn.Module | Callable[[Tensor], Tensor], width: int = 16) -> nn.Module:
+def mlp(function, width=16):
     act = function if isinstance(function, nn.Module) else OfFunction(function)
     return nn.Sequential(
         nn.Linear(8, width), act, nn.Linear(width, width), act, nn.Linear(width, 1)
     )
 
 
-def scattered(x: Tensor) -> Tensor:
+def scattered(x):
     """Largest entries of groups, beside other entries."""
     return x.sin().scatter_reduce(
         1, (torch.arange(x.shape[1]) % 3).expand_as(x), x, "amax"
     )
 
 
-def rounded_norm(x: Tensor) -> Tensor:
+def rounded_norm(x):
     """ReLU of a norm in float32, as in T5."""
     inside = x.float()
     return (
@@ -77,7 +73,7 @@ def rounded_norm(x: Tensor) -> Tensor:
     )
 
 
-KINKED: dict[str, Callable[[], nn.Module]] = {
+KINKED = {
     "relu": lambda: mlp(nn.ReLU()),
     "relu in place": lambda: mlp(lambda x: F.relu_(1 * x)),
     "relu of a norm in float32": lambda: mlp(rounded_norm),
@@ -103,7 +99,7 @@ KINKED: dict[str, Callable[[], nn.Module]] = {
     ),
     "experts": Experts,
 }
-RARE: dict[str, Callable[[], nn.Module]] = {
+RARE = {
     "order statistics": lambda: mlp(
         lambda x: (
             x.median(-1, True).values
@@ -137,7 +133,7 @@ RARE: dict[str, Callable[[], nn.Module]] = {
 EVERY = {**KINKED, **RARE}
 
 
-def problem_of(make: Callable[[], nn.Module], dtype: torch.dtype) -> hessfig.Problem:
+def problem_of(make, dtype):
     torch.manual_seed(0)
     network, x = make(), torch.randn(SAMPLES, 8)
     y = x[:, :1].sin() + 0.3 * torch.randn(SAMPLES, 1)
@@ -211,7 +207,7 @@ def test_a_parametrization_that_jumps_at_the_weights():
 class Conditional(nn.Module):
     """A higher-order operator, which loses the parameters of its branches while operations are watched."""
 
-    def __init__(self, *, is_deep: bool) -> None:
+    def __init__(self, *, is_deep):
         super().__init__()
         self.below = (
             nn.Sequential(nn.Linear(3, 3), nn.Tanh()) if is_deep else nn.Identity()
@@ -220,7 +216,7 @@ class Conditional(nn.Module):
         self.last = nn.Linear(4, 2)
         self.is_on = True
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = self.below(x)
         if not self.is_on:
             return self.last((self.first(x) ** 2).relu())
@@ -247,7 +243,7 @@ def test_operators_that_compile_are_not_watched(is_deep):
 
 
 def test_a_function_with_other_operations_elsewhere_is_run_as_it_is():
-    def loop(x: Tensor) -> Tensor:
+    def loop(x):
         while float(x) > 1:
             x = (x / 2) * (x > 0)
         return x.sign()

@@ -1,10 +1,7 @@
 """The Hessian of the whole model, in the published order and orientation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.measurements.traces import published_hessian
 from hessfig.models.blocks import matrices_of
@@ -53,11 +50,11 @@ def test_it_is_symmetric():
     torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-13)
 
 
-def _slices(sizes: list[int]) -> list[slice]:
+def _slices(sizes):
     return [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
 
 
-def _inputs_first(weight: Tensor, matrix: Matrix, block: Tensor) -> Tensor:
+def _inputs_first(weight, matrix, block):
     """Reorder the rows of `block` from (outputs, inputs), torch's layout, to (inputs, outputs), the paper's."""
     if matrix in TABLES:
         return block

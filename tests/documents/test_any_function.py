@@ -1,9 +1,5 @@
 """The functions at the beginning of docs/own-model.md: their Hessians are those of plain double backward."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 
@@ -12,13 +8,13 @@ from tests.double_backward import hessian
 from tests.pages import text_of
 
 
-def kinds() -> dict[str, Any]:
+def kinds():
     code = (
         text_of("docs/own-model.md")
         .partition("`kinds.py`\n```python\n")[2]
         .partition("```")[0]
     )
-    names: dict[str, Any] = {"__name__": "kinds"}
+    names = {"__name__": "kinds"}
     exec(code, names)
     return dict(names["kinds"])
 

@@ -1,10 +1,6 @@
 """The pages' formulas of approximations, saliencies and roundings, tried without the package on networks of its own."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -86,7 +82,7 @@ NETWORKS = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A folder with the example's table and the export of its network."""
     folder = tmp_path_factory.mktemp("by_hand")
     done = here(
@@ -119,7 +115,7 @@ def test_a_stranger_recomputes_every_number_of_the_table(name, count, made, tmp_
 
 
 @pytest.fixture
-def examples(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+def examples(monkeypatch):
     """The two scripts as modules."""
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import approximations_by_hand
@@ -168,7 +164,7 @@ def test_every_row_of_a_network_of_today_is_recomputed(name, examples, tmp_path)
     assert len(moved) > 0.8 * len(mine)  # others are 0, or about to be
 
 
-def _text(index: object) -> str:
+def _text(index):
     return "" if index is None else str(index)
 
 

@@ -1,9 +1,6 @@
 """docs/claims.md: its numbers are those of the kept tables, recomputed here; rows without a table say so."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -30,7 +27,7 @@ CONDITION = re.compile(r"sigma (?:<=|>=|=) [\d.]+")
 
 
 @cache
-def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFrame:
+def table(sweep, part="H", quantity="frobenius"):
     """Return the diagonal blocks of a kept table without zeros, with a column for each setting that varies."""
     rows = pd.read_csv(TABLES / f"{sweep}.csv.xz", low_memory=False)
     of_blocks = ["row", "col", "part"]
@@ -47,21 +44,21 @@ def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFr
     return rows.join(columns.rename(columns=lambda key: key.rpartition(".")[2]))
 
 
-def chosen(rows: pd.DataFrame, **values: object) -> pd.DataFrame:
+def chosen(rows, **values):
     for column, value in values.items():
         rows = rows[rows[column] == value]
     return rows
 
 
-def by_seed(rows: pd.DataFrame, **values: object) -> pd.Series:
+def by_seed(rows, **values):
     return chosen(rows, **values).groupby("seed")["value"].mean()
 
 
-def inside(rows: pd.DataFrame, window: tuple[float, float]) -> pd.DataFrame:
+def inside(rows, window):
     return rows[rows["sigma"].between(window[0] * (1 - 1e-9), window[1] * (1 + 1e-9))]
 
 
-def exponents(rows: pd.DataFrame, window: tuple[float, float] = WHOLE) -> pd.Series:
+def exponents(rows, window=WHOLE):
     """Return the least-squares exponent in sigma by seed."""
     curves = inside(rows, window).groupby("seed")
     return pd.Series(
@@ -72,12 +69,12 @@ def exponents(rows: pd.DataFrame, window: tuple[float, float] = WHOLE) -> pd.Ser
     )
 
 
-def gap(rows: pd.DataFrame, window: tuple[float, float] = SMALL) -> pd.Series:
+def gap(rows, window=SMALL):
     query, value = (exponents(chosen(rows, row=row), window) for row in ("W_Q", "W_V"))
     return query - value
 
 
-def shown(sample: pd.Series, digits: int) -> str:
+def shown(sample, digits):
     """Return the mean with its interval as the page prints them."""
     found = student_interval(sample)
     mean, low, high = (
@@ -86,18 +83,18 @@ def shown(sample: pd.Series, digits: int) -> str:
     return f"{mean} [{low}, {high}]".replace("-0.00,", "0.00,")
 
 
-def attention() -> list[str]:
+def attention():
     rows = table("eq5")
     return [
         shown(gap(chosen(rows, attention=kind)), 2) for kind in ("softmax", "linear")
     ]
 
 
-def depth() -> list[str]:
+def depth():
     return [shown(_growth(table("softmax", "H_o")), 1), shown(_growth(table("mlp")), 3)]
 
 
-def _growth(rows: pd.DataFrame) -> pd.Series:
+def _growth(rows):
     """Return the mean exponent of the blocks of the deepest networks minus that of the shallowest, by seed."""
     blocks = rows.groupby(["num_layers", "layer", "row"])
     by_depth = (
@@ -108,7 +105,7 @@ def _growth(rows: pd.DataFrame) -> pd.Series:
     return by_depth.iloc[-1] - by_depth.iloc[0]
 
 
-def negative() -> list[str]:
+def negative():
     query_key, value = (
         _more_negative("none", rows) for rows in (WEIGHTS[:2], WEIGHTS[2:])
     )
@@ -116,7 +113,7 @@ def negative() -> list[str]:
     return [shown(query_key, 3), shown(_more_negative("pre", WEIGHTS), 3)]
 
 
-def _more_negative(norm: str, blocks: list[str]) -> pd.Series:
+def _more_negative(norm, blocks):
     rows = table("spectra", quantity="share_negative")
     rows = rows[rows["row"].isin(blocks)]
     return by_seed(rows, norm=norm, attention="softmax") - by_seed(
@@ -124,7 +121,7 @@ def _more_negative(norm: str, blocks: list[str]) -> pd.Series:
     )
 
 
-def pre_norm() -> list[str]:
+def pre_norm():
     pre, none = table("layernorm"), table("sigma")
     return [
         shown(gap(pre, window).abs() / gap(none, window).abs(), 2)
@@ -132,21 +129,21 @@ def pre_norm() -> list[str]:
     ]
 
 
-def bounded() -> list[str]:
+def bounded():
     return [
         shown(_largest("sigma", row) - _largest("layernorm", row), 1)
         for row in ("W_Q", "W_V")
     ]
 
 
-def _largest(sweep: str, row: str) -> pd.Series:
+def _largest(sweep, row):
     """Return log10 of the largest norm over sigma >= 1 by seed."""
     return np.log10(
         inside(chosen(table(sweep), row=row), LARGE).groupby("seed")["value"].max()
     )
 
 
-def layers() -> list[str]:
+def layers():
     first, top = (
         chosen(table("depth"), num_layers=5, layer=layer, row="W_V") for layer in (1, 5)
     )
@@ -177,7 +174,7 @@ def layers() -> list[str]:
 ONE_LAYER = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}
 
 
-def _off(row: str, part: str, window: tuple[float, float]) -> float:
+def _off(row, part, window):
     """Return the largest relative deviation over layers from the exponent of one layer."""
     deep = chosen(table("depth", part), num_layers=5, row=row)
     means = [
@@ -186,7 +183,7 @@ def _off(row: str, part: str, window: tuple[float, float]) -> float:
     return max(abs(mean / ONE_LAYER[row, part] - 1) for mean in means)
 
 
-def heads() -> list[str]:
+def heads():
     outer, functional = table("heads", "H_o"), table("heads", "H_f")
     both = {}
     for sigma in (0.1, 0.3, 1.0):
@@ -205,7 +202,7 @@ def heads() -> list[str]:
     ]
 
 
-def _share_of_query(count: str) -> pd.Series:
+def _share_of_query(count):
     """Return ||H_f|| / (||H_o|| + ||H_f||) of the query block at sigma = 0.1 by seed."""
     outer, functional = (
         by_seed(table("heads", part), sigma=0.1, n_heads=count, row="W_Q")
@@ -214,7 +211,7 @@ def _share_of_query(count: str) -> pd.Series:
     return functional / (outer + functional)
 
 
-def _share_at_scores() -> pd.DataFrame:
+def _share_at_scores():
     """Return the share of H_f^T of the query-key block at sigma = 0.1: seeds by rising temperatures."""
     outer, functional = (
         chosen(table("temperature", part), sigma=0.1) for part in AT_SCORES
@@ -228,7 +225,7 @@ def _share_at_scores() -> pd.DataFrame:
     return functional / (outer + functional)
 
 
-def temperature() -> list[str]:
+def temperature():
     share = _share_at_scores()
     mean = share.mean()
     above = int(np.flatnonzero(mean >= 0.5)[0])
@@ -240,19 +237,19 @@ def temperature() -> list[str]:
     return [shown(share.iloc[:, -1] - share.iloc[:, 0], 2), f"{np.exp(crossing):.3f}"]
 
 
-def wide_keys() -> list[str]:
+def wide_keys():
     spread = table("wide_keys", part="", quantity="pattern_spread")
     narrow, wide = (by_seed(spread, d_head=width) for width in ("1", "64"))
     return [shown(np.log10(narrow / wide), 3)]
 
 
-def weight_powers() -> list[str]:
+def weight_powers():
     """Return the exponent of ||H_o(Q, Q)||_F in the scale of W_K."""
     rows = chosen(table("weight_powers", "H_o"), scaled_weight="W_K", row="W_Q")
     return [shown(exponents(rows.assign(sigma=rows["weight_scale"].astype(float))), 3)]
 
 
-def one_matrix() -> list[str]:
+def one_matrix():
     outer, functional = (
         chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES
     )
@@ -264,7 +261,7 @@ def one_matrix() -> list[str]:
     return [shown(functional / (outer + functional), 3)]
 
 
-def values() -> list[str]:
+def values():
     return [shown(_values_over_others(sweep, step), 2) for sweep, step in TRAINED]
 
 
@@ -276,7 +273,7 @@ TRAINED = [
 ]
 
 
-def _values_over_others(sweep: str, step: int) -> pd.Series:
+def _values_over_others(sweep, step):
     rows = chosen(table(sweep), step=step)
     norms = rows[rows["row"].isin(WEIGHTS)].pivot_table(
         index="seed", columns="row", values="value"
@@ -284,7 +281,7 @@ def _values_over_others(sweep: str, step: int) -> pd.Series:
     return np.log10(norms["W_V"] / norms[["W_Q", "W_K"]].max(axis=1))
 
 
-def behind() -> list[str]:
+def behind():
     losses = tuned_losses(
         pd.read_csv(
             TABLES / "centring_training.csv.xz",
@@ -299,7 +296,7 @@ def behind() -> list[str]:
     return [shown(own - (adamw[SOFTMAX] - adamw[RESCALED]), 3), shown(own, 3)]
 
 
-ROWS: dict[str, Callable[[], list[str]]] = {
+ROWS = {
     "Without softmax, query": attention,
     "The data dependence": depth,
     "Softmax makes": negative,
@@ -316,7 +313,7 @@ ROWS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def rows_of_page() -> list[list[str]]:
+def rows_of_page():
     """Return the cells of the rows of the three tables of claims."""
     lines = re.findall(r"^\| (.+) \|$", text_of("docs/claims.md"), flags=re.MULTILINE)
     rows = [line.split(" | ") for line in lines]
@@ -328,7 +325,7 @@ def rows_of_page() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("begins", ROWS)
-def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
+def test_every_number_of_a_claim_is_in_its_kept_table(begins):
     (row,) = [row for row in rows_of_page() if row[0].startswith(begins)]
     effect, kept = row[2], row[3]
     others = [
@@ -346,7 +343,7 @@ def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
     )
 
 
-def test_rows_whose_table_is_not_kept_say_so() -> None:
+def test_rows_whose_table_is_not_kept_say_so():
     rows = rows_of_page()
     assert len(rows) == 19
     assert {re.findall(r"^\w+", row[1])[0] for row in rows} == set(VERDICTS)

@@ -1,7 +1,5 @@
 """The examples in docstrings run, and print what they show."""
 
-from __future__ import annotations
-
 import doctest
 import inspect
 import re

@@ -1,14 +1,11 @@
 """The documents are true: the files they show are written, their commands composed or run, their links followed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +20,6 @@ from hessfig.config.presets import names
 from hessfig.config.schema import GROUPS
 from hessfig.errors import UserError
 from tests import pages, runs
-from tests.conftest import Cli
 from tests.pages import PAGES, ROOT, check_command, sections, text_of, write_files
 from tests.test_architecture import tracked
 
@@ -73,7 +69,7 @@ NO_SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], None]]:
+def reader(tmp_path_factory):
     """Check a command in a folder that holds the files the pages show; equal commands are checked once."""
     folder = tmp_path_factory.mktemp("reader")
     for page in PAGES:
@@ -83,7 +79,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
         yield cache(check_command)
 
 
-def run(command: str, cli: Cli, folder: Path) -> str:
+def run(command, cli, folder):
     """Run one line of a document as its reader would (hessfig in this process: its imports are slow)."""
     words = shlex.split(command, comments=True)
     if words[0] == "hessfig":
@@ -115,7 +111,7 @@ def test_what_a_page_shows_works(page, title, cli, tmp_path, monkeypatch):
     outcomes.get(title, lambda folder: None)(tmp_path)
 
 
-def _width(folder: Path) -> None:
+def _width(folder):
     table = pd.read_csv(folder / "outputs/width/table.csv")
     assert set(table["variant"]) == {f"model.d_model={width}" for width in (4, 8, 16)}
     assert (folder / "outputs/figures/figwidth.png").is_file()
@@ -125,7 +121,7 @@ def _width(folder: Path) -> None:
     }
 
 
-def _variants(folder: Path) -> None:
+def _variants(folder):
     every, some = (
         pd.read_csv(folder / f"outputs/figures/fig{name}.csv")
         for name in ("all", "some")
@@ -133,7 +129,7 @@ def _variants(folder: Path) -> None:
     assert len(every["variant"].unique()) == 9 and len(some["variant"].unique()) == 2
 
 
-def _quantities(folder: Path) -> None:
+def _quantities(folder):
     table = pd.read_csv(folder / "outputs/width/table.csv")
     assert set(table["quantity"]) == {"frobenius", "largest_entry"}
     wide = table.pivot_table(
@@ -144,7 +140,7 @@ def _quantities(folder: Path) -> None:
     assert len(lines) < 40
 
 
-def _own(folder: Path) -> None:
+def _own(folder):
     table = pd.read_csv(folder / "outputs/network/table.csv")
     assert set(table["row"]) == {
         "0.weight",
@@ -157,7 +153,7 @@ def _own(folder: Path) -> None:
     assert list((folder / "outputs/figures").glob("fignetwork*.png"))
 
 
-def _named(folder: Path) -> None:
+def _named(folder):
     table = pd.read_csv(folder / "outputs/network/table.csv")
     assert set(table["row"]) == {"filters", "readout"} and set(table["quantity"]) == {
         "frobenius",
@@ -209,7 +205,7 @@ def test_the_readmes_first_minutes(background, undisturbed, cli, tmp_path):
     assert (tmp_path / "outputs/report.html").is_file()
 
 
-def _shape(line: str) -> str:
+def _shape(line):
     """Return a line with its numbers left out, but for those of names."""
     return re.sub(r"(?<![\w.])\d+(\.\d+)?(?![\w.])", "#", line)
 
@@ -280,7 +276,7 @@ def test_every_setting_that_a_page_names_is_one(page):
     assert not wrong
 
 
-def _check_choices(word: str) -> None:
+def _check_choices(word):
     """Raise UserError for a choice of a group that is not shipped."""
     group, _, choices = word.partition("=")
     for choice in choices.split(",") if group in GROUPS else ():
@@ -359,7 +355,7 @@ def test_every_page_and_picture_can_be_reached_from_the_readme():
     assert not {path.name for path in here - reached}
 
 
-def _links(page: Path) -> list[str]:
+def _links(page):
     return pages.links(page.read_text("utf-8"))
 
 

@@ -1,7 +1,5 @@
 """The scripts of examples/ run, each within a minute, and print and draw what their pages say."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,16 +1,12 @@
 """The gallery is what this tree draws: every picture's record, its kept table, and the page that shows it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -23,7 +19,7 @@ from hessfig.record import CHECKSUM, MANIFEST, TABLE, checksum
 from tests.pages import ROOT
 
 IMAGES, TABLES = ROOT / "docs" / "img", ROOT / "docs" / "tables"
-RECORDS: dict[str, Any] = json.loads((IMAGES / "manifest.json").read_text())
+RECORDS = json.loads((IMAGES / "manifest.json").read_text())
 FIGURES = {figure.name: figure for figure in shipped_figures()}
 KEPT = sorted(
     sweep
@@ -37,7 +33,7 @@ _MOVED = 1e-4  # share of the pixels that may differ by more; a curve that is mo
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+def modules(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
     names = ("kept_tables", "pictures", "gallery")
     yield {name: import_module(name) for name in names}
@@ -219,7 +215,7 @@ def test_pictures_are_what_the_kept_tables_draw(name, modules, tmp_path):
             assert apart(before, pictures.compact(now)) <= _MOVED, picture
 
 
-def apart(before: Image.Image, now: Image.Image) -> float:
+def apart(before, now):
     """Return the share of the pixels of two pictures that differ visibly."""
     assert before.size == now.size
     pixels = [np.asarray(image.convert("RGB"), dtype=int) for image in (before, now)]
@@ -229,7 +225,7 @@ def apart(before: Image.Image, now: Image.Image) -> float:
 def test_a_moved_curve_is_another_picture_and_last_digits_are_not(modules, tmp_path):
     """One of the curves of Figure 3a is multiplied by 1 + 4 eps, and by 1 % of a decade."""
 
-    def drawn(factor: float) -> Image.Image:
+    def drawn(factor):
         folder = tmp_path / str(factor)
         modules["kept_tables"].unpack("sigma", folder)
         _multiply(folder / "sigma", factor)
@@ -250,7 +246,7 @@ def test_a_moved_curve_is_another_picture_and_last_digits_are_not(modules, tmp_p
     )
 
 
-def _multiply(folder: Path, factor: float) -> None:
+def _multiply(folder, factor):
     """Multiply a curve of a table, and seal it again."""
     path, manifest = folder / TABLE, json.loads((folder / MANIFEST).read_text())
     table = pd.read_csv(path, dtype=str, keep_default_na=False)

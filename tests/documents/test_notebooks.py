@@ -1,9 +1,6 @@
 """The notebooks of docs/notebooks run from the first cell to the last, and show tables and figures."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +20,7 @@ def test_a_notebook_runs_and_shows_what_is_stored(path, tmp_path):
     ]
 
 
-def kinds(cell: Any) -> list[list[str]]:
+def kinds(cell):
     """Return the forms of what a cell shows."""
     return [sorted(form) for form in _shown(cell)] if cell.cell_type == "code" else []
 
@@ -54,7 +51,7 @@ def test_a_notebook_is_stored_with_what_its_cells_show(path):
         assert bar["text/plain"].startswith("network: 8 of 8 cells, 0 reused, 0 failed")
 
 
-def _shown(cell: Any) -> list[dict[str, Any]]:
+def _shown(cell):
     return [output["data"] for output in cell.outputs if "data" in output]
 
 

@@ -1,14 +1,11 @@
 """The documentation site: every page in one place of its navigation, a build without warnings, no broken link."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
 
 import pytest
 
@@ -23,7 +20,7 @@ from tests.pages import PAGES, ROOT, text_of
 KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
 
 
-def navigation(text: str) -> dict[str, list[str]]:
+def navigation(text):
     """Return the pages of every toctree of index.rst by its caption."""
     trees = re.findall(r"^\.\. toctree::\n((?:\n|   .*\n)+)", text, flags=re.MULTILINE)
     found = {}
@@ -35,7 +32,7 @@ def navigation(text: str) -> dict[str, list[str]]:
     return found
 
 
-def below() -> list[str]:
+def below():
     """Return the pages that docs/conf.py and the list of studies put below others."""
     (text,) = re.findall(
         r"^BELOW = (\{.*?^\})", text_of("docs/conf.py"), flags=re.MULTILINE | re.DOTALL
@@ -49,7 +46,7 @@ def below() -> list[str]:
     ]
 
 
-def misplaced(listed: list[str], there: list[str]) -> list[str]:
+def misplaced(listed, there):
     """Return the pages that do not stand in exactly one place of the navigation."""
     return [
         page
@@ -116,7 +113,7 @@ def test_the_page_of_settings_shows_each_one_once_and_every_preset():
 
 
 @pytest.fixture
-def check_site(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def check_site(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     return import_module("check_site")
 

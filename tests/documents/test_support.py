@@ -1,7 +1,5 @@
 """The tables of docs/own-model.md on what is supported: every cell is tried on a small network."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +18,7 @@ from tests.pages import text_of
 Case = Callable[[], tuple[hessfig.Problem, Any, dict[str, Any]]]
 
 
-def _rows() -> dict[str, list[str]]:
+def _rows():
     """Return the cells of the four tables by what stands in their first column."""
     section = (
         text_of("docs/own-model.md")
@@ -37,43 +35,38 @@ def _rows() -> dict[str, list[str]]:
 class Net(nn.Module):
     """A function of named layers."""
 
-    def __init__(self, forward: Callable[..., Any], **layers: nn.Module) -> None:
+    def __init__(self, forward, **layers):
         super().__init__()
         self.function = forward
         for name, layer in layers.items():
             setattr(self, name, layer)
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return self.function(self, x)
 
 
-def _mlp(*middle: nn.Module, act: nn.Module | None = None) -> nn.Sequential:
+def _mlp(*middle, act=None):
     return nn.Sequential(nn.Linear(5, 6), *middle, act or nn.GELU(), nn.Linear(6, 3))
 
 
-def _numbers() -> Tensor:
+def _numbers():
     return torch.randn(8, 3)
 
 
 class _Sine(nn.Module):
     reduction = "mean"
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs, targets):
         return torch.sin(outputs - targets).mean()
 
 
-def _case(
-    network: Callable[[], nn.Module] = _mlp,
-    loss: Any = "cross_entropy",
-    targets: Any = None,
-    **more: Any,
-) -> Case:
+def _case(network=_mlp, loss="cross_entropy", targets=None, **more):
     block = more.pop("block", "0.weight")
     keywords = {k: more.pop(k) for k in ("dtype", "products") if k in more}
     shape, classes = more.pop("shape", (8, 5)), more.pop("classes", (8,))
     inputs = more.pop("inputs", lambda: torch.randn(*shape))
 
-    def make() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
+    def make():
         torch.manual_seed(0)
         target = targets() if targets else torch.randint(0, 3, classes)
         return (
@@ -85,14 +78,12 @@ def _case(
     return make
 
 
-def _tokens(network: Callable[[], nn.Module], block: str = "q.weight") -> Case:
+def _tokens(network, block="q.weight"):
     return _case(network, block=block, shape=(4, 5, 8), classes=(4, 5))
 
 
-def _attention(
-    mixed: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Callable[[], nn.Module]:
-    def forward(net: Any, x: Tensor) -> Tensor:
+def _attention(mixed):
+    def forward(net, x):
         q, k, v = (
             layer(x).unflatten(-1, (2, 4)).transpose(1, 2)
             for layer in (net.q, net.k, net.v)
@@ -104,18 +95,18 @@ def _attention(
     )
 
 
-def _sdpa(**options: Any) -> Case:
+def _sdpa(**options):
     return _tokens(
         _attention(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options))
     )
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _fused(q, k, v):
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _flex(q, k, v):
     from torch.nn.attention.flex_attention import flex_attention
 
     out = flex_attention(q, k, v)
@@ -123,11 +114,11 @@ def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out
 
 
-def _grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _grouped(q, k, v):
     return F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
 
 
-def _multihead(**masks: Tensor) -> Case:
+def _multihead(**masks):
     layers = lambda: {  # noqa: E731
         "a": nn.MultiheadAttention(8, 2, batch_first=True),
         "head": nn.Linear(8, 3),
@@ -136,9 +127,9 @@ def _multihead(**masks: Tensor) -> Case:
     return _tokens(lambda: Net(forward, **layers()), "a.in_proj_weight")
 
 
-def _pretrained(kind: str, block: str, **sizes: int) -> Case:
-    def make() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
-        transformers: Any = pytest.importorskip("transformers")
+def _pretrained(kind, block, **sizes):
+    def make():
+        transformers = pytest.importorskip("transformers")
         torch.manual_seed(0)
         config = getattr(transformers, f"{kind}Config")(
             vocab_size=11, bos_token_id=None, eos_token_id=None, **sizes
@@ -159,14 +150,14 @@ def _pretrained(kind: str, block: str, **sizes: int) -> Case:
     return make
 
 
-def _recurrent(kind: Callable[..., nn.Module]) -> Case:
+def _recurrent(kind):
     layers = lambda: {"r": kind(8, 4, batch_first=True), "head": nn.Linear(4, 3)}  # noqa: E731
     return _tokens(
         lambda: Net(lambda net, x: net.head(net.r(x)[0]), **layers()), "r.weight_ih_l0"
     )
 
 
-def _conv(*middle: nn.Module, last: int = 32, **options: Any) -> Case:
+def _conv(*middle, last=32, **options):
     layers = lambda: (  # noqa: E731
         nn.Conv2d(2, 2, 3, **options),
         *middle,
@@ -177,7 +168,7 @@ def _conv(*middle: nn.Module, last: int = 32, **options: Any) -> Case:
     return _case(lambda: nn.Sequential(*layers()), shape=(8, 2, 6, 6))
 
 
-def _embedding(kind: Callable[..., nn.Module]) -> Case:
+def _embedding(kind):
     bag = kind is nn.EmbeddingBag
     ids = lambda: torch.randint(0, 7, (8, 5))  # noqa: E731
     return _case(
@@ -187,7 +178,7 @@ def _embedding(kind: Callable[..., nn.Module]) -> Case:
     )
 
 
-def _tied() -> nn.Module:
+def _tied():
     net = Net(
         lambda net, ids: net.head(torch.tanh(net.map(net.e(ids)))),
         e=nn.Embedding(3, 4),
@@ -198,51 +189,49 @@ def _tied() -> nn.Module:
     return net
 
 
-def _checkpointed(reentrant: bool) -> Case:
-    def forward(net: Any, x: Tensor) -> Tensor:
+def _checkpointed(reentrant):
+    def forward(net, x):
         inner = checkpoint(
             lambda z: torch.tanh(net.a(z)), x.requires_grad_(), use_reentrant=reentrant
         )
         assert isinstance(inner, Tensor)
-        return net.b(inner)  # type: ignore[no-any-return]
+        return net.b(inner)
 
     return _case(
         lambda: Net(forward, a=nn.Linear(5, 6), b=nn.Linear(6, 3)), block="a.weight"
     )
 
 
-def _straight_through(net: Any, x: Tensor) -> Tensor:
+def _straight_through(net, x):
     h = torch.tanh(net.a(x))
-    return net.b(h + (h.round() - h).detach())  # type: ignore[no-any-return]
+    return net.b(h + (h.round() - h).detach())
 
 
-def _experts(net: Any, x: Tensor) -> Tensor:
+def _experts(net, x):
     gate = net.gate(x).softmax(-1)
     best = gate.argmax(-1, keepdim=True)
     return net.head(
         F.gelu(torch.where(best == 0, net.a(x), net.b(x))) * gate.gather(-1, best)
-    )  # type: ignore[no-any-return]
+    )
 
 
-def _batch_statistics() -> nn.Module:
+def _batch_statistics():
     norm = nn.BatchNorm1d(6)
     norm.running_mean = norm.running_var = None
     return _mlp(norm).eval()
 
 
-def _weight_norm(normed: Callable[[nn.Module], nn.Module]) -> nn.Module:
+def _weight_norm(normed):
     network = _mlp()
     normed(network[0])
     return network
 
 
-def _two(
-    function: Callable[[nn.Module], nn.Module], *middle: nn.Module
-) -> Callable[[], nn.Module]:
+def _two(function, *middle):
     return lambda: function(_mlp(*middle))
 
 
-def _decayed() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
+def _decayed():
     torch.manual_seed(0)
     network = _mlp()
     weight = network[0].weight
@@ -254,7 +243,7 @@ def _decayed() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
     )
 
 
-def _ctc() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
+def _ctc():
     torch.manual_seed(0)
     sizes = torch.full((3,), 6), torch.full((3,), 2)
     loss = lambda o, t: F.ctc_loss(o.log_softmax(-1).transpose(0, 1), t, *sizes)  # noqa: E731
@@ -267,11 +256,11 @@ def _ctc() -> tuple[hessfig.Problem, Any, dict[str, Any]]:
     return problem, "weight", {}
 
 
-def _probabilities() -> Tensor:
+def _probabilities():
     return _numbers().softmax(-1)
 
 
-CASES: dict[str, list[Case]] = {
+CASES = {
     "`cross_entropy`, `nn.CrossEntropyLoss`": [
         *(
             _case(),
@@ -464,7 +453,7 @@ def test_every_row_has_cases():
     assert set(_rows()) == set(CASES)
 
 
-def _answer(ask: Callable[[], object]) -> str:
+def _answer(ask):
     try:
         ask()
     except UserError:
@@ -472,10 +461,8 @@ def _answer(ask: Callable[[], object]) -> str:
     return "yes"
 
 
-def _answers(
-    problem: hessfig.Problem, block: Any, keywords: dict[str, Any]
-) -> list[str]:
-    def measured(part: str, quantity: str) -> None:
+def _answers(problem, block, keywords):
+    def measured(part, quantity):
         table = hessfig.measure(
             problem, blocks=[block], parts=part, quantities=[quantity], **keywords
         )

@@ -1,12 +1,9 @@
 """The wheel holds the configuration and works from another folder."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ def test_the_lines_for_a_smaller_pytorch_name_every_dependency():
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     """A folder with the wheel's content, built from an sdist of a copy of the sources."""
     folder = tmp_path_factory.mktemp("wheel")
     # From the sdist; it compares with one from the sources.
@@ -52,7 +49,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def pip(command: str, *arguments: object) -> None:
+def pip(command, *arguments):
     words = [
         sys.executable,
         "-m",

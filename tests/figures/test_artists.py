@@ -1,7 +1,5 @@
 """The rules of figures, asked of artists: words, ticks, legends, and colours that nobody confuses."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -58,12 +56,12 @@ def test_words_ticks_and_legends(figure, tmp_path):
         assert under_legends(page.figure) == []
 
 
-def _apart(one: str, other: str, eye: np.ndarray) -> float:
+def _apart(one, other, eye):
     """Return the Delta E of two colours to an eye: their distance in L*a*b*."""
     return float(np.linalg.norm(_lab(one, eye) - _lab(other, eye)))
 
 
-def _lab(colour: str, eye: np.ndarray) -> np.ndarray:
+def _lab(colour, eye):
     stored = np.array(to_rgb(colour))
     linear = np.where(
         stored <= 0.04045, stored / 12.92, ((stored + 0.055) / 1.055) ** 2.4

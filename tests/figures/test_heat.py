@@ -1,23 +1,17 @@
 """Heat maps layer by weight: what stands where, on which scale, and what is refused."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import TEXT_WIDTH, Paper, styled
-from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import make_table, write_sweep
 from tests.figures import shipped
 from tests.figures.conftest import words
 
 
-def deep_table(**columns: object) -> pd.DataFrame:
+def deep_table(**columns):
     """Return a table of one network of three layers at one sigma."""
     table = make_table(networks=[("", 3)], seeds=2, sigma=[1.0], noise=0, wander=0)
     return table.assign(**columns)
@@ -64,14 +58,14 @@ def test_pairs_alone_are_refused(pages):
         )
 
 
-def colour_bar(page: Page) -> tuple[float, float]:
+def colour_bar(page):
     """Return how far the colour bar stands from the last map, and how wide it is, in inches."""
     width = page.figure.get_figwidth()
     *_, last, bar = (ax.get_position() for ax in page.figure.axes)
     return (bar.x0 - last.x1) * width, bar.width * width
 
 
-def heat_pages(folder: Path, asked: Paper) -> list[Page]:
+def heat_pages(folder, asked):
     write_sweep(deep_table(), folder)
     with styled(asked):
         return list(

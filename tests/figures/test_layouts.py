@@ -1,7 +1,5 @@
 """The other sheets by the data of their artists."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -130,7 +128,7 @@ def test_norm_matrix_is_symmetric_and_knows_what_is_missing():
 
 
 def test_ablation_draws_shares_against_the_varied_setting(pages):
-    def law(block: object, part: str, architecture: object, sigma: float) -> float:
+    def law(block, part, architecture, sigma):
         return {"H_o": 4.0, "H_f": 3.0, "H": 5.0}[part] * sigma**5
 
     networks = [(f"model.temperature={t}", 1) for t in (0.5, 1.0, 4.0)]
@@ -151,7 +149,7 @@ def test_ablation_draws_shares_against_the_varied_setting(pages):
 
 
 def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages):
-    def law(block: Any, part: str, architecture: object, sigma: float) -> float:
+    def law(block, part, architecture, sigma):
         functional = 0.0 if block.row == "W_V" else 4.0
         return {"H_o": 6.0 if functional == 0 else 8.0, "H_f": functional, "H": 9.0}[
             part
@@ -180,9 +178,7 @@ def test_blocks_without_a_functional_part_count_in_the_share_of_all_blocks(pages
     assert [len(ax.containers) for ax in page.figure.axes[:2]] == [2, 1]
 
 
-def _at_scores(
-    networks: list[tuple[str, int]], seeds: int = 5, noise: float = 0.0
-) -> pd.DataFrame:
+def _at_scores(networks, seeds=5, noise=0.0):
     """Return a table of norms 3 of H_oT and 4 / t of H_fT, t the number in the variant (0: H_fT vanishes)."""
     tables = [
         make_table(

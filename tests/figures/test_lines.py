@@ -1,14 +1,9 @@
 """The general layouts by the data of their artists: lines along anything, and blocks beside each other."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import image as plt_image
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from scipy import stats
 
@@ -16,7 +11,6 @@ from hessfig.analysis.axis import variants_in_order
 from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import page_box, relabel
-from hessfig.figures.parts.panel_sheet import Page
 from tests.analysis.synthetic import CONFIG, make_table
 from tests.figures.conftest import guides, words
 
@@ -28,18 +22,18 @@ OWN = {
 }
 
 
-def drawn(ax: Axes) -> list[Any]:
+def drawn(ax):
     """Return the lines of a panel that have markers."""
     return [line for line in ax.lines if line.get_marker() not in ("", "None", None)]
 
 
-def legend(page: Page) -> list[str]:
+def legend(page):
     """Return the legend above the panels, or that of the first panel."""
     found = page.figure.legends or [page.figure.axes[0].get_legend()]
     return [text.get_text() for text in found[0].get_texts()]
 
 
-def width_table(sigma: tuple[float, ...] = (0.1, 1.0)) -> pd.DataFrame:
+def width_table(sigma=(0.1, 1.0)):
     """Return a table that varies width and heads: sigma^2 times the root of the width, times the heads."""
     networks = [
         (f"model.d_model={d},model.n_heads={h}", 1) for d in WIDTHS for h in (1, 2)
@@ -337,7 +331,7 @@ VARIED = {
 }
 
 
-def activation_table() -> pd.DataFrame:
+def activation_table():
     """Return three activations at three widths, the widths in no order; blocks grow as sigma^2."""
     networks = [
         (f"model.options.activation={a},model.options.width={w}", 0)

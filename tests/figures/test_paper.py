@@ -1,11 +1,7 @@
 """Figures for papers: every shipped layout at a column's and a page's width, by its texts' extents; panels; files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,10 +23,10 @@ Made = Callable[[str, Paper], list[Page]]
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def made(tmp_path):
     """Return made(figure, paper) -> the first and the last page of a shipped figure."""
 
-    def make(figure: str, asked: Paper) -> list[Page]:
+    def make(figure, asked):
         found = pages(figure, tmp_path, asked)
         return [found[0], found[-1]] if len(found) > 1 else found
 
@@ -113,7 +109,7 @@ def test_columns_fold_and_panels_say_what_they_are(made):
     assert [bool(ax.get_title()) for ax in wide.figure.axes] == [True] * 3 + [False] * 3
 
 
-def sweep(tmp_path: Path, **settings: Any) -> FigureSpec:
+def sweep(tmp_path, **settings):
     write_sweep(make_table(seeds=2, sigma=SIGMA[:4]), tmp_path)
     return FigureSpec("3a", "sigma", "growth", [(None, 1.0)], paper=Paper(**settings))
 
@@ -137,7 +133,7 @@ def test_panels_are_picked_in_their_order(tmp_path):
 _OUTER = "$W_{\\mathrm{V}}$, $H_\\mathrm{o}$: outer-product Hessian"
 
 
-def _pages_of(tmp_path: Path, **settings: Any) -> list[Page]:
+def _pages_of(tmp_path, **settings):
     return pages("3a", tmp_path, Paper(**settings))
 
 

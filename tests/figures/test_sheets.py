@@ -1,12 +1,9 @@
 """Drawing as a whole: files, bytes, settings left alone, errors, imports, time."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -217,7 +214,7 @@ VARIANTS = [
 ]
 
 
-def of_strange_variants(tmp_path: Path) -> Path:
+def of_strange_variants(tmp_path):
     """Write a sweep whose variants are such texts; return its folder."""
     table = make_table(networks=[("", 1)], sigma=[0.1, 0.3, 1.0], seeds=2, parts=["H"])
     every = [

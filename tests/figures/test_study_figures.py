@@ -1,7 +1,5 @@
 """The figures of the two studies, tested by their artists' data."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
@@ -11,7 +9,7 @@ from hessfig.theory import studies
 
 
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def outputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("outputs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(studies, "PROBLEMS", 6)

@@ -1,11 +1,7 @@
 """Monitors in trainers and loggers, with the real packages where these are installed."""
 
-from __future__ import annotations
-
 import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +19,7 @@ from tests import watched
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def steps(folder: Path) -> list[int]:
+def steps(folder):
     return sorted({int(step) for step in read_run(folder).table["step"]})
 
 
@@ -46,7 +42,7 @@ def test_a_trainer_of_transformers_is_watched(tmp_path):
     examples = [{"input_ids": one, "labels": one} for one in ids]
     batch = {"input_ids": ids, "labels": ids}
 
-    def trained(*, is_watched: bool) -> nn.Module:
+    def trained(*, is_watched):
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(config)
         arguments = transformers.TrainingArguments(
@@ -84,19 +80,19 @@ def test_a_lightning_training_is_watched(tmp_path):
     pl = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
     from hessfig.integrations.lightning import MonitorCallback
 
-    class Module(pl.LightningModule):  # type: ignore[name-defined]
-        def __init__(self) -> None:
+    class Module(pl.LightningModule):
+        def __init__(self):
             super().__init__()
             torch.manual_seed(0)
             self.network = nn.Linear(3, 2)
 
-        def training_step(self, batch: Any, number: int) -> Any:
+        def training_step(self, batch, number):
             return F.cross_entropy(self.network(batch[0]), batch[1])
 
-        def configure_optimizers(self) -> Any:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def trained(*, is_watched: bool) -> nn.Module:
+    def trained(*, is_watched):
         module = Module()
         monitor = (
             watched.monitor(module.network, tmp_path / "mine") if is_watched else None
@@ -135,7 +131,7 @@ def test_a_function_is_told_of_every_measurement(tmp_path):
 def test_a_logger_that_fails_loses_no_measurement(tmp_path):
     """It is said once, as a warning at the line of the loop, and ends the training only where that is asked for."""
 
-    def broken(values: Any, step: int) -> None:
+    def broken(values, step):
         raise ConnectionError("no route to host")
 
     watch = watched.monitor(
@@ -190,7 +186,7 @@ def test_loggers_are_chosen_by_name(name, tmp_path, monkeypatch):
     assert found["loss"] == pytest.approx(watch_value(name, tmp_path), rel=1e-6)
 
 
-def watch_value(name: str, folder: Path) -> float:
+def watch_value(name, folder):
     """Read the loss back from what a logger has written."""
     if name == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import (
@@ -215,12 +211,12 @@ def watch_value(name: str, folder: Path) -> float:
     import trackio
 
     run = trackio.context_vars.current_run.get()
-    logged: SimpleNamespace = SimpleNamespace(run=run)
+    logged = SimpleNamespace(run=run)
     trackio.finish()
     return float(_of_trackio(logged.run))
 
 
-def _of_trackio(run: Any) -> float:
+def _of_trackio(run):
     from trackio.sqlite_storage import SQLiteStorage
 
     return float(SQLiteStorage.get_logs(run.project, run.name)[0]["loss"])

@@ -1,7 +1,5 @@
 """Probes in a block's own axes: unbiased, honest about their error, and better than plain ones on Kronecker blocks."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,8 +7,7 @@ import torch
 
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.measurements.block_norms import aligned, dense_norms, hutchinson
-from hessfig.measurements.quantity import Estimate
-from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Matrix, Part
 from tests.measurements.test_hutchinson import MatrixColumn
@@ -20,14 +17,14 @@ REPEATS = 120
 
 
 @pytest.fixture(scope="module")
-def network() -> LinearisedNetwork:
+def network():
     task = TaskConfig(digits=2, batch_size=8)
     model = ModelConfig(n_layers=2, d_model=12)
     return LinearisedNetwork(toy_problem(model, task, sigma=0.5), model)
 
 
 @pytest.fixture(scope="module")
-def columns(network: LinearisedNetwork) -> dict[Matrix, LinearisedColumn]:
+def columns(network):
     return {
         matrix: network.column(1, matrix, [matrix])
         for matrix in (Matrix.W_V, Matrix.W_Q)
@@ -102,5 +99,5 @@ def test_exact_zero_stays_zero(network):
     assert norms[Matrix.W_V, Part.H].value == norms[Matrix.W_V, Part.H_o].value > 0
 
 
-def _first(norms: dict[tuple[Matrix, Part], Estimate]) -> Estimate:
+def _first(norms):
     return next(iter(norms.values()))

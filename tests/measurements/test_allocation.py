@@ -1,11 +1,7 @@
 """The allocation of probes: the rule on numbers with known variances, pilots apart from the sweep, end to end."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -30,8 +26,8 @@ from hessfig.sweep.runner import run_sweep
 TWO_LAYERS = ModelConfig(n_layers=2, d_model=17)
 
 
-def config(folder: Path | str = "outputs", **settings: Any) -> Config:
-    chosen: dict[str, Any] = {
+def config(folder="outputs", **settings):
+    chosen = {
         "model": TWO_LAYERS,
         "task": TaskConfig(digits=1, batch_size=3),
         "grid": GridConfig(points=2),
@@ -46,9 +42,7 @@ def config(folder: Path | str = "outputs", **settings: Any) -> Config:
     return Config(**{**chosen, **settings})
 
 
-def numbers(
-    error: float, spread: float, probes: int = 8, repeats: int = 4000
-) -> list[dict[str, Any]]:
+def numbers(error, spread, probes=8, repeats=4000):
     """Return rows of one block at one sigma with the given relative standard deviations."""
     draw = torch.randn(repeats, generator=stream(0, error, spread), dtype=torch.float64)
     frobs = (math.hypot(error, spread) * draw).exp().tolist()

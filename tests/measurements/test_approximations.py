@@ -1,11 +1,7 @@
 """Approximations of blocks against their definitions, computed densely by other code; probes; theorem; refusals."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +16,6 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.approximations.matrices import best_kronecker_sum
 from hessfig.curvature.approximations.named import Material, SampleGradients
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.approximable import check_approximations
 from hessfig.measurements.catalogue import quantity
@@ -41,7 +36,7 @@ VIT = ModelConfig(
 )
 SHARED = ModelConfig(d_model=4, n_heads=4, n_kv_heads=2, d_mlp=5, mlp=MLP.gelu)
 PICTURES = TaskConfig(data=Data.digits, batch_size=4)
-NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
+NETWORKS = {
     "bare": (
         ARCHITECTURES["bare"],
         toy_task(ARCHITECTURES["bare"]),
@@ -63,7 +58,7 @@ NETWORKS: dict[str, tuple[ModelConfig, TaskConfig, list[Matrix]]] = {
 Values = dict[tuple[str, str, str], tuple[float, float | None]]
 
 
-def rows(objective: Objective, config: Config, *, seed: int = 1234) -> Values:
+def rows(objective, config, *, seed=1234):
     """Return (value, error) of every number by (weight, part, quantity)."""
     asked = asked_of(
         quantity("approximations"),
@@ -77,13 +72,7 @@ def rows(objective: Objective, config: Config, *, seed: int = 1234) -> Values:
     }
 
 
-def settings(
-    model: ModelConfig,
-    task: TaskConfig,
-    blocks: Any,
-    *names: Approximation,
-    **more: Any,
-) -> Config:
+def settings(model, task, blocks, *names, **more):
     """Return the settings of a run."""
     return Config(
         model=model,
@@ -97,17 +86,17 @@ def settings(
 class Scored(nn.Module):
     """The network's outputs at its scored positions, evaluated at all of them."""
 
-    def __init__(self, objective: Objective) -> None:
+    def __init__(self, objective):
         super().__init__()
         self.network, self.scored = objective.network, objective.batch.scored
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[
             :, self.scored
         ]
 
 
-def numbers(block: Tensor, made: Tensor) -> dict[str, float]:
+def numbers(block, made):
     """Return the three numbers by their definitions."""
     size, overlap = block.norm(), (block * made).sum()
     # Shifts of all keys move no pattern: K-FAC-reduce of W_K is 0.
@@ -157,14 +146,14 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name):
     assert checked == set(maps)
 
 
-def by_head(moment: Tensor, name: Matrix, heads: int) -> Tensor:
+def by_head(moment, name, heads):
     """Return the root of each head's mean second moment (m, n) at the places of its entries."""
     along = moment.T if name == Matrix.W_O else moment
     held = [one.mean().sqrt().expand(one.shape) for one in along.chunk(heads)]
     return (torch.cat(held).T if name == Matrix.W_O else torch.cat(held)).reshape(-1)
 
 
-def as_ones_own(objective: Objective, names: Sequence[str]) -> hessfig.Problem:
+def as_ones_own(objective, names):
     """Return the problem of a network of the package, with weights of layer 1, as a user would give it."""
     of = {name: objective.layout.side(1, name)[0].parameter for name in names}
     return hessfig.Problem(
@@ -191,7 +180,7 @@ def test_every_number_is_that_of_the_matrices(network):
     drawn = SampleGradients(problem, labels)
     checked = set()
 
-    def made(name: Approximation, matrix: Matrix, part: Part) -> Tensor:
+    def made(name, matrix, part):
         shape = problem.weight(1, matrix).shape
         if name == A.sampled_fisher:
             found = Material(
@@ -234,11 +223,11 @@ def test_every_number_is_that_of_the_matrices(network):
 class Transposed(nn.Module):
     """A network that puts positions before samples inside, as torch's own attention does."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
 
-    def forward(self, rows: Tensor) -> Tensor:
+    def forward(self, rows):
         return self.last(torch.tanh(self.first(rows.transpose(0, 1))).mean(0))
 
 
@@ -370,7 +359,7 @@ def test_the_whole_taken_apart_by_weight_and_by_layer():
     )
 
 
-def quantity_matrix(objective: Objective) -> Tensor:
+def quantity_matrix(objective):
     """Return H of all parameters, by plain double backward, a column at a time."""
     from hessfig.curvature.gradients import LossGradient
 
@@ -408,7 +397,7 @@ def test_errors_of_probes_are_calibrated():
         *names,
         estimator=EstimatorConfig(Method.hutchinson, num_probes=40),
     )
-    off: dict[str, list[float]] = {}
+    off = {}
     for seed in range(40):
         for key, (value, error) in rows(problem, probed, seed=seed).items():
             if not key[2].startswith("sampled"):

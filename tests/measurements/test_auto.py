@@ -1,7 +1,5 @@
 """estimator=auto: small columns are dense, other cells keep their keys, intervals cover, and one text says it all."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -38,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 NORMS = re.compile(r"quantities:.*\b(frobenius|trace)\b")
 
 
-def config(d_model: int) -> Config:
+def config(d_model):
     model = ModelConfig(d_model=d_model, n_layers=2, d_mlp=4)
     return Config(
         model=model,
@@ -48,7 +46,7 @@ def config(d_model: int) -> Config:
     )
 
 
-def first_layer(d_model: int) -> list[dict[str, object]]:
+def first_layer(d_model):
     rows = compute_cell(Cell(Variant("", config(d_model)), 0.5, 3)).rows
     return [row for row in rows if row["layer"] == 1]
 
@@ -83,7 +81,7 @@ def test_only_cells_with_columns_of_few_entries_have_another_key():
     )
 
 
-def kept_sweeps() -> list[str]:
+def kept_sweeps():
     return sorted(
         set(names("sweep"))
         - {"network", "gpt2", "trained_spectra", "trained_transformers"}
@@ -102,7 +100,7 @@ def test_shipped_sweeps_keep_their_exact_norms_and_pilots(sweep):
             )
 
 
-def probing_sweeps() -> list[str]:
+def probing_sweeps():
     texts = {
         path.stem: path.read_text("utf-8")
         for path in (ROOT / "conf" / "sweep").glob("*.yaml")
@@ -133,15 +131,13 @@ class Block:
     bytes_per_probe = 1
     like = torch.empty(0, dtype=torch.float64)
 
-    def __init__(self) -> None:
+    def __init__(self):
         draws = torch.randn(
             400, 2, generator=stream(0, "directions"), dtype=torch.float64
         )
         self.matrix = torch.linalg.qr(draws)[0] * torch.tensor([1.0, 0.5])
 
-    def split_matmat(
-        self, probes: torch.Tensor, parts: object
-    ) -> dict[tuple[str, Part], torch.Tensor]:
+    def split_matmat(self, probes, parts):
         return {("W", Part.H): self.matrix.T @ probes}
 
 

@@ -1,13 +1,10 @@
 """From squared norms to a norm and its standard error."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.curvature.problem import rademacher
 from hessfig.measurements.block_norms import root_of_mean
@@ -43,7 +40,7 @@ def test_overflow_is_reported_not_hidden():
 
 
 @cache
-def estimates(num_probes: int) -> tuple[Tensor, Tensor, float]:
+def estimates(num_probes):
     """Return frob and frob_sem of many independent estimates of one symmetric matrix, and its norm."""
     generator = stream(11, "frobenius")
     root = torch.randn(12, 12, dtype=torch.float64, generator=generator)

@@ -1,7 +1,5 @@
 """The catalogue: every row names a function that measures, and gives the rows that it promises."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,10 +16,9 @@ from hessfig.config.of_quantities import (
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, GridConfig, ModelConfig, TaskConfig
 from hessfig.config.training_settings import StateConfig, TrainingConfig
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import CATALOGUE, CORE, quantities, quantity
-from hessfig.measurements.quantity import Measured, Quantity, Request, row_of
+from hessfig.measurements.quantity import Measured, Quantity, row_of
 from hessfig.registry import row_facts
 from hessfig.studies.directions import slices
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
@@ -67,7 +64,7 @@ ONLY_DENSE = {
 }
 
 
-def twice(objective: Objective, request: Request) -> Measured:
+def twice(objective, request):
     return Measured([row_of(quantity="twice", value=2.0)])
 
 
@@ -105,7 +102,7 @@ def test_a_quantity_gives_the_rows_of_its_row(name, one_state, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def one_state(tmp_path_factory: pytest.TempPathFactory) -> str:
+def one_state(tmp_path_factory):
     return str(tmp_path_factory.mktemp("trained"))
 
 

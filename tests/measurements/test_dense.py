@@ -1,13 +1,11 @@
 """Blocks as matrices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from hessfig.curvature import column as hutchinson
 from hessfig.measurements.block_norms import dense_blocks, dense_norms
-from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.terms import PARTS, Matrix, Part
 from tests.curvature.oracle import dense_oracle
 from tests.toys import ARCHITECTURES, toy_problem
@@ -15,7 +13,7 @@ from tests.toys import ARCHITECTURES, toy_problem
 MODEL = ARCHITECTURES["softmax"]
 
 
-def column() -> LinearisedColumn:
+def column():
     return LinearisedNetwork(toy_problem(MODEL), MODEL).column(
         1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V]
     )

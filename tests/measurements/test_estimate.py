@@ -1,7 +1,5 @@
 """The estimators by their configured names."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -18,12 +16,7 @@ Norms = dict[tuple[Matrix, Part], Estimate]
 MODEL = ARCHITECTURES["softmax"]
 
 
-def norms(
-    settings: EstimatorConfig,
-    model: ModelConfig = MODEL,
-    col: Matrix = Matrix.W_Q,
-    **task: object,
-) -> Norms:
+def norms(settings, model=MODEL, col=Matrix.W_Q, **task):
     problem = toy_problem(model, toy_task(model, **task))
     estimator = Estimator(problem, model, settings)
     found = estimator.column_norms(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -17,7 +16,7 @@ from hessfig.curvature import column as module
 from hessfig.curvature.column import SPLIT, chunks, completed, squared_norms
 from hessfig.curvature.problem import rademacher
 from hessfig.measurements.block_norms import dense_norms, hutchinson, root_of_mean
-from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
+from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem
@@ -36,21 +35,19 @@ class MatrixColumn:
     like = torch.empty(0, dtype=torch.float64)
 
     @property
-    def dim(self) -> int:
+    def dim(self):
         return next(iter(self.blocks.values())).shape[1]
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self):
         return torch.Size(self.weight or (self.dim, 1))
 
-    def split_matmat(
-        self, probes: Tensor, parts: Sequence[Part] = SPLIT
-    ) -> dict[tuple[Matrix, Part], Tensor]:
+    def split_matmat(self, probes, parts=SPLIT):
         both = {key: block @ probes for key, block in self.blocks.items()}
         return completed(both, parts)
 
 
-def random_column(dim: int) -> MatrixColumn:
+def random_column(dim):
     generator = stream(0, "column", dim)
     rows = {Matrix.W_Q: dim, Matrix.W_V: 3}
     draw = lambda n: torch.randn(n, dim, dtype=torch.float64, generator=generator)  # noqa: E731
@@ -63,12 +60,12 @@ def random_column(dim: int) -> MatrixColumn:
     )
 
 
-def real_column(name: str, col: Matrix, rows: list[Matrix]) -> LinearisedColumn:
+def real_column(name, col, rows):
     model = ARCHITECTURES[name]
     return LinearisedNetwork(toy_problem(model), model).column(1, col, rows)
 
 
-def true_norms(column: MatrixColumn) -> dict[tuple[Matrix, Part], float]:
+def true_norms(column):
     return {key: norm.value for key, norm in dense_norms(column, PARTS).items()}
 
 

@@ -53,51 +53,51 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def problem(self) -> hessfig.Problem:
+    def problem(self):
         return hessfig.Problem(
             self.network, self.inputs, self.targets, self.loss, **self.settings
         )
 
     @property
-    def at(self) -> nn.Parameter:
+    def at(self):
         return self.network.get_parameter(self.weight)
 
     @cached_property
-    def jacobian(self) -> Tensor:
+    def jacobian(self):
         """(samples, entries of a sample's outputs, entries of the weight)."""
         rows = jacobian(self.outputs, [self.at], self.rounding)
         return rows.view(len(self.outputs()), -1, self.at.numel())
 
     @cached_property
-    def curvature(self) -> Tensor:
+    def curvature(self):
         """The Hessian of the loss in all outputs, (samples, entries, samples, entries)."""
         leaf = self.outputs().detach().requires_grad_()
         found = hessian(lambda: self.plain(leaf), [leaf])
         return found.view(*[len(leaf), leaf[0].numel()] * 2)
 
     @cached_property
-    def shares(self) -> Tensor:
+    def shares(self):
         """The samples' shares of the gradient, (samples, entries of the weight)."""
         leaf = self.outputs().detach().requires_grad_()
         (slope,) = torch.autograd.grad(self.plain(leaf), leaf)
         return torch.einsum("ie,iew->iw", slope.flatten(1), self.jacobian)
 
     @cached_property
-    def gauss_newton(self) -> Tensor:
+    def gauss_newton(self):
         return torch.einsum(
             "iev,iejf,jfw->vw", self.jacobian, self.curvature, self.jacobian
         )
 
     @cached_property
-    def hessian(self) -> Tensor:
+    def hessian(self):
         return hessian(lambda: self.plain(self.outputs()), [self.at], self.rounding)
 
     @cached_property
-    def moment(self) -> Tensor:
+    def moment(self):
         """E u u^T over mini-batches, u the gradient of one: entry by entry, with what it divides by."""
         return self.expected(lambda one, other: one * other)
 
-    def expected(self, product: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def expected(self, product):
         """Return E u_B v_B of docs/studies/approximations.md over the samples that count."""
         single = self.shares.view(-1, *self.at.shape)
         whole, size = single.sum(0), Config().training.batch_size
@@ -108,13 +108,13 @@ class Case:
         )
 
     @cached_property
-    def signals(self) -> tuple[Tensor, Tensor, list[int]]:
+    def signals(self):
         """Inputs (samples, uses, n), derivatives of outputs in outputs of the map at every use, uses of each call."""
         count = len(self.outputs())
         given = list[Tensor]()
         added = list[Tensor]()
 
-        def add(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        def add(module, inputs, output):
             given.append(
                 inputs[0].detach().clone().reshape(count, -1, inputs[0].shape[-1])
             )
@@ -139,7 +139,7 @@ class Case:
         ]
         return torch.cat(given, dim=1), own, [one.shape[1] for one in given]
 
-    def factors(self, *, reduce: bool) -> Tensor:
+    def factors(self, *, reduce):
         """Return K-FAC by its definition, from the Hessian in the outputs itself."""
         inputs, own, calls = self.signals
         blocks = self.curvature[range(len(own)), :, range(len(own))]
@@ -157,7 +157,7 @@ class Case:
         right = sum(one.T @ one for one in rows) / sum(map(len, rows))
         return torch.kron(left.contiguous(), right.contiguous())
 
-    def used(self, own: Tensor, blocks: Tensor, calls: list[int]) -> Tensor:
+    def used(self, own, blocks, calls):
         """Return which uses count (samples, uses), by docs/studies/approximations.md."""
         by_position = (
             blocks.any(-1).view(len(own), -1, self.outputs().shape[-1]).any(-1)
@@ -170,24 +170,24 @@ class Case:
         sends = torch.einsum("ief,iftm->itm", blocks.abs(), own.abs()).any(-1)
         return torch.cat(pieces, dim=1) | sends
 
-    def made(self, name: Approximation, block: str | None = None) -> Tensor:
+    def made(self, name, block=None):
         found = self.problem.approximation(name, block or self.weight)
         return found @ torch.eye(found.shape[0], dtype=torch.float64)
 
 
-def off(found: Tensor, truth: Tensor) -> float:
+def off(found, truth):
     size = float(truth.norm())
     return float((found - truth).norm()) / (size or 1.0)
 
 
-def is_projection(case: Case, name: Approximation, whole: Tensor, trace: bool) -> float:
+def is_projection(case, name, whole, trace):
     """How far A is from a projection of B, <B - A, A> = 0, and in a basis of the whole space its trace from B's."""
     made, size = case.made(name), float(whole.norm()) or 1.0
     left = abs(float(((whole - made) * made).sum())) / size**2
     return max(left, abs(float(made.trace() - whole.trace())) / size if trace else 0.0)
 
 
-def best(case: Case, name: Approximation, rank: int) -> float:
+def best(case, name, rank):
     """How far ||B - A||^2 is from what the leading singular values of the rearranged block leave."""
     m, n = case.at.shape
     rearranged = case.hessian.view(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
@@ -196,7 +196,7 @@ def best(case: Case, name: Approximation, rank: int) -> float:
     return abs(float((case.hessian - case.made(name)).square().sum()) - least) / size
 
 
-def sampled(case: Case) -> float:
+def sampled(case):
     """The matrix is that of the gradients at the labels drawn, and what is drawn has the mean H_o: by all labels."""
     drawn = list[Tensor]()
     draw = OutputSide.sampled
@@ -213,18 +213,18 @@ def sampled(case: Case) -> float:
     return max(off(made, rows.T @ rows), off(found, truth))
 
 
-def expectation(case: Case) -> Tensor:
+def expectation(case):
     """Return E u u^T of every sample, exactly: over all classes of each position, or over the axes of normal draws."""
     side = OutputSide(case.problem.objective("float64"))
     found = list[Tensor]()
     means = list[Tensor]()
     samples, positions, width = side.outputs.shape
 
-    def one_class(chances: Tensor, count: int, *, generator: Any, label: int) -> Tensor:
+    def one_class(chances, count, *, generator, label):
         means.append(chances[:, label] / chances.sum(dim=1))
         return torch.full((len(chances), count), label)
 
-    def one_axis(shape: Any, *, axis: int, **settings: Any) -> Tensor:
+    def one_axis(shape, *, axis, **settings):
         means.append(torch.ones(samples * positions, dtype=torch.float64))
         return F.one_hot(torch.full((samples, positions), axis), width).double()
 
@@ -244,7 +244,7 @@ def expectation(case: Case) -> Tensor:
     return whole.view(samples, positions * width, positions * width)
 
 
-def apart(case: Case, name: Approximation) -> float:
+def apart(case, name):
     """The blocks of single weights (of no layer) are those of the Hessian, and nothing else is there."""
     names = [one for one, _ in case.network.named_parameters()]
     held = [case.network.get_parameter(one) for one in names]
@@ -253,18 +253,18 @@ def apart(case: Case, name: Approximation) -> float:
     return off(case.made(name, "all"), whole * mask)
 
 
-def kron_identity(left: Tensor, case: Case) -> Tensor:
+def kron_identity(left, case):
     return torch.kron(left, torch.eye(case.at.shape[1], dtype=torch.float64))
 
 
-def shampoo(case: Case) -> float:
+def shampoo(case):
     made = case.made(A.shampoo)
     left = case.expected(lambda a, b: a @ b.T)
     right = case.expected(lambda a, b: a.T @ b)
     return off(made @ made, torch.kron(left, right))
 
 
-def empirical(case: Case) -> float:
+def empirical(case):
     """K times the sum of outer products of shares, whose sum is the gradient."""
     (slope,) = torch.autograd.grad(case.plain(case.outputs()), case.at)
     assert case.terms is not None
@@ -275,19 +275,19 @@ def empirical(case: Case) -> float:
     )
 
 
-def muon(case: Case) -> float:
+def muon(case):
     made, gradient = case.made(A.muon), case.shares.sum(0).view(case.at.shape)
     return off(made @ made, kron_identity(gradient @ gradient.T, case))
 
 
-def adam_mini(case: Case) -> float:
+def adam_mini(case):
     return off(
         case.made(A.adam_mini),
         case.moment.mean().sqrt() * torch.eye(case.at.numel(), dtype=torch.float64),
     )
 
 
-IDENTITIES: dict[Approximation, Callable[[Case], float]] = {
+IDENTITIES = {
     A.diagonal: lambda case: off(case.made(A.diagonal), case.hessian.diagonal().diag()),
     A.adam_expected: lambda case: off(
         case.made(A.adam_expected), case.moment.sqrt().flatten().diag()
@@ -310,19 +310,19 @@ IDENTITIES: dict[Approximation, Callable[[Case], float]] = {
 }
 
 
-def draws(*shape: int, seed: int = 0) -> Tensor:
+def draws(*shape, seed=0):
     return torch.randn(
         shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def labels(*shape: int, classes: int = CLASSES, seed: int = 0) -> Tensor:
+def labels(*shape, classes=CLASSES, seed=0):
     return torch.randint(
         0, classes, shape, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def mlp(width: int = CLASSES) -> nn.Module:
+def mlp(width=CLASSES):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, width)).double()
 
@@ -336,28 +336,20 @@ TAGS = torch.tensor(
 )
 
 
-def flat(target: Tensor, **settings: Any) -> Loss:
+def flat(target, **settings):
     """Cross-entropy over all positions, as torch has it."""
     return lambda out: F.cross_entropy(out.flatten(0, -2), target.flatten(), **settings)
 
 
-def of_mlp(
-    loss: Any,
-    plain: Loss,
-    terms: float | None,
-    *,
-    x: Tensor = X,
-    y: Any = Y,
-    counting: int = 5,
-) -> Case:
+def of_mlp(loss, plain, terms, *, x=X, y=Y, counting=5):
     network = mlp()
     return Case(
         network, x, y, loss, lambda: network(x), plain, terms, "0.weight", counting
     )
 
 
-def smoothed() -> Case:
-    settings: dict[str, Any] = {"weight": COST, "label_smoothing": 0.2}
+def smoothed():
+    settings = {"weight": COST, "label_smoothing": 0.2}
     terms = float(COST[SOME[SOME >= 0]].sum())
     return of_mlp(
         nn.CrossEntropyLoss(**settings),
@@ -368,29 +360,24 @@ def smoothed() -> Case:
     )
 
 
-def soft() -> Case:
+def soft():
     chances = draws(5, 3, seed=4).softmax(-1)
     return of_mlp(
         nn.CrossEntropyLoss(), lambda out: F.cross_entropy(out, chances), 5.0, y=chances
     )
 
 
-def numbers(
-    loss: Any,
-    plain: Callable[[Tensor, Tensor], Tensor],
-    terms: float | None,
-    target: Tensor,
-) -> Case:
+def numbers(loss, plain, terms, target):
     return of_mlp(
         loss, lambda out: plain(out, target), terms, x=LONG, y=target, counting=4
     )
 
 
-def squares_of_classes(out: Tensor, target: Tensor) -> Tensor:
+def squares_of_classes(out, target):
     return (out - F.one_hot(target, CLASSES)).square().mean()
 
 
-def masked(out: Tensor, target: Tensor) -> Tensor:
+def masked(out, target):
     """A padding of the user's own: the mean over positions that count."""
     kept = target != IGNORED
     return (
@@ -404,20 +391,20 @@ def masked(out: Tensor, target: Tensor) -> Tensor:
 class Positioned(nn.Module):
     """Attention over tokens with positions (length,) and a mask (length, length) handed in by the user."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, 3), nn.Embedding(4, 3)
         self.query = nn.Linear(3, 3)
         self.value = nn.Linear(3, 3)
         self.out = nn.Linear(3, CLASSES)
 
-    def forward(self, mask: Tensor, position_ids: Tensor, input_ids: Tensor) -> Tensor:
+    def forward(self, mask, position_ids, input_ids):
         x = self.words(input_ids) + self.places(position_ids)
         scores = (self.query(x) @ x.mT).masked_fill(~mask, -1e9)
         return self.out(x + torch.tanh(scores.softmax(-1) @ self.value(x)))
 
 
-def positioned(samples: int, *, by_sample: bool = False) -> Case:
+def positioned(samples, *, by_sample=False):
     """Length 4: with four samples, positions and mask could be cut by sample."""
     torch.manual_seed(3)
     network, ids = Positioned().double(), labels(samples, 4, classes=WORDS)
@@ -450,13 +437,13 @@ def positioned(samples: int, *, by_sample: bool = False) -> Case:
 class Repeated(nn.Module):
     """One map twice in sequence, its outputs changed in place."""
 
-    def __init__(self, *, beside: bool) -> None:
+    def __init__(self, *, beside):
         super().__init__()
         self.twice = nn.Linear(3, 3)
         self.out = nn.Linear(3, CLASSES)
         self.beside = beside
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         first = self.twice(x).tanh_()
         second = self.twice(first).tanh_()
         return self.out(second + first if self.beside else second)
@@ -465,13 +452,13 @@ class Repeated(nn.Module):
 class Recurrent(nn.Module):
     """A cell of maps that every step of a sequence calls."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = nn.Linear(3, 4)
         self.outer = nn.Linear(4, 4)
         self.out = nn.Linear(4, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         state, found = x.new_zeros(len(x), 4), []
         for step in x.unbind(1):
             state = torch.tanh(self.inner(step) + self.outer(state))
@@ -482,15 +469,15 @@ class Recurrent(nn.Module):
 class Cell(nn.Module):
     """torch's own recurrence, started from a state (1, samples, width)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.cell, self.out = nn.RNN(3, 4, batch_first=True), nn.Linear(4, CLASSES)
 
-    def forward(self, x: Tensor, start: Tensor) -> Tensor:
+    def forward(self, x, start):
         return self.out(self.cell(x, start)[0])
 
 
-def of_network(network: nn.Module, weight: str, x: Tensor, y: Tensor) -> Case:
+def of_network(network, weight, x, y):
     torch.manual_seed(1)
     for parameter in network.double().parameters():
         nn.init.normal_(parameter, std=0.7)
@@ -512,16 +499,16 @@ def of_network(network: nn.Module, weight: str, x: Tensor, y: Tensor) -> Case:
 class Encoder(nn.Module):
     """torch's encoder, with a mask of padding (samples, length) and one of attention (length, length)."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True)
         self.out = nn.Linear(4, CLASSES)
 
-    def forward(self, x: Tensor, allowed: Tensor, padding: Tensor) -> Tensor:
+    def forward(self, x, allowed, padding):
         return self.out(self.layer(x, src_mask=allowed, src_key_padding_mask=padding))
 
 
-def encoder() -> Case:
+def encoder():
     """As many samples as positions: each of the masks could be cut along either axis."""
     torch.manual_seed(7)
     network, x = Encoder().double().eval(), draws(4, 4, 4)
@@ -543,14 +530,14 @@ def encoder() -> Case:
     )
 
 
-def cell() -> Case:
+def cell():
     case = of_network(Cell(), "out.weight", LONG, TAGS)
     start = draws(1, 4, 4, seed=6)
     case.inputs, case.outputs = (LONG, start), lambda: case.network(LONG, start)
     return case
 
 
-def language(kind: str) -> Case:
+def language(kind):
     """Next tokens of padded sequences by a model's own loss: the last position of every sequence is ignored."""
     torch.manual_seed(2)
     if kind == "gpt":
@@ -592,7 +579,7 @@ def language(kind: str) -> Case:
 PADDED = labels(4, 3).masked_fill(
     torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 0, 0]]).bool(), IGNORED
 )
-CASES: dict[str, Callable[[], Case]] = {
+CASES = {
     "classes": lambda: of_mlp("cross_entropy", flat(Y), 5.0),
     "one sample": lambda: of_mlp(
         "cross_entropy", flat(Y[:1]), 1.0, x=X[:1], y=Y[:1], counting=1
@@ -677,7 +664,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def deviation(case: Case, name: Approximation) -> float:
+def deviation(case, name):
     with warnings.catch_warnings(), sdpa_kernel([SDPBackend.MATH]):
         warnings.filterwarnings(
             "ignore", ".*plain double backward is used", RuntimeWarning

@@ -1,12 +1,7 @@
 """Jacobians, moments of attention and exact zeros, each against a computation of its own."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.func import functional_call
 
 import hessfig
@@ -15,7 +10,6 @@ from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.problem import scored_outputs
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Row
 from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
@@ -30,7 +24,7 @@ DEEP = ModelConfig(
 BARE = ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2)
 
 
-def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
+def cell(name, model, **settings):
     chosen = {
         "task": toy_task(model),
         "blocks": ["W_V", "W_Q"],
@@ -42,9 +36,7 @@ def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
     return Cell(variant, 0.7, 1234, name)
 
 
-def rows(
-    name: str, model: ModelConfig, **settings: Any
-) -> dict[tuple[int, str, str], Row]:
+def rows(name, model, **settings):
     found = compute_cell(cell(name, model, **settings)).rows
     return {(row["layer"], row["col"], row["part"]): row for row in found}
 
@@ -56,7 +48,7 @@ def test_jacobian_norms_are_those_of_explicit_jacobians(model):
     for (layer, name, _), row in found.items():
         path = problem.layout.side(layer, name)[0].parameter
 
-        def outputs(weight: Tensor, path: str = path) -> Tensor:
+        def outputs(weight, path=path):
             with torch.nn.utils.stateless._reparametrize_module(
                 problem.network, {path: weight}
             ):
@@ -91,7 +83,7 @@ def test_jacobian_norms_of_anybodys_network():
     network, inputs = problem.network, problem.inputs
     held = {name: parameter.detach() for name, parameter in network.named_parameters()}
 
-    def outputs(weight: Tensor, name: str) -> Tensor:
+    def outputs(weight, name):
         return functional_call(network, {**held, name: weight}, (inputs,))
 
     first = torch.autograd.functional.jacobian(
@@ -116,7 +108,7 @@ def test_moments_are_those_of_explicit_tensors(model):
         assert [values[layer] for values in found] == pytest.approx(expected, rel=1e-9)
 
 
-def explicit_moments(model: ModelConfig) -> list[list[float]]:
+def explicit_moments(model):
     """Return the norms of m_i, M2_i and M3_i by layer, each made entry by entry."""
     problem = draw_problem(cell("moment_1", model))
     network, scored = problem.network, problem.batch.scored

@@ -1,21 +1,17 @@
 """Where weights, batch, outputs or loss are not finite no number is finite, by any route and for any quantity."""
 
-from __future__ import annotations
-
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.enums import Kind, Method, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured, Quantity, row_of
 from hessfig.sweep.measure import draw_problem, request_of
@@ -48,12 +44,12 @@ QUANTITIES = (
 )
 
 
-def without_value(objective: Objective) -> Objective:
+def without_value(objective):
     """Return a problem whose loss is NaN, with derivatives that are finite."""
     base = type(objective.loss)
 
-    class NoLoss(base):  # type: ignore[misc,valid-type]
-        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    class NoLoss(base):
+        def forward(self, outputs, targets):
             return super().forward(outputs, targets) + math.nan
 
     lost = copy.copy(objective.loss)
@@ -61,19 +57,19 @@ def without_value(objective: Objective) -> Objective:
     return replace(objective, loss=lost)
 
 
-def with_weight(objective: Objective, value: float = math.nan) -> Objective:
+def with_weight(objective, value=math.nan):
     with torch.no_grad():
         next(objective.network.parameters()).view(-1)[0] = value
     return objective
 
 
-def with_input(objective: Objective) -> Objective:
+def with_input(objective):
     inputs = objective.batch.inputs.clone()
     inputs.view(-1)[0] = math.nan
     return replace(objective, batch=replace(objective.batch, inputs=inputs))
 
 
-PLACES: dict[str, Callable[[Objective], Objective]] = {
+PLACES = {
     "weight": with_weight,
     "infinite weight": lambda problem: with_weight(problem, math.inf),
     "input": with_input,
@@ -81,9 +77,7 @@ PLACES: dict[str, Callable[[Objective], Objective]] = {
 }
 
 
-def measured(
-    route: str, quantity: str, place: str, model: ModelConfig = MODEL
-) -> Measured:
+def measured(route, quantity, place, model=MODEL):
     task = toy_task(model)
     config = Config(
         model=model,
@@ -97,7 +91,7 @@ def measured(
     return cell.variant.quantity(quantity).measured(problem, request_of(cell, problem))
 
 
-def assert_lost(found: Measured) -> None:
+def assert_lost(found):
     assert found.rows and not found.arrays
     assert {row["status"] for row in found.rows} == {"nonfinite"}
     assert not any(math.isfinite(row["value"]) for row in found.rows)
@@ -143,14 +137,14 @@ def test_double_backward_of_an_own_network():
 class Masked(nn.Module):
     """Attention of which one row sees nothing: its softmax is nan, which nan_to_num replaces."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.query, self.key, self.value, self.last = (
             nn.Linear(3, width) for width in (3, 3, 3, 2)
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         seen = torch.ones(4, 4, dtype=torch.bool).tril(-1)
         scores = (self.query(x) @ self.key(x).mT).masked_fill(~seen, -math.inf)
         return self.last(scores.softmax(-1).nan_to_num() @ self.value(x))
@@ -182,7 +176,7 @@ def test_what_no_loss_enters_stands():
 
 
 def test_a_quantity_without_rows_there_says_why():
-    def fails(objective: Objective, request: object) -> Measured:
+    def fails(objective, request):
         raise RuntimeError("no eigenvalues of nan")
 
     cell = Cell(Variant("", Config(model=MODEL, task=toy_task(MODEL))), 0.5, 3)

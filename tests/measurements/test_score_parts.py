@@ -1,9 +1,5 @@
 """Every quantity of parts of the split at the scores, each against the eigenvalues; and what is refused."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -17,7 +13,6 @@ from hessfig.config.science import (
     TaskConfig,
 )
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
@@ -28,7 +23,7 @@ from tests.toys import toy_task
 MODEL = ModelConfig(d_model=4, d_mlp=6, n_layers=2, n_heads=2, norm=Norm.pre)
 
 
-def cell(name: str, model: ModelConfig = MODEL, **settings: Any) -> Cell:
+def cell(name, model=MODEL, **settings):
     chosen = {
         "task": toy_task(model),
         "blocks": ["query_key"],
@@ -42,7 +37,7 @@ def cell(name: str, model: ModelConfig = MODEL, **settings: Any) -> Cell:
     return Cell(variant, 0.7, 1234, name)
 
 
-def values(found: Measured, quantity: str) -> dict[tuple[int, str], list[float]]:
+def values(found, quantity):
     return {
         (row["layer"], row["part"]): [row["value"], row["error"]]
         for row in found.rows
@@ -50,7 +45,7 @@ def values(found: Measured, quantity: str) -> dict[tuple[int, str], list[float]]
     }
 
 
-def eigenvalues(found: Measured) -> dict[tuple[int, str], np.ndarray]:
+def eigenvalues(found):
     """Return the stored spectra, in the order of the rows."""
     places = dict.fromkeys((row["layer"], row["part"]) for row in found.rows)
     return {

@@ -1,14 +1,11 @@
 """Quantities of a state against dense automatic differentiation, plain torch and closed forms."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -42,7 +39,7 @@ DOUBLE = {"dtype": DType.float64}
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def config(tmp_path_factory):
     """A training of thirty updates in float64, so that plain torch meets the same numbers."""
     found = training_config(
         tmp_path_factory.mktemp("states"),
@@ -52,24 +49,24 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     return replace(found, training=replace(found.training, dtype=DType.float64))
 
 
-def cell(config: Config, quantity: str, step: int = STEP) -> Cell:
+def cell(config, quantity, step=STEP):
     return Cell(
         Variant("", replace(config, quantities=[quantity])), 0.3, 1, quantity, {}, step
     )
 
 
-def rows(config: Config, quantity: str, step: int = STEP) -> list[dict[str, Any]]:
+def rows(config, quantity, step=STEP):
     return compute_cell(cell(config, quantity, step)).rows
 
 
-def dense(objective: Objective) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def dense(objective):
     """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
     held = {
         name: p.detach().clone() for name, p in objective.network.named_parameters()
     }
     sizes = [p.numel() for p in held.values()]
 
-    def value(flat: Tensor) -> Tensor:
+    def value(flat):
         pieces = flat.split(sizes)
         at = {
             name: piece.view_as(held[name])
@@ -150,11 +147,11 @@ def test_accuracy_counts_whole_answers_and_digits(config):
 
 def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch):
     class Knows(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.weight = nn.Parameter(torch.ones(1))
 
-        def forward(self, tokens: Tensor) -> Tensor:
+        def forward(self, tokens):
             following = tokens.roll(-1, dims=1)[:, 7:11].clone()
             following[:, -1] = (
                 following[:, -1] + (tokens[:, 0] < 5).long()
@@ -216,7 +213,7 @@ def test_a_line_without_a_crossing_has_no_error(rises):
     assert crossing(lambda step: rises, first=1.0).error == 0.0
 
 
-def quadratic(at: list[float], curvatures: list[float]) -> Objective:
+def quadratic(at, curvatures):
     """Return 1/2 sum c_i w_i^2 at `at` as a problem: a linear map of fixed inputs under a square loss."""
     network = nn.Linear(len(at), 1, bias=False).double()
     with torch.no_grad():

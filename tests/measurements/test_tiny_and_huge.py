@@ -1,10 +1,7 @@
 """A loss times a power of two has numbers times that power: nothing on the way is squared out of range."""
 
-from __future__ import annotations
-
 import math
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -19,7 +16,7 @@ NARROW = (2.0**-100, 2.0**-80, 2.0**80, 2.0**100)
 KEYS = ["row", "col", "part", "quantity", "index"]
 
 
-def problem(scale: float, batches: int = 1) -> hessfig.Problem:
+def problem(scale, batches=1):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
@@ -34,15 +31,13 @@ def problem(scale: float, batches: int = 1) -> hessfig.Problem:
     )
 
 
-def measured(scale: float, batches: int = 1, **asked: object) -> pd.DataFrame:
+def measured(scale, batches=1, **asked):
     asked = {"blocks": ["0.weight", "2.bias"], **asked}
-    table = hessfig.measure(problem(scale, batches), **asked)  # type: ignore[arg-type]
+    table = hessfig.measure(problem(scale, batches), **asked)
     return table.set_index(KEYS)[["value", "error", "status"]]
 
 
-def compare(
-    scale: float, found: pd.DataFrame, truth: pd.DataFrame, *, rel: float = 1e-10
-) -> None:
+def compare(scale, found, truth, *, rel=1e-10):
     assert (
         found.index.equals(truth.index) and (found["status"] == truth["status"]).all()
     )

@@ -1,7 +1,5 @@
 """Traces: the exact routes and the sampled one against dense blocks of every architecture."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config.enums import DType, Method
@@ -19,22 +17,22 @@ from tests.toys import ARCHITECTURES, toy_task
 Rows = dict[tuple[int, str, str], dict[str, object]]
 
 
-def config(model: ModelConfig, **settings: object) -> Config:
+def config(model, **settings):
     chosen = {
         "model": model,
         "task": toy_task(model),
         "blocks": "each",
         "quantities": ["trace"],
     }
-    return Config(**{**chosen, **settings})  # type: ignore[arg-type]
+    return Config(**{**chosen, **settings})
 
 
-def traces(found: Config) -> Rows:
+def traces(found):
     rows = compute_cell(Cell(Variant("", found), 0.7, 1234, "trace")).rows
     return {(row["layer"], row["col"], row["part"]): row for row in rows}
 
 
-def dense_traces(found: Config) -> dict[tuple[int, str, str], float]:
+def dense_traces(found):
     cell = Cell(Variant("", found), 0.7, 1234, "trace")
     engines = Engines(draw_problem(cell), found.model, found.estimator.products)
     values = {}
@@ -126,7 +124,7 @@ def test_float32_says_so():
 )
 def test_what_has_no_trace_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
-        Variant("", config(**{"model": ModelConfig(d_model=4), **settings})).check()  # type: ignore[arg-type]
+        Variant("", config(**{"model": ModelConfig(d_model=4), **settings})).check()
 
 
 def test_pairs_beside_diagonal_blocks_have_their_norm_and_no_trace():

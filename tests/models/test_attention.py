@@ -1,35 +1,31 @@
 """Attention by hand: softmax and linear patterns, temperature, and the single query-key matrix."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Attention, DType, QueryKey
 from hessfig.config.science import ModelConfig
-from hessfig.models.networks import SelfAttention
 from hessfig.rng import stream
 from tests.toys import build_model
 
 LENGTH, WIDTH = 6, 4
 
 
-def attention(**settings: object) -> SelfAttention:
-    model = ModelConfig(d_model=WIDTH, **settings)  # type: ignore[arg-type]
+def attention(**settings):
+    model = ModelConfig(d_model=WIDTH, **settings)
     network = build_model(model, sigma=1.0, seed=1, length=LENGTH, dtype=DType.float64)
     return network.layers[0].attn
 
 
-def rows() -> Tensor:
+def rows():
     return torch.randn(
         2, LENGTH, WIDTH, dtype=torch.float64, generator=stream(0, "rows")
     )
 
 
-def by_hand(layer: SelfAttention, *, linear: bool, temperature: float = 1.0) -> Tensor:
+def by_hand(layer, *, linear, temperature=1.0):
     x = rows()
     q, k, v = (x @ weight.weight.T for weight in (layer.q, layer.k, layer.v))
     scores = q @ k.transpose(1, 2) / (math.sqrt(WIDTH) * temperature)

@@ -1,17 +1,14 @@
 """The linear MLP and the bare self-attention layer, by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from hessfig.config.enums import Attention, Kind, QueryKey
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.problem import Objective
 from tests.toys import toy_problem
 
 
-def outputs(objective: Objective) -> torch.Tensor:
+def outputs(objective):
     network, batch = objective.network, objective.batch
     return network.from_hidden(network.hidden(batch.inputs, 0), 0, batch.scored)
 

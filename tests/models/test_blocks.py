@@ -1,7 +1,5 @@
 """The setting `blocks`."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -16,7 +14,7 @@ from tests.toys import ARCHITECTURES, layout_of
 MODEL = ModelConfig()
 
 
-def weight_pairs(blocks: object, model: ModelConfig) -> list[tuple[str, str]]:
+def weight_pairs(blocks, model):
     """Return (row, col) of every block of a one-layer model."""
     return [
         (block.row, block.col) for block in blocks_of(blocks, layout_of(model), model)
@@ -153,7 +151,7 @@ def test_each_and_all_mean_every_weight_and_every_pair():
 def test_pinned_names_reach_across_layers():
     model = ARCHITECTURES["two layers"]
 
-    def found(setting: object) -> list[Block]:
+    def found(setting):
         return blocks_of(setting, layout_of(model), model)
 
     assert found(["W_V@2"]) == [Block(2, "W_V", "W_V")]

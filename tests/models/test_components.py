@@ -1,18 +1,13 @@
 """Components of today's transformers: every route against dense double backward, and the zeros that are promised."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Kind, Method, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.protocol import kind
@@ -29,7 +24,7 @@ from tests.toys import toy_problem, toy_task
 pytestmark = pytest.mark.filterwarnings("ignore:H.*curvlinops:RuntimeWarning")
 ALL = Block(0, "all", "all")
 SPLIT = (Part.H_o, Part.H_f)
-VARIANTS: dict[str, dict[str, Any]] = {
+VARIANTS = {
     "sigmoid": {"attention": "sigmoid"},
     "sigmoid log": {"attention": "sigmoid", "attention_bias": "log_length"},
     "sparsemax": {"attention": "sparsemax", "mlp": "relu"},
@@ -101,7 +96,7 @@ BARE = (
 NEVER_ON_THE_TAPE = ("kernel", "tied")
 
 
-def chosen(settings: dict[str, Any]) -> dict[str, Any]:
+def chosen(settings):
     """Return settings with the members of their choices in place of words."""
     default = ModelConfig()
     return {
@@ -110,13 +105,13 @@ def chosen(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def model_of(name: str) -> ModelConfig:
+def model_of(name):
     """Return two layers of two heads with the components of a variant."""
     toy = {"d_model": 4, "d_mlp": 5, "n_layers": 2, "n_heads": 2}
     return ModelConfig(**{**toy, **chosen(VARIANTS[name])})
 
 
-def bare(name: str) -> ModelConfig:
+def bare(name):
     """Return a single attention with the components of a variant that it can have."""
     settings = {
         key: value
@@ -135,9 +130,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module", params=CASES)
-def case(
-    request: pytest.FixtureRequest,
-) -> tuple[str, ModelConfig, Objective, dict[Part, Tensor]]:
+def case(request):
     """Return a network whose biases and gains are drawn too, and its dense Hessians."""
     model = CASES[request.param]
     problem = toy_problem(
@@ -156,7 +149,7 @@ def case(
     return request.param, model, problem, whole_oracle(problem)
 
 
-def close(found: Tensor, dense: Tensor, scale: float) -> None:
+def close(found, dense, scale):
     torch.testing.assert_close(found, dense, rtol=0, atol=1e-10 * scale)
 
 

@@ -1,13 +1,9 @@
 """Components of networks by hand, and refused where they do not fit."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Data, Kind, Method
@@ -24,11 +20,11 @@ from tests.toys import toy_problem, toy_task
 HEADS, WIDTH, LENGTH = 2, 8, 6
 
 
-def draw(*shape: int, name: str = "rows") -> Tensor:
+def draw(*shape, name="rows"):
     return torch.randn(shape, dtype=torch.float64, generator=stream(0, name))
 
 
-def bare(**settings: Any) -> BareAttention:
+def bare(**settings):
     model = ModelConfig(
         kind=Kind.self_attention, d_model=WIDTH, n_heads=HEADS, **chosen(settings)
     )
@@ -37,9 +33,7 @@ def bare(**settings: Any) -> BareAttention:
     return network
 
 
-def by_hand(
-    network: BareAttention, x: Tensor, pattern: Any, *, sets: int = 1, query: Any = None
-) -> Tensor:
+def by_hand(network, x, pattern, *, sets=1, query=None):
     """Return the values mixed by `pattern` (a function of scores), head by head; `query` changes queries and keys."""
     d, rows = WIDTH // HEADS // sets, []
     for head in range(HEADS):
@@ -54,19 +48,19 @@ def by_hand(
     return torch.cat(rows, dim=-1)
 
 
-def outputs(network: BareAttention, x: Tensor) -> Tensor:
+def outputs(network, x):
     return network.from_hidden(x, 0, slice(None))
 
 
-def off_by_one(s: Tensor) -> Tensor:
+def off_by_one(s):
     return s.exp() / (1 + s.exp().sum(-1, keepdim=True))
 
 
-def rms(rows: Tensor) -> Tensor:
+def rms(rows):
     return rows / (rows.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-BY_HAND: dict[str, tuple[dict[str, Any], Any, Any]] = {
+BY_HAND = {
     "sigmoid": ({"attention": "sigmoid"}, torch.sigmoid, None),
     "sigmoid log": (
         {"attention": "sigmoid", "attention_bias": "log_length"},
@@ -151,7 +145,7 @@ def test_gate_window_and_slopes_by_hand():
     )
     torch.testing.assert_close(
         outputs(network, x), found * torch.sigmoid(x @ network.g.weight.T)
-    )  # type: ignore[union-attr]
+    )
     network, slopes = bare(positions="alibi"), iter([2**-4, 2**-8])
     torch.testing.assert_close(
         outputs(network, x),
@@ -187,16 +181,16 @@ def test_weights_of_a_gated_sandwich_by_hand():
     }
     model = ModelConfig(d_model=4, d_mlp=5, **chosen({**settings, "tied": True}))
     network = toy_problem(model).network
-    layer, x = network.layers[0], draw(1, LENGTH, 4)  # type: ignore[index]
+    layer, x = network.layers[0], draw(1, LENGTH, 4)
     middle = x + 0.5 * rms(layer.attn(rms(x)))
     inner = torch.nn.functional.silu(layer.mlp.gate(rms(middle))) * layer.mlp.fc_in(
         rms(middle)
     )
     torch.testing.assert_close(layer(x), middle + 0.5 * rms(layer.mlp.fc_out(inner)))
     tokens = torch.arange(LENGTH)[None]
-    hidden = network.hidden(tokens, 0)  # type: ignore[operator]
-    torch.testing.assert_close(hidden, network.tok_embed.weight[tokens])  # type: ignore[index, union-attr]
-    expected = rms(layer(hidden)) @ network.tok_embed.weight.T  # type: ignore[union-attr]
+    hidden = network.hidden(tokens, 0)
+    torch.testing.assert_close(hidden, network.tok_embed.weight[tokens])
+    expected = rms(layer(hidden)) @ network.tok_embed.weight.T
     torch.testing.assert_close(network(tokens), expected)
 
 
@@ -209,8 +203,8 @@ def test_norm_eps_stands_in_every_norm(norm_kind):
         "scores": "qk_norm",
     }
     network = toy_problem(ModelConfig(d_model=4, **chosen(settings))).network
-    layer = network.layers[0]  # type: ignore[index]
-    norms = (layer.ln1, layer.ln1_post, layer.ln2, layer.ln2_post, network.ln_out)  # type: ignore[union-attr]
+    layer = network.layers[0]
+    norms = (layer.ln1, layer.ln1_post, layer.ln2, layer.ln2_post, network.ln_out)
     for norm in (*norms, layer.attn.q_norm, layer.attn.k_norm):
         x = draw(2, norm.weight.numel())
         centred = (
@@ -225,7 +219,7 @@ def test_norm_eps_stands_in_every_norm(norm_kind):
 def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every_row():
     """Causal rows allow different numbers of keys; equal values show the sum of a row's weights."""
     network = toy_problem(ModelConfig(d_model=4, centring=0.75)).network
-    attention = network.layers[0].attn  # type: ignore[index, union-attr]
+    attention = network.layers[0].attn
     pattern = attention.pattern(
         draw(1, 1, LENGTH, LENGTH), slice(None), attention.causal_mask[:LENGTH, :LENGTH]
     )
@@ -235,7 +229,7 @@ def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every
     assert bool((pattern.triu(1) == 0).all())
 
 
-REFUSED: dict[str, dict[str, Any]] = {
+REFUSED = {
     "model.scores: it needs queries and keys": {
         "query_key": "single",
         "scores": "qk_norm",

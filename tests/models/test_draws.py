@@ -1,12 +1,9 @@
 """Drawing a network: the right scales, and streams that never shift one another."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import nn
 
 from hessfig.config.enums import (
     MLP,
@@ -23,18 +20,12 @@ from tests.toys import build_model
 EMBEDDINGS = {"tok_embed.weight", "pos.weight"}
 
 
-def built(
-    model: ModelConfig,
-    *,
-    sigma: float = 0.3,
-    seed: int = 1234,
-    dtype: DType = DType.float64,
-) -> nn.Module:
+def built(model, *, sigma=0.3, seed=1234, dtype=DType.float64):
     return build_model(model, sigma=sigma, seed=seed, length=9, dtype=dtype)
 
 
-def parameters(model: ModelConfig, **settings: object) -> dict[str, torch.Tensor]:
-    return dict(built(model, **settings).named_parameters())  # type: ignore[arg-type]
+def parameters(model, **settings):
+    return dict(built(model, **settings).named_parameters())
 
 
 def test_weights_biases_and_layer_norms_at_the_papers_scales():
@@ -140,8 +131,8 @@ def test_nothing_asks_for_gradients_and_the_global_generator_does_not_matter():
 
 def test_gpt2_draws_everything_at_a_fiftieth_and_the_residual_maps_smaller():
     settings = {"d_model": 32, "n_layers": 3, "norm": Norm.pre}
-    paper = parameters(ModelConfig(**settings))  # type: ignore[arg-type]
-    gpt2 = parameters(ModelConfig(initialisation=Initialisation.gpt2, **settings))  # type: ignore[arg-type]
+    paper = parameters(ModelConfig(**settings))
+    gpt2 = parameters(ModelConfig(initialisation=Initialisation.gpt2, **settings))
     for name, weight in gpt2.items():
         if weight.ndim == 1 or name in EMBEDDINGS:
             assert torch.equal(weight, paper[name]), name

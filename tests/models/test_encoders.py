@@ -1,23 +1,16 @@
 """Encoders for masked tokens: every block is dense double backward's, with masks, padding and shared layers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Data, Products
-from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.losses import IGNORED
-from hessfig.curvature.problem import Objective
 from hessfig.models.kinds.huggingface import STORED
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
@@ -40,12 +33,12 @@ ROWS = [[0, 2, 3, 2], [3, 0, 2, PADDING], [2, PADDING, PADDING, PADDING], [2, 3,
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     return tmp_path_factory.mktemp("encoders")
 
 
 @cache
-def saved(name: str, home: Path) -> Config:
+def saved(name, home):
     """Return the settings that measure a saved encoder on padded rows, half of whose words are masked."""
     np.save(home / "rows.npy", np.array(ROWS))
     task = {"data": Data.masked_tokens, "masked_share": 0.5}
@@ -54,7 +47,7 @@ def saved(name: str, home: Path) -> Config:
     )
 
 
-def problem_of(config: Config, at_once: int = 4) -> Objective:
+def problem_of(config, at_once=4):
     return drawn(
         config,
         0,
@@ -66,7 +59,7 @@ def problem_of(config: Config, at_once: int = 4) -> Objective:
 
 
 @cache
-def truth(name: str, home: Path) -> tuple[Objective, dict[Part, Tensor]]:
+def truth(name, home):
     problem = problem_of(saved(name, home))
     batch = problem.batch
     return problem, dense_masked(
@@ -74,13 +67,7 @@ def truth(name: str, home: Path) -> tuple[Objective, dict[Part, Tensor]]:
     )
 
 
-def off(
-    objective: Objective,
-    parts: dict[Part, Tensor],
-    block: Block,
-    products: Products = Products.linearised,
-    singly: bool = True,
-) -> float:
+def off(objective, parts, block, products=Products.linearised, singly=True):
     """Return the largest error of a block's products with four probes, relative to the largest entry of all of H.
 
     Of all parts at once, and of each part asked for on its own where they are wanted
@@ -237,7 +224,7 @@ def test_keys_know_masks_and_special_words(home):
     assert KIND.source(replace(config, task=replace(config.task))) == key
 
 
-def names(found: Any) -> list[str]:
+def names(found):
     return [weight.name for weight in found]
 
 

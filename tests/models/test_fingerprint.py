@@ -1,25 +1,19 @@
 """Fingerprints: the same for the same function, others for others, none where derivatives change or do not exist."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 import hessfig
-from hessfig.models.fingerprint import Fingerprint, fingerprint
+from hessfig.models.fingerprint import fingerprint
 from hessfig.models.protocol import ONCE
 
 
 class Net(nn.Module):
-    def __init__(
-        self, tail: Callable[[Net, Tensor, Tensor], Tensor], eps: float = 1e-5
-    ) -> None:
+    def __init__(self, tail, eps=1e-5):
         super().__init__()
         torch.manual_seed(0)
         self.a = nn.Linear(3, 4)
@@ -27,30 +21,23 @@ class Net(nn.Module):
         self.b = nn.Linear(4, 2)
         self.tail = tail
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = torch.tanh(self.norm(self.a(x)))
         return self.tail(self, hidden, self.b(hidden))
 
 
-def plain(network: Net, hidden: Tensor, found: Tensor) -> Tensor:
+def plain(network, hidden, found):
     return found
 
 
-def found(
-    tail: Any = plain,
-    *,
-    dtype: str = "float64",
-    key: str = "key",
-    order: int = 2,
-    **more: float,
-) -> Fingerprint:
+def found(tail=plain, *, dtype="float64", key="key", order=2, **more):
     torch.manual_seed(1)
     x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
     drawn = hessfig.Problem(Net(tail, **more), x, y).objective(dtype)
     return fingerprint((drawn), key, order=order)
 
 
-OTHERS: dict[str, Any] = {
+OTHERS = {
     "a stop-gradient": lambda network, hidden, out: out / 2 + out.detach() / 2,
     "a penalty that is zero": lambda network, hidden, out: (
         out
@@ -87,22 +74,22 @@ def test_a_change_in_the_last_digits_counts(dtype):
 
 class Noise(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         return slope + 1e-9 * torch.rand_like(slope)
 
 
 class Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx, x):
         return x.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx, slope):
         return slope
 
 

@@ -1,22 +1,17 @@
 """Names of weights found in models of transformers: of each type a tiny random one, checked by its own derivatives."""
 
-from __future__ import annotations
-
 import copy
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.errors import UserError
 from hessfig.models.found_weights import find_weights
-from hessfig.weights import Layout, Weight
 from tests.daily import daily
 
 WORDS, LENGTH = 11, 6
@@ -61,7 +56,7 @@ _VIT = {**_BERT, "image_size": 8, "patch_size": 4}
 _QKVO, _GATED = ("W_Q", "W_K", "W_V", "W_O"), ("W_gate", "W_in", "W_out")
 _PLAIN, _ALL = (*_QKVO, "W_in", "W_out"), (*_QKVO, *_GATED)
 # Type: (its sizes, the names of a layer).
-TYPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+TYPES = {
     **dict.fromkeys(("gpt2", "openai-gpt", "gpt_bigcode"), (_GPT, _PLAIN)),
     **dict.fromkeys(("gptj", "codegen"), ({**_GPT, "rotary_dim": 4}, _PLAIN)),
     "ctrl": ({**_GPT, "dff": 24}, _PLAIN),
@@ -163,7 +158,7 @@ TYPES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     **dict.fromkeys(("vit", "dinov2", "beit"), (_VIT, _PLAIN)),
 }
-ASKED: dict[str, tuple[dict[str, Any], str]] = {  # and what is asked for
+ASKED = {  # and what is asked for
     "xlnet": (
         {"n_layer": 2, "n_head": 4, "d_model": 16, "d_inner": 24},
         "rel_attn.seg_embed",
@@ -187,7 +182,7 @@ REFUSED = {
 
 
 @cache
-def model_of(name: str, **further: Any) -> nn.Module:
+def model_of(name, **further):
     """Return a tiny model of a type, its weights random and none of them zero."""
     import transformers as hf
 
@@ -209,12 +204,12 @@ def model_of(name: str, **further: Any) -> nn.Module:
     return network
 
 
-def view(weight: Weight, tensor: Tensor) -> Tensor:
+def view(weight, tensor):
     shaped = tensor.view(*weight.axes, *tensor.shape[1:]) if weight.axes else tensor
     return shaped if weight.index is None else shaped[weight.index]
 
 
-def weight_of(layout: Layout, name: str, layer: int) -> Weight:
+def weight_of(layout, name, layer):
     (found,) = layout.members(layer, name)
     return found
 
@@ -262,9 +257,9 @@ def test_every_entry_has_one_name_and_heads_and_experts_divide_their_weight(name
     assert all(bool((parts[path] == 1).all()) for path in divided)
 
 
-def outputs_of(network: nn.Module) -> Tensor:
+def outputs_of(network):
     generator = torch.Generator().manual_seed(1)
-    config: Any = network.config
+    config = network.config
     if config.model_type in ("vit", "dinov2", "beit"):
         return network(torch.randn(1, 3, 8, 8, generator=generator)).logits
     tokens = torch.randint(1, WORDS, (1, LENGTH), generator=generator)
@@ -272,7 +267,7 @@ def outputs_of(network: nn.Module) -> Tensor:
     return network(tokens, **words).logits[:, -1]
 
 
-def slopes(network: nn.Module, output: Tensor, weights: list[Weight]) -> list[Tensor]:
+def slopes(network, output, weights):
     """Return the gradient of one output by weights, as matrices, relative to the largest entry of all."""
     found = torch.autograd.grad(
         output, [network.get_parameter(weight.parameter) for weight in weights]
@@ -281,7 +276,7 @@ def slopes(network: nn.Module, output: Tensor, weights: list[Weight]) -> list[Te
     return [one.reshape(-1, one.shape[-1]) for one in views]
 
 
-def rank(matrix: Tensor) -> int:
+def rank(matrix):
     values = torch.linalg.svdvals(matrix.double())
     return int((values > 1e-4 * values[0]).sum())
 
@@ -385,13 +380,13 @@ def test_answers_are_roles():
 class Packed(nn.Module):
     """Attention of a make that nobody knows: queries, keys and values of each head beside each other."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.num_heads = 2
         self.pack = nn.Linear(6, 18)
         self.out_proj = nn.Linear(6, 6)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         query, key, value = (
             self.pack(hidden).unflatten(-1, (2, 3, 3)).transpose(1, 2).unbind(3)
         )
@@ -443,7 +438,7 @@ def test_measured_under_names_that_were_found():
     assert list(table["row"].unique()) == ["W_K.head2", "attention"]
 
 
-def documented(heading: str) -> Iterator[str]:
+def documented(heading):
     text = (Path(__file__).parents[2] / "docs" / "real-models.md").read_text()
     row = next(line for line in text.splitlines() if line.startswith(f"| {heading}"))
     return iter(re.findall(r"`([a-z0-9_-]+)`", row.split("|")[2]))

@@ -1,14 +1,11 @@
 """What networks and losses are made of: the same in every process, and another where code or data are."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -25,7 +22,7 @@ class Holder:
 
     words, gains = {"a", "b", "c"}, frozenset({1.5, 2.5})
 
-    def __init__(self, value: Any = 0) -> None:
+    def __init__(self, value=0):
         self.value = value
         self.me = self
         self.kind = torch.float32
@@ -34,11 +31,11 @@ class Holder:
         self.log = logging.getLogger("any")
         self.generator = torch.Generator()
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         return x * GAIN * self.value
 
 
-def made(gain: float) -> list[Any]:
+def made(gain):
     """Things that differ in one number each."""
     return [
         Holder(gain),
@@ -77,7 +74,7 @@ def test_weights_modes_and_graphs_do_not_count():
     network.eval()
     with torch.no_grad():
         network[0].weight.add_(1)
-    network[1].running_mean.add_(1)  # type: ignore[operator,union-attr]
+    network[1].running_mean.add_(1)
     assert identity(network, without=held) == before
     changed = {name for name, one in identities(network).items() if one != parts[name]}
     assert changed == {"buffer 1.running_mean"}
@@ -88,7 +85,7 @@ def test_weights_modes_and_graphs_do_not_count():
     [lambda held: [held], lambda held: {"held": held}, lambda held: Holder(held)],
 )
 def test_depth_has_an_end(make):
-    held: Any = 0
+    held = 0
     for _ in range(5000):
         held = make(held)
     assert identity(held) == identity(held)
@@ -97,10 +94,10 @@ def test_depth_has_an_end(make):
 class Ring:
     """A class whose entries lead back to the set that holds them."""
 
-    def __init__(self, gain: float) -> None:
+    def __init__(self, gain):
         self.gain, self.others = gain, {self}
 
-    def __hash__(self) -> int:
+    def __hash__(self):
         return 1
 
 
@@ -109,13 +106,13 @@ def test_entries_of_a_set_that_lead_back_to_it_have_an_end():
     rings = [Ring(1.0) for _ in range(3)]
     rings[0].others |= {*rings}
     assert identity(rings[0])
-    held: Any = frozenset({0})
+    held = frozenset({0})
     for _ in range(500):
         held = frozenset({held, 1})
     assert identity(held)
 
 
-def found() -> list[str]:
+def found():
     """Return the identities of things made here, and of a model of transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -1,19 +1,15 @@
 """Bridges of TransformerLens: named blocks, patterns and norms against plain PyTorch; architectures by name."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 import hessfig
 from hessfig.config.enums import Products
-from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.models.found_weights import find_weights
@@ -21,7 +17,6 @@ from hessfig.models.lens_bridge import wrapped
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.terms import Block, Part
-from hessfig.weights import Weight
 from tests.config.composing import configs
 
 WORDS, LENGTH = 5, 4
@@ -37,7 +32,7 @@ _HF = {
 _IDS = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
 
 
-def native(**further: Any) -> Any:
+def native(**further):
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge.sources.native import boot
 
@@ -57,7 +52,7 @@ def native(**further: Any) -> Any:
     )
 
 
-def around(name: str, **sizes: Any) -> Any:
+def around(name, **sizes):
     import transformers
     from transformer_lens.model_bridge.sources._bridge_builder import (
         build_bridge_from_module,
@@ -83,7 +78,7 @@ BRIDGES = {
 
 
 @cache
-def bridge(name: str) -> Any:
+def bridge(name):
     torch.manual_seed(2)
     found = BRIDGES[name]().eval()
     with torch.no_grad():
@@ -92,13 +87,13 @@ def bridge(name: str) -> Any:
     return found
 
 
-def tokens() -> Tensor:
+def tokens():
     return torch.randint(
         0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(1)
     )
 
 
-def view(weight: Weight, tensor: Tensor) -> Tensor:
+def view(weight, tensor):
     shaped = tensor.view(*weight.axes, *tensor.shape[1:]) if weight.axes else tensor
     return shaped if weight.index is None else shaped[weight.index]
 
@@ -106,7 +101,7 @@ def view(weight: Weight, tensor: Tensor) -> Tensor:
 class Whole(nn.Module):
     """The Hessian of the loss of next tokens by all parameters, written down once: double backward, row by row."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__()
         self.network = wrapped(bridge(name)).double()
         self.held = {
@@ -114,14 +109,14 @@ class Whole(nn.Module):
             for path, p in self.network.named_parameters()
         }
 
-    def loss(self) -> Tensor:
+    def loss(self):
         found = functional_call(self.network, self.held, (tokens(),))
         logits = getattr(found, "logits", found)
         return nn.functional.cross_entropy(
             logits[:, :-1].flatten(0, 1), tokens()[:, 1:].flatten()
         )
 
-    def block(self, row: Weight, col: Weight) -> Tensor:
+    def block(self, row, col):
         slope = torch.autograd.grad(
             self.loss(), self.held[row.parameter], create_graph=True
         )[0]
@@ -219,12 +214,12 @@ def test_an_encoder_needs_targets():
     )
 
 
-def pattern_by_hand(name: str, layer: int, stream: Tensor) -> tuple[Tensor, Tensor]:
+def pattern_by_hand(name, layer, stream):
     """Return scores and mixing weights of a layer from its residual stream, by elementary operations."""
     layout = find_weights(bridge(name))
     held = dict(wrapped(bridge(name)).named_parameters())
 
-    def one(what: str) -> Tensor:
+    def one(what):
         (weight,) = layout.members(layer, what)
         return view(weight, held[weight.parameter])
 
@@ -312,7 +307,7 @@ def test_lens_asks_for_a_bridge():
         )
 
 
-def named(*overrides: str) -> Config:
+def named(*overrides):
     sizes = (
         "model.n_layers=1",
         "model.n_heads=2",

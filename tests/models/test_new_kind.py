@@ -1,14 +1,11 @@
 """A new kind of network is one file: dropped into a copy of the package, it is checked, drawn and measured."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -74,7 +71,7 @@ TOY = (
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def package(tmp_path_factory):
     """Return a folder with a copy of the package and one file more."""
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(
@@ -88,7 +85,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-REFUSED: dict[tuple[str, ...], str] = {
+REFUSED = {
     ("model.n_layers=2",): "a bag has no layers",
     ("model.path=x",): "model.path: kind=bag does not read it",
     ("task=digits",): "addition with transformer",
@@ -115,7 +112,7 @@ for words in json.loads(sys.argv[1]):
 
 
 @pytest.fixture(scope="module")
-def answers(package: Path) -> list[tuple[int, str, str]]:
+def answers(package):
     """Return code and words of a run that is measured, then of those that are refused, by the copy of the package."""
     refused = [
         ["run", *TOY, "blocks=[W_U]", *words, "sweep.name=refused"] for words in REFUSED

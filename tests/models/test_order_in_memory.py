@@ -1,22 +1,18 @@
 """Networks, batches and losses that lie otherwise in memory: the bits of those by rows, and nothing of them changed."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.curvature.problem import Batch
 from hessfig.models.weight_files import read_weights
 from hessfig.rng import is_row_major, lay_out, row_major
 
-OTHER: dict[str, Callable[[Tensor], Tensor]] = {
+OTHER = {
     "transposed": lambda one: (
         one.mT.contiguous().mT if one.ndim > 1 else one.repeat_interleave(2)[::2]
     ),
@@ -31,17 +27,17 @@ OTHER: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
+def drawn(*shape, seed=0):
     return torch.randn(
         shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def maps() -> nn.Module:
+def maps():
     return nn.Sequential(nn.Linear(7, 9), nn.Tanh(), nn.BatchNorm1d(9), nn.Linear(9, 3))
 
 
-def pictures(channels: int) -> nn.Module:
+def pictures(channels):
     maps = (
         nn.Conv2d(channels, 4, 3),
         nn.Tanh(),
@@ -59,7 +55,7 @@ NETWORKS = {
 }
 
 
-def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+def made(name):
     make, shape = NETWORKS[name]
     network = make().double().eval().requires_grad_(True)
     for place, one in enumerate([*network.parameters(), *network.buffers()]):
@@ -68,7 +64,7 @@ def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     return network, drawn(*shape, seed=99), torch.arange(shape[0]) % 3
 
 
-def numbers(*problem: Any, **settings: Any) -> bytes:
+def numbers(*problem, **settings):
     table = hessfig.measure(
         hessfig.Problem(*problem, **settings),
         quantities=["frobenius", "trace"],

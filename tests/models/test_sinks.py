@@ -1,7 +1,5 @@
 """Attention sinks: what they do to the network, that every engine knows them, and that beta = 0 changes no bit."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
@@ -27,13 +25,13 @@ SUNK = [
 ]
 
 
-def network_of(model: ModelConfig) -> Transformer:
+def network_of(model):
     network = build_model(model, sigma=0.7, seed=1, length=9, dtype=DType.float64)
     assert isinstance(network, Transformer)
     return network
 
 
-def tokens() -> torch.Tensor:
+def tokens():
     return torch.randint(0, 12, (3, 9), generator=stream(0, "tokens"))
 
 
@@ -97,7 +95,7 @@ def test_the_tape_gives_the_products_of_dense_differentiation(model, layer):
         for (row, part), block in dense_blocks(
             tape.column(layer, col, weights)
         ).items():
-            truth = oracle[part][row, col]  # type: ignore[index]
+            truth = oracle[part][row, col]
             assert (block - truth).abs().max() <= 1e-11 * max(
                 float(truth.abs().max()), 1e-8
             )
@@ -116,7 +114,7 @@ def test_the_tape_gives_the_products_of_dense_differentiation(model, layer):
 )
 @pytest.mark.long
 def test_exact_norms_are_those_of_dense_blocks(model, changes):
-    model = replace(model, **changes)  # type: ignore[arg-type]
+    model = replace(model, **changes)
     problem, layer = toy_problem(model), model.n_layers
     tape, parts = LinearisedNetwork(problem, model), list(PARTS)
     for col in matrices_of(model):

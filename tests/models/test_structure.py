@@ -1,9 +1,6 @@
 """Structural zeros: exactly zero where the structure says so, and nowhere else, over random architectures."""
 
-from __future__ import annotations
-
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -40,9 +37,7 @@ bare = st.builds(
 )
 
 
-def functional_product(
-    network: LinearisedNetwork, layer: int, matrix: Matrix
-) -> torch.Tensor:
+def functional_product(network, layer, matrix):
     column = network.column(layer, matrix, [matrix])
     probes = rademacher(
         column.dim, 2, generator=stream(0, "probes"), dtype=column.dtype

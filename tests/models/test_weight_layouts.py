@@ -1,7 +1,5 @@
 """Layouts: from names to tensors, and every parameter once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Predictions against the paper's tables, and the vocabulary against the configuration's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -40,9 +38,7 @@ K = Matrix.W_K
 V = Matrix.W_V
 
 
-def rates(
-    architecture: Architecture, row: Matrix, col: Matrix, layer: int = 1
-) -> tuple[object, ...]:
+def rates(architecture, row, col, layer=1):
     """Return the exponents of H_o, H_f, H; 0 stands for a structural zero, None for no prediction."""
     found = [growth_rate(Block(layer, row, col), part, architecture) for part in PARTS]
     return tuple(
@@ -305,7 +301,7 @@ FULL = {
 FULL |= {"mlp": "relu", "query_key": "separate"}
 
 
-def built(state: dict[str, str] | None = None, **model: object) -> Architecture:
+def built(state=None, **model):
     """Return the architecture of a manifest's settings; `state` was not in the first manifests."""
     settings = {"model": {**FULL, **model}, "task": {"loss": "cross_entropy"}}
     return Architecture.from_config(

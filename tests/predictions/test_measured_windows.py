@@ -1,7 +1,5 @@
 """Networks whose queries see one, two, three or all keys grow as counted, with and without the weights' constant."""
 
-from __future__ import annotations
-
 import pytest
 
 import hessfig

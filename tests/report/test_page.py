@@ -1,9 +1,6 @@
 """The report: one page that has a section for every sweep, links that lead somewhere, and nothing that runs."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from hessfig.report.page import Picture, SweepSection, page
 from tests.analysis.synthetic import make_table, write_sweep
 
 
-def write(outputs: Path, name: str = "sigma", about: str = "") -> Path:
+def write(outputs, name="sigma", about=""):
     """Write a sweep of known exponents; return its folder."""
     known = "sweep" if name == "sigma" else "sweep.name"
     settings = dict(as_plain(compose([f"{known}={name}"]).first))

@@ -1,13 +1,10 @@
 """The benchmarks at toy size, from the options to JSON, and the fit of their power laws on made-up data."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,14 +24,14 @@ ENVIRONMENT = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def scripts_on_path() -> Any:
+def scripts_on_path():
     """Scripts import each other by name, as when they are run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPTS))
         yield
 
 
-def report_of(script: str, folder: Path, *words: str) -> dict[str, Any]:
+def report_of(script, folder, *words):
     """Run a script's main at toy size and return its report, once the heading is seen to."""
     output = folder / f"{script}.json"
     __import__(script)
@@ -134,16 +131,16 @@ def test_the_upper_half_holds_the_middle(count, kept):
     assert [row["x"] for row in upper_half(rows)] == list(range(count))[-kept:]
 
 
-def _is_top(point: dict[str, Any]) -> bool:
+def _is_top(point):
     return point["axis"] == "n_layers" and point["engine"] != "hutchinson"
 
 
 @pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(monkeypatch):
     """Measure rows of real.py here rather than each in a process of its own."""
     import real
 
-    def here(options: Any, name: str, limit: float) -> dict[str, Any]:
+    def here(options, name, limit):
         return real.measured(name, quick=options.quick, device=options.device)
 
     monkeypatch.setattr(real, "_in_a_process", here)

@@ -1,15 +1,11 @@
 """Trained encoders as data: wheels verified by hash, folders that hessfig reads, sequences that are words."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +28,7 @@ LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 
 @pytest.fixture
-def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def wheels(tmp_path, monkeypatch):
     """Return a folder with a wheel of a tiny BERT, in the place of the trained one."""
     from transformers import BertConfig, BertForMaskedLM
 
@@ -70,7 +66,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield path.parent
 
 
-def config_of(place: Path, **task: Any) -> Config:
+def config_of(place, **task):
     wanted = {"data": Data.masked_tokens, "scored": Scored.all, "batch_size": 3, **task}
     return completed(
         Config(
@@ -115,14 +111,14 @@ def test_another_wheel_or_none_is_refused_and_nothing_is_left(wheels, tmp_path):
     assert not (tmp_path / "trained").exists()
 
 
-def damage(place: Path, **said: Any) -> None:
+def damage(place, **said):
     path = place / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
 
 
 def test_folders_and_settings_that_cannot_be_had(wheels, tmp_path):
     place = fetch("bert", tmp_path / "trained", wheels)
-    cases: list[tuple[Config, str]] = [
+    cases = [
         (
             config_of(place, masked_share=0.15, data=Data.tokens),
             "encoder sees every token[\\s\\S]*task=masked_tokens",
@@ -182,7 +178,7 @@ def test_layers_beyond_those_of_the_config_are_no_further_heads(wheels, tmp_path
         KIND.check(config_of(place))
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[:-100])
 
 

@@ -1,13 +1,10 @@
 """scripts/published_values.py: names, grids, and an unpickler that builds numbers and nothing else."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections import OrderedDict
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,9 +23,7 @@ CE = "norm=none_num_layers={}_scale=log_residual_scaling=1.0_linear_attention=Fa
 CHAIN = "norm=none_num_layers={}_scale=log_short_residual_scaling=0.0_linear_attention=True_loss=mse_frob_{}.pickle"
 
 
-def result(
-    num_layers: int, exponent: float = 2.0, *, scale: str = "log", repeats: int = 3
-) -> dict[int, Any]:
+def result(num_layers, exponent=2.0, *, scale="log", repeats=3):
     """Return dict[layer][repeat] -> list of float32 along the grid, as published."""
     values = [np.float32(3 * s**exponent) for s in GRIDS[scale]]
     return {
@@ -37,7 +32,7 @@ def result(
     }
 
 
-def write(path: Path, content: Any, protocol: int = 4) -> Path:
+def write(path, content, protocol=4):
     path.write_bytes(pickle.dumps(content, protocol=protocol))
     return path
 
@@ -70,10 +65,10 @@ def test_numbers_of_the_other_byte_order_are_read(tmp_path):
 class Malicious:
     """Runs a command when unpickled by a trusting reader."""
 
-    def __init__(self, marker: Path) -> None:
+    def __init__(self, marker):
         self.marker = marker
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.system, (f"touch {self.marker}",)
 
 
@@ -126,7 +121,7 @@ def test_a_file_cut_short_is_named(tmp_path, keep):
         load(path)
 
 
-def read(folder: Path, sweep: str) -> pd.DataFrame:
+def read(folder, sweep):
     """Return what the script writes of a sweep."""
     into = folder / "published"
     write_values(folder, into)

@@ -1,9 +1,6 @@
 """The workflow for whoever hosts the repository: its steps are commands that there are, and none is left out."""
 
-from __future__ import annotations
-
 import tomllib
-from typing import Any
 
 import pytest
 import yaml
@@ -11,13 +8,11 @@ import yaml
 from scripts import run_workflow
 from tests.pages import ROOT, check_command, targets
 
-PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())[
-    "project"
-]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LINES = [line for _, _, text in run_workflow.steps([]) for line in text.splitlines()]
 
 
-def minors(words: list[str]) -> list[str]:
+def minors(words):
     return [
         word.rpartition(" :: ")[2]
         for word in words

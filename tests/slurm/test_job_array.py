@@ -1,12 +1,9 @@
 """A real Slurm: a job array's table is the local run's, also after a task was cancelled half way. `make test-slurm`."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import time
-from pathlib import Path
 
 import pytest
 
@@ -36,7 +33,7 @@ TABLE = "outputs/sigma/table.csv"
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+def local(tmp_path_factory):
     """The rows of the local run's table."""
     folder = tmp_path_factory.mktemp("local")
     done = hessfig("run", *SWEEP, folder=folder)
@@ -44,14 +41,14 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return rows(folder / TABLE)
 
 
-def measured_by_tasks(folder: Path, job: str) -> list[int]:
+def measured_by_tasks(folder, job):
     """Return how many cells each task of a job says to have measured, those that came to their end."""
     logs = sorted((folder / "outputs/sigma/slurm").glob(f"{job}_*_log.out"))
     found = (re.search(r": (\d+) cells measured", log.read_text()) for log in logs)
     return [int(one.group(1)) for one in found if one]
 
 
-def job_of(stderr: str) -> str:
+def job_of(stderr):
     found = re.search(r"slurm job (\d+) submitted", stderr)
     assert found, stderr
     return found.group(1)
@@ -157,17 +154,17 @@ def test_a_task_of_an_array_measures_the_share_that_slurm_names(local, tmp_path)
     assert rows(tmp_path / TABLE) == local
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _identity(path):
     return path.stat().st_ino, path.stat().st_mtime_ns
 
 
-def _wait_for(folder: Path, cells: int) -> None:
+def _wait_for(folder, cells):
     deadline = time.monotonic() + 300
     while len(cell_files(folder)) < cells and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-def _wait_for_the_end(job: str) -> None:
+def _wait_for_the_end(job):
     command = ["squeue", "--noheader", f"--jobs={job}"]
     deadline = time.monotonic() + 300
     while subprocess.run(

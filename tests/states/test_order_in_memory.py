@@ -1,13 +1,8 @@
 """A stopped training has the bits of one that is not, in all sizes: what is kept has one order in memory in both."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessfig.config.enums import DType
 from hessfig.curvature.losses import CrossEntropy
@@ -30,7 +25,7 @@ UPDATES = dict.fromkeys(Optimiser, 3) | {
 class Branches(nn.Module):
     """A sum of two-layer networks, one of each width, of the first entries of an input."""
 
-    def __init__(self, sizes: Sequence[int]) -> None:
+    def __init__(self, sizes):
         super().__init__()
         maps = (
             (nn.Linear(n, n), nn.Tanh(), nn.Linear(n, CLASSES, bias=False))
@@ -40,7 +35,7 @@ class Branches(nn.Module):
             {str(n): nn.Sequential(*each) for n, each in zip(sizes, maps, strict=True)}
         )
 
-    def forward(self, inputs: Tensor) -> Tensor:
+    def forward(self, inputs):
         return torch.stack(
             [branch(inputs[:, : int(n)]) for n, branch in self.branches.items()]
         ).sum(dim=0)
@@ -49,7 +44,7 @@ class Branches(nn.Module):
 class Training:
     """Updates of such a network by one rule, on one batch."""
 
-    def __init__(self, kind: Optimiser, sizes: Sequence[int], dtype: DType) -> None:
+    def __init__(self, kind, sizes, dtype):
         real, drawn = getattr(torch, dtype), stream(0, "order")
         self.network = Branches(sizes).to(real)
         for parameter in self.network.parameters():
@@ -74,21 +69,21 @@ class Training:
         )
         self.step = 0
 
-    def update(self) -> None:
+    def update(self):
         self.step += 1
         self.network.zero_grad(set_to_none=True)
         self.loss().backward()
         self.rule.refresh_curvature(self.step, self.loss, seed=0)
         self.rule.update(self.step)
 
-    def kept(self) -> dict[str, Tensor]:
+    def kept(self):
         weights = {
             f"weight/{name}": one.detach()
             for name, one in self.network.named_parameters()
         }
         return weights | self.rule.moments()
 
-    def go_on_from(self, path: Path) -> None:
+    def go_on_from(self, path):
         found = checkpoints.read(path, key="toy")
         assert found is not None
         tensors, self.step = found
@@ -97,7 +92,7 @@ class Training:
         self.rule.restore(tensors, self.step)
 
 
-def assert_one_order(kept: dict[str, Tensor]) -> None:
+def assert_one_order(kept):
     """Everything is kept by rows, SOAP's eigenbases by columns, whatever returned them."""
     for key, tensor in kept.items():
         rows = tensor.mT if key.startswith(f"{EIGENBASES}.") else tensor
@@ -122,9 +117,7 @@ def test_a_training_stopped_at_every_update(tmp_path, kind, dtype):
             assert_same(stopped.kept(), whole.kept(), f"after update {step}")
 
 
-def assert_same(
-    found: dict[str, Tensor], expected: dict[str, Tensor], where: str
-) -> None:
+def assert_same(found, expected, where):
     assert set(found) == set(expected)
     for key, tensor in expected.items():
         assert found[key].stride() == tensor.stride() and torch.equal(

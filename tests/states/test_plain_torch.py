@@ -1,14 +1,11 @@
 """Block norms at a checkpoint, computed again in plain torch: from the file alone, with nothing of hessfig's inside."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from hessfig.config.enums import DType, Norm
 from hessfig.config.science import TaskConfig
@@ -22,7 +19,7 @@ from tests.toys import training_config
 DIGITS, SUMS, HEADS, STEP, TASK_SEED = 2, 6, 2, 25, 2
 
 
-def measured_sums() -> Tensor:
+def measured_sums():
     """Draw the task's batch (task.seed 2) from its named stream, as docs and sources describe it."""
     words = repr((TASK_SEED, repr("task"), repr("addition"))).encode()
     seed = int.from_bytes(hashlib.sha256(words).digest()[:8], "big") >> 1
@@ -36,15 +33,15 @@ def measured_sums() -> Tensor:
     return torch.cat([x, signs[0], y, signs[1], answer], dim=1)
 
 
-def loss(w: dict[str, Tensor], tokens: Tensor) -> Tensor:
+def loss(w, tokens):
     """Return the mean cross-entropy of the answer's digits, of one pre-LN layer with causal attention."""
 
-    def norm(h: Tensor, name: str) -> Tensor:
+    def norm(h, name):
         centred = h - h.mean(-1, keepdim=True)
         scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
         return scaled * w[f"{name}.weight"] + w[f"{name}.bias"]
 
-    def linear(h: Tensor, name: str) -> Tensor:
+    def linear(h, name):
         return h @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
     length, answer = tokens.shape[1], slice(2 * DIGITS + 1, 3 * DIGITS + 2)
@@ -97,7 +94,7 @@ def test_block_norms_and_eigenvalues_at_a_checkpoint_are_those_of_plain_torch(tm
     assert found["loss", ""] == pytest.approx(float(loss(weights, tokens)), rel=1e-12)
     for weight, path in PATHS.items():
 
-        def of(at: Tensor, path: str = path) -> Tensor:
+        def of(at, path=path):
             return loss({**weights, path: at}, tokens)
 
         hessian = torch.autograd.functional.hessian(of, weights[path])

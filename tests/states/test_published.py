@@ -1,16 +1,13 @@
 """The published draws: known first numbers of batch, weights, embeddings and signs, and known norms."""
 
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.compose.job import checked_job
 from hessfig.config.grid import sigma_values
-from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.states import published
 from hessfig.states.initialised import initialised
@@ -21,18 +18,18 @@ from hessfig.terms import Part
 FULL = ("state=published", "estimator=published", "dtype=float64")
 
 
-def config_of(*words: str) -> Config:
+def config_of(*words):
     return checked_job([*FULL, *words]).first
 
 
-def network_of(config: Config, place: int = 0, seed: int = 1234) -> dict[str, Tensor]:
+def network_of(config, place=0, seed=1234):
     objective = initialised(config, sigma=sigma_values(config.grid)[place], seed=seed)
     return {
         name: value.detach() for name, value in objective.network.named_parameters()
     }
 
 
-def starts(matrix: Tensor, *numbers: float) -> bool:
+def starts(matrix, *numbers):
     """Whether a matrix, row by row, starts with these numbers, in all the seven digits that they were noted with."""
     return [
         f"{number:.7g}" for number in matrix.flatten()[: len(numbers)].tolist()
@@ -207,7 +204,7 @@ def test_cuda_draws_of_linear_mlps_start_where_they_should(monkeypatch):
     ]
 
 
-def cell_of(folder: Path, *words: str, place: int) -> dict[tuple[int, str, str], float]:
+def cell_of(folder, *words, place):
     """Return the norms of repeat 0 at one sigma by layer, block and part."""
     job = checked_job(
         [*FULL, *words, "sweep.vary={}", "seeds=1", f"output_dir={folder}"]
@@ -285,7 +282,7 @@ def test_a_small_sweep_of_published_draws_is_measured_by_every_engine(tmp_path):
 
 @pytest.mark.long
 def test_keys_change_with_the_grid_and_with_the_draws(tmp_path):
-    def key(*words: str) -> str:
+    def key(*words):
         job = checked_job(["sweep=sigma", "seeds=1", f"output_dir={tmp_path}", *words])
         return Sweep(job.variants).cells[0].key
 

@@ -1,13 +1,10 @@
 """Weights from files: the same numbers as the network they were saved from, and no file read that does not fit."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -34,28 +31,26 @@ CONFIG = Config(
 Save = Callable[[dict[str, Tensor], Path], None]
 
 
-def saved(
-    folder: Path, *, suffix: str = ".safetensors", **changed: Tensor | None
-) -> Path:
+def saved(folder, *, suffix=".safetensors", **changed):
     """Save the network of seed 7 at sigma 0.3, some of its tensors changed or (None) left out."""
     network = build_network(CONFIG, sigma=0.3, seed=7)
-    tensors: dict[str, Any] = {**dict(network.named_parameters()), **changed}
+    tensors = {**dict(network.named_parameters()), **changed}
     tensors = {
         name: tensor.detach().clone()
         for name, tensor in tensors.items()
         if tensor is not None
     }
     path = folder / f"weights{suffix}"
-    save: Save = save_file if suffix == ".safetensors" else torch.save
+    save = save_file if suffix == ".safetensors" else torch.save
     save(tensors, path)
     return path
 
 
-def loaded(path: Path) -> Config:
+def loaded(path):
     return replace(CONFIG, state=StateConfig(State.loaded, str(path)))
 
 
-def values(config: Config, sigma: float | None, seed: int) -> list[float]:
+def values(config, sigma, seed):
     return [
         row["value"]
         for row in compute_cell(Cell(Variant("", config), sigma, seed)).rows
@@ -84,7 +79,7 @@ def test_the_key_is_the_files_content_not_its_name(tmp_path):
 
 
 WIDE = torch.zeros(5, 5, dtype=torch.float64)
-MISFITS: dict[str, tuple[dict[str, Tensor | None], str]] = {
+MISFITS = {
     "missing": ({"head.weight": None}, "missing: head.weight; surplus: none"),
     "surplus": ({"extra": WIDE}, "missing: none; surplus: extra"),
     "renamed": (
@@ -118,11 +113,11 @@ def test_what_does_not_fit_is_named_and_nothing_is_copied(tmp_path, misfit):
 
 
 class Evil:
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return (print, ("executed",))
 
 
-FILES: dict[str, bytes] = {
+FILES = {
     "w.safetensors": b"not safetensors",
     "empty.safetensors": b"",
     "w.pt": b"garbage",

@@ -1,14 +1,10 @@
 """What happens to files while nobody watches, or during a run: found, named, measured again, never passed over."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +17,7 @@ from hessfig.register import REGISTER
 from hessfig.sweep import launchers, runner
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.preview import summarise
-from hessfig.sweep.runner import Summary, run_sweep
+from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.store import CellStore, CorruptCell
 from tests.runs import rows
 from tests.toys import toy_config
@@ -31,12 +27,12 @@ CELLS = 8  # two sigmas, two repeats, two quantities
 BOTH = ["frobenius", "hessian"]
 
 
-def run(folder: Path) -> Summary:
+def run(folder):
     return run_sweep(Sweep([("", toy_config(folder, quantities=BOTH))]))
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
+def reference(tmp_path_factory, workers):
     """The folder of one finished sweep of norms and whole Hessians."""
     folder = tmp_path_factory.mktemp("reference")
     assert run(folder).measured == CELLS
@@ -44,34 +40,34 @@ def reference(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
 
 
 @pytest.fixture
-def copied(reference: Path, tmp_path: Path) -> Path:
+def copied(reference, tmp_path):
     """A copy of it, to be damaged."""
     shutil.copytree(reference, tmp_path / "copy")
     return tmp_path / "copy"
 
 
-def found(folder: Path, ending: str) -> list[Path]:
+def found(folder, ending):
     return sorted(folder.glob(f"sigma/cells/*/*.{ending}"))
 
 
-def _directory(path: Path) -> None:
+def _directory(path):
     path.unlink()
     path.mkdir()
     (path / "mine").write_text("kept")
 
 
-def _loop(path: Path) -> None:
+def _loop(path):
     path.unlink()
     path.symlink_to(path.name)
 
 
-def _flipped(path: Path) -> None:
+def _flipped(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(bytes(content))
 
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+DAMAGES = {
     "a directory": _directory,
     "a loop of links": _loop,
     "deep": lambda path: path.write_text("[" * 200_000),
@@ -130,10 +126,8 @@ def test_cells_that_vanish_during_a_run_are_missing_and_named(
         path for path in found(copied, "json") if path.with_suffix(".npz") not in arrays
     ]
 
-    def then_damage(
-        sweep: Sweep, name: str, cells: list[object], launch: object
-    ) -> object:
-        reporter = measure(sweep, name, cells, launch)  # type: ignore[arg-type]
+    def then_damage(sweep, name, cells, launch):
+        reporter = measure(sweep, name, cells, launch)
         if cells:
             norms[0].unlink()
             norms[1].write_text("{}")
@@ -161,7 +155,7 @@ def test_a_short_table_is_exit_code_1(copied, monkeypatch):
         words, own, asked = (), None, ()
 
     monkeypatch.setattr(launchers, "title", lambda job: "a toy sweep")
-    assert run_verb(Asked()) == 0  # type: ignore[arg-type]
+    assert run_verb(Asked()) == 0
     write = CellStore.finished
     lost = found(copied, "json")[0].stem
     monkeypatch.setattr(Sweep, "unfinished", lambda self, cells: [])
@@ -170,7 +164,7 @@ def test_a_short_table_is_exit_code_1(copied, monkeypatch):
         "finished",
         lambda self, key: None if key == lost else write(self, key),
     )
-    assert run_verb(Asked()) == 1  # type: ignore[arg-type]
+    assert run_verb(Asked()) == 1
 
 
 def test_leftovers_of_killed_writers_are_swept_once_they_are_old(copied):
@@ -198,7 +192,7 @@ def test_files_that_belong_together_are_on_disk_before_the_first_appears(
 ):
     appear, seen = files._appear, []
 
-    def watched(temporary: Path, path: Path) -> None:
+    def watched(temporary, path):
         seen.append(sorted(one.read_text() for one in tmp_path.iterdir()))
         appear(temporary, path)
 

@@ -1,10 +1,7 @@
 """Every engine on a GPU gives the CPU's numbers: probes are drawn on the CPU, so that only rounding differs."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -46,7 +43,7 @@ needs_gpu = pytest.mark.skipif(
 )
 
 
-def numbers(config: Config, device: str) -> list[dict[str, Any]]:
+def numbers(config, device):
     return compute_cell(
         Cell(Variant("", dataclasses.replace(config, device=device)), 0.5, 1234)
     ).rows
@@ -137,12 +134,12 @@ def test_operators_and_approximations_are_the_same_on_the_gpu():
 class Recurrent(torch.nn.Module):
     """A recurrent network; with `kind` LSTM or GRU, cuDNN has no second derivative of it."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         super().__init__()
         self.body = getattr(torch.nn, kind)(3, 4, batch_first=True)
         self.head = torch.nn.Linear(4, 2)
 
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs):
         return self.head(self.body(inputs)[0][:, -1])
 
 

@@ -1,18 +1,14 @@
 """Shares of a plan: together the whole, each cell once, and the same table however they are brought together."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Method
-from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.config.shards import parse_shard
 from hessfig.errors import UserError
@@ -23,7 +19,7 @@ from tests.runs import rows
 from tests.toys import toy_config
 
 
-def with_pilots(folder: Path) -> Config:
+def with_pilots(folder):
     """Return a sweep of two layers, whose lower one is probed as often as pilots say."""
     # Columns of more than 256 entries.
     model = ModelConfig(d_model=17, d_mlp=6, n_layers=2)
@@ -97,7 +93,7 @@ def test_what_is_no_share_is_refused(text):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
+def whole(tmp_path_factory, workers):
     """The table of a sweep with pilots, measured in one go."""
     folder = tmp_path_factory.mktemp("whole")
     config = with_pilots(folder)

@@ -1,7 +1,5 @@
 """One cell to rows of the table."""
 
-from __future__ import annotations
-
 import math
 
 import numpy
@@ -22,13 +20,13 @@ Rows = dict[tuple[int, str, str, str], dict[str, object]]
 TASK = TaskConfig(digits=1, batch_size=3)
 
 
-def measured(*, sigma: float = 0.3, seed: int = 1234, **settings: object) -> Rows:
-    config = Config(**{"model": ARCHITECTURES["softmax"], "task": TASK, **settings})  # type: ignore[arg-type]
+def measured(*, sigma=0.3, seed=1234, **settings):
+    config = Config(**{"model": ARCHITECTURES["softmax"], "task": TASK, **settings})
     rows = compute_cell(Cell(Variant("", config), sigma, seed)).rows
     return {(row["layer"], row["row"], row["col"], row["part"]): row for row in rows}
 
 
-def numbers(rows: Rows) -> dict[tuple[int, str, str, str], tuple[object, object]]:
+def numbers(rows):
     return {key: (row["value"], row["error"]) for key, row in rows.items()}
 
 

@@ -1,19 +1,15 @@
 """Cells of networks that differ only away from their weights: quantities that walk there are measured again."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pandas
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.enums import Data, Reuse
@@ -24,7 +20,7 @@ from hessfig.measurements.catalogue import CATALOGUE, quantity
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import content_of
 from hessfig.sweep.measure import draw_problem
-from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import note_contents
 from hessfig.terms import Kind
 
@@ -87,7 +83,7 @@ QUANTITY = Quantity("mine", measure)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "limited.py").write_text(FACTORY)
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
@@ -95,9 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def _cells(
-    monkeypatch: pytest.MonkeyPatch, rule: str, quantities: tuple[str, ...]
-) -> dict[str, Cell]:
+def _cells(monkeypatch, rule, quantities):
     monkeypatch.setenv("HESSFIG_TEST_RULE", rule)
     config = Config(
         task=TaskConfig(data=Data.python),
@@ -202,7 +196,7 @@ def test_the_record_is_right_on_what_walks(name, folder, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
     make = importlib.import_module("limited").make
 
-    def numbers(rule: str) -> pandas.DataFrame:
+    def numbers(rule):
         monkeypatch.setenv("HESSFIG_TEST_RULE", rule)
         network, x, y, _ = make()
         problem = hessfig.Problem(network, x, y)
@@ -218,18 +212,18 @@ def test_the_record_is_right_on_what_walks(name, folder, monkeypatch):
 class Beyond(nn.Module):
     """A network whose function beyond a radius is no attribute that is seen."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.inner = nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.inner(x) * (
             1 + float(self.inner.weight.detach().norm()) // _limit()
         )
 
 
-def _limit() -> float:
+def _limit():
     return float(os.environ["HESSFIG_TEST_LIMIT"])
 
 
@@ -244,12 +238,12 @@ def test_a_monitor_measures_again_what_walks(monkeypatch, folder):
         "quantities": ["loss", "slices"],
     }
 
-    def measured(limit: float) -> list[str]:
+    def measured(limit):
         monkeypatch.setenv("HESSFIG_TEST_LIMIT", str(limit))
         monitor = hessfig.Monitor(
             Beyond(), "cross_entropy", batch, folder=folder / "watched", **options
-        )  # type: ignore[arg-type]
-        seen: list[str] = []
+        )
+        seen = []
         took = monitor._quantity
         monkeypatch.setattr(
             monitor,

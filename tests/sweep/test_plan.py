@@ -1,7 +1,5 @@
 """From settings to cells and their keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -23,12 +21,12 @@ from hessfig.sweep.variant import Variant
 from tests.toys import ARCHITECTURES
 
 
-def keys(config: Config) -> list[str]:
+def keys(config):
     return [cell.key for cell in Sweep([("", config)]).cells]
 
 
-def key(**settings: object) -> str:
-    return Cell(Variant("", Config(**settings)), 0.1, 1234).key  # type: ignore[arg-type]
+def key(**settings):
+    return Cell(Variant("", Config(**settings)), 0.1, 1234).key
 
 
 def test_cells_come_repeat_by_repeat():

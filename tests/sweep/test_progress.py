@@ -1,11 +1,8 @@
 """What a run says: lines where nobody watches, a bar in a notebook, one line a kind of failure."""
 
-from __future__ import annotations
-
 import sys
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,8 +10,8 @@ from hessfig.sweep.pool import CellOutcome
 from hessfig.sweep.progress import Reporter
 
 
-def outcome(kind: Any, cause: str = "") -> CellOutcome:
-    return CellOutcome(SimpleNamespace(), kind, cause)  # type: ignore[arg-type]
+def outcome(kind, cause=""):
+    return CellOutcome(SimpleNamespace(), kind, cause)
 
 
 def test_a_piped_run_tells_how_it_goes(capsys):
@@ -39,7 +36,7 @@ def test_a_piped_run_tells_how_it_goes(capsys):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     """Return the time that the reporter reads, in a list of one number to set."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -86,20 +83,20 @@ def test_nothing_is_said_where_nothing_is_to_do(capsys):
 class Shown:
     """Stands for IPython and for the handle of what a notebook shows: keeps every state of it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.states: list[dict[str, str]] = []
+    def __init__(self, monkeypatch):
+        self.states = []
         shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel="one"))
         monkeypatch.setitem(sys.modules, "IPython", shell)
         monkeypatch.setitem(
             sys.modules, "IPython.display", SimpleNamespace(display=self.display)
         )
 
-    def display(self, form: dict[str, str], *, raw: bool, display_id: bool) -> Shown:
+    def display(self, form, *, raw, display_id):
         assert raw and display_id
         self.states.append(form)
         return self
 
-    def update(self, form: dict[str, str], *, raw: bool) -> None:
+    def update(self, form, *, raw):
         assert raw and self.states, "nothing to update"
         self.states.append(form)
 

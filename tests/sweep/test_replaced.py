@@ -1,11 +1,9 @@
 """What is measured is what the key says: files, code and data that change between two runs, or during one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +22,8 @@ from hessfig.states import point
 from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.outputs import config_hash
-from hessfig.sweep.plan import Cell, Sweep
-from hessfig.sweep.pool import CellOutcome
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import on_this_machine, run_sweep
-from hessfig.sweep.store import CellStore
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
 from tests.toys import ARCHITECTURES, toy_config, toy_task
@@ -69,7 +65,7 @@ QUANTITY = Quantity("one", measure)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(FACTORY)
     (tmp_path / "one.py").write_text(QUANTITY)
     monkeypatch.chdir(tmp_path)
@@ -77,7 +73,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def own(factory: str = "net.py:make", **settings: object) -> Config:
+def own(factory="net.py:make", **settings):
     model = ModelConfig(kind=Kind.python, factory=factory)
     task, estimator = TaskConfig(data=Data.python), EstimatorConfig(Method.dense)
     chosen = {
@@ -90,7 +86,7 @@ def own(factory: str = "net.py:make", **settings: object) -> Config:
     return toy_config("outputs", **{**chosen, **settings})
 
 
-def loaded(folder: Path) -> Config:
+def loaded(folder):
     return Config(
         model=ARCHITECTURES["softmax"],
         task=toy_task(ARCHITECTURES["softmax"]),
@@ -101,7 +97,7 @@ def loaded(folder: Path) -> Config:
     )
 
 
-def pictures(folder: Path) -> Config:
+def pictures(folder):
     model = ModelConfig(kind=Kind.vit, d_model=4, d_mlp=6, patch=4)
     task = TaskConfig(data=Data.digits, batch_size=4, path=str(folder / "pictures.npz"))
     return Config(
@@ -113,7 +109,7 @@ def pictures(folder: Path) -> Config:
     )
 
 
-def write_state(folder: Path, seed: int) -> None:
+def write_state(folder, seed):
     network = build_network(loaded(folder), sigma=0.3, seed=seed)
     save_file(
         {name: p.detach().clone() for name, p in network.named_parameters()},
@@ -121,33 +117,33 @@ def write_state(folder: Path, seed: int) -> None:
     )
 
 
-def write_pictures(folder: Path, seed: int) -> None:
+def write_pictures(folder, seed):
     images = np.random.default_rng(seed).random((20, 8, 8))
     np.savez(folder / "pictures.npz", images=images, labels=np.arange(20) % 10)
 
 
-def write_weights(folder: Path, seed: int) -> None:
+def write_weights(folder, seed):
     torch.manual_seed(seed)
     torch.save(torch.nn.Linear(3, 2).state_dict(), folder / "weights.pt")
 
 
-def write_quantity(folder: Path, seed: int) -> None:
+def write_quantity(folder, seed):
     (folder / "one.py").write_text(QUANTITY.replace("value=1.0", f"value={seed}.0"))
 
 
-def first_cell(config: Config) -> Cell:
+def first_cell(config):
     """Return the first cell of a run as planned now, its key settled."""
     cell = Sweep([("", config)]).cells[0]
     assert cell.key
     return cell
 
 
-def values(cell: Cell) -> list[float]:
+def values(cell):
     return [row["value"] for row in compute_cell(cell).rows]
 
 
 Write = Callable[[Path, int], None]
-FILES: dict[str, tuple[Callable[[Path], Config], Write, str]] = {
+FILES = {
     "state.path": (
         loaded,
         write_state,
@@ -257,7 +253,7 @@ def test_a_hash_in_the_settings_pins_a_file(folder, group):
 def test_a_file_that_cannot_be_read_is_refused(folder, monkeypatch):
     write_state(folder, 1)
 
-    def forbidden(path: Path) -> str:
+    def forbidden(path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(point, "fingerprint", forbidden)
@@ -284,13 +280,11 @@ def test_a_hash_of_no_file_is_refused():
 
 @pytest.mark.long
 def test_a_run_reuses_what_the_factory_still_returns_and_says_so(folder):
-    def counts(config: Config) -> tuple[int, int, int]:
+    def counts(config):
         found = run_sweep(Sweep([("", config)]))
         return found.measured, found.reused, found.failed
 
-    def replaced(
-        cells: list[Cell], store: CellStore
-    ) -> Generator[CellOutcome, None, None]:
+    def replaced(cells, store):
         write_weights(folder, 3)
         yield from on_this_machine(cells, store)
 
@@ -353,12 +347,12 @@ def make():
 SETTINGS = {"stop": 0, "penalty": 0, "eps": 1e-5, "noise": 0}
 
 
-def write_settings(folder: Path, **changes: float) -> None:
+def write_settings(folder, **changes):
     (folder / "turned.py").write_text(TURNED)
     (folder / "settings.json").write_text(json.dumps({**SETTINGS, **changes}))
 
 
-def turned(**settings: object) -> Config:
+def turned(**settings):
     return own("turned.py:make", **{"blocks": ["all"], "parts": [Part.H], **settings})
 
 

@@ -1,7 +1,5 @@
 """Interrupted, killed and finished later: the table is the one of an undisturbed run, bit for bit."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

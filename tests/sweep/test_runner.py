@@ -1,7 +1,5 @@
 """Sweeps in worker processes: what is reused, what is measured again, and what becomes of failures."""
 
-from __future__ import annotations
-
 import csv
 import json
 import multiprocessing
@@ -37,16 +35,16 @@ pytestmark = pytest.mark.usefixtures("workers")
 CELLS = 4
 
 
-def run(folder: Path, **settings: object) -> Summary:
+def run(folder, **settings):
     return run_sweep(Sweep([("", toy_config(folder, **settings))]))
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def table(folder):
     return rows(folder / "sigma/table.csv")
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
+def reference(tmp_path_factory, workers):
     """The folder of one finished sweep of two sigmas and two repeats, three layers each."""
     folder = tmp_path_factory.mktemp("reference")
     summary = run(folder)
@@ -55,13 +53,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory, workers: None) -> Path:
 
 
 @pytest.fixture
-def copied(reference: Path, tmp_path: Path) -> Path:
+def copied(reference, tmp_path):
     """A copy of the finished sweep, to be damaged."""
     shutil.copytree(reference, tmp_path / "copy")
     return tmp_path / "copy"
 
 
-def cell_files(folder: Path) -> list[Path]:
+def cell_files(folder):
     return sorted(folder.glob("sigma/cells/*/*.json"))
 
 
@@ -186,7 +184,7 @@ def test_a_failing_cell_is_reported_and_the_others_are_kept(tmp_path, capfd):
     assert {row["variant"] for row in table(tmp_path)} == {"sound"}
 
 
-def slow_config(folder: Path) -> Config:
+def slow_config(folder):
     """Return three cells of about half a second each."""
     return Config(
         model=ModelConfig(d_model=64),
@@ -215,7 +213,7 @@ def test_a_killed_worker_fails_its_cell_only(tmp_path, capfd):
     assert (again.measured, again.reused, again.failed) == (1, 2, 0)
 
 
-def _kill_a_worker(folder: Path) -> None:
+def _kill_a_worker(folder):
     deadline = time.monotonic() + 60
     while not cell_files(folder) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -233,7 +231,7 @@ def test_two_runs_at_once_share_one_folder(tmp_path, reference):
 
 
 @pytest.fixture
-def tiny_disk(tmp_path: Path) -> Path:
+def tiny_disk(tmp_path):
     """A file system of a few pages; skipped where mounting is not allowed."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -306,7 +304,7 @@ def test_the_preview_says_what_the_smallest_and_the_largest_network_take(
 ):
     monkeypatch.setattr(preview, "expected_memory", lambda size: size and size * 2**30)
     monkeypatch.setattr(preview, "_network", lambda size: f"width {size}")
-    (line,) = preview._memory_lines(sizes)  # type: ignore[arg-type]
+    (line,) = preview._memory_lines(sizes)
     assert said in line
 
 

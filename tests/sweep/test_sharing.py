@@ -1,11 +1,7 @@
 """Runs that share a folder share the work; processes that cannot be had are an error in words."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
-from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +10,14 @@ from hessfig.errors import UserError
 from hessfig.measurements.quantity import Measured
 from hessfig.sweep import measure as measuring
 from hessfig.sweep import pool as pools
-from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.pool import Pool
 from hessfig.sweep.store import CellStore
 from tests.toys import toy_config
 
 
 @pytest.fixture
-def cells(tmp_path: Path) -> list[Cell]:
+def cells(tmp_path):
     """Eight cells of a toy sweep."""
     return Sweep([("", toy_config(tmp_path, seeds=4))]).cells
 
@@ -31,7 +27,7 @@ def test_a_cell_that_another_run_stored_meanwhile_was_met_and_is_kept(
 ):
     store, cell = CellStore(tmp_path), cells[0]
 
-    def slowly(cell: Cell) -> Measured:
+    def slowly(cell):
         store.write(cell.key, cell.science, [{"value": 1.0}])  # the other run's
         return Measured([{"value": 2.0}])
 
@@ -61,14 +57,14 @@ def test_a_run_that_meets_another_goes_on_elsewhere(cells, tmp_path, monkeypatch
     ]
 
 
-def _order(cells: list[Cell], store: CellStore, *answers: str) -> list[int]:
+def _order(cells, store, *answers):
     """Return in which order one worker is given the cells; it answers in turn, the last answer for ever."""
     ours, theirs = multiprocessing.Pipe()
     pool, given = Pool(0, store), []
-    pool._workers = [pools._Worker(SimpleNamespace(), ours, 0)]  # type: ignore[arg-type]
+    pool._workers = [pools._Worker(SimpleNamespace(), ours, 0)]
     keys = [cell.key for cell in cells]
 
-    def answer(pipe: Connection) -> None:
+    def answer(pipe):
         for turn in range(len(cells)):
             given.append(keys.index(pipe.recv().key))
             pipe.send((answers[min(turn, len(answers) - 1)], "", 0))
@@ -87,7 +83,7 @@ def test_processes_that_cannot_be_had_are_named(monkeypatch, error):
     """A server of processes that is killed while it starts ends the pipe; a full process table refuses."""
     tried = []
 
-    def fails(self: object) -> None:
+    def fails(self):
         tried.append(self)
         raise error
 

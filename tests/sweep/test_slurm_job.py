@@ -1,11 +1,8 @@
 """A job array, with a Slurm that measures shares in this process: what is submitted, what is lost, what is reported."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import submitit
@@ -13,14 +10,14 @@ from submitit.slurm.slurm import _make_sbatch_string
 
 from hessfig.config.compose.job import compose
 from hessfig.config.enums import Kind, Launcher
-from hessfig.config.schema import Config, LauncherConfig
+from hessfig.config.schema import LauncherConfig
 from hessfig.config.science import ModelConfig
 from hessfig.config.settings import settings
 from hessfig.errors import UserError
 from hessfig.sweep import slurm
 from hessfig.sweep.launchers import Shard, run_shard
 from hessfig.sweep.plan import Sweep
-from hessfig.sweep.runner import Summary, run_sweep
+from hessfig.sweep.runner import run_sweep
 from hessfig.sweep.slurm import JobArray, Share, minutes
 from tests.runs import rows
 from tests.toys import toy_config
@@ -29,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("workers")
 CELLS = 4
 
 
-def configured(folder: Path, **settings: object) -> Config:
+def configured(folder, **settings):
     launcher = LauncherConfig(kind=Launcher.slurm, tasks=2)
     return toy_config(folder, **{"launcher": launcher, **settings})
 
@@ -37,12 +34,12 @@ def configured(folder: Path, **settings: object) -> Config:
 class Cluster:
     """A Slurm of one machine: a task is over when it is submitted. Shares in `lost` end without measuring."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config):
         self.variants = [("", config)]
         self.jobs = list[list[str]]()
-        self.lost: set[str] = set()
+        self.lost = set()
 
-    def submitted(self, shares: list[Share]) -> list[submitit.SlurmJob[int]]:
+    def submitted(self, shares):
         self.jobs.append([share.command[-1].removeprefix("shard=") for share in shares])
         for text in self.jobs[-1]:
             if text not in self.lost:
@@ -53,18 +50,18 @@ class Cluster:
             for place in range(len(shares))
         ]
 
-    def array(self) -> JobArray:
+    def array(self):
         return JobArray(Sweep(self.variants), compose([]))
 
-    def run(self) -> Summary:
+    def run(self):
         return run_sweep(Sweep(self.variants), self.array().measure)
 
 
-def installed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    class Executor(submitit.SlurmExecutor):  # type: ignore[misc]
+def installed(cluster, monkeypatch):
+    class Executor(submitit.SlurmExecutor):
         affinity = classmethod(lambda _: 2)
 
-        def _internal_process_submissions(self, delayed: list[Any]) -> list[Any]:
+        def _internal_process_submissions(self, delayed):
             return cluster.submitted([one.function for one in delayed])
 
     monkeypatch.setattr(slurm.submitit, "SlurmExecutor", Executor)
@@ -75,7 +72,7 @@ def installed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path, monkeypatch):
     return installed(Cluster(configured(tmp_path)), monkeypatch)
 
 
@@ -124,7 +121,7 @@ def test_a_job_at_work_is_waited_for_and_not_submitted_twice(
     monkeypatch.setattr(slurm.shutil, "which", lambda name: name)
     looks = iter([True, True, False])
 
-    def is_alive(_: JobArray) -> bool:
+    def is_alive(_):
         for index in (1, 2):
             run_shard(Sweep(cluster.variants), Shard(index, 2))
         return next(looks)
@@ -161,7 +158,7 @@ def test_what_squeue_says(case, tmp_path, monkeypatch):
 
 
 def test_a_refusal_is_in_slurms_words(cluster, monkeypatch):
-    def refuse(_: object) -> list[Any]:
+    def refuse(_):
         raise submitit.core.utils.FailedJobError(
             "sbatch: error: invalid partition specified: nosuch"
         )
@@ -178,7 +175,7 @@ def test_a_share_that_is_queued_again_is_the_same(tmp_path):
     assert share.checkpoint().function == share
 
 
-def sbatch(folder: Path, **settings: Any) -> list[str]:
+def sbatch(folder, **settings):
     launcher = LauncherConfig(kind=Launcher.slurm, **settings)
     array = JobArray(Sweep([("", configured(folder, launcher=launcher))]), compose([]))
     return _make_sbatch_string(

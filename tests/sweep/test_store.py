@@ -1,7 +1,5 @@
 """Cell files: whole or not at all, and never read as data when they are not sound."""
 
-from __future__ import annotations
-
 import errno
 import json
 import math
@@ -21,7 +19,7 @@ SCIENCE, ROWS = {"sigma": 0.1}, [{"value": 0.1 + 0.2, "status": "ok"}]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CellStore:
+def store(tmp_path):
     found = CellStore(tmp_path / "cells")
     found.write(KEY, SCIENCE, ROWS)
     return found
@@ -82,7 +80,7 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     """One thread replaces the file two hundred times while this one reads it."""
     path, texts = tmp_path / "file", [letter * 100_000 for letter in "ab"]
 
-    def write() -> None:
+    def write():
         for turn in range(200):
             with replacing(path) as handle:
                 handle.write(texts[turn % 2])
@@ -110,7 +108,7 @@ def test_an_error_while_writing_leaves_the_old_file_and_nothing_else(tmp_path):
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 def test_a_full_disk_is_said_to_be_full(tmp_path, monkeypatch, call):
-    def full(*_: object, **__: object) -> None:
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(
@@ -141,7 +139,7 @@ LABEL = {"variant": "", "sigma": 0.1, "seed": 7}
 
 
 @pytest.fixture
-def with_arrays(store: CellStore) -> CellStore:
+def with_arrays(store):
     store.write(OTHER, SCIENCE, [], ARRAYS, LABEL)
     return store
 

@@ -1,17 +1,13 @@
 """The training stage: every training once, before the cells that need it; what diverges fails by name."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hessfig.config.enums import Method
-from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.config.training_settings import StateConfig
 from hessfig.record import MANIFEST
@@ -28,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("workers")
 TIMES = ("seconds",)
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def table(folder):
     """Return the rows of the table without times."""
     found = rows(folder / "sigma/table.csv")
     return [
@@ -36,7 +32,7 @@ def table(folder: Path) -> list[dict[str, str]]:
     ]
 
 
-def variants(config: Config) -> list[tuple[str, Config]]:
+def variants(config):
     """Two variants that share their trainings: what they measure differs, not what is trained."""
     measured = replace(config.task, batch_size=3)
     return [

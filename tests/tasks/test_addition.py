@@ -1,12 +1,9 @@
 """The addition task: tokens, sums, and how often nines are planted."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import DType, Scored
 from hessfig.config.science import TaskConfig
@@ -15,11 +12,11 @@ from hessfig.tasks.addition import addition_batch
 from hessfig.tasks.batch import draw_batch
 
 
-def batch(size: int = 500, digits: int = 5, *, seed: int = 0) -> Tensor:
+def batch(size=500, digits=5, *, seed=0):
     return addition_batch(size, digits, generator=stream(seed, "task"))
 
 
-def numbers(tokens: Tensor) -> list[int]:
+def numbers(tokens):
     return [int("".join(map(str, row))) for row in tokens.tolist()]
 
 
@@ -65,11 +62,11 @@ def test_digits_are_uniform_in_a_plain_batch():
     assert ((shares - 0.1).abs() < 4 * math.sqrt(0.1 * 0.9 / len(digits))).all()
 
 
-def nines(tokens: Tensor) -> int:
+def nines(tokens):
     return int((tokens[:, :5] + tokens[:, 6:11] == 9).sum())
 
 
-def is_enriched(tokens: Tensor) -> bool:
+def is_enriched(tokens):
     """A tenth of plain digit pairs sum to 9, 28 % of enriched ones: 2500 pairs tell them apart without doubt."""
     return nines(tokens) > 0.19 * 2500
 

@@ -1,18 +1,15 @@
 """The one batch of a sweep."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from hessfig.config.enums import Data, DType, Loss
 from hessfig.config.science import TaskConfig
-from hessfig.curvature.problem import Batch
 from hessfig.tasks.batch import draw_batch
 
 
-def drawn(dtype: DType = DType.float64, **settings: object) -> Batch:
-    return draw_batch(TaskConfig(**settings), width=4, dtype=dtype)  # type: ignore[arg-type]
+def drawn(dtype=DType.float64, **settings):
+    return draw_batch(TaskConfig(**settings), width=4, dtype=dtype)
 
 
 def test_cross_entropy_scores_the_answer_tokens():

@@ -1,14 +1,10 @@
 """What batches weigh: several of them are the one that holds all samples, whatever the loss divides by."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -30,29 +26,27 @@ COST = torch.tensor([1.0, 5.0, 0.5])
 class Own(nn.Module):
     """A loss of a type that is not known."""
 
-    def __init__(
-        self, value: Callable[[Tensor, Tensor], Tensor], reduction: str = "mean"
-    ) -> None:
+    def __init__(self, value, reduction="mean"):
         super().__init__()
         self.value, self.reduction = value, reduction
 
-    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+    def forward(self, output, target):
         return self.value(output, target)
 
 
-def masked(output: Tensor, target: Tensor) -> Tensor:
+def masked(output, target):
     """Return the mean over targets that count, by a mask of its own."""
     kept = (target >= 0).to(output)
     single = F.cross_entropy(output, target.clamp(min=0), reduction="none")
     return (kept * single).sum() / kept.sum()
 
 
-def spread(output: Tensor, target: Tensor) -> Tensor:
+def spread(output, target):
     """Return a loss in which samples meet each other."""
     return (output - output.mean(dim=0)).square().mean() + target.double().mean()
 
 
-LOSSES: dict[str, tuple[Any, Tensor]] = {
+LOSSES = {
     "every class": ("cross_entropy", CLASSES),
     "ignored": ("cross_entropy", SOME),
     "numbers": ("mse", NUMBERS),
@@ -75,7 +69,7 @@ LOSSES: dict[str, tuple[Any, Tensor]] = {
 }
 
 
-def numbers(network: nn.Module, inputs: Any, targets: Any, loss: Any) -> list[float]:
+def numbers(network, inputs, targets, loss):
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", ".*plain double backward is used", RuntimeWarning
@@ -111,7 +105,7 @@ def test_a_batch_of_which_nothing_counts_is_left_out():
 @pytest.mark.parametrize("are_pairs", [False, True], ids=["lists", "pairs"])
 def test_the_remedy_for_several_batches_gives_the_mean_of_their_losses(are_pairs):
     pieces = [slice(0, 2), slice(2, 7)]
-    given: dict[str, Any] = {
+    given = {
         "inputs": [X[one] for one in pieces],
         "targets": [CLASSES[one] for one in pieces],
     }
@@ -164,7 +158,7 @@ def test_losses_that_do_not_add_up_are_refused(loss, targets):
 
 
 def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute():
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(outputs, targets):
         return F.cross_entropy(outputs, targets, reduction="sum")
 
     with pytest.raises(UserError) as caught:
@@ -173,7 +167,7 @@ def test_the_remedy_for_a_sum_that_is_a_function_is_its_attribute():
         "set the attribute `reduction` of the loss to what it is, 'mean' or 'sum'"
         in caught.value.remedy
     )
-    loss.reduction = "sum"  # type: ignore[attr-defined]
+    loss.reduction = "sum"
     apart = numbers(NET, [X[:3], X[3:]], [CLASSES[:3], CLASSES[3:]], loss)
     assert apart == pytest.approx(numbers(NET, X, CLASSES, loss), rel=1e-10, abs=1e-13)
 

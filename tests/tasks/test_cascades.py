@@ -1,7 +1,5 @@
 """Sums whose carries cascade."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch
@@ -10,7 +8,7 @@ from hessfig.rng import stream
 from hessfig.tasks.addition import has_cascade, with_cascades
 
 
-def carries_in_a_row(x: int, y: int, digits: int) -> int:
+def carries_in_a_row(x, y, digits):
     """Return the longest run of carries of which each but the first is made by the one before, by hand."""
     longest = row = carry = 0
     for place in range(digits):
@@ -22,7 +20,7 @@ def carries_in_a_row(x: int, y: int, digits: int) -> int:
     return longest
 
 
-def digits_of(number: int) -> list[int]:
+def digits_of(number):
     return [number // 100, number // 10 % 10, number % 10]
 
 

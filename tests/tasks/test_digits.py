@@ -1,7 +1,5 @@
 """Pictures of digits: the bundled ones, their split and batches; files of one's own, and those that are refused."""
 
-from __future__ import annotations
-
 import io
 import random
 import sys
@@ -22,7 +20,7 @@ from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.digits import number_of_training, pictures, split
 
 
-def own(path: Path, *, images: object = None, labels: object = None) -> str:
+def own(path, *, images=None, labels=None):
     images = np.random.default_rng(0).random((10, 8, 8)) if images is None else images
     np.savez(
         path / "own.npz",
@@ -57,10 +55,10 @@ def test_without_scikit_learn_the_bundled_pictures_say_what_to_install(monkeypat
 
 
 def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size():
-    def batch(**settings: object) -> torch.Tensor:
+    def batch(**settings):
         return draw_batch(
             TaskConfig(data=Data.digits, **settings), width=16, dtype=DType.float64
-        ).inputs  # type: ignore[arg-type]
+        ).inputs
 
     small = batch(batch_size=4)
     large = batch(batch_size=9)
@@ -73,10 +71,10 @@ def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size():
 
 def test_targets_fit_the_loss():
     task = {"data": Data.digits, "batch_size": 5}
-    classes = draw_batch(TaskConfig(**task), width=16, dtype=DType.float32)  # type: ignore[arg-type]
+    classes = draw_batch(TaskConfig(**task), width=16, dtype=DType.float32)
     squares = draw_batch(
         TaskConfig(loss=Loss.mse, **task), width=16, dtype=DType.float32
-    )  # type: ignore[arg-type]
+    )
     assert classes.inputs.dtype == torch.float32
     assert classes.targets.shape == (5, 1)
     assert torch.equal(squares.targets.argmax(-1), classes.targets)
@@ -126,12 +124,12 @@ def test_files_that_are_no_pictures_are_refused(tmp_path, content):
         pictures(str(tmp_path / "objects.npz"))
 
 
-def header(text: str, *, magic: bytes = b"\x93NUMPY\x01\x00") -> bytes:
+def header(text, *, magic=b"\x93NUMPY\x01\x00"):
     """Return an array file that says `text` and holds nothing."""
     return magic + len(text).to_bytes(2, "little") + text.encode("latin-1")
 
 
-def says(shape: object, *, descr: object = "<f8") -> bytes:
+def says(shape, *, descr="<f8"):
     return header(
         f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}\n"
     )
@@ -189,7 +187,7 @@ def test_a_damaged_file_is_refused_whatever_the_damage(tmp_path):
     assert refused > 200 and time.perf_counter() - started < 30
 
 
-def written(folder: Path, images: bytes) -> str:
+def written(folder, images):
     labels = io.BytesIO()
     np.save(labels, np.arange(10))
     with zipfile.ZipFile(folder / "claims.npz", "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,7 +1,5 @@
 """The sums that networks are trained and tested on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -27,7 +25,7 @@ FRESH = Config(
 FIXED = replace(FRESH, training=TrainingConfig(batch_size=3, data=TrainingData.fixed))
 
 
-def operands(tokens: torch.Tensor, digits: int) -> tuple[torch.Tensor, torch.Tensor]:
+def operands(tokens, digits):
     return tokens[:, :digits], tokens[:, digits + 1 : 2 * digits + 1]
 
 

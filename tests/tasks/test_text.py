@@ -1,7 +1,5 @@
 """Texts as characters: the standard library's and one's own, their split and windows, and texts that are refused."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import replace
@@ -39,13 +37,13 @@ GPT2 = ModelConfig(
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> TaskConfig:
+def task(tmp_path):
     return TaskConfig(
         data=Data.text, path=written(tmp_path, WORDS.encode()), length=6, batch_size=3
     )
 
 
-def written(folder: Path, content: bytes) -> str:
+def written(folder, content):
     (folder / "own.txt").write_bytes(content)
     return str(folder / "own.txt")
 
@@ -91,10 +89,10 @@ def test_the_end_of_ones_own_text_is_held_out(task):
 
 
 def test_batches_are_windows_of_the_training_text_from_named_streams(task):
-    def batch(**settings: object) -> torch.Tensor:
+    def batch(**settings):
         return draw_batch(
             replace(task, **settings), width=4, dtype=DType.float64
-        ).inputs  # type: ignore[arg-type]
+        ).inputs
 
     assert torch.equal(batch(), batch(batch_size=9)[:3]) and not torch.equal(
         batch(), batch(seed=1)
@@ -140,13 +138,13 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(task):
                 ColumnOperator(problem, layer, col, weights),
             ):
                 for (row, part), block in dense_blocks(column).items():
-                    truth = oracle[part][row, col]  # type: ignore[index]
+                    truth = oracle[part][row, col]
                     assert (block - truth).abs().max() <= 1e-10 * max(
                         float(truth.abs().max()), 1e-8
                     )
 
 
-def rows_of(name: str, task: TaskConfig) -> list[dict[str, object]]:
+def rows_of(name, task):
     config = Config(model=GPT2, task=task, blocks=["W_V"], quantities=[name], seeds=1)
     return compute_cell(Cell(Variant("", config), 0.5, 1, name)).rows
 
@@ -185,11 +183,11 @@ def test_attention_mass_is_counted_by_head_and_by_key(task):
     rows = rows_of("sink_mass", task)
     problem = toy_problem(GPT2, task, sigma=0.5, seed=1)
     problem.network(problem.batch.inputs)
-    layer = problem.network.layers[0]  # type: ignore[index, union-attr]
-    hidden = layer.ln1(problem.network.hidden(problem.batch.inputs, 0))  # type: ignore[operator, union-attr]
+    layer = problem.network.layers[0]
+    hidden = layer.ln1(problem.network.hidden(problem.batch.inputs, 0))
     attention = layer.attn
-    scores = attention.scores(hidden, slice(None))  # type: ignore[union-attr]
-    pattern = attention.pattern(scores, slice(None), attention.causal_mask)  # type: ignore[union-attr]
+    scores = attention.scores(hidden, slice(None))
+    pattern = attention.pattern(scores, slice(None), attention.causal_mask)
     found = {
         (row["quantity"], row["layer"], row["index"]): row["value"] for row in rows
     }
@@ -246,7 +244,7 @@ BAD = {
 @pytest.mark.parametrize(("content", "settings", "message"), BAD.values(), ids=BAD)
 def test_texts_that_cannot_be_taken_are_refused(tmp_path, content, settings, message):
     path = written(tmp_path, content)
-    task = TaskConfig(**{"data": Data.text, "path": path, "length": 6, **settings})  # type: ignore[arg-type]
+    task = TaskConfig(**{"data": Data.text, "path": path, "length": 6, **settings})
     with pytest.raises(UserError, match=message):
         Variant("", Config(task=task, model=GPT2, blocks=["W_V"])).check()
 

@@ -1,12 +1,8 @@
 """Sequences of ids from files and texts, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tracemalloc
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +10,14 @@ import pytest
 from hessfig.config.enums import Data
 from hessfig.config.science import TaskConfig
 from hessfig.errors import UserError
-from hessfig.tasks.tokens import Encode, Ids, length_of, sequences
+from hessfig.tasks.tokens import length_of, sequences
 
 
-def words() -> Encode:
+def words():
     return lambda text: [len(word) for word in text.split()]
 
 
-def read(path: Path | None, context: int = 8, **settings: Any) -> Ids:
+def read(path, context=8, **settings):
     name = None if path is None else str(path)
     task = TaskConfig(
         **{"data": Data.tokens, "path": name, "batch_size": 2, **settings}
@@ -132,12 +128,7 @@ def test_random_ids_are_counted_before_they_are_drawn():
         read(None, batch_size=10**13)
 
 
-def npy(
-    start: bytes = b"\x93NUMPY\x01\x00",
-    data: bytes = bytes(128),
-    text: bytes = b"",
-    **changes: Any,
-) -> bytes:
+def npy(start=b"\x93NUMPY\x01\x00", data=bytes(128), text=b"", **changes):
     """Return a .npy file of (4, 4) zeros whose header says something else."""
     said = (
         text
@@ -149,7 +140,7 @@ def npy(
     return start + len(said).to_bytes(2, "little") + said + data
 
 
-def archive() -> bytes:
+def archive():
     held = io.BytesIO()
     np.savez(held, ids=np.zeros((4, 4), dtype=int))
     return held.getvalue()

@@ -20,9 +20,7 @@ from hessfig.theory.statement import Dims, attention_point
 TIGHT = {"rtol": 1e-9, "atol": 1e-12}
 
 
-def oracle(
-    point: AttentionPoint, part: Part
-) -> dict[tuple[Matrix, Matrix], torch.Tensor]:
+def oracle(point, part):
     return hessian_blocks(
         lambda weights: autodiff.attention(point.X, weights, point.temperature),
         square_loss(point.Y),
@@ -78,7 +76,7 @@ def test_literal_theorems_equal_autodiff(L, d_V, d_K):
 def test_gauss_newton_parts_add_up():
     point = attention_point(Dims(), stream(0, "split"))
 
-    def network(weights: dict[Matrix, torch.Tensor]) -> torch.Tensor:
+    def network(weights):
         return autodiff.attention(point.X, weights)
 
     parts = [

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,12 +20,7 @@ from hessfig.theory.homogeneous_claims import (
     WITNESS,
     WITNESSED,
 )
-from hessfig.theory.mixing_claims import (
-    PLAIN,
-    Exponents,
-    Surroundings,
-    mixing_exponents,
-)
+from hessfig.theory.mixing_claims import PLAIN, Surroundings, mixing_exponents
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
 
@@ -43,20 +37,18 @@ MEASURED = {
 }
 
 
-def text_of(heading: str) -> str:
+def text_of(heading):
     return PAGE.read_text().partition(heading)[2].partition("\n##")[0]
 
 
 @pytest.fixture(scope="module")
-def exponents() -> tuple[list[mixing_claims.DrawnMixing], dict[str, torch.Tensor]]:
+def exponents():
     statement = STATEMENTS["mixing-homogeneous"]
     drawn = statement.draw(Dims(), stream(0, "homogeneous"))
     return drawn, dict(statement.oracle(drawn))
 
 
-def _largest_error(
-    drawn: list[mixing_claims.DrawnMixing], found: dict[str, torch.Tensor]
-) -> float:
+def _largest_error(drawn, found):
     predicted = [one.predicted() for one in drawn]
     return max(
         float((value - found[name]).abs())
@@ -79,35 +71,17 @@ def test_the_exponents_are_those_that_were_measured(name, exponents):
     assert found == [stated[Part.H, one, one] for one in (V, Q)] == [*MEASURED[name]]
 
 
-def _as_polynomials(
-    degrees: Iterable[int],
-    around: Surroundings = PLAIN,
-    *,
-    single: bool = False,
-    non_polynomial: Iterable[int] = (),
-) -> Exponents:
+def _as_polynomials(degrees, around=PLAIN, *, single=False, non_polynomial=()):
     return mixing_exponents(
         [*degrees, *map(round, non_polynomial)], around, single=single
     )
 
 
-def _without_them(
-    degrees: Iterable[int],
-    around: Surroundings = PLAIN,
-    *,
-    single: bool = False,
-    non_polynomial: Iterable[float] = (),
-) -> Exponents:
+def _without_them(degrees, around=PLAIN, *, single=False, non_polynomial=()):
     return mixing_exponents(degrees, around, single=single)
 
 
-def _no_second_derivative(
-    degrees: Iterable[int],
-    around: Surroundings = PLAIN,
-    *,
-    single: bool = False,
-    non_polynomial: Iterable[float] = (),
-) -> Exponents:
+def _no_second_derivative(degrees, around=PLAIN, *, single=False, non_polynomial=()):
     found = mixing_exponents(
         degrees, around, single=single, non_polynomial=non_polynomial
     )
@@ -125,7 +99,7 @@ def test_the_theorem_of_polynomials_fails_for_them(mutation, exponents, monkeypa
 @pytest.mark.parametrize("degree", [1.5, 0.5, -1])
 def test_a_polynomial_has_a_whole_degree(degree):
     with pytest.raises(UserError, match=r"(?s)whole numbers from 0 on.*non_polynomial"):
-        mixing_exponents([0, degree])  # type: ignore[list-item]
+        mixing_exponents([0, degree])
 
 
 def test_degrees_may_come_from_a_generator():
@@ -259,9 +233,7 @@ def test_the_table_of_the_page_is_the_theorem():
         assert [float(value), float(query), float(gap)] == [*H, H[1] - H[0]], name
 
 
-def _slopes(
-    weights: Callable[[torch.Tensor], torch.Tensor], sigma: float
-) -> tuple[float, float]:
+def _slopes(weights, sigma):
     """Return the exponents of H(V, V) and H(Q, Q) of one layer near sigma, in plain PyTorch."""
     generator = torch.Generator().manual_seed(1)
     shapes = ((5, 4), (4, 3), (4, 3), (4, 4), (5, 4))
@@ -270,10 +242,10 @@ def _slopes(
         for shape in shapes
     )
 
-    def norms(scale: float) -> torch.Tensor:
+    def norms(scale):
         tokens = scale * inputs
 
-        def loss(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        def loss(query, value):
             return (
                 (weights(tokens @ query @ key.T @ tokens.T) @ tokens @ value - targets)
                 .square()
@@ -313,7 +285,7 @@ def test_an_eps_in_the_sum_is_met_where_the_sum_is_that_small(size, below, borde
     eps = 1e-8
     sigma = eps ** (border / 2)
 
-    def weights(scores: torch.Tensor) -> torch.Tensor:
+    def weights(scores):
         return size(scores) / (size(scores).sum(-1, keepdim=True) + eps)
 
     assert _slopes(weights, sigma / 100)[0] == pytest.approx(below, abs=0.05)

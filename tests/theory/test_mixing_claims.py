@@ -2,10 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,6 @@ from hessfig.theory import mixing_claims
 from hessfig.theory.mixing_claims import (
     CASES,
     STATEMENTS,
-    Exponents,
     MixingCase,
     Surroundings,
     mixing_exponents,
@@ -86,56 +83,42 @@ def test_the_theorem_and_the_rule_that_counts_agree(architecture, around):
                 assert found.get((part, row, col)) == counted, (part, row, col)
 
 
-def _twice_from_one(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _twice_from_one(degrees, around=PLAIN, **more):
     return mixing_exponents(degrees, replace(around, bend=True), **more)
 
 
-def _values_meet_scores(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _values_meet_scores(degrees, around=PLAIN, **more):
     return mixing_exponents([n for n in degrees if n > 0], around, **more)
 
 
-def _every_degree(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _every_degree(degrees, around=PLAIN, **more):
     return mixing_exponents((0, 1, 2, 3), around, **more)
 
 
-def _no_bend_after(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _no_bend_after(degrees, around=PLAIN, **more):
     return mixing_exponents(degrees, replace(around, second=math.inf), **more)
 
 
-def _no_norm_after(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _no_norm_after(degrees, around=PLAIN, **more):
     return mixing_exponents(degrees, replace(around, first=0.0), **more)
 
 
-def _scores_not_normalised(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _scores_not_normalised(degrees, around=PLAIN, **more):
     return mixing_exponents(degrees, replace(around, scores=2.0), **more)
 
 
-def _gradient_of_order_one(
-    degrees: Iterable[int], around: Surroundings = PLAIN, **more: Any
-) -> Exponents:
+def _gradient_of_order_one(degrees, around=PLAIN, **more):
     return mixing_exponents(degrees, replace(around, gradient=0.0), **more)
 
 
 @pytest.fixture(scope="module")
-def exponents() -> tuple[object, dict[str, torch.Tensor]]:
+def exponents():
     statement = STATEMENTS["mixing-exponents"]
     drawn = statement.draw(Dims(), stream(0, "mixing"))
     return drawn, dict(statement.oracle(drawn))
 
 
-def _largest_error(drawn: object, found: dict[str, torch.Tensor]) -> float:
+def _largest_error(drawn, found):
     predicted = STATEMENTS["mixing-exponents"].printed
     assert predicted is not None
     return max(

@@ -80,11 +80,7 @@ def test_every_failed_statement_says_what_is_right_or_why():
         )
 
 
-def _toy(
-    printed: float,
-    recorded: StatementVerdict = StatementVerdict.yes,
-    corrected: float | None = None,
-) -> Statement:
+def _toy(printed, recorded=StatementVerdict.yes, corrected=None):
     return Statement(
         "toy",
         "nowhere",

@@ -1,21 +1,16 @@
 """Tables of a study under their seal: made again, by the same command, when they are not whole, and not edited."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from hessfig.theory import studies
 
-DAMAGES: dict[str, Callable[[Path], object]] = {
+DAMAGES = {
     "killed after the first table": lambda folder: [
         (folder / n).unlink() for n in ("table.csv", studies.SEAL)
     ],
     "of an unsealed version": lambda folder: (folder / studies.SEAL).unlink(),
 }
-EDITS: dict[str, Callable[[Path], object]] = {
+EDITS = {
     "altered": lambda folder: (folder / "looseness.csv").write_text(
         "sigma,bound\n1,2\n"
     ),
@@ -34,7 +29,7 @@ EDITS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch):
     for name, value in {
         "BOUNDS_PROBLEMS": 2,
         "RANDOM_SCALES": 2,

@@ -22,20 +22,13 @@ COLUMNS = [
 ]
 
 
-def run(
-    ids: list[str] | None,
-    folder: Path,
-    *,
-    dims: Dims | None = None,
-    seeds: int = 1,
-    dtype: str = "float64",
-) -> int:
+def run(ids, folder, *, dims=None, seeds=1, dtype="float64"):
     return verify.run(
         ids, output_dir=folder, dims=dims or Dims(), seeds=seeds, dtype=dtype
     )
 
 
-def rows(folder: Path) -> list[dict[str, str]]:
+def rows(folder):
     with (folder / "verify" / "statements.csv").open(newline="") as file:
         reader = csv.DictReader(file)
         assert reader.fieldnames == COLUMNS

@@ -1,7 +1,5 @@
 """The stated 95 % interval of a slope holds the true slope in 92 to 97 % of simulated sweeps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +12,7 @@ Numbers = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], Numbers]
 TRUE = 5.0
 
-NOISES: dict[str, Draw] = {
+NOISES = {
     "log-normal": lambda rng, shape: np.exp(0.3 * rng.normal(size=shape)),
     "log-normal, decades": lambda rng, shape: np.exp(rng.normal(size=shape)),
     "Student's t of three in logarithms": lambda rng, shape: np.exp(
@@ -24,9 +22,7 @@ NOISES: dict[str, Draw] = {
 }
 
 
-def coverage(
-    noise: str, average: str, seeds: int, points: int, *, sweeps: int
-) -> float:
+def coverage(noise, average, seeds, points, *, sweeps):
     """Return in which share of sweeps with a known slope the interval holds it.
 
     The noise is independent from seed to seed and from place to place and of the same

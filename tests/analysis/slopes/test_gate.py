@@ -1,35 +1,28 @@
 """The gate passes what agrees and names what does not; a wrong exponent cannot pass."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from hessfig.analysis.manifest import architectures
 from hessfig.analysis.slopes.fit import fit_slope, fit_slopes
 from hessfig.analysis.slopes.gate import asymptotic, checked, summary, violations
 from hessfig.analysis.slopes.printed import SlopeVerdict, judge
-from hessfig.predictions.architecture import Architecture
-from hessfig.terms import Block, Part
+from hessfig.terms import Part
 from tests.analysis.synthetic import CONFIG, config, make_table, predicted_law
 
 SIGMAS = (0.01, 0.03, 0.1, 0.3)
 
 
-def frame_of(settings: dict[str, Any] = CONFIG, **options: Any) -> pd.DataFrame:
+def frame_of(settings=CONFIG, **options):
     """Return the slopes on sigma <= 1 of a synthetic table."""
     table = make_table(**options)
     return fit_slopes(table, architectures(table, {"config": settings}), [(None, 1.0)])
 
 
-def five_for_six(
-    block: Block, part: Part, architecture: Architecture, sigma: float
-) -> float:
+def five_for_six(block, part, architecture, sigma):
     """Return the predicted norm, but sigma^5 where the query block's H_o should go like sigma^6."""
     value = predicted_law(block, part, architecture, sigma)
     return value / sigma if part == Part.H_o and block.row == "W_Q" else value
@@ -106,9 +99,7 @@ def test_no_points_is_no_pass():
     assert all("too few points: 0 sigmas" in line for line in lines)
 
 
-def bending(
-    block: Block, part: Part, architecture: Architecture, sigma: float
-) -> float:
+def bending(block, part, architecture, sigma):
     """Return a norm that starts out on its prediction and bends upwards before sigma = 1."""
     return predicted_law(block, part, architecture, sigma) * float(np.exp(2 * sigma**2))
 

@@ -1,7 +1,5 @@
 """Mean levels in windows: known plateaus, errors over seeds, exponents in a varied setting, printed lines."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a sweep varies: its own settings, those of the command line in their place, and what cannot be varied."""
 
-from __future__ import annotations
-
 import pytest
 
 from hessfig.config.compose.job import checked_job
@@ -9,7 +7,7 @@ from hessfig.errors import UserError
 from tests.config.composing import configs, job
 
 
-def names(*words: str) -> list[str]:
+def names(*words):
     return [name for name, _ in configs(*words)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -23,13 +23,13 @@ SIDES = (["weight"], ["bias"], ["weight", "bias"], ["bias", "weight"])
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def draws(*shape: int, seed: int = 0) -> Tensor:
+def draws(*shape, seed=0):
     return torch.randn(
         shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
     )
 
 
-def labels(*shape: int, seed: int = 0) -> Tensor:
+def labels(*shape, seed=0):
     return torch.randint(
         0, CLASSES, shape, generator=torch.Generator().manual_seed(seed)
     )
@@ -47,10 +47,10 @@ class Case:
     positions: Callable[[nn.Module, Tensor], Tensor]
 
     @property
-    def module(self) -> nn.Module:
+    def module(self):
         return self.network.get_submodule(self.path)
 
-    def made(self, name: str, held: Sequence[str]) -> Tensor:
+    def made(self, name, held):
         """Return the approximation of a block, dense."""
         paths = [f"{self.path}.{one}" for one in held]
         problem = hessfig.Problem(
@@ -58,19 +58,13 @@ class Case:
         )
         return problem.approximation(name, "block").dense()
 
-    def curvatures(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def curvatures(self):
         """Yield the inputs x, what a shift of y changes in the outputs, and the Hessian in the outputs, by sample."""
         for x, y in self.batches:
             outputs = self.network(x).detach()
             seen, shifts = list[Tensor](), list[Tensor]()
 
-            def shift(
-                module: nn.Module,
-                given: Any,
-                output: Tensor,
-                seen: Any = seen,
-                shifts: Any = shifts,
-            ) -> Tensor:
+            def shift(module, given, output, seen=seen, shifts=shifts):
                 seen.append(self.positions(module, given[0].detach()))
                 shifts.append(torch.zeros_like(output).requires_grad_())
                 return output + shifts[-1]
@@ -94,7 +88,7 @@ class Case:
             ]
             yield seen[0], J, H
 
-    def factors(self, held: Sequence[str], *, reduce: bool) -> tuple[Tensor, Tensor]:
+    def factors(self, held, *, reduce):
         """Return sum g g^T and mean x x^T by loops over the samples that count, of all batches, and their positions."""
         left, right, count = 0, 0, 0
         for x, J, H in self.curvatures():
@@ -114,7 +108,7 @@ class Case:
                 count = count + 1
         return left, right / count
 
-    def places(self, held: Sequence[str], columns: int) -> Tensor:
+    def places(self, held, columns):
         """Return for every entry of the block its row in kron(left, right), whose last column is the bias."""
         width = columns - ("bias" in held and "weight" in held)
         rows = range(len(self.module.weight))
@@ -124,12 +118,12 @@ class Case:
         }
         return torch.tensor([place for name in held for place in of[name]])
 
-    def kfac(self, held: Sequence[str], *, reduce: bool = False) -> Tensor:
+    def kfac(self, held, *, reduce=False):
         left, right = self.factors(held, reduce=reduce)
         places = self.places(held, len(right))
         return torch.kron(left, right)[places][:, places]
 
-    def gauss_newton(self, held: Sequence[str]) -> Tensor:
+    def gauss_newton(self, held):
         """Return H_o of the block, by the Jacobian of the outputs in the parameters."""
         at, total = [self.module.get_parameter(one) for one in held], 0
         for x, y in self.batches:
@@ -141,20 +135,20 @@ class Case:
             )
         return total
 
-    def hessian(self, held: Sequence[str]) -> Tensor:
+    def hessian(self, held):
         at = [self.module.get_parameter(one) for one in held]
         return hessian(
             lambda: sum(self.plain(self.network(x), y) for x, y in self.batches), at
         )
 
-    def ekfac(self, held: Sequence[str]) -> Tensor:
+    def ekfac(self, held):
         left, right = self.factors(held, reduce=False)
         places = self.places(held, len(right))
         Q = torch.kron(torch.linalg.eigh(left)[1], torch.linalg.eigh(right)[1])[places]
         return Q @ (Q.T @ self.gauss_newton(held) @ Q).diagonal().diag() @ Q.T
 
 
-def windows(module: nn.Module, given: Tensor) -> Tensor:
+def windows(module, given):
     """Return the patches of a convolution (samples, positions, n) by cutting the padded input at every position."""
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     widths = [width for pad in reversed(module.padding) for width in (pad, pad)]
@@ -184,20 +178,18 @@ def windows(module: nn.Module, given: Tensor) -> Tensor:
     return torch.stack(cuts, dim=1)
 
 
-def as_rows(module: nn.Module, given: Tensor) -> Tensor:
+def as_rows(module, given):
     return given.flatten(1, -2) if given.ndim > 2 else given[:, None]
 
 
-def drawn(network: nn.Module) -> nn.Module:
+def drawn(network):
     torch.manual_seed(0)
     for parameter in network.double().parameters():
         nn.init.normal_(parameter, std=0.6)
     return network
 
 
-def classified(
-    sizes: tuple[int, ...], *shape: int
-) -> tuple[Batches, Callable[[Tensor, Tensor], Tensor]]:
+def classified(sizes, *shape):
     """Return batches of unequal sizes, some of whose targets are ignored, and the share of a batch in the mean."""
     targets = [labels(size, seed=seed) for seed, size in enumerate(sizes)]
     targets[-1][0] = IGNORED
@@ -209,7 +201,7 @@ def classified(
     return batches, lambda f, y: F.cross_entropy(f, y, reduction="sum") / count
 
 
-def pictures(*sizes: int, **settings: Any) -> Case:
+def pictures(*sizes, **settings):
     """A convolution with a map before it and a read-out behind it."""
     ends = nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(6, CLASSES)
     between = nn.Conv2d(2, 3, (2, 3), **settings)
@@ -220,14 +212,14 @@ def pictures(*sizes: int, **settings: Any) -> Case:
     return Case(network, "2", batches, "cross_entropy", plain, windows)
 
 
-def sounds(*sizes: int) -> Case:
+def sounds(*sizes):
     ends = nn.Tanh(), nn.Flatten(), nn.Linear(6, CLASSES)
     batches, plain = classified(sizes, 2, 7)
     network = drawn(nn.Sequential(nn.Conv1d(2, 2, 3, stride=2), *ends))
     return Case(network, "0", batches, "cross_entropy", plain, windows)
 
 
-def films(*sizes: int) -> Case:
+def films(*sizes):
     ends = nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES)
     batches, plain = classified(sizes, 1, 3, 3, 4)
     network = drawn(nn.Sequential(nn.Conv3d(1, 1, (2, 2, 3)), *ends))
@@ -237,18 +229,18 @@ def films(*sizes: int) -> Case:
 class Read(nn.Module):
     """A map of positions, whose sums are read out: sequences of any length."""
 
-    def __init__(self, *, is_linear: bool = False) -> None:
+    def __init__(self, *, is_linear=False):
         super().__init__()
         self.inner = nn.Linear(3, 4)
         self.outer = nn.Linear(4, CLASSES)
         self.is_linear = is_linear
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = self.inner(x)
         return self.outer((y if self.is_linear else torch.tanh(y)).mean(dim=-2))
 
 
-def sequences(*sizes: int) -> Case:
+def sequences(*sizes):
     """Sequences of another length in every batch, with a loss that is a sum of squares."""
     batches = [
         (draws(size, 2 + at, 3, seed=at), draws(size, CLASSES, seed=9))
@@ -258,7 +250,7 @@ def sequences(*sizes: int) -> Case:
     return Case(drawn(Read()), "inner", batches, loss, loss, as_rows)
 
 
-CASES: dict[str, Callable[[], Case]] = {
+CASES = {
     "patches": lambda: pictures(3),
     "padded": lambda: pictures(3, padding=(1, 2), stride=(2, 1)),
     "circular, dilated": lambda: pictures(
@@ -304,9 +296,7 @@ def test_identities_of_maps_with_several_positions(name):
     )
 
 
-def squared(
-    network: nn.Module, path: str, x: Tensor, positions: Any, *sizes: int
-) -> Case:
+def squared(network, path, x, positions, *sizes):
     """The mean of squared errors over batches of these sizes."""
     y = draws(*network(x).shape, seed=5)
     batches = list(zip(x.split(sizes), y.split(sizes), strict=True))
@@ -396,7 +386,7 @@ NAMES = [
 def test_several_batches_are_one(loss):
     """Batches cut from one, with ignored targets, class weights, a sum, and a function of one's own."""
     cost = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
-    chosen: Any = {
+    chosen = {
         "cross_entropy": "cross_entropy",
         "weighted": nn.CrossEntropyLoss(weight=cost),
         "sum": nn.CrossEntropyLoss(reduction="sum"),
@@ -427,14 +417,14 @@ def test_several_batches_are_one(loss):
 class Tagged(nn.Module):
     """Attention between the words of a sentence that are not padding (word 0), then an output for every word."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.words = nn.Embedding(9, 4)
         self.key = nn.Linear(4, 4)
         self.value = nn.Linear(4, 4)
         self.inner, self.out = nn.Linear(4, 2), nn.Linear(2, CLASSES)
 
-    def forward(self, words: Tensor) -> Tensor:
+    def forward(self, words):
         x = self.words(words)
         scores = (x @ self.key(x).mT).masked_fill((words == 0)[:, None], -torch.inf)
         y = x + scores.softmax(-1) @ self.value(x)
@@ -545,13 +535,13 @@ def test_systems_of_a_map_with_its_bias_are_solved():
 class Upsampled(nn.Module):
     """A grouped, a transposed and a plain convolution whose weight also acts without a call."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.grouped = nn.Conv2d(2, 4, 2, groups=2)
         self.back = nn.ConvTranspose2d(4, 2, 2)
         self.plain, self.out = nn.Conv2d(2, 2, 1), nn.Linear(2, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         y = self.plain(self.back(torch.tanh(self.grouped(x)))) + F.conv2d(
             x, self.plain.weight
         )
@@ -578,11 +568,11 @@ def test_what_is_no_linear_map_is_refused(paths, match):
 
 
 class Worded(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.map = nn.Linear(3, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.map(input=torch.tanh(x))
 
 

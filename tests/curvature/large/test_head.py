@@ -1,13 +1,10 @@
 """Where the last linear map of a network is found, and that products are the same without it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
@@ -26,91 +23,91 @@ WORDS, WIDTH, HIDDEN = 40, 24, 1400
 class Body(nn.Module):
     """An embedding, a wide hidden layer and a head; `forward` is what subclasses change."""
 
-    def __init__(self, *, bias: bool = True) -> None:
+    def __init__(self, *, bias=True):
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.into = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, HIDDEN)
         self.out, self.norm = nn.Linear(HIDDEN, WIDTH), nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=bias)
 
-    def features(self, tokens: Tensor) -> Tensor:
+    def features(self, tokens):
         x = self.embed(tokens)
         return self.norm(x + self.out(self.into(x).tanh()) + x.cumsum(1))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.head(self.features(tokens))
 
 
 class Tied(Body):
-    def __init__(self, *, bias: bool = True) -> None:
+    def __init__(self, *, bias=True):
         super().__init__(bias=bias)
         self.head.weight = self.embed.weight
 
 
 class Reshaped(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.head(self.features(tokens).flatten(0, 1)).view(*tokens.shape, WORDS)
 
 
 class OfFunction(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return F.linear(self.features(tokens), self.embed.weight)
 
 
 class Scaled(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return super().forward(tokens) * 0.5
 
 
 class ScaledInPlace(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return super().forward(tokens).mul_(0.5)
 
 
 class Softcapped(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return 3 * (super().forward(tokens) / 3).tanh()
 
 
 class Twice(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         features = self.features(tokens)
         return self.head(features + self.head(features).logsumexp(-1, keepdim=True))
 
 
 class Reversed(Body):
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return super().forward(tokens).flip(0)
 
 
 class Adapted(nn.Module):
     """A linear map with a low-rank addition, as LoRA makes it."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base):
         super().__init__()
         self.base = base
         self.down = nn.Linear(WIDTH, 2, bias=False)
         self.up = nn.Linear(2, WORDS, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.base(x) + self.up(self.down(x))
 
 
 class Branching(Body):
     """The map that is last depends on the batch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.other = nn.Linear(WIDTH, WORDS)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         features = self.features(tokens)
         one, other = self.head(features), self.other(features)
         return one if len(tokens) > 2 else other
 
 
-def changed(change: Callable[[Body], object]) -> Callable[[], Body]:
-    def make() -> Body:
+def changed(change):
+    def make():
         body = Body()
         change(body)
         return body
@@ -118,7 +115,7 @@ def changed(change: Callable[[Body], object]) -> Callable[[], Body]:
     return make
 
 
-def half(module: nn.Module, given: object, made: Tensor) -> Tensor:
+def half(module, given, made):
     return made * 0.5
 
 
@@ -143,7 +140,7 @@ WITHOUT = {
 }
 
 
-def tokens(count: int = 3) -> tuple[Tensor, Tensor]:
+def tokens(count=3):
     draw = torch.Generator().manual_seed(count)
     inputs, targets = (
         torch.randint(0, WORDS, (count, 5), generator=draw) for _ in range(2)
@@ -152,15 +149,11 @@ def tokens(count: int = 3) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def problem_of(
-    network: nn.Module, loss: object = "cross_entropy", weights: object = None
-) -> hessfig.Problem:
-    return hessfig.Problem(network.double(), *tokens(), loss, weights)  # type: ignore[arg-type]
+def problem_of(network, loss="cross_entropy", weights=None):
+    return hessfig.Problem(network.double(), *tokens(), loss, weights)
 
 
-def check_same_without(
-    problem: hessfig.Problem, monkeypatch: pytest.MonkeyPatch, name: str = "all"
-) -> None:
+def check_same_without(problem, monkeypatch, name="all"):
     """Compare products with those of the outputs as features; neither may fall back."""
     column = column_of(problem, name=name)
     vectors = torch.randn(
@@ -206,43 +199,43 @@ def test_no_head_is_found_where_something_follows_it(name):
     assert column.network.head is None and all(map(column.network.holds, PARTS))
 
 
-def flat(outputs: Tensor, targets: Tensor) -> Tensor:
+def flat(outputs, targets):
     return F.cross_entropy(outputs.view(-1, outputs.size(-1)), targets.view(-1))
 
 
-def classes_second(outputs: Tensor, targets: Tensor) -> Tensor:
+def classes_second(outputs, targets):
     return F.cross_entropy(outputs.transpose(1, 2), targets)
 
 
-def next_token(outputs: Tensor, targets: Tensor) -> Tensor:
+def next_token(outputs, targets):
     return F.cross_entropy(
         outputs[:, :-1].reshape(-1, WORDS), targets[:, 1:].reshape(-1)
     )
 
 
-def padded(outputs: Tensor, targets: Tensor) -> Tensor:
+def padded(outputs, targets):
     return F.cross_entropy(
         outputs.flatten(0, 1), targets.where(targets >= 0, 3).flatten(), ignore_index=3
     )
 
 
-def by_module(outputs: Tensor, targets: Tensor) -> Tensor:
+def by_module(outputs, targets):
     return nn.CrossEntropyLoss()(outputs.flatten(0, 1), targets.flatten())
 
 
-def masked(outputs: Tensor, targets: Tensor) -> Tensor:
+def masked(outputs, targets):
     each = F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
     return each.sum() / (targets != -100).sum()
 
 
-def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+def summed(outputs, targets):
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
 class OfRows(nn.CrossEntropyLoss):
     """A loss module that flattens what it is given."""
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs, targets):
         return super().forward(outputs.flatten(0, -2), targets.flatten())
 
 
@@ -276,18 +269,18 @@ OTHERS = {
 }
 
 
-def by_rows(outputs: Tensor, targets: Tensor) -> Tensor:
+def by_rows(outputs, targets):
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
 
 
-def of_loss(loss: object, *, flattened: bool = False) -> hessfig.Problem:
+def of_loss(loss, *, flattened=False):
     """Return the problem of a loss; a loss that ignores 7 is given 7 in place of -100."""
     inputs, targets = tokens()
     targets = targets.where(targets >= 0, getattr(loss, "ignore_index", -100))
     network = nn.Sequential(Body(), nn.Flatten(0, 1)) if flattened else Body()
     return hessfig.Problem(
         network.double(), inputs, targets.flatten() if flattened else targets, loss
-    )  # type: ignore
+    )
 
 
 @pytest.mark.parametrize("name", daily(SPELLINGS, *[*SPELLINGS][::3]))
@@ -330,7 +323,7 @@ def test_a_target_that_one_batch_ignores_and_another_counts_has_no_labels():
     assert search.labels is None
 
 
-def ignoring_the_first(outputs: Tensor, targets: Tensor) -> Tensor:
+def ignoring_the_first(outputs, targets):
     return F.cross_entropy(outputs[1:], targets[1:])
 
 

@@ -1,16 +1,12 @@
 """Memory of large products: what is counted, how far the estimate is off, and batches that are split."""
 
-from __future__ import annotations
-
 import gc
 import re
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -19,8 +15,8 @@ from hessfig.config.machine import bytes_of
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.curvature.large.large_column import LargeProducts
-from hessfig.curvature.large.memory import Memory, bound_of, live_bytes
-from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn, head_of
+from hessfig.curvature.large.memory import bound_of, live_bytes
+from hessfig.curvature.large.own_column import LargeNetwork, head_of
 from hessfig.errors import UserError
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
@@ -42,45 +38,45 @@ def test_what_is_no_size_is_refused(text):
         problem.operator("all")
 
 
-def network() -> nn.Sequential:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
     ).double()
 
 
-def data() -> tuple[Tensor, Tensor]:
+def data():
     draw = torch.Generator().manual_seed(3)
     inputs = torch.randn(SAMPLES, WIDTH, generator=draw, dtype=torch.float64)
     return inputs, torch.randint(0, CLASSES, (SAMPLES,), generator=draw)
 
 
-def ignored(targets: Tensor) -> Tensor:
+def ignored(targets):
     """Samples 1, 2 and a whole micro-batch, 4 to 7, do not count."""
     targets = targets.clone()
     targets[[1, 2, 4, 5, 6, 7]] = -100
     return targets
 
 
-def memory_of(problem: hessfig.Problem, dtype: str = "float64") -> Memory:
+def memory_of(problem, dtype="float64"):
     objective = problem.objective(dtype)
     memory = LargeNetwork(objective, head_of(objective)).memory()
     assert memory is not None
     return memory
 
 
-def enough_for(memory: Memory, samples: int) -> str:
+def enough_for(memory, samples):
     return f"{(memory.peak(samples) + memory.each / 2) / 1e3:.3f}KB"
 
 
 class WithLoss(nn.Module):
     """A network that returns its loss, as models of transformers do."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = network()
 
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, x, labels):
         logits = self.body(x)
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
@@ -88,46 +84,44 @@ class WithLoss(nn.Module):
 class SumInside(nn.Module):
     """A network that returns a loss of its own, the sum over samples."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = network()
 
-    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, x, labels):
         return {"loss": (self.body(x) - labels).pow(4).sum()}
 
 
 class TwoOutputs(nn.Module):
     """A network whose loss takes two outputs."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = network()
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
+    def forward(self, x):
         outputs = self.body(x)
         return {"one": outputs, "two": outputs.sin()}
 
 
-def cancelling(
-    network: nn.Module, x: Tensor, numbers: Tensor
-) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
+def cancelling(network, x, numbers):
     """Return a loss that is zero at the weights up to rounding, a mean of samples of both signs."""
 
-    def each(result: dict[str, Tensor], targets: Tensor) -> Tensor:
+    def each(result, targets):
         return result["one"].square().sum(1) + targets.sum(1)
 
     offset = float(each(network(x), numbers).detach().mean())
     return lambda result, targets: (each(result, targets) - offset).mean()
 
 
-def of_two(result: dict[str, Tensor], targets: Tensor) -> Tensor:
+def of_two(result, targets):
     return (result["one"] - targets).square().sum() + result["two"].pow(4).sum()
 
 
-of_two.reduction = "sum"  # type: ignore[attr-defined]
+of_two.reduction = "sum"
 
 
-def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
+def cases():
     x, y = data()
     two = TwoOutputs().double()
     numbers = torch.randn(
@@ -140,9 +134,7 @@ def cases() -> dict[str, Callable[[str | None], hessfig.Problem]]:
         weight=torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
     )
 
-    def case(
-        inputs: Any, targets: Any = None, loss: Any = None, of: nn.Module | None = None
-    ) -> Any:
+    def case(inputs, targets=None, loss=None, of=None):
         return lambda memory: hessfig.Problem(
             of or network(), inputs, targets, loss, memory=memory
         )
@@ -208,11 +200,11 @@ def test_batches_of_several_sizes_and_counts_add_up_without_a_bound():
 class OverTheBatch(nn.Module):
     """Every sample sees the others."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = network()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.body[1](self.body[0](x))
         return self.body[2](hidden * hidden.softmax(0))
 
@@ -220,22 +212,22 @@ class OverTheBatch(nn.Module):
 class TimeFirst(nn.Module):
     """Samples are the second axis."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rnn, self.head = nn.RNN(8, 256), nn.Linear(256, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.rnn(x)[0])
 
 
 class Gain(nn.Module):
     """Samples see each other once a gain, which starts at zero, is not zero."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.gain = network(), nn.Parameter(torch.zeros(CLASSES))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         outputs = self.body(x)
         return outputs + self.gain * (outputs - outputs.mean(0))
 
@@ -243,19 +235,19 @@ class Gain(nn.Module):
 class OneNumber(nn.Module):
     """A network that returns its loss alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = network()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.body(x).pow(4).mean()
 
 
-def pairwise(outputs: Tensor, targets: Tensor) -> Tensor:
+def pairwise(outputs, targets):
     return (outputs @ outputs.T).square().mean()
 
 
-def apart() -> dict[str, Callable[[str | None], hessfig.Problem]]:
+def apart():
     x, y = data()
     torch.manual_seed(0)
     over, first = OverTheBatch().double(), TimeFirst().double()
@@ -319,7 +311,7 @@ def test_bounds_come_from_the_problem_or_the_host():
 def test_live_bytes_counts_what_is_created_and_what_stays():
     given, kept = torch.zeros(1000), []
 
-    def work() -> Tensor:
+    def work():
         first = given + 1  # 4000
         second = first.double()  # 8000
         del first
@@ -336,12 +328,12 @@ def test_a_view_is_no_memory_and_neither_is_what_was_there():
     assert live_bytes(lambda: given.view(10, 100)[2:].T, [given]) == (0, 0)
 
 
-def counted(column: OwnColumn) -> int:
+def counted(column):
     """Return the bytes of one product with H in all parameters, graphs included."""
     network, parameters = column.network, column.network._parameters()
     fresh = LargeNetwork(network.problem, network.head, network._kept, network.expected)
 
-    def product() -> None:
+    def product():
         vector = [torch.ones_like(one).unsqueeze(-1) for one in parameters.values()]
         LargeProducts(fresh, parameters).of_batches(range(len(fresh)), vector, [Part.H])
 
@@ -404,11 +396,11 @@ def test_first_samples_that_do_not_count_bound_memory_too(loss):
     x, y = data()
     y[:3] = -100
 
-    def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    def summed(outputs, targets):
         return F.cross_entropy(outputs, targets, reduction="sum")
 
-    summed.reduction = "sum"  # type: ignore[attr-defined]
-    chosen: Any = summed if loss == "a sum" else loss
+    summed.reduction = "sum"
+    chosen = summed if loss == "a sum" else loss
     bound = enough_for(
         memory_of(hessfig.Problem(network(), x, y.clamp(min=0), chosen)), 4
     )
@@ -441,7 +433,7 @@ def test_nothing_of_an_operator_waits_for_the_garbage_collector():
         ]
         routes = Engines(objective, ModelConfig("python"), Products.linearised)
 
-        def work() -> None:
+        def work():
             column = routes.column(0, "all", [ROW])
             column.split_matmat(torch.ones(column.dim, 1, dtype=torch.float64), PARTS)
             routes.__dict__.pop("_large")

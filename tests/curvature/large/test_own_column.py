@@ -1,15 +1,11 @@
 """Products of large networks of others: rows of every parameter next to plain double backward."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -88,7 +84,7 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name, dtype)
     assert wrong == {}
 
 
-def rounding_of(case: Any, vector: Tensor, part: Part, parameter: str) -> float:
+def rounding_of(case, vector, part, parameter):
     """Return the root mean square of how far plain double backward in float32 is off in the rows of a parameter.
 
     The mean is over the weights and five others that differ from them in their last
@@ -119,17 +115,17 @@ def rounding_of(case: Any, vector: Tensor, part: Part, parameter: str) -> float:
 class Changing(nn.Module):
     """A network that reads a number from elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
         self.read = READ
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.body(x).tanh() * self.read["factor"])
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Changing:
+    def __deepcopy__(self, memo):
         twin = Changing()
         twin.load_state_dict(self.state_dict())
         return twin.to(next(self.parameters()).dtype)
@@ -139,19 +135,19 @@ READ = {"factor": 1.0}
 WIDTH, CLASSES = 260, 4
 
 
-def data(count: int = 6) -> tuple[Tensor, Tensor]:
+def data(count=6):
     draw = torch.Generator().manual_seed(3)
     return torch.randn(count, WIDTH, generator=draw), torch.randint(
         0, CLASSES, (count,), generator=draw
     )
 
 
-def mlp() -> nn.Sequential:
+def mlp():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
 
 
-def vectors_of(column: OwnColumn, count: int = 2) -> Tensor:
+def vectors_of(column, count=2):
     return torch.randn(
         column.dim,
         count,
@@ -183,22 +179,22 @@ def test_kept_graphs_are_those_of_the_function_as_it_was(monkeypatch):
     )
 
 
-def scaled(function: Callable[..., Any]) -> Callable[..., Any]:
-    def wrong(*given: Any, **named: Any) -> Any:
+def scaled(function):
+    def wrong(*given, **named):
         made = function(*given, **named)
         return (made[0] * 1.001, made[1]) if isinstance(made, tuple) else made * 1.001
 
     return wrong
 
 
-def without_unembedding(ctx: Any, tangent: Tensor) -> tuple[Tensor | None, ...]:
+def without_unembedding(ctx, tangent):
     """Return the derivative of the gradient, but not that of the unembedding."""
     ctx.direction.unembedding = None
     return RIGHT(ctx, tangent)
 
 
 RIGHT = _Slope.backward
-PLANTED: dict[str, tuple[type, str, Any, tuple[Part, ...], str]] = {
+PLANTED = {
     "scaled products": (
         VocabularyReadout,
         "products",
@@ -263,7 +259,7 @@ def test_a_wrong_engine_is_noticed_and_replaced(name, monkeypatch):
         torch.testing.assert_close(made, truth[part].to(made), rtol=1e-12, atol=0)
 
 
-LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
+LINEAR = {
     "exp log": lambda out: out.exp().log().mean(),
     "root of square": lambda out: (out + 20).square().sqrt().mean(),
     "softplus": lambda out: (F.softplus(out) - F.softplus(-out)).mean(),
@@ -292,7 +288,7 @@ def test_parts_that_are_zero_up_to_rounding_are_no_fault(name, dtype, width):
         column = engines(problem, dtype).column(0, "all", [Block(0, "all", "all")])
         assert isinstance(column, OwnColumn) == (width == 260)
         column.split_matmat(torch.ones(column.dim, 1, dtype=column.dtype), PARTS)
-        network_of: Any = getattr(column, "network", None) or getattr(
+        network_of = getattr(column, "network", None) or getattr(
             column, "_network", None
         )
         assert all(map(network_of.holds, PARTS))
@@ -313,13 +309,13 @@ def test_a_wrong_part_beside_one_that_is_rounding_is_noticed(monkeypatch):
 class Late(nn.Module):
     """A network with a layer that the first samples do not reach."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body = nn.Linear(WIDTH, WIDTH)
         self.late = nn.Linear(3, 3)
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.body(x).tanh()
         late = (x[:, :1] > 0) * self.late(hidden[:, :3]).tanh()
         return self.head(hidden + torch.nn.functional.pad(late, (0, WIDTH - 3)))
@@ -358,11 +354,11 @@ def test_an_engine_that_fails_is_replaced(monkeypatch):
 class Catching(nn.Module):
     """A network that handles every exception, also the one that ends a call at the head."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.body(x).tanh()
         try:
             return self.head(hidden)
@@ -387,45 +383,45 @@ def test_a_network_that_catches_everything_is_measured_without_its_head():
 
 
 class Recurrent(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.rnn = nn.LSTM(16, 140, batch_first=True)
         self.head = nn.Linear(140, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.rnn(x)[0][:, -1])
 
 
 class InPlace(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.body(x.mul_(2)).tanh_())
 
 
 class Pooled(nn.Module):
     """Outputs have no axis of samples, one parameter has shape (), and another one is never read."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
         self.factor = nn.Parameter(torch.tensor(0.7))
         self.unread = nn.Parameter(torch.ones(3))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(self.factor * self.body(x).tanh().mean(0))
 
 
 class Checkpointed(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.into = nn.Linear(WIDTH, WIDTH)
         self.body = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.head(
             checkpoint(
                 lambda one: self.body(one).tanh(), self.into(x), use_reentrant=False
@@ -436,24 +432,24 @@ class Checkpointed(nn.Module):
 class Differentiating(nn.Module):
     """A network that returns the gradient of an energy."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.body, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         x = x.detach().requires_grad_()
         return torch.autograd.grad(
             self.out(self.body(x).tanh()).sum(), x, create_graph=True
         )[0]
 
 
-def frozen() -> nn.Module:
+def frozen():
     network = mlp()
     network[0].weight.requires_grad_(False)
     return network
 
 
-def pictures() -> hessfig.Problem:
+def pictures():
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(3, 16, 3, padding=1),
@@ -467,7 +463,7 @@ def pictures() -> hessfig.Problem:
 
 
 VIEWS = {"rows": ("0.weight", numpy.s_[:3, :]), "head": ("2.weight", numpy.s_[1:, 5:9])}
-ODD: dict[str, Callable[[], hessfig.Problem]] = {
+ODD = {
     "frozen": lambda: hessfig.Problem(frozen(), *data(), "cross_entropy"),
     "views": lambda: hessfig.Problem(mlp(), *data(), "cross_entropy", VIEWS),
     "group": lambda: hessfig.Problem(
@@ -541,7 +537,7 @@ def test_off_diagonal_blocks_are_those_of_the_whole():
 
 def test_reentrant_checkpoints_are_refused_with_a_remedy():
     network = Checkpointed()
-    network.forward = lambda x: checkpoint(network.into, x, use_reentrant=True)  # type: ignore[method-assign]
+    network.forward = lambda x: checkpoint(network.into, x, use_reentrant=True)
     with pytest.raises(UserError, match="use_reentrant=False"):
         column_of(
             hessfig.Problem(network, data()[0].requires_grad_(), data()[0], "mse")

@@ -1,7 +1,5 @@
 """When runs stop: the one ahead at its residual, the other when its values can be off by no more."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -17,14 +15,13 @@ from hessfig.curvature.spectral.extremes import (
     starts_of,
     unfinished,
 )
-from hessfig.curvature.spectral.lanczos import LanczosRun
 from hessfig.rng import stream
-from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
+from tests.curvature.spectral.matrices import with_eigenvalues
 
 VALUES = [*torch.linspace(0, 1, 300, dtype=torch.float64).tolist(), 1.1, 1.2]
 
 
-def runs_for(operator: Explicit, goal: Goal, seed: int) -> list[LanczosRun]:
+def runs_for(operator, goal, seed):
     generator = stream(seed, "pursuit")
     none = torch.zeros(operator.dim, 0, dtype=torch.float64)
     runs = begin(goal, starts_of(goal, operator, generator, None), generator, none)

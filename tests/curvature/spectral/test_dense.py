@@ -1,13 +1,8 @@
 """All eigenvalues of blocks: against numpy's of oracles, in place, and refused where they are not symmetric."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Products
 from hessfig.curvature.column import SPLIT, completed, to_multiply
@@ -24,23 +19,21 @@ class Parts:
 
     bytes_per_probe = 1
 
-    def __init__(self, outer: Tensor, functional: Tensor) -> None:
+    def __init__(self, outer, functional):
         self.given = {Part.H_o: outer, Part.H_f: functional, Part.H: outer + functional}
         self.dim = len(outer)
         self.dtype = outer.dtype
         self.shape = torch.Size([len(outer)])
         self.like = outer.new_empty(0)
 
-    def split_matmat(
-        self, probes: Tensor, parts: Sequence[Part] = SPLIT
-    ) -> dict[tuple[str, Part], Tensor]:
+    def split_matmat(self, probes, parts=SPLIT):
         return completed(
             {("W", part): self.given[part] @ probes for part in to_multiply(parts)},
             parts,
         )
 
 
-def parts_of(dim: int, seed: int = 0) -> Parts:
+def parts_of(dim, seed=0):
     outer = rotated(torch.linspace(0, 3, dim, dtype=torch.float64), seed=seed)
     return Parts(
         outer, rotated(torch.linspace(-1, 1, dim, dtype=torch.float64), seed=seed + 1)
@@ -117,4 +110,4 @@ def test_a_part_that_is_not_finite_has_none_and_the_others_stay():
     assert found[Part.H] is None and found[Part.H_f] is None
     np.testing.assert_allclose(
         found[Part.H_o], np.linspace(0, 3, 30), rtol=0, atol=1e-12
-    )  # type: ignore[arg-type]
+    )

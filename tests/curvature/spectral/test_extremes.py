@@ -1,15 +1,13 @@
 """The outermost eigenvalues against known ones: multiplicities, breakdown, warm starts, and what is not found."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.rng import stream
-from tests.curvature.spectral.matrices import Diagonal, Explicit, with_eigenvalues
+from tests.curvature.spectral.matrices import Diagonal, with_eigenvalues
 
 SPECTRA = {
     "zero": [0.0] * 20,
@@ -24,15 +22,11 @@ SPECTRA = {
 }
 
 
-def found(
-    operator: Explicit, end: End, k: int, seed: int = 0, **options: object
-) -> Extremes:
-    return extremes(operator, end, k=k, generator=stream(seed, "extremes"), **options)  # type: ignore[arg-type]
+def found(operator, end, k, seed=0, **options):
+    return extremes(operator, end, k=k, generator=stream(seed, "extremes"), **options)
 
 
-def check(
-    result: Extremes, values: list[float], end: End, k: int, tolerance: float = 1e-6
-) -> None:
+def check(result, values, end, k, tolerance=1e-6):
     truth = torch.tensor(
         sorted(values, reverse=end == End.largest)[:k], dtype=torch.float64
     )
@@ -97,7 +91,7 @@ def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_unreliable):
     )
 
 
-def clustered(seed: int) -> list[float]:
+def clustered(seed):
     """Return a cluster at zero, a far lower end, and two values above the cluster, in random places and numbers."""
     drawn = torch.rand(
         5, dtype=torch.float64, generator=stream(seed, "cluster")

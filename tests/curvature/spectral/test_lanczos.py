@@ -1,10 +1,7 @@
 """Lanczos runs: bases, projections, exact breakdown, restarts, and operators that are not symmetric."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.curvature.spectral.lanczos import LanczosRun, advance
 from hessfig.rng import stream
@@ -13,11 +10,11 @@ from tests.curvature.spectral.matrices import Explicit, with_eigenvalues
 SPREAD = [10.0, *torch.linspace(-1, 1, 79).tolist()]
 
 
-def start(dim: int, seed: int = 0) -> Tensor:
+def start(dim, seed=0):
     return torch.randn(dim, dtype=torch.float64, generator=stream(seed, "start"))
 
 
-def finished(operator: Explicit, *runs: LanczosRun) -> None:
+def finished(operator, *runs):
     while advance(runs, operator):
         pass
 
@@ -59,7 +56,7 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other():
     multiply = operator.matmat
     operator.matmat = lambda vectors: (
         calls.append(vectors.shape[1]) or multiply(vectors)
-    )  # type: ignore[func-returns-value, method-assign, assignment]
+    )
     together = [LanczosRun(start(80, seed), 12) for seed in (1, 2, 3)]
     alone = LanczosRun(start(80, 2), 12)
     finished(operator, *together)

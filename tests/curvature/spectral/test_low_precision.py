@@ -1,11 +1,9 @@
 """Runs over products in float32 first: certified in float64 alone, and gone on with there where they are not enough."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from hessfig.curvature.spectral.extremes import End, Extremes, extremes
+from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, InFloat32, with_eigenvalues
 from tests.curvature.spectral.test_extremes import SPECTRA, check
@@ -13,13 +11,7 @@ from tests.curvature.spectral.test_extremes import SPECTRA, check
 BULK = [*torch.linspace(-0.5, 1, 300, dtype=torch.float64).tolist(), 1.2, 1.3, 1.5]
 
 
-def found(
-    exact: Explicit,
-    low_precision: Explicit | None,
-    end: End = End.largest,
-    k: int = 1,
-    tolerance: float = 1e-6,
-) -> Extremes:
+def found(exact, low_precision, end=End.largest, k=1, tolerance=1e-6):
     return extremes(
         exact,
         end,
@@ -79,7 +71,7 @@ def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(options):
     result, alone = (
         found(exact, low_precision)
         for low_precision in (InFloat32(exact, **options), None)
-    )  # type: ignore[arg-type]
+    )
     assert torch.equal(result.values, alone.values) and torch.equal(
         result.vectors, alone.vectors
     )

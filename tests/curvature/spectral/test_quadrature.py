@@ -1,19 +1,16 @@
 """Stochastic Lanczos quadrature: exact moments, exact densities, and bands that hold the truth as often as they say."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student
-from torch import Tensor
 
-from hessfig.curvature.spectral.densities import Quadrature, quadrature
+from hessfig.curvature.spectral.densities import quadrature
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, rotated, with_eigenvalues
 
 
-def starts(dim: int, count: int, seed: int = 0) -> Tensor:
+def starts(dim, count, seed=0):
     return torch.randn(
         dim, count, dtype=torch.float64, generator=stream(seed, "starts")
     )
@@ -78,17 +75,13 @@ def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch):
     torch.testing.assert_close(parts.nodes, whole.nodes, rtol=1e-9, atol=1e-12)
 
 
-def cumulative(
-    nodes: Tensor, weights: Tensor, at: np.ndarray, width: float
-) -> np.ndarray:
+def cumulative(nodes, weights, at, width):
     """Return the cumulative of every probe's density, smoothed by a Gaussian of standard deviation `width`."""
     z = (torch.from_numpy(at)[:, None, None] - nodes) / (width * 2**0.5)
     return (weights * (1 + torch.erf(z)) / 2).sum(dim=-1).numpy()
 
 
-def band(
-    found: Quadrature, at: np.ndarray, width: float
-) -> tuple[np.ndarray, np.ndarray]:
+def band(found, at, width):
     """Return the mean cumulative and its half-width: 95 % of Student's t over probes, and the error of the steps.
 
     The error of the steps is what all steps change against half of them, averaged over
@@ -101,7 +94,7 @@ def band(
     return mean, student.ppf(0.975, count - 1) * spread + np.abs(mean - halves)
 
 
-def drawn_matrix(seed: int) -> Tensor:
+def drawn_matrix(seed):
     """Return a symmetric matrix as Hessians are: a bulk around zero, many zeros, a few outliers."""
     generator = stream(seed, "matrix")
     bulk = 0.2 * torch.randn(50, dtype=torch.float64, generator=generator)

@@ -1,20 +1,12 @@
 """Long vectors in float32: their sums, runs that take turns within a few vectors, and the choice of their type."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessfig.curvature.problem import LONG, rademacher, recurrence_like
 from hessfig.curvature.spectral import extremes as module
-from hessfig.curvature.spectral.extremes import (
-    End,
-    Extremes,
-    Goal,
-    extremes,
-    long_sizes,
-)
+from hessfig.curvature.spectral.extremes import End, Goal, extremes, long_sizes
 from hessfig.curvature.spectral.vectors import (
     combined,
     dots,
@@ -35,21 +27,21 @@ DIM = 2**17 + 5
 class Long(Diagonal):
     """A diagonal matrix on long vectors in float32; `at_once` is the largest number of columns of a product."""
 
-    def __init__(self, values: Tensor) -> None:
+    def __init__(self, values):
         super().__init__(values.tolist(), torch.float32)
         self.like, self.at_once = torch.empty(0), 0
 
-    def matmat(self, vectors: Tensor) -> Tensor:
+    def matmat(self, vectors):
         assert vectors.dtype == torch.float32
         self.products = self.products + vectors.shape[1]
         self.at_once = max(self.at_once, vectors.shape[1])
         return self.matrix * vectors
 
-    def check_symmetric(self, asymmetry: float, size: float) -> None:
+    def check_symmetric(self, asymmetry, size):
         assert asymmetry <= 2e-6 * size  # rounding of float32
 
 
-def bulk(*outer: float) -> Tensor:
+def bulk(*outer):
     return torch.cat(
         [
             torch.linspace(-0.5, 0.5, DIM - len(outer), dtype=torch.float64),
@@ -58,13 +50,13 @@ def bulk(*outer: float) -> Tensor:
     )
 
 
-def solved(values: Tensor, end: End, **options: object) -> tuple[Extremes, Long]:
+def solved(values, end, **options):
     operator = Long(values)
     return extremes(operator, end, generator=stream(0, "long"), **options), operator
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(monkeypatch):
     """As few vectors as of a network of many millions of parameters."""
     monkeypatch.setattr(module, "LONG_BYTES", 0)
 

@@ -1,7 +1,5 @@
 """XTrace: exact where the rank is low, unbiased, and with an error that says how far off it is."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Maps of approximations: what their cells hold, and what is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

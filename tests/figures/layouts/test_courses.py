@@ -1,11 +1,6 @@
 """Figures along a training on text: heat maps a part, where attention goes, and pages of layers, by their data."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
@@ -15,9 +10,9 @@ from tests.analysis.synthetic import CONFIG
 ALONG = {**CONFIG, "sweep": {"axis": "step"}}
 
 
-def masses() -> pd.DataFrame:
+def masses():
     """Return the weight of the first key of 2 layers of 3 heads, and of 4 keys, for 2 seeds at 2 steps."""
-    rows: list[dict[str, Any]] = []
+    rows = []
     for seed in (1, 2):
         for step in (0.0, 9.0):
             for layer in (1, 2):

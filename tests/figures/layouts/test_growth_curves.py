@@ -1,7 +1,5 @@
 """Growth sheets by the data of their artists."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

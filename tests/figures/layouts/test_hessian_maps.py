@@ -1,23 +1,17 @@
 """Heat maps and histograms of stored Hessians, by the data of their artists."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import styled
-from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.test_arrays import listed, store
 
 VARIANTS = ["model.attention=softmax", "model.attention=linear"]
 
 
-def entry_pages(layout: str, folder: Path, **options: Any) -> list[Page]:
+def entry_pages(layout, folder, **options):
     with styled():
         return list(
             LAYOUTS[layout].draw(
@@ -27,7 +21,7 @@ def entry_pages(layout: str, folder: Path, **options: Any) -> list[Page]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Path:
+def stored(tmp_path):
     """Return a folder with Hessians of two variants over the parameters of attention."""
     generator = np.random.default_rng(0)
     names, sizes = ["W_E", "W_Q", "W_K", "W_V", "W_O", "b_U"], [9, 8, 8, 8, 8, 1]

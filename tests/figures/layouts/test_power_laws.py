@@ -1,9 +1,5 @@
 """Power laws and the landscape by the data of their artists."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,9 +17,7 @@ ALONG_K = {
 }
 
 
-def k_rows(
-    values: dict[str, Any], variant: str = "", single: dict[str, float] | None = None
-) -> pd.DataFrame:
+def k_rows(values, variant="", single=None):
     """Return a table of quantities of the network along k, three seeds; `values` are laws of k."""
     shared = {
         **{
@@ -115,7 +109,7 @@ def test_blocks_are_rows_and_quantities_columns(pages):
     assert "1.00" in words(axes[0]) and "2.00" in words(axes[1])
 
 
-def landscape_table() -> pd.DataFrame:
+def landscape_table():
     laws = {
         "landscape_difference": lambda k: 0.8 / (k + 1),
         "landscape_rms": lambda k: 1 / (k + 1),

@@ -1,19 +1,16 @@
 """The scalar-token model of the talk as a network: its measured spectrum is the closed form."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.rng import stream
 from hessfig.theory.scalar_formulas import (
     MIXINGS,
-    ScalarProblem,
     draw_scalar_problem,
     scalar_outer_product,
 )
@@ -22,14 +19,14 @@ from hessfig.theory.scalar_formulas import (
 class ScalarTokens(nn.Module):
     """f(x) = w_V m(s), s = w_Q . w_K / sqrt(d_K): tokens are numbers, and all of a sequence is one sample."""
 
-    def __init__(self, problem: ScalarProblem, model: str) -> None:
+    def __init__(self, problem, model):
         super().__init__()
         self.w_V = nn.Parameter(torch.tensor([problem.w_V], dtype=torch.float64))
         self.w_Q = nn.Parameter(problem.w_Q.clone())
         self.w_K = nn.Parameter(problem.w_K.clone())
         self.mixing = MIXINGS[model]
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         s = self.w_Q @ self.w_K / math.sqrt(len(self.w_Q))
         return torch.stack([self.w_V * self.mixing(one)(s) for one in x])
 

@@ -1,9 +1,6 @@
 """Rows and arrays of spectra, extremes and densities of networks, each against the others and against oracles."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +10,6 @@ from hessfig.config.enums import Attention, DType, Method, Probes, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Measured
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
@@ -24,7 +20,7 @@ SMALL = SpectrumConfig(steps=30, num_probes=8, k=2)
 EXACT = EstimatorConfig(Method.dense)
 
 
-def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
+def cell(name, model, **settings):
     chosen = {
         "model": model,
         "task": toy_task(model),
@@ -39,13 +35,11 @@ def cell(name: str, model: ModelConfig, **settings: Any) -> Cell:
     return Cell(variant, 0.7, 1234, name)
 
 
-def found(name: str, model: ModelConfig, **settings: Any) -> Measured:
+def found(name, model, **settings):
     return compute_cell(cell(name, model, **settings))
 
 
-def by_place(
-    measured: Measured, quantity: str
-) -> dict[tuple[Any, ...], dict[str, Any]]:
+def by_place(measured, quantity):
     return {
         (row["layer"], row["col"], row["part"], row["index"]): row
         for row in measured.rows
@@ -188,12 +182,12 @@ def test_a_block_that_is_not_finite_says_so_and_the_rest_goes_on(name):
     import hessfig
 
     class Huge(torch.nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.first = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
             self.second = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def forward(self, x):
             return x @ self.second + 1e200 * (x @ self.first)
 
     problem = hessfig.Problem(
@@ -241,11 +235,7 @@ def test_large_blocks_on_the_tape_take_products_in_float32_first(end, monkeypatc
     from hessfig.models import routes
 
     model = ARCHITECTURES["softmax"]
-    asked: dict[str, Any] = {
-        "blocks": ["all"],
-        "parts": ["H"],
-        "spectrum": SpectrumConfig(),
-    }
+    asked = {"blocks": ["all"], "parts": ["H"], "spectrum": SpectrumConfig()}
     fine = found(f"{end}_eigenvalue", model, **asked)
     monkeypatch.setattr(routes, "LARGE", 1)
     rough = found(f"{end}_eigenvalue", model, **asked)
@@ -305,7 +295,7 @@ def test_only_what_changes_a_number_is_in_its_key():
     model = ARCHITECTURES["softmax"]
     keys = {
         name: {
-            change: cell(name, model, spectrum=SpectrumConfig(**{change: value})).key  # type: ignore[arg-type]
+            change: cell(name, model, spectrum=SpectrumConfig(**{change: value})).key
             for change, value in {
                 "k": 2,
                 "steps": 7,

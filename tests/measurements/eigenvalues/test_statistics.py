@@ -1,7 +1,5 @@
 """Numbers of a list of eigenvalues and of quadratures, on cases that can be counted by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

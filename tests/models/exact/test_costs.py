@@ -1,9 +1,6 @@
 """Costs of exact norms and of probes: predicted operations against counted ones, and the choices made by them."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -58,9 +55,7 @@ class Counted(TorchDispatchMode):
 
     flops = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         """Run an operator, and count it if it multiplies matrices."""
         result = function(*args, **(kwargs or {}))
         name = function._overloadpacket
@@ -72,9 +67,7 @@ class Counted(TorchDispatchMode):
         return result
 
 
-def cell(
-    weight: str, *, heads: int, norm: Norm, layers: int = 1, **estimator: Any
-) -> Cell:
+def cell(weight, *, heads, norm, layers=1, **estimator):
     """Return the cell of one weight of a network half as wide as the paper's, on a quarter of its batch."""
     model = ModelConfig(n_layers=layers, n_heads=heads, norm=norm, d_model=64)
     config = Config(
@@ -86,7 +79,7 @@ def cell(
     return Cell(Variant("", config), 0.5, 0)
 
 
-def counted(one: Cell) -> int:
+def counted(one):
     """Return the operations of the norms of the last layer of a cell."""
     estimator = Estimator(draw_problem(one), one.config.model, one.config.estimator)
     last = one.variant.blocks[-1]
@@ -144,7 +137,7 @@ GRID = list(
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_the_choice_takes_at_most_twice_the_faster_of_both(weight):
     """In predicted seconds, which are within a factor of two of those taken (docs/performance.md)."""
-    chosen: set[bool] = set()
+    chosen = set()
     for heads, layers, norm, batch in GRID:
         model = ModelConfig(n_layers=layers, n_heads=heads, norm=norm)
         task = TaskConfig(batch_size=batch)

@@ -1,7 +1,5 @@
 """Exact norms equal the dense float64 block to 1e-10, for every supported block of random architectures."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -18,7 +16,6 @@ from hessfig.config.enums import (
 )
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_norms, hutchinson
 from hessfig.models.blocks import is_structural_zero, matrices_of
@@ -45,9 +42,7 @@ transformers = st.builds(
 )
 
 
-def assert_exact(
-    objective: Objective, model: ModelConfig, layer: int, tolerance: float = 1e-10
-) -> None:
+def assert_exact(objective, model, layer, tolerance=1e-10):
     """Compare every supported block of `layer` with the dense one of curvlinops."""
     engine, weights = ExactEngine(objective, model), matrices_of(model)
     for index, col in enumerate(weights):

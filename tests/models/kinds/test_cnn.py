@@ -1,7 +1,5 @@
 """The CNN: convolutions written out by hand, and products that are those of dense differentiation."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
@@ -39,7 +37,7 @@ shape = pytest.mark.parametrize(
 )
 
 
-def built(model: ModelConfig) -> ConvolutionalNetwork:
+def built(model):
     network = build_network(
         Config(model=model, task=TASK, dtype=DType.float64), sigma=1.0, seed=1
     )
@@ -47,25 +45,23 @@ def built(model: ModelConfig) -> ConvolutionalNetwork:
     return network
 
 
-def by_hand(
-    network: ConvolutionalNetwork, model: ModelConfig, images: torch.Tensor
-) -> torch.Tensor:
+def by_hand(network, model, images):
     """Return the logits of a network of torch's own layers with the same parameters."""
     act = {MLP.relu: nn.ReLU, MLP.gelu: nn.GELU}[model.mlp]
-    modules: list[nn.Module] = []
+    modules = []
     for rank, layer in enumerate(network.layers):
-        weight = layer.conv.weight  # type: ignore[union-attr]
+        weight = layer.conv.weight
         conv = nn.Conv2d(
             weight.shape[1] // 9, len(weight), 3, padding=1, dtype=weight.dtype
-        )  # type: ignore[arg-type,operator]
+        )
         conv.load_state_dict(
             {"weight": weight.reshape(conv.weight.shape), "bias": layer.conv.bias}
-        )  # type: ignore[union-attr,operator]
+        )
         norm = (
             nn.GroupNorm(model.n_heads, len(weight), dtype=weight.dtype)
             if model.norm == Norm.post
             else nn.Identity()
-        )  # type: ignore[arg-type]
+        )
         modules += [nn.AvgPool2d(2)] * (rank in (2, 4)) + [conv, norm, act()]
     pixels = nn.Sequential(*modules)(images.unsqueeze(1))
     return network.head(pixels.mean(dim=(2, 3)))
@@ -113,7 +109,7 @@ def test_blocks_are_those_of_dense_differentiation(model, loss):
                 for (row, part), block in dense_blocks(
                     ColumnOperator(problem, layer, col, weights)
                 ).items():
-                    truth = oracle[part][row, col]  # type: ignore[index]
+                    truth = oracle[part][row, col]
                     assert (block - truth).abs().max() <= 1e-10 * max(
                         float(truth.abs().max()), 1e-8
                     ), (row, part)
@@ -132,9 +128,9 @@ def test_zeros_are_promised_for_piecewise_linear_networks_alone():
     )
 
 
-def config(**settings: object) -> Config:
+def config(**settings):
     chosen = {"model": CNN, "task": TASK, "blocks": ["W"], "seeds": 1, **settings}
-    return Config(**chosen)  # type: ignore[arg-type]
+    return Config(**chosen)
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops.*:RuntimeWarning")
@@ -182,4 +178,4 @@ def test_settings_of_other_networks_are_refused(settings, message):
     from hessfig.models.network_checks import check_model
 
     with pytest.raises(UserError, match=message):
-        check_model(replace(CNN, **settings))  # type: ignore[arg-type]
+        check_model(replace(CNN, **settings))

@@ -1,32 +1,27 @@
 """Networks of transformers, loaded as a user would: every block is dense autodiff's, whatever batch or route."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.enums import Method, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig
 from hessfig.curvature.losses import IGNORED
-from hessfig.curvature.problem import Objective
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
-from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
 from tests.daily import daily
@@ -55,12 +50,12 @@ IN_FLOAT32 = {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
 @cache
-def saved(name: str, home: Path) -> Config:
+def saved(name, home):
     """Return the settings that measure a saved model on saved ids."""
     return config_of(
         save(name, home / name.replace(" ", "_")), save_ids(home / "ids.npy")
@@ -68,9 +63,7 @@ def saved(name: str, home: Path) -> Config:
 
 
 @cache
-def truth(
-    name: str, home: Path, only: str = ""
-) -> tuple[Objective, dict[Part, Tensor]]:
+def truth(name, home, only=""):
     problem = drawn(saved(name, home), sigma=None, seed=0)
     rounding = 1e-5 if name in IN_FLOAT32 else 1e-11
     return problem, dense(
@@ -78,33 +71,21 @@ def truth(
     )
 
 
-def probes(dim: int) -> Tensor:
+def probes(dim):
     """Return four directions: what is wrong in a block is wrong along them, for all but a null set."""
     return torch.randn(
         dim, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)
     )
 
 
-def column(
-    objective: Objective,
-    layer: int,
-    col: str,
-    rows: list[Block],
-    products: Products = Products.linearised,
-) -> dict[Any, Tensor]:
+def column(objective, layer, col, rows, products=Products.linearised):
     engine = Engines(objective, ModelConfig(kind="huggingface"), products).column(
         layer, col, rows
     )
     return engine.split_matmat(probes(engine.dim), PARTS)
 
 
-def off(
-    found: dict[Any, Tensor],
-    block: Block,
-    objective: Objective,
-    parts: dict[Part, Tensor],
-    only: str = "",
-) -> float:
+def off(found, block, objective, parts, only=""):
     """Return the largest error of a block's parts, relative to the largest of H_o and H_f.
 
     A block that vanishes (that of the keys' bias, which no softmax sees) counts beside
@@ -133,9 +114,7 @@ def off(
 )  # ten seconds of one idle core: every weight is held against dense autodiff
 @pytest.mark.parametrize("name", ["gpt2", "gpt2 untied"])
 @pytest.mark.long
-def test_every_weight_head_group_and_pair_is_dense_autodiffs(
-    name: str, home: Path
-) -> None:
+def test_every_weight_head_group_and_pair_is_dense_autodiffs(name, home):
     problem, parts = truth(name, home)
     whole = Block(0, "all", "all")
     assert off(column(problem, 0, "all", [whole]), whole, problem, parts) < 1e-10
@@ -163,9 +142,7 @@ def test_every_weight_head_group_and_pair_is_dense_autodiffs(
 
 @pytest.mark.parametrize("name", IN_FLOAT32)
 @pytest.mark.long
-def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(
-    name: str, home: Path
-) -> None:
+def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(name, home):
     only = IN_FLOAT32[name]
     problem, parts = truth(name, home, only)
     names = ["W_Q", "W_K", "W_V", "W_Q.head2", "W_K.head2", "W_O.head1", "attention"]
@@ -176,7 +153,7 @@ def test_rotary_gated_and_grouped_networks_up_to_the_float32_inside_them(
         ), col
 
 
-def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
+def test_a_layer_is_its_weights_and_not_their_heads_again(home):
     layout = saved("gpt2", home) and KIND.layout(saved("gpt2", home))
     held = {weight.parameter for weight in layout.weights if weight.layer == 1}
     assert layout.size(1, "layer") == sum(
@@ -209,7 +186,7 @@ def test_a_layer_is_its_weights_and_not_their_heads_again(home: Path) -> None:
     ids=str,
 )
 @pytest.mark.long
-def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> None:
+def test_a_part_alone_is_the_same_part(name, block, home):
     problem, parts = truth(name, home)
     engine = Engines(
         problem, ModelConfig(kind="huggingface"), Products.linearised
@@ -226,7 +203,7 @@ def test_a_part_alone_is_the_same_part(name: str, block: Block, home: Path) -> N
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
 @pytest.mark.long
-def test_curvlinops_gives_the_same_blocks(home: Path) -> None:
+def test_curvlinops_gives_the_same_blocks(home):
     problem, parts = truth("gpt2", home)
     for block in (Block(1, "W_Q", "W_V"), Block(0, "W_E+W_U", "W_E+W_U")):
         found = column(problem, block.layer, block.col, [block], Products.curvlinops)
@@ -234,7 +211,7 @@ def test_curvlinops_gives_the_same_blocks(home: Path) -> None:
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
-def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
+def test_micro_batches_weigh_what_they_hold(home, sequences):
     config, block = saved("gpt2", home), Block(0, "all", "all")
     from hessfig.models.kinds.huggingface import STORED
     from hessfig.models.stored.loaded_model import drawn as split
@@ -254,9 +231,7 @@ def test_micro_batches_weigh_what_they_hold(home: Path, sequences: int) -> None:
     assert off(column((found), 0, "all", [block]), block, problem, parts) < 1e-10
 
 
-def test_logits_in_chunks_are_the_whole(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_in_chunks_are_the_whole(home, monkeypatch):
     problem, parts = truth("gpt2", home)
     monkeypatch.setattr("hessfig.curvature.large.readouts.CHUNK_BYTES", 3 * 5 * 8 * 5)
     block = Block(0, "W_E+W_U", "W_E+W_U")
@@ -266,17 +241,17 @@ def test_logits_in_chunks_are_the_whole(
 class Logits(nn.Module):
     """What a user writes around a model for the Python interface."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         return self.model(input_ids=tokens, use_cache=False).logits[:, :-1]
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
 @pytest.mark.long
-def test_the_command_and_the_python_interface_agree(home: Path) -> None:
+def test_the_command_and_the_python_interface_agree(home):
     blocks = ["W_Q", "W_V.head2", ["W_Q", "W_V"], "W_out"]
     config = replace(
         saved("gpt2", home),
@@ -296,7 +271,7 @@ def test_the_command_and_the_python_interface_agree(home: Path) -> None:
     ).eval()
     ids = torch.tensor(np.load(str(config.task.path)))
     fused = "model.transformer.h.{}.attn.c_attn.weight"
-    weights: dict[str, Any] = {}
+    weights = {}
     for layer in (1, 2):
         path = fused.format(layer - 1)
         weights |= {
@@ -314,7 +289,7 @@ def test_the_command_and_the_python_interface_agree(home: Path) -> None:
         ), row
 
 
-def test_random_weights_follow_the_seed(home: Path) -> None:
+def test_random_weights_follow_the_seed(home):
     sized = {"n_layers": 1, "n_heads": 2, "d_model": 4, "vocabulary": 7}
     config = config_of(home, save_ids(home / "ids.npy"), model={**sized, "path": None})
     config = replace(config, task=replace(config.task, path=None, length=CONTEXT))
@@ -342,9 +317,7 @@ def test_random_weights_follow_the_seed(home: Path) -> None:
     assert heads[0].shape == heads[1].shape and not torch.equal(*heads)
 
 
-def test_a_key_knows_the_content_of_files_and_not_their_place(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_key_knows_the_content_of_files_and_not_their_place(home, tmp_path):
     config = saved("gpt2", home)
     key = Variant("", config).science("frobenius")
     shutil.copytree(str(config.model.path), tmp_path / "elsewhere")
@@ -361,7 +334,7 @@ def test_a_key_knows_the_content_of_files_and_not_their_place(
     assert Variant("", replace(config, model=model)).science("frobenius") != key
 
 
-def test_other_kinds_keep_their_keys() -> None:
+def test_other_kinds_keep_their_keys():
     plain = Variant("", Config()).science("frobenius")
     assert not {"path", "random", "download", "architecture", "vocabulary"} & set(
         plain["model"]
@@ -369,9 +342,7 @@ def test_other_kinds_keep_their_keys() -> None:
     assert not {"path", "length", "first_scored"} & set(plain["task"])
 
 
-def test_a_text_goes_through_the_tokenizer_of_the_folder(
-    home: Path, tmp_path: Path
-) -> None:
+def test_a_text_goes_through_the_tokenizer_of_the_folder(home, tmp_path):
     shutil.copytree(str(saved("gpt2", home).model.path), tmp_path / "model")
     (tmp_path / "text.txt").write_text("a b c d d c b a a a a a b b b b")
     config = config_of(
@@ -400,9 +371,7 @@ def test_a_text_goes_through_the_tokenizer_of_the_folder(
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float64"))
-def test_the_logits_are_those_of_from_pretrained(
-    name: str, dtype: str, home: Path
-) -> None:
+def test_the_logits_are_those_of_from_pretrained(name, dtype, home):
     from transformers import AutoModelForCausalLM
 
     config = replace(saved(name, home), dtype=dtype)
@@ -420,9 +389,7 @@ def test_the_logits_are_those_of_from_pretrained(
     )
 
 
-def test_the_words_of_padding_have_derivatives_like_any_other(
-    home: Path, tmp_path: Path
-) -> None:
+def test_the_words_of_padding_have_derivatives_like_any_other(home, tmp_path):
     """transformers' embedding withholds them: the Hessian of W_E would not be that of the loss."""
     values = []
     shutil.copytree(str(saved("llama", home).model.path), tmp_path / "padded")
@@ -435,12 +402,12 @@ def test_the_words_of_padding_have_derivatives_like_any_other(
     assert values[:3] == values[3:]
 
 
-def dense_of(config: Config, blocks: list[Any]) -> Config:
+def dense_of(config, blocks):
     method = EstimatorConfig(method=Method.dense)
     return replace(config, estimator=method, blocks=blocks, quantities=["frobenius"])
 
 
-def weights_changed(model: Path) -> None:
+def weights_changed(model):
     path = model / "model.safetensors"
     found = load_file(path)
     save_file(
@@ -450,14 +417,14 @@ def weights_changed(model: Path) -> None:
     )
 
 
-def settings_changed(model: Path) -> None:
+def settings_changed(model):
     path = model / "config.json"
     path.write_text(
         json.dumps({**json.loads(path.read_text()), "layer_norm_epsilon": 0.5})
     )
 
 
-REPLACED: dict[str, Callable[[Path], object]] = {
+REPLACED = {
     "weights": weights_changed,
     "config.json": settings_changed,
     "tokenizer": lambda model: save_tokenizer(model, "dcba"),
@@ -468,8 +435,8 @@ REPLACED: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("what", daily(REPLACED, "weights", "text"))
 def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_another_key(
-    what: str, home: Path, tmp_path: Path
-) -> None:
+    what, home, tmp_path
+):
     model = tmp_path / "model"
     shutil.copytree(str(saved("gpt2", home).model.path), model)
     save_tokenizer(model, "abcd")
@@ -493,5 +460,5 @@ def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_ano
     assert values_of(again) == values_of(right) != before
 
 
-def values_of(cell: Cell) -> list[float]:
+def values_of(cell):
     return [row["value"] for row in compute_cell(cell).rows]

@@ -1,7 +1,5 @@
 """What a product really takes stays below what was planned for it (a process of its own: seconds of imports)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

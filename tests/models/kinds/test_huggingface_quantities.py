@@ -1,16 +1,12 @@
 """Quantities beside norms, of networks of transformers: their own numbers, whatever the micro-batches, or a refusal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hessfig.config.schema import Config
 from hessfig.errors import UserError
 from hessfig.models.stored.token_batches import Plan
 from hessfig.states.point import drawn
@@ -33,17 +29,17 @@ Key = tuple[str, int, str, str]
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     return tmp_path_factory.mktemp("models")
 
 
 @cache
-def saved(name: str, home: Path) -> Config:
+def saved(name, home):
     found = config_of(save(name, home / name), save_ids(home / "ids.npy"))
     return replace(found, blocks=["W_Q", "W_V.head2", "norms"])
 
 
-def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
+def values(name, quantity, home):
     (cell,) = Sweep([("", replace(saved(name, home), quantities=[quantity]))]).cells
     rows = compute_cell(cell).rows
     assert rows and all(row["status"] == "ok" for row in rows)
@@ -53,7 +49,7 @@ def values(name: str, quantity: str, home: Path) -> dict[Key, float]:
     }
 
 
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_by_one(monkeypatch):
     """Let every sequence be a micro-batch, as a small bound on memory does."""
     monkeypatch.setattr(
         "hessfig.models.stored.token_batches.planned", lambda *_: Plan(1, SEQUENCES, 0)

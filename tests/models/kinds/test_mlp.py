@@ -1,7 +1,5 @@
 """The MLP on the addition task: as large as a transformer, causal, with the products of its own derivatives."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
@@ -40,7 +38,7 @@ name = pytest.mark.parametrize(
 )
 
 
-def size(config: Config) -> int:
+def size(config):
     return sum(weight.size for weight in kind(config.model.kind).layout(config).weights)
 
 
@@ -151,7 +149,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
                 ColumnOperator(problem, layer, col, weights),
             ):
                 for (row, part), block in dense_blocks(column).items():
-                    truth = oracle[part][row, col]  # type: ignore[index]
+                    truth = oracle[part][row, col]
                     assert (block - truth).abs().max() <= 1e-11 * max(
                         float(truth.abs().max()), 1e-8
                     )

@@ -1,7 +1,5 @@
 """Anybody's network from the command line: found, called, measured like in Python, refused where it misfits."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from pathlib import Path
@@ -62,7 +60,7 @@ def breaks():
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     (tmp_path / "mynet.py").write_text(NETWORK)
     (tmp_path / "unseen.py").write_text(NETWORK)
     monkeypatch.chdir(tmp_path)
@@ -70,10 +68,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def config(factory: str | None, folder: Path | None = None, **model: object) -> Config:
+def config(factory, folder=None, **model):
     return Config(
         task=TaskConfig(data=Data.python),
-        model=ModelConfig(kind=Kind.python, factory=factory, **model),  # type: ignore[arg-type]
+        model=ModelConfig(kind=Kind.python, factory=factory, **model),
         blocks="each",
         quantities=["frobenius", "trace"],
         seeds=2,

@@ -1,7 +1,5 @@
 """Our transformer is TransformerLens's, and what is cut off before the loss is truly of no effect."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -22,11 +20,11 @@ TRANSFORMERS = [
 ]
 
 
-def tokens() -> torch.Tensor:
+def tokens():
     return torch.randint(0, VOCABULARY, (5, LENGTH), generator=stream(0, "tokens"))
 
 
-def randomised(model: ModelConfig) -> Transformer:
+def randomised(model):
     """Return a transformer whose biases and LayerNorms are drawn too, so that no parameter goes untested."""
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     for name, parameter in network.named_parameters():
@@ -38,7 +36,7 @@ def randomised(model: ModelConfig) -> Transformer:
     return network
 
 
-def native_twin(network: Transformer, model: ModelConfig) -> NativeModel:
+def native_twin(network, model):
     full = with_defaults(model)
     config = TransformerBridgeConfig(
         n_layers=full.n_layers,
@@ -145,7 +143,7 @@ def test_residual_scale_zero_keeps_the_skip_around_the_mlp():
     ],
 )
 def test_every_ablation_changes_the_outputs(setting):
-    plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)  # type: ignore[arg-type]
+    plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)
     assert (
         randomised(plain)(tokens()) - randomised(changed)(tokens())
     ).abs().max() > 1e-3

@@ -1,25 +1,20 @@
 """A saved state of TransformerLens: TransformerLens's own logits, dense autodiff's blocks, or a refusal."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Products
-from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
-from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
@@ -57,7 +52,7 @@ GPT2 = {
         "attn_only": False,
     },
 }
-NETWORKS: dict[str, dict[str, Any]] = {
+NETWORKS = {
     "gpt2": GPT2,
     "relu without norms": {**GPT2, "act_fn": "relu", "normalization_type": None},
     "attention only": {**GPT2, "attn_only": True, "attn_scale": 3.0},
@@ -68,18 +63,18 @@ FOLDED = {**GPT2, "normalization_type": "LNPre", "act_fn": "gelu"}
 class AsModel(nn.Module):
     """TransformerLens's own network, called as `dense` calls a model of transformers, with b_U as a parameter."""
 
-    def __init__(self, bridge: Any) -> None:
+    def __init__(self, bridge):
         super().__init__()
         self.model = bridge.original_model
         head = self.model.head.original_component
         head.bias = nn.Parameter(head._buffers.pop("bias"))
 
-    def forward(self, input_ids: Tensor, use_cache: bool = False) -> Any:
+    def forward(self, input_ids, use_cache=False):
         del use_cache
         return SimpleNamespace(logits=self.model(input_ids))
 
 
-def shapes_of(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def shapes_of(settings):
     """Return the shapes of HookedTransformer's parameters."""
     width, heads, inner, hidden = (
         settings[name] for name in ("d_model", "n_heads", "d_head", "d_mlp")
@@ -87,9 +82,7 @@ def shapes_of(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     norm = (
         {"w": (width,), "b": (width,)} if settings["normalization_type"] == "LN" else {}
     )
-    layer: dict[str, tuple[int, ...]] = {
-        f"ln1.{name}": shape for name, shape in norm.items()
-    }
+    layer = {f"ln1.{name}": shape for name, shape in norm.items()}
     for name in "QKV":
         layer |= {
             f"attn.W_{name}": (heads, width, inner),
@@ -115,7 +108,7 @@ def shapes_of(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     }
 
 
-def state(settings: dict[str, Any]) -> dict[str, Tensor]:
+def state(settings):
     """Return random weights by HookedTransformer's names, with its buffers."""
     generator = torch.Generator().manual_seed(0)
     shapes = shapes_of(settings)
@@ -129,12 +122,7 @@ def state(settings: dict[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def written(
-    folder: Path,
-    settings: dict[str, Any],
-    tensors: dict[str, Tensor],
-    name: str = "state.pth",
-) -> Path:
+def written(folder, settings, tensors, name="state.pth"):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings))
     if name.endswith(".safetensors"):
@@ -144,26 +132,26 @@ def written(
     return folder
 
 
-def config(folder: Path, ids: Path, **changes: Any) -> Config:
+def config(folder, ids, **changes):
     model = {"kind": "transformer_lens", **changes.pop("model", {})}
     return config_of(folder, ids, model=model, **changes)
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("lens")
     save_ids(folder / "ids.npy")
     return folder
 
 
 @cache
-def problem_of(name: str, home: Path) -> Objective:
+def problem_of(name, home):
     settings = NETWORKS[name]
     folder = written(home / name.replace(" ", "_"), settings, state(settings))
     return drawn(config(folder, home / "ids.npy"), sigma=None, seed=0)
 
 
-def bridge_of(settings: dict[str, Any]) -> Any:
+def bridge_of(settings):
     """Return TransformerLens's own network with the same weights, by its own converter."""
     from transformer_lens.config import TransformerBridgeConfig
     from transformer_lens.model_bridge import TransformerBridge
@@ -342,7 +330,7 @@ def test_a_state_without_a_last_bias_has_zeros(home, tmp_path):
     assert not problem.network.get_parameter(bias.parameter).any()
 
 
-SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+SETTINGS = {
     "grouped": ({"n_key_value_heads": 1}, "n_key_value_heads"),
     "solu": ({"act_fn": "solu_ln"}, "act_fn(.|\n)*relu, gelu, gelu_new, silu"),
     "norm": ({"normalization_type": "RMS"}, "normalization_type(.|\n)*LN, LNPre, null"),

@@ -1,7 +1,5 @@
 """The vision transformer: patches in their order, no mask, and products that are those of dense differentiation."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 
@@ -43,7 +41,7 @@ shape = pytest.mark.parametrize(
 )
 
 
-def built(model: ModelConfig, *, sigma: float = 0.7) -> VisionTransformer:
+def built(model, *, sigma=0.7):
     network = build_network(
         Config(model=model, task=TASK, dtype=DType.float64), sigma=sigma, seed=1
     )
@@ -51,11 +49,11 @@ def built(model: ModelConfig, *, sigma: float = 0.7) -> VisionTransformer:
     return network
 
 
-def images(count: int = 3) -> torch.Tensor:
+def images(count=3):
     return torch.rand(count, 8, 8, dtype=torch.float64, generator=stream(0, "images"))
 
 
-def logits(network: VisionTransformer, pictures: torch.Tensor) -> torch.Tensor:
+def logits(network, pictures):
     return network.from_hidden(network.hidden(pictures, 0), 0, slice(0, 1))
 
 
@@ -132,7 +130,7 @@ def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
                 ColumnOperator(problem, layer, col, weights),
             ):
                 for (row, part), block in dense_blocks(column).items():
-                    truth = oracle[part][row, col]  # type: ignore[index]
+                    truth = oracle[part][row, col]
                     assert (block - truth).abs().max() <= 1e-10 * max(
                         float(truth.abs().max()), 1e-8
                     )
@@ -152,9 +150,9 @@ def test_zeros_are_exact_where_promised_and_nowhere_else(model):
             assert promised == (not functional.any()), (layer, matrix)
 
 
-def config(**settings: object) -> Config:
+def config(**settings):
     chosen = {"model": VIT, "task": TASK, "blocks": ["W_V"], "seeds": 1, **settings}
-    return Config(**chosen)  # type: ignore[arg-type]
+    return Config(**chosen)
 
 
 @pytest.mark.filterwarnings("ignore:H_f. curvlinops' product is off:RuntimeWarning")
@@ -224,7 +222,7 @@ def test_what_cannot_be_built_is_refused_before_anything_is_measured(settings, m
 
 
 def test_pictures_of_ones_own_count_by_their_content(tmp_path):
-    def key() -> str:
+    def key():
         return Cell(Variant("", config(task=replace(TASK, path=str(path)))), 0.5, 1).key
 
     path, keys = tmp_path / "own.npz", []

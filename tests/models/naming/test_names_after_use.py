@@ -1,18 +1,13 @@
 """Networks of a user's own whose names say one thing and do another: a name is given after a use, or asked for."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessfig import Problem, find_weights
 from hessfig.errors import UserError
-from hessfig.weights import Layout
 
 WIDTH, HEADS, HALF, INNER, WORDS = 8, 2, 4, 12, 11
 _QKVO = ("W_Q", "W_K", "W_V", "W_O")
@@ -21,7 +16,7 @@ _QKVO = ("W_Q", "W_K", "W_V", "W_O")
 class Attention(nn.Module):
     """Attention by x @ W with W of shape (in, out); the entries of a head beside each other, or every other one."""
 
-    def __init__(self, keys: int = HEADS, *, interleaved: bool = False) -> None:
+    def __init__(self, keys=HEADS, *, interleaved=False):
         super().__init__()
         self.num_heads, self.keys, self.interleaved = HEADS, keys, interleaved
         for name, outputs in zip(
@@ -29,12 +24,12 @@ class Attention(nn.Module):
         ):
             self.register_parameter(name, nn.Parameter(torch.randn(WIDTH, outputs)))
 
-    def split(self, vectors: Tensor, heads: int) -> Tensor:
+    def split(self, vectors, heads):
         if self.interleaved:
             return vectors.unflatten(-1, (-1, heads)).permute(0, 3, 1, 2)
         return vectors.unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    def forward(self, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
+    def forward(self, hidden, beside=None):
         beside = hidden if beside is None else beside
         query = self.split(hidden @ self.q, HEADS)
         key, value = (self.split(beside @ one, self.keys) for one in (self.k, self.v))
@@ -51,12 +46,12 @@ class Attention(nn.Module):
 class Fused(nn.Module):
     """Attention of one fused map, whose thirds follow each other in any order."""
 
-    def __init__(self, order: str) -> None:
+    def __init__(self, order):
         super().__init__()
         self.order, self.num_heads = order, HEADS
         self.qkv, self.out_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         thirds = (
             one.unflatten(-1, (HEADS, HALF)).transpose(1, 2)
             for one in self.qkv(hidden).chunk(3, -1)
@@ -69,11 +64,11 @@ class Fused(nn.Module):
 class Gated(Attention):
     """Attention whose map of queries holds output gates, too, as in qwen3_next."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.q = nn.Parameter(torch.randn(WIDTH, 2 * WIDTH))
 
-    def forward(self, hidden: Tensor, beside: Tensor | None = None) -> Tensor:
+    def forward(self, hidden, beside=None):
         query, gate = (hidden @ self.q).unflatten(-1, (HEADS, 2, HALF)).unbind(-2)
         key, value = (self.split(hidden @ one, HEADS) for one in (self.k, self.v))
         mixed = (query.transpose(1, 2) @ key.mT / 2).softmax(-1) @ value
@@ -83,14 +78,14 @@ class Gated(Attention):
 class Maps(nn.Module):
     """Three maps w1, w2, w3: `kind` says which is what."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind):
         super().__init__()
         self.kind, down = kind, "w3" if kind == "w3 leads out" else "w2"
         for name in ("w1", "w2", "w3"):
             ends = (INNER, WIDTH) if name == down else (WIDTH, INNER)
             setattr(self, name, nn.Linear(*ends, bias=False))
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         silu = nn.functional.silu
         if self.kind == "w3 leads out":
             return self.w3(silu(self.w1(hidden)) * self.w2(hidden))
@@ -108,13 +103,13 @@ class Maps(nn.Module):
 class GateUp(nn.Module):
     """A gated MLP of one fused map, the gate before or behind."""
 
-    def __init__(self, *, gate_first: bool) -> None:
+    def __init__(self, *, gate_first):
         super().__init__()
         self.gate_first = gate_first
         self.fc1 = nn.Linear(WIDTH, 2 * INNER)
         self.fc2 = nn.Linear(INNER, WIDTH)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         one, two = self.fc1(hidden).chunk(2, -1)
         gate, up = (one, two) if self.gate_first else (two, one)
         return self.fc2(nn.functional.silu(gate) * up)
@@ -123,12 +118,12 @@ class GateUp(nn.Module):
 class Experts(nn.Module):
     """Three experts under a name of their own, and the gate that chooses one."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         super().__init__()
         self.name, self.gate = name, nn.Linear(WIDTH, 3)
         setattr(self, name, nn.ModuleList(Maps("w1 gates") for _ in range(3)))
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         weight, chosen = self.gate(hidden).softmax(-1).max(-1, keepdim=True)
         zero = torch.zeros(())
         return sum(
@@ -140,14 +135,14 @@ class Experts(nn.Module):
 class HeadList(nn.Module):
     """Attention of a list of heads, each with maps of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         names = ("query", "key", "value")
         maps = ({name: nn.Linear(WIDTH, HALF) for name in names} for _ in range(HEADS))
         self.heads = nn.ModuleList(map(nn.ModuleDict, maps))
         self.out_proj = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, hidden: Tensor) -> Tensor:
+    def forward(self, hidden):
         mixed = [
             (h["query"](hidden) @ h["key"](hidden).mT).softmax(-1) @ h["value"](hidden)
             for h in self.heads
@@ -158,7 +153,7 @@ class HeadList(nn.Module):
 class Network(nn.Module):
     """Tokens, one layer of some parts in residual connections, and logits."""
 
-    def __init__(self, **parts: Callable[[], nn.Module]) -> None:
+    def __init__(self, **parts):
         super().__init__()
         torch.manual_seed(0)
         self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
@@ -166,7 +161,7 @@ class Network(nn.Module):
             [nn.ModuleDict({name: part() for name, part in parts.items()})]
         )
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         hidden = self.embed(tokens)
         for layer in self.layers:
             for part in layer.values():
@@ -177,7 +172,7 @@ class Network(nn.Module):
 class Decoder(Network):
     """Two sequences: `src_attn` attends to the second."""
 
-    def forward(self, tokens: Tensor, source: Tensor | None = None) -> Tensor:
+    def forward(self, tokens, source=None):
         hidden, layer = self.embed(tokens), self.layers[0]
         source = self.embed(tokens[:, :3] if source is None else source)
         hidden = hidden + layer["self_attn"](hidden)
@@ -187,10 +182,10 @@ class Decoder(Network):
 class Stages(Network):
     """Two stages of one and two layers, with a map between them."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
 
-        def layer() -> nn.ModuleDict:
+        def layer():
             return nn.ModuleDict({"attn": Attention(), "mlp": Maps("w1 gates")})
 
         blocks = [nn.ModuleList(layer() for _ in range(number)) for number in (1, 2)]
@@ -199,7 +194,7 @@ class Stages(Network):
             for one in blocks
         )
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         hidden = self.embed(tokens)
         for stage in self.stages:
             for layer in stage["blocks"]:
@@ -209,11 +204,11 @@ class Stages(Network):
         return self.head(hidden)
 
 
-def names(layout: Layout) -> set[str]:
+def names(layout):
     return {weight.name for weight in layout.weights}
 
 
-def numbered(layout: Layout, name: str, network: nn.Module) -> list[int]:
+def numbered(layout, name, network):
     """Return the entries of a weight, counted through its parameter."""
     parts = [weight for weight in layout.weights if weight.name == name]
     numbers = torch.arange(network.get_parameter(parts[0].parameter).numel())
@@ -260,7 +255,7 @@ def test_three_maps_are_named_where_w1_gates(kind):
     assert called == {"W_gate": "w1", "W_out": "w2", "W_in": "w3"}
 
 
-ASKED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+ASKED = {
     "w3 gates": (
         lambda: Network(attn=Attention, mlp=lambda: Maps("w3 gates")),
         "mlp.w1",
@@ -371,12 +366,12 @@ def test_gate_and_up_in_one_map_are_checked(gate_first):
 class Stateful(Network):
     """A network that counts its calls in a buffer, keeps a result, and draws."""
 
-    def __init__(self, **parts: Any) -> None:
+    def __init__(self, **parts):
         super().__init__(**parts)
         self.register_buffer("calls", torch.zeros(()))
         self.drop, self.kept, self.fails = nn.Dropout(0.5), None, False
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         self.calls += 1
         self.kept = super().forward(tokens) + torch.rand(())
         if self.fails:
@@ -420,7 +415,7 @@ def test_the_network_and_the_state_of_torch_stay_as_they_were(fails):
 class Picky(Network):
     """A network that takes a dictionary of ten tokens alone."""
 
-    def forward(self, *, words: Tensor) -> Tensor:
+    def forward(self, *, words):
         assert words.shape[1] == 10
         return super().forward(words)
 

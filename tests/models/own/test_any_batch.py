@@ -1,15 +1,9 @@
 """Models and batches of any kind: those of transformers, loaders, several inputs, losses as functions, LoRA."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
-import pandas as pd
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
@@ -27,7 +21,7 @@ SMALL = {
 WORDS = 9
 
 
-def dense(loss: Callable[[], Tensor], parameter: nn.Parameter) -> Tensor:
+def dense(loss, parameter):
     """Return the Hessian of a loss in one parameter, row by row."""
     with sdpa_kernel([SDPBackend.MATH]):
         (slope,) = torch.autograd.grad(loss(), parameter, create_graph=True)
@@ -38,21 +32,21 @@ def dense(loss: Callable[[], Tensor], parameter: nn.Parameter) -> Tensor:
     return torch.stack(rows)
 
 
-def norms(problem: hessfig.Problem, name: str, **settings: Any) -> dict[str, float]:
+def norms(problem, name, **settings):
     table = hessfig.measure(problem, blocks=[name], estimator="dense", **settings)
     return dict(zip(table["part"], table["value"], strict=True))
 
 
-def tokens(*shape: int, seed: int = 0) -> Tensor:
+def tokens(*shape, seed=0):
     return torch.randint(3, WORDS, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def made(kind: Any, config: Any) -> Any:
+def made(kind, config):
     torch.manual_seed(0)
     return kind(config).double().eval()
 
 
-def causal() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
+def causal():
     config = transformers.GPT2Config(
         vocab_size=WORDS,
         n_positions=8,
@@ -71,7 +65,7 @@ def causal() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
         "labels": ids.masked_fill(mask == 0, -100),
     }
 
-    def loss() -> Tensor:
+    def loss():
         logits = model(input_ids=ids, attention_mask=mask).logits
         return F.cross_entropy(
             logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
@@ -80,7 +74,7 @@ def causal() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
     return model, batch, "transformer.h.0.attn.c_proj.weight", loss
 
 
-def masked() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
+def masked():
     model = made(
         transformers.BertForMaskedLM, transformers.BertConfig(vocab_size=WORDS, **SMALL)
     )
@@ -98,7 +92,7 @@ def masked() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
     )
 
 
-def classes() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
+def classes():
     config = transformers.BertConfig(vocab_size=WORDS, num_labels=3, **SMALL)
     model = made(transformers.BertForSequenceClassification, config)
     ids, labels = tokens(4, 4), torch.tensor([0, 2, 1, 1])
@@ -108,7 +102,7 @@ def classes() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
     )
 
 
-def regression() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
+def regression():
     config = transformers.BertConfig(vocab_size=WORDS, num_labels=1, **SMALL)
     model = made(transformers.BertForSequenceClassification, config)
     ids, labels = tokens(4, 4), torch.tensor([0.5, 2.0, -1.0, 1.0], dtype=torch.float64)
@@ -118,7 +112,7 @@ def regression() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
     )
 
 
-def translation() -> tuple[Any, dict[str, Tensor], str, Callable[[], Tensor]]:
+def translation():
     config = transformers.T5Config(
         vocab_size=WORDS,
         d_model=6,
@@ -171,14 +165,14 @@ def test_a_loader_of_padded_batches_is_the_loss_on_all_tokens():
 class Two(nn.Module):
     """A network of two inputs and two outputs."""
 
-    def __init__(self, returns: Callable[[Tensor, Tensor], Any]) -> None:
+    def __init__(self, returns):
         super().__init__()
         torch.manual_seed(0)
         self.a = nn.Linear(3, 2).double()
         self.b = nn.Linear(2, 2).double()
         self.returns = returns
 
-    def forward(self, x: Tensor, y: Tensor) -> Any:
+    def forward(self, x, y):
         hidden = torch.tanh(self.a(x)) + y
         return self.returns(hidden, self.b(hidden))
 
@@ -215,7 +209,7 @@ def test_several_inputs_and_a_declared_output():
 def test_a_loss_of_all_outputs_has_a_hessian_and_no_split():
     network = Two(lambda hidden, out: {"hidden": hidden, "scores": out})
 
-    def loss(outputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+    def loss(outputs, targets):
         return (
             F.cross_entropy(outputs["scores"], targets)
             + outputs["hidden"].square().mean()
@@ -248,13 +242,13 @@ def test_a_function_is_split_where_it_is_convex():
 class LoRA(nn.Module):
     """A fixed linear map with a trained update of low rank."""
 
-    def __init__(self, linear: nn.Linear, rank: int) -> None:
+    def __init__(self, linear, rank):
         super().__init__()
         self.linear = linear.requires_grad_(False)
         self.down = nn.Linear(linear.in_features, rank, bias=False).double()
         self.up = nn.Linear(rank, linear.out_features, bias=False).double()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.linear(x) + self.up(self.down(x))
 
 
@@ -288,7 +282,7 @@ def test_adapters_are_the_weights_where_they_alone_are_trained():
         )
 
 
-def value_of(table: pd.DataFrame, row: str) -> float:
+def value_of(table, row):
     return float(table[(table["row"] == row) & (table["part"] == "H")]["value"].iloc[0])
 
 
@@ -324,7 +318,7 @@ def test_what_does_not_fit_is_refused(changes, message):
         hessfig.measure(hessfig.Problem(network, **given))
 
 
-def net() -> nn.Sequential:
+def net():
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 

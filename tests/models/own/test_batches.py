@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import pytest
@@ -27,17 +26,17 @@ from hessfig.models.own.batches import keep_batches
 SAMPLES, SIZE = 10, 4
 
 
-def samples() -> tuple[Tensor, Tensor]:
+def samples():
     return torch.randn(SAMPLES, 3, generator=seeded(1)).double(), torch.arange(
         SAMPLES
     ) % 2
 
 
-def seeded(seed: int) -> torch.Generator:
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
-def network() -> nn.Module:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 2)).double()
 
@@ -45,33 +44,33 @@ def network() -> nn.Module:
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
     """Samples with noise of a global generator."""
 
-    def __init__(self, draw: Callable[[], float]) -> None:
+    def __init__(self, draw):
         self.draw = draw
 
-    def __len__(self) -> int:
+    def __len__(self):
         return SAMPLES
 
-    def __getitem__(self, at: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, at):
         x, y = samples()
         return x[at] + self.draw(), y[at]
 
 
 class Drawn(IterableDataset[tuple[Tensor, Tensor]]):
-    def __init__(self) -> None:
+    def __init__(self):
         self.generator = seeded(7)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self):
         for _ in range(SAMPLES):
             yield torch.randn(3, generator=self.generator).double(), torch.tensor(1)
 
 
-def loader(data: Any = None, **settings: Any) -> DataLoader[Any]:
+def loader(data=None, **settings):
     return DataLoader(
         TensorDataset(*samples()) if data is None else data, batch_size=SIZE, **settings
     )
 
 
-LOADERS: dict[str, Callable[[], Any]] = {
+LOADERS = {
     "the global generator": lambda: loader(shuffle=True, drop_last=True),
     "a generator of its own": lambda: loader(shuffle=True, generator=seeded(3)),
     "a weighted sampler": lambda: loader(
@@ -83,13 +82,13 @@ LOADERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def passes(one: Any) -> list[Tensor]:
+def passes(one):
     return [tensor for _ in range(2) for batch in one for tensor in batch]
 
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(kind):
-    def trained(is_read: bool) -> list[Tensor]:
+    def trained(is_read):
         model = network()
         for seed in (random.seed, numpy.random.seed, torch.manual_seed):
             seed(11)
@@ -116,7 +115,7 @@ def test_a_training_goes_on_whose_loader_is_read_in_its_midst():
     assert lengths == [4, 4, 2]
 
 
-def norm(problem: hessfig.Problem) -> float:
+def norm(problem):
     return float(
         hessfig.measure(problem, blocks=["all"], parts="H", estimator="dense")[
             "value"
@@ -124,7 +123,7 @@ def norm(problem: hessfig.Problem) -> float:
     )
 
 
-def by_hand(batches: list[tuple[Tensor, Tensor]]) -> float:
+def by_hand(batches):
     """Return the Frobenius norm of H of the mean loss over all samples, by plain double backward."""
     model = network()
     held = list(model.parameters())
@@ -160,7 +159,7 @@ def test_a_generator_is_read_once_and_kept_though_it_fills_one_tensor_again_and_
     x, y = samples()
     buffer = torch.empty(SIZE, 3).double()
 
-    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+    def stream():
         for at in (0, SIZE):
             yield buffer.copy_(x[at : at + SIZE]), y[at : at + SIZE]
 
@@ -236,7 +235,7 @@ def test_as_many_batches_as_the_bound_are_read(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["the global generator", "a generator of its own"])
 def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(kind, tmp_path):
-    def trained(watch: bool) -> list[Tensor]:
+    def trained(watch):
         torch.manual_seed(11)
         model, one = network(), LOADERS[kind]()
         if watch:

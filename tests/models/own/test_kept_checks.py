@@ -7,7 +7,6 @@ import gc
 import os
 import pickle
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -25,7 +24,7 @@ from tests.daily import daily
 class Network(nn.Module):
     """A network with a buffer, a dropout, an attribute and hooks."""
 
-    def __init__(self, width: int = 5) -> None:
+    def __init__(self, width=5):
         super().__init__()
         self.first = nn.Linear(3, width)
         self.drop = nn.Dropout(0.5)
@@ -33,9 +32,9 @@ class Network(nn.Module):
         self.register_buffer("shift", torch.linspace(0, 1, width))
         self.slope = 1.0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         """Return outputs (batch, 2)."""
-        shift: Any = self.shift
+        shift = self.shift
         return self.last(self.drop(torch.tanh(self.slope * self.first(x) + shift)))
 
 
@@ -44,14 +43,14 @@ class Loss(nn.Module):
 
     reduction = "mean"
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.power = 2.0
         self.register_buffer("scale", torch.ones(2))
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs, targets):
         """Return the mean of |scale (outputs - targets)|^power."""
-        scale: Any = self.scale
+        scale = self.scale
         return (scale * (outputs - targets)).abs().pow(self.power).mean()
 
 
@@ -69,10 +68,10 @@ class Case:
     closed: Tensor
 
     @property
-    def problem(self) -> hessfig.Problem:
+    def problem(self):
         """The problem with inputs, targets and a loss that closes over all of this."""
 
-        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        def loss(outputs, targets):
             factor = (
                 FACTORS[0]
                 * GLOBAL["factor"]
@@ -80,15 +79,15 @@ class Case:
             )
             return factor * self.closed.to(outputs) * self.loss(outputs, targets)
 
-        loss.reduction = "mean"  # type: ignore[attr-defined]
+        loss.reduction = "mean"
         return hessfig.Problem(self.network, self.x, self.y, loss)
 
     @property
-    def function(self) -> hessfig.Problem:
+    def function(self):
         """The problem with a function of two batches."""
         closed, loss, case = self.closed, self.loss, self
 
-        def compute_loss(network: nn.Module, batch: Any) -> Tensor:
+        def compute_loss(network, batch):
             factor = (
                 FACTORS[0]
                 * GLOBAL["factor"]
@@ -105,7 +104,7 @@ class Case:
         )
 
 
-def case() -> Case:
+def case():
     torch.manual_seed(0)
     network = Network().eval()
     return Case(
@@ -113,23 +112,23 @@ def case() -> Case:
     )
 
 
-def _step(one: Case) -> None:
+def _step(one):
     optimiser = torch.optim.SGD(one.network.parameters(), lr=0.1)
     one.loss(one.network(one.x), one.y).backward()
     optimiser.step()
 
 
-def _replace(one: Case) -> None:
+def _replace(one):
     one.network.first.weight = nn.Parameter(one.network.first.weight.detach() + 0.1)
 
 
-def _load(one: Case) -> None:
+def _load(one):
     one.network.load_state_dict(
         {name: 1.1 * tensor for name, tensor in one.network.state_dict().items()}
     )
 
 
-def _replace_module(one: Case) -> None:
+def _replace_module(one):
     torch.manual_seed(5)
     one.network.first = nn.Linear(3, 5)
 
@@ -137,32 +136,32 @@ def _replace_module(one: Case) -> None:
 class Doubled(nn.Module):
     """A parametrization."""
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def forward(self, weight):
         """Return a function of the weight."""
         return weight.sin()
 
 
 @torch.no_grad()
-def _data(one: Case) -> None:
+def _data(one):
     one.network.first.weight.data.mul_(1.1)
 
 
 @torch.no_grad()
-def _in_place(one: Case) -> None:
+def _in_place(one):
     one.network.first.weight.copy_(1.1 * one.network.first.weight)
 
 
-def _swap_loss(one: Case) -> None:
+def _swap_loss(one):
     one.loss = Loss()
     one.loss.power = 3.0
 
 
-def _smallest(one: Case) -> None:
+def _smallest(one):
     weight = one.network.last.weight.data
     weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
 
 
-CHANGES: dict[str, Callable[[Case], object]] = {
+CHANGES = {
     "a weight, in place": _in_place,
     "a weight, by .data": _data,
     "a weight, in its last digit": _smallest,
@@ -213,7 +212,7 @@ FORMS = [*product(CHANGES, ("problem", "function"))]
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _as_before(monkeypatch):
     monkeypatch.setattr(torch, "tanh", torch.tanh)
     yield
     FACTORS[0], GLOBAL["factor"] = 1.0, 1.0
@@ -222,7 +221,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.use_deterministic_algorithms(False)
 
 
-def product(problem: hessfig.Problem) -> Tensor | str:
+def product(problem):
     """Return H times a vector in one weight, or the error."""
     try:
         operator = problem.operator("first.weight", dtype="float64")
@@ -281,7 +280,7 @@ def test_without_a_change_nothing_is_checked_again(form, monkeypatch):
 
 
 def test_a_function_that_draws_is_another_one_after_a_new_seed():
-    def noisy(network: nn.Module, batch: Tensor) -> Tensor:
+    def noisy(network, batch):
         return (network(batch) * torch.randn(6, 2).to(batch)).square().sum()
 
     network, x = Network().eval(), torch.randn(6, 3)
@@ -340,7 +339,7 @@ def test_what_hooks_and_losses_fill_is_as_before_every_operator(form):
     filled, network = list[Any](), Network().eval()
     network.first.register_forward_hook(lambda *given: filled.append(given))
 
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(outputs, targets):
         filled.append(outputs)
         return (outputs - targets).square().mean()
 

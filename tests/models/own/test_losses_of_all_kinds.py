@@ -1,25 +1,22 @@
 """One loss given by name, as torch's module and as a function: the same numbers, or the same refusal, in every way."""
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
 from hessfig.errors import UserError
 
 COUNT = 14
-MEANS: dict[str, Any] = {
+MEANS = {
     "name": "cross_entropy",
     "module": nn.CrossEntropyLoss(),
     "function": lambda outputs, targets: F.cross_entropy(outputs, targets),
 }
-SUMS: dict[str, Any] = {
+SUMS = {
     "module": nn.CrossEntropyLoss(reduction="sum"),
     "function": lambda outputs, targets: F.cross_entropy(
         outputs, targets, reduction="sum"
@@ -32,13 +29,13 @@ class OfAVariance(nn.Module):
 
     reduction = "mean"
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs, targets):
         return (
             outputs[:, 1] + (outputs[:, 0] - targets) ** 2 * torch.exp(-outputs[:, 1])
         ).mean()
 
 
-def parts_of_a_problem(outputs: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
+def parts_of_a_problem(outputs=4):
     torch.manual_seed(3)
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, outputs)).double()
     return (
@@ -48,7 +45,7 @@ def parts_of_a_problem(outputs: int = 4) -> tuple[nn.Module, Tensor, Tensor]:
     )
 
 
-def numbers(loss: Any, quantity: str, **settings: Any) -> pd.Series:
+def numbers(loss, quantity, **settings):
     problem = hessfig.Problem(*parts_of_a_problem(), loss)
     table = hessfig.measure(
         problem, blocks=["0.weight"], quantities=[quantity], **settings
@@ -81,7 +78,7 @@ def test_a_sum_over_samples_has_no_mean_of_the_first(quantity, kind):
 
 def test_hessians_of_the_first_samples_are_those_of_their_loss():
     network, inputs, targets = parts_of_a_problem()
-    weight = network[0].weight  # type: ignore[index]
+    weight = network[0].weight
     found = numbers("cross_entropy", "hessian_distance", estimator="dense")[
         "subset_norm", "0.weight", "H"
     ]
@@ -101,11 +98,7 @@ def test_hessians_of_the_first_samples_are_those_of_their_loss():
 def test_the_distance_by_chance_knows_its_error():
     """Over 40 seeds of the test vectors, its standard error is its standard deviation within a factor of 1.6."""
     problem, found = hessfig.Problem(*parts_of_a_problem(), "cross_entropy"), []
-    asked: dict[str, Any] = {
-        "blocks": ["0.weight"],
-        "parts": "H",
-        "quantities": ["hessian_distance"],
-    }
+    asked = {"blocks": ["0.weight"], "parts": "H", "quantities": ["hessian_distance"]}
     for seed in range(40):
         table = hessfig.measure(
             problem, **asked, estimator="hutchinson", num_probes=12, seed=seed
@@ -123,7 +116,7 @@ def test_the_distance_by_chance_knows_its_error():
 def test_a_module_that_is_not_convex_has_no_split():
     """As a module and as a function: nothing but the test tells whether a loss of the user's is convex."""
     network, inputs, _ = parts_of_a_problem(2)
-    of_variance: Callable[..., Tensor] = OfAVariance()
+    of_variance = OfAVariance()
     for loss in (of_variance, lambda outputs, targets: of_variance(outputs, targets)):
         problem = hessfig.Problem(network, inputs, inputs[:, 0], loss)
         assert set(hessfig.measure(problem, blocks=["0.weight"])["part"]) == {"H"}

@@ -1,15 +1,11 @@
 """No loss is guessed: labels go through wrappers, and a network's own loss is a known one only if it is the same."""
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -20,23 +16,21 @@ IDS = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(0))
 BATCH = {"input_ids": IDS, "labels": IDS}
 
 
-def shifted(logits: Tensor, labels: Tensor) -> Tensor:
+def shifted(logits, labels):
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
 class Model(nn.Module):
     """A language model with the manners of transformers: a loss for labels, and logits."""
 
-    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor] = shifted) -> None:
+    def __init__(self, loss=shifted):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Embedding(5, 4).double()
         self.head = nn.Linear(4, 5).double()
         self.loss_of = loss
 
-    def forward(
-        self, input_ids: Tensor, labels: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def forward(self, input_ids, labels=None):
         logits = self.head(torch.tanh(self.embed(input_ids).cumsum(1)))
         return (
             {"logits": logits}
@@ -54,36 +48,36 @@ class OfTransformers(Model):
 class Wrapper(nn.Module):
     """Hands on whatever it is given, as adapters and compilers do."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner):
         super().__init__()
         self.inner = inner
 
-    def forward(self, *arguments: Any, **words: Any) -> Any:
+    def forward(self, *arguments, **words):
         return self.inner(*arguments, **words)
 
 
 class Deaf(Wrapper):
     """Takes labels among other words, and returns logits alone."""
 
-    def forward(self, input_ids: Tensor, **words: Any) -> Tensor:
+    def forward(self, input_ids, **words):
         return self.inner(input_ids)["logits"]
 
 
 class Strict(Wrapper):
     """Takes any words, and fails at labels."""
 
-    def forward(self, *arguments: Any, **words: Any) -> Any:
+    def forward(self, *arguments, **words):
         if "labels" in words:
             raise TypeError("unexpected keyword labels")
         return self.inner(*arguments, **words)["logits"]
 
 
 class Tupled(Wrapper):
-    def forward(self, input_ids: Tensor) -> Tensor:
+    def forward(self, input_ids):
         return self.inner(input_ids)["logits"]
 
 
-def numbers(network: nn.Module, **given: Any) -> dict[str, float]:
+def numbers(network, **given):
     problem = hessfig.Problem(network, given.pop("batch", BATCH), **given)
     table = hessfig.measure(
         problem,
@@ -94,8 +88,8 @@ def numbers(network: nn.Module, **given: Any) -> dict[str, float]:
     return dict(zip(table["quantity"], table["value"], strict=True))
 
 
-def compiled(network: nn.Module) -> nn.Module:
-    return torch.compile(network, backend="eager")  # type: ignore[return-value]
+def compiled(network):
+    return torch.compile(network, backend="eager")
 
 
 @pytest.mark.parametrize(
@@ -143,15 +137,15 @@ def test_a_monitor_refuses_them_too(tmp_path):
         hessfig.Monitor(Deaf(Model()), None, BATCH, folder=tmp_path / "mine")
 
 
-def nearly(logits: Tensor, labels: Tensor) -> Tensor:
+def nearly(logits, labels):
     return shifted(logits, labels) * (1 + 1e-7)
 
 
-def smoothed(logits: Tensor, labels: Tensor) -> Tensor:
+def smoothed(logits, labels):
     return shifted(logits, labels) + 1e-6 * logits.logsumexp(-1).square().mean()
 
 
-def stopped(logits: Tensor, labels: Tensor) -> Tensor:
+def stopped(logits, labels):
     """The value of cross-entropy, and half of its gradient."""
     found = shifted(logits, labels)
     return found.detach() / 2 + found / 2
@@ -226,9 +220,7 @@ def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(length, is_s
     )
 
 
-def gradient_penalty(
-    network: nn.Module, out: Tensor, y: Tensor, *, by_backward: bool
-) -> Tensor:
+def gradient_penalty(network, out, y, *, by_backward):
     """Return cross-entropy plus the squared length of its gradient in the parameters."""
     loss, held = F.cross_entropy(out, y), [*network.parameters()]
     if not by_backward:
@@ -267,7 +259,7 @@ def test_a_loss_that_frees_the_graph_it_needs_is_refused_in_words():
     """Its own backward pass fails; torch.autograd.grad without create_graph frees what cross-entropy needs."""
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
-    def loss(out: Tensor, y: Tensor) -> Tensor:
+    def loss(out, y):
         value = F.cross_entropy(out, y)
         return value + sum(
             g.square().sum()

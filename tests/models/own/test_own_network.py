@@ -1,15 +1,11 @@
 """Functions of users at their edges: rows and groups, networks that return their loss, batch statistics, refusals."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -20,26 +16,26 @@ X = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)).double()
 Y = torch.arange(12) % 3
 
 
-def network() -> nn.Sequential:
+def network():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
 
 
-def measured(problem: hessfig.Problem, part: str = "H", name: str = "all") -> float:
+def measured(problem, part="H", name="all"):
     table = hessfig.measure(problem, blocks=[name], parts=part, estimator="dense")
     return float(table["value"].iloc[0])
 
 
-def truth(loss: Callable[[], Tensor], model: nn.Module) -> Tensor:
+def truth(loss, model):
     return hessian(loss, list(model.parameters()))
 
 
-def rows(*numbers: int) -> list[int]:
+def rows(*numbers):
     """The entries of some rows of the first weight among all entries of the network."""
     return [4 * row + at for row in numbers for at in range(4)]
 
 
-GROUPS: dict[str, tuple[Any, list[int]]] = {
+GROUPS = {
     "a list of rows": (("0.weight", [0, 2, 3]), rows(0, 2, 3)),
     "an array of rows, from the end too": (
         ("0.weight", numpy.array([5, -5])),
@@ -97,12 +93,12 @@ def test_groups_that_are_none_are_refused(spec, words):
 class Lossy(nn.Module):
     """A network that returns its loss, a tensor of shape ()."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.inner = network()
 
-    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
-        outputs: Tensor = self.inner(x)
+    def forward(self, x, labels=None):
+        outputs = self.inner(x)
         return (
             outputs.square().mean()
             if labels is None
@@ -110,9 +106,7 @@ class Lossy(nn.Module):
         )
 
 
-LOSSY: dict[
-    str, tuple[Callable[[nn.Module], hessfig.Problem], Callable[[nn.Module], Tensor]]
-] = {
+LOSSY = {
     "one input": (
         lambda m: hessfig.Problem(m, X, Y, loss=lambda f, y: f),
         lambda m: m(X),
@@ -225,7 +219,7 @@ def test_the_old_weight_norm_is_refused_with_a_remedy_that_works(dtype):
     )
 
 
-def written_out(model: nn.Sequential, x: Tensor) -> Tensor:
+def written_out(model, x):
     """Return the outputs with the weight norm of the last layer in elementary operations."""
     size = model[2].parametrizations.weight.original0
     direction = model[2].parametrizations.weight.original1
@@ -234,7 +228,7 @@ def written_out(model: nn.Sequential, x: Tensor) -> Tensor:
 
 
 def test_a_random_loss_is_called_random():
-    def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
+    def noisy(outputs, targets):
         return F.cross_entropy(outputs + 0.1 * torch.randn_like(outputs), targets)
 
     with pytest.raises(UserError, match="the loss is random") as refused:

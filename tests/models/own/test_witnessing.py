@@ -1,17 +1,13 @@
 """What is measured is the user's own function: plain double backward through the user's objects, by parameter."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._higher_order_ops import scan
 from torch.nn import functional as F
 
@@ -22,7 +18,7 @@ from hessfig.models.own.border import open_request
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.witnessing import factory_objective
 from tests.daily import daily
-from tests.odd_functions import REFUSED, RIGHT, Odd
+from tests.odd_functions import REFUSED, RIGHT
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}
 CLOSE = {"float64": 1e-9, "float32": 2e-4}  # of a truth in the network's own type
@@ -42,7 +38,7 @@ WAYS = [
 ]
 
 
-def truth(one: Odd) -> dict[str, Tensor]:
+def truth(one):
     """Return the diagonal blocks of H by plain double backward, by parameter; hooks of parameters are taken off."""
     names = [name for name, _ in one.network.named_parameters()]
     held = [*one.network.parameters()]
@@ -60,7 +56,7 @@ def truth(one: Odd) -> dict[str, Tensor]:
     )
 
 
-def _dense(slope: Tensor, parameter: Tensor) -> Tensor:
+def _dense(slope, parameter):
     if not slope.requires_grad:
         return torch.zeros(parameter.numel(), parameter.numel())
     rows = [
@@ -70,11 +66,11 @@ def _dense(slope: Tensor, parameter: Tensor) -> Tensor:
     return torch.stack([row.flatten() for row in rows]).detach()
 
 
-def problem(one: Odd) -> hessfig.Problem:
+def problem(one):
     return hessfig.Problem(one.network, one.inputs, one.targets, one.loss, **one.more)
 
 
-def state_of(one: Odd) -> list[Any]:
+def state_of(one):
     """Return the bytes and objects of a network: parameters, buffers, attributes, modes and random numbers."""
     tensors = [*one.network.parameters(), *one.network.buffers()]
     held = [
@@ -95,7 +91,7 @@ def state_of(one: Odd) -> list[Any]:
     return [held, flags, trace, torch.random.get_rng_state().clone()]
 
 
-def is_alike(one: list[Any], other: list[Any]) -> bool:
+def is_alike(one, other):
     held = all(
         a[0] == b[0] and torch.equal(a[1], b[1]) and a[2:] == b[2:]
         for a, b in zip(one[0], other[0], strict=True)
@@ -135,7 +131,7 @@ def test_a_monitor_too(name, tmp_path):
     """At two steps: weights, and what is no parameter, may change between them."""
     one = RIGHT[name](torch.float64)
     batch = one.inputs if one.targets is None else (one.inputs, one.targets)
-    chosen: dict[str, Any] = {
+    chosen = {
         "quantities": ["frobenius"],
         "estimator": "dense",
         "blocks": ["all"],
@@ -162,7 +158,7 @@ def test_a_monitor_too(name, tmp_path):
     monitor.close()
 
 
-def whole(one: Odd) -> float:
+def whole(one):
     """Return the norm of H in all parameters that require a gradient, in evaluation mode."""
     twin = copy.copy(one)
     modes = [(m, m.training) for m in one.network.modules()]
@@ -276,14 +272,14 @@ def test_outputs_of_further_batches_are_not_held():
 
 
 class Reader(nn.Module):
-    def __init__(self, rows: int = 8, *, samples: int | None = None) -> None:
+    def __init__(self, rows=8, *, samples=None):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(4, rows)
         self.last = nn.Linear(rows, 3)
         self.samples = samples
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         assert self.samples in (None, len(x))
         return self.last(self.first(x).tanh())
 
@@ -338,27 +334,27 @@ class Once(torch.autograd.Function):
     """2 tanh x, whose second derivative takes a value that forward has kept for a constant."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, x):
         ctx.slope = 2 * (1 - x.tanh().square())
         return 2 * x.tanh()
 
     @staticmethod
-    def backward(ctx: Any, *sent: torch.Tensor) -> torch.Tensor:
-        slope: torch.Tensor = sent[0] * ctx.slope
+    def backward(ctx, *sent):
+        slope = sent[0] * ctx.slope
         return slope
 
 
 class Routed(nn.Module):
     """Samples with a large first entry alone pass the second of two experts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(4, 5)
         self.second = nn.Linear(4, 5)
         self.last = nn.Linear(5, 3)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         chosen = (x[:, 0] > 5).nonzero().flatten()
         others = (x[:, 0] <= 5).nonzero().flatten()
         hidden = x.new_zeros(len(x), 5).index_put(
@@ -383,7 +379,7 @@ def test_a_parameter_that_first_samples_do_not_reach_is_compared_on_all_samples(
 class RoutedWithout(Routed):
     """The same of an operation without parameters, which the first samples do not take."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         hidden = self.second(self.first(x)[:, :4])
         chosen = (x[:, 0] > 5).nonzero().flatten()
         return self.last(
@@ -411,7 +407,7 @@ def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width):
     network = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
     x, y = torch.randn(32, width), torch.arange(32) % 5
 
-    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss(out, target):
         return (
             torch.nn.functional.cross_entropy(out, target)
             + 0.1 * network(x).square().mean()
@@ -445,7 +441,7 @@ def test_wrong_second_derivatives_are_refused_in_float32_alone():
     x = torch.randn(32, 8)
     network = nn.Sequential(body, last)
 
-    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss(out, target):
         kept = last(Once.apply(body(x)))
         return (
             torch.nn.functional.cross_entropy(kept, target) + 0.1 * out.square().mean()
@@ -463,24 +459,24 @@ class Kept(torch.autograd.Function):
     """z^3 with the slope that forward has kept: first derivatives are right, second ones are not."""
 
     @staticmethod
-    def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, z):
         ctx.slope = 3 * z.detach().square()
         return z.pow(3)
 
     @staticmethod
-    def backward(ctx: Any, *sent: torch.Tensor) -> torch.Tensor:
-        slope: torch.Tensor = sent[0] * ctx.slope
+    def backward(ctx, *sent):
+        slope = sent[0] * ctx.slope
         return slope
 
 
-def cube(z: torch.Tensor) -> torch.Tensor:
+def cube(z):
     return z.pow(3)
 
 
 class AtKink(nn.Module):
     """A rectifier of exactly zero for an empty sample, since its bias is zero."""
 
-    def __init__(self, power: Any) -> None:
+    def __init__(self, power):
         super().__init__()
         torch.manual_seed(1)
         self.first = nn.Linear(4, 8)
@@ -489,14 +485,14 @@ class AtKink(nn.Module):
         self.power = power
         nn.init.zeros_(self.first.bias)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.last(self.power(self.second(self.first(x).relu())))
 
 
 class Adapted(nn.Module):
     """A linear map with a low-rank term that starts at zero."""
 
-    def __init__(self, power: Any) -> None:
+    def __init__(self, power):
         super().__init__()
         torch.manual_seed(1)
         self.first = nn.Linear(4, 6)
@@ -505,17 +501,17 @@ class Adapted(nn.Module):
         self.a = nn.Parameter(torch.randn(2, 4))
         self.b = nn.Parameter(torch.zeros(6, 2))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.last(self.power(self.first(x) + x @ self.a.T @ self.b.T))
 
 
-def at_kink(power: Any) -> hessfig.Problem:
+def at_kink(power):
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     x[0] = 0
     return hessfig.Problem(AtKink(power), x, torch.arange(16) % 3)
 
 
-def with_l1(power: Any) -> hessfig.Problem:
+def with_l1(power):
     network = Adapted(power)
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     cross_entropy = torch.nn.functional.cross_entropy
@@ -542,14 +538,14 @@ def test_a_kink_at_the_weights_hides_no_wrong_derivative(make, small, monkeypatc
 class Hooked(nn.Module):
     """A gain that a hook applies to samples with a positive last entry alone."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(4, 6)
         self.last = nn.Linear(6, 3)
         self.gain = nn.Parameter(torch.full((6,), 1.5))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.last(self.first(x).tanh() * self.gain)
 
 
@@ -581,7 +577,7 @@ def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
 class Words(nn.Module):
     """A table of words, looked up by a module or by the function, with options that change its gradient alone."""
 
-    def __init__(self, *, by_module: bool, **options: Any) -> None:
+    def __init__(self, *, by_module, **options):
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(9, 4, **(options if by_module else {}))
@@ -589,7 +585,7 @@ class Words(nn.Module):
         self._by_module = by_module
         self._options = options
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
+    def forward(self, words):
         if self._by_module:
             return self.last(self.table(words).tanh())
         return self.last(
@@ -623,7 +619,7 @@ def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refuse
 class Phases(nn.Module):
     """Rotates pairs of entries by complex phases, which are a buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
@@ -631,7 +627,7 @@ class Phases(nn.Module):
             "phases", torch.polar(torch.ones(2), torch.tensor([0.3, 1.1]))
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         pairs = torch.view_as_complex(self.first(x).unflatten(-1, (2, 2)).contiguous())
         return self.last(torch.view_as_real(pairs * self.phases).flatten(-2).tanh())
 
@@ -639,17 +635,17 @@ class Phases(nn.Module):
 class Single(Reader):
     """A network that takes float32 alone."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         assert x.dtype == torch.float32
         return super().forward(x)
 
 
-def of_a_table(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def of_a_table(out, y):
     scale = {torch.float32: 2.0}[out.dtype]
     return scale * torch.nn.functional.cross_entropy(out, y)
 
 
-IN_FLOAT32: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
+IN_FLOAT32 = {
     "complex buffers": lambda: (Phases(), "cross_entropy"),
     "a network of one type": lambda: (Single(), "cross_entropy"),
     "a loss of one type": lambda: (Reader(), of_a_table),
@@ -694,11 +690,11 @@ def test_hooks_lists_and_random_numbers_are_as_before(small, monkeypatch):
     )
     n.last.register_forward_hook(lambda _, given, out: seen.append(out.detach()))
 
-    def loss(out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def loss(out, target):
         seen.append(out.detach())
         return torch.nn.functional.cross_entropy(out, target)
 
-    def state() -> list[Any]:
+    def state():
         drawn = np.random.get_state()  # noqa: NPY002
         # Beartype draws from Python's own.
         numbers = [torch.get_rng_state().tolist(), drawn[1].tolist(), drawn[2]]
@@ -716,7 +712,7 @@ def test_hooks_lists_and_random_numbers_are_as_before(small, monkeypatch):
     ] and product.isfinite().all()
 
 
-CHANGES: dict[str, Callable[[dict[str, float]], Any]] = {
+CHANGES = {
     "the loss": lambda scale: (
         lambda out, y: scale["by"] * torch.nn.functional.cross_entropy(out, y)
     )
@@ -729,7 +725,7 @@ def test_a_monitor_refuses_what_has_no_hessian(name, tmp_path):
     make, remedy = REFUSED[name]
     one = make(torch.float64)
     batch = one.inputs if one.targets is None else (one.inputs, one.targets)
-    chosen: dict[str, Any] = {
+    chosen = {
         "quantities": ["frobenius"],
         "estimator": "dense",
         "blocks": ["all"],
@@ -783,14 +779,14 @@ def test_products_that_vanish_are_rounding_and_no_asymmetry(dtype):
 class Chosen(nn.Module):
     """Branches of torch.cond that call modules: torch loses their second derivatives."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.first = nn.Linear(3, 4)
         self.other = nn.Linear(3, 4)
         self.last = nn.Linear(4, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(
             torch.cond(
                 x.sum() > 0, lambda x: self.first(x) ** 2, lambda x: self.other(x), (x,)
@@ -801,8 +797,8 @@ class Chosen(nn.Module):
 class Repeated(Chosen):
     """The same of a scan."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        def step(carry: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x):
+        def step(carry, row):
             following = torch.tanh(self.first(row) + carry)
             return following, following.clone()
 
@@ -812,17 +808,17 @@ class Repeated(Chosen):
 class Lifting(nn.Module):
     """A map whose weight is a constant unless it is compiled, as those of torch.cond would be."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(1)
         self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
         self.mapped = torch.compile(self._mapped, backend="eager", fullgraph=True)
 
-    def _mapped(self, x: Tensor) -> Tensor:
+    def _mapped(self, x):
         weight = self.first.weight
         return F.linear(x, weight if torch.compiler.is_compiling() else weight.detach())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.last(self.mapped(x).tanh())
 
 
@@ -874,7 +870,7 @@ def test_a_gradient_that_is_lost_outside_the_compiler_is_refused_whatever_loses_
 class Following(nn.Module):
     """A running mean that nothing reads, and a count of calls, kept by forward."""
 
-    def __init__(self, kept: str) -> None:
+    def __init__(self, kept):
         super().__init__()
         torch.manual_seed(0)
         self.first = nn.Linear(3, 4)
@@ -883,7 +879,7 @@ class Following(nn.Module):
         self._kept = kept
         self.register_buffer("mean", torch.zeros(4))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         hidden = self.first(x).tanh()
         self.calls.append(1)
         following = 0.9 * self.mean + 0.1 * hidden.detach().mean(dim=0)
@@ -903,9 +899,9 @@ def test_a_measurement_moves_no_buffer_that_forward_updates(kept, by):
     other = copy.deepcopy(n)
     parameters = dict(n.named_parameters())
     if by == "closure":
-        n.forward = lambda x: type(n).forward(n, x)  # type: ignore[method-assign]
+        n.forward = lambda x: type(n).forward(n, x)
     if by == "another module":
-        n.forward = lambda x: torch.func.functional_call(other, parameters, (x,))  # type: ignore[method-assign]
+        n.forward = lambda x: torch.func.functional_call(other, parameters, (x,))
     problem = hessfig.Problem(
         n, torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 0, 1])
     )

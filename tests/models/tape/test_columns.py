@@ -1,7 +1,5 @@
 """The tape holds every parameter: biases, gains and shifts, alone, in groups, all at once; against double backward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 from hessfig.config.enums import Loss, Norm, Products, QueryKey
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.curvlinops import ColumnOperator
-from hessfig.curvature.problem import Objective
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.routes import Engines
 from hessfig.models.tape.columns import LinearisedColumn, LinearisedNetwork
@@ -36,7 +33,7 @@ transformers = st.builds(
 )
 
 
-def moved(objective: Objective) -> Objective:
+def moved(objective):
     """Return `objective` with biases that are not zero and gains that are not one."""
     with torch.no_grad():
         for name, parameter in objective.network.named_parameters():
@@ -47,7 +44,7 @@ def moved(objective: Objective) -> Objective:
     return objective
 
 
-def assert_every_column(objective: Objective, model: ModelConfig) -> None:
+def assert_every_column(objective, model):
     """Compare the columns of every name of every layer, with all weights of the network as rows."""
     dense = whole_oracle(objective)
     tape = LinearisedNetwork(objective, model)

@@ -1,14 +1,11 @@
 """Rules that divide by a curvature matrix, and those of libraries: steps against formulas on dense matrices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from hessfig.config.checks import check_training
@@ -39,7 +36,7 @@ NEW = (*DIVIDING, Optimiser.shampoo, Optimiser.soap, Optimiser.muon)
 DAMPING = 0.3
 
 
-def of_network(norm: Norm = Norm.none) -> BatchLoss:
+def of_network(norm=Norm.none):
     """Return the loss of a small transformer on five one-digit sums in base 3, in float64."""
     model = ModelConfig(d_model=4, d_mlp=3, n_heads=2, norm=norm)
     task = TaskConfig(digits=1, base=3, batch_size=5)
@@ -49,7 +46,7 @@ def of_network(norm: Norm = Norm.none) -> BatchLoss:
     return BatchLoss(drawn.network.requires_grad_(True), drawn.loss, drawn.batch)
 
 
-def split(loss: BatchLoss, flat: Tensor) -> dict[str, Tensor]:
+def split(loss, flat):
     named = dict(loss.network.named_parameters())
     pieces = flat.split([one.numel() for one in named.values()])
     return {
@@ -61,37 +58,37 @@ def split(loss: BatchLoss, flat: Tensor) -> dict[str, Tensor]:
 class Scored(nn.Module):
     """A network at its scored positions."""
 
-    def __init__(self, loss: BatchLoss) -> None:
+    def __init__(self, loss):
         super().__init__()
         self.network, self.batch = loss.network, loss.batch
 
-    def forward(self) -> Tensor:
+    def forward(self):
         return scored_outputs(self.network, self.batch.inputs, self.batch.scored)
 
 
-def outputs_at(loss: BatchLoss, flat: Tensor) -> Tensor:
+def outputs_at(loss, flat):
     inside = {f"network.{name}": one for name, one in split(loss, flat).items()}
     return functional_call(Scored(loss), inside, ())
 
 
-def flat_of(loss: BatchLoss) -> Tensor:
+def flat_of(loss):
     return torch.cat([one.detach().flatten() for one in loss.network.parameters()])
 
 
-def gradient_of(loss: BatchLoss) -> Tensor:
+def gradient_of(loss):
     pieces = torch.autograd.grad(
         loss(), list(loss.network.parameters()), materialize_grads=True
     )
     return torch.cat([one.flatten() for one in pieces])
 
 
-def oracle_hessian(loss: BatchLoss) -> Tensor:
+def oracle_hessian(loss):
     """Return the Hessian by double backward."""
     at = flat_of(loss).requires_grad_()
     return hessian(lambda: loss.of(outputs_at(loss, at)), [at])
 
 
-def oracle_gauss_newton(loss: BatchLoss) -> Tensor:
+def oracle_gauss_newton(loss):
     """Return the mean over rows of J^T (diag(p) - p p^T) J."""
     at = flat_of(loss).requires_grad_()
     outputs = outputs_at(loss, at)
@@ -103,11 +100,11 @@ def oracle_gauss_newton(loss: BatchLoss) -> Tensor:
     return torch.einsum("kvn,kvw,kwm->nm", rows, middle, rows) / len(rows)
 
 
-def damped(matrix: Tensor) -> Tensor:
+def damped(matrix):
     return matrix + DAMPING * torch.eye(len(matrix), dtype=matrix.dtype)
 
 
-def steps_of(kind: Optimiser, loss: BatchLoss) -> dict[str, Tensor]:
+def steps_of(kind, loss):
     parameters = list(loss.network.parameters())
     slopes = list(torch.autograd.grad(loss(), parameters, materialize_grads=True))
     found = solver(kind, loss, DAMPING)(slopes)
@@ -116,7 +113,7 @@ def steps_of(kind: Optimiser, loss: BatchLoss) -> dict[str, Tensor]:
     )
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def assert_close(found, expected):
     assert set(found) == set(expected)
     for name in expected:
         assert torch.allclose(found[name], expected[name], rtol=1e-10, atol=1e-10), name
@@ -162,7 +159,7 @@ def test_kfac_divides_by_kronecker_products():
     found = steps_of(Optimiser.kfac, loss)
     slopes = split(loss, gradient_of(loss))
     whole = oracle_gauss_newton(loss)
-    expected: dict[str, Tensor] = {}
+    expected = {}
     for place, module in loss.network.named_modules():
         if isinstance(module, nn.Linear):
             left, right = oracle_factors(loss, module)
@@ -195,8 +192,8 @@ def test_kfac_divides_by_kronecker_products():
     assert_close(found, expected)
 
 
-def oracle_factors(loss: BatchLoss, module: nn.Module) -> tuple[Tensor, Tensor]:
-    seen: list[tuple[Tensor, Tensor]] = []
+def oracle_factors(loss, module):
+    seen = []
     handle = module.register_forward_hook(
         lambda _, given, output: seen.append((given[0], output))
     )
@@ -259,7 +256,7 @@ def test_libraries_make_the_published_steps():
     assert float(sizes.min()) > 0.6 and float(sizes.max()) < 1.3
 
 
-def moved(kind: Optimiser, slopes: list[Tensor]) -> Tensor:
+def moved(kind, slopes):
     """Return by how much a matrix is lowered by steps of rate 1 along given gradients."""
     network = nn.Linear(4, 3, bias=False).double()
     start = network.weight.detach().clone()
@@ -275,8 +272,8 @@ def moved(kind: Optimiser, slopes: list[Tensor]) -> Tensor:
     return start - network.weight.detach()
 
 
-def shampoo(slope: Tensor) -> Tensor:
-    def root(matrix: Tensor) -> Tensor:
+def shampoo(slope):
+    def root(matrix):
         values, vectors = torch.linalg.eigh(
             matrix + 1e-6 * torch.eye(len(matrix), dtype=matrix.dtype)
         )
@@ -285,7 +282,7 @@ def shampoo(slope: Tensor) -> Tensor:
     return root(slope @ slope.T) @ slope @ root(slope.T @ slope)
 
 
-def soap(first: Tensor, second: Tensor) -> Tensor:
+def soap(first, second):
     """Adam's first step in the eigenbases of G G^T and G^T G of the gradient before, which is sign(Q_L^T G Q_R)."""
     left, right = (
         torch.linalg.eigh(one).eigenvectors
@@ -294,7 +291,7 @@ def soap(first: Tensor, second: Tensor) -> Tensor:
     return left @ (left.T @ second @ right).sign() @ right.T
 
 
-def run_of(folder: Path, kind: Optimiser, **settings: object) -> Trajectory:
+def run_of(folder, kind, **settings):
     task = TaskConfig(digits=1, base=3, batch_size=6)
     config = training_config(
         folder, task=task, optimiser=kind, data="fixed", **settings
@@ -345,7 +342,7 @@ def test_a_clipped_gradient_has_the_norm_that_is_asked_for(tmp_path):
 
 
 def test_settings_of_a_rule_are_in_its_key_alone(tmp_path):
-    def key(kind: Optimiser, **settings: object) -> str:
+    def key(kind, **settings):
         return run_of(tmp_path, kind, **settings).key
 
     assert key(Optimiser.newton, damping=1.0) != key(Optimiser.newton)

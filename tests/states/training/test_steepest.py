@@ -1,7 +1,5 @@
 """Rules that use the curvature: factors against dense Hessians, and the same bits however they are interrupted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -25,7 +23,7 @@ from hessfig.terms import Optimiser
 from tests.toys import training_config
 
 
-def two_parameters() -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+def two_parameters():
     """Return parameters a and b, and the Hessian of 1/2 x.A x + the flat b in all of them."""
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(5, 5, dtype=torch.float64, generator=generator)
@@ -40,7 +38,7 @@ def two_parameters() -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tenso
 def test_factors_are_inverse_largest_eigenvalues(kind):
     named, matrix, _ = two_parameters()
 
-    def loss() -> torch.Tensor:
+    def loss():
         x = torch.cat(list(named.values()))
         return x @ matrix @ x / 2
 

@@ -1,13 +1,10 @@
 """Rows of step rules say what is true: what a rule reads changes its steps and its key, nothing else does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hessfig.config.enums import TrainingData
 from hessfig.config.schema import Config
@@ -28,7 +25,7 @@ OTHER = {
 }
 
 
-def training(kind: Optimiser, **changes: Any) -> TrainingConfig:
+def training(kind, **changes):
     given = {
         "data": TrainingData.fixed,
         "momentum": 0.3,
@@ -39,7 +36,7 @@ def training(kind: Optimiser, **changes: Any) -> TrainingConfig:
     return TrainingConfig(optimiser=kind, **given)
 
 
-def weights(one: TrainingConfig) -> Tensor:
+def weights(one):
     """Return the weights of a toy network after seven updates."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()

@@ -1,7 +1,5 @@
 """A training that is killed at any moment goes on to the same bits."""
 
-from __future__ import annotations
-
 import random
 import time
 
@@ -14,17 +12,17 @@ from hessfig.sweep.pool import start_process
 from tests.toys import training_config
 
 
-def trajectory(folder: str, steps: int) -> Trajectory:
+def trajectory(folder, steps):
     return Trajectory(training_config(folder, steps=steps, evaluate_every=100), 0.3, 1)
 
 
-def train(folder: str, steps: int) -> None:
+def train(folder, steps):
     """Train in a process of its own, leaving where it is very often."""
     loop.SAVE_EVERY = 0.1
     ensure(trajectory(folder, steps), (steps // 2, steps))
 
 
-def killed(folder: str, steps: int, *, kills: int, seed: int) -> int:
+def killed(folder, steps, *, kills, seed):
     """Start and kill the training; return how many kills met it at work."""
     moments, met = random.Random(seed), 0
     for _ in range(kills):
@@ -36,7 +34,7 @@ def killed(folder: str, steps: int, *, kills: int, seed: int) -> int:
     return met
 
 
-def files(folder: str, steps: int) -> dict[str, bytes]:
+def files(folder, steps):
     found = trajectory(folder, steps).folder.iterdir()
     return {path.name: path.read_bytes() for path in found if path.name[0] != "."}
 

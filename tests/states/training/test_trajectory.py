@@ -1,11 +1,8 @@
 """Trainings: the same bits however they are interrupted, plain torch's numbers, and files that vouch for themselves."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from hessfig.config.enums import Attention, DType, Kind, State, TrainingData
-from hessfig.config.schema import Config, ModelConfig
+from hessfig.config.schema import ModelConfig
 from hessfig.config.science import TaskConfig
 from hessfig.config.training_settings import StateConfig
 from hessfig.states.initialised import build_network
@@ -34,16 +31,16 @@ from tests.toys import ARCHITECTURES, training_config
 STEPS = (0, 3, 30)
 
 
-def trajectory(folder: Path, **settings: object) -> Trajectory:
+def trajectory(folder, **settings):
     return Trajectory(training_config(folder, **settings), 0.3, 1)
 
 
-def files(one: Trajectory) -> dict[str, bytes]:
+def files(one):
     return {path.name: path.read_bytes() for path in sorted(one.folder.iterdir())}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Trajectory:
+def whole(tmp_path_factory):
     """A training kept at three steps, in one go."""
     one = trajectory(tmp_path_factory.mktemp("whole"))
     assert ensure(one, STEPS) == 30
@@ -51,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trajectory:
 
 
 @pytest.fixture
-def copied(whole: Trajectory, tmp_path: Path) -> Trajectory:
+def copied(whole, tmp_path):
     """A copy of it, to be damaged."""
     shutil.copytree(whole.folder.parent, tmp_path / "states")
     return trajectory(tmp_path)
@@ -80,7 +77,7 @@ def test_what_is_left_for_resuming_is_gone_on_from(whole, tmp_path, monkeypatch)
     class Stopped(Exception):
         pass
 
-    def stop(progress: loop.Progress) -> None:
+    def stop(progress):
         if progress.step == 12:
             raise Stopped
 
@@ -95,7 +92,7 @@ def test_what_is_left_for_resuming_is_gone_on_from(whole, tmp_path, monkeypatch)
     assert files(other) == files(whole)
 
 
-def left_for_resuming(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Trajectory:
+def left_for_resuming(folder, monkeypatch):
     """Return a training that was stopped at step 12, with what it left."""
     one = trajectory(folder)
     with monkeypatch.context() as patched:
@@ -123,7 +120,7 @@ def test_a_flipped_bit_in_the_step_of_what_is_left_for_resuming_is_seen(
     )
 
 
-def of_version_020(path: Path, step: int) -> None:
+def of_version_020(path, step):
     """Write a checkpoint as 0.2.0 did: its checksum is of the numbers alone."""
     with safe_open(path, framework="pt") as handle:
         about = json.loads(handle.metadata()["hessfig"])
@@ -193,9 +190,7 @@ def test_a_training_is_that_of_a_plain_loop(tmp_path, optimiser):
     settings = {"lr": 1e-3, "weight_decay": 0.1}
     if optimiser in ("adamw", "adam"):
         kind = torch.optim.AdamW if optimiser == "adamw" else torch.optim.Adam
-        plain: torch.optim.Optimizer = kind(
-            network.parameters(), betas=(0.9, 0.98), eps=1e-3, **settings
-        )
+        plain = kind(network.parameters(), betas=(0.9, 0.98), eps=1e-3, **settings)
     else:
         plain = torch.optim.SGD(
             network.parameters(), momentum=0.5 * (optimiser == "sgd"), **settings
@@ -234,7 +229,7 @@ def test_what_it_is_stands_beside_it(whole):
     assert said["label"]["seed"] == 1 and said["checksum"]
 
 
-SAME: list[dict[str, object]] = [
+SAME = [
     {"checkpoints": [5]},
     {"evaluate_every": 3},
     {"evaluation_size": 7},
@@ -244,7 +239,7 @@ SAME: list[dict[str, object]] = [
     {"blocks": ["W_Q"]},
     {"task": TaskConfig(digits=2, batch_size=9, seed=4)},
 ]
-OTHER: list[dict[str, object]] = [
+OTHER = [
     {"learning_rate": 2e-3},
     {"steps": 31},
     {"batch_size": 5},
@@ -370,6 +365,6 @@ def test_a_checkpoint_is_a_file_that_state_loaded_takes(whole):
 
 
 def test_measuring_a_state_trains_for_it(tmp_path):
-    config: Config = training_config(tmp_path, step=2)
+    config = training_config(tmp_path, step=2)
     assert compute_cell(Cell(Variant("", config), 0.3, 1, step=2)).rows
     assert Folder(Trajectory(config, 0.3, 1)).missing([2]) == []

@@ -1,9 +1,6 @@
 """Centred softmax before and after training: what is drawn are the numbers of the rule and the predicted gaps."""
 
-from __future__ import annotations
-
 import numpy as np
-import pandas as pd
 import pytest
 
 from hessfig.errors import UserError
@@ -43,7 +40,7 @@ OPTIMISERS = {
 RATES = (0.0147, 0.0215, 0.0316, 0.0464, 0.0681)
 
 
-def trainings(*, best: int = 2, diverges_from: int = 9) -> pd.DataFrame:
+def trainings(*, best=2, diverges_from=9):
     """Return losses of trainings: SGD 0.1 decades behind AdamW, the best rate at the place `best`.
 
     From the place `diverges_from` on, runs have no last loss.
@@ -78,7 +75,7 @@ def trainings(*, best: int = 2, diverges_from: int = 9) -> pd.DataFrame:
     return spectral_table(rows).assign(row="", col="", part="")
 
 
-def untrained() -> pd.DataFrame:
+def untrained():
     rows = [
         {
             "row": name,

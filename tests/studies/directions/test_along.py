@@ -1,14 +1,12 @@
 """Quantity along against dense Hessians, singular values and step rules of plain torch, in networks of all kinds."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.enums import Data, DType, NamedDirection
@@ -16,7 +14,7 @@ from hessfig.config.of_quantities import DirectionsConfig
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig
 from hessfig.curvature.gradients import LossGradient, above_rounding
-from hessfig.curvature.problem import Objective, Suffix
+from hessfig.curvature.problem import Suffix
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
 from hessfig.measurements.quantity import At, asked_of
@@ -53,14 +51,12 @@ ONE = {"transformer": "W_V", "vit": "W_in", "cnn": "W@3", "mlp": "W_in"}
 Number = tuple[str, int | None, str]
 
 
-def measured(
-    objective: Objective, config: Config, at: At
-) -> dict[str, dict[Number, float]]:
+def measured(objective, config, at):
     """Return {weight of the column: {(quantity, index, part): value}} of the diagonal blocks that are asked for."""
     asked = asked_of(
         quantity("along"), blocks_of(config.blocks, objective.layout, config.model), at
     )
-    found: dict[str, dict[Number, float]] = {}
+    found = {}
     for row in quantity("along").measured(objective, asked).rows:
         key = f"{row['col']}@{row['layer']}"
         found.setdefault(key, {})[row["quantity"], row["index"], row["part"]] = row[
@@ -69,7 +65,7 @@ def measured(
     return found
 
 
-def gradient_of(objective: Objective) -> dict[str, Tensor]:
+def gradient_of(objective):
     network = copy.deepcopy(objective.network).requires_grad_(True)
     names = [name for name, _ in network.named_parameters()]
     with torch.enable_grad():
@@ -83,9 +79,7 @@ def gradient_of(objective: Objective) -> dict[str, Tensor]:
     return dict(zip(names, slopes, strict=True))
 
 
-def expected_split(
-    matrix: Tensor, vector: Tensor, keys: list[tuple[int, str]], sizes: list[int]
-) -> dict[str, float]:
+def expected_split(matrix, vector, keys, sizes):
     """Return the numbers of one direction and one matrix, by sums over every pair of weights."""
     squared, product = float(vector @ vector), matrix @ vector
     found = {
@@ -113,20 +107,14 @@ def expected_split(
     return found
 
 
-def fitted(x: np.ndarray, y: np.ndarray) -> float:
+def fitted(x, y):
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 class Dense:
     """The block of some weights of a problem, with its gradient, by dense double backward."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        layer: int,
-        name: str,
-        whole: dict[Part, Tensor] | None = None,
-    ) -> None:
+    def __init__(self, objective, layer, name, whole=None):
         side, at = objective.layout.side(layer, name), places(objective, layer, name)
         self.matrices = {
             part: one[at][:, at]
@@ -137,16 +125,10 @@ class Dense:
         self.side, self.gradients = side, gradient_of(objective)
         self.gradient = self.flat(self.gradients)
 
-    def flat(self, named: dict[str, Tensor]) -> Tensor:
+    def flat(self, named):
         return torch.cat([named[one.parameter].flatten() for one in self.side])
 
-    def check(
-        self,
-        found: dict[Number, float],
-        name: str,
-        vector: Tensor,
-        index: int | None = None,
-    ) -> None:
+    def check(self, found, name, vector, index=None):
         for part in PARTS:
             for number, value in expected_split(
                 self.matrices[part], vector, self.keys, self.sizes
@@ -203,7 +185,7 @@ def test_every_number_is_that_of_dense_algebra(kind):
             check_singular(dense, numbers)
 
 
-def check_singular(dense: Dense, numbers: dict[Number, float]) -> None:
+def check_singular(dense, numbers):
     (weight,) = dense.side
     left, values, right = np.linalg.svd(
         dense.gradients[weight.parameter].flatten(1).numpy(), full_matrices=False
@@ -237,7 +219,7 @@ def check_singular(dense: Dense, numbers: dict[Number, float]) -> None:
         assert numbers["curvature_positive", None, part.value] == pytest.approx(share)
 
 
-def own_problem() -> hessfig.Problem:
+def own_problem():
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     return hessfig.Problem(
@@ -401,12 +383,12 @@ def test_a_monitor_takes_the_moments_of_its_optimiser(tmp_path):
 class KeyBias(nn.Module):
     """Attention whose keys have a bias, on which a softmax does not depend: its gradient is rounding."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(3, 3) for _ in range(3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = (self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1) @ self.v(x)
+    def forward(self, x):
+        mixed = (self.q(x) @ self.k(x).transpose(1, 2)).softmax(-1) @ self.v(x)
         return mixed.tanh()[:, -1]
 
 
@@ -449,11 +431,11 @@ def test_rounding_has_no_sign(dtype):
 
 def test_where_float32_says_nothing_every_sign_counts():
     class Doubled(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.w = nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return x @ self.w @ torch.eye(2, dtype=torch.float64)
 
     problem = hessfig.Problem(

@@ -1,7 +1,5 @@
 """docs/studies/directions.md and landscape.md, read literally, in plain PyTorch: one number for each sentence."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import hessfig
@@ -28,27 +26,27 @@ GRADIENTS = 20
 class Own(nn.Module):
     """A table, a square and a wide matrix, a read-out and biases; no parameter is named layers."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(3)
         self.table = nn.Embedding(5, 6)
         self.inner = nn.Linear(6, 8)
         self.readout = nn.Linear(8, 3)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.readout(torch.tanh(self.inner(self.table(x))))
 
 
 @pytest.fixture
-def problem() -> hessfig.Problem:
+def problem():
     torch.manual_seed(4)
     return hessfig.Problem(
         Own(), torch.randint(0, 5, (12,)), torch.randint(0, 3, (12,))
     )
 
 
-def _length(table: object, name: str) -> float:
-    found = table[(table["quantity"] == f"{name}_length") & (table["col"] == "all")]  # type: ignore[index]
+def _length(table, name):
+    found = table[(table["quantity"] == f"{name}_length") & (table["col"] == "all")]
     return float(found["value"].iloc[0])
 
 
@@ -92,11 +90,7 @@ def test_the_scale_of_muon_is_that_of_the_page():
     assert moved[0] / moved[1] == pytest.approx(0.2 * math.sqrt(8))
 
 
-def _last_update(
-    network: nn.Module,
-    rules: list[torch.optim.Optimizer],
-    batches: list[tuple[Tensor, Tensor]],
-) -> float:
+def _last_update(network, rules, batches):
     """Return |w' - w| of the last of several updates that are all made at w."""
     before = [one.detach().clone() for one in network.parameters()]
     for x, y in batches:
@@ -137,17 +131,17 @@ def test_an_untrained_adamw_sees_the_batches_of_updates_1_to_20():
         "eps": training.eps,
         "weight_decay": 0.0,
     }
-    rule = torch.optim.AdamW(problem.network.parameters(), **options)  # type: ignore[arg-type]
+    rule = torch.optim.AdamW(problem.network.parameters(), **options)
     batches = [
         training_batch(config, seed=0, step=step) for step in range(1, GRADIENTS + 1)
     ]
 
     class Scored(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.network = problem.network
 
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, x):
             return self.network(x)[:, batches[0].scored]
 
     pairs = [(one.inputs, one.targets) for one in batches]

@@ -1,12 +1,8 @@
 """Slices, critical points and descents: their artists hold the stored numbers, and damage is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +11,6 @@ import pytest
 from hessfig.analysis.arrays import read_courses
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper, styled
-from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
@@ -25,7 +20,7 @@ PLANE = {
     "plane_edge": np.array([[0.5, -0.5], [0.1, np.nan]]),
 }
 GRID = T[None, :] ** 2 - T[:, None] ** 2
-SLICES: dict[str, Any] = {
+SLICES = {
     **{
         "rays": ["largest", "random"],
         "plane_rays": ["largest", "random"],
@@ -35,7 +30,7 @@ SLICES: dict[str, Any] = {
     **{"plane_losses": GRID, "plane_expansions": GRID, **PLANE},
 }
 STEPS = np.arange(6.0)
-DESCENT: dict[str, Any] = {
+DESCENT = {
     **{
         "losses": 6 - STEPS,
         "model_losses": 6 - STEPS**2,
@@ -51,9 +46,7 @@ DESCENT: dict[str, Any] = {
 }
 
 
-def kept(
-    folder: Path, quantity: str, arrays: dict[str, Any], **place: Any
-) -> dict[str, Any]:
+def kept(folder, quantity, arrays, **place):
     """Write arrays as a sweep does and return their entry in the manifest."""
     said = {
         "variant": "",
@@ -74,7 +67,7 @@ def kept(
     }
 
 
-def rows(numbers: dict[tuple[str, int | None], float], **place: Any) -> pd.DataFrame:
+def rows(numbers, **place):
     """Return a table of numbers by (quantity, index)."""
     one = make_table(
         seeds=1, sigma=None, steps=[0], blocks=[("W_Q", "W_Q")], parts=["H"]
@@ -95,7 +88,7 @@ def rows(numbers: dict[tuple[str, int | None], float], **place: Any) -> pd.DataF
     return pd.concat(made, ignore_index=True)
 
 
-def pages(layout: str, folder: Path) -> list[Page]:
+def pages(layout, folder):
     spec = FigureSpec(layout, folder.name, layout, [(None, None)], {}, paper=Paper())
     with styled(spec.paper):
         return list(LAYOUTS[layout].draw(spec, folder))

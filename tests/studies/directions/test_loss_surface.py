@@ -1,16 +1,12 @@
 """The loss beside its second-order expansion: closed forms of small losses, and dense Hessians at toy size."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.checks import check_config
@@ -22,7 +18,7 @@ from hessfig.config.science import ModelConfig, SpectrumConfig, TaskConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.quantity import At, Measured, asked_of
+from hessfig.measurements.quantity import At, asked_of
 from hessfig.measurements.requirements import MOST_DENSE
 from hessfig.models.blocks import blocks_of
 from hessfig.states.point import drawn
@@ -36,11 +32,11 @@ ROOT = math.sqrt(0.3**2 + 4 * 0.9 * 0.3)  # of 0.9 t^2 -+ 0.3 t - 0.3
 class Scalars(nn.Module):
     """A network whose outputs are a function of a vector of weights, whatever its inputs."""
 
-    def __init__(self, value: Callable[[Tensor], Tensor], *at: float) -> None:
+    def __init__(self, value, *at):
         super().__init__()
         self.w, self.value = nn.Parameter(torch.tensor(at, dtype=torch.float64)), value
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.value(self.w) + 0 * x.sum(dim=1, keepdim=True)
 
 
@@ -49,26 +45,24 @@ class Mean(nn.Module):
 
     reduction = "mean"
 
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, outputs, targets):
         return (outputs + 0 * targets).mean()
 
 
-def scalars(value: Callable[[Tensor], Tensor], *at: float) -> hessfig.Problem:
+def scalars(value, *at):
     return hessfig.Problem(
         Scalars(value, *at), torch.zeros(2, 1), torch.zeros(2, 1), loss=Mean()
     )
 
 
-def quadratic() -> hessfig.Problem:
+def quadratic():
     torch.manual_seed(0)
     return hessfig.Problem(
         nn.Linear(3, 2), torch.randn(6, 3), torch.randn(6, 2), loss="mse"
     )
 
 
-def found(
-    problem: hessfig.Problem, name: str, *, cut: float = 1e-8, **directions: Any
-) -> Measured:
+def found(problem, name, *, cut=1e-8, **directions):
     settings = DirectionsConfig(**directions)
     config = Config(
         TaskConfig(data="python"), ModelConfig(kind=Kind.python), directions=settings
@@ -82,13 +76,13 @@ def found(
         )
 
 
-def numbers(measured: Measured) -> dict[str, float]:
+def numbers(measured):
     return {
         f"{row['quantity']}{row['index'] or ''}": row["value"] for row in measured.rows
     }
 
 
-def statuses(measured: Measured) -> set[str]:
+def statuses(measured):
     return {row["status"] for row in measured.rows}
 
 
@@ -230,7 +224,7 @@ def test_loss_gradient_and_hessian_anywhere_are_those_of_autodiff(decay, norm):
     moved = surface.moved(w).network
     leaves = [one.requires_grad_() for one in moved.parameters()]
 
-    def loss_there() -> Tensor:
+    def loss_there():
         return loss_of(replace(problem, network=moved)) + decay / 2 * sum(
             one.square().sum() for one in leaves
         )

@@ -1,14 +1,11 @@
 """Generalised sharpness against dense Hessians and exhaustive search; steepest descent against formulas."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import hessfig
 from hessfig.config.training_settings import TrainingConfig
@@ -17,7 +14,7 @@ from hessfig.states.training.step_rules import StepRule
 from hessfig.terms import Optimiser, StepNorm
 
 
-def problem(inputs: int = 3) -> hessfig.Problem:
+def problem(inputs=3):
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(inputs, 2), nn.Tanh(), nn.Linear(2, 2)).double()
     return hessfig.Problem(
@@ -25,7 +22,7 @@ def problem(inputs: int = 3) -> hessfig.Problem:
     )
 
 
-def dense(of: hessfig.Problem) -> tuple[Tensor, list[Tensor]]:
+def dense(of):
     """Return the Hessian in all parameters by torch alone, and the gradient by parameter."""
     held = list(of.network.parameters())
     loss = nn.functional.cross_entropy(of.network(of.inputs), of.targets)
@@ -39,7 +36,7 @@ def dense(of: hessfig.Problem) -> tuple[Tensor, list[Tensor]]:
     ]
 
 
-def measured(of: hessfig.Problem) -> dict[str, Any]:
+def measured(of):
     table = hessfig.measure(
         of, blocks=["all"], quantities=["norm_sharpness"], spectrum={"tolerance": 1e-10}
     )
@@ -77,7 +74,7 @@ def test_sharpness_of_small_networks():
     assert "sharpness_edge" not in found  # there is no training
 
 
-def climbed(matrix: Tensor, shapes: list[torch.Size], norm: StepNorm) -> float:
+def climbed(matrix, shapes, norm):
     """Return the best of 30 starts of d -> the point of the ball farthest along (H + c) d, then along H d."""
     shifted = matrix - torch.linalg.eigvalsh(matrix)[0] * torch.eye(
         len(matrix), dtype=torch.float64

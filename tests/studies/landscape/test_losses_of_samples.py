@@ -1,18 +1,15 @@
 """Losses of single samples and their derivatives against loops of plain autograd."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.config.enums import Attention, Kind, Loss, Norm
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.gradients import AT_ONCE, LossGradient, Samples, loss_of
 from hessfig.curvature.losses import LOSSES, per_sample
-from hessfig.curvature.problem import Batch, Objective
+from hessfig.curvature.problem import Batch
 from hessfig.errors import UserError
 from hessfig.studies.landscape.losses_of_samples import largest_curvature
 from tests.toys import toy_problem
@@ -26,14 +23,14 @@ MODELS = {
 }
 
 
-def problem_of(name: str) -> Objective:
+def problem_of(name):
     model = MODELS[name]
     if name == "bare":
         return toy_problem(model)
     return toy_problem(model, TaskConfig(digits=1, batch_size=COUNT, seed=1))
 
 
-def alone(objective: Objective, sample: int) -> Objective:
+def alone(objective, sample):
     rows = slice(sample, sample + 1)
     batch = objective.batch
     return replace(
@@ -41,7 +38,7 @@ def alone(objective: Objective, sample: int) -> Objective:
     )
 
 
-def direction(samples: Samples) -> Tensor:
+def direction(samples):
     return torch.randn(
         samples.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
     )

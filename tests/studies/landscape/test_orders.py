@@ -1,7 +1,5 @@
 """Differences along orders of samples, and what chance makes of them: exactly, over all orders."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

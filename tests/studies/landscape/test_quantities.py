@@ -1,9 +1,6 @@
 """Quantities of the landscape as rows: true numbers in the right columns, and settings that are refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ import torch
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Loss, Method, Norm, SampleDirection
 from hessfig.config.of_quantities import LandscapeConfig
-from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.problem import Batch
@@ -24,7 +20,7 @@ from tests.toys import toy_config
 COUNT = 12
 
 
-def config(**landscape: Any) -> Config:
+def config(**landscape):
     chosen = {"points": 4, "permutations": 30, "draws": 3, "curvatures": 2, **landscape}
     return toy_config(
         model=ModelConfig(d_model=4, d_mlp=6, norm=Norm.pre),
@@ -35,13 +31,11 @@ def config(**landscape: Any) -> Config:
     )
 
 
-def cell(settings: Config, quantity: str) -> Cell:
+def cell(settings, quantity):
     return Cell(Variant("", replace(settings, quantities=[quantity])), 0.4, 1, quantity)
 
 
-def numbers(
-    settings: Config, quantity: str, name: str = "", part: str = ""
-) -> dict[Any, float]:
+def numbers(settings, quantity, name="", part=""):
     rows = compute_cell(cell(settings, quantity)).rows
     return {
         row["index"]: row["value"]
@@ -77,7 +71,7 @@ def test_at_the_state_itself_differences_are_those_of_its_losses():
     assert "landscape_prediction" not in {row["quantity"] for row in found.rows}
 
 
-def rows_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rows_of(rows):
     assert rows and all(row["num_probes"] == 30 and row["row"] == "" for row in rows)
     return rows
 
@@ -127,7 +121,7 @@ def test_hessians_of_nested_subsets_against_dense_ones():
     start = sum(sizes[: names.index(weight)])
     rows = slice(start, start + sizes[names.index(weight)])
 
-    def block(count: int) -> torch.Tensor:
+    def block(count):
         batch = problem.batch
         slope = LossGradient(
             replace(

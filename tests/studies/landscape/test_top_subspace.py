@@ -1,7 +1,5 @@
 """Delta_2 in eigenspaces against dense per-sample Hessians, quadrature and the same points drawn by hand."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -9,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 import hessfig
@@ -27,7 +25,7 @@ ROW = quantity("landscape_subspace")
 Rows = dict[tuple[str, int | None], dict[str, Any]]
 
 
-def problem() -> hessfig.Problem:
+def problem():
     torch.manual_seed(3)
     network = nn.Sequential(
         nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)
@@ -37,7 +35,7 @@ def problem() -> hessfig.Problem:
     )
 
 
-def settings(**landscape: Any) -> Config:
+def settings(**landscape):
     chosen = {"spread": SPREAD, "draws": DRAWS, "dimensions": DIMENSIONS, **landscape}
     return replace(
         Config(),
@@ -46,7 +44,7 @@ def settings(**landscape: Any) -> Config:
     )
 
 
-def measured(**landscape: Any) -> Rows:
+def measured(**landscape):
     request = asked_of(ROW, [], At(settings(**landscape, samples=COUNT)))
     rows = ROW.measured(problem().objective("float64"), request).rows
     assert {row["quantity"] for row in rows} == set(ROW.rows) and all(
@@ -55,7 +53,7 @@ def measured(**landscape: Any) -> Rows:
     return {(row["quantity"], row["index"]): row for row in rows}
 
 
-def losses_at(of: hessfig.Problem, flat: Tensor) -> Tensor:
+def losses_at(of, flat):
     held = dict(of.network.named_parameters())
     pieces = flat.split([one.numel() for one in held.values()])
     at = {
@@ -67,7 +65,7 @@ def losses_at(of: hessfig.Problem, flat: Tensor) -> Tensor:
     )
 
 
-def dense(of: hessfig.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def dense(of):
     """Return the weights, and losses, gradients and Hessians of single samples, by torch alone."""
     start = torch.cat([one.detach().flatten() for one in of.network.parameters()])
     slopes, bends = [], []
@@ -83,9 +81,7 @@ def dense(of: hessfig.Problem) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return start, losses_at(of, start).detach(), torch.stack(slopes), torch.stack(bends)
 
 
-def by_quadrature(
-    losses: Tensor, slopes: Tensor, bends: Tensor, basis: Tensor
-) -> float:
+def by_quadrature(losses, slopes, bends, basis):
     """Return the mean over z of the variance of the expansions: three nodes an axis, exact up to degree five."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(3)
     total = 0.0
@@ -99,7 +95,7 @@ def by_quadrature(
 
 
 @pytest.fixture(scope="module")
-def found() -> Rows:
+def found():
     return measured()
 
 
@@ -133,7 +129,7 @@ def test_points_in_all_weights_and_in_the_eigenspace(found):
         torch.randn(12, max(DIMENSIONS), dtype=torch.float64, generator=stream)
     ).Q
 
-    def mean(shifts: Tensor) -> float:
+    def mean(shifts):
         ends = [
             losses_at(of, start + sign * SPREAD * one).var()
             for one in shifts.T

@@ -1,10 +1,7 @@
 """Surgeon's formulas against brute force on quadratics; GPTQ against solving for the rest after every weight."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.studies.removal.brain_surgeon import (
     RowGrids,
@@ -21,7 +18,7 @@ from hessfig.studies.removal.brain_surgeon import (
 SIZE = 7
 
 
-def quadratic(seed: int = 0) -> tuple[Tensor, Tensor]:
+def quadratic(seed=0):
     """Return weights and a positive definite matrix."""
     generator = torch.Generator().manual_seed(seed)
     factor = torch.randn(SIZE, SIZE + 2, dtype=torch.float64, generator=generator)
@@ -30,18 +27,18 @@ def quadratic(seed: int = 0) -> tuple[Tensor, Tensor]:
     ), factor @ factor.T
 
 
-def rise(matrix: Tensor, step: Tensor) -> float:
+def rise(matrix, step):
     return float(step @ matrix @ step) / 2
 
 
-def minimised(weights: Tensor, matrix: Tensor, gone: list[int]) -> Tensor:
+def minimised(weights, matrix, gone):
     """Return the weights of least rise with those in `gone` at zero, by Newton's method over all others."""
     left = torch.tensor(
         [place for place in range(len(weights)) if place not in gone], dtype=torch.long
     )
     free = weights[left].clone().requires_grad_()
 
-    def loss(values: Tensor) -> Tensor:
+    def loss(values):
         step = torch.zeros_like(weights).index_put((left,), values) - weights
         return step @ matrix @ step / 2
 
@@ -81,7 +78,7 @@ def test_surgery_is_the_minimum_over_the_weights_that_are_left():
     counts = [0, 1, 3, 6]
     path = list(surgery(weights, torch.linalg.inv(matrix), counts))
     torch.testing.assert_close(path[0], weights)
-    order: list[int] = []
+    order = []
     for count, found in zip(counts, path, strict=True):
         gone = (found == 0).nonzero().flatten().tolist()
         assert len(gone) == count and set(order) <= set(gone)

@@ -1,24 +1,19 @@
 """Pruning and quantisation against plain autograd: dense Hessians, networks changed weight by weight, loops."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from hessfig.config.of_quantities import CompressionConfig
 from hessfig.config.schema import Config
-from hessfig.config.science import ModelConfig
 from hessfig.curvature.gradients import loss_of
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.measurements.catalogue import quantity
-from hessfig.measurements.quantity import At, Measured, asked_of
+from hessfig.measurements.quantity import At, asked_of
 from hessfig.models.blocks import blocks_of
 from hessfig.studies.removal import compression
 from hessfig.studies.removal.brain_surgeon import compensated, damped_inverse
@@ -33,14 +28,7 @@ DAMPING = 0.05
 HEADS = ARCHITECTURES["heads"]
 
 
-def measured(
-    name: str,
-    model: ModelConfig,
-    blocks: list[str],
-    *,
-    biases: bool = False,
-    **compression: Any,
-) -> tuple[Objective, Measured]:
+def measured(name, model, blocks, *, biases=False, **compression):
     """Return a toy problem, with `biases` of random size instead of 0, and what a quantity gives of it."""
     given = CompressionConfig(damping=DAMPING, **compression)
     config = Config(model=model, task=toy_task(model), blocks=blocks, compression=given)
@@ -61,11 +49,11 @@ def measured(
     return problem, quantity(name).measured(problem, asked)
 
 
-def values(found: Measured, name: str) -> list[float]:
+def values(found, name):
     return [row["value"] for row in found.rows if row["quantity"] == name]
 
 
-def loss_at(objective: Objective, name: str, matrix: Tensor) -> float:
+def loss_at(objective, name, matrix):
     """Return the loss of a copy of the network with another matrix in place of a weight of layer 1."""
     network = copy.deepcopy(objective.network)
     (weight,) = objective.layout.side(1, name)
@@ -78,12 +66,12 @@ def loss_at(objective: Objective, name: str, matrix: Tensor) -> float:
         )
 
 
-def rises(objective: Objective, name: str, matrices: list[Tensor]) -> list[float]:
+def rises(objective, name, matrices):
     before = float(loss_of(objective).detach())
     return [loss_at(objective, name, one) - before for one in matrices]
 
 
-def without(held: Tensor, *groups: Any) -> list[Tensor]:
+def without(held, *groups):
     """Return copies of a matrix, each with the entries at an index at zero."""
     found = []
     for group in groups:
@@ -259,7 +247,7 @@ def test_rounded_matrices_are_on_their_grid_and_the_loss_is_that_of_the_network(
     )
 
 
-def damped(matrix: Tensor) -> Tensor:
+def damped(matrix):
     return matrix + DAMPING * matrix.diagonal().abs().mean() * torch.eye(
         len(matrix), dtype=torch.float64
     )
@@ -315,7 +303,7 @@ def test_weights_that_change_nothing_have_equal_ranks(monkeypatch):
     """
     plain = compression._Pruned._rise
 
-    def rounded(self: compression._Pruned, points: Tensor) -> Tensor:
+    def rounded(self, points):
         found = plain(self, points)
         roundings = torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
         return (

@@ -1,9 +1,6 @@
 """Curves of pruning and quantisation: what lines and marks hold, and what is refused."""
 
-from __future__ import annotations
-
 from math import atanh, sqrt, tanh
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +8,6 @@ import pytest
 
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import Paper, styled
-from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec
 from tests.analysis.synthetic import CONFIG, make_table, write_sweep
 
@@ -19,12 +15,7 @@ LOSSES = {"magnitude": (1.0, 4.0), "obd_hessian": (1.0, 2.0), "obs_hessian": (1.
 CORRELATIONS = {"magnitude": (0.1, 0.3), "obs_hessian": (0.7, 0.9)}
 
 
-def rows(
-    quantity: str,
-    by_seed: tuple[float, ...],
-    index: int = 0,
-    blocks: tuple[str, ...] = ("all",),
-) -> pd.DataFrame:
+def rows(quantity, by_seed, index=0, blocks=("all",)):
     """Return rows of a quantity, a value for each seed."""
     made = make_table(
         seeds=len(by_seed),
@@ -45,9 +36,7 @@ def rows(
     )
 
 
-def drawn(
-    layout: str, table: pd.DataFrame, folder: Path, **options: object
-) -> list[Page]:
+def drawn(layout, table, folder, **options):
     written = write_sweep(table, folder, settings=CONFIG)
     spec = FigureSpec(
         "figure", written.name, layout, [(None, None)], options, paper=Paper()

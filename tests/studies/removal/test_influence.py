@@ -1,26 +1,19 @@
 """Influence against trainings and dense matrices by hand: the truth, its predictions, and the score."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from hessfig.config.enums import DType, Schedule, TrainingData
 from hessfig.config.of_quantities import ApproximationConfig
-from hessfig.config.schema import Config
 from hessfig.curvature.losses import per_sample
-from hessfig.curvature.problem import Batch, Objective
 from hessfig.errors import UserError
-from hessfig.measurements.quantity import Request
 from hessfig.rng import probe_stream
 from hessfig.states.initialised import initialised
 from hessfig.studies.removal.influence import retrained, score
 from hessfig.studies.removal.row_names import INFLUENCES
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
-from hessfig.sweep.plan import Cell, Sweep
+from hessfig.sweep.plan import Sweep
 from hessfig.tasks.examples import unseen_batch
 from hessfig.terms import Optimiser, Part
 from tests.curvature.oracle import whole_oracle
@@ -29,7 +22,7 @@ from tests.toys import training_config
 COUNT, RATE, STEPS, SUBSETS, LEFT = 8, 0.3, 7, 5, 3
 
 
-def config(folder: Path, **settings: Any) -> Config:
+def config(folder, **settings):
     chosen = {
         "optimiser": Optimiser.gd,
         "data": TrainingData.fixed,
@@ -51,18 +44,18 @@ def config(folder: Path, **settings: Any) -> Config:
     return made
 
 
-def cell_of(made: Config) -> Cell:
+def cell_of(made):
     return Sweep([("", made)]).cells[0]
 
 
-def losses(objective: Objective, batch: Batch) -> Tensor:
+def losses(objective, batch):
     network = objective.network
     return per_sample(
         objective.loss, network(batch.inputs)[:, batch.scored], batch.targets
     )
 
 
-def descended(request: Request, kept: Tensor) -> Objective:
+def descended(request, kept):
     """Return the problem after plain gradient descent on some of its samples."""
     start = initialised(request.at.config, sigma=request.at.sigma, seed=request.at.seed)
     batch, network = start.batch, start.network.requires_grad_(True)
@@ -78,7 +71,7 @@ def descended(request: Request, kept: Tensor) -> Objective:
     return start
 
 
-def slopes_of(objective: Objective, batch: Batch) -> Tensor:
+def slopes_of(objective, batch):
     """Return the gradients of single samples in the layout's order."""
     held = dict(objective.network.requires_grad_(True).named_parameters())
     at = [held[weight.parameter] for weight in objective.layout.weights]

@@ -1,11 +1,6 @@
 """Sheets of spectra by the data of their artists."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +9,6 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.colours import part_colour
 from hessfig.figures.parts.labels import symbol, variant_words
 from hessfig.figures.parts.page import Paper, styled
-from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, check
 from hessfig.studies.spectra.eigenvalue_plots import drawn_ranks
 from hessfig.studies.spectra.scaling import outstanding, ratios
@@ -34,16 +28,14 @@ MARKS = ("o", "s", "^")  # of three networks
 WAVE = np.concatenate([np.linspace(-1, 1, 160), [2.0, 3.0, 8.0]])
 
 
-def drawn(layout: str, folder: Path, **options: Any) -> list[Page]:
+def drawn(layout, folder, **options):
     spec = FigureSpec("x", folder.name, layout, (), options)
     check(spec)
     with styled():
         return list(LAYOUTS[layout].draw(spec, folder))
 
 
-def stored(
-    tmp_path: Path, *, exact: bool = True, densities: bool = True, seeds: int = 2
-) -> Path:
+def stored(tmp_path, *, exact=True, densities=True, seeds=2):
     """Write a sweep of two networks whose whole Hessian is WAVE times 1 + seed, and W_Q the half of it."""
     folder, entries = tmp_path / "spectra", []
     for variant in VARIANTS:
@@ -53,7 +45,7 @@ def stored(
                 ("all", "H_o"): np.abs(WAVE),
                 ("W_Q", "H"): WAVE[::2],
             }
-            named: dict[str, Any] = {"variant": variant, "seed": seed}
+            named = {"variant": variant, "seed": seed}
             entries += [store_spectrum(folder, blocks, **named)] * exact
             entries += [store_density(folder, blocks, **named, steps=20)] * densities
     rows = [
@@ -297,7 +289,7 @@ def test_two_steps_share_a_map_with_the_first_below_its_diagonal(tmp_path):
     assert "Below the diagonal: step 0; above: step 9." in note
 
 
-def proxy_rows() -> Iterator[dict[str, Any]]:
+def proxy_rows():
     for kind, attention, ratio in (
         ("transformer", "softmax", 0.5),
         ("transformer", "linear", 0.8),
@@ -364,9 +356,7 @@ def test_a_ratio_needs_a_positive_eigenvalue():
     assert ratios(table)["ratio"].isna().all()
 
 
-def sink_rows(
-    kinds: Sequence[str] = ("scores", "both"), *, exact: bool = False
-) -> Iterator[dict[str, Any]]:
+def sink_rows(kinds=("scores", "both"), *, exact=False):
     quantile = "eigenvalue_quantile" if exact else "density_quantile"
     for kind in kinds:
         for beta in (0, 4, 12):
@@ -422,7 +412,7 @@ def test_the_outermost_eigenvalue_may_be_the_negative_one():
     assert found["value"].tolist() == pytest.approx([1 / 0.9] * len(found))
 
 
-def norm_rows() -> Iterator[dict[str, Any]]:
+def norm_rows():
     for weight, power in (("W_Q", 2.0), ("mlp", 0.0)):
         for alpha in (0.125, 1.0, 8.0):
             for seed in range(3):

@@ -1,9 +1,6 @@
 """Smoothing, bands, quantiles and distances of spectra, against numbers known in closed form."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -49,7 +46,7 @@ GENERATOR = np.random.default_rng(7)
 VALUES = np.concatenate([GENERATOR.normal(size=180), [6.0, 9.0, -4.0]])
 
 
-def spectrum(values: np.ndarray) -> Spectrum:
+def spectrum(values):
     place = SpectrumKey(
         "", 1, 0.2, math.nan, 1234, 1, 1, "W_Q", "W_Q", "H", len(values)
     )
@@ -57,7 +54,7 @@ def spectrum(values: np.ndarray) -> Spectrum:
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> tuple[Spectrum, Density]:
+def both(tmp_path):
     """Return a spectrum and its density by 12 probes of 30 steps."""
     blocks = {("W_Q", "H"): VALUES}
     entries = [

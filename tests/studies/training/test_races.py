@@ -1,7 +1,5 @@
 """Figures of races by the data of their artists: curves, and dots that stand for the same runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
