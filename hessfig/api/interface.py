@@ -13,7 +13,6 @@ import pandas as pd
 
 from hessfig.analysis.presented import Table, described_html
 from hessfig.api.arguments import Measure, Spec, device_of, one_of, whole
-from hessfig.api.sharded import check_not_sharded, measure_sharded, sharded_operator
 from hessfig.api.waiting import waiting
 from hessfig.config.enums import DType
 from hessfig.config.of_quantities import ApproximationConfig
@@ -219,6 +218,7 @@ class Problem:
         """Return the request of a user. Raises UserError for what cannot be measured."""
         from hessfig.models.own.border import open_request
         from hessfig.models.own.computed import open_function
+        from hessfig.models.own.own_checks import check_not_sharded
 
         check_not_sharded(self.sharded_batches)
         if self.compute_loss is not None:
@@ -300,6 +300,8 @@ class Problem:
         settings = _known_settings if are_names else _settings
         wanted, config = settings(*given)
         if is_sharded(self.network):
+            from hessfig.api.sharded import sharded_operator
+
             return sharded_operator(self, config, block)
         config, problem, single = self._single(wanted, config)
         engines = Engines(problem, config.model, config.estimator.products)
@@ -577,6 +579,8 @@ def measure(
     )
     place, config = device_of(device), wanted.config()
     if is_sharded(problem.network):
+        from hessfig.api.sharded import measure_sharded
+
         return _frame(
             measure_sharded(problem, of_ranks(config, parts, problem)),
             config.first_seed,

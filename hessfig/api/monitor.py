@@ -25,7 +25,6 @@ from hessfig.api.network_copy import (
     unwrapped,
 )
 from hessfig.api.owner import Owner
-from hessfig.api.sharded import check_not_sharded
 from hessfig.config.schema import SweepConfig
 from hessfig.errors import UserError, did_you_mean, first_few
 from hessfig.files import check_writable
@@ -36,7 +35,7 @@ from hessfig.measurements.torch_optimisers import check_optimiser, state_of_opti
 from hessfig.models.fingerprint import fingerprint
 from hessfig.models.identity import identity
 from hessfig.models.own.opaque import warn_of_lengths
-from hessfig.models.own.own_checks import is_sharded
+from hessfig.models.own.own_checks import check_not_sharded, is_sharded
 from hessfig.models.own.weight_names import TRAINABLE
 from hessfig.models.own.wrappers import opener_of
 from hessfig.record import digest

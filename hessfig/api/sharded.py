@@ -119,17 +119,6 @@ def measure_sharded(
     return results
 
 
-def check_not_sharded(sharded_batches: bool) -> None:
-    """Raise UserError for batches by rank of a network that is not sharded."""
-    if sharded_batches:
-        raise UserError(
-            "sharded_batches: the network is not sharded over ranks",
-            got="sharded_batches=True",
-            allowed="a network whose parameters are DTensors (docs/cluster.md)",
-            remedy="leave it out; the batches that are given are measured",
-        )
-
-
 def check_sharded(problem: Any, config: Config) -> None:
     """Print the memory of all ranks. Raises UserError as `measure_sharded` does, before it measures."""
     _check_type(problem.network, config.dtype)

@@ -9,7 +9,6 @@ from torch import Tensor
 from hessfig.curvature.double_backward import differentiable_twice, gradients
 from hessfig.curvature.losses import Inside, curvature_of_rounding, is_convex
 from hessfig.curvature.problem import Batch, Objective, evaluating
-from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.errors import plain
 from hessfig.rng import stream
 
@@ -96,6 +95,9 @@ def _loss_at(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
 
 def why_not_convex(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> str:
     """Return the reason why loss(outputs) is not convex at these outputs; an empty string if it is."""
+    # Known losses are convex, and need no eigenvalue.
+    from hessfig.curvature.spectral.extremes import End, extremes
+
     try:
         with differentiable_twice():
             operator, generator = OutputCurvature(outputs, loss), stream(0, "convexity")

@@ -48,7 +48,6 @@ from hessfig.measurements.quantity import (
 from hessfig.measurements.settings_and_costs import is_cheap, is_few
 from hessfig.models.routes import Engines
 from hessfig.record import FROBENIUS
-from hessfig.states.published import signs
 from hessfig.terms import Block, Part
 
 if TYPE_CHECKING:
@@ -269,6 +268,8 @@ def _by_published_probes(
     blocks: Sequence[Block],
 ) -> Norms:
     """Return norms from the published probes: each part has its own."""
+    from hessfig.states.published import signs
+
     column = estimator.engines.column(layer, col, blocks)
     at = request.at
     norms = Norms()

@@ -33,7 +33,6 @@ from hessfig.rng import kept_draws, made_on
 from hessfig.terms import Matrix
 from hessfig.weights import Layout, Weight, every_parameter
 
-FOUND = "found"
 _ROLE = re.compile(r"W_\w+(\+W_\w+)*( by (heads|entries|\d+))?|other")
 _IN_ATTENTION, _IN_MLP = (*QKV, Matrix.W_O, "W_rel"), (*GATED, Matrix.W_out)
 

@@ -14,11 +14,11 @@ from hessfig.config.science import ModelConfig
 from hessfig.curvature.batched import BatchedColumn, SmallNetwork
 from hessfig.curvature.column import Column, DecayedColumn
 from hessfig.curvature.differences import DifferencedColumn
-from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 from hessfig.curvature.problem import Layered, Objective, OtherNetwork
 from hessfig.terms import Block
 
 if TYPE_CHECKING:
+    from hessfig.curvature.large.own_column import LargeNetwork
     from hessfig.models.exact.exact_blocks import ExactEngine
     from hessfig.models.tape.columns import LinearisedNetwork
 
@@ -61,8 +61,11 @@ class Engines:
             return DifferencedColumn(self.problem, layer, col, rows)
         if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
             return BatchedColumn(self._small, self.problem, layer, col, rows)
-        if self.products == Choice.linearised and LargeNetwork.can_take(self.problem):
-            return OwnColumn(self._large, self.problem, layer, col, rows)
+        if self.products == Choice.linearised:
+            from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
+
+            if LargeNetwork.can_take(self.problem):
+                return OwnColumn(self._large, self.problem, layer, col, rows)
         network = self._linearised if self.products == Choice.linearised else None
         if network is None or not all(
             network.holds(*side) for side in [(layer, col), *rows.values()]
@@ -98,6 +101,8 @@ class Engines:
 
     @cached_property
     def _large(self) -> LargeNetwork:
+        from hessfig.curvature.large.own_column import LargeNetwork
+
         return LargeNetwork.of(self.problem)
 
     @cached_property

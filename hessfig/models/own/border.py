@@ -11,12 +11,12 @@ from torch import nn
 
 from hessfig.config.machine import bytes_of
 from hessfig.curvature.double_backward import differentiating
-from hessfig.models.found_weights import FOUND, find_weights
 from hessfig.models.own.batches import as_tensors, is_plain, keep_batches, read_batches
 from hessfig.models.own.own_checks import checked_network
-from hessfig.models.own.weight_names import TRAINABLE
+from hessfig.models.own.weight_names import FOUND, TRAINABLE
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import kept_draws
+from hessfig.weights import Layout
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,21 @@ def open_request(
     with differentiating(), kept_draws():
         if opener is not None:
             model = opener.wrapped(network)
-            weights = find_weights(model) if weights is None or is_found else weights
+            weights = found(model) if weights is None or is_found else weights
             network, inputs, targets = opener.bridge_as_network(
                 network, model, inputs, targets
             )
         elif is_found:
             batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
-            weights = find_weights(network, inputs=batch.words or batch.arguments)
+            weights = found(network, inputs=batch.words or batch.arguments)
     return Asked(network, inputs, targets, loss, weights, outputs, most)
+
+
+def found(network: nn.Module, inputs: Any = None) -> Layout:
+    """Return the weights of a transformer by what they do; the search is imported only where it is asked for."""
+    from hessfig.models.found_weights import find_weights
+
+    return find_weights(network, inputs=inputs)
 
 
 def any_function(asked: Asked) -> str:

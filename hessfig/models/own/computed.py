@@ -28,7 +28,7 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, first_few
-from hessfig.models.found_weights import FOUND, find_weights
+from hessfig.models.own.border import found
 from hessfig.models.own.copies import only_trainable
 from hessfig.models.own.in_place import InPlace, held_by
 from hessfig.models.own.opaque import (
@@ -44,7 +44,7 @@ from hessfig.models.own.own_checks import Raised, checked_network, shape_of, wor
 from hessfig.models.own.own_network import Built
 from hessfig.models.own.preserved import methods_of, preserved, reached_by
 from hessfig.models.own.run_checks import CUT
-from hessfig.models.own.weight_names import TRAINABLE, named_layout
+from hessfig.models.own.weight_names import FOUND, TRAINABLE, named_layout
 from hessfig.models.own.wrappers import opener_of
 from hessfig.rng import NO_STATES, drawing_from, global_states
 
@@ -112,7 +112,7 @@ def open_function(
             remedy="hessfig.Problem(network, batch, compute_loss=lambda network, batch: ...); None is a batch, too",
         )
     if isinstance(weights, str) and weights == FOUND:
-        weights = find_weights(network)
+        weights = found(network)
     most = None if memory is None else bytes_of(memory)
     return Asked(
         network, every, compute_loss, compute_outputs, batch_weights, weights, most

@@ -103,6 +103,17 @@ def is_sharded(network: Any) -> bool:
     return any(type(one.data).__name__ == "DTensor" for one in parameters)
 
 
+def check_not_sharded(sharded_batches: bool) -> None:
+    """Raise UserError for batches by rank of a network that is not sharded."""
+    if sharded_batches:
+        raise UserError(
+            "sharded_batches: the network is not sharded over ranks",
+            got="sharded_batches=True",
+            allowed="a network whose parameters are DTensors (docs/cluster.md)",
+            remedy="leave it out; the batches that are given are measured",
+        )
+
+
 def _check_tree(module: nn.Module, above: tuple[int, ...] = ()) -> None:
     """Raise UserError for a module that contains itself."""
     for name, child in module._modules.items():

@@ -15,6 +15,7 @@ from hessfig.errors import UserError, did_you_mean, plain
 from hessfig.weights import Layout, Weight, every_parameter
 
 TRAINABLE = "trainable"
+FOUND = "found"
 Pair = tuple[Weight, Weight]
 _AT = "@"
 _TAKEN = {"all": "the whole network", "each": "every weight by itself"}
