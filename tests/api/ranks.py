@@ -5,8 +5,12 @@ The processes are forked from one that has imported what they use.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -372,6 +376,45 @@ def probes() -> dict[str, Any]:
     }
 
 
+def memory(*quantities: str) -> dict[str, Any]:
+    """Return what measuring a network of two million parameters takes on this rank, and what is said before, in MiB."""
+    width = 1024
+    net = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width))
+    own = hessfig.Problem(
+        sharded(net.double().eval()),
+        [(torch.randn(4, width).double(), torch.arange(4))],
+        compute_loss=loss,
+    )
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that from now on
+    before = _resident("VmRSS")
+    with contextlib.redirect_stderr(io.StringIO()) as heard:
+        hessfig.measure(
+            own,
+            blocks=["all"],
+            quantities=[*quantities],
+            num_probes=4,
+            spectrum={"steps": 8, "tolerance": 1e-14},
+        )
+    sizes = re.findall(r"rank \d+: ([\d.]+) MiB", heard.getvalue())
+    first = [float(size) for size in from_rank_0(sizes)]
+    taken = _resident("VmHWM") - before
+    return {"taken": taken, "said": first[distributed.get_rank()]}
+
+
+def from_rank_0(given: list[str]) -> list[str]:
+    told = [given]
+    distributed.broadcast_object_list(told)
+    return told[0]
+
+
+def _resident(key: str) -> float:
+    """Return resident memory, or its peak, in MiB."""
+    words = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert words
+    return int(words[1]) / 1024
+
+
 WORDS: dict[str, dict[str, Any]] = {
     "dtype": {"dtype": "float32"},
     "products": {"products": "curvlinops"},
@@ -474,6 +517,7 @@ CASES: dict[str, Callable[..., dict[str, Any]]] = {
         probes,
         refused,
         killed,
+        memory,
     )
 }
 

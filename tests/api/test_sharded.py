@@ -312,6 +312,16 @@ def test_a_dead_rank_ends_the_others_with_a_message(tmp_path):
     assert seen["seconds"] < 60
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_tensors_take_the_memory_that_is_said_before(tmp_path, monkeypatch):
+    # Without gaps in glibc's heap, which may be as large as the tensors.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**18))
+    cases = ["memory:loss", "memory:trace", "memory:largest_eigenvalue"]
+    _, *found = launched(tmp_path, {2: cases}).values()
+    for seen in itertools.chain(*found):
+        assert 0.6 * seen["said"] < seen["taken"] <= seen["said"]
+
+
 def test_the_page_shows_how(tmp_path):
     write_files("docs/cluster.md", tmp_path)
     launcher = [

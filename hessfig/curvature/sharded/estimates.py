@@ -40,6 +40,7 @@ def by_probes(
         rough.append(hessian.shards.dot(deviation, deviation))
         traces.append(hessian.shards.dot(probe, product))
         rough_traces.append(hessian.shards.dot(probe, deviation) ** 2)
+        del probe, product, deviation  # before the memory of the next product
     norm = math.sqrt(_mean(squares))
     spread = standard_error(squares) / (2 * norm) if norm else 0.0
     return {
@@ -61,7 +62,13 @@ def krylov(
     `is_enough` is given T and beta after each step.
     """
     shards = hessian.shards
-    basis, matrix = [_unit(hessian, start)], torch.zeros(0, 0, dtype=torch.float64)
+    most = min(steps, shards.dim)
+    # One block of memory for all vectors of the basis: allocated one by one, they would
+    # lie between the temporary tensors of the products, whose freed memory the
+    # allocator of the CPU could then neither join nor return.
+    rows = start.new_empty(most, len(start)).unbind()
+    basis = [rows[0].copy_(_unit(hessian, start))]
+    matrix = torch.zeros(0, 0, dtype=torch.float64)
     while True:
         size = len(basis)
         rest = hessian.product(basis[-1]).product
@@ -70,16 +77,16 @@ def krylov(
             overlaps = shards.dots(basis, rest)
             column += overlaps
             for one, overlap in zip(basis, overlaps.tolist(), strict=True):
-                rest = rest - overlap * one
+                rest -= overlap * one
         grown = torch.zeros(size, size, dtype=torch.float64)
         grown[:-1, :-1] = matrix
         grown[-1], grown[:, -1] = column, column
         matrix, beta = grown, math.sqrt(shards.dot(rest, rest))
         scale = float(torch.linalg.matrix_norm(matrix, 2))
-        is_whole = size == min(steps, shards.dim) or beta <= 1e-14 * scale
+        is_whole = size == most or beta <= 1e-14 * scale
         if is_whole or is_enough(matrix, beta):
             return Krylov(basis, matrix, beta)
-        basis.append(rest / beta)
+        basis.append(torch.div(rest, beta, out=rows[size]))
 
 
 def extremes(

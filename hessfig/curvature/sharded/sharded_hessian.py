@@ -31,11 +31,16 @@ from hessfig.curvature.sharded.shards import (
 from hessfig.errors import UserError, first_few
 from hessfig.terms import Part
 
-# of the size of this rank's shards: weights, moved weights, the vector, gradients, and
-# three quotients of two each
-_TENSORS = 11
-_OF_BOTH = 4  # of H_f: the product of H and its error beside those of H_o, and their differences
-_OF_A_STEP = 6  # of Lanczos' recurrence, beside its basis: a product and its error, copies as vectors, sums
+# Vectors of the size of this rank's shards that a product holds at most: the weights
+# and the vector; three quotients of two each; of the step that is tried, its product
+# and error, another product, and two differences of products; of the best step before
+# it, the product and the error.
+_TENSORS = 15
+# Of H_f: the product of H and its error beside those of H_o, and their differences.
+_OF_BOTH = 4
+# Of Lanczos' recurrence, beside its basis: the last product, and the vector that is
+# multiplied where it is not a row of the basis.
+_OF_A_STEP = 2
 
 
 class Product(NamedTuple):
@@ -359,7 +364,12 @@ def is_averaged(network: nn.Module) -> bool:
 def say_memory(
     parameters: Mapping[str, Any], parts: Sequence[Part], basis: int
 ) -> None:
-    """Print, on rank 0, the memory that products and a basis of vectors take on every rank."""
+    """Print, on rank 0, the memory that products and a basis of vectors take on every rank.
+
+    It is that of the tensors. On CPUs glibc takes up to 2.5 times as much from the
+    system, because it does not join the freed pieces of its heap; with a fixed
+    MALLOC_MMAP_THRESHOLD_ it takes no more, and products take more time.
+    """
     count = _TENSORS + _OF_BOTH * (Part.H_f in parts)
     if basis:
         count += _OF_A_STEP + basis
