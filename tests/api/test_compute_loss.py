@@ -24,6 +24,17 @@ from tests.runs import here
 SMALL = [name for name in CASES if not name.startswith("large")]
 # Each is of the kind of another one.
 ALIKE = (
+    "packed_sequences",
+    "preference",
+    "sparse_autoencoder_with_a_hook",
+    "contrastive_pair",
+    "triplet",
+    "loader_of_pairs",
+    "spectrum_of_outputs",
+    "clipped_ratio",
+    "graph",
+    "autoencoder",
+    "gradient_penalty",
     "denoising_autoencoder",
     "contrastive_pairs_over_batches",
     "preference_of_an_object",
@@ -317,9 +328,7 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", daily(SPLIT, "denoising_autoencoder", "preference", "oscillator")
-)
+@pytest.mark.parametrize("name", daily(SPLIT, "denoising_autoencoder", "oscillator"))
 def test_h_o_and_h_f_are_those_of_the_definition(name):
     """H_o = J^T B J and H_f = sum_i (dl / df_i) d^2 f_i, by products with one vector, of the user's own objects."""
     compute_outputs, compute_loss = SPLIT[name]
@@ -983,7 +992,15 @@ REACHED = {
 }
 
 
-@pytest.mark.parametrize("name", REACHED)
+@pytest.mark.parametrize(
+    "name",
+    daily(
+        REACHED,
+        "a module imported inside",
+        "a property, two objects down",
+        "a method of a method",
+    ),
+)
 def test_a_module_is_cast_wherever_the_function_finds_it(name, monkeypatch):
     """Else float32 outputs of the teacher would enter a float64 Hessian, or not fit its inputs."""
     monkeypatch.setitem(sys.modules, "nets_of_a_user", NETS)

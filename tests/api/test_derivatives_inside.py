@@ -9,6 +9,7 @@ from torch import nn
 
 import hessfig
 from hessfig.curvature.gradients import is_finite, loss_value
+from tests.daily import daily
 from tests.double_backward import hessian
 
 
@@ -195,7 +196,7 @@ def test_a_batch_of_several_inputs_and_a_loss_inside_the_network():
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(KINDS, *KINDS[::3]))
 def test_operators_of_large_networks(kind, monkeypatch):
     """A network too large for graphs that are kept: where torch.func cannot follow, plain double backward does."""
     monkeypatch.setattr("hessfig.curvature.batched.SMALL", 1)

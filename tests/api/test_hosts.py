@@ -58,6 +58,7 @@ def application(tmp_path):
 
 def test_the_hydra_of_an_application_is_as_it_was(application, tmp_path):
     job._shipped.cache_clear()
+    job._chosen.cache_clear()
     assert job.compose(["sweep=sigma", "figure=3a"]).config.figure.sweep == "sigma"
     with pytest.raises(UserError):
         job.compose(["model.d_model=many"])

@@ -16,6 +16,7 @@ from hessfig.api.owner import LOCK, Owner
 from hessfig.errors import UserError
 from tests import watched
 from tests.api.test_monitor import curvature, value
+from tests.daily import daily
 from tests.models.test_lens_bridge import bridge, tokens
 
 pytestmark = pytest.mark.filterwarnings(
@@ -158,7 +159,7 @@ def test_a_failure_in_the_manifest_names_no_directory_of_the_machine(
     assert failures(tmp_path / "mine")["0"] == "OSError: no room in mine/cells"
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", daily([0.0, 0.5], 0.5))
 def test_of_sgd_the_preconditioner_is_the_identity(momentum, tmp_path):
     model = watched.network()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
@@ -242,7 +243,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", daily(PARTS, "a layer"))
 def test_a_network_with_a_compiled_part_is_followed(part, tmp_path):
     plain, model = watched.network(), watched.network()
     PARTS[part](model)

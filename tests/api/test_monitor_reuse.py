@@ -20,6 +20,7 @@ from hessfig.errors import UserError
 from hessfig.sweep.monitored import OtherTraining
 from hessfig.sweep.pool import start_process
 from tests import watched
+from tests.daily import daily
 
 X, Y = watched.data()
 Case = dict[str, Any]
@@ -171,7 +172,8 @@ def updated(network, **rule):
 
 
 @pytest.mark.parametrize(
-    "rule", [{"betas": (0.9, 0.9)}, {"eps": 1.0}, {"betas": (0.5, 0.999)}]
+    "rule",
+    daily([{"betas": (0.9, 0.9)}, {"eps": 1.0}, {"betas": (0.5, 0.999)}], {"eps": 1.0}),
 )
 def test_no_number_of_another_optimiser_is_taken(tmp_path, rule):
     """Of the same weights: its settings and moments count where a quantity needs them, and nowhere else."""

@@ -1,5 +1,7 @@
 """Optimisers of some of the parameters, or that hold them since different steps, against their next update."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.errors import UserError
+from tests.daily import daily
 
 LR, FIRST, SECOND = 1e-2, 0.9, 0.999
 
@@ -102,8 +105,10 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.parametrize("kind", OPTIMISERS)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "late"),
+    daily(product(OPTIMISERS, [False, True]), ("adamw", True), ("sgd", False)),
+)
 def test_numbers_are_those_of_the_next_update(kind, late, tmp_path):
     """The first layer is never held, or since the fifth step: each parameter has moments and steps of its own."""
     net = network()

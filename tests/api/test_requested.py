@@ -13,6 +13,7 @@ from hessfig.config.presets import EVERY_PAGE, shipped_figures
 from hessfig.figures.parts.page import Paper
 from hessfig.record import MANIFEST
 from tests.analysis.synthetic import make_table, write_sweep
+from tests.daily import daily
 
 DOCS = Path(__file__).parents[2] / "docs"
 PICTURE = re.compile(r"\(img/fig([^)]+)\.png\)")
@@ -70,7 +71,12 @@ def test_a_figure_of_its_own_table_is_titled_by_its_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["model.d_model=16"], ["seeds=3"], ["grid.high=1"], ["model.norm=pre"]]
+    "words",
+    daily(
+        [["model.d_model=16"], ["seeds=3"], ["grid.high=1"], ["model.norm=pre"]],
+        ["seeds=3"],
+        ["model.norm=pre"],
+    ),
 )
 def test_a_table_of_other_settings_is_not(words, tmp_path):
     assert title(manifested(tmp_path, *words)) is None
@@ -110,12 +116,16 @@ def test_a_table_without_diverged_trainings_alone_is_whole(tmp_path):
 
 @pytest.mark.parametrize(
     "word",
-    [
-        "figure.panels=[W_V:H]",
+    daily(
+        [
+            "figure.panels=[W_V:H]",
+            "figure.where={seed: 1234}",
+            "sweep.windows=[[1,null]]",
+            "figure.layout=bars",
+        ],
         "figure.where={seed: 1234}",
         "sweep.windows=[[1,null]]",
-        "figure.layout=bars",
-    ],
+    ),
 )
 def test_another_figure_of_the_same_table_is_not(word, tmp_path):
     assert title(manifested(tmp_path), word) is None

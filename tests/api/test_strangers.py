@@ -73,7 +73,13 @@ def part_in_place(network):
 
 
 @pytest.mark.parametrize(
-    "change", [whole, twice, part, in_place, part_in_place, WithFunction]
+    "change",
+    daily(
+        [whole, twice, part, in_place, part_in_place, WithFunction],
+        whole,
+        part_in_place,
+        WithFunction,
+    ),
 )
 @pytest.mark.parametrize("has_run", daily([False, True], True))
 def test_what_is_compiled_is_measured_as_its_original(change, has_run, tmp_path):
@@ -151,7 +157,7 @@ class OfLater(Checkpointed):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-@pytest.mark.parametrize("kind", [Checkpointed, OfLeaf, OfLater])
+@pytest.mark.parametrize("kind", daily([Checkpointed, OfLeaf, OfLater], OfLater))
 @pytest.mark.parametrize("products", ["auto", "differences"])
 def test_reentrant_checkpoints_are_refused_for_the_other_kind(kind, products):
     with pytest.raises(UserError, match="use_reentrant=False"):
@@ -285,7 +291,15 @@ def gathered(bag):
     return outputs
 
 
-@pytest.mark.parametrize("name", [*EMBEDDINGS, *(f"bag: {name}" for name in BAGS)])
+@pytest.mark.parametrize(
+    "name",
+    daily(
+        [*EMBEDDINGS, *(f"bag: {name}" for name in BAGS)],
+        "sparse and padded",
+        "counted",
+        "bag: padded mean",
+    ),
+)
 def test_embeddings_have_the_derivatives_of_what_they_compute(name):
     """Every row of an embedding counts, the padding's too; a bag leaves its padding out of the sum itself."""
     torch.manual_seed(0)
@@ -378,7 +392,7 @@ class Rounded(nn.Module):
 
 
 @pytest.mark.parametrize("name", CHANGING)
-@pytest.mark.parametrize("loss", ["cross_entropy", in_place_loss])
+@pytest.mark.parametrize("loss", daily(["cross_entropy", in_place_loss], in_place_loss))
 def test_nothing_of_the_user_changes(name, loss):
     torch.manual_seed(0)
     network = CHANGING[name]().double()
@@ -411,7 +425,12 @@ def test_nothing_of_the_user_changes(name, loss):
 
 
 @pytest.mark.parametrize(
-    "kind", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8]
+    "kind",
+    daily(
+        [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8],
+        torch.int32,
+        torch.uint8,
+    ),
 )
 @pytest.mark.parametrize(
     "loss",

@@ -141,7 +141,7 @@ USES = {
 
 
 @pytest.mark.parametrize("width", daily([SMALL, LARGE], SMALL))
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", daily(USES, "one operator", "measure", "own columns"))
 @pytest.mark.filterwarnings("ignore:H")
 def test_threads_get_the_bits_of_one_thread(use, width):
     of, each = USES[use]

@@ -28,6 +28,7 @@ from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import MLP, PARTS, Approximation, Attention, Matrix, Need, Norm, Part
 from tests.curvature.oracle import dense_oracle
+from tests.daily import daily
 from tests.toys import ARCHITECTURES, toy_problem, toy_task, training_config
 
 A = Approximation
@@ -111,7 +112,7 @@ def numbers(block, made):
     }
 
 
-@pytest.mark.parametrize("name", ["softmax", "two layers", "post"])
+@pytest.mark.parametrize("name", daily(["softmax", "two layers", "post"], "post"))
 def test_kfac_sees_every_position_whether_it_is_scored_or_not(name):
     """Inputs are those that a plain call of the network gives each map; only outputs that are scored send back."""
     problem = toy_problem(ARCHITECTURES[name])
@@ -169,7 +170,7 @@ def as_ones_own(objective, names):
 OF_THE_BLOCK = {A.diagonal, A.soap, A.kfoc, A.kronecker_sum}
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", daily(NETWORKS, "bare", "shared keys", "mlp"))
 def test_every_number_is_that_of_the_matrices(network):
     """The matrices are those of the same network as one's own; test_identities compares these with definitions."""
     model, task, matrices = NETWORKS[network]

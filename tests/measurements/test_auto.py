@@ -88,7 +88,7 @@ def kept_sweeps():
     )
 
 
-@pytest.mark.parametrize("sweep", daily(kept_sweeps(), *kept_sweeps()[::8]))
+@pytest.mark.parametrize("sweep", daily(kept_sweeps(), *kept_sweeps()[::30]))
 def test_shipped_sweeps_keep_their_exact_norms_and_pilots(sweep):
     """Their cells of 0.4.0 are found again: where the rules by cost would change them, the preset names the first."""
     for name, made in compose([f"sweep={sweep}"]).variants:
@@ -141,7 +141,7 @@ class Block:
         return {("W", Part.H): self.matrix.T @ probes}
 
 
-@pytest.mark.parametrize("probes", [4, 12])
+@pytest.mark.parametrize("probes", daily([4, 12], 4))
 def test_stated_intervals_cover_and_students_t_alone_does_not(probes):
     block = Block()
     generator = stream(0, "coverage", probes)

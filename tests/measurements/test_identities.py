@@ -52,7 +52,7 @@ class Case:
     rounding: float = 1e-9
     settings: dict[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def problem(self):
         return hessfig.Problem(
             self.network, self.inputs, self.targets, self.loss, **self.settings

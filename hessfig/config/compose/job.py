@@ -16,9 +16,12 @@ from typing import Any
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
@@ -355,6 +358,13 @@ def _inside(path: Any, own: Path | None) -> Any:
     return path
 
 
+def _register_figures(words: Sequence[str], own: Path | None) -> None:
+    """Let Hydra know the figure that is asked for, or all: a file of the user's may name any."""
+    for name in figures():
+        if own or name in ("none", command_settings(words).get("figure")):
+            _register_figure(name)
+
+
 @cache
 def _register_figure(name: str) -> None:
     settings = {
@@ -377,18 +387,51 @@ def _hydra(words: Sequence[str], own: Path | None) -> DictConfig:
 
 @lru_cache(maxsize=256)
 def _shipped(words: tuple[str, ...]) -> DictConfig:
-    """Compose words and the shipped files, which do not change while hessfig runs."""
+    """Compose words and the shipped files, which do not change while hessfig runs.
+
+    In Hydra's order: groups that are chosen, then settings, each on top of these. The
+    first takes nine tenths of the time, and is the same for other settings.
+    """
+    with _own_hydra():
+        loader = ConfigLoaderImpl(_search_path())
+        _register_figures(words, None)
+        overrides = _parsed(words)
+        loader.validate_sweep_overrides_legal(overrides, RunMode.RUN, from_shell=False)
+        choices: list[str] = []
+        values: list[Override] = []
+        for word, override in zip(words, overrides, strict=True):
+            if _is_choice(override, loader.repository):
+                choices.append(word)
+            else:
+                values.append(override)
+        composed = _chosen(tuple(choices)).copy()
+        ConfigLoaderImpl._apply_overrides_to_config(values, composed)
+    return composed
+
+
+@lru_cache(maxsize=256)
+def _chosen(words: tuple[str, ...]) -> DictConfig:
+    """Compose the shipped files that words choose."""
     return _composed(words, None)
+
+
+def _parsed(words: Sequence[str]) -> list[Override]:
+    return OverridesParser.create().parse_overrides([*map(for_hydra, words)])
+
+
+def _is_choice(override: Override, repository: ConfigRepository) -> bool:
+    """Whether Hydra reads it as the choice of a group, or as a setting of its own."""
+    if override.is_hydra_override():
+        return True
+    is_group = repository.group_exists(override.key_or_group)
+    return is_group and not isinstance(override.value(), dict)
 
 
 def _composed(words: tuple[str, ...], own: Path | None) -> DictConfig:
     searched = [f"hydra.searchpath=[{hydra_quoted(f'file://{own}')}]"] if own else []
     overrides = [*searched, *map(for_hydra, words)]
     with _own_hydra():
-        for name in figures():
-            # A file of the user's may name any.
-            if own or name in ("none", command_settings(words).get("figure")):
-                _register_figure(name)
+        _register_figures(words, own)
         loader = ConfigLoaderImpl(_search_path())
         composed: DictConfig = loader.load_configuration(
             "config", overrides, RunMode.RUN, from_shell=False

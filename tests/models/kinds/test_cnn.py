@@ -22,6 +22,7 @@ from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Group, Matrix, Part
 from tests.curvature.oracle import dense_oracle
+from tests.daily import daily
 from tests.toys import toy_problem
 
 CNN = ModelConfig(kind=Kind.cnn, d_model=4, n_heads=2)
@@ -97,7 +98,7 @@ def test_the_layout_names_every_parameter_once(model):
 
 
 @shape
-@pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
+@pytest.mark.parametrize("loss", daily([Loss.cross_entropy, Loss.mse], Loss.mse))
 def test_blocks_are_those_of_dense_differentiation(model, loss):
     problem = toy_problem(model, replace(TASK, loss=loss))
     weights = [Matrix.W, Matrix.W_U]

@@ -210,7 +210,7 @@ def test_curvlinops_gives_the_same_blocks(home):
         assert off(found, block, problem, parts) < 1e-10
 
 
-@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("sequences", daily([1, 3], 3))
 def test_micro_batches_weigh_what_they_hold(home, sequences):
     config, block = saved("gpt2", home), Block(0, "all", "all")
     from hessfig.models.kinds.huggingface import STORED
@@ -433,7 +433,7 @@ REPLACED = {
 }
 
 
-@pytest.mark.parametrize("what", daily(REPLACED, "weights", "text"))
+@pytest.mark.parametrize("what", daily(REPLACED, "weights"))
 def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_another_key(
     what, home, tmp_path
 ):

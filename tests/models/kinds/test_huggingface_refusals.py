@@ -5,6 +5,7 @@ import pickle
 import shutil
 import sys
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hessfig.config.checks import check_config
 from hessfig.errors import UserError
 from hessfig.models.protocol import kind
 from hessfig.states.point import drawn
+from tests.daily import daily
 from tests.models.tiny_models import (
     CONTEXT,
     config_of,
@@ -352,10 +354,15 @@ def test_what_is_hashed_is_what_transformers_would_read(home, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "key", ["attn_implementation", "_attn_implementation", "_experts_implementation"]
-)
-@pytest.mark.parametrize(
-    "kernel", ["sdpa", "flash_attention_2", "kernels-community/flash-attn"]
+    ("key", "kernel"),
+    daily(
+        product(
+            ["attn_implementation", "_attn_implementation", "_experts_implementation"],
+            ["sdpa", "flash_attention_2", "kernels-community/flash-attn"],
+        ),
+        ("attn_implementation", "flash_attention_2"),
+        ("_experts_implementation", "kernels-community/flash-attn"),
+    ),
 )
 def test_a_folder_that_asks_for_a_kernel_gets_the_eager_one(
     home, tmp_path, monkeypatch, key, kernel

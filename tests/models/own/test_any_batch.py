@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 import hessfig
 from hessfig.errors import UserError
+from tests.daily import daily
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 SMALL = {
@@ -136,7 +137,10 @@ def translation():
     )
 
 
-@pytest.mark.parametrize("case", [causal, masked, classes, regression, translation])
+@pytest.mark.parametrize(
+    "case",
+    daily([causal, masked, classes, regression, translation], causal, regression),
+)
 def test_models_of_transformers_need_no_wrapper(case):
     """Their batches are dictionaries, their outputs objects, their losses their own; the split is at the logits."""
     model, batch, name, loss = case()

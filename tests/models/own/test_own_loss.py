@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.errors import UserError
+from tests.daily import daily
 from tests.double_backward import hessian
 
 IDS = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(0))
@@ -120,7 +121,7 @@ def test_a_declared_output_does_not_change_whose_loss_it_is():
     )
 
 
-@pytest.mark.parametrize("network", [Deaf, Strict, Tupled])
+@pytest.mark.parametrize("network", daily([Deaf, Strict, Tupled], Strict))
 @pytest.mark.parametrize("given", [{}, {"targets": "labels"}])
 def test_labels_without_a_loss_are_refused(network, given):
     with pytest.raises(
