@@ -13,7 +13,7 @@ from hessfig.config.compose.job import _no_resolvers, _own_hydra, checked_job
 from hessfig.config.user.user_dir import own_folder
 from hessfig.errors import UserError
 from hessfig.verbs import VERBS
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 SECRET = "hunter2-of-the-environment"
 # By a resolver's name: those of OmegaConf and Hydra, and any other; nested, in a text,
@@ -51,7 +51,7 @@ def secret(monkeypatch):
 
 
 @pytest.mark.parametrize("place", daily(PLACES, next(iter(PLACES))))
-@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("reference", thinned(REFERENCES, 4))
 def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path, place, reference):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/mine.yaml").write_text(PLACES[place].format(reference))
@@ -61,7 +61,7 @@ def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path, place, reference)
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("reference", REFERENCES)
+@pytest.mark.parametrize("reference", thinned(REFERENCES, 4))
 @pytest.mark.parametrize(
     "key", daily(["sweep.about", "output_dir", "model.factory", "seeds"], "output_dir")
 )

@@ -18,6 +18,7 @@ from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.large.own_column import OwnColumn
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
+from tests.daily import thinned
 from tests.foreign_networks import CASES, dense_parts
 
 LIGHT = """
@@ -182,7 +183,7 @@ def test_a_small_network_needs_no_compiler_and_leaves_threads_alone():
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize("block", ["all", "0.weight", "2.weight"])
+@pytest.mark.parametrize("block", thinned(["all", "0.weight", "2.weight"], 2))
 @pytest.mark.parametrize("part", ["H", "H_o", "H_f"])
 def test_one_vector_has_the_bits_of_several(block, part):
     network = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))

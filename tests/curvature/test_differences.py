@@ -28,6 +28,7 @@ from hessfig.rng import stream
 from hessfig.states.point import drawn
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.curvature.oracle import dense_oracle
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_config, toy_problem, toy_task
 
 SMOOTH = ARCHITECTURES["heads"]
@@ -50,7 +51,7 @@ def norm_of(objective, col, part, method=Method.dense):
     return found[block, part]
 
 
-@pytest.mark.parametrize("col", COLUMNS)
+@pytest.mark.parametrize("col", thinned(COLUMNS, 2))
 @pytest.mark.parametrize("part", PARTS)
 def test_products_are_those_of_the_oracle(col, part):
     rows = matrices_of(SMOOTH)
@@ -69,7 +70,7 @@ def test_products_are_those_of_the_oracle(col, part):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("part", [Part.H, Part.H_o])
+@pytest.mark.parametrize("part", thinned([Part.H, Part.H_o], 2))
 def test_the_error_covers_what_the_norm_is_off_by(dtype, part):
     truth = float(oracle()[part][Matrix.W_V, Matrix.W_V].norm())
     found = norm_of(toy_problem(SMOOTH).cast(dtype), Matrix.W_V, part)
@@ -79,7 +80,7 @@ def test_the_error_covers_what_the_norm_is_off_by(dtype, part):
 
 
 @pytest.mark.parametrize("mlp", [MLP.gelu, MLP.relu])
-@pytest.mark.parametrize("col", COLUMNS)
+@pytest.mark.parametrize("col", thinned(COLUMNS, 2))
 def test_products_are_as_accurate_as_stated_across_kinks_too(col, mlp):
     model = ModelConfig(d_model=4, n_heads=2, mlp=mlp)
     task = TaskConfig(digits=1, batch_size=3)

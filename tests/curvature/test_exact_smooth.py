@@ -9,11 +9,12 @@ from hessfig.models.blocks import matrices_of
 from hessfig.models.exact.exact_blocks import ExactEngine
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Matrix
+from tests.daily import thinned
 from tests.toys import toy_problem
 
 
-@pytest.mark.parametrize("d_mlp", [7, 16, 20, 50])
-@pytest.mark.parametrize("row", [Matrix.W_in, Matrix.W_out, Matrix.W_V])
+@pytest.mark.parametrize("d_mlp", thinned([7, 16, 20, 50], 2))
+@pytest.mark.parametrize("row", thinned([Matrix.W_in, Matrix.W_out, Matrix.W_V], 2))
 def test_a_gelu_layer_of_any_width(d_mlp, row):
     model = ModelConfig(d_model=6, d_mlp=d_mlp, mlp=MLP.gelu)
     problem = toy_problem(model)

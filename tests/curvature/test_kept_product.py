@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import hessfig
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 DRAWN_FROM = {"torch": False}
 
@@ -133,7 +133,7 @@ BLOCKS = {
 
 @pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("width", daily([5, 20_000], 5))
-@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("block", thinned(BLOCKS, 2))
 def test_every_product_has_the_bits_of_the_first(block, width, batches):
     given = problem(width=width, batches=batches)
     name, rows, columns = BLOCKS[block]
@@ -181,7 +181,7 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", thinned(MODES, 2))
 @pytest.mark.parametrize("width", [5, 20_000])
 def test_modes_of_the_caller_change_nothing(mode, width):
     operator = problem(width=width).operator("all", dtype="float32")
@@ -197,7 +197,7 @@ def test_modes_of_the_caller_change_nothing(mode, width):
 
 
 @pytest.mark.parametrize("width", [5, 20_000])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, 2))
 def test_what_the_code_of_users_draws_in_a_product_is_put_back(
     kind, width, monkeypatch
 ):

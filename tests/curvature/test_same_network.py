@@ -15,6 +15,7 @@ from hessfig.models.networks import LinearMLP, SelfAttention
 from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_problem
 
 MODEL = ModelConfig(d_model=8)
@@ -83,7 +84,7 @@ def test_a_changed_linear_mlp_is_refused_too(monkeypatch):
         ExactEngine(toy_problem(model), model).column(1, Matrix.W, [Matrix.W], [Part.H])
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", thinned(ARCHITECTURES, 3))
 def test_known_networks_pass_without_a_word(name):
     model = ARCHITECTURES[name]
     col = Matrix.W if model.kind == Kind.linear_mlp else Matrix.W_V

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.curvature.samples import single_gradients
 from hessfig.errors import UserError
+from tests.daily import thinned
 
 WORDS, IGNORED = 7, -100
 
@@ -288,7 +289,7 @@ def meeting(name):
     return hessfig.Problem(Seen(how).double(), draws(6, 4, seed=7), targets, loss)
 
 
-@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("name", thinned(MEETING, 3))
 @pytest.mark.parametrize(
     "approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"]
 )
@@ -300,7 +301,7 @@ def test_approximations_of_samples_that_meet_are_refused(name, approximation):
         meeting(name).approximation(approximation, "first.weight")
 
 
-@pytest.mark.parametrize("name", MEETING)
+@pytest.mark.parametrize("name", thinned(MEETING, 3))
 @pytest.mark.parametrize(
     "quantity",
     ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"],

@@ -28,6 +28,7 @@ from hessfig.models.routes import Engines
 from hessfig.rng import stream
 from hessfig.terms import AT_OUTPUTS, AT_SCORES, PARTS, Block, Group, Matrix, Part
 from hessfig.theory import attention_formulas as theory
+from tests.daily import thinned
 from tests.toys import toy_problem
 
 BOTH = {"d_model": 4, "d_mlp": 6, "n_layers": 2, "n_heads": 2}
@@ -180,7 +181,7 @@ def dense(objective, model, block, parts):
     return {part: matrix for (_, part), matrix in dense_blocks(column, parts).items()}
 
 
-@pytest.mark.parametrize(("name", "layer"), DEPTHS)
+@pytest.mark.parametrize(("name", "layer"), thinned(DEPTHS, 3))
 def test_both_parts_are_those_of_plain_double_backward(name, layer):
     problem, model = problem_of(name), NETWORKS[name]
     expected = oracle(problem, layer)
@@ -196,7 +197,7 @@ def test_both_parts_are_those_of_plain_double_backward(name, layer):
     ).abs().max() < 1e-12 * max(size, 1)
 
 
-@pytest.mark.parametrize(("name", "layer"), DEPTHS)
+@pytest.mark.parametrize(("name", "layer"), thinned(DEPTHS, 3))
 def test_the_exact_norm_is_that_of_the_dense_part(name, layer):
     problem, model = problem_of(name), NETWORKS[name]
     held = [weight.name for weight in problem.layout.side(layer, "query_key")]

@@ -15,6 +15,7 @@ from hessfig.figures.parts.panel_sheet import Page
 from hessfig.figures.parts.panels import beside_one
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from tests.analysis.synthetic import CONFIG, SIGMA, config, make_table, write_sweep
+from tests.daily import thinned
 from tests.figures.conftest import words
 from tests.figures.shipped import FIGURES, STORED, outside, overlaps, pages, texts
 
@@ -337,7 +338,7 @@ def test_names_that_steer_a_terminal_are_no_words_of_a_figure():
     assert plain("a\x1b[31m$b$") == r"a?[31m\$b\$"
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", thinned(LAYOUTS, 4))
 def test_a_caption_names_no_settings(layout):
     how = (LAYOUTS[layout].pages.__doc__ or "").partition("How to read it:")[2]
     caption = re.split(r"\n\s*\n|Requires|Options", how)[0]

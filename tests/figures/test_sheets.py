@@ -21,6 +21,7 @@ from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.sheets import LAYOUTS, FigureSpec, draw
 from hessfig.register import REGISTER
 from tests.analysis.synthetic import make_table, write_sweep
+from tests.daily import thinned
 
 SPEC = FigureSpec("3a", "sigma", "growth", [(None, 1.0)])
 
@@ -111,7 +112,7 @@ def test_settings_without_an_effect_are_refused(layout, key, tmp_path):
 NEEDY = [layout for layout, one in LAYOUTS.items() if one.requires]
 
 
-@pytest.mark.parametrize("layout", NEEDY)
+@pytest.mark.parametrize("layout", thinned(NEEDY, 3))
 def test_a_table_without_what_a_layout_requires_is_refused(layout, tmp_path):
     """A table of norms lacks all of it; one whose numbers are not finite lacks them too."""
     norms = make_table(seeds=1, sigma=[0.1, 1.0])

@@ -16,7 +16,7 @@ from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.models.stored.loaded_model import drawn
 from hessfig.terms import PARTS, Block, Part
-from tests.daily import daily
+from tests.daily import daily, thinned
 from tests.models.tiny_models import (
     ENCODERS,
     config_of,
@@ -170,7 +170,7 @@ def test_curvlinops_and_double_backward_give_the_same_blocks(at_once, home):
         assert off(split, parts, block, Products.curvlinops) < 1e-9
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", thinned(ENCODERS, 2))
 def test_padding_changes_nothing_and_the_loss_is_the_models_own(name, home, tmp_path):
     problem, _ = truth(name, home)
     batch, model = problem.batch, model_of(problem.network)

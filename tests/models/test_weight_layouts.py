@@ -8,10 +8,11 @@ from hessfig.config.schema import Config
 from hessfig.models.blocks import blocks_of, matrices_of, weight_size
 from hessfig.models.kinds.transformer import layout
 from hessfig.terms import Block, Matrix
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", thinned(ARCHITECTURES, 2))
 def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(name):
     model, problem = ARCHITECTURES[name], toy_problem(ARCHITECTURES[name])
     for layer in range(1, model.n_layers + 1):

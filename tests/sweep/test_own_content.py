@@ -23,6 +23,7 @@ from hessfig.sweep.measure import draw_problem
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import note_contents
 from hessfig.terms import Kind
+from tests.daily import thinned
 
 # The rule and its radius are read when the network is called: neither code nor
 # attributes show them.
@@ -105,7 +106,7 @@ def _cells(monkeypatch, rule, quantities):
     return cells
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", thinned(RULES, 2))
 def test_what_walks_is_measured_again_and_nothing_else(monkeypatch, rule):
     quantities = (*NEAR, *FAR, "landscape_difference", "mine.py:QUANTITY")
     first, again, other = (

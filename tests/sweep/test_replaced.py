@@ -26,6 +26,7 @@ from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import on_this_machine, run_sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_config, toy_task
 
 FACTORY = """
@@ -358,7 +359,7 @@ def turned(**settings):
 
 @pytest.mark.parametrize("dtype", [DType.float32, DType.float64])
 @pytest.mark.parametrize(
-    "changes", [{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], ids=str
+    "changes", thinned([{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], 2), ids=str
 )
 def test_what_moves_derivatives_or_last_digits_makes_other_cells(
     folder, changes, dtype

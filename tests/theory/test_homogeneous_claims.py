@@ -23,6 +23,7 @@ from hessfig.theory.homogeneous_claims import (
 from hessfig.theory.mixing_claims import PLAIN, Surroundings, mixing_exponents
 from hessfig.theory.statement import Dims, check
 from hessfig.theory.verification import CATALOGUE
+from tests.daily import thinned
 
 Q, V = Matrix.W_Q, Matrix.W_V
 PAGE = Path(__file__).parents[2] / "docs" / "studies" / "constant-term.md"
@@ -62,7 +63,7 @@ def test_every_block_is_named_by_the_theorem(exponents):
     assert len(CASES) > 20
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", thinned(MEASURED, 2))
 def test_the_exponents_are_those_that_were_measured(name, exponents):
     stated = mixing_exponents([], non_polynomial=[TERMS[name].degree])
     found = [
@@ -207,7 +208,7 @@ def test_centring_changes_the_values_alone(change):
     assert float(check(moved, [Dims()], 1).error_as_printed or 0) > 1e-3
 
 
-@pytest.mark.parametrize("place", range(len(BREACHES)))
+@pytest.mark.parametrize("place", thinned(range(len(BREACHES)), 3))
 def test_a_breach_that_is_no_exception_is_caught(place, monkeypatch):
     one = BREACHES[place]
     other = replace(one, differs={} if one.differs else {(Part.H_o, V, V): 2.0})

@@ -15,7 +15,7 @@ from hessfig.curvature.large.row_labels import Labels, LabelSearch
 from hessfig.curvature.losses import Called
 from hessfig.terms import PARTS
 from tests.curvature.large.large_networks import column_of, products
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 WORDS, WIDTH, HIDDEN = 40, 24, 1400
 
@@ -192,7 +192,7 @@ def test_a_frozen_head_is_a_constant(frozen, monkeypatch):
     check_same_without(problem_of(network, weights="trainable"), monkeypatch)
 
 
-@pytest.mark.parametrize("name", WITHOUT)
+@pytest.mark.parametrize("name", thinned(WITHOUT, 2))
 def test_no_head_is_found_where_something_follows_it(name):
     """The outputs themselves are then the features, and every product agrees with plain double backward."""
     column = column_of(problem_of(WITHOUT[name]()))
@@ -300,7 +300,7 @@ def test_a_plain_module_or_function_has_a_head_where_classes_are_the_last_axis(
     check_same_without(of_loss(loss, flattened=True), monkeypatch)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", thinned(OTHERS, 2))
 def test_other_losses_of_classes_have_no_head(name):
     column = column_of(of_loss(OTHERS[name]))
     assert column.network.head is None and all(map(column.network.holds, PARTS))

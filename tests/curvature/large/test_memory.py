@@ -22,7 +22,7 @@ from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
 from tests.curvature.large.large_networks import column_of, of_transformers, products
 from tests.curvature.large.large_networks import problem_of as scored_problem
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 WIDTH, CLASSES, SAMPLES = 260, 4, 12
 ROW = Block(0, "all", "all")
@@ -272,7 +272,7 @@ def apart():
     }
 
 
-@pytest.mark.parametrize("name", apart())
+@pytest.mark.parametrize("name", thinned(apart(), 2))
 def test_batches_whose_samples_interact_are_not_split(name):
     """They are measured whole while they fit."""
     make = apart()[name]

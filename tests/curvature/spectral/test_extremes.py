@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Diagonal, with_eigenvalues
+from tests.daily import thinned
 
 SPECTRA = {
     "zero": [0.0] * 20,
@@ -38,14 +39,14 @@ def check(result, values, end, k, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("end", End)
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", thinned(SPECTRA, 2))
 def test_values_are_within_their_residual_of_the_truth(name, end):
     values = SPECTRA[name]
     for k in {1, min(3, len(values))}:
         check(found(with_eigenvalues(values), end, k, steps=30), values, end, k)
 
 
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", thinned(SPECTRA, 3))
 def test_one_start_takes_at_most_the_products_of_two(name):
     values = SPECTRA[name]
     one, two = (
@@ -57,7 +58,7 @@ def test_one_start_takes_at_most_the_products_of_two(name):
 
 
 @pytest.mark.parametrize("tolerance", [0.05, 0.01])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", thinned(range(5), 3))
 def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(
     seed, tolerance
 ):
@@ -202,7 +203,7 @@ def test_what_cannot_be_resolved_says_so():
     assert abs(float(result.values[0])) <= float(result.residuals[0]) + 1e-12
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thinned(range(6), 3))
 def test_zeros_below_a_cluster_are_found_in_a_space_that_the_runs_can_span(seed):
     """Logits do not see a common shift: W_U's block has zeros, and many values just above them."""
     values = [0.0] * 4 + torch.logspace(-4, 0.3, 44).tolist()

@@ -7,6 +7,7 @@ from hessfig.curvature.spectral.extremes import End, extremes
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Explicit, InFloat32, with_eigenvalues
 from tests.curvature.spectral.test_extremes import SPECTRA, check
+from tests.daily import thinned
 
 BULK = [*torch.linspace(-0.5, 1, 300, dtype=torch.float64).tolist(), 1.2, 1.3, 1.5]
 
@@ -23,7 +24,7 @@ def found(exact, low_precision, end=End.largest, k=1, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("end", End)
-@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("name", thinned(SPECTRA, 3))
 def test_values_are_within_their_float64_residual_of_the_truth(name, end):
     """Zero, rank one, multiplicities, and numbers below the range of float32 ("tiny")."""
     values = SPECTRA[name]

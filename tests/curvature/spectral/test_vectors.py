@@ -19,6 +19,7 @@ from hessfig.curvature.spectral.vectors import (
 )
 from hessfig.rng import stream
 from tests.curvature.spectral.matrices import Diagonal
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_problem
 
 DIM = 2**17 + 5
@@ -62,7 +63,9 @@ def few(monkeypatch):
 
 
 @pytest.mark.usefixtures("few")
-@pytest.mark.parametrize(("k", "tolerance"), [(1, 1e-3), (1, 1e-6), (3, 1e-5)])
+@pytest.mark.parametrize(
+    ("k", "tolerance"), thinned([(1, 1e-3), (1, 1e-6), (3, 1e-5)], 2)
+)
 @pytest.mark.parametrize("end", list(End))
 def test_runs_of_a_few_vectors_find_the_outermost(end, k, tolerance):
     sign = 1 if end == End.largest else -1

@@ -17,7 +17,7 @@ from hessfig.models.own import witnessing
 from hessfig.models.own.border import open_request
 from hessfig.models.own.own_function import OwnFunction
 from hessfig.models.own.witnessing import factory_objective
-from tests.daily import daily
+from tests.daily import daily, thinned
 from tests.odd_functions import REFUSED, RIGHT
 
 TYPES = {"float64": torch.float64, "float32": torch.float32}
@@ -100,7 +100,7 @@ def is_alike(one, other):
 
 
 @pytest.mark.parametrize("real", daily(TYPES, "float64"))
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", thinned(RIGHT, 2))
 def test_every_block_is_that_of_the_users_own_function(name, real):
     one = RIGHT[name](TYPES[real])
     before = state_of(one)
@@ -720,7 +720,7 @@ CHANGES = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", thinned(REFUSED, 3))
 def test_a_monitor_refuses_what_has_no_hessian(name, tmp_path):
     make, remedy = REFUSED[name]
     one = make(torch.float64)

@@ -14,6 +14,7 @@ from hessfig.states.training.second_order import BatchLoss
 from hessfig.states.training.step_rules import StepRule
 from hessfig.states.training.trajectory import science
 from hessfig.terms import RULE_SETTINGS, Optimiser
+from tests.daily import thinned
 
 OTHER = {
     "betas": [0.5, 0.6],
@@ -53,7 +54,7 @@ def weights(one):
     return torch.cat([p.detach().flatten() for p in network.parameters()])
 
 
-@pytest.mark.parametrize("kind", Optimiser)
+@pytest.mark.parametrize("kind", thinned(Optimiser, 2))
 def test_a_rule_steps_by_the_settings_that_its_row_names(kind):
     plain = weights(training(kind))
     for name in set(RULE_SETTINGS) - {"batch_size"}:  # a batch is drawn elsewhere

@@ -26,6 +26,7 @@ from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.tasks.examples import training_batch
 from hessfig.terms import Optimiser
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, training_config
 
 STEPS = (0, 3, 30)
@@ -328,7 +329,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", thinned(TRAINED, 3))
 def test_every_ablation_can_be_trained(name, tmp_path):
     config = training_config(
         tmp_path, step=3, model=TRAINED[name], learning_rate=1e-2, warmup=0
