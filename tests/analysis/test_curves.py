@@ -20,12 +20,17 @@ def test_mean_error_and_count():
     assert (curve["count"], curve["num_nonfinite"], curve["is_zero"]) == (4, 0, False)
 
 
-def test_nonfinite_numbers_are_counted_and_left_out():
+@pytest.mark.parametrize(
+    ("value", "status"), [(np.inf, "nonfinite"), (1.0, "not_converged")]
+)
+def test_numbers_without_a_value_are_counted_and_left_out(value, status):
     table = make_table(seeds=3, blocks=[("W_Q", "W_Q")], parts=["H"], sigma=[0.1])
-    table.loc[0, ["value", "status"]] = [np.inf, "nonfinite"]
+    table.loc[0, ["value", "status"]] = [value, status]
     (curve,) = growth_curves(table).to_dict("records")
     assert curve["mean"] == pytest.approx(table["value"][1:].mean())
-    assert (curve["count"], curve["num_nonfinite"]) == (2, 1)
+    assert curve["count"] == 2
+    for name in ("nonfinite", "not_converged"):
+        assert curve[f"num_{name}"] == (name == status)
     assert np.isnan(seed_matrix(table).to_numpy()).sum() == 1
 
 
@@ -55,19 +60,6 @@ def test_reading_order():
 
 def test_every_sigma_is_kept():
     assert sorted(growth_curves(make_table())["x"].unique()) == sorted(SIGMA)
-
-
-def test_what_did_not_converge_is_counted_and_left_out():
-    table = make_table(seeds=3, blocks=[("W_Q", "W_Q")], parts=["H"], sigma=[0.1])
-    table.loc[0, "status"] = "not_converged"
-    (curve,) = growth_curves(table).to_dict("records")
-    assert curve["mean"] == pytest.approx(table["value"][1:].mean())
-    assert (curve["count"], curve["num_not_converged"], curve["num_nonfinite"]) == (
-        2,
-        1,
-        0,
-    )
-    assert np.isnan(seed_matrix(table).to_numpy()).sum() == 1
 
 
 def test_numbers_without_a_sigma_are_averaged_over_seeds():

@@ -1,5 +1,7 @@
 """Reading tables and manifests: what is accepted, and what each bad file is told."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -100,8 +102,9 @@ def test_a_table_cut_short_is_not_read(tmp_path):
         read_table(path)
 
 
-def test_an_empty_file_is_not_read(tmp_path):
-    (tmp_path / "table.csv").write_text("")
+@pytest.mark.parametrize("make", [Path.touch, Path.mkdir])
+def test_an_empty_file_and_a_folder_are_not_read(make, tmp_path):
+    make(tmp_path / "table.csv")
     with pytest.raises(UserError, match="cannot be read as a table"):
         read_table(tmp_path / "table.csv")
 
@@ -162,12 +165,6 @@ def test_a_table_of_the_first_version_names_what_it_lacks(tmp_path):
         match=r"lacks columns: quantity, value, error[\s\S]*hessfig run sweep=sigma",
     ):
         read_table(write_sweep(old, tmp_path, settings=None) / "table.csv")
-
-
-def test_a_folder_in_place_of_the_table(tmp_path):
-    (tmp_path / "table.csv").mkdir()
-    with pytest.raises(UserError, match="cannot be read as a table"):
-        read_table(tmp_path / "table.csv")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
-from hessfig.config.compose.job import compose
 from hessfig.config.compose.overrides import as_word, hydra_quoted
 from hessfig.config.enums import FigureGroup, Published
 from hessfig.config.keys import as_plain
@@ -60,54 +59,7 @@ TOY_SAMPLES = {
         "landscape.dimensions": "[1,2]",
     },
 }
-# What `make figures` drew, in this order, when the Makefile still listed it.
-IN_ORDER = [
-    *["scalar", "bounds", "3a", "3b", "5a", "5b", "8", "eq5", "1", "4"],
-    *["temperature", "heads", "single_matrix", "post_layernorm", "blocks", "7", "6"],
-]
-SPECTRA = [
-    *["spectra", "spectra_large", "heterogeneity", "sinks", "sinks_large"],
-    *["gauss_newton", "weight_norms", "weight_norms_whole"],
-]
-# Measured for a claim of the ledger alone.
-FOR_CLAIMS = ["entries_seeds", "data_size_batches", "heads_zeros"]
-LANDSCAPE = [
-    *["landscape", "landscape_integrals", "stationarity", "data_size"],
-    *[
-        "model_size_width",
-        "model_size_depth",
-        "model_size_heads",
-        "model_size_vocabulary",
-        "sublayers",
-    ],
-]
-ALONG = [
-    *[
-        "training",
-        "curvature_flow",
-        "heterogeneity_trained",
-        "edge",
-        "edge_adamw",
-        "edge_batches",
-        "steps",
-    ],
-    *["heterogeneity_after", "gauss_newton_after", "spectra_after", "entries_after"],
-]
-LANGUAGE = [
-    *[
-        "language",
-        "language_course",
-        "language_spectra",
-        "language_sinks",
-        "sinks_trained",
-    ],
-    *["heterogeneity_vision", "language_noise", "sharpness_batch"],
-]
 ENCODERS = ["trained_transformers", "trained_spectra"]
-COMPONENTS = [
-    *["components", "weight_powers", "embeddings", "depth_norm", "traces"],
-    *["dispersion", "similar_tokens", "wide_keys", "jacobian"],
-]
 RACE = ["race"]
 # Up to eight heads.
 WIDE = (
@@ -118,13 +70,6 @@ WIDE = (
     "ratio_scale",
 )
 DIRECTIONS = ["slices", "critical_points", "trajectories"]
-APPROXIMATIONS = [
-    *["approximations", "approximations_after", "approximations_heads"],
-    *["approximations_addition", "approximations_digits", "approximations_text"],
-]
-COMPRESSION = ["pruning", "quantisation"]
-VECTORS = ["along_updates", "rounding", "landscape_subspace", "influence"]
-MIXING = ["component_ratios", "centring_training"]
 # A zero block has no condition number and a zero product no cosine, fewer than three
 # positive curvatures no exponent; a search may find nothing, an expansion may stay
 # where the loss is.
@@ -231,21 +176,6 @@ def test_every_sweep_measures_at_toy_size(sweep, most, tmp_path, monkeypatch):
         assert cell.config.sweep.about
 
 
-def test_the_defaults_that_sweeps_rest_on():
-    """Their files say what departs from these: another default would be another experiment."""
-    default = Config()
-    assert (default.estimator.method, default.dtype, default.quantities) == (
-        "auto",
-        "float64",
-        ["frobenius"],
-    )
-    assert (default.blocks, default.sweep.windows, default.seeds) == (
-        ["W_V", "W_Q"],
-        [[None, 1.0]],
-        20,
-    )
-
-
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_no_sweep_repeats_a_default(sweep):
     lines = Path("conf/sweep", f"{sweep}.yaml").read_text().splitlines()
@@ -258,70 +188,6 @@ def test_no_sweep_repeats_a_default(sweep):
     assert not {*repeated} & {*lines}
 
 
-@pytest.mark.long
-def test_estimators_and_types_are_those_make_figures_used():
-    made = {name: compose([f"sweep={name}", *_network(name)]).config for name in SWEEPS}
-    dense = {
-        name for name, config in made.items() if config.estimator.method == "dense"
-    }
-    assert dense == {
-        *(
-            "entries",
-            "entries_seeds",
-            "entries_after",
-            "eq5",
-            "data_size",
-            "data_size_batches",
-        ),
-        *("blocks_after", "heads_zeros", "sublayers", "temperature", "score_split"),
-        *(
-            "dispersion",
-            "jacobian",
-            "similar_tokens",
-            "weight_powers",
-            "wide_keys",
-            "critical_points",
-            "rounding",
-        ),
-        "influence",
-        *COMPRESSION,
-    }
-    assert {config.estimator.method for config in made.values()} == {
-        "dense",
-        "auto",
-        "hutchinson",
-    }
-    assert {name for name, config in made.items() if config.dtype == "float32"} == {
-        *["depth", "language", "language_course", "language_noise"],
-        *MIXING[1:],
-        *ENCODERS,
-    }
-    assert {
-        name for name, config in made.items() if config.quantities != ["frobenius"]
-    } == {
-        "entries",
-        "network",
-        *FOR_CLAIMS,
-        *SPECTRA,
-        *LANDSCAPE,
-        "sublayers_steps",
-        *("dispersion", "jacobian", "similar_tokens", "traces", "wide_keys"),
-        *ALONG,
-        *LANGUAGE,
-        *ENCODERS,
-        *APPROXIMATIONS,
-        *COMPRESSION,
-        *DIRECTIONS,
-        *RACE,
-        *VECTORS,
-        *MIXING[1:],
-    }
-
-
-def _network(sweep):
-    return ["model.factory=network.py:make"] if sweep == "network" else []
-
-
 @pytest.mark.parametrize("figure", FIGURES)
 @pytest.mark.long
 def test_every_figure_names_itself_and_a_sweep_that_exists(figure):
@@ -331,53 +197,11 @@ def test_every_figure_names_itself_and_a_sweep_that_exists(figure):
     assert not config.sweep or config.sweep in SWEEPS
 
 
-def test_figures_come_in_the_order_of_their_configuration():
-    found = [figure for figure in shipped_figures() if figure.group != FigureGroup.own]
-    assert [
-        figure.name for figure in found if figure.group != FigureGroup.follow_up
-    ] == IN_ORDER
-    follow_ups = [figure for figure in found if figure.group == FigureGroup.follow_up]
-    assert [figure.name for figure in follow_ups if figure.order < 210] == SPECTRA
-    assert all(figure.order >= 200 for figure in follow_ups)
-    along = [
-        figure.name
-        for figure in follow_ups
-        if 210 <= figure.order < 220 or 240 <= figure.order < 270
-    ]
-    assert along == [
-        *ALONG,
-        "blocks_after",
-        "temperature_model",
-        *APPROXIMATIONS,
-        *RACE,
-        *COMPONENTS,
-    ]
-    here = [figure.name for figure in follow_ups if 220 <= figure.order < 240]
-    assert here == [
-        *LANDSCAPE,
-        "sublayers_groups",
-        "gpt2",
-        "sublayers_steps",
-        *ENCODERS,
-    ]
-    text = [figure.name for figure in follow_ups if figure.order >= 270]
-    assert text == [
-        *LANGUAGE[:3],
-        "language_heterogeneity",
-        *LANGUAGE[3:],
-        *COMPRESSION,
-        *DIRECTIONS,
-        *VECTORS,
-        *MIXING,
-    ]
+def test_figures_have_orders_of_their_own_and_those_of_the_theory_no_sweep():
+    found = shipped_figures()
     assert len({figure.order for figure in found}) == len(found)
-    assert theory_studies() == ["scalar", "bounds"]
-    by_group = {
-        group: [one.name for one in found if one.group == group]
-        for group in FigureGroup
-    }
-    assert by_group[FigureGroup.beyond][:2] == ["post_layernorm", "blocks"]
-    assert by_group[FigureGroup.study] == theory_studies()
+    studies = [one.name for one in found if one.group == FigureGroup.study]
+    assert theory_studies() == studies == ["scalar", "bounds"]
 
 
 def test_what_was_published_is_said_once():
@@ -428,6 +252,7 @@ def test_every_setting_has_a_line_of_help():
 
 
 def test_the_defaults_are_the_papers():
+    """Files of sweeps say what departs from these: another default would be another experiment."""
     config = job().config
     assert (
         config.seeds,
@@ -441,7 +266,8 @@ def test_the_defaults_are_the_papers():
         5,
     )
     assert (config.grid.low, config.grid.high, config.grid.points) == (0.01, 10.0, 20)
-    assert config.estimator.method == "auto"
+    assert (config.estimator.method, config.quantities) == ("auto", ["frobenius"])
+    assert (config.blocks, config.sweep.windows) == (["W_V", "W_Q"], [[None, 1.0]])
 
 
 def test_groups_hold_no_class_paths():
