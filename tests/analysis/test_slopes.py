@@ -25,6 +25,7 @@ from tests.analysis.synthetic import (
     predicted_law,
     write_sweep,
 )
+from tests.daily import thinned
 
 WINDOW = [(None, 1.0)]
 
@@ -159,18 +160,21 @@ def of_quantities(*names):
 
 @pytest.mark.parametrize(
     ("measured", "asked", "fits", "others"),
-    [
-        (["erank"], {}, "erank", []),
-        (["trace", "frobenius"], {}, "frobenius", ["trace"]),
-        (["frobenius", "erank"], {"quantity": "erank"}, "erank", ["frobenius"]),
-        (["frobenius", "erank"], {"among": ["erank"]}, "erank", ["frobenius"]),
-        (
-            ["frobenius", "erank"],
-            {"among": ["frobenius", "mine.py:ERANK"]},
-            "frobenius",
-            ["erank"],
-        ),
-    ],
+    thinned(
+        [
+            (["erank"], {}, "erank", []),
+            (["trace", "frobenius"], {}, "frobenius", ["trace"]),
+            (["frobenius", "erank"], {"quantity": "erank"}, "erank", ["frobenius"]),
+            (["frobenius", "erank"], {"among": ["erank"]}, "erank", ["frobenius"]),
+            (
+                ["frobenius", "erank"],
+                {"among": ["frobenius", "mine.py:ERANK"]},
+                "frobenius",
+                ["erank"],
+            ),
+        ],
+        2,
+    ),
 )
 def test_slopes_and_levels_are_of_any_quantity(tmp_path, measured, asked, fits, others):
     folder = write_sweep(of_quantities(*measured), tmp_path)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import hessfig
 from hessfig.errors import UserError
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 torch.manual_seed(0)
 X, Y = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
@@ -311,7 +311,7 @@ SAME = {
 }
 
 
-@pytest.mark.parametrize("case", SAME)
+@pytest.mark.parametrize("case", thinned(SAME, 2))
 def test_what_is_meant_alike_is_measured_alike(case):
     changed, settings = SAME[case]
     if "network" in changed:
@@ -388,7 +388,7 @@ QUANTITIES = (
 )
 
 
-@pytest.mark.parametrize("quantity", QUANTITIES)
+@pytest.mark.parametrize("quantity", thinned(QUANTITIES, 2))
 @pytest.mark.parametrize("place", daily(["inputs", "weights"], "weights"))
 @pytest.mark.filterwarnings(
     "ignore:invalid value:RuntimeWarning", "ignore:.*gradients of single samples"

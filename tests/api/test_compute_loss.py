@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.models.identity import identity
 from tests.api.any_functions import CASES, log_probability, mlp
-from tests.daily import daily
+from tests.daily import daily, thinned
 from tests.double_backward import hessian
 from tests.odd_functions import Cube
 from tests.runs import here
@@ -663,7 +663,7 @@ def _large(batches):
     return given.operator("all", dtype="float32")
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", thinned(REFUSED, 2))
 def test_a_refusal_names_a_remedy_that_works(name):
     what, remedy, refused, followed = REFUSED[name]
     with pytest.raises(hessfig.errors.UserError, match=what) as caught:

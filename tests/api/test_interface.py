@@ -17,6 +17,7 @@ from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
 from hessfig.record import COLUMNS
 from hessfig.terms import PARTS, Part
+from tests.daily import thinned
 from tests.foreign_networks import CASES, dense_parts
 
 pytestmark = pytest.mark.filterwarnings(
@@ -335,7 +336,7 @@ def test_bad_settings_of_spectra_are_explained(given, message):
         )
 
 
-@pytest.mark.parametrize("name", ["mlp", "convolutional", "fused and tied"])
+@pytest.mark.parametrize("name", thinned(["mlp", "convolutional", "fused and tied"], 2))
 def test_eigenvalues_are_the_oracles(name):
     problem, blocks, names, dense = oracle(name)
     diagonal = [block for block in blocks if isinstance(block, str)]

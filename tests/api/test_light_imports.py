@@ -45,30 +45,29 @@ QUANTITIES = [
 ]
 
 
+def printed(program):
+    """Return the words that a program of Python prints in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
 @pytest.mark.long
 def test_measuring_a_network_of_ones_own_imports_no_more_than_it_needs():
     program = PROGRAM.format(quantities=QUANTITIES, heavy=HEAVY)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    assert printed(program) == []
 
 
+@pytest.mark.long
 def test_workers_import_no_library_of_models():
     """The package's own transformers are plain torch: the libraries that they came from take seconds to import."""
     program = f"import sys, {', '.join(PRELOAD)}; print(*{{'transformer_lens', 'transformers'}} & {{*sys.modules}})"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    assert printed(program) == []
 
 
 COUNTED = """
@@ -101,11 +100,4 @@ ELSEWHERE = (
 )
 def test_an_operator_imports_neither_a_compiler_nor_what_others_need(width):
     program = COUNTED.format(width=width, elsewhere=ELSEWHERE)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    assert printed(program) == []

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.errors import UserError
 from hessfig.terms import Part
+from tests.daily import thinned
 from tests.foreign_networks import dense_parts
 
 WIDTH, LENGTH = 4, 3
@@ -348,7 +349,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "quantity"), PAIRS)
+@pytest.mark.parametrize(("name", "quantity"), thinned(PAIRS, 2))
 def test_every_quantity_is_measured(name, quantity):
     with warnings.catch_warnings():
         warnings.filterwarnings(

@@ -133,7 +133,7 @@ def test_figures_are_matplotlibs_and_nothing_is_written(swept):
     assert not [ax for ax in figure.axes if ax.get_legend()]
     figure.axes[0].axvline(0.5)
     some = run.table[run.table["part"] == "H"]
-    for what in (swept, str(swept), some):
+    for what in (str(swept), some):
         assert hessfig.plot(what, layout="lines", x="sigma").axes
     assert set(swept.parent.rglob("*")) == files
 

@@ -292,6 +292,7 @@ def test_a_product_without_an_accurate_step_is_refused():
     assert row["status"] == "not_converged"
 
 
+@pytest.mark.long
 def test_vectors_that_are_mapped_to_zero_are_not_refused():
     """The key's bias adds one number to all scores of a query; the softmax ignores it, and products are rounding."""
     operator = problem("encoder").operator(

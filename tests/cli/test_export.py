@@ -293,25 +293,31 @@ def test_other_batches_and_probes_are_drawn_as_the_page_says():
 
 @pytest.mark.parametrize(
     ("words", "deviation"),
-    [
-        (
-            ["model.initialisation=gpt2", "model.n_layers=2"],
-            {"attn.o": 0.01, "mlp.fc_out": 0.01, "attn.q": 0.02},
-        ),
-        (["model.sigma_scales=tokens"], {"attn.q": 0.8 / 4**0.5, "pos": 0.8 / 4**0.5}),
-        (
-            ["model=vit", "task=digits"],
-            {"attn.q": 0.8 / 4**0.5, "patch": 0.3, "pos": 0.3},
-        ),
-        (
-            ["model=mlp", "blocks=each"],
-            {"layers.0": 0.8 / 20**0.5, "head": 0.8 / 6**0.5},
-        ),
-        (
-            ["model=cnn", "task=digits", "blocks=each"],
-            {"layers.1.conv": (2 / 54) ** 0.5},
-        ),
-    ],
+    thinned(
+        [
+            (
+                ["model.initialisation=gpt2", "model.n_layers=2"],
+                {"attn.o": 0.01, "mlp.fc_out": 0.01, "attn.q": 0.02},
+            ),
+            (
+                ["model.sigma_scales=tokens"],
+                {"attn.q": 0.8 / 4**0.5, "pos": 0.8 / 4**0.5},
+            ),
+            (
+                ["model=vit", "task=digits"],
+                {"attn.q": 0.8 / 4**0.5, "patch": 0.3, "pos": 0.3},
+            ),
+            (
+                ["model=mlp", "blocks=each"],
+                {"layers.0": 0.8 / 20**0.5, "head": 0.8 / 6**0.5},
+            ),
+            (
+                ["model=cnn", "task=digits", "blocks=each"],
+                {"layers.1.conv": (2 / 54) ** 0.5},
+            ),
+        ],
+        2,
+    ),
 )
 def test_weights_have_the_deviations_that_the_page_says(words, deviation):
     config = compose(

@@ -12,6 +12,7 @@ from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_task
 
 Rows = dict[tuple[int, str, str], dict[str, object]]
@@ -50,7 +51,7 @@ def dense_traces(found):
     return values
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", thinned(ARCHITECTURES, 2))
 def test_exact_and_dense_traces_are_those_of_dense_blocks(name):
     settings = config(
         ARCHITECTURES[name], estimator=EstimatorConfig(Method.auto, num_probes=400)

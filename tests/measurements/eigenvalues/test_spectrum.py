@@ -14,6 +14,7 @@ from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Part
+from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_task
 
 SMALL = SpectrumConfig(steps=30, num_probes=8, k=2)
@@ -48,7 +49,7 @@ def by_place(measured, quantity):
 
 
 @pytest.mark.parametrize(
-    "name", ["softmax", "pre", "two layers", "linear", "linear mlp", "bare"]
+    "name", thinned(["softmax", "pre", "two layers", "linear", "linear mlp", "bare"], 2)
 )
 def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name):
     model = ARCHITECTURES[name]
@@ -229,7 +230,7 @@ def test_float32_products_serve_float64_recurrences(name):
     )
 
 
-@pytest.mark.parametrize("end", ["largest", "smallest"])
+@pytest.mark.parametrize("end", thinned(["largest", "smallest"], 2))
 def test_large_blocks_on_the_tape_take_products_in_float32_first(end, monkeypatch):
     """Large ones alone, in float64, on the tape; the numbers agree with float64's within both residuals."""
     from hessfig.models import routes

@@ -31,7 +31,7 @@ from hessfig.sweep.measure import compute_cell, draw_problem
 from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Matrix, Part
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 WEIGHTS = (
     Matrix.W_Q,
@@ -96,7 +96,7 @@ def counted(one):
         [(1, Norm.none), (4, Norm.none), (1, Norm.pre), (4, Norm.post)], (4, Norm.post)
     ),
 )
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", thinned(WEIGHTS, 2))
 def test_predicted_operations_are_those_taken(weight, heads, norm):
     exact = cell(weight, heads=heads, norm=norm, method=Method.exact)
     model, task, [block] = exact.config.model, exact.config.task, exact.variant.blocks

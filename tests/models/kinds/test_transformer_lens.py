@@ -417,6 +417,7 @@ def test_settings_of_another_kind_are_refused(changes, home, tmp_path):
         check_config(config(folder, home / "ids.npy", model=changes))
 
 
+@pytest.mark.long
 def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_another_key(
     home, tmp_path
 ):

@@ -8,6 +8,7 @@ from torch import nn
 
 from hessfig import Problem, find_weights
 from hessfig.errors import UserError
+from tests.daily import thinned
 
 WIDTH, HEADS, HALF, INNER, WORDS = 8, 2, 4, 12, 11
 _QKVO = ("W_Q", "W_K", "W_V", "W_O")
@@ -282,7 +283,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("case", ASKED)
+@pytest.mark.parametrize("case", thinned(ASKED, 2))
 def test_what_is_not_used_as_its_name_says_is_asked_for_and_an_answer_is_taken(case):
     make, where = ASKED[case]
     with pytest.raises(UserError, match="do not tell what they do") as caught:

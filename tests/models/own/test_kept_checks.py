@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 import hessfig
 from hessfig.models.own import kept_checks
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 
 class Network(nn.Module):
@@ -307,7 +307,7 @@ def test_an_operator_keeps_its_function_when_the_problem_changed():
     assert torch.equal(operator @ vector, before)
 
 
-@pytest.mark.parametrize("width", [5, 20_000])
+@pytest.mark.parametrize("width", thinned([5, 20_000], 2))
 def test_what_is_kept_is_freed_with_the_problem(width):
     network = Network(width).eval()
     problem = hessfig.Problem(network, torch.randn(6, 3), torch.randn(6, 2), "mse")

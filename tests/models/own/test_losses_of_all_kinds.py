@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.errors import UserError
+from tests.daily import thinned
 
 COUNT = 14
 MEANS = {
@@ -53,7 +54,7 @@ def numbers(loss, quantity, **settings):
     return table.set_index(["quantity", "row", "part", "index"])["value"].sort_index()
 
 
-@pytest.mark.parametrize("kind", ["module", "function"])
+@pytest.mark.parametrize("kind", thinned(["module", "function"], 2))
 @pytest.mark.parametrize(
     "quantity",
     [

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.errors import UserError
-from tests.daily import daily
+from tests.daily import daily, thinned
 from tests.double_backward import hessian
 
 IDS = torch.randint(0, 5, (3, 6), generator=torch.Generator().manual_seed(0))
@@ -152,7 +152,7 @@ def stopped(logits, labels):
     return found.detach() / 2 + found / 2
 
 
-@pytest.mark.parametrize("loss", [nearly, smoothed, stopped])
+@pytest.mark.parametrize("loss", thinned([nearly, smoothed, stopped], 2))
 def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss):
     """Value and gradient decide: the loss is the network's output then, with H and without a split."""
     network = OfTransformers(loss)

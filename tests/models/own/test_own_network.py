@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import hessfig
 from hessfig.errors import UserError
+from tests.daily import thinned
 from tests.double_backward import hessian
 
 X = torch.randn(12, 4, generator=torch.Generator().manual_seed(1)).double()
@@ -57,7 +58,7 @@ GROUPS = {
 }
 
 
-@pytest.mark.parametrize("kind", GROUPS)
+@pytest.mark.parametrize("kind", thinned(GROUPS, 2))
 def test_groups_and_rows_are_parts_of_the_dense_hessian(kind):
     spec, at = GROUPS[kind]
     model = network()
@@ -127,7 +128,7 @@ LOSSY = {
 }
 
 
-@pytest.mark.parametrize("kind", LOSSY)
+@pytest.mark.parametrize("kind", thinned(LOSSY, 2))
 def test_a_network_may_return_its_loss_as_a_number(kind):
     made, loss = LOSSY[kind]
     model = Lossy()

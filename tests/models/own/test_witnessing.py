@@ -116,7 +116,7 @@ def test_every_block_is_that_of_the_users_own_function(name, real):
     assert not table.attrs["witness"].get("not_taken")
 
 
-@pytest.mark.parametrize("name", daily(RIGHT, *DAILY))
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::2]))
 def test_operators_and_factories_too(name):
     one, blocks = RIGHT[name](torch.float64), truth(RIGHT[name](torch.float64))
     largest = max(blocks, key=lambda block: float(blocks[block].norm()))
@@ -126,7 +126,7 @@ def test_operators_and_factories_too(name):
     assert drawn.witness is not None and max(drawn.witness.off.values()) < 1e-9
 
 
-@pytest.mark.parametrize("name", daily(RIGHT, *DAILY))
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::2]))
 def test_a_monitor_too(name, tmp_path):
     """At two steps: weights, and what is no parameter, may change between them."""
     one = RIGHT[name](torch.float64)
@@ -200,7 +200,7 @@ SPLIT = (
 )
 
 
-@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("name", thinned(SPLIT, 2))
 def test_a_function_of_outputs_is_split_also_in_place(name):
     table = hessfig.measure(
         problem(RIGHT[name](torch.float64)),
@@ -231,7 +231,7 @@ def test_a_loss_that_reads_more_than_outputs_has_no_split(name):
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("real", daily(TYPES, "float64"))
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", thinned(REFUSED, 2))
 def test_what_has_no_hessian_is_refused_by_name(name, real):
     make, remedy = REFUSED[name]
     one = make(TYPES[real])
