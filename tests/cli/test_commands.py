@@ -22,7 +22,6 @@ from hessfig.config.schema import GROUPS
 from hessfig.config.settings import settings
 from hessfig.theory.statement import Dims
 from hessfig.verbs import VERBS
-from tests.daily import thinned
 from tests.runs import CELLS, COMMAND, TOY, here, hessfig, rows
 
 HEAVY = {
@@ -359,7 +358,7 @@ SPOKEN = [
 ]
 
 
-@pytest.mark.parametrize("words", thinned(SPOKEN, 2), ids=" ".join)
+@pytest.mark.parametrize("words", SPOKEN, ids=" ".join)
 def test_words_of_foreign_files_steer_no_terminal(cli, tmp_path, words):
     (tmp_path / "own/sweep").mkdir(parents=True)
     (tmp_path / "own/sweep/mine.yaml").write_text(OWN_SWEEP)
