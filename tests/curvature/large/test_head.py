@@ -171,19 +171,21 @@ def check_same_without(problem, monkeypatch, name="all"):
             )
 
 
-@pytest.mark.parametrize("name", WITH)
+@pytest.mark.parametrize("name", thinned(WITH, 2))
 def test_products_below_a_head_are_those_without_it(name, monkeypatch):
     check_same_without(problem_of(WITH[name]()), monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["head.weight", "head.bias", "embed.weight"])
+@pytest.mark.parametrize(
+    "name", thinned(["head.weight", "head.bias", "embed.weight"], 2)
+)
 def test_columns_of_a_tied_head_are_those_without_it(name, monkeypatch):
     network = Body() if name == "head.weight" else Tied()
     check_same_without(problem_of(network), monkeypatch, name)
 
 
 @pytest.mark.parametrize(
-    "frozen", [["head.weight"], ["head.bias"], ["head.weight", "head.bias"]]
+    "frozen", thinned([["head.weight"], ["head.bias"], ["head.weight", "head.bias"]], 3)
 )
 def test_a_frozen_head_is_a_constant(frozen, monkeypatch):
     network = Body()
@@ -283,7 +285,7 @@ def of_loss(loss, *, flattened=False):
     )
 
 
-@pytest.mark.parametrize("name", daily(SPELLINGS, *[*SPELLINGS][::3]))
+@pytest.mark.parametrize("name", daily(SPELLINGS, *[*SPELLINGS][::6]))
 def test_spellings_of_cross_entropy_have_a_head(name, monkeypatch):
     """Products are those of the user's own function, in chunks and without logits."""
     monkeypatch.setattr(readouts, "CHUNK_BYTES", 8 * WORDS * 2)
@@ -292,7 +294,10 @@ def test_spellings_of_cross_entropy_have_a_head(name, monkeypatch):
 
 @pytest.mark.parametrize(
     "loss",
-    [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy],
+    thinned(
+        [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum"), F.cross_entropy],
+        3,
+    ),
 )
 def test_a_plain_module_or_function_has_a_head_where_classes_are_the_last_axis(
     loss, monkeypatch
@@ -327,7 +332,7 @@ def ignoring_the_first(outputs, targets):
     return F.cross_entropy(outputs[1:], targets[1:])
 
 
-@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize("samples", thinned([1, 2], 2))
 def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples):
     for name in ("next token", "padding", "sum"):
         problem = of_loss(SPELLINGS[name])

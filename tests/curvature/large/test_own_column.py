@@ -233,7 +233,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", thinned(PLANTED, 2))
 def test_a_wrong_engine_is_noticed_and_replaced(name, monkeypatch):
     """The warning names engine and parameter; the products are then those of ColumnOperator."""
     owner, method, wrong, parts, parameter = PLANTED[name]
@@ -270,7 +270,7 @@ LINEAR = {
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("dtype", thinned(BOUNDS, 2))
 @pytest.mark.parametrize("name", thinned(LINEAR, 2))
 @pytest.mark.parametrize("width", daily([8, 260], 260))
 def test_parts_that_are_zero_up_to_rounding_are_no_fault(name, dtype, width):
