@@ -266,7 +266,8 @@ def _time_line(cells: list[Cell], todo: list[Cell], store: CellStore) -> str:
         + f", without {_counted(left_out, 'cell')} of other kinds" * bool(left_out)
     )
     basis += ", the trainings not counted" * bool(needs(todo))
-    time = _duration(WORKER_START + sum(known) / max(count, 1))
+    start = WORKER_START if count else 0.0
+    time = _duration(start + sum(known) / max(count, 1))
     return f"time: about {time} with {workers} ({basis})"
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from hessfig.record import COLUMNS
 from hessfig.register import publish
 from hessfig.sweep import preview
 from hessfig.sweep.plan import Sweep
-from hessfig.sweep.preview import describe_plan, reasons, summarise
+from hessfig.sweep.preview import WORKER_START, describe_plan, reasons, summarise
 from hessfig.sweep.runner import Summary, run_sweep, worker_count
 from hessfig.sweep.store import CellStore, Failures
 from tests.runs import rows
@@ -289,6 +290,17 @@ def test_the_preview_counts_and_estimates(copied):
     assert any("from the cells done" in line for line in lines)
     fresh = describe_plan(Sweep([("", toy_config(copied / "fresh"))]))
     assert "time: not known before a cell is done" in fresh
+
+
+def test_the_start_of_a_worker_counts_only_where_one_starts(copied):
+    """Toy cells take milliseconds: what is left of the time is the start."""
+    said = {}
+    for workers in (0, 1):
+        sweep = Sweep([("", toy_config(copied, seeds=3, workers=workers))])
+        found = re.search(r"time: about ([\d.]+) s with", describe_plan(sweep))
+        said[workers] = float(found[1])
+    assert said[1] - said[0] == pytest.approx(WORKER_START, abs=0.1)
+    assert said[0] < 1
 
 
 @pytest.mark.parametrize(
