@@ -124,10 +124,10 @@ def _rebuild(
 def too_few_files(got: str) -> UserError:
     """Return the error for a process that may not open as many files as it needs."""
     return UserError(
-        "too few files may be open at once",
+        "the limit of open files is too low",
         got=got,
-        allowed="a hundred open files and more (the shell's `ulimit -n` says how many)",
-        remedy="ulimit -n 1024, and run the same command again",
+        allowed="at least a hundred open files (the shell's `ulimit -n` prints the limit)",
+        remedy="ulimit -n 1024, then run the same command again",
     )
 
 

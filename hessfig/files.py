@@ -132,9 +132,9 @@ def check_pin(place: object, key: str, *, found: str, planned: str | None) -> No
     group, dot, _ = key.partition(".")
     pin = f"{group}.sha256" if dot else "SHA-256"
     raise UserError(
-        f"{key}: the content of {place} is not the one that was planned"
+        f"{key}: the content of {place} is not what was planned"
         if found
-        else f"{pin}: {key} names no file",
+        else f"{pin}: {key} does not name a file",
         got=f"SHA-256 {found}" if found else f"{pin}={planned}",
         allowed=f"{pin}={planned}" if found else "null",
         remedy="run the same command again: a changed file is measured as a new one"

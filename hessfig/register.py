@@ -69,7 +69,7 @@ def not_replaceable(path: Path, reason: str, allowed: str) -> UserError:
     """Return the error for a path whose file would be replaced although hessfig did not write it."""
     word = shlex.quote(str(path))
     return UserError(
-        f"{path} holds what hessfig did not write, and would be replaced",
+        f"{path} contains what hessfig did not write, and would be replaced",
         got=reason,
         allowed=allowed,
         remedy=f"name another place, or move it away: mv {word} {word}.mine",

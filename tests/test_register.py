@@ -71,7 +71,7 @@ def test_what_is_in_the_way_stays(tmp_path, kind):
     IN_THE_WAY[kind](path)
     before = _state(tmp_path)
     with pytest.raises(
-        UserError, match=r"a\.csv holds what hessfig did not write(.|\n)*mv "
+        UserError, match=r"a\.csv contains what hessfig did not write(.|\n)*mv "
     ):
         publish({other: "2", path: "2"}, "table")
     assert not remove_own(path)
@@ -278,5 +278,7 @@ def test_tables_of_0_2_1_are_replaced_and_those_without_a_seal_are_not(tmp_path)
     paths = [folder / "table.csv", folder / "manifest.json"]
     check_replaceable(paths, "table", known=trusted_hashes(folder))
     _edited(folder / "table.csv")
-    with pytest.raises(UserError, match=r"table\.csv holds what hessfig did not write"):
+    with pytest.raises(
+        UserError, match=r"table\.csv contains what hessfig did not write"
+    ):
         check_replaceable(paths, "table", known=trusted_hashes(folder))

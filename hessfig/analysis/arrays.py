@@ -81,7 +81,7 @@ def listed(folder: Path, form: Form) -> list[Entry]:
     ]
     if not entries:
         raise UserError(
-            f"{folder} holds no stored {form.name}: the sweep was not run, or keeps none",
+            f"{folder} contains no stored {form.name}: the sweep was not run, or keeps none",
             got="no array of this quantity in manifest.json",
             allowed=f"a sweep with {form.quantity} among its quantities",
             remedy=f"{run_command(folder)} 'quantities=[{form.quantity}]'",

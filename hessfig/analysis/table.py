@@ -126,7 +126,7 @@ def _check_duplicates(table: pd.DataFrame, broken: Broken) -> None:
     twice = table.duplicated(NUMBER)  # two empty values of sigma are equal
     if twice.any():
         row = _describe(table[twice].iloc[0], NUMBER)
-        raise broken("two rows claim to be the same number", row, "one row a number")
+        raise broken("two rows describe the same number", row, "one row per number")
 
 
 def _describe(row: pd.Series, names: list[str]) -> str:

@@ -66,7 +66,7 @@ def _checked_keywords(init: Callable[P, None]) -> Callable[P, None]:
         own = [name for name in given if name in of_measure]
         if measure is not None and (own or not isinstance(measure, Measure)):
             raise UserError(
-                "Monitor: measure is a hessfig.Measure, which holds these settings",
+                "Monitor: measure is a hessfig.Measure, which contains these settings",
                 got=first_few(own) if own else type(measure).__name__,
                 allowed="measure=hessfig.Measure(...), or its fields as keywords",
                 remedy="measure=hessfig.Measure(blocks=['all'], quantities=['largest_eigenvalue'], parts='H')",
@@ -478,7 +478,7 @@ class Monitor:
                     [f"{name}: requires_grad={name in now}" for name in other]
                 ),
                 allowed="the same trained parameters at every step that is measured",
-                remedy="make a new Monitor, with a folder of its own, after the change; or weights=None from the "
+                remedy="create a new Monitor with its own folder after the change; or weights=None from the "
                 "start, which measures every parameter, frozen or not",
             )
 

@@ -135,8 +135,8 @@ def _take_over(live: nn.Module, ours: nn.Module) -> str:
                     for name in changed
                 ]
             ),
-            allowed="the parameters it had when the monitor was made",
-            remedy="make a new Monitor, with a folder of its own, after the change",
+            allowed="the parameters it had when the monitor was created",
+            remedy="create a new Monitor with its own folder after the change",
         )
     hashed = hashlib.sha256()
     with torch.no_grad():

@@ -84,7 +84,7 @@ def _asked(command: Command) -> tuple[Job, dict[str, str]]:
             "export writes one network and prints no settings",
             got="--cfg",
             allowed="--config-dir FOLDER",
-            remedy="leave the flag out; network.json will hold the settings",
+            remedy="leave the flag out; network.json will contain the settings",
         )
     verb, words = VERBS["export"], [word for word in command.words if "=" in word]
     chosen = [word for word in words if word.partition("=")[0] in _CHOICES]
@@ -115,7 +115,7 @@ def _checked_place(into: Path) -> Path:
         check_replaceable([into], _EXPORT)
     if into.is_dir() and (is_archive or any(into.iterdir())):
         raise UserError(
-            f"into: {into} holds files already",
+            f"into: {into} already contains files",
             got=f"into={into}",
             allowed="a new or empty folder, or NAME.zip",
             remedy=f"into={into.with_suffix('')}_2",

@@ -9,7 +9,7 @@ from hessfig.errors import UserError, did_you_mean, unknown_name
 from hessfig.verbs import Verb
 
 HELP = {
-    "--config-dir FOLDER, -cd": "your own sweep/*.yaml, figure/*.yaml, model/*.yaml, ... beside the shipped ones",
+    "--config-dir FOLDER, -cd": "your own sweep/*.yaml, figure/*.yaml, model/*.yaml, ... next to the shipped ones",
     "--cfg job, -c": "print the resolved settings and do nothing",
     "--help, -h": "this text",
 }

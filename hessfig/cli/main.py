@@ -130,7 +130,7 @@ def _check_current_folder() -> None:
         Path.cwd()
     except OSError as error:
         raise UserError(
-            "the current folder does not exist any more",
+            "the current folder no longer exists",
             got=os.environ.get("PWD", "a deleted folder"),
             allowed="a folder that exists",
             remedy="cd FOLDER, and run the same command there",

@@ -46,7 +46,7 @@ def _check_seeds(config: Config) -> None:
         raise UserError(
             "first_seed: negative seeds are the pilot networks of estimator=auto"
             if config.first_seed < 0
-            else "first_seed: no table can hold these seeds",
+            else "first_seed: no table can contain these seeds",
             got=f"seeds {config.first_seed} to {last}",
             allowed=f"whole numbers from 0 to {LARGEST_SEED}",
             remedy="for example first_seed=1234",
@@ -91,7 +91,7 @@ def number_of_samples(config: Config, *, size: int | None = None) -> int:
     count = size if landscape.samples is None else landscape.samples
     if count > size:
         raise UserError(
-            "landscape.samples: k would run beyond the data",
+            "landscape.samples: the largest k is beyond the data",
             got=count,
             allowed=f"2 to {size} (task.batch_size)",
             remedy=f"task.batch_size={count}, or landscape.samples={size}",
@@ -121,7 +121,7 @@ def check_training(config: Config) -> None:
     if config.state.kind == State.trained:
         if config.state.step == []:
             raise UserError(
-                "state.step names no step",
+                "state.step is empty",
                 got="[]",
                 allowed="null (the last), a step, or a list of steps",
                 remedy=f"for example state.step=[0,{training.steps}]",

@@ -44,7 +44,7 @@ def array_share(environment: Mapping[str, str]) -> str:
         if step and first + (count - 1) * step == last and (task - first) % step == 0:
             return f"{(task - first) // step + 1}/{count}"
     raise UserError(
-        "shard=auto: Slurm does not say which share this is",
+        "shard=auto: Slurm's variables do not determine the share",
         got=", ".join(
             f"{_ARRAY}{name}={plain(value)}" for name, value in named.items() if value
         )

@@ -338,7 +338,7 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
 
 
 def _check_apart(name: str, rows: Sequence[Row]) -> None:
-    """Raise UserError for two rows that claim to be the same number: no reader could tell which one counts."""
+    """Raise UserError for two rows that describe the same number: no reader could tell which one counts."""
     labels = Counter(
         tuple(str(row[column]) for column in NUMBER if column in row) for row in rows
     )

@@ -328,7 +328,7 @@ def _check_apart(quantities: Sequence[Quantity]) -> None:
                     f"quantities: {first.name} and {later.name} give the same rows",
                     got=f"both give {', '.join(same)}",
                     allowed="one of the two in a run",
-                    remedy=f"quantities=[{first.name}], and {later.name} in a run with a sweep.name of its own",
+                    remedy=f"quantities=[{first.name}], and {later.name} in a run with its own sweep.name",
                 )
 
 

@@ -396,7 +396,7 @@ def check_layers(quantity: str, config: Config, layout: Layout) -> None:
 def without_layers(quantity: str, got: str) -> UserError:
     """Return the error for a network without a residual stream."""
     return UserError(
-        f"quantities=[{quantity}]: this network does not show what is between its layers",
+        f"quantities=[{quantity}]: this network does not expose what is between its layers",
         got=got,
         allowed="a network with a residual stream, such as model.kind=transformer",
         remedy=f"leave {quantity} out",

@@ -102,7 +102,7 @@ def state_of_optimiser(
         moments |= {f"{moment}/{name}": state[moment].detach() for moment in known}
     if not held:
         raise UserError(
-            "optimiser: it holds none of the network's parameters",
+            "optimiser: it contains none of the network's parameters",
             got=f"{type(optimiser).__name__} of {sum(len(group['params']) for group in optimiser.param_groups)} others",
             allowed="the optimiser that updates this network",
             remedy="make the optimiser from network.parameters(), after layers were replaced",

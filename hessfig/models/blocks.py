@@ -291,7 +291,7 @@ def _check_number(number: int) -> None:
             "blocks: too many for one run",
             got=f"{number} blocks",
             allowed=f"at most {MOST_BLOCKS}",
-            remedy="name fewer, or give each part of them to a run with a sweep.name of its own",
+            remedy="select fewer, or split them into several runs, each with its own sweep.name",
         )
 
 
@@ -339,7 +339,7 @@ def _check_apart(name: str, layer: int, layout: Layout) -> None:
     for pair in layout.shared:
         if all(weight in members for weight in pair):
             raise UserError(
-                f"blocks: {name} of layer {layer} holds entries twice",
+                f"blocks: {name} of layer {layer} contains entries twice",
                 got=f"{pair[0].name} and {pair[1].name} have entries in common",
                 allowed="groups of weights without a common entry",
                 remedy="name a group of your own: weights={NAME@LAYER: [parameter, parameter, ...]}",

@@ -308,4 +308,4 @@ def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str
     is_own = block.is_diagonal and architecture.most_keys != 1
     if is_own:
         return "the output is (piecewise) affine in this weight"
-    return "no term of the output holds both weights"
+    return "no term of the output contains both weights"

@@ -125,8 +125,8 @@ def _hash(key: str, path: Path) -> str:
         raise UserError(
             f"{key}: {path} cannot be read",
             got=error.strerror,
-            allowed="a file that you may read",
-            remedy="check its rights",
+            allowed="a readable file",
+            remedy="check its permissions",
         ) from error
 
 
@@ -136,7 +136,7 @@ def _path(config: Config) -> Path:
             "state.path is missing",
             got="state=loaded without state.path",
             allowed="state.path=FILE.safetensors",
-            remedy="name the file that holds the weights",
+            remedy="name the file that contains the weights",
         )
     return existing_file(
         "state.path",

@@ -41,12 +41,12 @@ def _check_names(
     if missing or surplus:
         hint = did_you_mean(missing[0], surplus) if missing and surplus else ""
         raise UserError(
-            f"state.path: the names in {path} are not those of this network",
+            f"state.path: the names in {path} do not match this network",
             got=f"missing: {first_few(missing)}; surplus: {first_few(surplus)}",
             allowed=f"the network's {len(needed)} names: {first_few(needed)}",
             remedy=f"for {missing[0]!r}: {hint}"
             if hint
-            else "give the model settings that the file was saved with",
+            else "use the model settings with which the file was saved",
         )
 
 
@@ -56,14 +56,14 @@ def _check_tensor(path: Path, name: str, tensor: Tensor, current: Tensor) -> Non
             f"state.path: {name} in {path} has another shape",
             got=tuple(tensor.shape),
             allowed=str(tuple(current.shape)),
-            remedy="give the model settings that the file was saved with (model.d_model, model.n_layers, ...)",
+            remedy="use the model settings with which the file was saved (model.d_model, model.n_layers, ...)",
         )
     if (
         tensor.is_floating_point() != current.is_floating_point()
         or not tensor.isfinite().all()
     ):
         raise UserError(
-            f"state.path: {name} in {path} holds numbers that are not finite, or not of a floating-point type",
+            f"state.path: {name} in {path} contains numbers that are not finite, or not of a floating-point type",
             got=f"{int((~tensor.isfinite()).sum())} of {tensor.numel()} not finite, {tensor.dtype}",
             allowed="finite floating-point numbers",
             remedy="save the weights again, from before the training diverged",

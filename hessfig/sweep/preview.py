@@ -126,7 +126,7 @@ def summarise(summary: Summary) -> str:
     if summary.share:
         return f"shard {summary.share}: {done}; cells: {summary.table.parent / 'cells'}"
     if summary.peak:
-        memory = f", at most {summary.peak / 2**30:.2f} GiB a worker"
+        memory = f", at most {summary.peak / 2**30:.2f} GiB per worker"
     else:
         memory = ""
     lacks = f", {summary.missing} cells are missing in it" if summary.missing else ""
@@ -306,7 +306,7 @@ def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     where = " to ".join(
         f"{size} ({network})" for size, network in reversed(ends.items())
     )
-    return [f"memory: about {where} a worker (a guess)"]
+    return [f"memory: about {where} per worker (a guess)"]
 
 
 def _product_lines(variants: Sequence[Variant]) -> list[str]:

@@ -122,7 +122,7 @@ def _window(task: TaskConfig) -> int:
     length = task.length or 0
     if length < 2 or not 0 <= task.first_scored < length - 1:
         raise UserError(
-            "task.length, task.first_scored: no character of a window is left to be predicted",
+            "task.length, task.first_scored: no character of a window remains to be predicted",
             got=f"task.length={task.length}, task.first_scored={task.first_scored}",
             allowed="task.length >= 2, and task.first_scored from 0 to task.length - 2",
             remedy="task.length=64 task.first_scored=0",

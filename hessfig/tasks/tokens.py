@@ -208,7 +208,7 @@ def _cut(task: TaskConfig, ids: NDArray[Any]) -> NDArray[Any]:
         ids = _pieces(task, ids)
     if len(ids) < task.batch_size:
         raise UserError(
-            "task.path: the file holds too little",
+            "task.path: the file is too short",
             got=f"{len(ids)} sequences of {ids.shape[1]} tokens",
             allowed=f"at least task.batch_size={task.batch_size}",
             remedy=f"task.batch_size={len(ids)}",
@@ -227,7 +227,7 @@ def _pieces(task: TaskConfig, ids: NDArray[Any]) -> NDArray[Any]:
     rows = ids.size // task.length
     if not rows:
         raise UserError(
-            "task.path: the file holds too little",
+            "task.path: the file is too short",
             got=f"{ids.size} tokens",
             allowed=f"at least task.batch_size={task.batch_size} times task.length={task.length}",
             remedy=f"a longer file, or task.batch_size=1 task.length={max(ids.size, 2)}",
@@ -245,14 +245,14 @@ def _check_length(task: TaskConfig, length: int, context: int) -> None:
         )
     if length < 2:
         raise UserError(
-            "task.length: no token is left to be predicted",
+            "task.length: no token remains to be predicted",
             got=f"{length} tokens",
             allowed=f"2 to {context}",
             remedy=f"task.length={context}",
         )
     if not 0 <= task.first_scored < length - 1:
         raise UserError(
-            "task.first_scored: no token is left to be predicted",
+            "task.first_scored: no token remains to be predicted",
             got=task.first_scored,
             allowed=f"0 to {length - 2}",
             remedy="task.first_scored=0",
@@ -279,7 +279,7 @@ def _check_words(used: NDArray[Any], vocabulary: int) -> None:
 
 def _unreadable(path: Path, why: str) -> UserError:
     return UserError(
-        f"task.path: {path} holds no ids",
+        f"task.path: {path} contains no token ids",
         got=why[:200],
         allowed=_FORMS,
         remedy="numpy.save(FILE, ids)",

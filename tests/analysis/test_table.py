@@ -86,7 +86,7 @@ def _change(column, value):
         (_change("status", "fine"), "unknown status"),
         (_change("status", "structural_zero"), "structural_zero but value is not 0"),
         (_change("config", "other"), "mixes several configurations"),
-        (_change("seed", 1236), "claim to be the same number"),
+        (_change("seed", 1236), "describe the same number"),
     ],
 )
 def test_bad_tables(tmp_path, change, message):
@@ -150,7 +150,7 @@ def test_two_numbers_without_sigma_may_not_claim_to_be_one(tmp_path):
     folder = write_sweep(
         pd.concat([made, made.iloc[:1]], ignore_index=True), tmp_path, settings=None
     )
-    with pytest.raises(UserError, match="claim to be the same number"):
+    with pytest.raises(UserError, match="describe the same number"):
         read_table(folder / "table.csv")
 
 

@@ -74,7 +74,7 @@ PROBLEMS = {
     "an empty group": ({"weights": {"a": []}}, "group a is empty"),
     "a group with a weight twice": (
         {"weights": {"a": ["weight", "weight"]}},
-        "a holds entries twice(.|\n)*6 entries",
+        "a contains entries twice(.|\n)*6 entries",
     ),
     "a group of overlapping slices": (
         {
@@ -82,7 +82,7 @@ PROBLEMS = {
                 "a@2": [("weight", numpy.s_[:, :2]), ("weight", numpy.s_[:, 1:])]
             }
         },
-        "a@2 holds entries twice(.|\n)*have 2 entries",
+        "a@2 contains entries twice(.|\n)*have 2 entries",
     ),
     "a group with a tied weight twice": (
         {"network": tied(), "weights": {"a": ["0.weight", "1.weight"]}},
@@ -262,7 +262,7 @@ def test_a_layer_whose_names_overlap_is_no_group():
     apart = hessfig.measure(problem(weights=weights), blocks=["W", "row", ("W", "row")])
     assert len(apart) == 9 and apart["value"][0] > 0
     with pytest.raises(
-        UserError, match=r"layer of layer 1 holds entries twice(.|\n)*W and row"
+        UserError, match=r"layer of layer 1 contains entries twice(.|\n)*W and row"
     ):
         hessfig.measure(problem(weights=weights), blocks="layer")
 

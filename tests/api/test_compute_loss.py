@@ -551,7 +551,7 @@ REFUSED = {
         ),
     ),
     "no batch": (
-        "there is no batch",
+        "no batch was given",
         "Problem\\(network, batch, compute_loss",
         lambda: measured(small(), [], squares),
         lambda: measured(small(), X, squares),

@@ -506,7 +506,7 @@ def test_a_measure_stands_alone(tmp_path):
     """Settings next to it would be ignored, those with their default too."""
     given = {"folder": tmp_path, "measure": hessfig.Measure(quantities="loss")}
     with pytest.raises(
-        UserError, match=r"which holds these settings\n  got:     seed, parts"
+        UserError, match=r"which contains these settings\n  got:     seed, parts"
     ):
         hessfig.Monitor(
             watched.network(),

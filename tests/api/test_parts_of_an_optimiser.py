@@ -124,7 +124,7 @@ def test_numbers_are_those_of_the_next_update(kind, late, tmp_path):
 
 def test_an_optimiser_of_another_network_is_refused(tmp_path):
     other = torch.optim.AdamW(network().parameters(), lr=LR)
-    with pytest.raises(UserError, match="holds none of the network's parameters"):
+    with pytest.raises(UserError, match="contains none of the network's parameters"):
         watched(network(), other, tmp_path / "mine")(0)
 
 

@@ -18,7 +18,7 @@ from tests.api import ranks
 from tests.pages import ROOT, write_files
 
 REFUSED = {
-    "part": ("sharded in part", "2.weight, 2.bias"),
+    "part": ("only partly sharded", "2.weight, 2.bias"),
     "batches": ("rank 1 does not measure", "other batches"),
     "weights": ("rank 1 does not measure", "other entries of 2.bias"),
     "sharded_batches": ("are not averaged", "FSDP2 does not shard"),

@@ -307,7 +307,7 @@ def test_ids_of_every_claim(sound, tmp_path, monkeypatch, call, ledger):
             answer = plan(call, home)
             silent = f"shape {shape}, {descr}: exit {answer.code}" * (answer.code != 2)
             unclear = f"shape {shape}, {descr}: {answer.err!r}" * (
-                "holds no ids" not in answer.err
+                "contains no token ids" not in answer.err
             )
             ledger.note(IDS, traceback=answer.traceback, silent=silent, unclear=unclear)
     assert not ledger.wrong(IDS)

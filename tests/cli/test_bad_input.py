@@ -298,7 +298,10 @@ BAD = {
         "1 <= K <= N",
         "shard=8/8",
     ],
-    ("run", "shard=auto"): ["Slurm does not say which share this is", "shard=K/N"],
+    ("run", "shard=auto"): [
+        "Slurm's variables do not determine the share",
+        "shard=K/N",
+    ],
     ("run", "shard=1/2", "launcher=slurm"): [
         "are shards themselves",
         "leave shard out",

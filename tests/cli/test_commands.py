@@ -171,7 +171,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(cli, tmp_path):
     sizes = [float(size) for size in re.findall(r"([\d.]+) GiB", memory)]
     assert (
         "1 layer, batch 64) to " in memory
-        and "5 layers, batch 64) a worker" in memory
+        and "5 layers, batch 64) per worker" in memory
         and sizes[0] < sizes[1] < 2
     )
     assert list(tmp_path.rglob("*")) == []

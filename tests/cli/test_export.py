@@ -550,7 +550,7 @@ def _small():
         ([*SMALL, "seeds=2"], "seed must say which one"),
         ([*SMALL, "seeds=1", "step=3"], "step means nothing here"),
         ([*SMALL, "seeds=1", "sigmas=1"], "sigmas"),
-        ([*SMALL, "seeds=1", "into=there"], "holds files already"),
+        ([*SMALL, "seeds=1", "into=there"], "already contains files"),
         (
             ["sweep=depth", "grid.values=[0.3]", "seeds=1"],
             "num_layers must say which one",

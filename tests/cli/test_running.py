@@ -201,7 +201,8 @@ def test_limits_of_the_machine_are_named_before_a_worker_meets_them(monkeypatch)
     )
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 12))
     with pytest.raises(
-        UserError, match=r"too few files(.|\n)*at most 12(.|\n)*ulimit -n 1024"
+        UserError,
+        match=r"open files(.|\n)*too low(.|\n)*at most 12(.|\n)*ulimit -n 1024",
     ):
         machine.check_machine(Config(workers=1))
     monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (12, 4096))
@@ -231,7 +232,7 @@ def test_a_deleted_current_folder_is_named(tmp_path):
         ["sh", "-c", command], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the current folder does not exist any more\n")
+    assert done.stderr.startswith("error: the current folder no longer exists\n")
 
 
 ABSURD = {
@@ -259,7 +260,7 @@ ABSURD = {
     ],
     "blocks=[[W_V@*,W_Q@*]] model.n_layers=1000": ["1000000 blocks", "at most 20000"],
     "first_seed=99999999999999999999": [
-        "no table can hold these seeds",
+        "no table can contain these seeds",
         "9007199254740992",
     ],
 }

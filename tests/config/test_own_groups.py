@@ -103,7 +103,7 @@ BAD = {
         "is not YAML (line 3",
         "duplicate key seeds",
     ),
-    "list": ("- 3", "does not hold settings by name", "key: value"),
+    "list": ("- 3", "does not contain settings by name", "key: value"),
     "name": (
         "# @package _global_\nsweep: {name: sigma}",
         "does not name itself",
@@ -138,7 +138,9 @@ def test_a_name_given_by_hand_is_the_users(write):
 
 @pytest.mark.parametrize("name", ["sweep__sigma", "figure__3a", "model__gpt2"])
 def test_a_shipped_name_is_taken(write, name):
-    with pytest.raises(UserError, match=r"of this name already(.|\n)*rename the file"):
+    with pytest.raises(
+        UserError, match=r"already has a \w+ of this name(.|\n)*rename the file"
+    ):
         write(**{name: ""})
 
 
@@ -163,7 +165,9 @@ def test_a_file_of_other_bytes(write):
     "text", ["5", "hello", "true", "''", "2001-01-01", "!!binary x", "|\n  a\n"]
 )
 def test_a_file_of_one_value(write, text):
-    with pytest.raises(UserError, match=r"mine\.yaml does not hold settings by name"):
+    with pytest.raises(
+        UserError, match=r"mine\.yaml does not contain settings by name"
+    ):
         write(sweep__mine=text)
 
 

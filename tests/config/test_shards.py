@@ -31,7 +31,7 @@ def test_no_task_of_an_array_with_holes_measures_anything(array):
     """Of such an array Slurm says the step 1, and a task's place among the others follows from nothing it says."""
     for index in array:
         with pytest.raises(
-            UserError, match="Slurm does not say which share this is"
+            UserError, match="Slurm's variables do not determine the share"
         ) as refused:
             array_share(slurm(index, len(array), min(array), max(array), 1))
         assert f"SLURM_ARRAY_TASK_ID={index}" in refused.value.got
@@ -41,7 +41,7 @@ def test_no_task_of_an_array_with_holes_measures_anything(array):
 @pytest.mark.parametrize("name", list(slurm(3, 4, 0, 3, 1)))
 @pytest.mark.parametrize("value", ["", "x", "-1", "\u0663"])
 def test_a_variable_that_is_missing_or_not_a_number_is_refused(name, value):
-    with pytest.raises(UserError, match="Slurm does not say which share this is"):
+    with pytest.raises(UserError, match="Slurm's variables do not determine the share"):
         array_share({**slurm(3, 4, 0, 3, 1), name: value})
 
 

@@ -39,11 +39,7 @@ BAD = {
         "0 to 50",
         "training.steps=51",
     ],
-    ("state.step=[]",): [
-        "state.step names no step",
-        "got:     []",
-        "state.step=[0,50]",
-    ],
+    ("state.step=[]",): ["state.step is empty", "got:     []", "state.step=[0,50]"],
     ("state.step=-1",): ["state.step", "whole number >= 0"],
     ("state.step=true",): ["state.step", "whole number >= 0"],
     ("state.step=[3,3]",): ["state.step", "named once", "got:     3"],

@@ -366,7 +366,10 @@ REFUSED = {
     "accuracy": ({"task": "gaussian"}, "no examples besides its batch"),
     "batch_sharpness": ({"task": "gaussian"}, "no examples besides its batch"),
     "critical_step": ({"state": "loaded"}, "comes without the moments of adamw"),
-    "residual_norm": ({"model": "python"}, "does not show what is between its layers"),
+    "residual_norm": (
+        {"model": "python"},
+        "does not expose what is between its layers",
+    ),
     "preconditioned_eigenvalue": (
         {"state": "initialised"},
         "that of a training with adam or adamw",

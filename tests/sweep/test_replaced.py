@@ -245,8 +245,7 @@ def test_a_hash_in_the_settings_pins_a_file(folder, group):
     assert len(found) == 64 and Sweep([("", pinned)]).variants[0].config == pinned
     other = replace(config, **{group: replace(getattr(config, group), sha256="0" * 64)})
     with pytest.raises(
-        UserError,
-        match=rf"is not the one that was planned(.|\n)*{group}.sha256={'0' * 64}",
+        UserError, match=rf"is not what was planned(.|\n)*{group}.sha256={'0' * 64}"
     ):
         Sweep([("", other)])
 
@@ -275,7 +274,9 @@ def test_pins_alone_make_no_other_table(folder):
 
 def test_a_hash_of_no_file_is_refused():
     config = toy_config()
-    with pytest.raises(UserError, match=r"state.sha256: state.path names no file"):
+    with pytest.raises(
+        UserError, match=r"state.sha256: state.path does not name a file"
+    ):
         Sweep([("", replace(config, state=replace(config.state, sha256="0" * 64)))])
 
 

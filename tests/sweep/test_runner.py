@@ -306,8 +306,11 @@ def test_the_start_of_a_worker_counts_only_where_one_starts(copied):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ([10.9, 10.2], "about 10.2 GiB (width 10.2) to 10.9 GiB (width 10.9) a worker"),
-        ([0.31, 0.33], "about 0.3 GiB (width 0.31) a worker"),
+        (
+            [10.9, 10.2],
+            "about 10.2 GiB (width 10.2) to 10.9 GiB (width 10.9) per worker",
+        ),
+        ([0.31, 0.33], "about 0.3 GiB (width 0.31) per worker"),
         ([None], "not known for this network"),
     ],
 )
@@ -353,7 +356,7 @@ def test_the_closing_line_names_the_table(tmp_path):
     counts = "3 cells measured, 2 reused, 1 failed"
     assert (
         line
-        == f"{counts} in 12.3 s, at most 1.00 GiB a worker; table: {tmp_path}/table.csv"
+        == f"{counts} in 12.3 s, at most 1.00 GiB per worker; table: {tmp_path}/table.csv"
     )
 
 

@@ -59,8 +59,8 @@ def test_random_ids_follow_the_seed():
 @pytest.mark.parametrize(
     ("ids", "settings", "message"),
     [
-        (np.zeros((2, 4)), {}, "holds no ids[\\s\\S]*float64"),
-        (np.zeros((2, 2, 2), dtype=int), {}, "holds no ids"),
+        (np.zeros((2, 4)), {}, "contains no token ids[\\s\\S]*float64"),
+        (np.zeros((2, 2, 2), dtype=int), {}, "contains no token ids"),
         (np.full((2, 4), -1), {}, "vocabulary[\\s\\S]*-1"),
         (np.full((2, 4), 10), {}, "vocabulary[\\s\\S]*0 to 9"),
         (
@@ -71,21 +71,21 @@ def test_random_ids_follow_the_seed():
         (
             np.zeros((1, 4), dtype=int),
             {"length": 4},
-            "too little[\\s\\S]*remedy:  task.batch_size=1$",
+            "too short[\\s\\S]*remedy:  task.batch_size=1$",
         ),
         (
             np.zeros(5, dtype=int),
             {"length": 4},
-            "too little[\\s\\S]*remedy:  task.batch_size=1$",
+            "too short[\\s\\S]*remedy:  task.batch_size=1$",
         ),
         (
             np.zeros(5, dtype=int),
             {"length": 6},
-            "too little[\\s\\S]*task.batch_size=1 task.length=5$",
+            "too short[\\s\\S]*task.batch_size=1 task.length=5$",
         ),
-        (np.zeros((2, 4), dtype=int), {"length": 1}, "no token is left"),
-        (np.zeros((2, 4), dtype=int), {"first_scored": 3}, "no token is left"),
-        (np.array([["a", "b"]], dtype=object), {}, "holds no ids"),
+        (np.zeros((2, 4), dtype=int), {"length": 1}, "no token remains"),
+        (np.zeros((2, 4), dtype=int), {"first_scored": 3}, "no token remains"),
+        (np.array([["a", "b"]], dtype=object), {}, "contains no token ids"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, ids, settings, message):
@@ -98,10 +98,10 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read(tmp_path / "ids.npy")
     (tmp_path / "ids.npy").write_text("ids")
-    with pytest.raises(UserError, match="holds no ids"):
+    with pytest.raises(UserError, match="contains no token ids"):
         read(tmp_path / "ids.npy")
     (tmp_path / "text").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(UserError, match="holds no ids"):
+    with pytest.raises(UserError, match="contains no token ids"):
         read(tmp_path / "text")
 
 
@@ -206,7 +206,7 @@ def archive():
 def test_files_of_another_form(tmp_path, content):
     (tmp_path / "ids.npy").write_bytes(content)
     for look in (read, lambda path: length_of(TaskConfig(path=str(path)), 8)):
-        with pytest.raises(UserError, match="holds no ids"):
+        with pytest.raises(UserError, match="contains no token ids"):
             look(tmp_path / "ids.npy")
 
 
@@ -221,7 +221,7 @@ def test_the_whole_file_is_hashed_and_what_is_needed_is_held(tmp_path):
     assert peak < 8 * 2**20 < path.stat().st_size
     ids[-1, -1] = 1
     np.save(path, ids)
-    with pytest.raises(UserError, match="is not the one that was planned"):
+    with pytest.raises(UserError, match="is not what was planned"):
         read(path, sha256=planned)
 
 
@@ -233,5 +233,5 @@ def test_a_text_is_that_of_its_hash(tmp_path):
         read(path, length=3, sha256=planned), [[1, 2, 3], [2, 1, 2]]
     )
     path.write_bytes(b"a bb ccc dd e f")
-    with pytest.raises(UserError, match="is not the one that was planned"):
+    with pytest.raises(UserError, match="is not what was planned"):
         read(path, length=3, sha256=planned)

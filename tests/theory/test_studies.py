@@ -51,7 +51,7 @@ def test_the_same_command_mends_a_study(cli, tmp_path):
         answer = cli("plot", "figure=bounds", "figure.formats=[svg]")
         if name in EDITS:
             assert (
-                answer.code == 2 and "holds what hessfig did not write" in answer.err
+                answer.code == 2 and "contains what hessfig did not write" in answer.err
             ), (name, answer.err)
             for path in (folder / "looseness.csv", folder / studies.SEAL):
                 path.rename(tmp_path / f"{name}, {path.name}")

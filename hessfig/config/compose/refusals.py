@@ -166,7 +166,7 @@ def _value(
     if isinstance(cause, RecursionError):
         why = "a file names itself in its list of defaults, or values are nested too deeply"
     if file is not None:
-        why = f"{file}: it does not hold settings by name"
+        why = f"{file}: it does not contain settings by name"
     if own is not None:
         allowed = "key: value, and a list of defaults, as in the shipped files"
     return UserError(

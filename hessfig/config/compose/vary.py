@@ -180,7 +180,7 @@ def _values(key: str, value: Any) -> list[Any]:
                 f"sweep.vary: a value of {key} cannot name a variant",
                 got=entry,
                 allowed="numbers, true, false, null, and text without any of , = \" ' [ ] { } $ \\",
-                remedy="make it a sweep of its own",
+                remedy="make it a separate sweep",
             )
     # 1 and 1.0 are one number.
     numbers = [float(one) if type(one) in (int, float) else str(one) for one in values]

@@ -147,7 +147,7 @@ def _split(key: str, spec: str | None) -> tuple[str, str]:
     place, colon, name = (spec or "").rpartition(":")
     if not (place and colon and name.isidentifier()):
         raise UserError(
-            f"{key} names nothing",
+            f"{key} does not name a function",
             got=spec,
             allowed=FORM,
             remedy=f"for example {key}=mynet.py:make",

@@ -42,7 +42,7 @@ def own_folder(text: str) -> Path:
 def _check_file(path: Path, group: str, shipped: list[str]) -> None:
     if path.stem in shipped:
         raise UserError(
-            f"{path}: hessfig has a {group} of this name already",
+            f"{path}: hessfig already has a {group} of this name",
             got=path.stem,
             allowed=f"names other than {', '.join(shipped)}",
             remedy=f"rename the file: mv {path} {path.with_name(f'my_{path.name}')}",
@@ -71,7 +71,7 @@ def _check_file(path: Path, group: str, shipped: list[str]) -> None:
         _check_spelling(scalar, path)
     if isinstance(root, yaml.ScalarNode) and root.tag != _NULL:
         raise UserError(
-            f"{path} does not hold settings by name",
+            f"{path} does not contain settings by name",
             got=root.value[:100],
             allowed="key: value, as in the shipped files",
             remedy="fix the file",

@@ -307,7 +307,7 @@ class ShardedHessian:
                 )
         if apart:
             raise UserError(
-                "the network is sharded in part: plain tensors have a gradient of their own on each rank",
+                "the network is only partly sharded: plain tensors have different gradients on each rank",
                 got=first_few(apart),
                 allowed="DTensors, and plain tensors with one gradient",
                 remedy="fully_shard(network) at the root, after its layers",

@@ -79,7 +79,7 @@ class _Runs:
                 self.replaced[part.path].append(part)
         place = trial.owner([part.path for part in parts])
         if place is None:
-            raise CannotRun("no module that is called holds them")
+            raise CannotRun("no module that is called contains them")
         self.place, self._uses = place, list[Use]()
 
     def entering(self, **puts: Put) -> Tensor:

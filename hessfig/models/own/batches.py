@@ -128,7 +128,7 @@ def read_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Given]:
     """
     pairs = list(_paired(inputs, targets))
     if not pairs:
-        raise _unknown("there is no batch", inputs, targets)
+        raise _unknown("no batch was given", inputs, targets)
     batches = [_given(batch, goal, inputs, targets) for batch, goal in pairs]
     for batch in batches:
         for name, tensor in batch.tensors:

@@ -106,7 +106,7 @@ def open_function(
     every = opaque_batches(batches)
     if not every:
         raise UserError(
-            "batches: there is no batch",
+            "batches: no batch was given",
             got=shape_of(batches),
             allowed="one batch, or a list, a DataLoader or a Dataset of batches",
             remedy="hessfig.Problem(network, batch, compute_loss=lambda network, batch: ...); None is a batch, too",

@@ -81,7 +81,7 @@ def check_network(network: Any) -> None:
             allowed="parameters of real numbers, floating point",
             remedy="call the network once, network(inputs)"
             if lazy
-            else "hold them as real tensors",
+            else "store them as real tensors",
         )
     check_mode(network)
 

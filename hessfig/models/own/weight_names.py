@@ -124,7 +124,7 @@ def _twice(name: str, pair: Pair, known: _Known) -> UserError:
         for one in pair
     ]
     return UserError(
-        f"weights: the group {name} holds entries twice",
+        f"weights: the group {name} contains entries twice",
         got=f"{' and '.join(views)} have {known.overlap(pair)} entries in common",
         allowed="parameters or slices without a common entry",
         remedy="name every entry once in a group; other names may overlap with it",

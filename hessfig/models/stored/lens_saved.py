@@ -135,7 +135,7 @@ def _check_finite(state: Mapping[str, Tensor], where: str) -> None:
     ]
     if bad:
         raise UserError(
-            f"{KEY}: {where} holds numbers that are not finite, or not of a floating-point type",
+            f"{KEY}: {where} contains numbers that are not finite, or not of a floating-point type",
             got=first_few(bad),
             allowed="finite floating-point numbers",
             remedy="save the weights again, from before the training diverged",

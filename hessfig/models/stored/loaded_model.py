@@ -200,7 +200,7 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
 def _unmade(where: str, error: Exception) -> UserError:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return UserError(
-        f"{where}: transformers cannot make this model",
+        f"{where}: transformers cannot create this model",
         got=f"{type(error).__name__}: {lines[0]}"[:300],
         allowed="a language model that transformers knows, with weights in safetensors",
         remedy="python -c 'from transformers import AutoModelForCausalLM as A; A.from_pretrained(\"DIR\")'",

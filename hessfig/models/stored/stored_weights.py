@@ -92,7 +92,7 @@ def check_finite(model: nn.Module, place: str) -> None:
     ]
     if bad:
         raise UserError(
-            f"{model_folder.KEY}: {place} holds numbers that are not finite in {next(model.parameters()).dtype}",
+            f"{model_folder.KEY}: {place} contains numbers that are not finite in {next(model.parameters()).dtype}",
             got=first_few(bad),
             allowed="finite floating-point numbers",
             remedy="save the weights again, from before the training diverged; or dtype=float64",

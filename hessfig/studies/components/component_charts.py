@@ -342,7 +342,7 @@ def centred(spec: FigureSpec, source: Source) -> Iterator[Page]:
         raise UserError(
             f"figure.layout={spec.layout} needs trainings whose best learning rate is inside the grid",
             got=", ".join(source.table["quantity"].unique()),
-            allowed="trainings at several learning rates, the best of which is not the first or last",
+            allowed="trainings at several learning rates; the best must not be the first or last",
             remedy="hessfig run sweep=centring_training",
         )
     panels_of = {

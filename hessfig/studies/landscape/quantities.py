@@ -78,7 +78,7 @@ def check_distance(config: Config, layout: Layout) -> None:
                 f"{needed / 1e9:.1f} GB",
                 got=f"{needed / 1e9:.1f} GB for landscape.points={config.landscape.points}",
                 allowed=f"at most {MATRIX_BYTES / 1e9:g} GB",
-                remedy="estimator=hutchinson, which needs products alone (and gives no eigenvalues)",
+                remedy="estimator=hutchinson, which needs only products (but gives no eigenvalues)",
             )
 
 

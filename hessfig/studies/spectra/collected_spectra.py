@@ -158,7 +158,7 @@ def collected(
     )
     if not every.places:
         raise UserError(
-            f"{folder} holds neither eigenvalues nor densities of such blocks",
+            f"{folder} contains neither eigenvalues nor densities of such blocks",
             got=f"quantities {', '.join(measured)}",
             allowed="a sweep with spectrum or density among its quantities",
             remedy=f"hessfig run sweep={folder.name} 'quantities=[spectrum]'",

@@ -22,7 +22,7 @@ REFUSED = {
     "stability_threshold": "no examples besides its batch",
     "training_cost": "no examples besides its batch",
     "preconditioned_eigenvalue": "state=trained",
-    "residual_norm": "does not show what is between its layers",
+    "residual_norm": "does not expose what is between its layers",
     "score_spread": "shows no attention scores",
 }
 Key = tuple[str, int, str, str]

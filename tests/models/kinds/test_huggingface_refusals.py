@@ -65,7 +65,7 @@ def damaged(home, place, **changes):
             {"model": {"path": None, "d_model": 9, "n_heads": 2}},
             "heads do not divide the width",
         ),
-        ({"task": {"batch_size": 5}}, "holds too little[\\s\\S]*task.batch_size=4"),
+        ({"task": {"batch_size": 5}}, "too short[\\s\\S]*task.batch_size=4"),
         (
             {"task": {"length": 6, "path": None}},
             f"longer than the network's context[\\s\\S]*at most {CONTEXT}",
@@ -191,8 +191,8 @@ def test_pickles_are_read_as_tensors_or_not_at_all(home, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activation_function": "nope"}, "transformers cannot make this model"),
-        ({"resid_pdrop": "much"}, "transformers cannot make this model"),
+        ({"activation_function": "nope"}, "transformers cannot create this model"),
+        ({"resid_pdrop": "much"}, "transformers cannot create this model"),
         (
             {"quantization_config": {"load_in_8bit": True}},
             "quantization_config is not served",

@@ -182,8 +182,8 @@ def test_a_factory_gets_seeds_that_generators_take_and_keeps_the_folder(folder):
 
 
 REFUSED = {
-    None: "names nothing",
-    "mynet.py": "names nothing",
+    None: "does not name a function",
+    "mynet.py": "does not name a function",
     "nowhere.py:make": "there is no such file",
     "nowhere.module:make": "there is no module 'nowhere.module'",
     "unseen:make": r"model\.factory=unseen\.py:NAME \(a file here\)",

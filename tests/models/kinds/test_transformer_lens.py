@@ -434,7 +434,7 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
     ):
         if keys:
             written(folder, settings, tensors)
-            with pytest.raises(UserError, match="is not the one that was planned"):
+            with pytest.raises(UserError, match="is not what was planned"):
                 compute_cell(cell)
         (cell,) = Sweep([("", asked)]).cells
         keys.append(cell.key)

@@ -76,7 +76,7 @@ def test_groups_and_rows_are_parts_of_the_dense_hessian(kind):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (("0.weight", [1, 1]), "the group part holds entries twice"),
+        (("0.weight", [1, 1]), "the group part contains entries twice"),
         (("0.weight", [6]), "slice of part is not one of its"),
         (("0.weight", [True, False]), "slice of part is not one of its"),
         (("0.weight", []), "the group part is empty"),
