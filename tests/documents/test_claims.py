@@ -1,6 +1,13 @@
-"""docs/claims.md: its numbers are those of the kept tables, recomputed here; rows without a table say so."""
+"""docs/claims.md: its numbers are those of the kept tables, recomputed here; rows without a table say so.
+
+`pytest -rP tests/documents/test_claims.py` lists the numbers of every row: those found
+in a kept table, and those whose table is not kept.
+"""
+
+from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -27,7 +34,7 @@ CONDITION = re.compile(r"sigma (?:<=|>=|=) [\d.]+")
 
 
 @cache
-def table(sweep, part="H", quantity="frobenius"):
+def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFrame:
     """Return the diagonal blocks of a kept table without zeros, with a column for each setting that varies."""
     rows = pd.read_csv(TABLES / f"{sweep}.csv.xz", low_memory=False)
     of_blocks = ["row", "col", "part"]
@@ -44,21 +51,21 @@ def table(sweep, part="H", quantity="frobenius"):
     return rows.join(columns.rename(columns=lambda key: key.rpartition(".")[2]))
 
 
-def chosen(rows, **values):
+def chosen(rows: pd.DataFrame, **values: object) -> pd.DataFrame:
     for column, value in values.items():
         rows = rows[rows[column] == value]
     return rows
 
 
-def by_seed(rows, **values):
+def by_seed(rows: pd.DataFrame, **values: object) -> pd.Series:
     return chosen(rows, **values).groupby("seed")["value"].mean()
 
 
-def inside(rows, window):
+def inside(rows: pd.DataFrame, window: tuple[float, float]) -> pd.DataFrame:
     return rows[rows["sigma"].between(window[0] * (1 - 1e-9), window[1] * (1 + 1e-9))]
 
 
-def exponents(rows, window=WHOLE):
+def exponents(rows: pd.DataFrame, window: tuple[float, float] = WHOLE) -> pd.Series:
     """Return the least-squares exponent in sigma by seed."""
     curves = inside(rows, window).groupby("seed")
     return pd.Series(
@@ -69,32 +76,33 @@ def exponents(rows, window=WHOLE):
     )
 
 
-def gap(rows, window=SMALL):
+def gap(rows: pd.DataFrame, window: tuple[float, float] = SMALL) -> pd.Series:
     query, value = (exponents(chosen(rows, row=row), window) for row in ("W_Q", "W_V"))
     return query - value
 
 
-def shown(sample, digits):
-    """Return the mean with its interval as the page prints them."""
+def shown(sample: pd.Series, digits: int) -> str:
+    """Return the mean with its interval as the page prints them; a zero has no sign, whatever way it is rounded."""
     found = student_interval(sample)
     mean, low, high = (
-        f"{number:.{digits}f}" for number in (found.mean, found.low, found.high)
+        f"{round(number, digits) + 0.0:.{digits}f}"
+        for number in (found.mean, found.low, found.high)
     )
-    return f"{mean} [{low}, {high}]".replace("-0.00,", "0.00,")
+    return f"{mean} [{low}, {high}]"
 
 
-def attention():
+def attention() -> list[str]:
     rows = table("eq5")
     return [
         shown(gap(chosen(rows, attention=kind)), 2) for kind in ("softmax", "linear")
     ]
 
 
-def depth():
+def depth() -> list[str]:
     return [shown(_growth(table("softmax", "H_o")), 1), shown(_growth(table("mlp")), 3)]
 
 
-def _growth(rows):
+def _growth(rows: pd.DataFrame) -> pd.Series:
     """Return the mean exponent of the blocks of the deepest networks minus that of the shallowest, by seed."""
     blocks = rows.groupby(["num_layers", "layer", "row"])
     by_depth = (
@@ -105,7 +113,7 @@ def _growth(rows):
     return by_depth.iloc[-1] - by_depth.iloc[0]
 
 
-def negative():
+def negative() -> list[str]:
     query_key, value = (
         _more_negative("none", rows) for rows in (WEIGHTS[:2], WEIGHTS[2:])
     )
@@ -113,7 +121,7 @@ def negative():
     return [shown(query_key, 3), shown(_more_negative("pre", WEIGHTS), 3)]
 
 
-def _more_negative(norm, blocks):
+def _more_negative(norm: str, blocks: list[str]) -> pd.Series:
     rows = table("spectra", quantity="share_negative")
     rows = rows[rows["row"].isin(blocks)]
     return by_seed(rows, norm=norm, attention="softmax") - by_seed(
@@ -121,7 +129,7 @@ def _more_negative(norm, blocks):
     )
 
 
-def pre_norm():
+def pre_norm() -> list[str]:
     pre, none = table("layernorm"), table("sigma")
     return [
         shown(gap(pre, window).abs() / gap(none, window).abs(), 2)
@@ -129,21 +137,21 @@ def pre_norm():
     ]
 
 
-def bounded():
+def bounded() -> list[str]:
     return [
         shown(_largest("sigma", row) - _largest("layernorm", row), 1)
         for row in ("W_Q", "W_V")
     ]
 
 
-def _largest(sweep, row):
+def _largest(sweep: str, row: str) -> pd.Series:
     """Return log10 of the largest norm over sigma >= 1 by seed."""
     return np.log10(
         inside(chosen(table(sweep), row=row), LARGE).groupby("seed")["value"].max()
     )
 
 
-def layers():
+def layers() -> list[str]:
     first, top = (
         chosen(table("depth"), num_layers=5, layer=layer, row="W_V") for layer in (1, 5)
     )
@@ -174,7 +182,7 @@ def layers():
 ONE_LAYER = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}
 
 
-def _off(row, part, window):
+def _off(row: str, part: str, window: tuple[float, float]) -> float:
     """Return the largest relative deviation over layers from the exponent of one layer."""
     deep = chosen(table("depth", part), num_layers=5, row=row)
     means = [
@@ -183,7 +191,7 @@ def _off(row, part, window):
     return max(abs(mean / ONE_LAYER[row, part] - 1) for mean in means)
 
 
-def heads():
+def heads() -> list[str]:
     outer, functional = table("heads", "H_o"), table("heads", "H_f")
     both = {}
     for sigma in (0.1, 0.3, 1.0):
@@ -202,7 +210,7 @@ def heads():
     ]
 
 
-def _share_of_query(count):
+def _share_of_query(count: str) -> pd.Series:
     """Return ||H_f|| / (||H_o|| + ||H_f||) of the query block at sigma = 0.1 by seed."""
     outer, functional = (
         by_seed(table("heads", part), sigma=0.1, n_heads=count, row="W_Q")
@@ -211,7 +219,7 @@ def _share_of_query(count):
     return functional / (outer + functional)
 
 
-def _share_at_scores():
+def _share_at_scores() -> pd.DataFrame:
     """Return the share of H_f^T of the query-key block at sigma = 0.1: seeds by rising temperatures."""
     outer, functional = (
         chosen(table("temperature", part), sigma=0.1) for part in AT_SCORES
@@ -225,7 +233,7 @@ def _share_at_scores():
     return functional / (outer + functional)
 
 
-def temperature():
+def temperature() -> list[str]:
     share = _share_at_scores()
     mean = share.mean()
     above = int(np.flatnonzero(mean >= 0.5)[0])
@@ -237,19 +245,39 @@ def temperature():
     return [shown(share.iloc[:, -1] - share.iloc[:, 0], 2), f"{np.exp(crossing):.3f}"]
 
 
-def wide_keys():
+def dispersed() -> list[str]:
+    """Return log10 of t^2 ||H_o(Q, Q)|| / ||H_o(V, V)|| at the highest t; t divides the scores."""
+    return [
+        shown(_query_over_value("dispersion", temperature="8.0") + 2 * np.log10(8), 2)
+    ]
+
+
+def similar_tokens() -> list[str]:
+    unlike, alike = (
+        _query_over_value("similar_tokens", correlation=rho) for rho in ("0.0", "0.99")
+    )
+    return [shown(unlike - alike, 2)]
+
+
+def _query_over_value(sweep: str, **values: object) -> pd.Series:
+    """Return log10 of ||H_o(Q, Q)|| over ||H_o(V, V)|| by seed."""
+    rows = chosen(table(sweep, "H_o"), **values)
+    return np.log10(by_seed(rows, row="W_Q") / by_seed(rows, row="W_V"))
+
+
+def wide_keys() -> list[str]:
     spread = table("wide_keys", part="", quantity="pattern_spread")
     narrow, wide = (by_seed(spread, d_head=width) for width in ("1", "64"))
     return [shown(np.log10(narrow / wide), 3)]
 
 
-def weight_powers():
+def weight_powers() -> list[str]:
     """Return the exponent of ||H_o(Q, Q)||_F in the scale of W_K."""
     rows = chosen(table("weight_powers", "H_o"), scaled_weight="W_K", row="W_Q")
     return [shown(exponents(rows.assign(sigma=rows["weight_scale"].astype(float))), 3)]
 
 
-def one_matrix():
+def one_matrix() -> list[str]:
     outer, functional = (
         chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES
     )
@@ -261,7 +289,7 @@ def one_matrix():
     return [shown(functional / (outer + functional), 3)]
 
 
-def values():
+def values() -> list[str]:
     return [shown(_values_over_others(sweep, step), 2) for sweep, step in TRAINED]
 
 
@@ -273,7 +301,7 @@ TRAINED = [
 ]
 
 
-def _values_over_others(sweep, step):
+def _values_over_others(sweep: str, step: int) -> pd.Series:
     rows = chosen(table(sweep), step=step)
     norms = rows[rows["row"].isin(WEIGHTS)].pivot_table(
         index="seed", columns="row", values="value"
@@ -281,7 +309,7 @@ def _values_over_others(sweep, step):
     return np.log10(norms["W_V"] / norms[["W_Q", "W_K"]].max(axis=1))
 
 
-def behind():
+def behind() -> list[str]:
     losses = tuned_losses(
         pd.read_csv(
             TABLES / "centring_training.csv.xz",
@@ -296,10 +324,12 @@ def behind():
     return [shown(own - (adamw[SOFTMAX] - adamw[RESCALED]), 3), shown(own, 3)]
 
 
-ROWS = {
+ROWS: dict[str, Callable[[], list[str]]] = {
     "Without softmax, query": attention,
     "The data dependence": depth,
     "Softmax makes": negative,
+    "Dispersed attention": dispersed,
+    "The more similar": similar_tokens,
     "With wide keys": wide_keys,
     "With pre-LN": pre_norm,
     "LayerNorm keeps": bounded,
@@ -313,7 +343,7 @@ ROWS = {
 }
 
 
-def rows_of_page():
+def rows_of_page() -> list[list[str]]:
     """Return the cells of the rows of the three tables of claims."""
     lines = re.findall(r"^\| (.+) \|$", text_of("docs/claims.md"), flags=re.MULTILINE)
     rows = [line.split(" | ") for line in lines]
@@ -325,7 +355,7 @@ def rows_of_page():
 
 
 @pytest.mark.parametrize("begins", ROWS)
-def test_every_number_of_a_claim_is_in_its_kept_table(begins):
+def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
     (row,) = [row for row in rows_of_page() if row[0].startswith(begins)]
     effect, kept = row[2], row[3]
     others = [
@@ -335,6 +365,8 @@ def test_every_number_of_a_claim_is_in_its_kept_table(begins):
         for number in numbers
     ]
     found = ROWS[begins]()
+    print(f"{row[0]}\n  found in a kept table: {'; '.join(found)}")
+    print(f"  table not kept: {'; '.join(others) or 'none'}")
     assert not [text for text in found if text not in effect], (found, effect)
     for text in sorted([*found, *others], key=len, reverse=True):
         effect = effect.replace(text, "")
@@ -343,12 +375,12 @@ def test_every_number_of_a_claim_is_in_its_kept_table(begins):
     )
 
 
-def test_rows_whose_table_is_not_kept_say_so():
+def test_rows_whose_table_is_not_kept_say_so() -> None:
     rows = rows_of_page()
     assert len(rows) == 19
     assert {re.findall(r"^\w+", row[1])[0] for row in rows} == set(VERDICTS)
     for claim, _, _, evidence in rows:
-        named = re.findall(r"`hessfig run sweep=(\w+)`", evidence)
+        named = re.findall(r"`hessfig run sweep=(\w+)[^`]*`", evidence)
         missing = [
             sweep for sweep in named if not (TABLES / f"{sweep}.csv.xz").is_file()
         ]
@@ -356,3 +388,5 @@ def test_rows_whose_table_is_not_kept_say_so():
         assert sorted([*linked, *missing]) == sorted(named), claim
         assert missing == re.findall(r"`(\w+)`, not kept", evidence), claim
         assert linked or not any(claim.startswith(begins) for begins in ROWS)
+        if not linked:
+            print(f"{claim}\n  table not kept: {', '.join(missing)}")
