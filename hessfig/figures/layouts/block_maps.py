@@ -1,6 +1,7 @@
 """Blocks by pair: values as annotated matrices, and curves of pairs."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,6 +35,7 @@ from hessfig.predictions.growth_rates import Prediction
 from hessfig.terms import Part
 
 _CELL = 0.26  # size in inches of a cell with its number
+_MARKS = "os^"  # of the parts: their colours alone are alike for some readers
 _SIDE_BY_SIDE = 5  # up to this many weights the three parts fit next to each other
 
 
@@ -241,14 +243,15 @@ def _draw_cell(
         return
     panels.mark_one(ax, measured.axis)
     handles, words = [], []
-    for part in parts:
+    for part, mark in zip(parts, _MARKS, strict=False):
         curve = here.of(part=part)
+        style: dict[str, Any] = {"marker": mark, "markersize": 2.5}
         if panels.positive(curve.curves).any():
-            panels.draw_curve(ax, curve.curves, curve.table, colour=part_colour(part))
+            panels.draw_curve(
+                ax, curve.curves, curve.table, colour=part_colour(part), **style
+            )
             panels.draw_fit(ax, curve, drop=1.0)
-        handles.append(
-            Line2D([], [], color=part_colour(part), marker="o", markersize=2)
-        )
+        handles.append(Line2D([], [], color=part_colour(part), **style))
         words.append(f"{labels.symbol(part)}  {_slope(curve)}")
     ax.legend(handles, words, loc="upper left", handlelength=0.9)
 

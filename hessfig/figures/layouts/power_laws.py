@@ -23,7 +23,13 @@ from hessfig.analysis.manifest import RecordedRun
 from hessfig.analysis.slopes.fit import fit_slopes
 from hessfig.analysis.slopes.printed import WHOLE, Window, label, within
 from hessfig.figures.parts import labels
-from hessfig.figures.parts.colours import GUIDE, part_colour, shades
+from hessfig.figures.parts.colours import (
+    GUIDE,
+    matrix_colour,
+    matrix_mark,
+    part_colour,
+    shades,
+)
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.lettering import TINY
 from hessfig.figures.parts.measured import fits_of
@@ -223,7 +229,7 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
         _draw_null(ax, laws, block, null, rank)
     several = list(curves["variant"].unique())
     for part, here in curves.groupby("part", sort=False):
-        tones = shades(part_colour(str(part)) if part else _COLOUR, len(several))
+        tones = shades(_colour(block, str(part), curves), len(several))
         for tone, variant in zip(tones, several, strict=True):
             curve = where(here, variant=variant)
             slope = where(slopes, part=part, variant=variant).iloc[0]
@@ -237,6 +243,14 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
             )
     _write_slopes(ax, laws.published.get(quantity))
     return _beside(shown, laws)
+
+
+def _colour(block: tuple[Any, ...], part: str, curves: pd.DataFrame) -> str:
+    """Return the colour of a curve: of its weight if the panel has one part of one weight, else of its part."""
+    _, _, row, col = block
+    if row == col and matrix_mark(row) and len(set(curves["part"])) == 1:
+        return matrix_colour(row)
+    return part_colour(part) if part else _COLOUR
 
 
 def _set_scale(ax: Axes, shown: pd.DataFrame, quantity: str) -> None:

@@ -473,7 +473,7 @@ def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.Dat
     if len(bigram):
         ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)
         ax.text(
-            2.3,
+            2.75,
             0.998 * float(bigram.iloc[0]),
             "pairs of characters",
             color=GUIDE,
