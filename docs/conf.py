@@ -16,6 +16,7 @@ from docutils.utils.math.latex2mathml import tex2mathml  # noqa: E402
 import hessfig  # noqa: E402  (the package of this folder, wherever sphinx is started)
 
 project, author, release = "hessfig", "The hessfig developers", hessfig.__version__
+copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_google_docstring = False
 myst_heading_anchors = 4

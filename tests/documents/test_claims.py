@@ -28,8 +28,11 @@ VERDICTS = ["supported", "partly", "contradicted", "undecided", "theorem"]
 HEADING = ["claim (source)", "verdict", "effect", "figure, table, command"]
 WEIGHTS = ["W_Q", "W_K", "W_V"]
 AT_SCORES = "H_oT", "H_fT"
-# Numbers from a sweep without a kept table in a row that has a kept one too.
-NOT_KEPT = {"heads_zeros": ["0.687"]}
+# Numbers of a row with a kept table that are not from this table: by the row's sweep.
+NOT_KEPT = {
+    "heads_zeros": ["0.687"],
+    "along_updates": ["0.19 [0.00, 0.38]", "0.31 [-0.00, 0.62]"],
+}
 CONDITION = re.compile(r"sigma (?:<=|>=|=) [\d.]+")
 
 
@@ -309,6 +312,39 @@ def _values_over_others(sweep: str, step: int) -> pd.Series:
     return np.log10(norms["W_V"] / norms[["W_Q", "W_K"]].max(axis=1))
 
 
+EQUAL_LOSSES = 5
+
+
+def muon() -> list[str]:
+    """Return log10 of AdamW's over Muon's curvature along the next update, at five losses that both pass through."""
+    of_rule = {rule: _update_curvatures(rule) for rule in ("adamw", "muon")}
+    means = {}
+    for seed in of_rule["adamw"].index.unique("seed"):
+        curves = [curve.xs(seed, level="seed") for curve in of_rule.values()]
+        low = max(curve["loss"].min() for curve in curves)
+        high = min(curve["loss"].max() for curve in curves)
+        losses = np.linspace(low, high, EQUAL_LOSSES)
+        adamw, other = (
+            np.interp(losses, curve["loss"], curve["curvature"]) for curve in curves
+        )
+        means[seed] = (adamw - other).mean()
+    return [shown(pd.Series(means), 2)]
+
+
+def _update_curvatures(rule: str) -> pd.DataFrame:
+    """Return log10 of loss and curvature of a rule's training by seed and step, the losses rising."""
+    losses = chosen(table("along_updates", "", "loss"), optimiser=rule)
+    along = table("along_updates", "H", f"{rule}_update_curvature")
+    along = chosen(along, optimiser=rule, row="all")
+    both = pd.DataFrame(
+        {
+            name: rows.set_index(["seed", "step"])["value"]
+            for name, rows in (("loss", losses), ("curvature", along))
+        }
+    )
+    return np.log10(both[both["curvature"] > 0]).sort_values("loss")
+
+
 def behind() -> list[str]:
     losses = tuned_losses(
         pd.read_csv(
@@ -339,6 +375,7 @@ ROWS: dict[str, Callable[[], list[str]]] = {
     "A single weight": one_matrix,
     "Blocks depend": weight_powers,
     "After training": values,
+    "At equal loss": muon,
     "SGD is behind": behind,
 }
 
