@@ -121,7 +121,7 @@ def _verb(name: str) -> Verb:
         allowed=", ".join(VERBS),
         remedy=as_setting
         or did_you_mean(name, VERBS)
-        or "`hessfig --help` says what each is for",
+        or "`hessfig --help` describes each of them",
     )
 
 

@@ -8,6 +8,6 @@ except (ValueError, OSError) as error:
     raise UserError(
         "matplotlib cannot read its settings",
         got=f"{type(error).__name__}: {error}"[:300],
-        allowed="a matplotlibrc (here, or where MATPLOTLIBRC says) in UTF-8, and a backend that there is",
+        allowed="a matplotlibrc (here, or where MATPLOTLIBRC points) in UTF-8, and an installed backend",
         remedy="fix or move that file, or unset MPLBACKEND",
     ) from error

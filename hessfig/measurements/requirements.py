@@ -59,7 +59,7 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
     known = SCORE_LIKE & {*matrices_of(config.model)}
     if not known:
         raise UserError(
-            f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not show",
+            f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not expose",
             got=f"model.kind={config.model.kind}",
             allowed="; ".join(
                 f"model.kind={name}" for name in kinds_where(_shows_scores)
@@ -288,7 +288,7 @@ def check_spectrum(config: Config, layout: Layout) -> None:
                 f"{needed / 1e9:.1f} GB of memory in each worker",
                 got=f"{needed / 1e9:.1f} GB for parts=[{','.join(config.parts)}]",
                 allowed=f"at most {MATRIX_BYTES / 1e9:g} GB: blocks of at most {most} parameters",
-                remedy="quantities=[density,largest_eigenvalue,smallest_eigenvalue], which need products alone",
+                remedy="quantities=[density,largest_eigenvalue,smallest_eigenvalue], which need only products",
             )
 
 

@@ -168,7 +168,7 @@ def _write(sweep: Sweep, gathered: Gathered, run: dict[str, object]) -> list[str
     if not is_file(path) or path.read_bytes() != gathered.text.encode():
         stale = [name for name in DERIVED if not remove_own(path.with_name(name))]
         notes += [
-            f"{path.with_name(name)} is not as hessfig left it: it stays, beside another table"
+            f"{path.with_name(name)} is not as hessfig left it: it is kept next to the new table"
             for name in stale
         ]
     written = {

@@ -47,7 +47,7 @@ from hessfig.rng import made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
 _DIGITS = 100  # allowed rounding of an evaluation, relative to the effect of changing each weight in its last digits
-_NOT_COMPARED = "what is measured was not compared with the network itself, which cannot be run as it was given"
+_NOT_COMPARED = "the measured function was not compared with the network itself, which cannot be run as given"
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
 
@@ -204,7 +204,7 @@ class Witnessing:
         beside = derivatives(terms_of(objective, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
         beside_weights = {
-            f"{name}, a step beside": one
+            f"{name}, one step away": one
             for name, one in apart(own.beside, beside, ratio).items()
         }
         return _Comparison(
@@ -305,7 +305,7 @@ class Witnessing:
         least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
         for name, at in {
             "value, all samples": leaves,
-            "value, all samples, a step beside": moved,
+            "value, all samples, one step away": moved,
         }.items():
             mine, operations = _run(built.problem, at)
             values = self.own.values(beside=at is moved)

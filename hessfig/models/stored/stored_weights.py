@@ -79,7 +79,7 @@ def check_surplus(place: str, surplus: list[str], base: str, head: str) -> None:
     inside = (f"{base}.embeddings.", f"{base}.encoder.", f"{head}.")
     if within := [name for name in surplus if name.startswith(inside)]:
         raise UserError(
-            f"{model_folder.KEY}: the network in {place} has more than its config.json says",
+            f"{model_folder.KEY}: the network in {place} contains more than its config.json declares",
             got=first_few(within),
             allowed="poolers and further heads, which are left out",
             remedy="fix the numbers in config.json (layers, kinds of positions)",
