@@ -243,7 +243,7 @@ def test_a_run_takes_away_its_own_slopes_and_no_others(cli, swept, tmp_path):
     answer = cli("run", "sweep=sigma", *SMALL, "seeds=1")
     assert (
         answer.code == 0
-        and "levels.csv is not as hessfig left it: it stays" in answer.out
+        and "levels.csv is not as hessfig left it: it is kept" in answer.out
     )
     assert not mine.with_name("slopes.csv").exists() and mine.read_text() == MINE
 

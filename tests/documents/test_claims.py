@@ -345,6 +345,12 @@ def _update_curvatures(rule: str) -> pd.DataFrame:
     return np.log10(both[both["curvature"] > 0]).sort_values("loss")
 
 
+def widening() -> list[str]:
+    """Return the exponent of the largest eigenvalue of the whole network in the number of layers."""
+    whole = chosen(table("model_size_depth", "H", "largest_eigenvalue"), row="all")
+    return [shown(exponents(whole.assign(sigma=whole["num_layers"])), 1)]
+
+
 def behind() -> list[str]:
     losses = tuned_losses(
         pd.read_csv(
@@ -376,6 +382,7 @@ ROWS: dict[str, Callable[[], list[str]]] = {
     "Blocks depend": weight_powers,
     "After training": values,
     "At equal loss": muon,
+    "The spectrum": widening,
     "SGD is behind": behind,
 }
 
