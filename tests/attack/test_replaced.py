@@ -81,7 +81,7 @@ CLASSES = {
     "model.factory": (
         OWN,
         write_factory,
-        "model.factory: the content of net.py:make is not the one",
+        "model.factory: the content of net.py:make is not what was",
     ),
     "a module beside it": (OWN, write_beside, "model.factory: "),
     "a file it reads": (
@@ -92,7 +92,7 @@ CLASSES = {
     "state.path": (
         [*TOY, "state=loaded", "state.path=w.safetensors"],
         write_state,
-        "state.path: the content of w.safetensors is not the one",
+        "state.path: the content of w.safetensors is not what was",
     ),
     "task.path": (
         [
@@ -105,7 +105,7 @@ CLASSES = {
             "seeds=2",
         ],
         write_pictures,
-        "task.path: the content of p.npz is not the one",
+        "task.path: the content of p.npz is not what was",
     ),
 }
 

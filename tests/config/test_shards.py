@@ -46,7 +46,9 @@ def test_a_variable_that_is_missing_or_not_a_number_is_refused(name, value):
 
 
 def test_the_setting_reads_the_environment(monkeypatch):
-    with pytest.raises(UserError, match="Slurm's variables do not determine") as refused:
+    with pytest.raises(
+        UserError, match="Slurm's variables do not determine"
+    ) as refused:
         parse_shard("auto")
     assert refused.value.got == "no Slurm array"
     for name, value in slurm(1, 4, 0, 3, 1).items():

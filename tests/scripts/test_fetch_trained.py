@@ -124,7 +124,7 @@ def test_folders_and_settings_that_cannot_be_had(wheels, tmp_path):
             "encoder sees every token[\\s\\S]*task=masked_tokens",
         ),
         (config_of(place, mask_id=25), "the mask is not a word[\\s\\S]*0 to 24"),
-        (config_of(place, batch_size=99), "holds too little"),
+        (config_of(place, batch_size=99), "file is too short"),
         (config_of(place, path=str(tmp_path / "none.txt")), "there is no such file"),
         (config_of(place, length=1), "no token is left"),
     ]
@@ -174,7 +174,9 @@ def test_layers_beyond_those_of_the_config_are_no_further_heads(wheels, tmp_path
     held = torch.load(place / "pytorch_model.bin", weights_only=True)
     held["bert.encoder.layer.1.output.dense.bias"] = torch.zeros(4)
     torch.save(held, place / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"has more than its config\.json says"):
+    with pytest.raises(
+        UserError, match=r"contains more than its config\.json declares"
+    ):
         KIND.check(config_of(place))
 
 

@@ -148,12 +148,12 @@ FILES = {
     "state.path": (
         loaded,
         write_state,
-        "state.path: the content of .*state.safetensors is not the one that",
+        "state.path: the content of .*state.safetensors is not what was",
     ),
     "task.path": (
         pictures,
         write_pictures,
-        "task.path: the content of .*pictures.npz is not the one that",
+        "task.path: the content of .*pictures.npz is not what was",
     ),
     "what a factory reads": (
         lambda folder: own(),
@@ -163,7 +163,7 @@ FILES = {
     "a quantity's file": (
         lambda folder: own(quantities=["one.py:QUANTITY"]),
         write_quantity,
-        "quantities: the content of one.py:QUANTITY is not the one that",
+        "quantities: the content of one.py:QUANTITY is not what was",
     ),
 }
 

@@ -236,7 +236,7 @@ BAD = {
     "another file than was planned": (
         WORDS.encode(),
         {"sha256": "0" * 64},
-        "not the one that was planned",
+        "not what was planned",
     ),
 }
 
