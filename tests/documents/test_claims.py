@@ -4,10 +4,7 @@
 in a kept table, and those whose table is not kept.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -37,7 +34,7 @@ CONDITION = re.compile(r"sigma (?:<=|>=|=) [\d.]+")
 
 
 @cache
-def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFrame:
+def table(sweep, part="H", quantity="frobenius"):
     """Return the diagonal blocks of a kept table without zeros, with a column for each setting that varies."""
     rows = pd.read_csv(TABLES / f"{sweep}.csv.xz", low_memory=False)
     of_blocks = ["row", "col", "part"]
@@ -54,21 +51,21 @@ def table(sweep: str, part: str = "H", quantity: str = "frobenius") -> pd.DataFr
     return rows.join(columns.rename(columns=lambda key: key.rpartition(".")[2]))
 
 
-def chosen(rows: pd.DataFrame, **values: object) -> pd.DataFrame:
+def chosen(rows, **values):
     for column, value in values.items():
         rows = rows[rows[column] == value]
     return rows
 
 
-def by_seed(rows: pd.DataFrame, **values: object) -> pd.Series:
+def by_seed(rows, **values):
     return chosen(rows, **values).groupby("seed")["value"].mean()
 
 
-def inside(rows: pd.DataFrame, window: tuple[float, float]) -> pd.DataFrame:
+def inside(rows, window):
     return rows[rows["sigma"].between(window[0] * (1 - 1e-9), window[1] * (1 + 1e-9))]
 
 
-def exponents(rows: pd.DataFrame, window: tuple[float, float] = WHOLE) -> pd.Series:
+def exponents(rows, window=WHOLE):
     """Return the least-squares exponent in sigma by seed."""
     curves = inside(rows, window).groupby("seed")
     return pd.Series(
@@ -79,12 +76,12 @@ def exponents(rows: pd.DataFrame, window: tuple[float, float] = WHOLE) -> pd.Ser
     )
 
 
-def gap(rows: pd.DataFrame, window: tuple[float, float] = SMALL) -> pd.Series:
+def gap(rows, window=SMALL):
     query, value = (exponents(chosen(rows, row=row), window) for row in ("W_Q", "W_V"))
     return query - value
 
 
-def shown(sample: pd.Series, digits: int) -> str:
+def shown(sample, digits):
     """Return the mean with its interval as the page prints them; a zero has no sign, whatever way it is rounded."""
     found = student_interval(sample)
     mean, low, high = (
@@ -94,18 +91,18 @@ def shown(sample: pd.Series, digits: int) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def attention() -> list[str]:
+def attention():
     rows = table("eq5")
     return [
         shown(gap(chosen(rows, attention=kind)), 2) for kind in ("softmax", "linear")
     ]
 
 
-def depth() -> list[str]:
+def depth():
     return [shown(_growth(table("softmax", "H_o")), 1), shown(_growth(table("mlp")), 3)]
 
 
-def _growth(rows: pd.DataFrame) -> pd.Series:
+def _growth(rows):
     """Return the mean exponent of the blocks of the deepest networks minus that of the shallowest, by seed."""
     blocks = rows.groupby(["num_layers", "layer", "row"])
     by_depth = (
@@ -116,7 +113,7 @@ def _growth(rows: pd.DataFrame) -> pd.Series:
     return by_depth.iloc[-1] - by_depth.iloc[0]
 
 
-def negative() -> list[str]:
+def negative():
     query_key, value = (
         _more_negative("none", rows) for rows in (WEIGHTS[:2], WEIGHTS[2:])
     )
@@ -124,7 +121,7 @@ def negative() -> list[str]:
     return [shown(query_key, 3), shown(_more_negative("pre", WEIGHTS), 3)]
 
 
-def _more_negative(norm: str, blocks: list[str]) -> pd.Series:
+def _more_negative(norm, blocks):
     rows = table("spectra", quantity="share_negative")
     rows = rows[rows["row"].isin(blocks)]
     return by_seed(rows, norm=norm, attention="softmax") - by_seed(
@@ -132,7 +129,7 @@ def _more_negative(norm: str, blocks: list[str]) -> pd.Series:
     )
 
 
-def pre_norm() -> list[str]:
+def pre_norm():
     pre, none = table("layernorm"), table("sigma")
     return [
         shown(gap(pre, window).abs() / gap(none, window).abs(), 2)
@@ -140,21 +137,21 @@ def pre_norm() -> list[str]:
     ]
 
 
-def bounded() -> list[str]:
+def bounded():
     return [
         shown(_largest("sigma", row) - _largest("layernorm", row), 1)
         for row in ("W_Q", "W_V")
     ]
 
 
-def _largest(sweep: str, row: str) -> pd.Series:
+def _largest(sweep, row):
     """Return log10 of the largest norm over sigma >= 1 by seed."""
     return np.log10(
         inside(chosen(table(sweep), row=row), LARGE).groupby("seed")["value"].max()
     )
 
 
-def layers() -> list[str]:
+def layers():
     first, top = (
         chosen(table("depth"), num_layers=5, layer=layer, row="W_V") for layer in (1, 5)
     )
@@ -185,7 +182,7 @@ def layers() -> list[str]:
 ONE_LAYER = {("W_Q", "H_o"): 6, ("W_Q", "H_f"): 5, ("W_V", "H_o"): 2}
 
 
-def _off(row: str, part: str, window: tuple[float, float]) -> float:
+def _off(row, part, window):
     """Return the largest relative deviation over layers from the exponent of one layer."""
     deep = chosen(table("depth", part), num_layers=5, row=row)
     means = [
@@ -194,7 +191,7 @@ def _off(row: str, part: str, window: tuple[float, float]) -> float:
     return max(abs(mean / ONE_LAYER[row, part] - 1) for mean in means)
 
 
-def heads() -> list[str]:
+def heads():
     outer, functional = table("heads", "H_o"), table("heads", "H_f")
     both = {}
     for sigma in (0.1, 0.3, 1.0):
@@ -213,7 +210,7 @@ def heads() -> list[str]:
     ]
 
 
-def _share_of_query(count: str) -> pd.Series:
+def _share_of_query(count):
     """Return ||H_f|| / (||H_o|| + ||H_f||) of the query block at sigma = 0.1 by seed."""
     outer, functional = (
         by_seed(table("heads", part), sigma=0.1, n_heads=count, row="W_Q")
@@ -222,7 +219,7 @@ def _share_of_query(count: str) -> pd.Series:
     return functional / (outer + functional)
 
 
-def _share_at_scores() -> pd.DataFrame:
+def _share_at_scores():
     """Return the share of H_f^T of the query-key block at sigma = 0.1: seeds by rising temperatures."""
     outer, functional = (
         chosen(table("temperature", part), sigma=0.1) for part in AT_SCORES
@@ -236,7 +233,7 @@ def _share_at_scores() -> pd.DataFrame:
     return functional / (outer + functional)
 
 
-def temperature() -> list[str]:
+def temperature():
     share = _share_at_scores()
     mean = share.mean()
     above = int(np.flatnonzero(mean >= 0.5)[0])
@@ -248,39 +245,39 @@ def temperature() -> list[str]:
     return [shown(share.iloc[:, -1] - share.iloc[:, 0], 2), f"{np.exp(crossing):.3f}"]
 
 
-def dispersed() -> list[str]:
+def dispersed():
     """Return log10 of t^2 ||H_o(Q, Q)|| / ||H_o(V, V)|| at the highest t; t divides the scores."""
     return [
         shown(_query_over_value("dispersion", temperature="8.0") + 2 * np.log10(8), 2)
     ]
 
 
-def similar_tokens() -> list[str]:
+def similar_tokens():
     unlike, alike = (
         _query_over_value("similar_tokens", correlation=rho) for rho in ("0.0", "0.99")
     )
     return [shown(unlike - alike, 2)]
 
 
-def _query_over_value(sweep: str, **values: object) -> pd.Series:
+def _query_over_value(sweep, **values):
     """Return log10 of ||H_o(Q, Q)|| over ||H_o(V, V)|| by seed."""
     rows = chosen(table(sweep, "H_o"), **values)
     return np.log10(by_seed(rows, row="W_Q") / by_seed(rows, row="W_V"))
 
 
-def wide_keys() -> list[str]:
+def wide_keys():
     spread = table("wide_keys", part="", quantity="pattern_spread")
     narrow, wide = (by_seed(spread, d_head=width) for width in ("1", "64"))
     return [shown(np.log10(narrow / wide), 3)]
 
 
-def weight_powers() -> list[str]:
+def weight_powers():
     """Return the exponent of ||H_o(Q, Q)||_F in the scale of W_K."""
     rows = chosen(table("weight_powers", "H_o"), scaled_weight="W_K", row="W_Q")
     return [shown(exponents(rows.assign(sigma=rows["weight_scale"].astype(float))), 3)]
 
 
-def one_matrix() -> list[str]:
+def one_matrix():
     outer, functional = (
         chosen(table("score_split", part), sigma=0.1) for part in AT_SCORES
     )
@@ -292,7 +289,7 @@ def one_matrix() -> list[str]:
     return [shown(functional / (outer + functional), 3)]
 
 
-def values() -> list[str]:
+def values():
     return [shown(_values_over_others(sweep, step), 2) for sweep, step in TRAINED]
 
 
@@ -304,7 +301,7 @@ TRAINED = [
 ]
 
 
-def _values_over_others(sweep: str, step: int) -> pd.Series:
+def _values_over_others(sweep, step):
     rows = chosen(table(sweep), step=step)
     norms = rows[rows["row"].isin(WEIGHTS)].pivot_table(
         index="seed", columns="row", values="value"
@@ -315,7 +312,7 @@ def _values_over_others(sweep: str, step: int) -> pd.Series:
 EQUAL_LOSSES = 5
 
 
-def muon() -> list[str]:
+def muon():
     """Return log10 of AdamW's over Muon's curvature along the next update, at five losses that both pass through."""
     of_rule = {rule: _update_curvatures(rule) for rule in ("adamw", "muon")}
     means = {}
@@ -331,7 +328,7 @@ def muon() -> list[str]:
     return [shown(pd.Series(means), 2)]
 
 
-def _update_curvatures(rule: str) -> pd.DataFrame:
+def _update_curvatures(rule):
     """Return log10 of loss and curvature of a rule's training by seed and step, the losses rising."""
     losses = chosen(table("along_updates", "", "loss"), optimiser=rule)
     along = table("along_updates", "H", f"{rule}_update_curvature")
@@ -345,13 +342,13 @@ def _update_curvatures(rule: str) -> pd.DataFrame:
     return np.log10(both[both["curvature"] > 0]).sort_values("loss")
 
 
-def widening() -> list[str]:
+def widening():
     """Return the exponent of the largest eigenvalue of the whole network in the number of layers."""
     whole = chosen(table("model_size_depth", "H", "largest_eigenvalue"), row="all")
     return [shown(exponents(whole.assign(sigma=whole["num_layers"])), 1)]
 
 
-def behind() -> list[str]:
+def behind():
     losses = tuned_losses(
         pd.read_csv(
             TABLES / "centring_training.csv.xz",
@@ -366,7 +363,7 @@ def behind() -> list[str]:
     return [shown(own - (adamw[SOFTMAX] - adamw[RESCALED]), 3), shown(own, 3)]
 
 
-ROWS: dict[str, Callable[[], list[str]]] = {
+ROWS = {
     "Without softmax, query": attention,
     "The data dependence": depth,
     "Softmax makes": negative,
@@ -387,7 +384,7 @@ ROWS: dict[str, Callable[[], list[str]]] = {
 }
 
 
-def rows_of_page() -> list[list[str]]:
+def rows_of_page():
     """Return the cells of the rows of the three tables of claims."""
     lines = re.findall(r"^\| (.+) \|$", text_of("docs/claims.md"), flags=re.MULTILINE)
     rows = [line.split(" | ") for line in lines]
@@ -399,7 +396,7 @@ def rows_of_page() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("begins", ROWS)
-def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
+def test_every_number_of_a_claim_is_in_its_kept_table(begins):
     (row,) = [row for row in rows_of_page() if row[0].startswith(begins)]
     effect, kept = row[2], row[3]
     others = [
@@ -419,7 +416,7 @@ def test_every_number_of_a_claim_is_in_its_kept_table(begins: str) -> None:
     )
 
 
-def test_rows_whose_table_is_not_kept_say_so() -> None:
+def test_rows_whose_table_is_not_kept_say_so():
     rows = rows_of_page()
     assert len(rows) == 19
     assert {re.findall(r"^\w+", row[1])[0] for row in rows} == set(VERDICTS)
