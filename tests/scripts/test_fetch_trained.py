@@ -126,7 +126,7 @@ def test_folders_and_settings_that_cannot_be_had(wheels, tmp_path):
         (config_of(place, mask_id=25), "the mask is not a word[\\s\\S]*0 to 24"),
         (config_of(place, batch_size=99), "file is too short"),
         (config_of(place, path=str(tmp_path / "none.txt")), "there is no such file"),
-        (config_of(place, length=1), "no token is left"),
+        (config_of(place, length=1), "no token remains"),
     ]
     for config, message in cases:
         with pytest.raises(UserError, match=message):
