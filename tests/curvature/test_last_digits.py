@@ -17,7 +17,7 @@ from tests.curvature.large import (
     test_memory,
     test_own_column,
 )
-from tests.daily import daily
+from tests.daily import daily, thinned
 from tests.last_digits import SHIFTS, decisions, moved_by_a_constant, shaken
 from tests.models.own import (
     test_any_batch,
@@ -221,7 +221,7 @@ def moved(make, left):
     return moved_by_a_constant(make(), left)
 
 
-@pytest.mark.parametrize("name", daily(CANCELLING, *[*CANCELLING][::4]))
+@pytest.mark.parametrize("name", daily(CANCELLING, *[*CANCELLING][::8]))
 def test_terms_that_cancel_choose_no_way(name):
     """The samples of all these are independent, and none is refused for it."""
     assert changed(CANCELLING[name], FEW) == {}
@@ -233,7 +233,7 @@ def test_terms_that_cancel_choose_no_way(name):
     ]
 
 
-@pytest.mark.parametrize("left", SHIFTS)
+@pytest.mark.parametrize("left", thinned(SHIFTS, 3))
 @pytest.mark.parametrize("name", daily(MOVED[:2], MOVED[0]))
 def test_a_constant_in_a_loss_chooses_no_way(name, left):
     assert changed(partial(moved, SMALL[name], left), FEW) == {}

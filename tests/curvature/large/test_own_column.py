@@ -485,10 +485,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.long if n == "compiled" else []) for n in ODD],
-)
+@pytest.mark.parametrize("name", thinned(ODD, 2))
 @pytest.mark.filterwarnings(
     "ignore:.*curvlinops.*plain double backward is used instead:RuntimeWarning"
 )
