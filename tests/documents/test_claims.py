@@ -343,9 +343,16 @@ def _update_curvatures(rule):
 
 
 def widening():
-    """Return the exponent of the largest eigenvalue of the whole network in the number of layers."""
-    whole = chosen(table("model_size_depth", "H", "largest_eigenvalue"), row="all")
-    return [shown(exponents(whole.assign(sigma=whole["num_layers"])), 1)]
+    """Return the exponents of the largest eigenvalue of the whole network in the number of layers and in the width."""
+    deep, wide = (
+        chosen(table(sweep, "H", "largest_eigenvalue"), row="all")
+        for sweep in ("model_size_depth", "model_size_width")
+    )
+    widths = wide["d_model"].astype(float)
+    return [
+        shown(exponents(deep.assign(sigma=deep["num_layers"])), 1),
+        shown(exponents(wide.assign(sigma=widths)), 2),
+    ]
 
 
 def behind():
