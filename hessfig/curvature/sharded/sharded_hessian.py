@@ -18,7 +18,11 @@ from hessfig.curvature.double_backward import (
     narrowest_type,
 )
 from hessfig.curvature.loss_convexity import why_not_convex
-from hessfig.curvature.richardson import Differenced, product_by_differences
+from hessfig.curvature.richardson import (
+    SHORTER_TRIES,
+    Differenced,
+    product_by_differences,
+)
 from hessfig.curvature.sharded.shards import (
     Shards,
     as_sharded,
@@ -34,8 +38,8 @@ from hessfig.terms import Part
 # Vectors of the size of this rank's shards that a product holds at most: the weights
 # and the vector; three quotients of two each; of the step that is tried, its product
 # and error, another product, and two differences of products; of the best step before
-# it, the product and the error.
-_TENSORS = 15
+# it, the product and the error; two gradients that are being taken.
+_TENSORS = 17
 # Of H_f: the product of H and its error beside those of H_o, and their differences.
 _OF_BOTH = 4
 # Of Lanczos' recurrence, beside its basis: the last product, and the vector that is
@@ -174,7 +178,12 @@ class ShardedHessian:
 
     def _whole(self, along: Sequence[DTensor]) -> Differenced:
         return product_by_differences(
-            self._gradient, self._weights, along, unit=self._unit, length=length
+            self._gradient,
+            self._weights,
+            along,
+            unit=self._unit,
+            length=length,
+            shorter_tries=SHORTER_TRIES,
         )
 
     def _gauss_newton(self, along: Sequence[DTensor]) -> Differenced:
@@ -183,7 +192,12 @@ class ShardedHessian:
         The error of J v is propagated in the same way.
         """
         pushed = product_by_differences(
-            self._outputs, self._weights, along, unit=self._unit, length=length
+            self._outputs,
+            self._weights,
+            along,
+            unit=self._unit,
+            length=length,
+            shorter_tries=SHORTER_TRIES,
         )
         product, deviation = (
             self._pulled_back(one) for one in (pushed.product, pushed.deviation)
