@@ -134,6 +134,11 @@ class SmallNetwork:
         return graphs
 
     def _graphs(self, part: Part) -> _Graphs:
+        """Return new graphs of a part: of J^T B J for H_o, of the gradient for H and for H_f.
+
+        H_f is the Hessian of the loss linearised in the outputs, so that both are second
+        derivatives of a scalar of the outputs (see Suffix.terms).
+        """
         kind = _OuterGraph if part == Part.H_o else _WholeGraph
         terms = self._suffix.terms(part)
 

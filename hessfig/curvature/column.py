@@ -21,6 +21,8 @@ from hessfig.terms import AT_OUTPUTS, Part, split_in
 from hessfig.weights import Weight
 
 PROBES_AT_ONCE = 5
+# Unit vectors that are multiplied together where a block is made dense.
+COLUMNS_AT_ONCE = 64
 # Bytes that the products of one chunk of probes may take.
 MEMORY_BOUND = 1 * 2**30
 SPLIT = AT_OUTPUTS
@@ -349,8 +351,12 @@ class SidedColumn:
         return columns
 
     def gathered(self, products: Mapping[Part, Sequence[Tensor]]) -> Products:
-        """Select the products of every row from the products of the parameters, by (row, part)."""
-        by_row: dict[tuple[Hashable, Part], Tensor] = {}
+        """Select the products of every row from the products of the parameters, by (row, part).
+
+        A row is a weight or several, each a parameter or a view of one: the entries of
+        the products in these places, one weight after the other.
+        """
+        by_row: Products = {}
         for key, row in self.rows.items():
             for part, product in products.items():
                 by_row[key, part] = self._gather(product, row)

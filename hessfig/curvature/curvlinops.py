@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor, nn
 
 from hessfig.curvature.column import (
+    COLUMNS_AT_ONCE,
     SPLIT,
     Products,
     Rows,
@@ -30,8 +31,6 @@ from hessfig.curvature.problem import Data, Objective, Suffix, is_built_in
 from hessfig.rng import global_draws, in_turn
 from hessfig.terms import PARTS, Part
 from hessfig.weights import Weight
-
-COLUMNS_AT_ONCE = 64
 
 
 class ColumnOperator(SidedColumn):
@@ -82,10 +81,10 @@ class ColumnOperator(SidedColumn):
             self._suffix.check_held(number, outputs)
         columns = self.spread(probes.to(self.parameters[0].device))
         operators = {part: self._operator(part) for part in to_multiply(parts)}
+        products = {}
         with differentiable_twice():
-            products = {
-                part: operator @ columns for part, operator in operators.items()
-            }
+            for part, operator in operators.items():
+                products[part] = operator @ columns
         return completed(self.gathered(products), parts)
 
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
@@ -105,6 +104,7 @@ class ColumnOperator(SidedColumn):
         return self._operators[part]
 
     def _made(self, part: Part) -> TensorsOperator:
+        """Return the operator of curvlinops, or plain double backward if the two differ."""
         fast = _operator_of(part, self._suffix, self.parameters)
         if self._is_tested:
             return fast
@@ -130,10 +130,8 @@ class _OnCPU(PyTorchLinearOperator):
     dtype = property(lambda self: self._parameter.dtype)
 
     def _matmat(self, X: list[Tensor]) -> list[Tensor]:
-        return [
-            one.cpu()
-            for one in self._operator @ [one.to(self._parameter.device) for one in X]
-        ]
+        there = [tensor.to(self._parameter.device) for tensor in X]
+        return [tensor.cpu() for tensor in self._operator @ there]
 
 
 def xtrace_squared_frobenius(
@@ -153,24 +151,27 @@ def whole_hessian(
 ) -> Float[Tensor, "n n"]:
     """Return the Hessian in `weights`, which are whole parameters (flattened, in this order), as a matrix."""
     suffix = objective.suffix(weights)
-    parameters = [
-        objective.network.get_parameter(weight.parameter) for weight in weights
-    ]
+    parameters = []
+    for weight in weights:
+        parameters.append(objective.network.get_parameter(weight.parameter))
     operator = _operator(
         HessianLinearOperator, suffix, objective.loss, parameters, suffix.data
     )
-    identity = torch.eye(
-        operator.shape[1], dtype=objective.dtype, device=parameters[0].device
-    )
-    return torch.cat(
-        [operator @ columns for columns in identity.split(COLUMNS_AT_ONCE, dim=1)],
-        dim=1,
-    )
+    device = parameters[0].device
+    identity = torch.eye(operator.shape[1], dtype=objective.dtype, device=device)
+    pieces = []
+    for columns in identity.split(COLUMNS_AT_ONCE, dim=1):
+        pieces.append(operator @ columns)
+    return torch.cat(pieces, dim=1)
 
 
 def _operator_of(
     part: Part, suffix: Suffix, parameters: list[nn.Parameter]
 ) -> PyTorchLinearOperator:
+    """Return the operator of a part: J^T B J for H_o, and for H_f the Hessian of the loss linearised in the outputs.
+
+    With g_i = dl/df_i held fixed, d2/dw2 sum_i g_i f_i = sum_i g_i d2f_i/dw2 (eq. 2).
+    """
     assert part in PARTS, f"{part} is a matter of the tape (check_parts)"
     if part == Part.H_f:
         return _operator(
@@ -192,16 +193,21 @@ def _operator(
     parameters: list[nn.Parameter],
     data: Data,
 ) -> PyTorchLinearOperator:
-    """Return the operator of curvlinops, which weights batches by their samples, or a weighted sum of operators."""
-    sizes = [len(inputs) for inputs, _ in data]
+    """Return the operator of curvlinops, which weights batches by their samples, or a weighted sum of operators.
+
+    The loss is sum_b share_b loss_b; curvlinops takes share_b = n_b / sum n for a mean
+    over batches of n_b samples, and 1 for a sum.
+    """
     of = partial(kind, suffix, loss, parameters, check_deterministic=False)
-    by_size = [size / sum(sizes) for size in sizes]
+    sizes = [len(inputs) for inputs, _ in data]
+    total = sum(sizes)
+    by_size = [size / total for size in sizes]
     if len(data) == 1 or loss.reduction == "sum" or suffix.shares == by_size:
-        return of(data, num_data=sum(sizes))
-    shared = zip(suffix.shares, data, sizes, strict=True)
-    return reduce(
-        add, [share * of([one], num_data=size) for share, one, size in shared]
-    )
+        return of(data, num_data=total)
+    terms = []
+    for share, batch, size in zip(suffix.shares, data, sizes, strict=True):
+        terms.append(share * of([batch], num_data=size))
+    return reduce(add, terms)
 
 
 class MatrixOperator(PyTorchLinearOperator):

@@ -212,6 +212,7 @@ def is_finite(objective: Objective) -> bool:
 
 
 def _is_finite_on(objective: Objective, batch: Batch) -> bool:
+    """Whether no output of a batch is NaN, and its loss is finite."""
     outputs = scored_outputs(objective.network, batch.inputs, batch.scored)
     if bool(outputs.isnan().any()):
         return False

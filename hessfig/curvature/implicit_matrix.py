@@ -271,6 +271,7 @@ class ImplicitMatrix(ABC):
         return x, torch.tensor([residual for _, residual in pairs], dtype=torch.float64)
 
     def _check(self, x: Any) -> None:
+        """Raise UserError for what is not a vector, or several, of real numbers of the matrix's size."""
         known = isinstance(x, Tensor | np.ndarray)
         if not known or x.ndim not in (1, 2) or x.shape[0] != self.shape[1]:
             shape = f" of shape {tuple(x.shape)}" if known else ""
@@ -366,6 +367,7 @@ def is_followed() -> bool:
 
 
 def _is_real(x: Tensor | NDArray[Any]) -> bool:
+    """Whether a vector holds real numbers in memory that can be read."""
     if isinstance(x, np.ndarray):
         return x.dtype.kind in "biuf"
     return (
@@ -393,6 +395,7 @@ _PROGRESS = 0.9  # a restart that leaves more of the residual than this ends the
 
 
 def _check(damping: float, tolerance: float) -> None:
+    """Raise UserError for a damping below 0, or a tolerance that float64 does not reach."""
     given = {"damping": (damping, 0.0), "tolerance": (tolerance, 1e-15)}
     for name, (value, least) in given.items():
         if (
@@ -429,6 +432,7 @@ class _Damped:
         )
 
     def _times(self, x: Array) -> Array:
+        """Return (A + damping I) x / unit."""
         product: Array = (
             (self._matrix @ x).astype(np.float64) + self._damping * x
         ) / self._unit

@@ -44,10 +44,13 @@ class KeptProduct:
     def __init__(
         self, multiply: Callable[[Tensor], Tensor], objective: Objective
     ) -> None:
-        self._multiply, self._objective = multiply, objective
-        like = next(objective.network.parameters())
-        self._dtype, self._is_limited = objective.dtype, is_small(objective.network)
-        self._to_watch, self._is_alone = _WATCHED * (like.device.type == "cpu"), False
+        device = next(objective.network.parameters()).device
+        self._multiply = multiply
+        self._objective = objective
+        self._dtype = objective.dtype
+        self._is_limited = is_small(objective.network)
+        self._is_alone = False
+        self._to_watch = _WATCHED if device.type == "cpu" else 0
 
     def needs_no_context(self, x: Tensor) -> bool:
         """Whether `alone` multiplies x: a plain vector of the type of the graphs, in no mode that changes products."""
@@ -71,13 +74,16 @@ class KeptProduct:
 
     def __call__(self, vector: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
         """Return A v for a vector of the type and on the device of the graphs."""
+        multiply = self._multiply
         with undisturbed(self._objective), differentiable_twice():
-            is_watched = self._to_watch > 0 and sys.getprofile() is None
-            return (self._watched if is_watched else self._multiply)(vector).detach()
+            if self._to_watch > 0 and sys.getprofile() is None:
+                multiply = self._watched
+            return multiply(vector).detach()
 
     def _watched(self, vector: Tensor) -> Tensor:
         """Return A v, and note whether code of others runs, or draws from torch's generator."""
-        names, before = set[Any](), torch.default_generator.get_state()
+        names = set[Any]()
+        before = torch.default_generator.get_state()
 
         def note(frame: Any, event: str, _: object) -> None:
             if event == "call":
@@ -89,10 +95,11 @@ class KeptProduct:
         finally:
             sys.setprofile(None)
         others = {str(name).partition(".")[0] for name in names} - _LIBRARIES
-        self._is_alone = not others and torch.equal(
-            before, torch.default_generator.get_state()
-        )
-        self._to_watch = 0 if self._is_alone else self._to_watch - 1
+        draws = not torch.equal(before, torch.default_generator.get_state())
+        self._is_alone = not others and not draws
+        self._to_watch -= 1
+        if self._is_alone:
+            self._to_watch = 0
         return product
 
 

@@ -12,9 +12,8 @@ from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.errors import plain
 from hessfig.rng import stream
 
-_TOLERANCE = (
-    1e-4  # relative to the largest curvature; smaller eigenvalues count as rounding
-)
+# Relative to the largest curvature; smaller eigenvalues count as rounding.
+_TOLERANCE = 1e-4
 
 
 class OutputCurvature:
@@ -35,9 +34,8 @@ class OutputCurvature:
         self.products = 0
         self.like = self._leaf.detach().new_empty(0, dtype=torch.float64)
         with torch.enable_grad():
-            self._slope = gradients(loss(self._leaf), [self._leaf], create_graph=True)[
-                0
-            ]
+            value = loss(self._leaf)
+            (self._slope,) = gradients(value, [self._leaf], create_graph=True)
         self.least = curvature_of_rounding(self._slope.detach(), self._leaf.detach())
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
@@ -94,19 +92,33 @@ def _loss_at(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
 
 
 def why_not_convex(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> str:
-    """Return the reason why loss(outputs) is not convex at these outputs; an empty string if it is."""
+    """Return the reason why loss(outputs) is not convex at these outputs; an empty string if it is.
+
+    It is convex if the smallest eigenvalue of B is at least -2 tolerance lambda, with
+    lambda the largest one in size, beside the curvature that rounding makes.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.loss_convexity import why_not_convex
+    >>> why_not_convex(torch.ones(3), lambda outputs: outputs.square().sum())
+    ''
+    """
     # Known losses are convex, and need no eigenvalue.
     from hessfig.curvature.spectral.extremes import End, extremes
 
     try:
         with differentiable_twice():
-            operator, generator = OutputCurvature(outputs, loss), stream(0, "convexity")
-            lowest_pair = extremes(
-                operator, End.smallest, tolerance=_TOLERANCE, generator=generator
+            operator = OutputCurvature(outputs, loss)
+            found = extremes(
+                operator,
+                End.smallest,
+                tolerance=_TOLERANCE,
+                generator=stream(0, "convexity"),
             )
     except RuntimeError as error:
         return plain(f"the loss has no second derivative in the outputs: {error}")
-    lowest = float(lowest_pair.values[0])
-    if lowest < -2 * _TOLERANCE * lowest_pair.scale - operator.least:
+    lowest = float(found.values[0])
+    if lowest < -2 * _TOLERANCE * found.scale - operator.least:
         return f"the loss is not convex in the outputs: its Hessian there has the eigenvalue {lowest:.3g}"
     return ""

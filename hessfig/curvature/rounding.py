@@ -38,19 +38,32 @@ ROWS = Rounding(1e-9, 1e-4, 5e-2)
 CAST = Rounding(1e-6, 1e-2, 0.2)
 
 
+# Share of the root of the range of a type: a sum of 1e12 such squares does not overflow.
+_MOST_ADDED = 1e-6
+
+
 def unit_of(*tensors: Tensor) -> float:
-    """Return 1; if squares would under- or overflow, the largest power of two below the largest absolute entry."""
-    peak = max(
-        (float(one.detach().abs().max()) for one in tensors if one.numel()), default=0.0
-    )
-    tiny = max((torch.finfo(one.dtype).tiny for one in tensors), default=0.0)
+    """Return 1; if squares would under- or overflow, the largest power of two below the largest absolute entry.
+
+    Numbers are divided by it before they are squared, which is exact.
+
+    Examples
+    --------
+    >>> import torch
+    >>> unit_of(torch.tensor([3.0, 0.5])), unit_of(torch.tensor([1e-30])) == 2.0**-100
+    (1.0, True)
+    """
+    peak = 0.0
+    tiny = 0.0
+    for tensor in tensors:
+        tiny = max(tiny, torch.finfo(tensor.dtype).tiny)
+        if tensor.numel():
+            peak = max(peak, float(tensor.detach().abs().max()))
     is_usual = tiny**0.5 <= peak <= _MOST_ADDED / tiny**0.5
     if is_usual or not 0.0 < peak < math.inf:
         return 1.0
-    return 2.0 ** (math.frexp(peak)[1] - 1)
-
-
-_MOST_ADDED = 1e-6  # share of the root of the range of a type: a sum of 1e12 such squares does not overflow
+    _, exponent = math.frexp(peak)
+    return 2.0 ** (exponent - 1)
 
 
 def by_squares(

@@ -89,7 +89,7 @@ class PieceOf(TorchDispatchMode):
             if result is not NotImplemented:
                 return args[0].copy_(result) if function._schema.is_mutable else result
         results = function(*args, **kwargs)
-        if not _compares(function, (args, kwargs)):
+        if not _computes_numbers(function, (args, kwargs)):
             return results
 
         def of_result(result: Tensor) -> Tensor:
@@ -159,9 +159,14 @@ class PieceOf(TorchDispatchMode):
         return recorded.value.clone()
 
 
-def _compares(function: Any, arguments: Any) -> bool:
-    """Whether an operation returns something new, computed from real numbers."""
-    if not isinstance(function, torch._ops.OpOverload) or function._schema.is_mutable:
+def _computes_numbers(function: Any, arguments: Any) -> bool:
+    """Whether an operation computes a new tensor from real numbers.
+
+    Operations that change a tensor in place, and those of indices and masks alone, are
+    not.
+    """
+    is_operation = isinstance(function, torch._ops.OpOverload)
+    if not is_operation or function._schema.is_mutable:
         return False
     tensors = [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor)]
     return any(tensor.is_floating_point() for tensor in tensors)

@@ -2,10 +2,9 @@
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from hessfig.measurements.settings_and_costs import (
 from hessfig.models.blocks import blocks_of
 from hessfig.weights import Layout
 
+# Pilots: this many values of sigma, networks at each, and probes of each network.
 PILOT_SIGMAS, PILOT_REPEATS, PILOT_PROBES = 4, 8, 8
 PILOT_SHARE = 0.25  # of the cells' cost: what pilots may take
 FEWEST_PROBES = Method.auto.facts.fewest
@@ -35,38 +35,48 @@ class Allocation:
     probes: Mapping[str, Mapping[float, int]] = field(default_factory=dict)
 
     def at(self, sigma: float | None) -> dict[str, int]:
-        """Return the number of probes of each column at `sigma`, interpolated linearly in log sigma and rounded up."""
+        """Return the number of probes of each column at `sigma`, interpolated linearly in log sigma and rounded up.
+
+        Examples
+        --------
+        >>> Allocation({"W_V": {0.1: 10, 1.0: 4}}).at(10**-0.5)
+        {'W_V': 7}
+        """
         if sigma is None:
             return {}
-        return {
-            column: _interpolated(counts, sigma)
-            for column, counts in self.probes.items()
-        }
+        counts = {}
+        for column, by_sigma in self.probes.items():
+            counts[column] = _interpolated(by_sigma, sigma)
+        return counts
+
+
+class _Place(NamedTuple):
+    """The block and part of a row, inside of its column."""
+
+    layer: int
+    row_layer: int
+    row: str
+    part: str
 
 
 def needs_pilots(config: Config, layout: Layout) -> bool:
     """Whether `auto` uses probes for at least one block of this variant."""
     if config.estimator.method != Method.auto:
         return False
-    blocks = blocks_of(config.blocks, layout, config.model)
-    probed = [block for block in blocks if not is_few(layout, block.layer, block.col)]
     expensive = too_expensive(config, layout)
-    return not all(
-        is_exact(config, block, part, expensive)
-        for block in probed
-        for part in config.parts
-    )
+    for block in blocks_of(config.blocks, layout, config.model):
+        if is_few(layout, block.layer, block.col):
+            continue
+        for part in config.parts:
+            if not is_exact(config, block, part, expensive):
+                return True
+    return False
 
 
 def pilot_config(config: Config) -> Config:
     """Return the settings of a pilot: those of the cells, with few probes."""
-    estimator = config.estimator
-    return replace(
-        config,
-        estimator=replace(
-            estimator, num_probes=min(PILOT_PROBES, estimator.num_probes)
-        ),
-    )
+    count = min(PILOT_PROBES, config.estimator.num_probes)
+    return replace(config, estimator=replace(config.estimator, num_probes=count))
 
 
 def pilot_share(config: Config, layout: Layout) -> float:
@@ -74,8 +84,10 @@ def pilot_share(config: Config, layout: Layout) -> float:
 
     In operations of a cell; for networks whose operations are not known, in probes.
     """
-    sigmas, pilot = sigma_values(config.grid), pilot_config(config)
-    pilots, cells = PILOT_REPEATS * len(few(sigmas)), config.seeds * len(sigmas)
+    sigmas = sigma_values(config.grid)
+    pilot = pilot_config(config)
+    pilots = PILOT_REPEATS * len(few(sigmas))
+    cells = config.seeds * len(sigmas)
     of_cell = norm_operations(config, layout)
     if of_cell:
         return pilots * norm_operations(pilot, layout) / (cells * of_cell)
@@ -92,25 +104,21 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     favour the numbers that happen to look precise.
     """
     share = config.estimator.variance_share
-    ceiling = max(
-        FEWEST_PROBES, math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes)
-    )
-    rows_of_columns: dict[str, dict[float, list[Mapping[str, Any]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    ceiling = math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes)
+    ceiling = max(FEWEST_PROBES, ceiling)
+    by_column: dict[str, dict[float, list[Mapping[str, Any]]]] = {}
     for sigma, measured in rows.items():
         for row in measured:
             if row["status"] == "ok" and row["num_probes"] and row["value"] > 0:
-                rows_of_columns[row["col"]][sigma].append(row)
-    return Allocation(
-        {
-            column: {
-                sigma: probes_needed(at_sigma[sigma], share, ceiling)
-                for sigma in sorted(at_sigma)
-            }
-            for column, at_sigma in rows_of_columns.items()
-        }
-    )
+                by_sigma = by_column.setdefault(row["col"], {})
+                by_sigma.setdefault(sigma, []).append(row)
+    probes: dict[str, dict[float, int]] = {}
+    for column, by_sigma in by_column.items():
+        probes[column] = {}
+        for sigma in sorted(by_sigma):
+            needed = probes_needed(by_sigma[sigma], share, ceiling)
+            probes[column][sigma] = needed
+    return Allocation(probes)
 
 
 def probes_needed(rows: Rows, share: float, ceiling: int) -> int:
@@ -121,41 +129,55 @@ def probes_needed(rows: Rows, share: float, ceiling: int) -> int:
     over layers and parts; K = v / (share s^2), rounded up, from FEWEST_PROBES to
     `ceiling` (also where s^2 cannot be told from the estimator's error).
     """
-    return min(
-        ceiling, max(FEWEST_PROBES, math.ceil(min(_needed(rows, share), ceiling)))
-    )
+    needed = min(_needed(rows, share), ceiling)
+    return min(ceiling, max(FEWEST_PROBES, math.ceil(needed)))
 
 
 def few(sigmas: list[float]) -> list[float]:
-    """Return PILOT_SIGMAS values spread over the grid, including both ends."""
-    last, steps = len(sigmas) - 1, PILOT_SIGMAS - 1
-    return [
-        sigmas[index]
-        for index in dict.fromkeys(round(i * last / steps) for i in range(PILOT_SIGMAS))
-    ]
+    """Return PILOT_SIGMAS values spread over the grid, including both ends.
+
+    Examples
+    --------
+    >>> few([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4])
+    [0.1, 0.4, 1.6, 6.4]
+    """
+    last = len(sigmas) - 1
+    steps = PILOT_SIGMAS - 1
+    places = [round(step * last / steps) for step in range(PILOT_SIGMAS)]
+    # A grid of fewer values has each of them once.
+    return [sigmas[place] for place in dict.fromkeys(places)]
 
 
 def _needed(rows: Rows, share: float) -> float:
-    """Return K before rounding, from the numbers of several blocks at one sigma."""
-    blocks: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    """Return K = v / (share s^2) before rounding, from the numbers of several blocks at one sigma.
+
+    With K_0 the probes of the pilots, v / K_0 is the mean of the squared relative
+    errors; the variance over networks of the logarithm of a norm is s^2 + v / K_0.
+    Infinite where s^2 is not above 0.
+    """
+    blocks: dict[_Place, list[Mapping[str, Any]]] = {}
     for row in rows:
-        blocks[row["layer"], row["row_layer"], row["row"], row["part"]].append(row)
-    repeated = [numbers for numbers in blocks.values() if len(numbers) > 1]
-    if not repeated:
+        place = _Place(row["layer"], row["row_layer"], row["row"], row["part"])
+        blocks.setdefault(place, []).append(row)
+    errors = []
+    spreads = []
+    for numbers in blocks.values():
+        if len(numbers) < 2:
+            continue
+        errors += [(row["error"] / row["value"]) ** 2 for row in numbers]
+        logs = [math.log(row["value"]) for row in numbers]
+        spreads.append(statistics.variance(logs))
+    if not spreads:
         return math.inf
-    error = statistics.fmean(
-        (row["error"] / row["value"]) ** 2 for numbers in repeated for row in numbers
-    )
-    spread = statistics.fmean(
-        statistics.variance(math.log(row["value"]) for row in numbers)
-        for numbers in repeated
-    )
-    over_seeds = spread - error
+    error = statistics.fmean(errors)
+    over_seeds = statistics.fmean(spreads) - error
     if over_seeds > 0:
         return error * rows[0]["num_probes"] / (share * over_seeds)
     return math.inf
 
 
 def _interpolated(counts: Mapping[float, int], sigma: float) -> int:
-    logs, between = [math.log(given) for given in counts], list(counts.values())
+    """Return the count at `sigma`, linear in log sigma between its neighbours, rounded up."""
+    logs = [math.log(one) for one in counts]
+    between = list(counts.values())
     return math.ceil(np.interp(math.log(sigma), logs, between) - 1e-9)

@@ -1,5 +1,6 @@
 """Checks which approximations exist for a block, and lists the settings that enter their keys; uses no tensors."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from hessfig.config.enums import Method, State
@@ -24,25 +25,24 @@ _TABLES = (Matrix.W_E, Matrix.W_pos)
 def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return blocks, parts and products, the names and rank, the probes, and the size of the mini-batches."""
     estimator = config.estimator
-    if estimator.method == Method.dense:
-        probes = {}
-    else:
-        probes = {"num_probes": estimator.num_probes}
+    read: dict[str, Any] = {
+        "method": estimator.method.value,
+        "products": estimator.products.value,
+    }
+    if estimator.method != Method.dense:
+        read["num_probes"] = estimator.num_probes
+    batch_size = None
+    if not config.training.optimiser.facts.is_full_batch:
+        batch_size = config.training.batch_size
     return {
         **dense_settings(config, layout),
-        "estimator": {
-            "method": estimator.method.value,
-            "products": estimator.products.value,
-            **probes,
-        },
+        "estimator": read,
         **reads("blocks")(config, layout),
         "approximation": {
             "names": sorted(chosen_approximations(config)),
             "rank": config.approximation.rank,
         },
-        "batch_size": None
-        if config.training.optimiser.facts.is_full_batch
-        else config.training.batch_size,
+        "batch_size": batch_size,
     }
 
 
@@ -65,7 +65,8 @@ def check_approximations(config: Config, layout: Layout) -> None:
         )
     for name in config.approximation.names:
         for block in diagonal_blocks(config, layout):
-            if why := lacking(name, block, config, layout):
+            why = lacking(name, block, config, layout)
+            if why:
                 raise unavailable_approximation(name, block, why)
 
 
@@ -80,40 +81,47 @@ def unavailable_approximation(name: Approximation, block: Block, why: str) -> Us
 
 
 def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -> str:
-    """Return why an approximation does not exist for a block, by names and settings; empty if it does."""
+    """Return why an approximation does not exist for a block, by names and settings; empty if it does.
+
+    Tensors may tell more: see hessfig.measurements.approximations.
+    """
+    needs = name.facts.needs
     side = layout.side(block.layer, str(block.col))
-    if name.facts.needs == Need.whole:
+    if needs == Need.whole:
         if block.col == Group.all:
             return ""
         return "it takes the blocks of the whole network (blocks=[all]) apart"
-    if name.facts.needs == Need.moments:
+    if needs == Need.moments:
         return _without_moments(config)
-    if name.facts.needs == Need.any:
+    if needs == Need.any:
         return ""
-    places = {one.parameter.rpartition(".")[0] for one in side}
-    if (
-        name.facts.needs == Need.linear
-        and len(places) == 1
-        and not any(Group.norms in one.groups for one in side)
-    ):
-        # Perhaps a bias, or a map with its bias: tensors tell.
+    if needs == Need.linear and _may_be_map(side):
         return _of_weight(name, side[0], config)
     if len(side) > 1 or block.col in list(Group) or not side[0].is_main:
         return "it is of the weight of one matrix"
     return _of_weight(name, side[0], config)
 
 
+def _may_be_map(side: Sequence[Weight]) -> bool:
+    """Whether weights may be a linear map's weight, its bias or both: parameters of one module that is not a norm."""
+    modules = {weight.parameter.rpartition(".")[0] for weight in side}
+    is_of_norm = any(Group.norms in weight.groups for weight in side)
+    return len(modules) == 1 and not is_of_norm
+
+
 def _of_weight(name: Approximation, weight: Weight, config: Config) -> str:
-    if name.facts.needs == Need.linear and weight.name in _TABLES:
+    """Return why the weight of one matrix does not have an approximation; empty if it does."""
+    needs = name.facts.needs
+    if needs == Need.linear and weight.name in _TABLES:
         return f"it is of a linear map's weight, and {weight.name} is a table of embeddings"
-    if name.facts.needs == Need.heads and weight.name not in {*_HEADED} & {
-        *matrices_of(config.model)
-    }:
+    with_heads = {*_HEADED} & {*matrices_of(config.model)}
+    if needs == Need.heads and weight.name not in with_heads:
         return f"{weight.name} is not cut into heads ({', '.join(_HEADED)} of the package's transformers are)"
     return ""
 
 
 def _without_moments(config: Config) -> str:
+    """Return why there are no second moments; empty for a training with adam or adamw."""
     training = config.training.optimiser
     if config.state.kind == State.trained and training.facts.is_adaptive:
         return ""

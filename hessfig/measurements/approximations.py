@@ -62,20 +62,26 @@ Numbers = tuple[Estimate, ...]  # one for each of NUMBERS_OF_APPROXIMATIONS
 def approximations(objective: Objective, request: Request) -> Measured:
     """Return NAME_error, NAME_scale_error and NAME_angle of every approximation, part and diagonal block.
 
-    With B the block and A its approximation, in the Frobenius norm: ||B - A|| / ||B||;
-    the same after A was multiplied by the best scalar; and the cosine <A, B> / (||A||
-    ||B||). Blocks of at most MOST_DENSE parameters (all of them with estimator=dense,
-    none with hutchinson) are exact; others come from probes, with a jackknife's
-    standard error. Parts that vanish by the network's structure have no rows. Raises
-    UserError for a name that a block cannot have.
+    With B the block, A its approximation, <A, B> = tr A^T B and ||.|| the Frobenius
+    norm:
+
+        error        ||B - A|| / ||B||
+        scale error  min_c ||B - c A|| / ||B||,  at c = <A, B> / ||A||^2
+        angle        <A, B> / (||A|| ||B||), a cosine
+
+    Blocks of at most MOST_DENSE parameters (all of them with estimator=dense, none with
+    hutchinson) are exact; others come from probes, with a jackknife's standard error.
+    Parts that vanish by the network's structure have no rows. Raises UserError for a
+    name that a block cannot have.
     """
     shared = _Shared(objective, request)
+    is_zero = kind(request.model.kind).is_structural_zero
     rows: list[Row] = []
     for block, column in square_columns(objective, request):
-        is_zero = kind(request.model.kind).is_structural_zero
-        parts = [
-            part for part in request.parts if not is_zero(request.model, block, part)
-        ]
+        parts = []
+        for part in request.parts:
+            if not is_zero(request.model, block, part):
+                parts.append(part)
         if parts:
             rows += _of_block(shared, block, column, parts)
     return Measured(rows)
@@ -88,23 +94,21 @@ def approximation_of(objective: Objective, request: Request) -> matrices.Product
     multiply with the Hessian. Raises UserError for one that the block cannot have.
     """
     ((block, column),) = square_columns(objective, request)
-    shared, part = _Shared(objective, request), request.parts[0]
+    shared = _Shared(objective, request)
+    part = request.parts[0]
     (name,) = shared.names(block)
     side = objective.layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
-        return _Apart(
-            Square(column, block, part).matmat,
-            _pieces(side, by_layer=name == Approximation.layer_diagonal),
-        )
+        pieces = _pieces(side, by_layer=name == Approximation.layer_diagonal)
+        return _BlockDiagonal(Square(column, block, part).matmat, pieces)
     material = shared.material(side, column.dim)
     if name not in _OWN_DIAGONALS | _PAIRS:
         return material.approximation(name)
     reference = _Dense(block, column, [part])
     if name in _OWN_DIAGONALS:
         return reference.diagonal_matrix(part, _basis(name, material))
-    return _Comparison(reference, material, shared.config.approximation.rank).matrix(
-        name, part
-    )
+    rank = shared.config.approximation.rank
+    return _Comparison(reference, material, rank).matrix(name, part)
 
 
 class _Shared:
@@ -124,71 +128,73 @@ class _Shared:
 
     @cached_property
     def stored(self) -> dict[str, Tensor] | None:
-        """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none."""
-        at, training = self.request.at, self.config.training
-        if (
-            not at.step
-            or self.config.state.kind != State.trained
-            or not training.optimiser.facts.is_adaptive
-        ):
+        """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none.
+
+        sqrt(nu_t / (1 - beta2^t)) + eps is P / (1 - beta1^t), with P the preconditioner.
+        """
+        at = self.request.at
+        training = self.config.training
+        is_trained = bool(at.step) and self.config.state.kind == State.trained
+        if not is_trained or not training.optimiser.facts.is_adaptive:
             return None
-        parameters = {
-            name: parameter.detach()
-            for name, parameter in self.problem.network.named_parameters()
-        }
+        assert at.step is not None
+        parameters = {}
+        for name, parameter in self.problem.network.named_parameters():
+            parameters[name] = parameter.detach()
         correction = 1 - training.betas[0] ** at.step
-        return {
-            name: moment.double().cpu() / correction
-            for name, moment in preconditioner(at, parameters).items()
-        }
+        roots = {}
+        for name, diagonal in preconditioner(at, parameters).items():
+            roots[name] = diagonal.double().cpu() / correction
+        return roots
 
     def names(self, block: Block) -> Iterator[Approximation]:
         """Yield the approximations that the block can have. Raises UserError for one that is asked for by name.
 
         Before the first update of a training there are no moments: no rows then.
         """
+        layout = self.problem.layout
         for name in chosen_approximations(self.config):
-            why = lacking(
-                name, block, self.config, self.problem.layout
-            ) or self._missing(name, block)
+            why = lacking(name, block, self.config, layout)
+            why = why or self._missing(name, block)
             if why and self.config.approximation.names:
                 raise unavailable_approximation(name, block, why)
             if not why and (name.facts.needs != Need.moments or self.stored):
                 yield name
 
     def _missing(self, name: Approximation, block: Block) -> str:
-        """Return what only tensors tell: shapes and modules."""
-        side = self.problem.layout.side(block.layer, str(block.col))
-        if name.facts.needs in (Need.any, Need.moments, Need.whole):
+        """Return why a block does not have an approximation, as far as shapes and modules tell; empty if it has."""
+        needs = name.facts.needs
+        if needs in (Need.any, Need.moments, Need.whole):
             return ""
-        if name.facts.needs == Need.linear and hasattr(
-            self.problem.network, "opaque_batches"
-        ):
-            return _OF_WHOLE_BATCHES
-        if name.facts.needs == Need.linear:
-            names = " and ".join(weight.name for weight in side)
-            return "" if self.samples.map_of(side) else f"{_NO_MAP} holds {names} whole"
+        side = self.problem.layout.side(block.layer, str(block.col))
+        if needs == Need.linear:
+            return self._without_map(side)
         axes = len(self.shape(side[0]))
         if axes == 2:
             return ""
         return f"it is of the weight of one matrix, and {side[0].name} has {axes} axes"
 
+    def _without_map(self, side: Sequence[Weight]) -> str:
+        """Return why weights are not those of a linear map that the network calls; empty if they are."""
+        if hasattr(self.problem.network, "opaque_batches"):
+            return _OF_WHOLE_BATCHES
+        if self.samples.map_of(side):
+            return ""
+        names = " and ".join(weight.name for weight in side)
+        return f"{_NO_MAP} holds {names} whole"
+
     def material(self, side: Sequence[Weight], dim: int) -> Material:
         """Return the inputs from which the approximations of a block of `side` are computed."""
-        shape = self.shape(side[0]) if len(side) == 1 else torch.Size([dim])
-        return Material(
-            self.samples,
-            side,
-            shape,
-            stored=self.stored,
-            heads=_heads(self.request.model, side[0]),
-        )
+        shape = torch.Size([dim])
+        if len(side) == 1:
+            shape = self.shape(side[0])
+        heads = _heads(self.request.model, side[0])
+        return Material(self.samples, side, shape, stored=self.stored, heads=heads)
 
     def shape(self, weight: Weight) -> torch.Size:
         """Return the shape of a weight, a view of its parameter."""
-        return view_of(
-            self.problem.network.get_parameter(weight.parameter), weight
-        ).shape
+        parameter = self.problem.network.get_parameter(weight.parameter)
+        return view_of(parameter, weight).shape
 
 
 def _of_block(
@@ -198,14 +204,13 @@ def _of_block(
     request = shared.request
     side = shared.problem.layout.side(block.layer, str(block.col))
     reference = _reference(block, column, parts, request)
-    compare = _Comparison(
-        reference, shared.material(side, column.dim), shared.config.approximation.rank
-    )
+    material = shared.material(side, column.dim)
+    compare = _Comparison(reference, material, shared.config.approximation.rank)
     for name in shared.names(block):
         for part in parts:
-            for number, estimate in zip(
-                NUMBERS_OF_APPROXIMATIONS, compare.numbers(name, part), strict=True
-            ):
+            numbers = compare.numbers(name, part)
+            pairs = zip(NUMBERS_OF_APPROXIMATIONS, numbers, strict=True)
+            for number, estimate in pairs:
                 yield block_row(f"{name}_{number}", request, block, part, estimate)
 
 
@@ -219,14 +224,15 @@ def _heads(model: ModelConfig, weight: Weight) -> int:
 def _reference(
     block: Block, column: Column, parts: Sequence[Part], request: Request
 ) -> _Dense | _Probed:
-    method, count = request.estimator.method, request.estimator.num_probes
-    if method == Method.dense or (
-        method == Method.auto and column.dim <= max(MOST_DENSE, count)
-    ):
+    """Return the block as a matrix, or by products with probes where it is too large for one."""
+    method = request.estimator.method
+    count = request.estimator.num_probes
+    # As many probes as entries cost what the matrix costs.
+    is_small = column.dim <= max(MOST_DENSE, count)
+    if method == Method.dense or (method == Method.auto and is_small):
         return _Dense(block, column, parts)
-    return _Probed(
-        block, column, parts, count, request.stream(block.layer, str(block.col))
-    )
+    generator = request.stream(block.layer, str(block.col))
+    return _Probed(block, column, parts, count, generator)
 
 
 class _Comparison:
@@ -235,8 +241,10 @@ class _Comparison:
     def __init__(
         self, reference: _Dense | _Probed, material: Material, rank: int
     ) -> None:
-        self._reference, self._material, self._rank = reference, material, rank
-        self._given: dict[Approximation, matrices.Product] = {}
+        self._reference = reference
+        self._material = material
+        self._rank = rank
+        self._computed: dict[Approximation, matrices.Product] = {}
 
     def numbers(self, name: Approximation, part: Part) -> Numbers:
         """Return error, error after the best scalar, and angle; nan for what is not finite."""
@@ -253,17 +261,18 @@ class _Comparison:
 
     def matrix(self, name: Approximation, part: Part) -> matrices.Product:
         """Return an approximation that is not the block's own diagonal."""
+        material = self._material
+        if name == Approximation.kronecker_sum:
+            return self._reference.kronecker_sum(part, material.shape, self._rank)
         if name in _PAIRS:
-            rank = self._rank if name == Approximation.kronecker_sum else 1
-            return self._reference.kronecker_sum(part, self._material.shape, rank)
+            return self._reference.kronecker_sum(part, material.shape, 1)
         if name.facts.needs == Need.whole:
-            sizes = _pieces(
-                self._material.weights, by_layer=name == Approximation.layer_diagonal
-            )
-            return self._reference.apart(part, sizes)
-        if name not in self._given:
-            self._given[name] = self._material.approximation(name)
-        return self._given[name]
+            by_layer = name == Approximation.layer_diagonal
+            pieces = _pieces(material.weights, by_layer=by_layer)
+            return self._reference.block_diagonal(part, pieces)
+        if name not in self._computed:
+            self._computed[name] = material.approximation(name)
+        return self._computed[name]
 
 
 def _basis(name: Approximation, material: Material) -> matrices.Basis | None:
@@ -271,18 +280,19 @@ def _basis(name: Approximation, material: Material) -> matrices.Basis | None:
 
 
 def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
-    """Return the places of each weight's entries; of each layer's, weights outside the layers standing alone."""
-    places = torch.arange(sum(weight.size for weight in weights)).split(
-        [weight.size for weight in weights]
-    )
-    keys = [
-        weight.layer if by_layer and weight.layer else f"{number}"
-        for number, weight in enumerate(weights)
-    ]
-    return [
-        torch.cat([places[i] for i, key in enumerate(keys) if key == wanted])
-        for wanted in dict.fromkeys(keys)
-    ]
+    """Return the places of the entries of each weight, or of all weights of each layer.
+
+    Weights outside the layers (layer 0) stand alone.
+    """
+    sizes = [weight.size for weight in weights]
+    places = torch.arange(sum(sizes)).split(sizes)
+    groups: dict[object, list[Tensor]] = {}
+    for number, (weight, of_weight) in enumerate(zip(weights, places, strict=True)):
+        group: object = f"weight {number}"
+        if by_layer and weight.layer:
+            group = weight.layer
+        groups.setdefault(group, []).append(of_weight)
+    return [torch.cat(members) for members in groups.values()]
 
 
 class _Dense:
@@ -299,10 +309,16 @@ class _Dense:
         return bool(self._of[part].isfinite().all())
 
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
-        """Return the three numbers of an approximation."""
+        """Return the three numbers of an approximation A of the block B.
+
+        Its size, its overlap <A, B> with B and the best scalar come from the entries.
+        An approximation that is NEGLIGIBLE counts as 0: error 1, angle 0. A block that
+        is 0 has no numbers.
+        """
         block = self._of[part]
         dense = product.matmat(torch.eye(len(block), dtype=torch.float64))
-        size, overlap = float(block.norm()), float((block * dense).sum())
+        size = float(block.norm())
+        overlap = float((block * dense).sum())
         square = float(dense.square().sum())
         if not size:
             return self._exact(nan, nan, nan)
@@ -311,7 +327,8 @@ class _Dense:
         scale = overlap / square
         error = float((block - dense).norm()) / size
         scale_error = float((block - scale * dense).norm()) / size
-        return self._exact(error, scale_error, overlap / size / square**0.5)
+        angle = overlap / size / square**0.5
+        return self._exact(error, scale_error, angle)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
         """Return the numbers of the block's own diagonal, in a basis."""
@@ -333,9 +350,9 @@ class _Dense:
         """Return the nearest sum of Kronecker products."""
         return matrices.best_kronecker_sum(self._of[part], shape, rank)
 
-    def apart(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
-        """Return the blocks of `pieces` alone."""
-        return _Apart(lambda vectors: self._of[part] @ vectors, pieces)
+    def block_diagonal(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
+        """Return the diagonal blocks of `pieces`, zero elsewhere."""
+        return _BlockDiagonal(lambda vectors: self._of[part] @ vectors, pieces)
 
     def _exact(self, *values: float) -> Numbers:
         return tuple(exact(value, self.by) for value in values)
@@ -368,8 +385,13 @@ class _Probed:
         return bool(self._products[part].isfinite().all())
 
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
-        """Return the three numbers, from products of block and approximation with the same vectors."""
-        ours, theirs = self._products[part], product.matmat(self._vectors)
+        """Return the three numbers, from products of block and approximation with the same vectors.
+
+        E ||M v||^2 = ||M||_F^2 and E Bv.Av = <A, B> for signs v: every norm and inner
+        product is replaced by its mean over probes.
+        """
+        ours = self._products[part]
+        theirs = product.matmat(self._vectors)
         of_probes = (
             (ours - theirs).square(),
             ours.square(),
@@ -377,39 +399,36 @@ class _Probed:
             ours * theirs,
         )
         sums = torch.stack([terms.sum(dim=0) for terms in of_probes])
-        return self._jackknifed(
-            _from_sums,
-            sums.sum(dim=1, keepdim=True),
-            sums.sum(dim=1, keepdim=True) - sums,
-        )
+        whole = sums.sum(dim=1, keepdim=True)
+        return self._jackknifed(_from_sums, whole, whole - sums)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
-        """Return the numbers of the block's own diagonal D in a basis: <B, D> = ||D||^2 = E d_k.d_l, k and l apart.
+        """Return the numbers of the block's own diagonal D in a basis Q.
 
-        d_k = w_k * Q^T B Q w_k has the mean D for random signs w_k.
+        d_k = w_k * Q^T B Q w_k has the mean D for random signs w_k. The squares of one
+        d_k would add its variance, so pairs of different probes give the norm:
+
+            <B, D> = ||D||^2 = E d_k.d_l  for k and l apart
+
+        estimated from all pairs, sum_(k != l) d_k.d_l / (K (K - 1)); without probe m
+        the sum loses 2 sum_(l != m) d_m.d_l.
         """
-        signs, ours = self._vectors, self._products[part]
+        count = self.count
+        signs = self._vectors
+        ours = self._products[part]
         if basis is not None:
-            signs = self._drawn(self.count)
-            vectors = (
-                basis.back(
-                    matrices.as_weights(signs, (len(basis.left), len(basis.right)))
-                )
-                .flatten(1)
-                .T
-            )
+            signs = self._drawn(count)
+            vectors = basis.back(_as_weights(basis, signs)).flatten(1).T
             ours = _coordinates(basis, self._multiplied(vectors, [part])[part])
         each = signs * ours
-        gram, count = each.T @ each, self.count
+        gram = each.T @ each
         others = gram.sum(dim=1) - gram.diagonal()
         size = ours.square().sum(dim=0)
-        whole = torch.stack([others.sum() / (count * (count - 1)), size.mean()])[
-            :, None
-        ]
+        mean = torch.stack([others.sum() / (count * (count - 1)), size.mean()])
         left = (others.sum() - 2 * others) / ((count - 1) * (count - 2))
-        return self._jackknifed(
-            _from_share, whole, torch.stack([left, (size.sum() - size) / (count - 1)])
-        )
+        sizes_left = (size.sum() - size) / (count - 1)
+        without_each = torch.stack([left, sizes_left])
+        return self._jackknifed(_from_share, mean[:, None], without_each)
 
     def kronecker_sum(
         self, part: Part, shape: Sequence[int], rank: int
@@ -418,11 +437,14 @@ class _Probed:
         vectors, products = self._for_fits(max(self.count, FITTED * max(shape)))
         return matrices.fitted_kronecker_sum(vectors, products[part], shape, rank)
 
-    def apart(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
-        """Return the blocks of `pieces` alone, by a product of the whole for each of them."""
-        return _Apart(lambda vectors: self._multiplied(vectors, [part])[part], pieces)
+    def block_diagonal(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
+        """Return the diagonal blocks of `pieces`, zero elsewhere, by a product of the whole for each of them."""
+        return _BlockDiagonal(
+            lambda vectors: self._multiplied(vectors, [part])[part], pieces
+        )
 
     def _for_fits(self, count: int) -> tuple[Vectors, dict[Part, Vectors]]:
+        """Return other vectors than those that approximations are compared on, with their products."""
         if self._fitted is None:
             vectors = self._drawn(count)
             self._fitted = vectors, self._multiplied(vectors, self._parts)
@@ -436,6 +458,7 @@ class _Probed:
     def _multiplied(
         self, vectors: Vectors, parts: Sequence[Part]
     ) -> dict[Part, Vectors]:
+        """Return B V for each part, H as the sum of two others where both are known."""
         products = completed(multiplied(self._column, vectors, summands(parts)), parts)
         return {part: products[self._block, part].double().cpu() for part in parts}
 
@@ -445,18 +468,23 @@ class _Probed:
         whole: Float[Tensor, "s 1"],
         left: Float[Tensor, "s k"],
     ) -> Numbers:
-        """Return a function of sums over probes, and its error from the sums without each of them."""
-        values, others = function(whole)[:, 0], function(left)
+        """Return a function f of sums over K probes, and its error from the sums without each of them.
+
+        The jackknife: with f_k the function of the sums without probe k and f_mean
+        their mean, the squared standard error is (K - 1) / K sum_k (f_k - f_mean)^2.
+        """
+        values = function(whole)[:, 0]
+        others = function(left)
         spread = (others - others.mean(dim=1, keepdim=True)).square().sum(dim=1)
         errors = (spread * (self.count - 1) / self.count).sqrt()
-        pairs = zip(values.tolist(), errors.tolist(), strict=True)
-        return tuple(
-            Estimate(value, error, self.count, self.by) for value, error in pairs
-        )
+        estimates = []
+        for value, error in zip(values.tolist(), errors.tolist(), strict=True):
+            estimates.append(Estimate(value, error, self.count, self.by))
+        return tuple(estimates)
 
 
-class _Apart:
-    """The blocks of pieces of a matrix alone."""
+class _BlockDiagonal:
+    """The diagonal blocks of a matrix for the pieces of its space, zero elsewhere."""
 
     def __init__(
         self, multiply: Callable[[Vectors], Vectors], pieces: Sequence[Tensor]
@@ -474,31 +502,46 @@ class _Apart:
 
 
 def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:
-    """Return the three numbers from sums of ||(B - A) v||^2, ||B v||^2, ||A v||^2 and Bv.Av."""
+    """Return the three numbers from sums of ||(B - A) v||^2, ||B v||^2, ||A v||^2 and Bv.Av.
+
+    The best scalar leaves the error sqrt(1 - cos^2), cos = <A, B> / (||A|| ||B||).
+    """
     difference, ours, theirs, overlap = sums
     is_zero = theirs < NEGLIGIBLE**2 * ours
     angle = torch.where(is_zero, 0.0, overlap / (ours * theirs).sqrt())
-    return torch.stack(
-        [(difference / ours).sqrt(), (1 - angle.square()).clamp(min=0).sqrt(), angle]
-    )
+    error = (difference / ours).sqrt()
+    scale_error = (1 - angle.square()).clamp(min=0).sqrt()
+    return torch.stack([error, scale_error, angle])
 
 
 def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
-    """Return the three numbers of a projection A of B, for which <A, B> = ||A||^2, from ||A||^2 and ||B||^2."""
+    """Return the three numbers of a projection A of B, from ||A||^2 and ||B||^2.
+
+    For a projection <A, B> = ||A||^2: with the share s = ||A||^2 / ||B||^2 the error is
+    sqrt(1 - s), no scalar improves it, and the cosine is sqrt(s).
+
+    Examples
+    --------
+    >>> import torch
+    >>> _from_share(torch.tensor([[9.0], [25.0]]).double()).flatten().tolist()
+    [0.8, 0.8, 0.6]
+    """
     share = sums[0] / sums[1]
     error = (1 - share).clamp(min=0).sqrt()
     return torch.stack([error, error, share.clamp(min=0).sqrt()])
 
 
 def _coordinates(basis: matrices.Basis, columns: Vectors) -> Vectors:
-    return (
-        basis.into(matrices.as_weights(columns, (len(basis.left), len(basis.right))))
-        .flatten(1)
-        .T
-    )
+    """Return Q^T V for the basis Q = Q_left (x) Q_right."""
+    return basis.into(_as_weights(basis, columns)).flatten(1).T
+
+
+def _as_weights(basis: matrices.Basis, columns: Vectors) -> Float[Tensor, "k m n"]:
+    """Return every column as a matrix of the shape of the weight that the basis is of."""
+    return matrices.as_weights(columns, (len(basis.left), len(basis.right)))
 
 
 def _nothing(reference: _Dense | _Probed) -> Numbers:
-    return (Estimate(nan, nan, reference.count, reference.by),) * len(
-        NUMBERS_OF_APPROXIMATIONS
-    )
+    """Return the numbers of an approximation or a block that is not finite."""
+    nothing = Estimate(nan, nan, reference.count, reference.by)
+    return (nothing,) * len(NUMBERS_OF_APPROXIMATIONS)

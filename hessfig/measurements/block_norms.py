@@ -16,6 +16,7 @@ from torch import Generator, Tensor
 from hessfig.config.enums import Draws, DType, Method
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
 from hessfig.curvature.column import (
+    COLUMNS_AT_ONCE,
     MEMORY_BOUND,
     PROBES_AT_ONCE,
     SPLIT,
@@ -53,7 +54,6 @@ from hessfig.terms import Block, Part
 if TYPE_CHECKING:
     from hessfig.curvature.curvlinops import ColumnOperator
 
-COLUMNS_AT_ONCE = 64
 Axes = tuple[Float[Tensor, "rows rows"], Float[Tensor, "cols cols"]]
 Norms = dict[tuple[Block, Part], Estimate]
 
@@ -63,23 +63,24 @@ def frobenius(objective: Objective, request: Request) -> Measured:
     model = request.model
     task = request.at.config.task
     settings = request.estimator
+    parts = request.parts
     expensive = expensive_blocks(
-        model, task, settings, request.blocks, request.parts, request.dtype
+        model, task, settings, request.blocks, parts, request.dtype
     )
     estimator = Estimator(
         objective, model, settings, request.probe_counts, expensive, task
     )
     rows = []
     for layer, col, blocks in columns(request.blocks):
-        if request.estimator.probes == Draws.published:
+        if settings.probes == Draws.published:
             norms = _by_published_probes(estimator, request, layer, col, blocks)
         else:
+            generator = request.stream(layer, col)
             norms = estimator.column_norms(
-                layer, col, blocks, request.parts, generator=request.stream(layer, col)
+                layer, col, blocks, parts, generator=generator
             )
-        rows += [
-            block_row(FROBENIUS, request, *key, norm) for key, norm in norms.items()
-        ]
+        for (block, part), estimate in norms.items():
+            rows.append(block_row(FROBENIUS, request, block, part, estimate))
     return Measured(rows)
 
 
@@ -116,13 +117,15 @@ class Estimator:
         expensive: Collection[Block] = (),
         task: TaskConfig | None = None,
     ) -> None:
-        self.problem, self.model, self.settings = objective, model, settings
-        self.expensive, self.task = expensive, task or TaskConfig()
-        self.engines = Engines(objective, model, settings.products)
+        self.problem = objective
+        self.model = model
+        self.settings = settings
+        self.expensive = expensive
+        self.task = task or TaskConfig()
         self.allotted = allotted or {}
-        self._takes_exact = (
-            True  # until the exact engine finds that this is another network
-        )
+        self.engines = Engines(objective, model, settings.products)
+        # Until the exact engine finds that this is another network.
+        self._takes_exact = True
 
     def column_norms(
         self,
@@ -135,129 +138,135 @@ class Estimator:
     ) -> Norms:
         """Return ||H_part(block)||_F for every block of one column and every part."""
         ways: dict[Method, Callable[[ColumnRequest], Norms]] = {
-            **{
-                Method.auto: self.by_auto,
-                Method.exact: self.by_exact,
-                Method.dense: self.by_dense,
-            },
-            **{
-                Method.hutchinson: self.by_probes,
-                Method.aligned: self.by_probes,
-                Method.xtrace: self.by_xtrace,
-            },
+            Method.auto: self.by_auto,
+            Method.exact: self.by_exact,
+            Method.dense: self.by_dense,
+            Method.hutchinson: self.by_probes,
+            Method.aligned: self.by_probes,
+            Method.xtrace: self.by_xtrace,
         }
-        return ways[self.settings.method](
-            ColumnRequest(layer, col, blocks, parts, generator)
-        )
+        request = ColumnRequest(layer, col, blocks, parts, generator)
+        return ways[self.settings.method](request)
 
-    def column(self, asked: ColumnRequest) -> Column:
+    def column(self, request: ColumnRequest) -> Column:
         """Return the operator of the column."""
-        return self.engines.column(asked.layer, asked.col, asked.blocks)
+        return self.engines.column(request.layer, request.col, request.blocks)
 
-    def by_probes(self, asked: ColumnRequest) -> Norms:
+    def by_probes(self, request: ColumnRequest) -> Norms:
         """Return norms from plain probes, or from probes in the axes of the diagonal block of a weight matrix."""
-        column, is_plain = self.column(asked), self.settings.method == Method.hutchinson
-        is_aligned = not is_plain and len(column.shape) == 2
-        return self._probed(
-            asked, column, self.settings.num_probes, is_aligned=is_aligned
-        )
+        column = self.column(request)
+        is_matrix = len(column.shape) == 2
+        is_aligned = self.settings.method == Method.aligned and is_matrix
+        count = self.settings.num_probes
+        return _probed(request, column, count, is_aligned=is_aligned)
 
-    def by_dense(self, asked: ColumnRequest) -> Norms:
-        """Return norms of dense blocks."""
-        column = self.column(asked)
-        return _as_norms(dense_norms(column, asked.parts), column)
+    def by_dense(self, request: ColumnRequest) -> Norms:
+        """Return norms of dense blocks: the root of the sum of the squares of all entries."""
+        column = self.column(request)
+        return _as_norms(dense_norms(column, request.parts), column)
 
-    def by_xtrace(self, asked: ColumnRequest) -> Norms:
-        """Return norms by XTrace of the squared block."""
+    def by_xtrace(self, request: ColumnRequest) -> Norms:
+        """Return norms by XTrace of the squared block, ||A||_F^2 = tr A^2."""
         from hessfig.curvature.curvlinops import ColumnOperator
 
-        (block,), count = asked.blocks, self.settings.num_probes
+        (block,) = request.blocks
+        count = self.settings.num_probes
         column = ColumnOperator(self.problem, block.layer, block.col, [block.col])
-        return {
-            (block, part): _xtrace_norm(column, part, count, asked.generator)
-            for part in asked.parts
-        }
-
-    def by_exact(self, asked: ColumnRequest) -> Norms:
-        """Return norms from the exact engine."""
-        rows = [block.row for block in asked.blocks]
-        norms = self.engines.exact.column(asked.layer, asked.col, rows, asked.parts)
-        keys = product(asked.blocks, asked.parts)
-        return {
-            (block, part): exact(norms[block.row, part], Method.exact)
-            for block, part in keys
-        }
-
-    def by_auto(self, asked: ColumnRequest) -> Norms:
-        """Compute exact norms where they are cheaper than probes; the other rows of the column share their probes."""
         norms: Norms = {}
-        for cheap, alike in self._by_cheap_parts(asked).items():
-            if cheap:
-                norms |= self._exact_if_same(replace(asked, blocks=alike, parts=cheap))
-            probed = [part for part in asked.parts if (alike[0], part) not in norms]
-            if probed:
-                norms |= self._auto_probed(replace(asked, blocks=alike, parts=probed))
-        return {key: norms[key] for key in product(asked.blocks, asked.parts)}
+        for part in request.parts:
+            norms[block, part] = _xtrace_norm(column, part, count, request.generator)
+        return norms
 
-    def _exact_if_same(self, asked: ColumnRequest) -> Norms:
+    def by_exact(self, request: ColumnRequest) -> Norms:
+        """Return norms from the exact engine: closed forms, without products."""
+        layer, col, parts = request.layer, request.col, request.parts
+        rows = [block.row for block in request.blocks]
+        values = self.engines.exact.column(layer, col, rows, parts)
+        norms: Norms = {}
+        for block in request.blocks:
+            for part in parts:
+                norms[block, part] = exact(values[block.row, part], Method.exact)
+        return norms
+
+    def by_auto(self, request: ColumnRequest) -> Norms:
+        """Compute exact norms where they are cheaper than probes; the other rows of the column share their probes.
+
+        Blocks with the same cheap parts are taken together. The result is in the order
+        of the blocks and parts of the request, whichever way each number was found.
+        """
+        norms: Norms = {}
+        for cheap, blocks in self._by_cheap_parts(request).items():
+            if cheap:
+                norms |= self._exact_if_same(
+                    replace(request, blocks=blocks, parts=cheap)
+                )
+            # Also those that the exact engine has just refused.
+            probed = [part for part in request.parts if (blocks[0], part) not in norms]
+            if probed:
+                norms |= self._auto_probed(
+                    replace(request, blocks=blocks, parts=probed)
+                )
+        return {key: norms[key] for key in product(request.blocks, request.parts)}
+
+    def _exact_if_same(self, request: ColumnRequest) -> Norms:
+        """Return exact norms; none, with a warning, of a network that the exact engine does not describe."""
         try:
-            return self.by_exact(asked)
+            return self.by_exact(request)
         except OtherNetwork as error:
             self._takes_exact = False
             warnings.warn(f"{error}; auto probes it", RuntimeWarning, stacklevel=2)
             return {}
 
-    def _auto_probed(self, asked: ColumnRequest) -> Norms:
-        column = self.column(asked)
-        count = self.allotted.get(str(asked.col), self.settings.num_probes)
-        if column.dim <= count or is_few(self.problem.layout, asked.layer, asked.col):
-            dense = _as_norms(dense_norms(column, asked.parts), column)
-            return {
-                key: replace(norm, by=Method.dense.value) for key, norm in dense.items()
-            }
-        is_aligned = (
-            asked.diagonal in asked.blocks
-            and len(column.shape) == 2
-            and self._is_turned(asked, column)
-        )
-        return self._probed(asked, column, count, is_aligned=is_aligned)
+    def _auto_probed(self, request: ColumnRequest) -> Norms:
+        """Return dense norms of short columns, and of longer ones those by probes, aligned where that pays."""
+        column = self.column(request)
+        count = self.allotted.get(str(request.col), self.settings.num_probes)
+        is_short = is_few(self.problem.layout, request.layer, request.col)
+        # As many probes as entries cost what the whole block costs.
+        if column.dim <= count or is_short:
+            dense = _as_norms(dense_norms(column, request.parts), column)
+            by = Method.dense.value
+            return {key: replace(norm, by=by) for key, norm in dense.items()}
+        has_axes = request.diagonal in request.blocks and len(column.shape) == 2
+        is_aligned = has_axes and self._is_turned(request, column)
+        return _probed(request, column, count, is_aligned=is_aligned)
 
-    def _is_turned(self, asked: ColumnRequest, column: Column) -> bool:
-        dtype = DType.float32 if column.dtype == torch.float32 else DType.float64
+    def _is_turned(self, request: ColumnRequest, column: Column) -> bool:
+        """Whether turning the probes into the axes of the diagonal block is worth its time."""
+        dtype = DType.float64
+        if column.dtype == torch.float32:
+            dtype = DType.float32
         return is_turned(
-            self.model, self.task, self.settings, asked.diagonal, column.dim, dtype
-        )
-
-    def _probed(
-        self, asked: ColumnRequest, column: Column, count: int, *, is_aligned: bool
-    ) -> Norms:
-        if is_aligned:
-            return _as_norms(
-                aligned(
-                    column,
-                    asked.diagonal,
-                    asked.parts,
-                    count,
-                    generator=asked.generator,
-                ),
-                column,
-            )
-        return _as_norms(
-            hutchinson(column, asked.parts, count, generator=asked.generator), column
+            self.model, self.task, self.settings, request.diagonal, column.dim, dtype
         )
 
     def _by_cheap_parts(
-        self, asked: ColumnRequest
+        self, request: ColumnRequest
     ) -> dict[tuple[Part, ...], list[Block]]:
         """Group the blocks by the parts whose exact norm is cheap."""
         groups: dict[tuple[Part, ...], list[Block]] = {}
-        for block in asked.blocks:
-            cheap = tuple(part for part in asked.parts if self._is_cheap(block, part))
-            groups.setdefault(cheap, []).append(block)
+        for block in request.blocks:
+            cheap = []
+            for part in request.parts:
+                if self._takes_exact and is_cheap(
+                    self.model, block, part, self.expensive
+                ):
+                    cheap.append(part)
+            groups.setdefault(tuple(cheap), []).append(block)
         return groups
 
-    def _is_cheap(self, block: Block, part: Part) -> bool:
-        return self._takes_exact and is_cheap(self.model, block, part, self.expensive)
+
+def _probed(
+    request: ColumnRequest, column: Column, count: int, *, is_aligned: bool
+) -> Norms:
+    """Return norms by `count` probes, plain or in the axes of the diagonal block."""
+    parts, generator = request.parts, request.generator
+    if is_aligned:
+        block = request.diagonal
+        estimates = aligned(column, block, parts, count, generator=generator)
+    else:
+        estimates = hutchinson(column, parts, count, generator=generator)
+    return _as_norms(estimates, column)
 
 
 def _by_published_probes(
@@ -292,9 +301,8 @@ def dense_blocks(
     column: Column, parts: Sequence[Part] = SPLIT
 ) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
     """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
-    return multiplied(
-        column, torch.eye(column.dim, dtype=column.dtype), parts, COLUMNS_AT_ONCE
-    )
+    identity = torch.eye(column.dim, dtype=column.dtype)
+    return multiplied(column, identity, parts, COLUMNS_AT_ONCE)
 
 
 def dense_parts(
@@ -308,16 +316,21 @@ def dense_norms(
     column: Column, parts: Sequence[Part]
 ) -> dict[tuple[Hashable, Part], Estimate]:
     """Return the exact ||.||_F of every row and part of `column`."""
-    return {
-        key: Estimate(norm(block), 0.0, 0)
-        for key, block in dense_parts(column, parts).items()
-    }
+    norms = {}
+    for key, matrix in dense_parts(column, parts).items():
+        norms[key] = Estimate(norm(matrix), 0.0, 0)
+    return norms
 
 
 def hutchinson(
     column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes."""
+    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes.
+
+    For v with independent entries +1 or -1, E[v v^T] = I, and therefore
+    E ||A v||^2 = tr(A^T A E[v v^T]) = ||A||_F^2. One product per probe serves all rows
+    and parts of the column, so that their errors are correlated (see `root_of_mean`).
+    """
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
     return _estimates(column, parts, probes)
 
@@ -325,10 +338,11 @@ def hutchinson(
 def _estimates(
     column: Column, parts: Sequence[Part], probes: Shaped[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    samples = [
-        squared_norms(column, parts, chunk) for chunk in cast_chunks(probes, column)
-    ]
-    return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
+    """Return the norms that given probes estimate."""
+    samples = []
+    for chunk in cast_chunks(probes, column):
+        samples.append(squared_norms(column, parts, chunk))
+    return _averaged(samples)
 
 
 def aligned(
@@ -353,32 +367,35 @@ def aligned(
     """
     first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
-    sketches = column.split_matmat(
-        cast_probes(probes[:, :first], column),
-        tuple(dict.fromkeys([*SPLIT, *summands(parts)])),
-    )
-    axes = [
-        axis.to(column.like.device) for axis in _axes(sketches, block, column.shape)
-    ]
-    turned = (
-        _turn(some, axes, column)
-        for some in probes[:, first:].split(_turned_at_once(column.dim), dim=1)
-    )
-    rest = [
-        squared_norms(column, parts, chunk)
-        for some in turned
-        for chunk in chunks(some, column, PROBES_AT_ONCE)
-    ]
-    samples = [lengths(sketches, parts), *rest]
-    return {key: _estimated([sample[key] for sample in samples]) for key in samples[0]}
+    plain, others = probes[:, :first], probes[:, first:]
+    # H_o and H_f give the axes, whatever parts are asked for.
+    needed = tuple(dict.fromkeys([*SPLIT, *summands(parts)]))
+    sketches = column.split_matmat(cast_probes(plain, column), needed)
+    left, right = _axes(sketches, block, column.shape)
+    axes = left.to(column.like.device), right.to(column.like.device)
+    samples = [lengths(sketches, parts)]
+    for some in others.split(_turned_at_once(column.dim), dim=1):
+        for chunk in chunks(_turned(some, axes, column), column, PROBES_AT_ONCE):
+            samples.append(squared_norms(column, parts, chunk))
+    return _averaged(samples)
+
+
+def _averaged(
+    samples: Sequence[Mapping[tuple[Hashable, Part], Squares]],
+) -> dict[tuple[Hashable, Part], Estimate]:
+    """Return the norm of every row and part from the squared lengths of all chunks of probes."""
+    estimates = {}
+    for key in samples[0]:
+        estimates[key] = _estimated([sample[key] for sample in samples])
+    return estimates
 
 
 def _estimated(samples: Sequence[Squares]) -> Estimate:
+    """Return the root of the mean of squared lengths, in the unit that they are measured in."""
     squares = Squares.joined(samples)
     norm = root_of_mean(squares.values)
-    return replace(
-        norm, value=norm.value * squares.unit, error=norm.error * squares.unit
-    )
+    value, error = norm.value * squares.unit, norm.error * squares.unit
+    return replace(norm, value=value, error=error)
 
 
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
@@ -387,9 +404,18 @@ def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
     E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is
     that of m taken through the square root to first order (delta method): std / sqrt(K)
     / (2 sqrt(m)). NaN for a single probe.
+
+    Examples
+    --------
+    Squared lengths of mean 9, whose standard error is 2.8868 = 0.4811 * 2 * 3:
+
+    >>> import torch
+    >>> estimate = root_of_mean(torch.tensor([4.0, 4.0, 14.0, 14.0]))
+    >>> round(estimate.value, 4), round(estimate.error, 4), estimate.num_probes
+    (3.0, 0.4811, 4)
     """
-    count, mean = len(squared_norms), squared_norms.mean()
-    frob = mean.sqrt().item()
+    count = len(squared_norms)
+    frob = squared_norms.mean().sqrt().item()
     if frob == 0.0:
         return Estimate(0.0, 0.0, count)
     spread = deviation(squared_norms) if count > 1 else float("nan")
@@ -397,42 +423,51 @@ def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
 
 
 def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
-    """Return the left and right singular vectors of the sketches, H_o's and H_f's weighing the same.
+    """Return the eigenvectors of sum_k X_k X_k^T and of sum_k X_k^T X_k over the sketches X_k, read as matrices.
 
+    The sketches of H_o and those of H_f are divided by their size, and weigh the same.
     Sketches that are not finite have none: the coordinate axes stand in, and the norm
     comes out not finite.
     """
-    split = [
-        sketches[block, part].double().T.unflatten(1, shape)
-        for part in (Part.H_o, Part.H_f)
-    ]
-    sizes = [images.new_tensor(_size_of(images)) for images in split]
-    scaled = torch.cat(
-        [images / size for images, size in zip(split, sizes, strict=True)]
-    )
-    if not scaled.isfinite().all():
-        return torch.eye(shape[0], dtype=torch.float64), torch.eye(
-            shape[1], dtype=torch.float64
+    scaled = []
+    for part in (Part.H_o, Part.H_f):
+        images = sketches[block, part].double().T.unflatten(1, shape)
+        scaled.append(images / images.new_tensor(_size_of(images)))
+    # X_k, the k-th sketch as an m x n matrix.
+    images = torch.cat(scaled)
+    if not images.isfinite().all():
+        rows, cols = shape
+        return torch.eye(rows, dtype=torch.float64), torch.eye(
+            cols, dtype=torch.float64
         )
-    left = torch.einsum("kij,klj->il", scaled, scaled)
-    right = torch.einsum("kij,kil->jl", scaled, scaled)
+    left = torch.einsum("kij,klj->il", images, images)
+    right = torch.einsum("kij,kil->jl", images, images)
     return torch.linalg.eigh(left.cpu())[1], torch.linalg.eigh(right.cpu())[1]
 
 
 def _size_of(images: Tensor) -> float:
     """Return the norm, which is at least 1e-38 if its squares are in range."""
-    size, plain = norm(images), float(images.norm())
-    return max(size, torch.finfo(torch.float32).tiny) if plain**2 else size or 1.0
+    size = norm(images)
+    if float(images.norm()) ** 2:
+        return max(size, torch.finfo(torch.float32).tiny)
+    return size or 1.0
 
 
 def _turned_at_once(dim: int) -> int:
-    """Return how many probes are turned together: all, unless they would exceed MEMORY_BOUND in float64."""
+    """Return how many probes are turned together: all, unless they would exceed MEMORY_BOUND in float64.
+
+    Examples
+    --------
+    >>> _turned_at_once(2**17)
+    1024
+    """
     return max(1, MEMORY_BOUND // (8 * dim))
 
 
-def _turn(
-    probes: Shaped[Tensor, "dim k"], axes: Sequence[Tensor], column: Column
+def _turned(
+    probes: Shaped[Tensor, "dim k"], axes: Axes, column: Column
 ) -> Float[Tensor, "dim k"]:
+    """Return L Z R^T for every probe Z, read as a matrix."""
     left, right = axes
     signs = probes.to(left.device).double().T.unflatten(1, (len(left), len(right)))
     return (left @ signs @ right.T).flatten(1).T.to(column.dtype)
@@ -441,17 +476,17 @@ def _turn(
 def _as_norms(
     estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column
 ) -> Norms:
-    norms = {
-        (block, part): norm
-        for (block, part), norm in estimates.items()
-        if isinstance(block, Block)
-    }
-    if not isinstance(column, DifferencedColumn):
-        return norms
-    return {
-        key: differenced(norm, column.relative_error(*key))
-        for key, norm in norms.items()
-    }
+    """Return the estimates of blocks, with the errors of products by differences added."""
+    norms: Norms = {}
+    for (block, part), estimate in estimates.items():
+        if not isinstance(block, Block):
+            continue
+        if isinstance(column, DifferencedColumn):
+            off = column.relative_error(block, part)
+            norms[block, part] = differenced(estimate, off)
+        else:
+            norms[block, part] = estimate
+    return norms
 
 
 def differenced(norm: Estimate, off: float) -> Estimate:
@@ -460,11 +495,17 @@ def differenced(norm: Estimate, off: float) -> Estimate:
     Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the
     products. A norm of zero has no error then, because the effect of rounding is not
     known.
+
+    Examples
+    --------
+    >>> norm = differenced(Estimate(value=2.0, error=0.3, num_probes=20), off=0.2)
+    >>> round(norm.error, 4)
+    0.5
     """
-    error = math.hypot(norm.error, off * norm.value)
-    return replace(
-        norm, error=error if norm.value else math.nan, is_unreliable=not off <= ROUGHEST
-    )
+    error = math.nan
+    if norm.value:
+        error = math.hypot(norm.error, off * norm.value)
+    return replace(norm, error=error, is_unreliable=not off <= ROUGHEST)
 
 
 def _xtrace_norm(

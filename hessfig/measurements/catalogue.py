@@ -1,6 +1,5 @@
 """The catalogue of quantities: one row per quantity with the function that measures it, and users' own quantities."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -247,33 +246,38 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
 
 
 def measured_once(config: Config) -> Config:
-    """Return the settings without quantities whose rows are among those of another one that is requested."""
-    rows = {
-        name: {*quantity(name).rows} for name in config.quantities if not is_own(name)
-    }
-    covered = {
-        name
-        for name, own in rows.items()
-        if any(own < others for others in rows.values())
-    }
-    if not covered:
+    """Return the settings without quantities whose rows are among those of another one that is requested.
+
+    Examples
+    --------
+    >>> measured_once(Config(quantities=["spectrum", "largest_eigenvalue"])).quantities
+    ['spectrum']
+    """
+    rows = {}
+    for name in config.quantities:
+        if not is_own(name):
+            rows[name] = {*quantity(name).rows}
+    kept = []
+    for name in config.quantities:
+        is_covered = name in rows and any(rows[name] < other for other in rows.values())
+        if not is_covered:
+            kept.append(name)
+    if kept == config.quantities:
         return config
-    return replace(
-        config, quantities=[name for name in config.quantities if name not in covered]
-    )
+    return replace(config, quantities=kept)
 
 
 def undefined_rows(names: Iterable[str], config_dir: str | None = None) -> set[str]:
     """Return the names of rows that may correctly be undefined, for these quantities."""
     facts = registry.row_facts()
-    asked = [quantity(name, config_dir) for name in names]
-    known = {
-        name
-        for row in asked
-        for name in row.rows
-        if name in facts and facts[name].may_be_undefined
-    }
-    return known.union(*(row.may_be_undefined for row in asked))
+    undefined = set()
+    for name in names:
+        requested = quantity(name, config_dir)
+        undefined |= {*requested.may_be_undefined}
+        for row in requested.rows:
+            if row in facts and facts[row].may_be_undefined:
+                undefined.add(row)
+    return undefined
 
 
 def walks(name: str, config: Config) -> bool:
@@ -283,22 +287,23 @@ def walks(name: str, config: Config) -> bool:
 
 def source_of_quantity(name: str, config_dir: str | None) -> str:
     """Return the hash of the code of a user's own quantity; empty for the package's."""
-    return code_hash(name, config_dir) if is_own(name) else ""
+    if is_own(name):
+        return code_hash(name, config_dir)
+    return ""
 
 
 def check_decay(config: Config) -> None:
     """Raise UserError for a quantity that ignores the loss of task.weight_decay."""
+    decay = config.task.weight_decay
+    if not decay:
+        return
     for name in config.quantities:
-        if (
-            config.task.weight_decay
-            and not quantity(name, config.config_dir).knows_decay
-        ):
+        if not quantity(name, config.config_dir).knows_decay:
+            knowing = [row.name for row in CATALOGUE.values() if row.knows_decay]
             raise UserError(
                 f"task.weight_decay: {name} is measured without it",
-                got=f"quantities=[{name}], task.weight_decay={config.task.weight_decay}",
-                allowed=", ".join(
-                    row.name for row in CATALOGUE.values() if row.knows_decay
-                ),
+                got=f"quantities=[{name}], task.weight_decay={decay}",
+                allowed=", ".join(knowing),
                 remedy=f"leave {name} or task.weight_decay out",
             )
 
@@ -319,11 +324,14 @@ def _guarded(own: Quantity, name: str) -> Quantity:
         _check_apart(name, result.rows)
         return result
 
-    functions: dict[str, Any] = {
-        name: guard(getattr(own, name))
-        for name in ("settings", "check", "operations", "serves")
-    }
-    return replace(own, measure=guard(measured), **functions)
+    return replace(
+        own,
+        measure=guard(measured),
+        settings=guard(own.settings),
+        check=guard(own.check),
+        operations=guard(own.operations),
+        serves=guard(own.serves),
+    )
 
 
 def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
@@ -339,19 +347,22 @@ def _check_parts(own: Quantity, name: str, rows: Sequence[Row]) -> None:
 
 def _check_apart(name: str, rows: Sequence[Row]) -> None:
     """Raise UserError for two rows that describe the same number: no reader could tell which one counts."""
-    labels = Counter(
-        tuple(str(row[column]) for column in NUMBER if column in row) for row in rows
-    )
-    if twice := next((label for label, count in labels.items() if count > 1), None):
-        raise UserError(
-            f"{KEY}: {name} gives two rows for one number",
-            got=", ".join(word for word in twice if word not in ("", "0", "None")),
-            allowed="rows that differ in quantity, block, part or index",
-            remedy="number them: row | {'index': k}, or give them names of their own (Quantity(..., gives=...))",
-        )
+    seen = set()
+    for row in rows:
+        label = tuple(str(row[column]) for column in NUMBER if column in row)
+        if label in seen:
+            words = [word for word in label if word not in ("", "0", "None")]
+            raise UserError(
+                f"{KEY}: {name} gives two rows for one number",
+                got=", ".join(words),
+                allowed="rows that differ in quantity, block, part or index",
+                remedy="number them: row | {'index': k}, or give them names of their own (Quantity(..., gives=...))",
+            )
+        seen.add(label)
 
 
 def _checked(name: str, value: object) -> Quantity:
+    """Return what a name of the user's own stands for. Raises UserError if it is not a Quantity."""
     if not isinstance(value, Quantity):
         raise UserError(
             f"{KEY}: {name} is not a quantity",

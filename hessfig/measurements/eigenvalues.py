@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,65 +35,91 @@ from hessfig.models.routes import Engines
 from hessfig.record import Status
 from hessfig.terms import Block, Part
 
-PERCENT = (5, 25, 50, 75, 95)
-SMALL = 5
+PERCENT = (5, 25, 50, 75, 95)  # the quantiles of a spectrum that a table holds
+SMALL = 5  # percent: the quantile that a condition number divides by
 Array = NDArray[np.float64]
-_MOST_KEPT = 2**20  # entries of vectors that are kept, for warm starts
+_MOST_KEPT = 2**20  # entries of eigenvectors that are stored
+_ROUNDING = 1e-9  # of sums of weights and shares, next to a level or a whole number
 _DENSE, _LANCZOS = "dense", "lanczos"  # the column `estimator` of these numbers
-# By the quantity and the index of their rows.
-Numbers = dict[tuple[str, int | None], Estimate]
+
+
+class RowName(NamedTuple):
+    """The name of a row: its quantity, and which of several values it holds.
+
+    `number` counts eigenvalues from the outside (1, 2, ...), or is the percentage of a
+    quantile; None where a quantity has a single value.
+    """
+
+    quantity: str
+    number: int | None = None
+
+
+Numbers = dict[RowName, Estimate]
 
 
 def spectrum(objective: Objective, request: Request) -> Measured:
-    """Return the rows of every part of every block, and its eigenvalues, ascending, as arrays."""
-    spectra, settings = Spectra(request), request.spectrum
+    """Return the rows of every part of every block, and its eigenvalues as arrays.
+
+    The eigenvalues lambda_1 <= ... <= lambda_n of the dense block are all there are, so
+    every number is exact up to rounding. A block that is not finite has rows without a
+    number.
+    """
+    spectra = Spectra(request)
+    settings = request.spectrum
     for block, column in square_columns(objective, request):
-        for part, eigenvalues in dense_eigenvalues(
-            column, block, request.parts
-        ).items():
+        by_part = dense_eigenvalues(column, block, request.parts)
+        for part, eigenvalues in by_part.items():
             if eigenvalues is None:
-                spectra.nothing(
-                    (block, part),
-                    _spectrum_numbers(np.zeros(settings.k), settings),
-                    by=_DENSE,
-                )
+                names = _spectrum_numbers(np.zeros(settings.k), settings)
+                spectra.add_nothing(block, part, names, by=_DENSE)
                 continue
-            spectra.add((block, part), _spectrum_numbers(eigenvalues, settings))
-            spectra.keep(
-                (block, part),
-                len(eigenvalues),
-                {"cut": settings.cut},
-                {"eigenvalues": eigenvalues},
-            )
+            spectra.add(block, part, _spectrum_numbers(eigenvalues, settings))
+            label = {"cut": settings.cut}
+            arrays = {"eigenvalues": eigenvalues}
+            spectra.keep(block, part, len(eigenvalues), label, arrays)
     return Measured(spectra.rows, spectra.arrays)
 
 
 def outermost(objective: Objective, request: Request, end: End) -> Measured:
-    """Return `k` rows for every part of every block; values, residuals and vectors as arrays."""
-    spectra, warm = Spectra(request), dict[str, Tensor]()
-    names = [(f"{end}_eigenvalue", index) for index in indices(request.spectrum.k)]
-    for entry in paired_entries(objective, request):
-        at = (entry.block, entry.part)
-        try:
-            extremes = _extremes(entry, request, end)
-        except NotFinite:
-            spectra.nothing(at, names, by=_LANCZOS)
-            continue
-        pairs = zip(
-            names, extremes.values.tolist(), extremes.residuals.tolist(), strict=True
-        )
-        numbers = {
-            name: Estimate(value, residual, 0, _LANCZOS)
-            for name, value, residual in pairs
-        }
-        spectra.add(at, numbers, converged=extremes.converged)
-        counted = {
-            "products": extremes.products,
-            "rough_products": extremes.rough_products,
-        }
-        label = {**counted, "scale": extremes.scale, "converged": extremes.converged}
-        spectra.keep(at, entry.operator.dim, label, _extreme_arrays(extremes))
-        warm[_place(entry, end)] = extremes.vectors.sum(dim=1)
+    """Return `k` rows for every part of every block; values, residuals and vectors as arrays.
+
+    The error of an eigenvalue is its residual |A v - lambda v| for the unit vector v
+    that was found: an eigenvalue of A lies within it. Rows that have not reached the
+    tolerance of the settings are `not_converged`.
+    """
+    spectra = Spectra(request)
+    warm: dict[str, Tensor] = {}
+    names = [
+        RowName(f"{end}_eigenvalue", index) for index in indices(request.spectrum.k)
+    ]
+    engines = _engines(objective, request)
+    for block, column in _squares(engines, request):
+        narrow = engines.low_precision(column, block.layer, block.col, [block])
+        for part in request.parts:
+            operator = Square(column, block, part)
+            low_precision = None
+            if narrow is not None:
+                low_precision = Square(narrow, block, part)
+            place = f"{end} of {part} of {block}"
+            start = request.at.warm.get(place)
+            generator = request.stream(block.layer, block.col)
+            try:
+                found = _extremes(
+                    operator, low_precision, end, request.spectrum, generator, start
+                )
+            except NotFinite:
+                spectra.add_nothing(block, part, names, by=_LANCZOS)
+                continue
+            numbers = _extreme_numbers(names, found)
+            spectra.add(block, part, numbers, converged=found.converged)
+            label = {
+                "products": found.products,
+                "rough_products": found.rough_products,
+                "scale": found.scale,
+                "converged": found.converged,
+            }
+            spectra.keep(block, part, operator.dim, label, _extreme_arrays(found))
+            warm[place] = found.vectors.sum(dim=1)
     return Measured(spectra.rows, spectra.arrays, warm)
 
 
@@ -102,37 +128,63 @@ smallest_eigenvalue = partial(outermost, end=End.smallest)
 
 
 def density(objective: Objective, request: Request) -> Measured:
-    """Return the rows of every part of every block, and the nodes and weights of its probes as arrays."""
-    spectra, count = Spectra(request), request.spectrum.num_probes
-    for entry in diagonal_entries(objective, request):
-        at = (entry.block, entry.part)
-        try:
-            gauss = quadrature(
-                entry.operator, _starts(entry, request), request.spectrum.steps
-            )
-        except NotFinite:
-            spectra.nothing(
-                at, _density_numbers(np.zeros((1, 1)), np.ones((1, 1))), by=_LANCZOS
-            )
-            continue
-        spectra.add(at, _density_numbers(gauss.nodes.numpy(), gauss.weights.numpy()))
-        label = {
-            "products": entry.operator.products,
-            "num_probes": count,
-            "steps": request.spectrum.steps,
-        }
-        arrays = {name: value.numpy() for name, value in vars(gauss).items()}
-        spectra.keep(at, entry.operator.dim, label, arrays)
+    """Return the rows of every part of every block, and the nodes and weights of its probes as arrays.
+
+    Stochastic Lanczos quadrature (Ghorbani et al., 2019): from a probe v, the nodes
+    theta_i and weights w_i of a Gauss rule give sum_i w_i f(theta_i) = v.f(A)v / |v|^2
+    for polynomials f of low degree, whose mean over probes is tr f(A) / n.
+    """
+    spectra = Spectra(request)
+    settings = request.spectrum
+    for block, column in square_columns(objective, request):
+        for part in request.parts:
+            operator = Square(column, block, part)
+            generator = request.stream(block.layer, block.col)
+            starts = _starts(operator.dim, settings, generator)
+            try:
+                rule = quadrature(operator, starts, settings.steps)
+            except NotFinite:
+                names = _density_numbers(np.zeros((1, 1)), np.ones((1, 1)))
+                spectra.add_nothing(block, part, names, by=_LANCZOS)
+                continue
+            numbers = _density_numbers(rule.nodes.numpy(), rule.weights.numpy())
+            spectra.add(block, part, numbers)
+            label = {
+                "products": operator.products,
+                "num_probes": settings.num_probes,
+                "steps": settings.steps,
+            }
+            arrays = {name: value.numpy() for name, value in vars(rule).items()}
+            spectra.keep(block, part, operator.dim, label, arrays)
     return Measured(spectra.rows, spectra.arrays)
 
 
 def share_negative(eigenvalues: Array, cut: float) -> float:
-    """Return the share of eigenvalues below minus `cut` times the largest in size."""
+    """Return the share of eigenvalues below minus `cut` times the largest in size.
+
+        |{i: lambda_i < -cut max_j |lambda_j|}| / n
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> share_negative(np.array([-2.0, -1e-12, 0.0, 4.0]), cut=1e-10)
+    0.25
+    """
     return float(np.mean(eigenvalues < -cut * np.abs(eigenvalues).max()))
 
 
 def effective_rank(eigenvalues: Array) -> float:
-    """Return (tr |H|)^2 / ||H||_F^2, for a semi-definite matrix (tr H)^2 / ||H||_F^2; 0 for a zero matrix."""
+    """Return (tr |H|)^2 / ||H||_F^2: n for n equal sizes, 1 for a single one.
+
+    Of a semi-definite matrix it is (tr H)^2 / ||H||_F^2; of a zero matrix 0. The
+    eigenvalues are divided by the largest in size first, so that no square overflows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> effective_rank(np.array([3.0, 3.0, 3.0])), effective_rank(np.array([0.0, 5.0]))
+    (3.0, 1.0)
+    """
     size = np.abs(eigenvalues).max()
     if size == 0.0:
         return 0.0
@@ -141,7 +193,14 @@ def effective_rank(eigenvalues: Array) -> float:
 
 
 def rank(eigenvalues: Array, cut: float) -> int:
-    """Return how many eigenvalues are larger in size than `cut` times the largest: the numerical rank."""
+    """Return how many eigenvalues are larger in size than `cut` times the largest: the numerical rank.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rank(np.array([-2.0, 1e-12, 4.0]), cut=1e-10)
+    2
+    """
     sizes = np.abs(eigenvalues)
     return int((sizes > cut * sizes.max()).sum())
 
@@ -151,65 +210,101 @@ def condition_number(eigenvalues: Array, cut: float) -> float:
 
     Infinite where that quantile is no more than `cut` times the largest: more than
     SMALL % of the eigenvalues are zero.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> condition_number(np.array([-2.0, 4.0, 8.0]), cut=1e-10)
+    4.0
     """
     sizes = np.abs(eigenvalues)
-    if sizes.max() == 0.0:
+    largest = sizes.max()
+    if largest == 0.0:
         return float("nan")
     small = quantile_of_eigenvalues(sizes, SMALL)
-    return float(sizes.max() / small) if small > cut * sizes.max() else float("inf")
+    if small > cut * largest:
+        return float(largest / small)
+    return float("inf")
 
 
 def quantile_of_eigenvalues(eigenvalues: Array, percent: int) -> float:
-    """Return the smallest eigenvalue that at least `percent` of 100 are no larger than."""
-    place = max(int(np.ceil(percent / 100 * len(eigenvalues) - 1e-9)) - 1, 0)
+    """Return the smallest eigenvalue that at least `percent` of 100 are no larger than.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> quantile_of_eigenvalues(np.array([4.0, 1.0, 3.0, 2.0]), 50)
+    2.0
+    """
+    count = int(np.ceil(percent / 100 * len(eigenvalues) - _ROUNDING))
+    place = max(count - 1, 0)
     return float(np.sort(eigenvalues)[place])
 
 
 def moment(nodes: Array, weights: Array, power: int) -> Estimate:
-    """Return the mean over probes of sum_i w_i theta_i^power, which is tr A^power / n but for the probes."""
+    """Return the mean over probes of sum_i w_i theta_i^power, an estimate of tr A^power / n.
+
+    For a probe v with |v|^2 = n and E[v v^T] = I it is v.A^power v / n, whose mean is the
+    trace over n.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> mean = moment(np.array([[1.0, 3.0], [2.0, 4.0]]), np.full((2, 2), 0.5), 1)
+    >>> mean.value, mean.error
+    (2.5, 0.5)
+    """
     return _mean((weights * nodes**power).sum(axis=1))
 
 
 def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
     """Return the smallest node at which the mean cumulative reaches `percent` of 100.
 
-    Its error is half the span of the quantiles at that level more or less one standard
-    error of the cumulative there (Woodruff, J. Am. Stat. Assoc. 47 (1952) 635): no
-    density at the quantile is needed.
+    The cumulative of probe k at x is the sum of its weights w_i with theta_i <= x; F(x)
+    is its mean over probes. The error of the quantile is half the span of the quantiles
+    at that level more or less one standard error of F there (Woodruff, J. Am. Stat.
+    Assoc. 47 (1952) 635): no density at the quantile is needed.
+
+    Examples
+    --------
+    Two probes of two nodes each, with weights 1/2:
+
+    >>> import numpy as np
+    >>> nodes = np.array([[1.0, 3.0], [2.0, 4.0]])
+    >>> sampled_quantile(nodes, np.full((2, 2), 0.5), 50).value
+    2.0
     """
-    share, count = percent / 100, len(nodes)
+    share = percent / 100
+    count = len(nodes)
     order = np.argsort(nodes, axis=None, kind="stable")
-    pooled, cumulative = nodes.ravel()[order], np.cumsum(weights.ravel()[order]) / count
+    pooled = nodes.ravel()[order]
+    cumulative = np.cumsum(weights.ravel()[order]) / count
 
     def at(level: float) -> float:
-        place = np.searchsorted(cumulative, np.clip(level, 1e-9, 1 - 1e-9) - 1e-9)
+        inside = np.clip(level, _ROUNDING, 1 - _ROUNDING)
+        place = np.searchsorted(cumulative, inside - _ROUNDING)
         return float(pooled[min(place, len(pooled) - 1)])
 
     value = at(share)
-    spread = _mean(np.where(nodes <= value, weights, 0.0).sum(axis=1)).error
-    error = (at(share + spread) - at(share - spread)) / 2 if count > 1 else float("nan")
+    error = float("nan")
+    if count > 1:
+        below = np.where(nodes <= value, weights, 0.0).sum(axis=1)
+        spread = _mean(below).error
+        error = (at(share + spread) - at(share - spread)) / 2
     return Estimate(value, error, count, _LANCZOS)
 
 
 def _mean(values: Array) -> Estimate:
-    """Return the mean over probes with its standard error; nan for a single probe."""
+    """Return the mean over probes with its standard error; nan for a single probe.
+
+    In units in which squares do not overflow.
+    """
     count = len(values)
-    unit = unit_of(torch.from_numpy(values))
+    error = float("nan")
     if count > 1:
+        unit = unit_of(torch.from_numpy(values))
         error = float((values / unit).std(ddof=1)) * unit / count**0.5
-    else:
-        error = float("nan")
     return Estimate(float(values.mean()), error, count, _LANCZOS)
-
-
-@dataclass(frozen=True)
-class SpectrumEntry:
-    """A part of a diagonal block as an operator; `low_precision` multiplies in float32 where that is cheaper."""
-
-    block: Block
-    part: Part
-    operator: Square
-    low_precision: Square | None = None
 
 
 class Spectra:
@@ -222,39 +317,40 @@ class Spectra:
         self._arrays: Arrays = {}
 
     def add(
-        self, at: tuple[Block, Part], numbers: Numbers, *, converged: bool = True
+        self, block: Block, part: Part, numbers: Numbers, *, converged: bool = True
     ) -> None:
         """Add rows; a number that is not finite is `nonfinite` whether it has converged or not."""
         for (quantity, index), estimate in numbers.items():
-            row = block_row(quantity, self.request, *at, estimate, index=index)
+            row = block_row(quantity, self.request, block, part, estimate, index=index)
             if not converged and row["status"] == Status.ok:
                 row["status"] = Status.not_converged.value
             self.rows.append(row)
 
-    def nothing(
-        self,
-        at: tuple[Block, Part],
-        names: Iterable[tuple[str, int | None]],
-        *,
-        by: str,
+    def add_nothing(
+        self, block: Block, part: Part, names: Iterable[RowName], *, by: str
     ) -> None:
         """Add rows of these names without a number, for a block whose products are not finite."""
-        self.add(at, dict.fromkeys(names, Estimate(float("nan"), float("nan"), 0, by)))
+        nothing = Estimate(float("nan"), float("nan"), 0, by)
+        self.add(block, part, dict.fromkeys(names, nothing))
 
     def keep(
-        self, at: tuple[Block, Part], dim: int, label: dict[str, Any], arrays: Arrays
+        self, block: Block, part: Part, dim: int, label: dict[str, Any], arrays: Arrays
     ) -> None:
-        """Add an entry with its arrays."""
-        block, part = at
-        place = {
-            "layer": block.layer,
-            "row_layer": block.row_layer,
-            "row": block.row,
-            "col": block.col,
-        }
+        """Add an entry with its arrays; `dim` is the number of its columns."""
         number = len(self._labels)
-        self._labels.append({**place, "part": part.value, "dim": dim, **label})
-        self._arrays |= {f"{name}_{number}": value for name, value in arrays.items()}
+        self._labels.append(
+            {
+                "layer": block.layer,
+                "row_layer": block.row_layer,
+                "row": block.row,
+                "col": block.col,
+                "part": part.value,
+                "dim": dim,
+                **label,
+            }
+        )
+        for name, value in arrays.items():
+            self._arrays[f"{name}_{number}"] = value
 
     @property
     def arrays(self) -> Arrays:
@@ -266,39 +362,30 @@ def square_columns(
     objective: Objective, request: Request
 ) -> Iterator[tuple[Block, Column]]:
     """Yield every requested diagonal block with its column."""
-    for block, column, _ in _squares(objective, request):
-        yield block, column
+    yield from _squares(_engines(objective, request), request)
 
 
-def diagonal_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
-    """Yield every requested part of every requested diagonal block."""
-    for block, column, _ in _squares(objective, request):
-        for part in request.parts:
-            yield SpectrumEntry(block, part, Square(column, block, part))
+def _engines(objective: Objective, request: Request) -> Engines:
+    return Engines(objective, request.model, request.estimator.products)
 
 
-def paired_entries(objective: Objective, request: Request) -> Iterator[SpectrumEntry]:
-    """Yield every requested part of every requested diagonal block, with its operator of low precision."""
-    for block, column, engines in _squares(objective, request):
-        narrow = engines.low_precision(column, block.layer, block.col, [block])
-        for part in request.parts:
-            low_precision = None if narrow is None else Square(narrow, block, part)
-            yield SpectrumEntry(block, part, Square(column, block, part), low_precision)
-
-
-def _squares(
-    objective: Objective, request: Request
-) -> Iterator[tuple[Block, Column, Engines]]:
-    """Yield every diagonal block with its column and its engines, which are built once."""
-    engines = Engines(objective, request.model, request.estimator.products)
+def _squares(engines: Engines, request: Request) -> Iterator[tuple[Block, Column]]:
     for layer, col, blocks in columns(request.blocks):
         for block in blocks:
-            yield block, engines.column(layer, col, [block]), engines
+            yield block, engines.column(layer, col, [block])
 
 
 def indices(k: int) -> list[int | None]:
-    """Return the index of each of the k outermost eigenvalues: 1, 2, ... from the outside; none for a single one."""
-    return [None] if k == 1 else [*range(1, k + 1)]
+    """Return the index of each of the k outermost eigenvalues, from the outside.
+
+    Examples
+    --------
+    >>> indices(3), indices(1)
+    ([1, 2, 3], [None])
+    """
+    if k == 1:
+        return [None]
+    return [*range(1, k + 1)]
 
 
 def extremes_of(
@@ -322,33 +409,38 @@ def extremes_of(
 
 def outer_estimate(pairs: Extremes) -> Estimate:
     """Return the outermost eigenvalue with its residual; it is marked rough if it has not converged."""
-    return Estimate(
-        float(pairs.values[0]),
-        float(pairs.residuals[0]),
-        0,
-        _LANCZOS,
-        is_unreliable=not pairs.converged,
-    )
+    value = float(pairs.values[0])
+    error = float(pairs.residuals[0])
+    return Estimate(value, error, 0, _LANCZOS, is_unreliable=not pairs.converged)
 
 
-def _extremes(entry: SpectrumEntry, request: Request, end: End) -> Extremes:
-    settings, source = request.spectrum, differences_in(entry.operator.column)
+def _extremes(
+    operator: Square,
+    low_precision: Square | None,
+    end: End,
+    settings: SpectrumConfig,
+    generator: Generator,
+    warm: Tensor | None,
+) -> Extremes:
+    """Return the outermost eigenvalues; those by differences to the accuracy that their products have."""
+    source = differences_in(operator.column)
+    tolerance = settings.tolerance
+    if source is not None:
+        tolerance = max(tolerance, source.usual_error)
     found = extremes(
-        entry.operator,
+        operator,
         end,
         k=settings.k,
-        tolerance=settings.tolerance
-        if source is None
-        else max(settings.tolerance, source.usual_error),
+        tolerance=tolerance,
         steps=settings.steps,
         starts=settings.starts,
-        generator=request.stream(entry.block.layer, entry.block.col),
-        warm=request.at.warm.get(_place(entry, end)),
-        low_precision=entry.low_precision,
+        generator=generator,
+        warm=warm,
+        low_precision=low_precision,
     )
     if source is None:
         return found
-    return _with_errors(found, entry.operator, settings.tolerance)
+    return _with_errors(found, operator, settings.tolerance)
 
 
 def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extremes:
@@ -361,53 +453,58 @@ def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extreme
     return replace(found, residuals=residuals, converged=found.converged and is_small)
 
 
-def _place(entry: SpectrumEntry, end: End) -> str:
-    return f"{end} of {entry.part} of {entry.block}"
+def _extreme_numbers(names: list[RowName], found: Extremes) -> Numbers:
+    """Return eigenvalues with their residuals as errors, the outermost first."""
+    values = found.values.tolist()
+    residuals = found.residuals.tolist()
+    numbers: Numbers = {}
+    for name, value, residual in zip(names, values, residuals, strict=True):
+        numbers[name] = Estimate(value, residual, 0, _LANCZOS)
+    return numbers
 
 
-def _extreme_arrays(extremes: Extremes) -> Arrays:
-    arrays = {
-        "values": extremes.values.numpy(),
-        "residuals": extremes.residuals.numpy(),
-    }
-    small = extremes.vectors.numel() <= _MOST_KEPT
-    if small:
-        return {**arrays, "vectors": extremes.vectors.double().cpu().numpy()}
+def _extreme_arrays(found: Extremes) -> Arrays:
+    """Return what is stored of eigenvalues; long vectors are not."""
+    arrays = {"values": found.values.numpy(), "residuals": found.residuals.numpy()}
+    if found.vectors.numel() <= _MOST_KEPT:
+        arrays["vectors"] = found.vectors.double().cpu().numpy()
     return arrays
 
 
-def _starts(entry: SpectrumEntry, request: Request) -> Shaped[Tensor, "n num_probes"]:
+def _starts(
+    dim: int, settings: SpectrumConfig, generator: Generator
+) -> Shaped[Tensor, "n num_probes"]:
     """Return the probes: those of all parts of a block are the same, and the first ones whatever their number."""
-    settings, dim = request.spectrum, entry.operator.dim
-    generator = request.stream(entry.block.layer, entry.block.col)
+    count = settings.num_probes
     if settings.probes == Probes.rademacher:
-        return rademacher(
-            dim, settings.num_probes, generator=generator, dtype=torch.int8
-        )
-    return torch.randn(
-        settings.num_probes, dim, dtype=torch.float64, generator=generator
-    ).T
+        return rademacher(dim, count, generator=generator, dtype=torch.int8)
+    return torch.randn(count, dim, dtype=torch.float64, generator=generator).T
 
 
 def _density_numbers(nodes: Array, weights: Array) -> Numbers:
-    numbers: Numbers = {("density_mean", None): moment(nodes, weights, 1)}
-    numbers["density_second_moment", None] = moment(nodes, weights, 2)
+    """Return tr A / n, tr A^2 / n and quantiles of the eigenvalues, from the nodes and weights of every probe."""
+    numbers = {
+        RowName("density_mean"): moment(nodes, weights, 1),
+        RowName("density_second_moment"): moment(nodes, weights, 2),
+    }
     for percent in PERCENT:
-        numbers["density_quantile", percent] = sampled_quantile(nodes, weights, percent)
+        name = RowName("density_quantile", percent)
+        numbers[name] = sampled_quantile(nodes, weights, percent)
     return numbers
 
 
 def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Numbers:
-    numbers = dict[tuple[str, int | None], float]()
-    for index, outermost in enumerate(indices(settings.k)):
-        numbers["largest_eigenvalue", outermost] = float(eigenvalues[-1 - index])
-        numbers["smallest_eigenvalue", outermost] = float(eigenvalues[index])
-    numbers["share_negative", None] = share_negative(eigenvalues, settings.cut)
-    numbers["effective_rank", None] = effective_rank(eigenvalues)
-    numbers["condition_number", None] = condition_number(eigenvalues, settings.cut)
-    numbers["rank", None] = float(rank(eigenvalues, settings.cut))
+    """Return the numbers of a whole spectrum, whose eigenvalues ascend."""
+    cut = settings.cut
+    numbers: dict[RowName, float] = {}
+    for place, index in enumerate(indices(settings.k)):
+        numbers[RowName("largest_eigenvalue", index)] = float(eigenvalues[-1 - place])
+        numbers[RowName("smallest_eigenvalue", index)] = float(eigenvalues[place])
+    numbers[RowName("share_negative")] = share_negative(eigenvalues, cut)
+    numbers[RowName("effective_rank")] = effective_rank(eigenvalues)
+    numbers[RowName("condition_number")] = condition_number(eigenvalues, cut)
+    numbers[RowName("rank")] = float(rank(eigenvalues, cut))
     for percent in PERCENT:
-        numbers["eigenvalue_quantile", percent] = quantile_of_eigenvalues(
-            eigenvalues, percent
-        )
+        quantile = quantile_of_eigenvalues(eigenvalues, percent)
+        numbers[RowName("eigenvalue_quantile", percent)] = quantile
     return {name: exact(value, _DENSE) for name, value in numbers.items()}

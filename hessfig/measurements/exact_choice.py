@@ -20,12 +20,10 @@ from hessfig.models.exact.support import Level, Route, exactness, is_counted
 from hessfig.terms import AT_SCORES, Block, Part
 
 BY_COST = 2  # estimator.rules since version 0.5
-WORTH = (
-    1.5  # an exact norm has no error: it may take this many times as long as its probes
-)
-FEWEST = (
-    20  # probes of the published recipe, with which exact norms are compared at least
-)
+# An exact norm has no error: it may take this many times as long as its probes.
+WORTH = 1.5
+# Probes of the published recipe, with which exact norms are compared at least.
+FEWEST = 20
 # Products that the axes are taken from; operations of LAPACK's syevd over n^3.
 SKETCHES, EIGENVECTORS = (10, 15)
 
@@ -49,34 +47,34 @@ def expensive_blocks(
     probe) is probed, and the rest are compared again. K is not what pilots choose, so
     that pilots and cells of a sweep decide alike.
     """
-    asked = [part for part in parts if part not in AT_SCORES]
-    if estimator.rules < BY_COST or not asked:
+    compared = [part for part in parts if part not in AT_SCORES]
+    if estimator.rules < BY_COST or not compared:
         return frozenset()
-    kept = [
-        block
-        for block in dict.fromkeys(blocks)
-        if _is_of_last_layer(model, block, asked)
-    ]
-    sizes, count = Sizes.of(model, task), max(estimator.num_probes, FEWEST)
-    own = {block: own_cost(sizes, block, asked).seconds(ITEMS_FLOPS) for block in kept}
-    probed = {
-        block: count * probe_cost(sizes, block, asked).seconds(_rate(dtype))
-        for block in kept
-    }
+    sizes = Sizes.of(model, task)
+    count = max(estimator.num_probes, FEWEST)
+    rate = _rate(dtype)
+    kept = []
+    own = {}
+    probed = {}
+    for block in dict.fromkeys(blocks):
+        if _is_of_last_layer(model, block, compared):
+            kept.append(block)
+            own[block] = own_cost(sizes, block, compared).seconds(ITEMS_FLOPS)
+            probed[block] = count * probe_cost(sizes, block, compared).seconds(rate)
     expensive = []
     while kept:
-        columns = {
-            (block.layer, block.col): probed[block]
-            for block in sorted(kept, key=probed.__getitem__)
-        }
-        shared = shared_cost(sizes, kept, asked).seconds(ITEMS_FLOPS)
+        columns = {}
+        # One set of probes serves a column: that of the most expensive of its blocks.
+        for block in sorted(kept, key=probed.__getitem__):
+            columns[block.layer, block.col] = probed[block]
+        shared = shared_cost(sizes, kept, compared).seconds(ITEMS_FLOPS)
         setup = setup_cost(sizes).seconds(PROBES_FLOPS)
-        if shared + sum(own[block] for block in kept) <= WORTH * (
-            setup + sum(columns.values())
-        ):
+        by_formula = shared + sum(own[block] for block in kept)
+        if by_formula <= WORTH * (setup + sum(columns.values())):
             break
-        expensive.append(max(kept, key=lambda block: own[block] / probed[block]))
-        kept.remove(expensive[-1])
+        dearest = max(kept, key=lambda block: own[block] / probed[block])
+        expensive.append(dearest)
+        kept.remove(dearest)
     return frozenset(expensive)
 
 
@@ -97,24 +95,31 @@ def is_turned(
     if estimator.rules < BY_COST or not is_counted(model):
         return True
     rows, cols = entries // model.d_model, model.d_model
-    count, rate = max(estimator.num_probes, FEWEST), _rate(dtype)
-    turning = Cost(
-        flops=(count + SKETCHES) * 2 * rows * cols * (rows + cols)
-        + EIGENVECTORS * (rows**3 + cols**3)
-    )
-    products = count * probe_cost(Sizes.of(model, task), block, {Part.H}).seconds(rate)
+    count = max(estimator.num_probes, FEWEST)
+    of_turning = (count + SKETCHES) * 2 * rows * cols * (rows + cols)
+    of_axes = EIGENVECTORS * (rows**3 + cols**3)
+    turning = Cost(flops=of_turning + of_axes)
+    probe = probe_cost(Sizes.of(model, task), block, {Part.H})
+    products = count * probe.seconds(_rate(dtype))
     return turning.seconds(PROBES_FLOPS) <= (WORTH - 1) * products
 
 
 def _rate(dtype: DType) -> float:
-    return PROBES_FLOPS * (2 if dtype == DType.float32 else 1)
+    """Return the operations of probes per second: twice as many in float32.
+
+    Vectors in float32 take half the memory, which is what bounds products.
+    """
+    if dtype == DType.float32:
+        return 2 * PROBES_FLOPS
+    return PROBES_FLOPS
 
 
 def _is_of_last_layer(
     model: ModelConfig, block: Block, parts: Collection[Part]
 ) -> bool:
-    verdicts = [exactness(model, block, part) for part in parts]
-    return all(
-        verdict.level == Level.cheap and verdict.route == Route.last_layer
-        for verdict in verdicts
-    )
+    """Whether every part has a cheap exact norm by the route of the last layer."""
+    for part in parts:
+        found = exactness(model, block, part)
+        if found.level != Level.cheap or found.route != Route.last_layer:
+            return False
+    return True

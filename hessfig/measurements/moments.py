@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from functools import partial
-from itertools import product
 
 import torch
 from jaxtyping import Float
@@ -43,26 +42,25 @@ def jacobian_norm(objective: Objective, request: Request) -> Measured:
 def _jacobian_norm(
     objective: Objective, request: Request, layer: int, name: str
 ) -> Estimate:
+    """Return ||J||_F of one weight, J = dF/dw: sum_i |J^T e_i|^2 over unit vectors, or E |J^T c|^2 over signs c."""
     side = SidedColumn(objective, layer, name, [name])
     count = request.estimator.num_probes
     suffix = objective.suffix(side.weights)
     with evaluating(objective.network):
         sizes = [suffix(start).numel() for start, _ in suffix.data]
+    squares = []
     if request.estimator.method == Method.dense or sum(sizes) <= count:
-        units = [iter(torch.eye(size, dtype=torch.bool)) for size in sizes]
-        squares = [
-            _squares(side, suffix, start, unit)
-            for (start, _), unit in zip(suffix.data, units, strict=True)
-        ]
+        for (start, _), size in zip(suffix.data, sizes, strict=True):
+            units = iter(torch.eye(size, dtype=torch.bool))
+            squares.append(_squares(side, suffix, start, units))
         return Estimate(float(torch.cat(squares).sum()) ** 0.5, 0.0, 0, EXACT)
-    probes = rademacher(
-        sum(sizes), count, generator=request.stream(layer, name), dtype=torch.int8
-    ).split(sizes)
-    sampled = [
-        _squares(side, suffix, start, probe.T)
-        for (start, _), probe in zip(suffix.data, probes, strict=True)
-    ]
-    norm = root_of_mean(torch.stack(sampled).sum(dim=0))
+    generator = request.stream(layer, name)
+    probes = rademacher(sum(sizes), count, generator=generator, dtype=torch.int8)
+    # A probe has entries for the outputs of every batch, whose squares add up.
+    by_batch = probes.split(sizes)
+    for (start, _), probe in zip(suffix.data, by_batch, strict=True):
+        squares.append(_squares(side, suffix, start, probe.T))
+    norm = root_of_mean(torch.stack(squares).sum(dim=0))
     return Estimate(norm.value, norm.error, count, Method.hutchinson.value)
 
 
@@ -71,24 +69,20 @@ def _squares(
 ) -> Float[Tensor, " k"]:
     """Return |J^T c|^2 of every vector c in the space of one batch's outputs."""
     names = {parameter: name for name, parameter in suffix.named_parameters()}
-    at = {
-        names[parameter]: parameter.detach().clone().requires_grad_()
-        for parameter in side.parameters
-    }
+    leaves = {}
+    for parameter in side.parameters:
+        leaves[names[parameter]] = parameter.detach().clone().requires_grad_()
     squares = []
     with torch.enable_grad(), differentiable_twice():
-        outputs = suffix.at(at, start)
+        outputs = suffix.at(leaves, start)
         for vector in vectors:
-            pulled = gradients(
-                outputs, list(at.values()), vector.to(outputs).view_as(outputs)
-            )
-            parts = [
-                view_of(pulled[side.places[weight.parameter]], weight)
-                for weight in side.col
-            ]
-            squares.append(
-                torch.stack([part.double().square().sum() for part in parts]).sum()
-            )
+            cotangent = vector.to(outputs).view_as(outputs)
+            pulled = gradients(outputs, list(leaves.values()), cotangent)
+            terms = []
+            for weight in side.col:
+                part = view_of(pulled[side.places[weight.parameter]], weight)
+                terms.append(part.double().square().sum())
+            squares.append(torch.stack(terms).sum())
     return torch.stack(squares)
 
 
@@ -105,19 +99,18 @@ def _moment(objective: Objective, request: Request, order: int) -> Measured:
     from hessfig.models.tape.columns import LinearisedNetwork
     from hessfig.models.tape.steps import mixing_of
 
-    tape, rows = LinearisedNetwork(objective, request.model).tape, []
+    tape = LinearisedNetwork(objective, request.model).tape
+    rows = []
     for layer in range(1, objective.layout.num_layers + 1):
-        inputs = tape.values[tape.holders[layer, Matrix.W_V].inputs[0]].double()
+        node = tape.holders[layer, Matrix.W_V].inputs[0]
+        inputs = tape.values[node].double()
         pattern = mixing_of(tape, layer).pattern.double()
-        square = sum(
-            _squared_moment(*sequence, order)
-            for sequence in zip(inputs, pattern, strict=True)
-        )
-        rows.append(
-            state_row(
-                f"moment_{order}", request, max(float(square), 0.0) ** 0.5, layer=layer
-            )
-        )
+        square = 0.0
+        for of_sequence, weights in zip(inputs, pattern, strict=True):
+            square += _squared_moment(of_sequence, weights, order)
+        # Rounding may leave a zero moment below 0.
+        norm = max(float(square), 0.0) ** 0.5
+        rows.append(state_row(f"moment_{order}", request, norm, layer=layer))
     return Measured(rows)
 
 
@@ -127,7 +120,22 @@ moment_1, moment_2, moment_3 = (partial(_moment, order=order) for order in (1, 2
 def _squared_moment(
     x: Float[Tensor, "length d"], pattern: Float[Tensor, "heads i length"], order: int
 ) -> float:
-    """Return sum_i ||M_n,i||_F^2 = sum_ijk A_ij A_ik (z_ij . z_ik)^n of one sequence: no tensor of d^n entries."""
+    """Return sum_i ||M_n,i||_F^2 of one sequence, without a tensor of d^n entries.
+
+    For n = 1 it is sum_i |m_i|^2. For n > 1 the inner product of two powers is the
+    power of their inner product, z^(x n) . y^(x n) = (z . y)^n, so that
+
+        ||M_n,i||_F^2 = sum_jk A_ij A_ik (z_ij . z_ik)^n
+
+    Examples
+    --------
+    One head looks at two inputs 0 and 2 alike: m = 1, and the variance is 1.
+
+    >>> import torch
+    >>> x, pattern = torch.tensor([[0.0], [2.0]]), torch.tensor([[[0.5, 0.5]]])
+    >>> [_squared_moment(x, pattern, order) for order in (1, 2, 3)]
+    [1.0, 1.0, 0.0]
+    """
     means = pattern @ x
     if order == 1:
         return float(means.square().sum())
@@ -142,12 +150,14 @@ def zero_share(objective: Objective, request: Request) -> Measured:
     Of H_f between different heads all are, hence 1 - 1/H of a diagonal block of
     attention's (Remark E.1).
     """
-    engines, rows = Engines(objective, request.model, request.estimator.products), []
+    engines = Engines(objective, request.model, request.estimator.products)
+    rows = []
     for layer, col, blocks in columns(request.blocks):
         dense = dense_parts(engines.column(layer, col, blocks), request.parts)
-        for block, part in product(blocks, request.parts):
-            share = exact(
-                float((dense[block, part] == 0).double().mean()), Method.dense.value
-            )
-            rows.append(state_row("zero_share", request, share, block=block, part=part))
+        for block in blocks:
+            for part in request.parts:
+                is_zero = dense[block, part] == 0
+                share = exact(float(is_zero.double().mean()), Method.dense.value)
+                row = state_row("zero_share", request, share, block=block, part=part)
+                rows.append(row)
     return Measured(rows)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from itertools import combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hessfig.config.enums import DType, Method, Products
 from hessfig.config.schema import Config
@@ -96,19 +97,16 @@ class Requirement:
 
     def check(self, quantity: str, config: Config) -> None:
         """Raise UserError if the condition does not hold."""
-        if not self.holds(config):
-            allowed = self.allowed if isinstance(self.allowed, str) else self.allowed()
-            texts = (
-                f"quantities=[{quantity}]: {self.what}",
-                self.got,
-                allowed,
-                self.remedy,
-            )
-            what, got, allowed, remedy = (
-                text.format_map({**vars(config), "quantity": quantity})
-                for text in texts
-            )
-            raise UserError(what, got=got, allowed=allowed, remedy=remedy)
+        if self.holds(config):
+            return
+        allowed = self.allowed if isinstance(self.allowed, str) else self.allowed()
+        named = {**vars(config), "quantity": quantity}
+        raise UserError(
+            f"quantities=[{quantity}]: {self.what}".format_map(named),
+            got=self.got.format_map(named),
+            allowed=allowed.format_map(named),
+            remedy=self.remedy.format_map(named),
+        )
 
 
 @dataclass(frozen=True)
@@ -190,9 +188,8 @@ class Quantity:
         from hessfig.curvature.gradients import is_finite
 
         if objective.witness and self.order > 1:
-            objective.witness.check_products(
-                by_differences=request.estimator.products == Products.differences
-            )
+            by_differences = request.estimator.products == Products.differences
+            objective.witness.check_products(by_differences=by_differences)
         if not self.of_loss or is_finite(objective):
             return self.function(objective, request)
         try:
@@ -201,10 +198,11 @@ class Quantity:
             raise
         except (RuntimeError, ArithmeticError, ValueError) as error:
             raise _without_number(self.name, error) from error
-        rows = [
-            row if row["status"] == Status.nonfinite else {**row, **_NO_NUMBER}
-            for row in result.rows
-        ]
+        rows = []
+        for row in result.rows:
+            if row["status"] != Status.nonfinite:
+                row = {**row, **_NO_NUMBER}
+            rows.append(row)
         return replace(result, rows=rows, arrays={} if rows else result.arrays)
 
     @property
@@ -220,6 +218,7 @@ class Quantity:
 
 
 def _without_number(name: str, error: Exception) -> UserError:
+    """Return the error for a problem that is not finite, on which a quantity fails."""
     return UserError(
         f"quantities: {name} has no value here: the weights, the outputs or the loss are not finite",
         got=plain(f"{type(error).__name__}: {error}", most=300),
@@ -252,7 +251,14 @@ def asked_of(
 
 
 def row_of(block: Block | None = None, **columns: Any) -> Row:
-    """Return a row of the table about `block` (None: about the whole network); index and error may be left out."""
+    """Return a row of the table about `block` (None: about the whole network); index and error may be left out.
+
+    Examples
+    --------
+    >>> row = row_of(Block(1, "W_Q", "W_V"), quantity="frobenius", value=2.0)
+    >>> row["layer"], row["row"], row["col"], row["value"], row["index"]
+    (1, 'W_Q', 'W_V', 2.0, None)
+    """
     place: Row = {"layer": 0, "row_layer": 0, "row": "", "col": ""}
     if block is not None:
         place = {
@@ -287,12 +293,27 @@ class Estimate:
     is_unreliable: bool = False
 
 
-def columns(blocks: Iterable[Block]) -> list[tuple[int, str, list[Block]]]:
-    """Return (layer, col, blocks) for every column of blocks to measure; one column shares its products."""
+class ColumnOfBlocks(NamedTuple):
+    """The blocks of one column of the Hessian: of the weights `col` of a layer."""
+
+    layer: int
+    col: str
+    blocks: list[Block]
+
+
+def columns(blocks: Iterable[Block]) -> list[ColumnOfBlocks]:
+    """Return every column of the blocks, in their order; one column shares its products.
+
+    Examples
+    --------
+    >>> first, second = Block(1, "W_Q", "W_V"), Block(1, "W_V", "W_V")
+    >>> [(column.col, len(column.blocks)) for column in columns([first, second])]
+    [('W_V', 2)]
+    """
     grouped: dict[tuple[int, str], list[Block]] = {}
     for block in blocks:
         grouped.setdefault((block.layer, block.col), []).append(block)
-    return [(layer, col, members) for (layer, col), members in grouped.items()]
+    return [ColumnOfBlocks(*key, members) for key, members in grouped.items()]
 
 
 def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> None:
@@ -316,23 +337,22 @@ def check_served(quantities: Sequence[Quantity], blocks: Sequence[Block]) -> Non
 
 
 def _check_apart(quantities: Sequence[Quantity]) -> None:
-    for place, later in enumerate(quantities):
-        for first in quantities[:place]:
-            same = [
-                name
-                for name in later.rows
-                if name in first.rows and later.name != first.name
-            ]
-            if same:
-                raise UserError(
-                    f"quantities: {first.name} and {later.name} give the same rows",
-                    got=f"both give {', '.join(same)}",
-                    allowed="one of the two in a run",
-                    remedy=f"quantities=[{first.name}], and {later.name} in a run with its own sweep.name",
-                )
+    """Raise UserError for two quantities that write the same rows."""
+    for first, later in combinations(quantities, 2):
+        if first.name == later.name:
+            continue
+        same = [name for name in later.rows if name in first.rows]
+        if same:
+            raise UserError(
+                f"quantities: {first.name} and {later.name} give the same rows",
+                got=f"both give {', '.join(same)}",
+                allowed="one of the two in a run",
+                remedy=f"quantities=[{first.name}], and {later.name} in a run with its own sweep.name",
+            )
 
 
 def _unserved(what: str, block: Block) -> UserError:
+    """Return the error for blocks that do not have a quantity."""
     return UserError(
         f"quantities: {what}: a pair of different weights has none",
         got=f"block {block}",
@@ -377,7 +397,6 @@ def state_row(
     """Return the row of a number that is not a structural zero; a plain float is exact."""
     estimate = number if isinstance(number, Estimate) else exact(number)
     place = {} if block is not None else {"layer": layer, "row_layer": layer}
-    status = Status.not_converged if estimate.is_unreliable else Status.ok
     return row_of(
         block,
         **place,
@@ -389,7 +408,7 @@ def state_row(
         num_probes=estimate.num_probes,
         estimator=estimate.by,
         dtype=request.dtype.value,
-        status=(status if math.isfinite(estimate.value) else Status.nonfinite).value,
+        status=_reached(estimate).value,
     )
 
 
@@ -403,7 +422,13 @@ def state_rows(
 
 
 def exact(value: float, by: str = EXACT, *, is_unreliable: bool = False) -> Estimate:
-    """Return a number without error, computed `by` the named estimator."""
+    """Return a number without error, computed `by` the named estimator.
+
+    Examples
+    --------
+    >>> exact(2.0).error, exact(2.0).by
+    (0.0, 'exact')
+    """
     return Estimate(value, 0.0, 0, by, is_unreliable)
 
 
@@ -413,7 +438,13 @@ def without_error(value: float, by: str = EXACT) -> Estimate:
 
 
 def error_of(estimate: Estimate) -> float | None:
-    """Return the error: none where the estimator gives none, nan for a number that is not finite."""
+    """Return the error: none where the estimator gives none, nan for a number that is not finite.
+
+    Examples
+    --------
+    >>> error_of(exact(2.0)), error_of(without_error(2.0)), error_of(exact(math.inf))
+    (0.0, None, nan)
+    """
     if not math.isfinite(estimate.value):
         return math.nan
     return None if math.isnan(estimate.error) else estimate.error
@@ -432,24 +463,33 @@ def _made_by(request: Request, estimate: Estimate) -> dict[str, str]:
 def _status(
     quantity: str, request: Request, block: Block, part: Part, estimate: Estimate
 ) -> Status:
+    """Return the status of a number of a block, which may vanish by the network's structure."""
     if not math.isfinite(estimate.value):
         return Status.nonfinite
     # Weight decay adds its own part to a weight's diagonal block, whatever the network.
-    decayed = (
-        bool(request.at.config.task.weight_decay)
-        and part == Part.H_f
-        and block.is_diagonal
-    )
-    if not decayed and kind(request.model.kind).is_structural_zero(
-        request.model, block, part
-    ):
+    has_decay = bool(request.at.config.task.weight_decay)
+    is_decayed = has_decay and part == Part.H_f and block.is_diagonal
+    is_zero = kind(request.model.kind).is_structural_zero
+    if not is_decayed and is_zero(request.model, block, part):
         return _zero(quantity, block, part, estimate)
-    return Status.not_converged if estimate.is_unreliable else Status.ok
+    return _reached(estimate)
+
+
+def _reached(estimate: Estimate) -> Status:
+    """Return the status of a number by its value and its accuracy."""
+    if not math.isfinite(estimate.value):
+        return Status.nonfinite
+    if estimate.is_unreliable:
+        return Status.not_converged
+    return Status.ok
 
 
 def _zero(quantity: str, block: Block, part: Part, estimate: Estimate) -> Status:
-    if estimate.value != 0.0 and not estimate.is_unreliable:
-        raise ArithmeticError(
-            f"{quantity} of {part} of block {block} must vanish by the network's structure but is {estimate.value!r}"
-        )
-    return Status.not_converged if estimate.value else Status.structural_zero
+    """Return the status of a structural zero. Raises ArithmeticError if it does not vanish."""
+    if estimate.value == 0.0:
+        return Status.structural_zero
+    if estimate.is_unreliable:
+        return Status.not_converged
+    raise ArithmeticError(
+        f"{quantity} of {part} of block {block} must vanish by the network's structure but is {estimate.value!r}"
+    )

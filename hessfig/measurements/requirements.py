@@ -1,7 +1,6 @@
 """Checks that a quantity can be measured with the given settings, before anything is measured, without tensors."""
 
 from collections.abc import Sequence
-from operator import itemgetter
 
 from hessfig.config.enums import (
     Attention,
@@ -37,55 +36,15 @@ from hessfig.weights import Layout, Weight
 DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
-MATRIX_BYTES = (
-    1.2e9  # of all matrices of a block at once: two of 8 192 rows, or one of 12 247
-)
-MOST_DENSE = (
-    4096  # weights of a network whose Hessian is decomposed; a minute, and 0.5 GB
-)
+# Of all matrices of a block at once: two of 8 192 rows, or one of 12 247.
+MATRIX_BYTES = 1.2e9
+# Weights of a network whose Hessian is decomposed; a minute, and 0.5 GB.
+MOST_DENSE = 4096
 PLAIN = sorted(
     (rule for rule in Optimiser if rule.facts.has_formula),
     key=lambda rule: (-len(rule.facts.moments), rule),
 )
-# Routes whose exact engine gives traces too.
-SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)
-
-
-def check_parts(config: Config, blocks: Sequence[Block]) -> None:
-    """Raise UserError for parts at the scores of a network, block or route that does not have them."""
-    asked = [part.value for part in config.parts if part in AT_SCORES]
-    if not asked:
-        return
-    known = SCORE_LIKE & {*matrices_of(config.model)}
-    if not known:
-        raise UserError(
-            f"parts: {', '.join(asked)} are of the split at the attention scores, which this network does not expose",
-            got=f"model.kind={config.model.kind}",
-            allowed="; ".join(
-                f"model.kind={name}" for name in kinds_where(_shows_scores)
-            ),
-            remedy="parts=[H_o,H_f,H], the split at the outputs",
-        )
-    for block in blocks:
-        sides = {block.row, block.col}
-        if block.is_across or not (sides <= known or sides == {Group.query_key.value}):
-            raise UserError(
-                f"parts: {', '.join(asked)} are of the split at the scores of a layer; block {block} has none",
-                got=f"block {block}",
-                allowed=f"query_key, {', '.join(sorted(known))} and their pairs, inside a layer",
-                remedy="blocks=[query_key], or parts=[H_o,H_f,H]",
-            )
-    if beyond := components(config.model):
-        name, value = next(iter(beyond.items()))
-        raise UserError(
-            f"parts: {', '.join(asked)} are those of scores bilinear in W_Q and W_K, without today's components",
-            got=f"model.{name}={value}",
-            allowed="the settings of the paper's networks",
-            remedy=f"leave model.{name} out, or parts=[H_o,H_f,H]",
-        )
-    _check_tape(config, asked)
-
-
+# Quantities whose error includes that of products by differences.
 BY_DIFFERENCES = (
     "frobenius",
     "trace",
@@ -94,6 +53,44 @@ BY_DIFFERENCES = (
     "loss",
     "gradient_norm",
 )
+# Routes whose exact engine gives traces too.
+SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)
+
+
+def check_parts(config: Config, blocks: Sequence[Block]) -> None:
+    """Raise UserError for parts at the scores of a network, block or route that does not have them."""
+    at_scores = [part.value for part in config.parts if part in AT_SCORES]
+    if not at_scores:
+        return
+    names = ", ".join(at_scores)
+    known = SCORE_LIKE & {*matrices_of(config.model)}
+    if not known:
+        kinds = kinds_where(_shows_scores)
+        raise UserError(
+            f"parts: {names} are of the split at the attention scores, which this network does not expose",
+            got=f"model.kind={config.model.kind}",
+            allowed="; ".join(f"model.kind={name}" for name in kinds),
+            remedy="parts=[H_o,H_f,H], the split at the outputs",
+        )
+    for block in blocks:
+        sides = {block.row, block.col}
+        is_of_scores = sides <= known or sides == {Group.query_key.value}
+        if block.is_across or not is_of_scores:
+            raise UserError(
+                f"parts: {names} are of the split at the scores of a layer; block {block} has none",
+                got=f"block {block}",
+                allowed=f"query_key, {', '.join(sorted(known))} and their pairs, inside a layer",
+                remedy="blocks=[query_key], or parts=[H_o,H_f,H]",
+            )
+    if beyond := components(config.model):
+        name, value = next(iter(beyond.items()))
+        raise UserError(
+            f"parts: {names} are those of scores bilinear in W_Q and W_K, without today's components",
+            got=f"model.{name}={value}",
+            allowed="the settings of the paper's networks",
+            remedy=f"leave model.{name} out, or parts=[H_o,H_f,H]",
+        )
+    _check_tape(config, names)
 
 
 def check_differences(config: Config) -> None:
@@ -101,21 +98,23 @@ def check_differences(config: Config) -> None:
     if config.estimator.products != Products.differences:
         return
     methods = [Method.hutchinson, Method.aligned, Method.dense]
-    # Of which no norm has a formula.
-    methods += [Method.auto] * (config.model.kind == Kind.python)
+    # No norm of a user's own network has a formula.
+    if config.model.kind == Kind.python:
+        methods.append(Method.auto)
+    refused = []
+    if config.estimator.method not in methods:
+        refused.append(f"estimator={config.estimator.method}")
     others = [name for name in config.quantities if name not in BY_DIFFERENCES]
-    unknown = {
-        f"estimator={config.estimator.method}": config.estimator.method not in methods,
-        f"quantities=[{','.join(others)}]": bool(others),
-        f"task.weight_decay={config.task.weight_decay}": bool(config.task.weight_decay),
-        f"parts=[{','.join(config.parts)}]": any(
-            part in AT_SCORES for part in config.parts
-        ),
-    }
-    for got in (name for name, is_set in unknown.items() if is_set):
+    if others:
+        refused.append(f"quantities=[{','.join(others)}]")
+    if config.task.weight_decay:
+        refused.append(f"task.weight_decay={config.task.weight_decay}")
+    if any(part in AT_SCORES for part in config.parts):
+        refused.append(f"parts=[{','.join(config.parts)}]")
+    if refused:
         raise UserError(
             "estimator.products=differences: this number would not state the error of its products",
-            got=got,
+            got=refused[0],
             allowed=f"quantities={', '.join(BY_DIFFERENCES)}; estimator={', '.join(methods)}; no weight decay; "
             "parts H, H_o, H_f",
             remedy="quantities=[frobenius] estimator=hutchinson, or no products by differences",
@@ -126,29 +125,26 @@ def check_published_probes(config: Config, blocks: Sequence[Block]) -> None:
     """Raise UserError for published probes of anything but the published norms."""
     if config.estimator.probes != Draws.published:
         return
+    drawn = {Matrix.W_Q, Matrix.W_V}
     if config.model.kind == Kind.linear_mlp:
         drawn = {Matrix.W}
-    else:
-        drawn = {Matrix.W_Q, Matrix.W_V}
-    others = [f"state.draw={config.state.draw}"] * (
-        config.state.draw != Draws.published
-    )
-    others += [f"estimator={config.estimator.method}"] * (
-        config.estimator.method != Method.hutchinson
-    )
-    others += [f"quantities=[{','.join(config.quantities)}]"] * (
-        config.quantities != ["frobenius"]
-    )
-    others += [
-        f"block {block}"
-        for block in blocks
-        if not (block.is_diagonal and block.col in drawn)
-    ]
-    others += [f"part {part}" for part in config.parts if part in AT_SCORES]
-    if others:
+    refused = []
+    if config.state.draw != Draws.published:
+        refused.append(f"state.draw={config.state.draw}")
+    if config.estimator.method != Method.hutchinson:
+        refused.append(f"estimator={config.estimator.method}")
+    if config.quantities != ["frobenius"]:
+        refused.append(f"quantities=[{','.join(config.quantities)}]")
+    for block in blocks:
+        if not block.is_diagonal or block.col not in drawn:
+            refused.append(f"block {block}")
+    for part in config.parts:
+        if part in AT_SCORES:
+            refused.append(f"part {part}")
+    if refused:
         raise UserError(
             "estimator.probes=published: the published code draws no probes for this",
-            got=others[0],
+            got=refused[0],
             allowed="state=published estimator=published, norms of W_Q and W_V, or of W of linear MLPs",
             remedy="leave estimator.probes out",
         )
@@ -158,17 +154,17 @@ def _shows_scores(network: NetworkKind) -> bool:
     return bool(SCORE_LIKE & {*network.matrices(ModelConfig())})
 
 
-def _check_tape(config: Config, asked: list[str]) -> None:
+def _check_tape(config: Config, parts: str) -> None:
     """Raise UserError for an estimator or products without the parts at the scores."""
-    unknown = {
-        "estimator=xtrace": config.estimator.method == Method.xtrace,
-        "estimator.products=curvlinops": config.estimator.products
-        == Products.curvlinops,
-    }
-    for setting in (name for name, is_set in unknown.items() if is_set):
+    refused = []
+    if config.estimator.method == Method.xtrace:
+        refused.append("estimator=xtrace")
+    if config.estimator.products == Products.curvlinops:
+        refused.append("estimator.products=curvlinops")
+    if refused:
         raise UserError(
-            f"parts: {', '.join(asked)} have products on the tape alone",
-            got=setting,
+            f"parts: {parts} have products on the tape alone",
+            got=refused[0],
             allowed="estimator=auto, hutchinson, aligned, dense; estimator.products=linearised",
             remedy="estimator=auto estimator.products=linearised",
         )
@@ -189,28 +185,26 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 
 def check_dense(config: Config, layout: Layout) -> None:
-    """Raise UserError for blocks whose matrices would not fit into memory."""
-    sides = columns(blocks_of(config.blocks, layout, config.model))
-    entries, column = max(
-        (
-            (sum(entries_of_block(block, layout) for block in blocks), col)
-            for _, col, blocks in sides
-        ),
-        key=itemgetter(0),
-    )
-    _check_memory(
-        "estimator=dense", f"the column of blocks of {column}", config, entries
-    )
+    """Raise UserError for blocks whose matrices would not fit into memory: those of one column are held at once."""
+    most = 0
+    largest = ""
+    for _, col, blocks in columns(blocks_of(config.blocks, layout, config.model)):
+        entries = sum(entries_of_block(block, layout) for block in blocks)
+        if entries > most:
+            most, largest = entries, col
+    what = f"the column of blocks of {largest}"
+    _check_memory("estimator=dense", what, config, most)
 
 
 def check_moments(config: Config, layout: Layout) -> None:
     """Raise UserError for a network whose softmax attention is not known."""
     del layout
+    model = config.model
     shown = kinds_where(_shows_scores)
-    if config.model.kind not in shown or config.model.attention != Attention.softmax:
+    if model.kind not in shown or model.attention != Attention.softmax:
         raise UserError(
             "quantities: moments are those of softmax attention (Theorems 3.1 and 3.2)",
-            got=f"model.kind={config.model.kind}, model.attention={config.model.attention}",
+            got=f"model.kind={model.kind}, model.attention={model.attention}",
             allowed=f"model.kind={', '.join(shown)} with model.attention=softmax",
             remedy="leave moment_1, moment_2 and moment_3 out",
         )
@@ -220,12 +214,11 @@ def check_trace(config: Config, layout: Layout) -> None:
     """Raise UserError for a block whose trace the estimator does not give."""
     blocks = diagonal_blocks(config, layout)
     _check_probes(config, blocks, layout)
+    if config.estimator.method != Method.exact:
+        return
     for block in blocks:
-        exact = all(
-            exactness(config.model, block, part).route in SUMMABLE
-            for part in config.parts
-        )
-        if config.estimator.method == Method.exact and not exact:
+        routes = {exactness(config.model, block, part).route for part in config.parts}
+        if not routes <= set(SUMMABLE):
             raise UserError(
                 f"estimator=exact: no exact trace of block {block}",
                 got=f"blocks with {block.col}",
@@ -238,20 +231,18 @@ def check_hessian(config: Config, layout: Layout) -> None:
     """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
-        entries = sum(entries_of_block(block, layout) for block in blocks) * len(
-            config.parts
-        )
-        what = f"{len(blocks)} block{'s' * (len(blocks) > 1)} of the Hessian"
-        return _check_memory("quantities=[hessian]", what, config, entries)
-    side = layout.side(0, Group.all)
-    number = sum(
-        weight.size
-        for weight in side
-        if not is_published(config.model) or _is_drawn(weight)
-    )
-    return _check_memory(
-        "quantities=[hessian]", f"the Hessian of {number} parameters", config, number**2
-    )
+        entries = sum(entries_of_block(block, layout) for block in blocks)
+        entries *= len(config.parts)
+        plural = "s" if len(blocks) > 1 else ""
+        what = f"{len(blocks)} block{plural} of the Hessian"
+    else:
+        number = 0
+        for weight in layout.side(0, Group.all):
+            if not is_published(config.model) or _is_drawn(weight):
+                number += weight.size
+        entries = number**2
+        what = f"the Hessian of {number} parameters"
+    _check_memory("quantities=[hessian]", what, config, entries)
 
 
 def is_published(model: ModelConfig) -> bool:
@@ -261,32 +252,34 @@ def is_published(model: ModelConfig) -> bool:
 
 def check_count(config: Config, layout: Layout) -> None:
     """Raise UserError if a block has fewer eigenvalues than are requested at one end."""
-    sizes = {
-        str(block): layout.size(block.layer, block.col)
-        for block in diagonal_blocks(config, layout)
-    }
+    sizes = {}
+    for block in diagonal_blocks(config, layout):
+        sizes[block] = layout.size(block.layer, block.col)
     for block, size in sizes.items():
         if config.spectrum.k > size:
+            least = min(sizes.values())
             raise UserError(
                 f"spectrum.k: block {block} has fewer eigenvalues",
                 got=config.spectrum.k,
-                allowed=f"a whole number from 1 to {min(sizes.values())}",
-                remedy=f"spectrum.k={min(sizes.values())}",
+                allowed=f"a whole number from 1 to {least}",
+                remedy=f"spectrum.k={least}",
             )
 
 
 def check_spectrum(config: Config, layout: Layout) -> None:
     """Raise UserError for a block whose matrices would exceed MATRIX_BYTES in a worker."""
     check_count(config, layout)
+    count = num_matrices(config.parts)
+    most = int((MATRIX_BYTES / (8 * count)) ** 0.5)
     for block in diagonal_blocks(config, layout):
         size = layout.size(block.layer, block.col)
-        needed = 8 * size**2 * num_matrices(config.parts)
+        needed = 8 * size**2 * count
         if needed > MATRIX_BYTES:
-            most = int((MATRIX_BYTES / (8 * num_matrices(config.parts))) ** 0.5)
+            gigabytes = f"{needed / 1e9:.1f} GB"
             raise UserError(
                 f"quantities=[spectrum]: all eigenvalues of block {block}, {size} parameters, would take "
-                f"{needed / 1e9:.1f} GB of memory in each worker",
-                got=f"{needed / 1e9:.1f} GB for parts=[{','.join(config.parts)}]",
+                f"{gigabytes} of memory in each worker",
+                got=f"{gigabytes} for parts=[{','.join(config.parts)}]",
                 allowed=f"at most {MATRIX_BYTES / 1e9:g} GB: blocks of at most {most} parameters",
                 remedy="quantities=[density,largest_eigenvalue,smallest_eigenvalue], which need only products",
             )
@@ -312,14 +305,12 @@ FORMULA = Requirement(
 
 def _estimated(*methods: Method, what: str) -> Requirement:
     """Return the requirement of a quantity that only these estimators give."""
-    allowed = ", ".join(f"estimator={method}" for method in methods)
-    got = "estimator={estimator.method}"
     return Requirement(
         lambda config: config.estimator.method in methods,
         what,
-        got,
-        allowed,
-        "estimator=auto",
+        got="estimator={estimator.method}",
+        allowed=", ".join(f"estimator={method}" for method in methods),
+        remedy="estimator=auto",
     )
 
 
@@ -411,21 +402,20 @@ def has_all_eigenvectors(size: int) -> bool:
 def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> None:
     """Raise UserError for more than MANY probes that would not fit into memory; they are drawn at once."""
     count = config.estimator.num_probes
-    if count <= MANY or not config.estimator.method.facts.at_once:
+    method = config.estimator.method
+    if count <= MANY or not method.facts.at_once:
         return
     largest = max(layout.size(block.layer, block.col) for block in blocks)
-    if config.estimator.method != Method.auto or largest > count:
-        _check_memory(
-            "estimator.num_probes",
-            f"{count} probes of {largest} entries",
-            config,
-            count * largest,
-        )
+    # `auto` takes a block dense that has no more entries than there are probes.
+    if method != Method.auto or largest > count:
+        what = f"{count} probes of {largest} entries"
+        _check_memory("estimator.num_probes", what, config, count * largest)
 
 
 def _check_memory(key: str, what: str, config: Config, entries: int) -> None:
     """Raise UserError when `entries` numbers, with the copies their making takes, exceed DENSE_BOUND bytes."""
-    size = COPIES * entries * (8 if config.dtype == DType.float64 else 4)
+    number = 8 if config.dtype == DType.float64 else 4
+    size = COPIES * entries * number
     if size > DENSE_BOUND:
         raise UserError(
             f"{key}: {what} would take {size / 1e9:.1f} GB of memory in each worker",
@@ -436,7 +426,9 @@ def _check_memory(key: str, what: str, config: Config, entries: int) -> None:
 
 
 def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
-    method, size = config.estimator.method, layout.size(block.layer, block.col)
+    """Raise UserError for a block that is not the diagonal one of a whole weight matrix."""
+    method = config.estimator.method
+    size = layout.size(block.layer, block.col)
     side = layout.side(block.layer, block.col)
     if method == Method.xtrace and config.estimator.num_probes >= size:
         raise UserError(
@@ -462,16 +454,24 @@ def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
 
 
 def entries_of_block(block: Block, layout: Layout) -> int:
-    return layout.size(block.row_layer, block.row) * layout.size(block.layer, block.col)
+    """Return rows times columns of a block."""
+    rows = layout.size(block.row_layer, block.row)
+    return rows * layout.size(block.layer, block.col)
 
 
 def _is_drawn(weight: Weight) -> bool:
-    """Whether a weight of a transformer is shown in Figure 1: the attention's biases and norms do not."""
+    """Whether a weight of a transformer is shown in Figure 1: the attention's biases and norms are not."""
     return weight.is_main or weight.name in ("W_E", "b_in", "b_out", "b_U")
 
 
 def num_matrices(parts: list[Part]) -> int:
-    """Return how many matrices are held at once: H is the sum of both parts of a split if both are requested."""
+    """Return how many matrices are held at once: H is the sum of both parts of a split if both are requested.
+
+    Examples
+    --------
+    >>> num_matrices([Part.H, Part.H_o, Part.H_f]), num_matrices([Part.H])
+    (2, 1)
+    """
     return len(parts) - (Part.H in parts and bool(split_in(parts)))
 
 

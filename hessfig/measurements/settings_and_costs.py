@@ -8,11 +8,12 @@ from hessfig.config.enums import Draws, DType, Kind, Method, Products
 from hessfig.config.keys import as_plain, without_added
 from hessfig.config.schema import Config, ModelConfig
 from hessfig.measurements.exact_choice import expensive_blocks, is_turned
-from hessfig.measurements.quantity import columns
+from hessfig.measurements.quantity import ColumnOfBlocks, columns
 from hessfig.models.blocks import blocks_of, matrices_of
 from hessfig.models.exact.costs import (
     MEMORY_BOUND,
     PROBES_AT_ONCE,
+    Cost,
     Sizes,
     exact_cost,
     probe_cost,
@@ -24,10 +25,10 @@ from hessfig.terms import AT_SCORES, Block, Group, Part
 from hessfig.weights import Layout
 
 FEW = 256  # entries of a column that `auto` takes dense in a small network (docs/accuracy.md)
-_ASSUMED_PRODUCTS = (
-    60  # of an extreme eigenvalue: both starts, at the default tolerance
-)
-_FLOPS = 4 / 3  # of all eigenvalues of a matrix, times its size cubed
+# Of an extreme eigenvalue: both starts, at the default tolerance.
+_ASSUMED_PRODUCTS = 60
+# Of all eigenvalues of a matrix, times its size cubed (reduction to tridiagonal form).
+_FLOPS = 4 / 3
 
 
 def frobenius_settings(config: Config, layout: Layout) -> dict[str, Any]:
@@ -35,15 +36,17 @@ def frobenius_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
     Up to version 0.4 it did both there; every other cell keeps its key.
     """
-    settings, expensive = norm_settings(config, layout), too_expensive(config, layout)
-    blocks = blocks_of(config.blocks, layout, config.model)
+    settings = norm_settings(config, layout)
+    expensive = too_expensive(config, layout)
+    probed = []
+    plain = []
+    for block in blocks_of(config.blocks, layout, config.model):
+        if block in expensive:
+            probed.append(block)
+        if _is_left_plain(config, layout, block, expensive):
+            plain.append(block)
     if expensive:
-        settings["estimator"]["probed"] = _places(
-            [block for block in blocks if block in expensive]
-        )
-    plain = [
-        block for block in blocks if _is_left_plain(config, layout, block, expensive)
-    ]
+        settings["estimator"]["probed"] = _places(probed)
     if plain:
         settings["estimator"]["plain"] = _places(plain)
     return settings
@@ -53,16 +56,18 @@ def _is_left_plain(
     config: Config, layout: Layout, block: Block, expensive: Collection[Block]
 ) -> bool:
     """Whether the probes of a diagonal block are not turned into its axes, because that takes too long."""
-    is_matrix = is_counted(config.model) and block.col in matrices_of(config.model)
-    if config.estimator.method != Method.auto or not (block.is_diagonal and is_matrix):
+    model = config.model
+    if config.estimator.method != Method.auto or not block.is_diagonal:
         return False
-    if is_few(layout, block.layer, block.col) or _is_all_exact(
-        config, [block], expensive
-    ):
+    if not is_counted(model) or block.col not in matrices_of(model):
+        return False
+    if is_few(layout, block.layer, block.col):
+        return False
+    if _is_all_exact(config, [block], expensive):
         return False
     entries = layout.size(block.layer, block.col)
     return not is_turned(
-        config.model, config.task, config.estimator, block, entries, config.dtype
+        model, config.task, config.estimator, block, entries, config.dtype
     )
 
 
@@ -79,12 +84,11 @@ def too_expensive(config: Config, layout: Layout) -> frozenset[Block]:
 def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of probes; with `auto`, also the number of entries up to which columns are dense."""
     settings = probe_settings(config, layout)
-    sides = columns(blocks_of(config.blocks, layout, config.model))
-    if config.estimator.method == Method.auto and any(
-        is_few(layout, layer, col) and not _is_all_exact(config, blocks)
-        for layer, col, blocks in sides
-    ):
-        settings["estimator"]["dense"] = FEW
+    if config.estimator.method != Method.auto:
+        return settings
+    for layer, col, blocks in _columns(config, layout):
+        if is_few(layout, layer, col) and not _is_all_exact(config, blocks):
+            settings["estimator"]["dense"] = FEW
     return settings
 
 
@@ -92,7 +96,7 @@ def is_few(layout: Layout, layer: int, col: str) -> bool:
     """Whether `auto` computes dense blocks of a column: it has at most FEW entries, in a small network.
 
     Four probes see so little of a block of a few directions that their error may be far
-    too small.
+    too small: of n directions, K probes see the squared lengths along K of them.
     """
     return layout.size(layer, col) <= FEW and layout.is_small
 
@@ -100,24 +104,26 @@ def is_few(layout: Layout, layer: int, col: str) -> bool:
 def _is_all_exact(
     config: Config, blocks: Sequence[Block], expensive: Collection[Block] = ()
 ) -> bool:
-    return all(
-        is_exact(config, block, part, expensive)
-        for block in blocks
-        for part in config.parts
-    )
+    """Whether no part of the blocks takes probes."""
+    for block in blocks:
+        for part in config.parts:
+            if not is_exact(config, block, part, expensive):
+                return False
+    return True
 
 
 def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return estimator, blocks and parts as plain values, without settings that the estimator does not read."""
-    estimator, facts = config.estimator, config.estimator.method.facts
-    probes = {"num_probes": estimator.num_probes} if facts.fewest else {}
-    products = {"products": _engine(config)} if facts.products else {}
+    estimator = config.estimator
+    read: dict[str, Any] = {"method": estimator.method.value}
+    if estimator.method.facts.fewest:
+        read["num_probes"] = estimator.num_probes
+    if estimator.method.facts.products:
+        read["products"] = _engine(config)
     if estimator.probes != Draws.named:
-        drawn = {"probes": estimator.probes.value}
-    else:
-        drawn = {}
+        read["probes"] = estimator.probes.value
     return {
-        "estimator": {"method": estimator.method.value, **probes, **products, **drawn},
+        "estimator": read,
         "blocks": _places(blocks_of(config.blocks, layout, config.model)),
         "parts": sorted(str(part) for part in config.parts),
     }
@@ -130,32 +136,30 @@ def dense_settings(config: Config, layout: Layout) -> dict[str, Any]:
 
 def names_blocks(config: Config) -> bool:
     """Whether the settings name single blocks of a user's own network, not the whole network or all weights."""
-    return config.model.kind == Kind.python and config.blocks not in (
-        "each",
-        "pairs",
-        "all",
-        ["all"],
-    )
+    of_all = ("each", "pairs", "all", ["all"])
+    return config.model.kind == Kind.python and config.blocks not in of_all
 
 
 def hessian_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the named blocks with their parts; empty for the Hessian of the whole network."""
-    return dense_settings(config, layout) if names_blocks(config) else {}
+    if names_blocks(config):
+        return dense_settings(config, layout)
+    return {}
 
 
 def _places(blocks: Sequence[Block]) -> list[list[Any]]:
-    return [
-        [block.layer, block.row_layer, str(block.row), str(block.col)]
-        for block in blocks
-    ]
+    """Return blocks as plain values."""
+    places = []
+    for block in blocks:
+        row, col = str(block.row), str(block.col)
+        places.append([block.layer, block.row_layer, row, col])
+    return places
 
 
 def trace_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms, for the diagonal blocks only."""
-    settings = {
-        **norm_settings(config, layout),
-        "blocks": _places(diagonal_blocks(config, layout)),
-    }
+    settings = norm_settings(config, layout)
+    settings["blocks"] = _places(diagonal_blocks(config, layout))
     # Xtrace of traces is by the configured products, unlike that of norms.
     if config.estimator.method.facts.fewest:
         settings["estimator"]["products"] = _engine(config)
@@ -202,46 +206,41 @@ def reads(
     """
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
-        plain = {group: as_plain(getattr(config, group)) for group in groups}
-        grouped = {
-            group: {name: plain[group][name] for name in read}
-            for group, read in groups.items()
-        }
-        return {**grouped, **{name: _READ[name](config, layout) for name in names}}
+        values: dict[str, Any] = {}
+        for group, read in groups.items():
+            plain = as_plain(getattr(config, group))
+            values[group] = {name: plain[name] for name in read}
+        for name in names:
+            values[name] = _READ[name](config, layout)
+        return values
 
     return settings
 
 
 def extreme_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of an extreme eigenvalue; two starts, as before there was this setting, are left out."""
-    return without_added(
-        reads(*OF_BLOCKS, spectrum=("k", "tolerance", "steps", "starts"))(
-            config, layout
-        )
-    )
+    read = reads(*OF_BLOCKS, spectrum=("k", "tolerance", "steps", "starts"))
+    return without_added(read(config, layout))
 
 
 def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
-    """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it."""
-    groups = {
-        group: part
-        for group, part in settings.items()
-        if isinstance(part, Mapping) and group != "training"
-    }
-    single = {
-        _KEYS.get(name, name)
-        for name, value in settings.items()
-        if name not in groups and value is not None
-    }
+    """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it.
+
+    Examples
+    --------
+    >>> sorted(keys_read({"size": 100, "spectrum": {"k": 1, "steps": 80}}))
+    ['spectrum.k', 'spectrum.steps', 'training.evaluation_size']
+    """
+    keys = set()
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and name != "training":
+            keys |= {f"{name}.{inside}" for inside in value}
+        elif value is not None:
+            keys.add(_KEYS.get(name, name))
     # The optimiser tells whether batches have that size, or are the whole set.
     if "batch_size" in settings:
-        single.add("training.optimiser")
-    return frozenset(
-        (
-            *single,
-            *(f"{group}.{name}" for group, part in groups.items() for name in part),
-        )
-    )
+        keys.add("training.optimiser")
+    return frozenset(keys)
 
 
 def norm_operations(config: Config, layout: Layout) -> float:
@@ -249,11 +248,10 @@ def norm_operations(config: Config, layout: Layout) -> float:
     if not is_counted(config.model):
         return 0.0
     expensive = too_expensive(config, layout)
-    blocks = blocks_of(config.blocks, layout, config.model)
-    return sum(
-        _column_operations(config, layout, *column, expensive)
-        for column in columns(blocks)
-    )
+    total = 0.0
+    for layer, col, blocks in _columns(config, layout):
+        total += _column_operations(config, layout, layer, col, blocks, expensive)
+    return total
 
 
 def norm_bytes(config: Config, layout: Layout) -> float:
@@ -265,28 +263,20 @@ def norm_bytes(config: Config, layout: Layout) -> float:
     sizes = Sizes.of(config.model, config.task)
     expensive = too_expensive(config, layout)
     number = 4 if config.dtype == DType.float32 else 8
+    setup = setup_cost(sizes).held
     most = 0.0
-    for layer, col, blocks in columns(blocks_of(config.blocks, layout, config.model)):
+    for layer, col, blocks in _columns(config, layout):
         for block in blocks:
-            parts = [
-                part
-                for part in config.parts
-                if is_exact(config, block, part, expensive)
-            ]
-            most = max(
-                most,
-                exact_cost(config.model, config.task, block, parts).held
-                if parts
-                else 0.0,
-            )
+            exact = _exact_cost(config, block, expensive)
+            if exact is not None:
+                most = max(most, exact.held)
         if not _is_all_exact(config, blocks, expensive):
             block = Block(layer, col, col)
+            whole = probe_cost(sizes, block, config.parts).held
             of_maps = probe_cost(replace(sizes, keys=0), block, config.parts).held
-            each = (
-                probe_cost(sizes, block, config.parts).held - (1 - number / 8) * of_maps
-            )
+            each = whole - (1 - number / 8) * of_maps
             at_once = min(PROBES_AT_ONCE, max(1, int(MEMORY_BOUND / each)))
-            most = max(most, setup_cost(sizes).held + at_once * each)
+            most = max(most, setup + at_once * each)
     return most
 
 
@@ -303,64 +293,84 @@ def is_cheap(
     model: ModelConfig, block: Block, part: Part, expensive: Collection[Block]
 ) -> bool:
     """Whether `auto` takes the exact norm of a part: `expensive` blocks have that of H_fT alone."""
-    return exactness(model, block, part).level == Level.cheap and (
-        block not in expensive or part in AT_SCORES
-    )
+    if exactness(model, block, part).level != Level.cheap:
+        return False
+    return block not in expensive or part in AT_SCORES
 
 
 def hessian_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations: one product of the whole network per parameter."""
     if not is_counted(config.model):
         return 0.0
-    first = layout.weights[0]
-    return layout.size(0, Group.all) * _probe_operations(
-        config, Block(0, first.name, first.name)
-    )
+    first = layout.weights[0].name
+    of_product = _probe_operations(config, Block(0, first, first))
+    return layout.size(0, Group.all) * of_product
 
 
 def dense_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations of all eigenvalues: one product per column, then the eigenvalues."""
-    sizes = [
-        (block, layout.size(block.layer, block.col))
-        for block in diagonal_blocks(config, layout)
-    ]
-    solved = sum(_FLOPS * size**3 for _, size in sizes) * len(config.parts)
-    return solved + _of_products(config, [(block, size) for block, size in sizes])
+    """Return a rough count of operations of all eigenvalues: one product per column, then the eigenvalues.
+
+    _FLOPS n^3 for each part of a block of n entries.
+    """
+    counts = _sizes(config, layout)
+    solved = sum(_FLOPS * size**3 for _, size in counts) * len(config.parts)
+    return solved + _of_products(config, counts)
 
 
 def density_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations of a density: products, and orthogonalising against all vectors before."""
-    steps, probes = config.spectrum.steps, config.spectrum.num_probes
-    sizes = [
-        (block, layout.size(block.layer, block.col))
-        for block in diagonal_blocks(config, layout)
-    ]
-    inside = (
-        sum(2 * min(steps, size) ** 2 * size for _, size in sizes)
-        * probes
-        * len(config.parts)
-    )
-    counts = [
-        (block, probes * min(steps, size) * len(config.parts)) for block, size in sizes
-    ]
-    return inside + _of_products(config, counts)
+    """Return a rough count of operations of a density: products, and orthogonalising against all vectors before.
+
+    2 m^2 n for m steps on vectors of n entries.
+    """
+    steps = config.spectrum.steps
+    probes = config.spectrum.num_probes
+    num_parts = len(config.parts)
+    inside = 0
+    counts = []
+    for block, size in _sizes(config, layout):
+        taken = min(steps, size)
+        inside += 2 * taken**2 * size
+        counts.append((block, probes * taken * num_parts))
+    return inside * probes * num_parts + _of_products(config, counts)
 
 
 def extreme_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of extreme eigenvalues, which no setting fixes."""
     count = _ASSUMED_PRODUCTS * config.spectrum.k * len(config.parts)
-    return _of_products(
-        config, [(block, count) for block in diagonal_blocks(config, layout)]
-    )
+    counts = [(block, count) for block in diagonal_blocks(config, layout)]
+    return _of_products(config, counts)
 
 
 def diagonal_blocks(config: Config, layout: Layout) -> list[Block]:
     """Return the requested diagonal blocks."""
-    return [
-        block
-        for block in blocks_of(config.blocks, layout, config.model)
-        if block.is_diagonal
-    ]
+    blocks = blocks_of(config.blocks, layout, config.model)
+    return [block for block in blocks if block.is_diagonal]
+
+
+def _columns(config: Config, layout: Layout) -> list[ColumnOfBlocks]:
+    """Return the requested blocks, column by column."""
+    return columns(blocks_of(config.blocks, layout, config.model))
+
+
+def _sizes(config: Config, layout: Layout) -> list[tuple[Block, int]]:
+    """Return the requested diagonal blocks with the number of their rows."""
+    sizes = []
+    for block in diagonal_blocks(config, layout):
+        sizes.append((block, layout.size(block.layer, block.col)))
+    return sizes
+
+
+def _exact_cost(
+    config: Config, block: Block, expensive: Collection[Block]
+) -> Cost | None:
+    """Return the cost of the parts of a block that are exact; None if none is."""
+    parts = []
+    for part in config.parts:
+        if is_exact(config, block, part, expensive):
+            parts.append(part)
+    if not parts:
+        return None
+    return exact_cost(config.model, config.task, block, parts)
 
 
 def _column_operations(
@@ -371,20 +381,19 @@ def _column_operations(
     blocks: Sequence[Block],
     expensive: Collection[Block],
 ) -> float:
-    exact = 0.0
+    """Return the operations of the exact norms of a column, and of its probes if it takes any."""
+    total = 0.0
     for block in blocks:
-        parts = [
-            part for part in config.parts if is_exact(config, block, part, expensive)
-        ]
-        exact += (
-            exact_cost(config.model, config.task, block, parts).flops if parts else 0.0
-        )
+        exact = _exact_cost(config, block, expensive)
+        if exact is not None:
+            total += exact.flops
     if _is_all_exact(config, blocks, expensive):
-        return exact
-    return exact + _product_operations(config, layout, layer, col)
+        return total
+    return total + _product_operations(config, layout, layer, col)
 
 
 def _product_operations(config: Config, layout: Layout, layer: int, col: str) -> float:
+    """Return the operations of a column's products: one for every entry if it is dense, else one for every probe."""
     estimator = config.estimator
     is_dense = estimator.method == Method.dense or (
         estimator.method == Method.auto and is_few(layout, layer, col)
@@ -398,7 +407,7 @@ def _probe_operations(config: Config, block: Block) -> float:
 
 
 def _of_products(config: Config, counts: Sequence[tuple[Block, int]]) -> float:
-    """Return the operations of products; 0 for networks of unknown cost."""
+    """Return the operations of `counts` products, block by block; 0 for networks of unknown cost."""
     if not is_counted(config.model):
         return 0.0
     return sum(count * _probe_operations(config, block) for block, count in counts)

@@ -41,6 +41,7 @@ from hessfig.states.training.step_rules import StepRule, learning_rate
 from hessfig.tasks.examples import is_full_batch, training_batch
 from hessfig.terms import Block, Group, Optimiser, Part
 
+# Of the search for a crossing: a factor of 1e12 either way, then a bracket of 1 / 64.
 _DOUBLINGS, _HALVINGS = 40, 6
 Named = dict[str, Tensor]
 
@@ -48,45 +49,54 @@ Named = dict[str, Tensor]
 def batch_sharpness(objective: Objective, request: Request) -> Measured:
     """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
 
-    There are estimator.num_probes of them, drawn as the training draws its own, from a
-    stream that it does not see. Full-batch training has one batch, and an error of 0; a
-    single mini-batch has none (NaN).
+    g and H_B are gradient and Hessian of the loss of the mini-batch. There are
+    estimator.num_probes of them, drawn as the training draws its own, from a stream
+    that it does not see. Full-batch training has one batch, and an error of 0; a single
+    mini-batch has none (NaN).
     """
     at = request.at
-    config = replace(
-        at.config, training=replace(at.config.training, dtype=at.config.dtype)
-    )
-    full = is_full_batch(config)
+    training = replace(at.config.training, dtype=at.config.dtype)
+    config = replace(at.config, training=training)
+    is_full = is_full_batch(config)
+    count = 1 if is_full else request.estimator.num_probes
     name = f"sharpness at {at.step or 0}"
+    device = next(objective.network.parameters()).device
     values = []
-    for number in range(1 if full else request.estimator.num_probes):
+    for number in range(count):
         batch = training_batch(config, seed=at.seed, step=number, name=name)
-        moved = batch.to(next(objective.network.parameters()).device)
-        values.append(along_gradient(replace(objective, batch=moved, more=())))
-    if len(values) > 1:
-        spread = statistics.stdev(values) / len(values) ** 0.5
+        alone = replace(objective, batch=batch.to(device), more=())
+        values.append(along_gradient(alone))
+    mean = statistics.fmean(values)
+    if is_full:
+        estimate = Estimate(mean, 0.0, 0, "mini-batches")
     else:
-        spread = math.nan
-    error, count = (0.0, 0) if full else (spread, len(values))
-    mean = Estimate(statistics.fmean(values), error, count, "mini-batches")
-    return Measured([state_row("batch_sharpness", request, mean)])
+        error = math.nan
+        if count > 1:
+            error = statistics.stdev(values) / count**0.5
+        estimate = Estimate(mean, error, count, "mini-batches")
+    return Measured([state_row("batch_sharpness", request, estimate)])
 
 
 def critical_step(objective: Objective, request: Request) -> Measured:
     """Return eta_c, the smallest step at which L(w - eta u) > L(w), and 2 / eta_c, with half the bracket as error.
 
     u is the update that the training's rule would make had its batch the measured
-    gradient, without weight decay; L is the loss of the measuring batch. Where u does
-    not lower the loss at all the number did not converge.
+    gradient, without weight decay; L is the loss of the measuring batch. On a parabola
+    along u, L crosses its start at eta_c = 2 u.g / u.Hu, so that 2 / eta_c is the
+    curvature that u sees. Where u does not lower the loss at all the number did not
+    converge.
     """
     step = crossing_step(objective, request.at)
     step = replace(step, by="losses", is_unreliable=not step.error > 0)
-    sharpness = 2 / step.value if step.value else float("nan")
-    beside = sharpness * step.error / step.value if step.value else float("nan")
-    sharp = replace(step, value=sharpness, error=beside)
-    return Measured(
-        state_rows(request, {"critical_step": step, "critical_sharpness": sharp})
-    )
+    sharpness = error = float("nan")
+    if step.value:
+        sharpness = 2 / step.value
+        error = sharpness * step.error / step.value
+    numbers = {
+        "critical_step": step,
+        "critical_sharpness": replace(step, value=sharpness, error=error),
+    }
+    return Measured(state_rows(request, numbers))
 
 
 def stability_threshold(objective: Objective, request: Request) -> Measured:
@@ -97,21 +107,22 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
     left out.
     """
     del objective
-    training, rate = request.at.config.training, coming_rate(request.at)
-    return Measured(
-        state_rows(
-            request,
-            {"stability_threshold": factor(training) / rate, "learning_rate": rate},
-        )
-    )
+    rate = coming_rate(request.at)
+    numbers = {
+        "stability_threshold": factor(request.at.config.training) / rate,
+        "learning_rate": rate,
+    }
+    return Measured(state_rows(request, numbers))
 
 
 def coming_rate(at: At) -> float:
     """Return the learning rate of the next update; a cosine's last one at its end."""
-    training, coming = at.config.training, (at.step or 0) + 1
+    training = at.config.training
+    coming = (at.step or 0) + 1
     # A constant schedule does not depend on its length.
-    ends = training.schedule == Schedule.cosine
-    return learning_rate(training, min(coming, training.steps) if ends else coming)
+    if training.schedule == Schedule.cosine:
+        coming = min(coming, training.steps)
+    return learning_rate(training, coming)
 
 
 def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measured:
@@ -125,12 +136,8 @@ def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measure
     if request.at.config.training.optimiser.facts.is_adaptive and not request.at.step:
         return Measured([])
     diagonal = preconditioner(request.at, _weights(objective))
-    return _scaled_eigenvalue(
-        "preconditioned_eigenvalue",
-        objective,
-        request,
-        _in_order(objective, diagonal).rsqrt(),
-    )
+    scale = _in_order(objective, diagonal).rsqrt()
+    return _scaled_eigenvalue("preconditioned_eigenvalue", objective, request, scale)
 
 
 def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
@@ -143,23 +150,23 @@ def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
     is the residual norm.
     """
     sizes = {name: weight.abs() for name, weight in _weights(objective).items()}
-    return _scaled_eigenvalue(
-        "adaptive_sharpness", objective, request, _in_order(objective, sizes)
-    )
+    scale = _in_order(objective, sizes)
+    return _scaled_eigenvalue("adaptive_sharpness", objective, request, scale)
 
 
 def _scaled_eigenvalue(
     name: str, objective: Objective, request: Request, scale: Float[Tensor, " n"]
 ) -> Measured:
     """Return the largest eigenvalue of S H S over every parameter, for the diagonal S."""
-    block = Block(0, Group.all.value, Group.all.value)
+    every = Group.all.value
+    block = Block(0, every, every)
     engines = Engines(objective, request.model, request.estimator.products)
-    square = Square(engines.column(0, Group.all.value, [block]), block, Part.H)
-    generator = request.stream(0, Group.all.value)
+    hessian = Square(engines.column(0, every, [block]), block, Part.H)
+    scaled = Scaled(hessian, scale)
+    generator = request.stream(0, every)
     try:
-        estimate = outer_estimate(
-            extremes_of(Scaled(square, scale), End.largest, request.spectrum, generator)
-        )
+        found = extremes_of(scaled, End.largest, request.spectrum, generator)
+        estimate = outer_estimate(found)
     except NotFinite:
         estimate = Estimate(math.nan, math.nan, 0, "lanczos")
     return Measured([state_row(name, request, estimate, block=block, part=Part.H)])
@@ -173,9 +180,11 @@ def predicted_decrease(objective: Objective, request: Request) -> Measured:
     true one is L(w) - L(w + d). Where d = 0, as in SOAP's first update, the ratio is
     not finite.
     """
-    slope, update = LossGradient(objective), coming_update(objective, request.at)
-    flat = torch.cat([update[name].flatten() for name in slope.gradient]).to(slope.flat)
-    predicted = -float(slope.flat @ flat + flat @ slope.product(flat) / 2)
+    slope = LossGradient(objective)
+    update = coming_update(objective, request.at)
+    g = slope.flat
+    d = torch.cat([update[name].flatten() for name in slope.gradient]).to(g)
+    predicted = -float(g @ d + d @ slope.product(d) / 2)
     with _moving(objective, update) as loss_at:
         true = loss_at(0.0) - loss_at(-1.0)
     ratio = true / predicted if predicted else math.nan
@@ -189,13 +198,13 @@ def predicted_decrease(objective: Objective, request: Request) -> Measured:
 
 def coming_update(objective: Objective, at: At) -> Named:
     """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
-    step = (at.step or 0) + 1
+    done = at.step or 0
     trial = Trial(objective, at.config.training)
-    if step > 1:
-        trial.rule.restore(
-            moments(at.config, sigma=at.sigma, seed=at.seed, step=step - 1), step - 1
-        )
-    trial.step(step, training_batch(at.config, seed=at.seed, step=step), seed=at.seed)
+    if done:
+        kept = moments(at.config, sigma=at.sigma, seed=at.seed, step=done)
+        trial.rule.restore(kept, done)
+    batch = training_batch(at.config, seed=at.seed, step=done + 1)
+    trial.step(done + 1, batch, seed=at.seed)
     return trial.moved
 
 
@@ -211,7 +220,8 @@ def update_of(
     seen by full-batch rules, by followed trainings, and where there are no examples.
     Raises UserError for a rule that divides by the curvature of several batches.
     """
-    training, first = at.config.training, (at.step or 0) + 1
+    training = at.config.training
+    first = (at.step or 0) + 1
     if optimiser == training.optimiser and steps_of(at.moments or {}):
         coming = next_update(at, LossGradient(objective).gradient)
         rate = coming_rate(at)
@@ -219,28 +229,22 @@ def update_of(
     is_own = optimiser == training.optimiser and first > 1
     plain = replace(
         training,
+        optimiser=optimiser,
         schedule=Schedule.constant,
         warmup=0,
         weight_decay=0.0,
         dtype=at.config.dtype,
-    )
-    plain = replace(
-        plain,
-        optimiser=optimiser,
         curvature=training.curvature if is_own else Curvature.none,
     )
-    config, trial = replace(at.config, training=plain), Trial(objective, plain)
+    config = replace(at.config, training=plain)
+    trial = Trial(objective, plain)
     if is_own:
-        trial.rule.restore(
-            {key: moment.to(trial.like) for key, moment in _moments(at).items()},
-            first - 1,
-        )
-    is_measured = (
-        optimiser.facts.is_full_batch
-        or at.moments is not None
-        or not config.task.data.facts.is_trainable
-    )
-    if is_measured and optimiser.facts.divides and objective.more:
+        kept = {key: one.to(trial.like) for key, one in _moments(at).items()}
+        trial.rule.restore(kept, first - 1)
+    has_examples = config.task.data.facts.is_trainable
+    is_followed = at.moments is not None
+    sees_measured = optimiser.facts.is_full_batch or is_followed or not has_examples
+    if sees_measured and optimiser.facts.divides and objective.more:
         raise UserError(
             f"directions.rules: {optimiser} divides by the curvature of one batch",
             got=f"{len(objective.batches)} batches",
@@ -249,19 +253,16 @@ def update_of(
         )
     batch: Batch | None = None
     for place in range(1 if is_own else gradients):
-        if is_measured:
-            batch = None
-        else:
+        if not sees_measured:
             batch = training_batch(config, seed=at.seed, step=first + place)
         trial.restart()
         trial.step(first if is_own else place + 1, batch, seed=at.seed)
     if optimiser != Optimiser.sign:
         return trial.moved
-    above = above_rounding(
-        replace(objective, batch=batch.to(trial.like.device), more=())
-        if batch
-        else objective
-    )
+    seen = objective
+    if batch is not None:
+        seen = replace(objective, batch=batch.to(trial.like.device), more=())
+    above = above_rounding(seen)
     return {name: change * above[name] for name, change in trial.moved.items()}
 
 
@@ -269,16 +270,14 @@ class Trial:
     """A step rule on a copy of a problem's network, in the training's type; `moved` is how far it is from the start."""
 
     def __init__(self, objective: Objective, training: TrainingConfig) -> None:
-        self._problem, self._at = objective, next(objective.network.parameters())
-        self.network = (
-            copy.deepcopy(objective.network)
-            .to(getattr(torch, training.dtype))
-            .requires_grad_(True)
-        )
-        self._before = {
-            name: parameter.detach().clone()
-            for name, parameter in self.network.named_parameters()
-        }
+        self._problem = objective
+        self._at = next(objective.network.parameters())
+        copied = copy.deepcopy(objective.network)
+        dtype = getattr(torch, training.dtype)
+        self.network = copied.to(dtype).requires_grad_(True)
+        self._before = {}
+        for name, parameter in self.network.named_parameters():
+            self._before[name] = parameter.detach().clone()
         self.rule = StepRule(self.network, training)
         self.like = next(iter(self._before.values()))
 
@@ -286,11 +285,11 @@ class Trial:
         """Take update `step` on a batch of the training; on all measuring batches without one."""
         self.network.zero_grad(set_to_none=True)
         problem = replace(self._problem, network=self.network)
-        loss = BatchLoss(
-            self.network, problem.loss, (batch or problem.batch).to(self.like.device)
-        )
+        seen = (batch or problem.batch).to(self.like.device)
+        loss = BatchLoss(self.network, problem.loss, seen)
         with torch.enable_grad():
-            (loss() if batch else loss_of(problem)).backward()
+            value = loss() if batch else loss_of(problem)
+            value.backward()
             self.rule.refresh_curvature(step, loss, seed=seed)
             self.rule.update(step)
 
@@ -303,34 +302,43 @@ class Trial:
     @property
     def moved(self) -> Named:
         """w' - w, by the names of the parameters."""
-        parameters = self.network.named_parameters()
-        return {
-            name: (parameter.detach() - self._before[name]).to(self._at)
-            for name, parameter in parameters
-        }
+        moved = {}
+        for name, parameter in self.network.named_parameters():
+            moved[name] = (parameter.detach() - self._before[name]).to(self._at)
+        return moved
 
 
 def factor(training: TrainingConfig) -> float:
-    """Return threshold times learning rate."""
+    """Return threshold times learning rate (see stability_threshold).
+
+    Examples
+    --------
+    >>> factor(TrainingConfig(optimiser=Optimiser.gd))
+    2.0
+    >>> round(factor(TrainingConfig(optimiser=Optimiser.adam, betas=[0.9, 0.99])), 9)
+    38.0
+    """
     if training.optimiser.facts.is_adaptive:
         first = training.betas[0]
         return (2 + 2 * first) / (1 - first)
-    return 2 + 2 * training.momentum * ("momentum" in training.optimiser.facts.reads)
+    if "momentum" in training.optimiser.facts.reads:
+        return 2 + 2 * training.momentum
+    return 2.0
 
 
 def crossing_step(objective: Objective, at: At) -> Estimate:
     """Return the step at which the loss along the next update crosses that of the start, with half its bracket."""
-    slope = LossGradient(objective)
-    update = next_update(at, slope.gradient)
+    update = next_update(at, LossGradient(objective).gradient)
     with _moving(objective, update) as loss_at:
         start = loss_at(0.0)
         if not math.isfinite(start):
             return Estimate(math.nan, math.nan, 0)
-        # A loss that is nan counts as larger than every loss.
-        return crossing(
-            lambda step: not loss_at(step) <= start,
-            first=at.config.training.learning_rate,
-        )
+
+        def is_higher(step: float) -> bool:
+            # A loss that is nan counts as larger than every loss.
+            return not loss_at(step) <= start
+
+        return crossing(is_higher, first=at.config.training.learning_rate)
 
 
 def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
@@ -339,19 +347,42 @@ def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
     From `first` on by doubling or halving, then by bisection: the bracket ends at 1 /
     64 of `low`. The error is 0 where there is no such place within forty doublings: a
     line that falls for ever, or rises from the start.
+
+    Examples
+    --------
+    >>> found = crossing(lambda step: step > 3, first=1.0)
+    >>> found.value, found.error
+    (3.015625, 0.015625)
     """
-    up = not is_higher(first)
-    low = high = first
-    for _ in range(_DOUBLINGS):
-        low, high = (high, 2 * high) if up else (low / 2, low)
-        if is_higher(high) if up else not is_higher(low):
-            break
-    else:
-        return Estimate(high if up else low, 0.0, 0)
+    low, high = _bracket(is_higher, first)
+    if low == high:
+        return Estimate(low, 0.0, 0)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if is_higher(middle) else (middle, high)
+        if is_higher(middle):
+            high = middle
+        else:
+            low = middle
     return Estimate((low + high) / 2, (high - low) / 2, 0)
+
+
+def _bracket(is_higher: Callable[[float], bool], first: float) -> tuple[float, float]:
+    """Return (low, high) a factor 2 apart, the loss higher at `high` alone.
+
+    (x, x) with the last step x that was tried if there is no such place.
+    """
+    step = first
+    if is_higher(first):
+        for _ in range(_DOUBLINGS):
+            step = step / 2
+            if not is_higher(step):
+                return step, 2 * step
+        return step, step
+    for _ in range(_DOUBLINGS):
+        step = 2 * step
+        if is_higher(step):
+            return step / 2, step
+    return step, step
 
 
 @contextmanager
@@ -360,9 +391,9 @@ def _moving(
 ) -> Iterator[Callable[[float], float]]:
     """Yield the function step -> loss at w - step * update; the weights are restored at the end."""
     parameters = dict(objective.network.named_parameters())
-    before = {
-        name: parameter.detach().clone() for name, parameter in parameters.items()
-    }
+    before = {}
+    for name, parameter in parameters.items():
+        before[name] = parameter.detach().clone()
 
     def loss_at(step: float) -> float:
         for name, parameter in parameters.items():
@@ -378,7 +409,11 @@ def _moving(
 
 
 def along_gradient(objective: Objective) -> float:
-    """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes."""
+    """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes.
+
+    It is the curvature along the gradient: on a parabola, gradient descent with the rate
+    eta multiplies the slope along g by 1 - eta g.H g / |g|^2.
+    """
     slope = LossGradient(objective)
     squared = float(slope.flat.square().sum())
     if squared:
@@ -387,10 +422,14 @@ def along_gradient(objective: Objective) -> float:
 
 
 class Scaled:
-    """S A S for a diagonal S, given as a vector: symmetric as A is."""
+    """S A S for a diagonal S, given as a vector: symmetric as A is.
+
+    Its eigenvalues are those of S^2 A.
+    """
 
     def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
-        self._operator, self._scale = operator, scale.to(operator.like)[:, None]
+        self._operator = operator
+        self._scale = scale.to(operator.like)[:, None]
         self.dim = operator.dim
         self.rounding = operator.rounding
         self.products = 0
@@ -407,10 +446,11 @@ class Scaled:
 
 
 def _weights(objective: Objective) -> Named:
-    return {
-        name: parameter.detach().double()
-        for name, parameter in objective.network.named_parameters()
-    }
+    """Return every parameter in float64, by name."""
+    weights = {}
+    for name, parameter in objective.network.named_parameters():
+        weights[name] = parameter.detach().double()
+    return weights
 
 
 def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
@@ -419,32 +459,37 @@ def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
 
 
 def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
-    """Return u of the next step w - eta u, had its batch this `gradient`; without the weight decay.
+    """Return u of the next step w - eta u, had its batch this `gradient` g; without the weight decay.
 
-    adam, adamw: m' / (1 - beta1^t) over sqrt(nu' / (1 - beta2^t)) + eps, with t, m',
-    nu' after this update (arXiv 1412.6980, algorithm 1). sgd: momentum times the
-    buffer, plus the gradient. gd: the gradient. A parameter that an optimiser of torch
-    does not hold has the update 0, and others have a t of their own.
+    After update t, with the moments m and nu before it (arXiv 1412.6980, algorithm 1):
+
+        adam, adamw   m' = beta1 m + (1 - beta1) g,  nu' = beta2 nu + (1 - beta2) g^2
+                      u = m' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps)
+        sgd           u = momentum * buffer + g
+        gd            u = g
+
+    A parameter that an optimiser of torch does not hold has the update 0, and others
+    have a t of their own.
     """
-    training, kept = at.config.training, _kept(at, gradient)
+    training = at.config.training
+    kept = _kept(at, gradient)
     if not training.optimiser.facts.moments:
         return dict(gradient)
-    updates = {name: torch.zeros_like(slope) for name, slope in gradient.items()}
     steps = _steps(at, gradient)
-    held = {name: slope for name, slope in gradient.items() if name in steps}
-    if not training.optimiser.facts.is_adaptive:
-        return updates | {
-            name: training.momentum * kept[0][name] + slope
-            for name, slope in held.items()
-        }
     first, second = training.betas
-    for name, slope in held.items():
+    updates = {}
+    for name, slope in gradient.items():
+        if name not in steps:
+            updates[name] = torch.zeros_like(slope)
+            continue
+        if not training.optimiser.facts.is_adaptive:
+            updates[name] = training.momentum * kept[0][name] + slope
+            continue
         t = steps[name] + 1
-        mean = (first * kept[0][name] + (1 - first) * slope) / (1 - first**t)
-        square = (second * kept[1][name] + (1 - second) * slope.square()) / (
-            1 - second**t
-        )
-        updates[name] = mean / (square.sqrt() + training.eps)
+        mean = first * kept[0][name] + (1 - first) * slope
+        square = second * kept[1][name] + (1 - second) * slope.square()
+        unbiased = square / (1 - second**t)
+        updates[name] = mean / (1 - first**t) / (unbiased.sqrt() + training.eps)
     return updates
 
 
@@ -456,22 +501,23 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     that an optimiser of torch does not hold does not move: there P is infinite, as is
     adam's of a parameter before its first update.
     """
-    training, steps = at.config.training, _steps(at, like)
-    diagonal = {
-        name: torch.full_like(tensor, math.inf) for name, tensor in like.items()
-    }
-    if not training.optimiser.facts.is_adaptive:
-        return diagonal | {
-            name: torch.ones_like(tensor)
-            for name, tensor in like.items()
-            if name in steps
-        }
-    (first, second), (_, squares) = training.betas, _kept(at, like)
-    for name, t in steps.items():
-        if t and name in squares:
-            diagonal[name] = (1 - first**t) * (
-                (squares[name] / (1 - second**t)).sqrt() + training.eps
-            )
+    training = at.config.training
+    steps = _steps(at, like)
+    is_adaptive = training.optimiser.facts.is_adaptive
+    squares: Named = {}
+    if is_adaptive:
+        _, squares = _kept(at, like)
+    diagonal = {}
+    for name, tensor in like.items():
+        t = steps.get(name)
+        if is_adaptive and t:
+            first, second = training.betas
+            root = (squares[name] / (1 - second**t)).sqrt()
+            diagonal[name] = (1 - first**t) * (root + training.eps)
+        elif not is_adaptive and t is not None:
+            diagonal[name] = torch.ones_like(tensor)
+        else:
+            diagonal[name] = torch.full_like(tensor, math.inf)
     return diagonal
 
 
@@ -489,11 +535,12 @@ def _moments(at: At) -> Mapping[str, Tensor]:
 
 def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
     """Return the moments that the rule keeps; zeros before the first update."""
-    moments = _moments(at)
-    return [
-        {
-            name: moments.get(f"{moment}/{name}", torch.zeros_like(tensor)).to(tensor)
-            for name, tensor in like.items()
-        }
-        for moment in at.config.training.optimiser.facts.moments
-    ]
+    stored = _moments(at)
+    kept = []
+    for moment in at.config.training.optimiser.facts.moments:
+        by_name = {}
+        for name, tensor in like.items():
+            zero = torch.zeros_like(tensor)
+            by_name[name] = stored.get(f"{moment}/{name}", zero).to(tensor)
+        kept.append(by_name)
+    return kept

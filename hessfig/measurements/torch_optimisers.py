@@ -1,6 +1,6 @@
 """Reads the settings and moments of a torch optimiser, for quantities of a training's next step."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,62 +81,77 @@ def state_of_optimiser(
         schedule=Schedule.constant,
         warmup=0,
     )
-    named = {id(parameter): name for name, parameter in network.named_parameters()}
-    moments = dict[str, Tensor]()
-    held = [
-        parameter
-        for group in optimiser.param_groups
-        for parameter in group["params"]
-        if id(parameter) in named
-    ]
-    for parameter in held:
-        name, state = named[id(parameter)], optimiser.state.get(parameter, {})
-        moments[f"{STEPS}/{name}"] = torch.tensor(
-            int(state.get("step", 1)) if state else 0
-        )
-        known = [
-            moment
-            for moment in training.optimiser.facts.moments
-            if state.get(moment) is not None
-        ]
-        moments |= {f"{moment}/{name}": state[moment].detach() for moment in known}
-    if not held:
+    moments = _moments(optimiser, network, training.optimiser.facts.moments)
+    if not moments:
+        count = sum(len(group["params"]) for group in optimiser.param_groups)
         raise UserError(
             "optimiser: it contains none of the network's parameters",
-            got=f"{type(optimiser).__name__} of {sum(len(group['params']) for group in optimiser.param_groups)} others",
+            got=f"{type(optimiser).__name__} of {count} others",
             allowed="the optimiser that updates this network",
             remedy="make the optimiser from network.parameters(), after layers were replaced",
         )
     return OptimiserState(training, max(steps_of(moments).values()), moments)
 
 
+def _moments(
+    optimiser: torch.optim.Optimizer, network: nn.Module, kinds: Sequence[str]
+) -> dict[str, Tensor]:
+    """Return the moments of these kinds, and the number of updates, of every parameter of the network that is held."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    moments = {}
+    for group in optimiser.param_groups:
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                continue
+            state = optimiser.state.get(parameter, {})
+            # SGD counts no steps: a state says that there was one at least.
+            count = int(state.get("step", 1)) if state else 0
+            moments[f"{STEPS}/{name}"] = torch.tensor(count)
+            for kind in kinds:
+                if state.get(kind) is not None:
+                    moments[f"{kind}/{name}"] = state[kind].detach()
+    return moments
+
+
 def steps_of(moments: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return the number of updates of each parameter that an optimiser of torch holds; none for a stored training."""
-    own = {
-        key: tensor for key, tensor in moments.items() if key.startswith(f"{STEPS}/")
-    }
-    return {key.removeprefix(f"{STEPS}/"): int(tensor) for key, tensor in own.items()}
+    """Return the number of updates of each parameter that an optimiser of torch holds; none for a stored training.
+
+    Examples
+    --------
+    >>> import torch
+    >>> steps_of({"updates/weight": torch.tensor(3), "exp_avg/weight": torch.zeros(2)})
+    {'weight': 3}
+    """
+    steps = {}
+    for key, tensor in moments.items():
+        group, _, name = key.partition("/")
+        if group == STEPS:
+            steps[name] = int(tensor)
+    return steps
 
 
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
     """Return the settings that all groups of parameters share."""
-    rules = [
-        {key: group[key] for key in _RULES if key in group}
-        for group in optimiser.param_groups
-    ]
-    other = [
-        key for key in rules[0] if any(rule[key] != rules[0][key] for rule in rules)
-    ]
-    other += [key for key, usual in _PLAIN.items() if rules[0].get(key, usual) != usual]
+    rules = []
+    for group in optimiser.param_groups:
+        rules.append({key: group[key] for key in _RULES if key in group})
+    shared = rules[0]
+    other = []
+    for key, value in shared.items():
+        if any(rule[key] != value for rule in rules):
+            other.append(key)
+    for key, usual in _PLAIN.items():
+        if shared.get(key, usual) != usual:
+            other.append(key)
     if other:
-        raise _refusal(
-            ["optimiser"],
-            f"{type(optimiser).__name__} with {first_few(other)} of its own",
-        )
-    return rules[0]
+        name = type(optimiser).__name__
+        raise _refusal(["optimiser"], f"{name} with {first_few(other)} of its own")
+    return shared
 
 
 def _refusal(asked: list[str], got: str) -> UserError:
+    """Return the error for a rule that the formulas of the next step do not know."""
     return UserError(
         f"{first_few(asked)}: the step rule is not one that is known",
         got=f"optimiser: {got}",

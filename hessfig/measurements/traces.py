@@ -96,6 +96,7 @@ def _traces(
 
 
 def _is_summable(request: Request, block: Block, part: Part) -> bool:
+    """Whether the exact engine gives the trace of a part cheaply."""
     shortcut = exactness(request.model, block, part)
     return shortcut.level == Level.cheap and shortcut.route in SUMMABLE
 
@@ -178,6 +179,7 @@ def _along(
 
 
 def _joined(pieces: dict[Part, list[Tensor]]) -> _Samples:
+    """Return the numbers of all chunks, probe by probe."""
     return {part: torch.cat(terms) for part, terms in pieces.items()}
 
 
@@ -190,7 +192,7 @@ def _named(objective: Objective, request: Request) -> Arrays:
         for block in blocks:
             for part in request.parts:
                 matrix = dense[block, part].cpu().double().numpy()
-                kept.keep((block, part), matrix.shape[1], {}, {"block": matrix})
+                kept.keep(block, part, matrix.shape[1], {}, {"block": matrix})
     return kept.arrays
 
 

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ from hessfig.measurements.quantity import (
     Measured,
     Request,
     Row,
+    exact,
     state_row,
     state_rows,
     without_error,
@@ -55,8 +56,9 @@ from hessfig.tasks.text import bigram_losses
 if TYPE_CHECKING:
     from hessfig.models.networks import BareAttention, SelfAttention
 
-EXAMPLES = 64
-_REPEATS, _LONG = 3, 0.2  # repeats of a timing; seconds above which one is enough
+EXAMPLES = 64  # of which a covariance of gradients is taken
+# Repeats of a timing, and the seconds above which one is enough.
+_REPEATS, _LONG = 3, 0.2
 
 
 def loss(objective: Objective, request: Request) -> Measured:
@@ -72,12 +74,12 @@ def accuracy(objective: Objective, request: Request) -> Measured:
     a row (hessfig.tasks.addition.has_cascade), uniform among those. Of pictures: the
     share of the test pictures that are classified rightly.
     """
-    task, size = request.at.config.task, request.at.config.training.evaluation_size
-    rows = _accuracy_rows(
-        "accuracy", request, right_answers(objective.network, task, size)
-    )
+    task = request.at.config.task
+    size = request.at.config.training.evaluation_size
+    network = objective.network
+    rows = _accuracy_rows("accuracy", request, right_answers(network, task, size))
     if has_cascades(task):
-        hard = right_answers(objective.network, task, size, cascade_batch)
+        hard = right_answers(network, task, size, cascade_batch)
         rows += _accuracy_rows("cascade_accuracy", request, hard)
     return Measured(rows)
 
@@ -86,84 +88,77 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
     """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
     For cross-entropy there are the losses of two models that see no input:
-    `uniform_loss`, ln V of V equally likely classes, and `unigram_loss`, of the shares
-    that the classes have among these very targets (the least there is). For text,
-    `bigram_loss` is that of a table of pairs of characters in the training text
-    (tasks.text.bigram_losses).
+    `uniform_loss`, ln V of V equally likely classes, and `unigram_loss`,
+    -sum_c p_c ln p_c of the shares p_c that the classes have among these very targets
+    (the least there is). For text, `bigram_loss` is that of a table of pairs of
+    characters in the training text (tasks.text.bigram_losses).
     """
-    config, network = request.at.config, objective.network
+    config = request.at.config
+    task = config.task
+    network = objective.network
     like = next(network.parameters())
-    batch = (
-        unseen_batch(config.task, config.training.evaluation_size, config.dtype)
-        .cast(like.dtype)
-        .to(like.device)
-    )
+    batch = unseen_batch(task, config.training.evaluation_size, config.dtype)
+    batch = batch.cast(like.dtype).to(like.device)
+    pieces = zip(batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True)
+    by_piece = []
     with torch.no_grad():
-        pairs = zip(
-            batch.inputs.split(AT_ONCE), batch.targets.split(AT_ONCE), strict=True
-        )
-        singles = [
-            per_sample(
-                objective.loss, scored_outputs(network, x, batch.scored), y
-            ).double()
-            for x, y in pairs
-        ]
-    losses = torch.cat(singles)
+        for inputs, targets in pieces:
+            outputs = scored_outputs(network, inputs, batch.scored)
+            by_piece.append(per_sample(objective.loss, outputs, targets).double())
+    losses = torch.cat(by_piece)
     loss = Estimate(float(losses.mean()), standard_error(losses), 0, "unseen examples")
     rows = [state_row("held_out_loss", request, loss)]
-    if config.task.loss == Loss.cross_entropy:
-        classes = config.task.vocabulary
-        shares = (
-            torch.bincount(batch.targets.flatten(), minlength=classes).double()
-            / batch.targets.numel()
-        )
-        unigram = float(torch.special.entr(shares).sum())
-        rows += state_rows(
-            request, {"uniform_loss": math.log(classes), "unigram_loss": unigram}
-        )
-    if config.task.data == Data.text:
-        of_pairs = torch.from_numpy(bigram_losses(config.task))[
-            batch.inputs[:, batch.scored], batch.targets
-        ]
+    if task.loss == Loss.cross_entropy:
+        classes = task.vocabulary
+        counts = torch.bincount(batch.targets.flatten(), minlength=classes).double()
+        shares = counts / batch.targets.numel()
+        blind = {
+            "uniform_loss": math.log(classes),
+            "unigram_loss": float(torch.special.entr(shares).sum()),
+        }
+        rows += state_rows(request, blind)
+    if task.data == Data.text:
+        table = torch.from_numpy(bigram_losses(task))
+        of_pairs = table[batch.inputs[:, batch.scored], batch.targets]
         rows += state_rows(request, {"bigram_loss": float(of_pairs.mean())})
     return Measured(rows)
 
 
 def gradient_norm(objective: Objective, request: Request) -> Measured:
-    """Return the norm of the loss's gradient: of all parameters, and of every requested weight."""
-    return Measured(
-        norm_rows("gradient_norm", objective, request, LossGradient(objective).gradient)
-    )
+    """Return the norm of the loss's gradient: of all parameters, and of every requested weight.
+
+    |g| with g = dL/dw, and |g_W| of the entries of a weight W, so that the squares of
+    weights that share no entry add up.
+    """
+    gradient = LossGradient(objective).gradient
+    return Measured(norm_rows("gradient_norm", objective, request, gradient))
 
 
 def weight_norm(objective: Objective, request: Request) -> Measured:
-    """Return the Euclidean norm of all parameters, and of every requested weight."""
-    parameters = {
-        name: parameter.detach()
-        for name, parameter in objective.network.named_parameters()
-    }
+    """Return the Euclidean norm of all parameters, and of every requested weight.
+
+    |w|, and |W| of every weight, which is ||W||_F of a matrix.
+    """
+    parameters = {}
+    for name, parameter in objective.network.named_parameters():
+        parameters[name] = parameter.detach()
     return Measured(norm_rows("weight_norm", objective, request, parameters))
 
 
+@torch.no_grad()
 def residual_norm(objective: Objective, request: Request) -> Measured:
     """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
-    if not isinstance(objective.network, Layered):
-        raise without_layers("residual_norm", type(objective.network).__name__)
+    network = objective.network
+    if not isinstance(network, Layered):
+        raise without_layers("residual_norm", type(network).__name__)
     rows = []
-    with torch.no_grad():
-        for layer in range(len(objective.layers) + 1):
-            lengths = [
-                objective.network.hidden(batch.inputs, layer).norm(dim=-1).flatten()
-                for batch in objective.batches
-            ]
-            rows.append(
-                state_row(
-                    "residual_norm",
-                    request,
-                    float(torch.cat(lengths).mean()),
-                    layer=layer,
-                )
-            )
+    for layer in range(len(objective.layers) + 1):
+        lengths = []
+        for batch in objective.batches:
+            hidden = network.hidden(batch.inputs, layer)
+            lengths.append(hidden.norm(dim=-1).flatten())
+        mean = float(torch.cat(lengths).mean())
+        rows.append(state_row("residual_norm", request, mean, layer=layer))
     return Measured(rows)
 
 
@@ -197,15 +192,15 @@ def sink_mass(objective: Objective, request: Request) -> Measured:
     rows = []
     for layer, (_, _, pattern) in enumerate(_attention(objective), start=1):
         first = pattern[:, :, 1:, 0].mean(dim=(0, 2))
-        allowed = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
-        keys = (pattern.mean(dim=(0, 1)) * allowed.unsqueeze(1)).sum(
-            dim=0
-        ) / allowed.flip(0)
+        # i, and for every key j the number of queries that see it.
+        i = torch.arange(1, pattern.shape[-1] + 1, device=pattern.device)
+        seen_by = i.flip(0)
+        weighted = pattern.mean(dim=(0, 1)) * i.unsqueeze(1)
+        keys = weighted.sum(dim=0) / seen_by
         for name, values in (("sink_mass", first), ("key_mass", keys)):
-            rows += [
-                state_row(name, request, float(value), layer=layer, index=k)
-                for k, value in enumerate(values, 1)
-            ]
+            for index, value in enumerate(values, 1):
+                row = state_row(name, request, float(value), layer=layer, index=index)
+                rows.append(row)
     return Measured(rows)
 
 
@@ -216,15 +211,12 @@ def gradient_covariance(objective: Objective, request: Request) -> Measured:
     with the g_i of noise_scale; C of a mini-batch of m is C / m. No error is known of
     one batch.
     """
-    eigenvalues = gram(objective)
-    trace = without_error(float(eigenvalues.sum()))
-    largest = without_error(float(eigenvalues[-1]))
-    return Measured(
-        state_rows(
-            request,
-            {"gradient_covariance": trace, "gradient_covariance_eigenvalue": largest},
-        )
-    )
+    values = gram(objective)
+    numbers = {
+        "gradient_covariance": without_error(float(values.sum())),
+        "gradient_covariance_eigenvalue": without_error(float(values[-1])),
+    }
+    return Measured(state_rows(request, numbers))
 
 
 def noise_scale(objective: Objective, request: Request) -> Measured:
@@ -232,53 +224,41 @@ def noise_scale(objective: Objective, request: Request) -> Measured:
 
     Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix
     A.1): with the gradients g_i of the n examples of the measuring batch that count and
-    their mean g, tr(C) = (sum_i |g_i|^2 - n |g|^2) / (n - 1), and
-    |G|^2 = |g|^2 - tr(C) / n. Where examples do not count alike, g_i is n times the example's share of the gradient of
-    the loss, so that g is that gradient. Not finite where noise hides the gradient,
-    |G|^2 <= 0. No error is known of one batch. Raises UserError for examples that see
-    each other.
+    their mean g,
+
+        tr(C)  =  (sum_i |g_i|^2 - n |g|^2) / (n - 1)
+        |G|^2  =  |g|^2 - tr(C) / n
+
+    Where examples do not count alike, g_i is n times the example's share of the
+    gradient of the loss, so that g is that gradient. Not finite where noise hides the
+    gradient, |G|^2 <= 0. No error is known of one batch. Raises UserError for examples
+    that see each other.
     """
-    squares, total, count = 0.0, torch.zeros(()), 0
+    squares = 0.0
+    total = torch.zeros(())
+    count = 0
     for gradient in single_gradients(objective):
         squares = squares + float(gradient.square().sum())
         total = total + gradient
         count = count + 1
     mean = float((total / count).square().sum())
-    trace = (squares - count * mean) / (count - 1) if count > 1 else math.nan
-    signal = mean - trace / count
-    return Measured(
-        [
-            state_row(
-                "noise_scale",
-                request,
-                without_error(trace / signal if signal > 0 else math.nan),
-            )
-        ]
-    )
+    scale = math.nan
+    if count > 1:
+        trace = (squares - count * mean) / (count - 1)
+        signal = mean - trace / count
+        if signal > 0:
+            scale = trace / signal
+    return Measured([state_row("noise_scale", request, without_error(scale))])
 
 
 def num_parameters(objective: Objective, request: Request) -> Measured:
     """Return how many parameters every diagonal block has, and the network (without a row)."""
-    rows = [
-        state_row(
-            "num_parameters",
-            request,
-            float(sum(p.numel() for p in objective.network.parameters())),
-        )
-    ]
-    sizes = (
-        (block, objective.layout.size(block.layer, block.col))
-        for block in request.blocks
-    )
-    return Measured(
-        [
-            *rows,
-            *(
-                state_row("num_parameters", request, float(size), block=at)
-                for at, size in sizes
-            ),
-        ]
-    )
+    number = sum(parameter.numel() for parameter in objective.network.parameters())
+    rows = [state_row("num_parameters", request, float(number))]
+    for block in request.blocks:
+        size = float(objective.layout.size(block.layer, block.col))
+        rows.append(state_row("num_parameters", request, size, block=block))
+    return Measured(rows)
 
 
 def training_cost(objective: Objective, request: Request) -> Measured:
@@ -290,39 +270,32 @@ def training_cost(objective: Objective, request: Request) -> Measured:
     Seconds are of this machine, and differ from run to run.
     """
     spent = cost_of(objective, request.at)
-    counted = {
-        "hessian_products": float(spent.products),
-        "looks": float(spent.num_refreshes),
+    numbers = {
+        "hessian_products": exact(float(spent.products)),
+        "looks": exact(float(spent.num_refreshes)),
+        "training_cost": without_error(spent.seconds, "clock"),
+        "update_seconds": without_error(spent.update, "clock"),
+        "look_seconds": without_error(spent.refresh, "clock"),
     }
-    timed = {
-        "training_cost": spent.seconds,
-        "update_seconds": spent.update,
-        "look_seconds": spent.refresh,
-    }
-    clocked = {name: without_error(value, "clock") for name, value in timed.items()}
-    return Measured(state_rows(request, counted) + state_rows(request, clocked))
+    return Measured(state_rows(request, numbers))
 
 
 def norm_rows(
     quantity: str, objective: Objective, request: Request, tensors: dict[str, Tensor]
 ) -> list[Row]:
     """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
-    whole = [tensor.double().square().sum() for tensor in tensors.values()]
-    rows = [
-        state_row(
-            quantity, request, norm_of_all(tensors.values(), float(sum(whole)) ** 0.5)
-        )
-    ]
+    squares = [tensor.double().square().sum() for tensor in tensors.values()]
+    whole = norm_of_all(tensors.values(), float(sum(squares)) ** 0.5)
+    rows = [state_row(quantity, request, whole)]
     for block in request.blocks:
-        if block.is_diagonal:
-            side = objective.layout.side(block.layer, block.col)
-            own = [
-                view_of(tensors[weight.parameter], weight).double() for weight in side
-            ]
-            plain = sum(float(tensor.square().sum()) for tensor in own) ** 0.5
-            rows.append(
-                state_row(quantity, request, norm_of_all(own, plain), block=block)
-            )
+        if not block.is_diagonal:
+            continue
+        weights = []
+        for weight in objective.layout.side(block.layer, block.col):
+            weights.append(view_of(tensors[weight.parameter], weight).double())
+        plain = sum(float(tensor.square().sum()) for tensor in weights) ** 0.5
+        norm = norm_of_all(weights, plain)
+        rows.append(state_row(quantity, request, norm, block=block))
     return rows
 
 
@@ -342,35 +315,32 @@ def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
     return outside_window(scores.shape[-1], attention.model.window, scores.device)
 
 
+@torch.no_grad()
 def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
     """Return every attention layer with its inputs at all positions."""
     from hessfig.models.networks import BareAttention, SelfAttention
 
-    if isinstance(objective.network, BareAttention):
-        return [
-            (
-                objective.network,
-                objective.network.hidden(objective.batch.inputs, 0).detach(),
-            )
-        ]
+    network = objective.network
+    tokens = objective.batch.inputs
+    if isinstance(network, BareAttention):
+        return [(network, network.hidden(tokens, 0).detach())]
     inputs: list[tuple[SelfAttention | BareAttention, Tensor]] = []
-    modules = [
-        module
-        for module in objective.network.modules()
-        if isinstance(module, SelfAttention)
-    ]
-    with (
-        hooked(
-            modules, lambda module, given, _: inputs.append((module, given[0].detach()))
-        ),
-        torch.no_grad(),
-    ):
-        objective.network(objective.batch.inputs)
+
+    def record(module: Any, arguments: tuple[Any, ...], _: Any) -> None:
+        inputs.append((module, arguments[0].detach()))
+
+    modules = [one for one in network.modules() if isinstance(one, SelfAttention)]
+    with hooked(modules, record):
+        network(tokens)
     return inputs
 
 
 def gram(objective: Objective) -> Float[Tensor, " k"]:
-    """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1."""
+    """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1.
+
+    C = D^T D / (k - 1) for the rows D of centred gradients has the eigenvalues of
+    D D^T / (k - 1), which has k rows however many parameters there are.
+    """
     single = list(single_gradients(objective, EXAMPLES))
     if len(single) < 2:
         return torch.full((1,), float("nan"), dtype=torch.float64)
@@ -397,38 +367,37 @@ class Cost:
 
 def cost_of(objective: Objective, at: At) -> Cost:
     """Return the cost of the training up to its step, timed at its batches' size and in its type."""
-    training, updates = at.config.training, at.step or 0
-    looks = training.curvature != Curvature.none or training.optimiser.facts.divides
-    refreshes = -(-updates // training.refresh) if looks else 0
-    update, refresh = _seconds(objective, at)
-    return Cost(
-        update, refresh, updates, refreshes, refreshes * _products(objective, training)
+    training = at.config.training
+    updates = at.step or 0
+    is_refreshed = (
+        training.curvature != Curvature.none or training.optimiser.facts.divides
     )
+    refreshes = 0
+    if is_refreshed:
+        refreshes = -(-updates // training.refresh)
+    update, refresh = _seconds(objective, at)
+    products = refreshes * _products(objective, training)
+    return Cost(update, refresh, updates, refreshes, products)
 
 
 def _products(objective: Objective, training: TrainingConfig) -> int:
+    """Return the products of one refresh."""
     if training.optimiser.facts.divides:
-        return products_of_a_solver(
-            training.optimiser,
-            BatchLoss(objective.network, objective.loss, objective.batch),
-        )
-    return products_of_a_refresh(
-        training.curvature, len(list(objective.network.parameters()))
-    )
+        loss = BatchLoss(objective.network, objective.loss, objective.batch)
+        return products_of_a_solver(training.optimiser, loss)
+    count = len(list(objective.network.parameters()))
+    return products_of_a_refresh(training.curvature, count)
 
 
 def _seconds(objective: Objective, at: At) -> tuple[float, float]:
+    """Return the seconds of an update and of a refresh, on a copy of the network."""
     training = at.config.training
-    network = (
-        copy.deepcopy(objective.network)
-        .to(getattr(torch, DType(training.dtype)))
-        .requires_grad_(True)
-    )
+    dtype = getattr(torch, DType(training.dtype))
+    network = copy.deepcopy(objective.network).to(dtype).requires_grad_(True)
     rule = StepRule(network, replace(training, refresh=1))
     batch = training_batch(at.config, seed=at.seed, step=1)
-    loss = BatchLoss(
-        network, objective.loss, batch.to(next(network.parameters()).device)
-    )
+    device = next(network.parameters()).device
+    loss = BatchLoss(network, objective.loss, batch.to(device))
     weights = copy.deepcopy(network.state_dict())
 
     def gradient() -> None:
@@ -439,13 +408,17 @@ def _seconds(objective: Objective, at: At) -> tuple[float, float]:
         gradient()
         rule.update(1)
 
-    updates, refreshes = list[float](), list[float]()
+    def refresh() -> None:
+        rule.refresh_curvature(1, loss, seed=at.seed)
+
+    updates: list[float] = []
+    refreshes: list[float] = []
     with torch.enable_grad():
-        gradient()  # a refresh finds one; and a rule that divides by curvature is refreshed before its first update
+        # A refresh finds one; and a rule that divides by curvature is refreshed before
+        # its first update.
+        gradient()
         while len(updates) < _REPEATS and sum(refreshes) < _LONG:
-            refreshes.append(
-                _time(lambda: rule.refresh_curvature(1, loss, seed=at.seed))
-            )
+            refreshes.append(_time(refresh))
             updates.append(_time(update))
             # A large rate may lead too far for a second refresh.
             network.load_state_dict(weights)
@@ -453,21 +426,21 @@ def _seconds(objective: Objective, at: At) -> tuple[float, float]:
 
 
 def _time(work: Callable[[], None]) -> float:
+    """Return the seconds that some work takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def _accuracy_rows(name: str, request: Request, right: Tensor) -> list[Row]:
-    places = right.unbind(1) if right.shape[1] > 1 else ()
-    shares = [(None, right.all(dim=1)), *enumerate(places, 1)]
+    """Return the share of whole answers, then that of every digit where there are several."""
+    hits_at: dict[int | None, Tensor] = {None: right.all(dim=1)}
+    if right.shape[1] > 1:
+        hits_at |= dict(enumerate(right.unbind(1), 1))
     rows = []
-    for index, hits in shares:
+    for index, hits in hits_at.items():
         share = float(hits.double().mean())
         error = (share * (1 - share) / len(hits)) ** 0.5
-        rows.append(
-            state_row(
-                name, request, Estimate(share, error, 0, "unseen sums"), index=index
-            )
-        )
+        estimate = Estimate(share, error, 0, "unseen sums")
+        rows.append(state_row(name, request, estimate, index=index))
     return rows

@@ -24,18 +24,17 @@ INITIALISED, BOTH = "initialised", "both"
 # Settings of the network that are fields here: in every manifest, and in those since
 # there is the setting.
 _FIRST = ("attention", "attention_skip", "norm", "mlp", "query_key")
-_OF_ATTENTION = (
-    *(
-        "attention_bias",
-        "differential_lambda",
-        "differential_norm",
-        "centring",
-        "scores",
-        "positions",
-        "gate",
-    ),
+_LATER = (
+    "attention_bias",
+    "differential_lambda",
+    "differential_norm",
+    "centring",
+    "scores",
+    "positions",
+    "gate",
+    "tied",
+    "norm_eps",
 )
-_LATER = (*_OF_ATTENTION, "tied", "norm_eps")
 
 
 @dataclass(frozen=True)
@@ -79,24 +78,26 @@ class Architecture:
         For a kind without a rule, only the kind is stored. Raises KeyError, TypeError
         or ValueError for settings that are missing or belong to another version.
         """
-        model, task = config["model"], config["task"]
+        model = config["model"]
+        task = config["task"]
         kind = str(model["kind"])
         if kind not in COUNTED:
             return cls(kind=kind)
         types = get_type_hints(cls)
+        settings: dict[str, Any] = {}
+        for name in _FIRST:
+            settings[name] = types[name](model[name])
+        for name in _LATER:
+            settings[name] = types[name](model.get(name, getattr(cls, name)))
         return cls(
             kind=Kind(kind),
             num_layers=int(model["n_layers"]),
-            **{name: types[name](model[name]) for name in _FIRST},
             square_loss=task["loss"] != "cross_entropy",
             no_power=_no_power(config),
-            **{
-                name: types[name](model.get(name, getattr(cls, name)))
-                for name in _LATER
-            },
             shifted_scores=_shifts_scores(model),
             most_keys=_most_keys(kind, model, task),
             weight_decay=float(task.get("weight_decay", 0.0)),
+            **settings,
         )
 
     @property
@@ -114,52 +115,48 @@ class Architecture:
         """Whether the output is a single power of sigma, not only in the limit."""
         if self.kind == Kind.linear_mlp:
             return True
-        if self.kind == Kind.self_attention and self.scores == Scores.cosine:
-            has_norm = (
-                self.attention == Attention.differential and self.differential_norm
-            )
-            return not (self.has_gate or has_norm)
-        bare = self.kind == Kind.self_attention or not (
-            self.attention_skip or self.mlp in SMOOTH or self.tied
-        )
-        plain = self.scores == Scores.plain and not (
-            self.shifted_scores or self.has_gate
-        )
-        return (
-            bare
-            and plain
-            and self.attention == Attention.linear
-            and self.norm == Norm.none
-        )
+        is_bare = self.kind == Kind.self_attention
+        if is_bare and self.scores == Scores.cosine:
+            is_differential = self.attention == Attention.differential
+            has_norm = is_differential and self.differential_norm
+            return not self.has_gate and not has_norm
+        if self.attention != Attention.linear or self.norm != Norm.none:
+            return False
+        if self.scores != Scores.plain or self.shifted_scores or self.has_gate:
+            return False
+        adds_powers = self.attention_skip or self.mlp in SMOOTH or self.tied
+        return is_bare or not adds_powers
 
 
 def _most_keys(
     kind: str, model: Mapping[str, Any], task: Mapping[str, Any]
 ) -> int | None:
     """Return how many keys a query sees at most: those of its window, to both sides without a mask, in its sequence."""
-    window, length = model.get("window"), task.get("length")
-    if window is None:
-        seen = []
-    else:
-        seen = [2 * int(window) - 1 if kind == Kind.self_attention else int(window)]
-    return min([*seen, *([] if length is None else [int(length)])], default=None)
+    limits = []
+    if model.get("window") is not None:
+        window = int(model["window"])
+        is_two_sided = kind == Kind.self_attention
+        limits.append(2 * window - 1 if is_two_sided else window)
+    if task.get("length") is not None:
+        limits.append(int(task["length"]))
+    return min(limits, default=None)
 
 
 def _shifts_scores(model: Mapping[str, Any]) -> bool:
     """Return whether constants are added to the scores of a query, so that its attention is not uniform."""
-    return model.get("positions") == Positions.alibi or (
-        model.get("sink") in ("scores", "both")
-        and float(model.get("sink_beta", 0.0)) != 0
-    )
+    if model.get("positions") == Positions.alibi:
+        return True
+    has_sink = model.get("sink") in ("scores", "both")
+    return has_sink and float(model.get("sink_beta", 0.0)) != 0
 
 
 def _no_power(config: Mapping[str, Any]) -> str:
     """Return why no power of sigma dominates. Manifests without these settings have values for which one does."""
-    model, state = config["model"], config.get("state") or {}
-    if state.get("kind", INITIALISED) != INITIALISED:
-        return (
-            f"the weights are not drawn with a scale sigma (state.kind={state['kind']})"
-        )
+    model = config["model"]
+    state = config.get("state") or {}
+    state_kind = state.get("kind", INITIALISED)
+    if state_kind != INITIALISED:
+        return f"the weights are not drawn with a scale sigma (state.kind={state_kind})"
     scales = model.get("sigma_scales", BOTH)
     if model["kind"] == Kind.transformer and scales != BOTH:
         return f"positions keep their size as sigma -> 0 (model.sigma_scales={scales})"

@@ -78,7 +78,7 @@ def growth_rate(
         holds = Regime.every_sigma
     else:
         holds = regime
-    exponent = 0.0 - power if regime == Regime.large_sigma else power
+    exponent = _exponent(power, regime)
     reference = _reference(block, part, architecture, regime, axis)
     return GrowthRate(Prediction.exponent, exponent, holds, reference, words)
 
@@ -87,17 +87,22 @@ def edge(architecture: Architecture) -> float:
     """Return the sigma above which every norm is one of degree 0: eps^(1 / 2p) where what it meets goes with sigma^p.
 
     It is 0 for a network without norms that have an eps.
+
+    Examples
+    --------
+    The paper's pre-norm layer meets the stream ~ sigma first, with eps = 1e-5:
+
+    >>> from hessfig.terms import Norm
+    >>> round(edge(Architecture(norm=Norm.pre)), 5)
+    0.00316
     """
     output = Output(Block(0, "", ""), architecture, Regime.between)
     output.series()
-    return max(
-        (
-            architecture.norm_eps ** (0.5 / power)
-            for power in output.normed
-            if power > 0
-        ),
-        default=0.0,
-    )
+    edges = [0.0]
+    for power in output.normed:
+        if power > 0:
+            edges.append(architecture.norm_eps ** (0.5 / power))
+    return max(edges)
 
 
 def lower_edge(architecture: Architecture) -> float:
@@ -109,11 +114,14 @@ def lower_edge(architecture: Architecture) -> float:
     gain = 1e-3  # far below one, to separate powers of the input from numbers of norms
     output = Output(Block(0, "", ""), architecture, Regime.small_sigma, gain=gain)
     output.series()
-    met = [(round(size), round((round(size) - size) / gain)) for size in output.normed]
-    return min(
-        (architecture.norm_eps ** (0.5 * (m + 1) / p) for p, m in met if p > 0),
-        default=0.0,
-    )
+    edges = []
+    for size in output.normed:
+        power = round(size)
+        norms_before = round((power - size) / gain)
+        if power > 0:
+            exponent = 0.5 * (norms_before + 1) / power
+            edges.append(architecture.norm_eps**exponent)
+    return min(edges, default=0.0)
 
 
 def regime_between(
@@ -124,16 +132,18 @@ def regime_between(
     For a network without norms with an eps, the only regime is sigma -> 0; it applies
     to all ranges from below one.
     """
-    above, below = (
-        (edge(architecture), lower_edge(architecture))
-        if architecture.is_counted
-        else (0.0, 0.0)
-    )
+    above = 0.0
+    below = 0.0
+    if architecture.is_counted:
+        above = edge(architecture)
+        below = lower_edge(architecture)
     if low >= 1:
         return Regime.large_sigma
     if above == 0 or high <= below:
         return Regime.small_sigma
-    return Regime.between if low >= above and high <= 1 else None
+    if low >= above and high <= 1:
+        return Regime.between
+    return None
 
 
 def borders(architecture: Architecture) -> list[float]:
@@ -143,12 +153,9 @@ def borders(architecture: Architecture) -> list[float]:
 
 def regimes(architecture: Architecture) -> list[Regime]:
     """Return the regimes of a network, from small to large sigma."""
-    has_edge = architecture.is_counted and edge(architecture) > 0
-    return [
-        Regime.small_sigma,
-        *([Regime.between] if has_edge else []),
-        Regime.large_sigma,
-    ]
+    if architecture.is_counted and edge(architecture) > 0:
+        return [Regime.small_sigma, Regime.between, Regime.large_sigma]
+    return [Regime.small_sigma, Regime.large_sigma]
 
 
 def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> str:
@@ -176,41 +183,40 @@ def _beyond_the_rule(block: Block, part: Part, architecture: Architecture) -> st
 
 
 def _unknown(reason: str, regime: Regime) -> GrowthRate:
+    """Return that there is no prediction, and why."""
     return GrowthRate(Prediction.unknown, None, regime, f"no prediction: {reason}")
 
 
 def _terms(
     block: Block, part: Part, architecture: Architecture, regime: Regime, axis: str
 ) -> list[tuple[float, str]]:
-    """Return the power and the words of every term of a part of a block; none where it vanishes identically."""
+    """Return the power and the words of every term of a part of a block; none where it vanishes identically.
+
+    df/dA times df/dB is the term of H_o, d2f/dAdB times the gradient that of H_f.
+    """
     output = Output(block, architecture, regime, axis).series()
-    diagonal = block.is_diagonal
     gradient = _gradient(output.table[VALUE], architecture)
     first = output.derivative(1, 0)
-    other = output.derivative(1, 0) if diagonal else output.derivative(0, 1)
-    second = output.derivative(2, 0) if diagonal else output.derivative(1, 1)
+    if block.is_diagonal:
+        other = first
+        second = output.derivative(2, 0)
+    else:
+        other = output.derivative(0, 1)
+        second = output.derivative(1, 1)
     terms = []
     if part != Part.H_f and first and other:
-        factors = (
-            _told(f"df/d{block.row}", first, regime),
-            _told(f"df/d{block.col}", other, regime),
-        )
-        terms.append(
-            (
-                first.power + other.power,
-                f"{factors[0]} squared" if diagonal else " times ".join(factors),
-            )
-        )
+        words = _told(f"df/d{block.row}", first, regime)
+        if block.is_diagonal:
+            words = f"{words} squared"
+        else:
+            words = f"{words} times {_told(f'df/d{block.col}', other, regime)}"
+        terms.append((first.power + other.power, words))
     if part != Part.H_o and second:
-        told_second = _told(f"d2f/d{block.row} d{block.col}", second, regime)
-        terms.append(
-            (
-                second.power + gradient.power,
-                f"{told_second} times {_told('the gradient', gradient, regime)}",
-            )
-        )
-    if part != Part.H_o and diagonal and architecture.weight_decay:
-        terms.append((0.0, "weight decay adds a constant to the diagonal"))
+        curvature = _told(f"d2f/d{block.row} d{block.col}", second, regime)
+        words = f"{curvature} times {_told('the gradient', gradient, regime)}"
+        terms.append((second.power + gradient.power, words))
+    if part != Part.H_o and block.is_diagonal and architecture.weight_decay:
+        terms.append((0.0, f"{_DECAY} adds a constant to the diagonal"))
     return terms
 
 
@@ -227,26 +233,33 @@ def _gradient(output: Monomial, architecture: Architecture) -> Monomial:
     return Monomial()
 
 
+def _exponent(power: float, regime: Regime) -> float:
+    """Return the power of sigma; for large sigma, powers are those of 1 / sigma."""
+    if regime == Regime.large_sigma:
+        return 0.0 - power
+    return power
+
+
 def _told(name: str, monomial: Monomial, regime: Regime) -> str:
-    power = 0.0 - monomial.power if regime == Regime.large_sigma else monomial.power
-    return f"{name} ~ sigma^{power:g} ({monomial})"
+    """Return a quantity with its power of sigma, and the factors that give it."""
+    return f"{name} ~ sigma^{_exponent(monomial.power, regime):g} ({monomial})"
 
 
 def _is_exact(
     part: Part, architecture: Architecture, terms: list[tuple[float, str]]
 ) -> bool:
     """Return whether the exponent holds at every sigma: one power in the output, and no part in its distance to Y."""
-    if part == Part.H_f or len(terms) > 1:
-        return part == Part.H_f and terms == [
-            term for term in terms if term[1].startswith("weight decay")
-        ]
-    return architecture.is_homogeneous and architecture.square_loss
+    if part == Part.H_f:
+        return all(words.startswith(_DECAY) for _, words in terms)
+    is_single = len(terms) == 1
+    return is_single and architecture.is_homogeneous and architecture.square_loss
 
 
 _ATTENTION_WEIGHTS = frozenset({Matrix.W_Q, Matrix.W_K, Matrix.W_QK, Matrix.W_V})
 _OF_VALUES = frozenset(Matrix) - {Matrix.W_Q, Matrix.W_K, Matrix.W_QK} | {TIED}
 _COUNTING = "power counting (not in the paper)"
 _PRINTED = Architecture()
+_DECAY = "weight decay"  # how the words of its term begin
 
 
 def _reference(
@@ -272,24 +285,28 @@ def _reference(
 
 def _is_printed(architecture: Architecture) -> bool:
     """Return whether a network is made of the paper's components, and its targets are of order one."""
+    if architecture.attention not in (Attention.softmax, Attention.linear):
+        return False
+    if architecture.mlp not in (MLP.relu, MLP.linear, MLP.none):
+        return False
+    # These differ among the paper's own networks.
     common = replace(
         architecture,
-        **{
-            key: getattr(_PRINTED, key)
-            for key in ("kind", "num_layers", "attention_skip", "query_key")
-        },
+        kind=_PRINTED.kind,
+        num_layers=_PRINTED.num_layers,
+        attention=_PRINTED.attention,
+        attention_skip=_PRINTED.attention_skip,
+        mlp=_PRINTED.mlp,
+        query_key=_PRINTED.query_key,
+        square_loss=False,
+        no_power="",
+        shifted_scores=False,
     )
-    common = replace(common, square_loss=False, no_power="", shifted_scores=False)
-    papers = {MLP.relu, MLP.linear, MLP.none} if architecture.mlp != MLP.gelu else set()
-    plain = replace(common, attention=_PRINTED.attention, mlp=_PRINTED.mlp) == _PRINTED
-    return (
-        plain
-        and architecture.mlp in papers
-        and architecture.attention in (Attention.softmax, Attention.linear)
-    )
+    return common == _PRINTED
 
 
 def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str:
+    """Say why a block vanishes identically, and where the paper says so."""
     if part != Part.H_f:
         return "the output does not depend on one of the weights: every position attends to itself only"
     if architecture.kind == Kind.linear_mlp:
@@ -298,14 +315,11 @@ def _zero_reference(block: Block, part: Part, architecture: Architecture) -> str
         return "the output is affine in W_U"
     if block.row in (Matrix.W_V, Matrix.W_O):
         return "Theorem 3.2: the output is (piecewise) affine in this weight"
-    if architecture.attention == Attention.linear and block.row in _ATTENTION_WEIGHTS:
+    is_of_attention = block.row in _ATTENTION_WEIGHTS
+    if architecture.attention == Attention.linear and is_of_attention:
         return "Remark 4.1: linear attention has a block-hollow H_f"
-    if (
-        architecture.attention == Attention.sparsemax
-        and block.row in _ATTENTION_WEIGHTS
-    ):
+    if architecture.attention == Attention.sparsemax and is_of_attention:
         return "sparsemax is piecewise affine in the scores, and they are linear in this weight"
-    is_own = block.is_diagonal and architecture.most_keys != 1
-    if is_own:
+    if block.is_diagonal and architecture.most_keys != 1:
         return "the output is (piecewise) affine in this weight"
     return "no term of the output contains both weights"

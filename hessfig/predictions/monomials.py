@@ -10,15 +10,33 @@ grows.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import product
+from typing import NamedTuple
 
-Derivative = tuple[int, int]
-VALUE: Derivative = (0, 0)
-ROW: Derivative = (1, 0)
-COL: Derivative = (0, 1)
-_HIGHEST = 2
+
+class Derivative(NamedTuple):
+    """How many times a quantity is derived by the row's weight, and by the column's."""
+
+    row: int
+    col: int
+
+    @property
+    def order(self) -> int:
+        """The number of derivatives."""
+        return self.row + self.col
+
+    def of(self, other: Derivative) -> Derivative:
+        """Return the derivative of a derivative."""
+        return Derivative(self.row + other.row, self.col + other.col)
+
+
+VALUE = Derivative(0, 0)
+ROW = Derivative(1, 0)
+COL = Derivative(0, 1)
+_HIGHEST = 2  # order of the derivatives of a Hessian
 
 
 class NoPower(Exception):
@@ -39,14 +57,10 @@ class Monomial:
         return Monomial(self.power * exponent, self.factors * exponent)
 
     def __str__(self) -> str:
-        counted = Counter(self.factors).items()
-        return (
-            " ".join(
-                f"{name}^{count}" if count > 1 else name
-                for name, count in sorted(counted)
-            )
-            or "1"
-        )
+        words = []
+        for name, count in sorted(Counter(self.factors).items()):
+            words.append(f"{name}^{count}" if count > 1 else name)
+        return " ".join(words) or "1"
 
     def rank(self) -> tuple[float, int, tuple[str, ...]]:
         """Return the sort key of monomials: lowest power first, then fewest factors."""
@@ -81,7 +95,18 @@ class Function:
     def derivative(self, at: Monomial, order: int) -> Monomial | None:
         """Return the leading monomial of a derivative at an argument; None where it vanishes identically.
 
-        Raises NoPower for a function that saturates, at an argument that grows.
+        The k-th derivative of sum_d c_d u^d has the degrees d - k: the lowest dominates
+        at a small argument, the highest at a growing one. Raises NoPower for a function
+        that saturates, at an argument that grows.
+
+        Examples
+        --------
+        The second derivative of u^2 + u^3 at u = sigma is of order one, the first ~ u:
+
+        >>> polynomial = Function("p", (2, 3), Growth.polynomial, finite=True)
+        >>> u = Monomial(1.0, ("sigma",))
+        >>> polynomial.derivative(u, 1).power, polynomial.derivative(u, 2).power
+        (1.0, 0.0)
         """
         left = [degree - order for degree in self.degrees or () if degree >= order]
         if self.degrees is not None and (at.power > 0 or self.finite) and not left:
@@ -92,8 +117,10 @@ class Function:
             return at ** max(left)
         if at.power < 0 and self.growth == Growth.saturates:
             raise NoPower(f"{self.name} saturates where its argument ({at}) grows")
-        below = f" / ({at})" + "^2" * (order == _HIGHEST) if order and at.power else ""
-        return Monomial(-order * at.power + 0.0, (self.name + "'" * order + below,))
+        name = self.name + "'" * order
+        if order and at.power:
+            name += f" / ({at})" + "^2" * (order == _HIGHEST)
+        return Monomial(-order * at.power + 0.0, (name,))
 
 
 @dataclass(frozen=True)
@@ -105,65 +132,70 @@ class CountedQuantity:
     @classmethod
     def constant(cls, name: str = "", power: float = 0.0) -> CountedQuantity:
         """Return a quantity that depends on no weight, such as the input (power 1)."""
-        return cls({VALUE: Monomial(power, (name,) if name else ())})
+        factors = (name,) if name else ()
+        return cls({VALUE: Monomial(power, factors)})
 
     @classmethod
     def weight(
         cls, name: str, *, row: bool, col: bool, value: Monomial
     ) -> CountedQuantity:
         """Return a weight whose entries scale like `value`; its derivative, in brackets, is of order one."""
-        marked = {ROW: row, COL: col}
-        return cls(
-            {VALUE: value}
-            | {
-                key: Monomial(0.0, (f"[{name}]",))
-                for key, is_one in marked.items()
-                if is_one
-            }
-        )
+        one = Monomial(0.0, (f"[{name}]",))
+        table = {VALUE: value}
+        if row:
+            table[ROW] = one
+        if col:
+            table[COL] = one
+        return cls(table)
 
     def __add__(self, other: CountedQuantity) -> CountedQuantity:
         return _lowest([*self.table.items(), *other.table.items()])
 
     def __mul__(self, other: CountedQuantity) -> CountedQuantity:
-        """Multiply two quantities; derivatives follow Leibniz' rule."""
-        pairs = product(self.table.items(), other.table.items())
-        shared = [
-            ((a + c, b + d), left * right) for ((a, b), left), ((c, d), right) in pairs
-        ]
-        return _lowest(
-            [(key, monomial) for key, monomial in shared if sum(key) <= _HIGHEST]
-        )
+        """Multiply two quantities; derivatives follow Leibniz' rule, (u v)_ab = sum u_s v_(ab - s).
+
+        Examples
+        --------
+        >>> weight = CountedQuantity.weight("W", row=True, col=False, value=Monomial(0.0, ("W",)))
+        >>> product = CountedQuantity.constant("x", power=1.0) * weight
+        >>> str(product.derivative(0, 0)), str(product.derivative(1, 0))
+        ('W x', '[W] x')
+        """
+        terms = []
+        for key, left in self.table.items():
+            for inner, right in other.table.items():
+                both = key.of(inner)
+                if both.order <= _HIGHEST:
+                    terms.append((both, left * right))
+        return _lowest(terms)
 
     def through(self, function: Function) -> CountedQuantity:
         """Return the function of the quantity, by the chain rule: f'' u_a u_b + f' u_ab."""
         if VALUE not in self.table:
             return self
-        value, first, second = (
-            function.derivative(self.table[VALUE], order)
-            for order in range(_HIGHEST + 1)
-        )
-        terms = [(VALUE, value)] if value else []
-        terms += [
-            (key, first * inner)
-            for key, inner in self.table.items()
-            if first and key != VALUE
-        ]
-        singles = [(key, inner) for key, inner in self.table.items() if sum(key) == 1]
-        pairs = product(singles, singles)
-        terms += [
-            ((a + c, b + d), second * left * right)
-            for ((a, b), left), ((c, d), right) in pairs
-            if second
-        ]
+        argument = self.table[VALUE]
+        value = function.derivative(argument, 0)
+        first = function.derivative(argument, 1)
+        second = function.derivative(argument, 2)
+        inner = {key: u for key, u in self.table.items() if key != VALUE}
+        terms = []
+        if value:
+            terms.append((VALUE, value))
+        if first:
+            for key, u in inner.items():
+                terms.append((key, first * u))
+        if second:
+            singles = [(key, u) for key, u in inner.items() if key.order == 1]
+            for (a, u_a), (b, u_b) in product(singles, singles):
+                terms.append((a.of(b), second * u_a * u_b))
         return _lowest(terms)
 
     def derivative(self, row: int, col: int) -> Monomial | None:
         """Return the leading monomial of a derivative, or None."""
-        return self.table.get((row, col))
+        return self.table.get(Derivative(row, col))
 
 
-def _lowest(terms: list[tuple[Derivative, Monomial]]) -> CountedQuantity:
+def _lowest(terms: Iterable[tuple[Derivative, Monomial]]) -> CountedQuantity:
     """Return the dominant term of every derivative."""
     table: dict[Derivative, Monomial] = {}
     for key, monomial in terms:

@@ -122,24 +122,19 @@ class Output:
     def series(self) -> CountedQuantity:
         """Return the output. Raises NoPower if no power dominates."""
         architecture = self.architecture
+        sigma = self._size(SIGMA)
         if architecture.kind == Kind.self_attention:
-            return self._mixed(CountedQuantity.constant("x", self._size(SIGMA)), 1)
-        hidden = self._weight(
-            TIED if architecture.tied else Matrix.W_E,
-            0,
-            power=self._size(SIGMA),
-            name="x",
-        )
+            return self._mixed(CountedQuantity.constant("x", sigma), 1)
+        table = TIED if architecture.tied else Matrix.W_E
+        hidden = self._weight(table, 0, power=sigma, name="x")
         if architecture.positions == Positions.learned:
-            hidden += self._weight(Matrix.W_pos, 0, power=self._size(SIGMA), name="x")
+            hidden += self._weight(Matrix.W_pos, 0, power=sigma, name="x")
         for layer in range(1, architecture.num_layers + 1):
             hidden = self._layer(hidden, layer)
         if architecture.norm in (Norm.pre, Norm.sandwich):
             hidden = self._norm(hidden)
-        else:
-            hidden = hidden
         if architecture.tied:
-            return hidden * self._weight(TIED, 0, power=self._size(SIGMA), name="x")
+            return hidden * self._weight(TIED, 0, power=sigma, name="x")
         return hidden * self._weight(Matrix.W_U, 0)
 
     def _size(self, name: str) -> float:
@@ -153,18 +148,22 @@ class Output:
     def _weight(
         self, matrix: str, layer: int, *, power: float | None = None, name: str = ""
     ) -> CountedQuantity:
+        """Return a weight, marked as the row's or the column's of the block; layer 0 is outside the layers.
+
+        Of a diagonal block the weight is marked once: its second derivative is (2, 0).
+        """
         block = self.block
         self.met.add(matrix)
-        value = Monomial(
-            self._size(matrix) if power is None else power, (name or matrix,)
-        )
+        if power is None:
+            power = self._size(matrix)
+        value = Monomial(power, (name or matrix,))
         is_row = matrix == block.row and layer in (0, block.row_layer)
-        is_col = (
-            matrix == block.col and layer in (0, block.layer) and not block.is_diagonal
-        )
+        is_col = matrix == block.col and layer in (0, block.layer)
+        is_col = is_col and not block.is_diagonal
         return CountedQuantity.weight(matrix, row=is_row, col=is_col, value=value)
 
     def _norm(self, quantity: CountedQuantity) -> CountedQuantity:
+        """Return u / |u|, or below its eps u / sqrt(eps)."""
         size = quantity.table[VALUE].power
         self.normed.append(size)
         if self.regime == Regime.between or size <= 0:
@@ -172,13 +171,14 @@ class Output:
         return quantity.through(SMALL_NORM) * CountedQuantity.constant(power=-self.gain)
 
     def _layer(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
+        """Return the residual stream after a layer: attention, then the MLP, each with its norms."""
         architecture = self.architecture
         if architecture.kind == Kind.linear_mlp:
             return hidden * self._weight(Matrix.W, layer)
         attended = self._branch(hidden, layer, self._attended)
-        residual = self._after(
-            hidden + attended if architecture.attention_skip else attended
-        )
+        if architecture.attention_skip:
+            attended = hidden + attended
+        residual = self._after(attended)
         if architecture.mlp == MLP.none:
             return residual
         return self._after(residual + self._branch(residual, layer, self._fed_forward))
@@ -191,42 +191,48 @@ class Output:
     ) -> CountedQuantity:
         """Return the output that a sublayer adds to the residual stream, with the configured norms around it."""
         norm = self.architecture.norm
-        added = sublayer(
-            self._norm(hidden) if norm in (Norm.pre, Norm.sandwich) else hidden, layer
-        )
-        scale = CountedQuantity.constant(power=self._size(BRANCH))
-        return (self._norm(added) if norm == Norm.sandwich else added) * scale
+        if norm in (Norm.pre, Norm.sandwich):
+            hidden = self._norm(hidden)
+        added = sublayer(hidden, layer)
+        if norm == Norm.sandwich:
+            added = self._norm(added)
+        return added * CountedQuantity.constant(power=self._size(BRANCH))
 
     def _after(self, stream: CountedQuantity) -> CountedQuantity:
-        return self._norm(stream) if self.architecture.norm == Norm.post else stream
+        """Return the residual stream after a branch was added."""
+        if self.architecture.norm == Norm.post:
+            return self._norm(stream)
+        return stream
 
     def _attended(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         return self._mixed(hidden, layer) * self._weight(Matrix.W_O, layer)
 
     def _fed_forward(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
-        mlp, inner = self.architecture.mlp, hidden * self._weight(Matrix.W_in, layer)
+        """Return the outputs of an MLP: W_out f(W_in h), or W_out (W_in h * f(W_gate h))."""
+        mlp = self.architecture.mlp
+        activation = ACTIVATIONS[mlp]
+        inner = hidden * self._weight(Matrix.W_in, layer)
         if mlp in GATED:
-            inner *= (hidden * self._weight(Matrix.W_gate, layer)).through(
-                ACTIVATIONS[mlp]
-            )
+            gate = hidden * self._weight(Matrix.W_gate, layer)
+            inner *= gate.through(activation)
         else:
-            inner = inner.through(ACTIVATIONS[mlp])
+            inner = inner.through(activation)
         return inner * self._weight(Matrix.W_out, layer)
 
     def _mixed(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
         """Return the mixed values, normalised and gated."""
         architecture = self.architecture
         mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
-        if (
-            architecture.attention == Attention.differential
-            and architecture.differential_norm
-        ):
+        is_differential = architecture.attention == Attention.differential
+        if is_differential and architecture.differential_norm:
             mixed = self._norm(mixed)
         if architecture.has_gate:
-            mixed *= (hidden * self._weight(Matrix.W_G, layer)).through(SIGMOID)
+            gate = hidden * self._weight(Matrix.W_G, layer)
+            mixed *= gate.through(SIGMOID)
         return mixed
 
     def _pattern(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
+        """Return the mixing weights, a function of the scores q k."""
         architecture = self.architecture
         query, key = self._queries_and_keys(hidden, layer)
         if architecture.attention == Attention.kernel:
@@ -234,28 +240,24 @@ class Output:
         scores = query * key
         if architecture.scores == Scores.softcap:
             scores = scores.through(CAP)
-        else:
-            scores = scores
         if architecture.shifted_scores:
             scores = scores + CountedQuantity.constant("slope")
-        else:
-            scores = scores
         return scores.through(mixing(architecture))
 
     def _queries_and_keys(
         self, hidden: CountedQuantity, layer: int
     ) -> list[CountedQuantity]:
+        """Return queries and keys, of length one for cosine scores; with W_QK alone the key is the stream."""
         architecture = self.architecture
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]
-        sides = [
-            hidden * self._weight(name, layer) for name in (Matrix.W_Q, Matrix.W_K)
-        ]
+        query = hidden * self._weight(Matrix.W_Q, layer)
+        key = hidden * self._weight(Matrix.W_K, layer)
         if architecture.scores == Scores.cosine:
-            return [side.through(LENGTH) for side in sides]
+            return [query.through(LENGTH), key.through(LENGTH)]
         if architecture.scores == Scores.qk_norm:
-            return [self._norm(side) for side in sides]
-        return sides
+            return [self._norm(query), self._norm(key)]
+        return [query, key]
 
 
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,6 +23,12 @@ from hessfig.curvature.block_operator import Entries
 from hessfig.curvature.implicit_matrix import ImplicitMatrix
 from hessfig.errors import UserError
 from hessfig.terms import Block
+
+Function = Callable[[Tensor], Tensor]
+# The most rows of a matrix without structure, which is decomposed as a whole.
+MOST_DENSE = 4096
+# Relative difference of a factor and its transpose that is rounding.
+_ASYMMETRY = 1e-10
 
 
 class ApproximatedBlock(ImplicitMatrix):
@@ -49,10 +54,12 @@ class ApproximatedBlock(ImplicitMatrix):
     ) -> None:
         self.name = name
         self.block = block
+        self.names = entries.names
+        self.sizes = entries.sizes
+        self.flatten = entries.flatten
+        self.unflatten = entries.unflatten
         self._product = product
         self._entries = entries
-        self.names, self.sizes = entries.names, entries.sizes
-        self.flatten, self.unflatten = entries.flatten, entries.unflatten
         dim = sum(entries.sizes)
         super().__init__((dim, dim), torch.float64, torch.device("cpu"))
 
@@ -71,24 +78,27 @@ class ApproximatedBlock(ImplicitMatrix):
         tolerance: float,
         preconditioner: ImplicitMatrix | None,
     ) -> tuple[Tensor, Tensor]:
-        """Solve by the eigenvalues of A, up to rounding; raise UserError if A + damping I is singular."""
+        """Solve by the eigenvalues of A, up to rounding; raise UserError if A + damping I is singular.
+
+        x = Q (Lambda + damping I)^-1 Q^T b, whose residual is computed by a product.
+        """
+
+        def inverted(values: Tensor) -> Tensor:
+            return self._inverted(values, damping)
+
         columns = b.to(self.device, torch.float64)
-        x = self._function(lambda values: self._inverted(values, damping)).matmat(
-            columns
-        )
-        left = columns - self._product.matmat(x) - damping * x
-        # 0 of no side.
-        return x, left.norm(dim=0) / columns.norm(dim=0).clamp_min(
-            torch.finfo(torch.float64).tiny
-        )
+        x = self._function(inverted).matmat(columns)
+        residual = columns - self._product.matmat(x) - damping * x
+        # A side of 0 has the residual 0.
+        sizes = columns.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
+        return x, residual.norm(dim=0) / sizes
 
     def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
         """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""
         floor = max(damping, least * self._scale, torch.finfo(torch.float64).tiny)
         inverted = self._function(lambda values: 1 / (values.abs() + floor))
-        return ApproximatedBlock(
-            f"inverse of {self.name}", self.block, inverted, self._entries
-        )
+        name = f"inverse of {self.name}"
+        return ApproximatedBlock(name, self.block, inverted, self._entries)
 
     @property
     def _scale(self) -> float:
@@ -96,7 +106,7 @@ class ApproximatedBlock(ImplicitMatrix):
         vector = torch.ones(self.shape[0], 1, dtype=torch.float64)
         return float(self._product.matmat(vector).norm() / vector.norm())
 
-    def _function(self, function: Any) -> Product:
+    def _function(self, function: Function) -> Product:
         return spectral_function(self._product, function, self.shape[0])
 
     def _inverted(
@@ -116,13 +126,6 @@ class ApproximatedBlock(ImplicitMatrix):
         return self._product.matmat(vectors)
 
 
-Function = Callable[[Tensor], Tensor]
-MOST_DENSE = (
-    4096  # the most rows of a matrix without structure, which is decomposed as a whole
-)
-_ASYMMETRY = 1e-10
-
-
 @dataclass(frozen=True)
 class Shifted:
     """The operator `inside` on the span of the orthonormal columns of `vectors`, and `outside` times I elsewhere."""
@@ -132,11 +135,10 @@ class Shifted:
     outside: Tensor
 
     def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
-        """Return A V."""
+        """Return A V: outside V + Q (inside - outside) Q^T V."""
         within = self.vectors.T @ vectors
-        return self.outside * vectors + self.vectors @ (
-            (self.inside - self.outside)[:, None] * within
-        )
+        differences = (self.inside - self.outside)[:, None]
+        return self.outside * vectors + self.vectors @ (differences * within)
 
 
 @singledispatch
@@ -171,25 +173,22 @@ def _(matrix: Reordered, function: Function, dim: int) -> Product:
 
 @spectral_function.register
 def _(matrix: KroneckerSum, function: Function, dim: int) -> Product:
-    if len(matrix.left) > 1 or not all(
-        map(_is_symmetric, (matrix.left[0], matrix.right[0]))
-    ):
+    # L (x) R has the eigenvalues l_i r_j and the eigenvectors of its factors.
+    left = matrix.left[0]
+    right = matrix.right[0]
+    if len(matrix.left) > 1 or not (_is_symmetric(left) and _is_symmetric(right)):
         return spectral_function.dispatch(object)(matrix, function, dim)
-    left, right = (
-        torch.linalg.eigh(factor[0]) for factor in (matrix.left, matrix.right)
-    )
-    values = left.eigenvalues[:, None] * right.eigenvalues
-    return Rotated(Basis(left.eigenvectors, right.eigenvectors), function(values))
+    rows, q_left = torch.linalg.eigh(left)
+    cols, q_right = torch.linalg.eigh(right)
+    return Rotated(Basis(q_left, q_right), function(rows[:, None] * cols))
 
 
 @spectral_function.register
 def _(matrix: LowRank, function: Function, dim: int) -> Product:
-    sizes, vectors = torch.linalg.svd(matrix.rows, full_matrices=False)[1:]
-    return Shifted(
-        vectors.T,
-        function(sizes.square()),
-        function(torch.zeros((), dtype=torch.float64)),
-    )
+    # The squared singular values of the rows, and 0 outside their span.
+    _, sizes, vectors = torch.linalg.svd(matrix.rows, full_matrices=False)
+    zero = torch.zeros((), dtype=torch.float64)
+    return Shifted(vectors.T, function(sizes.square()), function(zero))
 
 
 def _is_symmetric(factor: Float[Tensor, "n n"]) -> bool:

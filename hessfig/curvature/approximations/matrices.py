@@ -58,12 +58,11 @@ class KroneckerSum:
     right: Float[Tensor, "r n n"]
 
     def matmat(self, vectors: Float[Tensor, "dim k"]) -> Float[Tensor, "dim k"]:
-        """Return A V."""
+        """Return A V: sum_a L_a V R_a^T for every column, read as a matrix V."""
         weights = as_weights(vectors, (self.left.shape[1], self.right.shape[1]))
-        terms = [
-            one @ weights @ other.T
-            for one, other in zip(self.left, self.right, strict=True)
-        ]
+        terms = []
+        for left, right in zip(self.left, self.right, strict=True):
+            terms.append(left @ weights @ right.T)
         return torch.stack(terms).sum(dim=0).flatten(1).T
 
 
@@ -77,9 +76,9 @@ class Basis:
     @classmethod
     def of(cls, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]) -> Basis:
         """Return the eigenvectors of two symmetric factors."""
-        return cls(
-            torch.linalg.eigh(left).eigenvectors, torch.linalg.eigh(right).eigenvectors
-        )
+        q_left = torch.linalg.eigh(left).eigenvectors
+        q_right = torch.linalg.eigh(right).eigenvectors
+        return cls(q_left, q_right)
 
     def into(self, weights: Float[Tensor, "*k m n"]) -> Float[Tensor, "*k m n"]:
         """Return coordinates in this basis."""
@@ -172,19 +171,34 @@ def best_kronecker_sum(
 
     The matrix is rearranged so that row (i, j) is the block that couples rows i and j
     of the weight. A sum of r Kronecker products then has rank r, so the leading
-    singular vectors are the factors (Van Loan and Pitsianis 1993).
+    singular vectors are the factors (Van Loan and Pitsianis 1993). They are eigenvectors
+    of the smaller of R R^T and R^T R.
+
+    Examples
+    --------
+    A Kronecker product is its own best approximation:
+
+    >>> import torch
+    >>> left, right = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).double(), torch.eye(2).double()
+    >>> found = best_kronecker_sum(torch.kron(left, right), (2, 2), rank=1)
+    >>> bool((torch.kron(found.left[0], found.right[0]) - torch.kron(left, right)).norm() < 1e-12)
+    True
     """
     m, n = shape
     rearranged = matrix.reshape(m, n, m, n).transpose(1, 2).reshape(m * m, n * n)
-    wide = m <= n
-    gram = rearranged @ rearranged.T if wide else rearranged.T @ rearranged
+    is_wide = m <= n
+    if is_wide:
+        gram = rearranged @ rearranged.T
+    else:
+        gram = rearranged.T @ rearranged
     size = len(gram)
     count = min(rank, size)
     _, vectors = eigh(gram.numpy(), subset_by_index=[size - count, size - 1])
     leading = torch.from_numpy(vectors).to(matrix)
-    left, right = (
-        (leading, rearranged.T @ leading) if wide else (rearranged @ leading, leading)
-    )
+    if is_wide:
+        left, right = leading, rearranged.T @ leading
+    else:
+        left, right = rearranged @ leading, leading
     return KroneckerSum(left.T.reshape(-1, m, m), right.T.reshape(-1, n, n))
 
 
@@ -200,21 +214,22 @@ def fitted_kronecker_sum(
     earlier ones, by alternating least squares. The result approaches the best sum with
     more vectors; its error is never below that of the best sum.
     """
-    given, left = (as_weights(one, shape) for one in (vectors, products))
-    pairs = []
+    weights = as_weights(vectors, shape)
+    residual = as_weights(products, shape)
+    lefts = []
+    rights = []
     for _ in range(rank):
-        pair = _fitted_pair(given, left)
-        pairs.append(pair)
-        left = left - pair[0] @ given @ pair[1].T
-    return KroneckerSum(
-        *(torch.stack(list(factors)) for factors in zip(*pairs, strict=True))
-    )
+        left, right = _fitted_pair(weights, residual)
+        lefts.append(left)
+        rights.append(right)
+        residual = residual - left @ weights @ right.T
+    return KroneckerSum(torch.stack(lefts), torch.stack(rights))
 
 
 def _fitted_pair(
     given: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]
 ) -> tuple[Tensor, Tensor]:
-    """Return L and R that fit L V R^T to Y."""
+    """Return L and R that minimise sum_k |L V_k R^T - Y_k|^2, by turns: each is a linear fit if the other is fixed."""
     right = torch.eye(given.shape[2], dtype=given.dtype)
     for _ in range(_SWEEPS):
         before = right / right.norm()
@@ -228,10 +243,10 @@ def _fitted_pair(
 def _factor(
     design: Float[Tensor, "k m n"], wanted: Float[Tensor, "k m n"]
 ) -> Float[Tensor, "m m"]:
-    """Return the L that minimises |L W - Y| over all k."""
-    flat, target = (one.transpose(0, 1).flatten(1) for one in (design, wanted))
+    """Return the L that minimises sum_k |L W_k - Y_k|^2: L = (sum Y W^T) (sum W W^T)^-1, with a small ridge."""
+    flat = design.transpose(0, 1).flatten(1)
+    target = wanted.transpose(0, 1).flatten(1)
     normal = flat @ flat.T
-    normal.diagonal().add_(
-        _RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny
-    )
+    ridge = _RIDGE * float(normal.trace()) + torch.finfo(normal.dtype).tiny
+    normal.diagonal().add_(ridge)
     return torch.linalg.solve(normal, flat @ target.T).T

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -85,20 +86,19 @@ class OutputSide:
 
     def __init__(self, objective: Objective, share: float = 1.0) -> None:
         assert not objective.more, "a batch at a time"
+        network = objective.network
         self.problem = objective
         self.share = share
-        self.body = Evaluated(objective.network, self._by_position)
+        self.body = Evaluated(network, self._by_position)
         self._called: set[nn.Module] = set()
-        maps = [
-            module for module in objective.network.modules() if isinstance(module, MAPS)
-        ]
-        with (
-            hooked(maps, lambda called, *_: self._called.add(called)),
-            evaluating(objective.network),
-        ):
-            self.raw = scored_outputs(
-                objective.network, objective.batch.inputs, objective.batch.scored
-            ).detach()
+        maps = [module for module in network.modules() if isinstance(module, MAPS)]
+
+        def record(module: nn.Module, *_: Any) -> None:
+            self._called.add(module)
+
+        batch = objective.batch
+        with hooked(maps, record), evaluating(network):
+            self.raw = scored_outputs(network, batch.inputs, batch.scored).detach()
         if not self.raw.dim():
             raise UserError(
                 "approximations: a network that returns its loss has no outputs to approximate from",
@@ -111,6 +111,7 @@ class OutputSide:
     def _by_position(
         self, network: nn.Module, inputs: Tensor, *, everywhere: bool = False
     ) -> Float[Tensor, "batch positions width"]:
+        """Return the outputs at the scored positions; outputs without positions have a single one."""
         outputs = scored_outputs(
             network, inputs, self.problem.batch.scored, everywhere=everywhere
         )
@@ -126,46 +127,46 @@ class OutputSide:
         """Return S with S S^T the Hessian of the loss in the outputs of each position.
 
         For cross-entropy the Hessian is (diag(p) - p p^T) / terms, with the root
-        (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms), which is accurate even if the
-        softmax saturates. Raises UserError for a loss whose Hessian couples positions
-        or has negative eigenvalues.
+
+            S = (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms)
+
+        since S S^T terms = diag(p) - 2 p p^T + p (sum_c p_c) p^T. It is accurate even
+        if the softmax saturates. Other losses have S = V diag(sqrt(lambda)) of their
+        eigenvectors. Raises UserError for a loss whose Hessian couples positions or has
+        negative eigenvalues.
         """
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
             roots = chances.sqrt()
-            root = (
-                roots.diag_embed() - chances[..., None] * roots[..., None, :]
-            ) / self.terms**0.5
+            products = chances[..., None] * roots[..., None, :]
+            root = (roots.diag_embed() - products) / self.terms**0.5
             return self._weighted(root.flatten(2)).view_as(root)
-        hessian = self._hessian(self.raw)
-        values, vectors = torch.linalg.eigh(hessian)
-        least = curvature_of_rounding(self.slopes, self.raw)
-        if (
-            float(values.min())
-            < -LOSS.of(values.dtype) * float(values.abs().max()) - least
-        ):
+        values, vectors = torch.linalg.eigh(self._hessian(self.raw))
+        allowed = LOSS.of(values.dtype) * float(values.abs().max())
+        rounding = curvature_of_rounding(self.slopes, self.raw)
+        if float(values.min()) < -allowed - rounding:
             raise self._refusal("is not convex in the outputs")
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
     def sampled(self, generator: Generator) -> Float[Tensor, "batch positions width"]:
         """Return a gradient u in the outputs at labels drawn from the network, scaled so that E u u^T = S S^T.
 
-        For a loss of classes whose Hessian is that of cross-entropy, the label of a
-        position is drawn from its softmax. Otherwise u = S z with normal z, which is
-        the gradient at a target drawn from a normal distribution.
+        For a loss of classes whose Hessian is that of cross-entropy, the label c of a
+        position is drawn from its softmax p, and u = (p - e_c) / sqrt(terms). Otherwise
+        u = S z with normal z, which is the gradient at a target drawn from a normal
+        distribution.
         """
         if self._class_weights is None:
-            normal = torch.randn(
-                self.outputs.shape, dtype=torch.float64, generator=generator
-            ).to(self.outputs)
-            return (self.roots() @ normal[..., None]).squeeze(-1)
+            shape = self.outputs.shape
+            normal = torch.randn(shape, dtype=torch.float64, generator=generator)
+            z = normal.to(self.outputs)[..., None]
+            return (self.roots() @ z).squeeze(-1)
         chances = self.outputs.softmax(-1)
-        # The gradient is not finite for any label there.
-        drawable = chances.where(chances.isfinite(), 1.0)
-        drawn = torch.multinomial(
-            drawable.flatten(0, 1).cpu(), 1, generator=generator
-        ).to(chances.device)
-        ones = nn.functional.one_hot(drawn.view(chances.shape[:2]), chances.shape[-1])
+        # Where they are not finite, the gradient is not finite for any label.
+        drawable = chances.where(chances.isfinite(), 1.0).flatten(0, 1).cpu()
+        drawn = torch.multinomial(drawable, 1, generator=generator)
+        labels = drawn.to(chances.device).view(chances.shape[:2])
+        ones = nn.functional.one_hot(labels, chances.shape[-1])
         return self._weighted((chances - ones) / self._class_weights[1] ** 0.5)
 
     def _weighted(
@@ -180,31 +181,34 @@ class OutputSide:
     def _class_weights(self) -> tuple[Float[Tensor, "batch positions"], float] | None:
         """The weight w of every position and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
 
-        For a loss of classes of unknown type, w is inferred from the Hessian at outputs
-        of zero, and then checked at the outputs. None for all other losses.
+        q is the softmax of the outputs. For a loss of classes of unknown type, w is
+        inferred from the Hessian at outputs of zero, where q = 1/n and the trace is
+        w (1 - 1/n), and then checked at the outputs. None for all other losses.
         """
-        loss, targets = self.problem.loss, self.problem.batch.targets
+        loss = self.problem.loss
+        targets = self.problem.batch.targets
         if targets.is_floating_point():
             return None
         known = class_weights(loss, self.raw, targets)
         if known is not None:
             return self.share * known.reshape(self.outputs.shape[:2]), self.terms
-        classes, chances = self.raw.shape[-1], self.outputs.softmax(-1)
-        even, here = self._hessian(torch.zeros_like(self.raw)), self._hessian(self.raw)
-        # Of one class: 0.
-        weights = even.diagonal(dim1=-2, dim2=-1).sum(dim=-1) / max(
-            1 - 1 / classes, 0.5
-        )
-        shaped = weights[..., None, None] * (
-            chances.diag_embed() - chances[..., None] * chances[..., None, :]
-        )
-        is_so = float((here - shaped).norm()) <= LOSS.of(here.dtype) * float(
-            weights.norm()
-        )
-        counting = weights * (
-            weights.abs() > 100 * torch.finfo(weights.dtype).eps * weights.abs().max()
-        )
-        return (counting, 1.0) if is_so and bool((counting >= 0).all()) else None
+        classes = self.raw.shape[-1]
+        q = self.outputs.softmax(-1)
+        at_zero = self._hessian(torch.zeros_like(self.raw))
+        here = self._hessian(self.raw)
+        traces = at_zero.diagonal(dim1=-2, dim2=-1).sum(dim=-1)
+        # Of one class: 0, whatever it is divided by.
+        weights = traces / max(1 - 1 / classes, 0.5)
+        softmax_hessian = q.diag_embed() - q[..., None] * q[..., None, :]
+        predicted = weights[..., None, None] * softmax_hessian
+        allowed = LOSS.of(here.dtype) * float(weights.norm())
+        if not float((here - predicted).norm()) <= allowed:
+            return None
+        rounding = 100 * torch.finfo(weights.dtype).eps * weights.abs().max()
+        counting = weights * (weights.abs() > rounding)
+        if not bool((counting >= 0).all()):
+            return None
+        return counting, 1.0
 
     @property
     def terms(self) -> float:
@@ -213,17 +217,21 @@ class OutputSide:
         For a loss of unknown type that is cross-entropy with equal weights, it follows
         from these.
         """
-        loss, targets = self.problem.loss, self.problem.batch.targets
-        count = 1.0 if loss.reduction == "sum" else divisor(loss, self.raw, targets)
+        loss = self.problem.loss
+        if loss.reduction == "sum":
+            return 1.0
+        count = divisor(loss, self.raw, self.problem.batch.targets)
         if count is not None:
             return count
-        weights = self._class_weights[0] if self._class_weights else torch.zeros(1)
-        largest = float(weights.max())
-        if not largest or not torch.allclose(
-            weights[weights > 0], weights.max(), rtol=LOSS.of(weights.dtype)
-        ):
+        weights = torch.zeros(1)
+        if self._class_weights is not None:
+            weights = self._class_weights[0]
+        largest = weights.max()
+        allowed = LOSS.of(weights.dtype)
+        counting = weights[weights > 0]
+        if not largest or not torch.allclose(counting, largest, rtol=allowed):
             raise self._refusal("is of a type whose number of terms is not known")
-        return self.share / largest
+        return self.share / float(largest)
 
     def gradients_of_samples(
         self, sent: Float[Tensor, "batch positions width"], apart: nn.Module
@@ -234,34 +242,29 @@ class OutputSide:
         Raises UserError if the gradients do not add up to the result for the whole
         batch, so that samples interact.
         """
-        parameters = {
-            f"network.{name}": p for name, p in self.problem.network.named_parameters()
-        }
-        at = {
-            name: p.detach().clone().requires_grad_() for name, p in parameters.items()
-        }
-        body, inputs = Evaluated(apart, self._by_position), self.problem.batch.inputs
+        names = []
+        leaves = {}
+        for name, parameter in self.problem.network.named_parameters():
+            names.append(name)
+            leaves[f"network.{name}"] = parameter.detach().clone().requires_grad_()
+        body = Evaluated(apart, self._by_position)
+        inputs = self.problem.batch.inputs
+        by_sample = []
         with torch.enable_grad(), differentiable_twice(), alone():
-            of_samples = [
-                _pulled(body, at, *pair)
-                for pair in zip(inputs.split(1), sent.split(1), strict=True)
-            ]
-        stacked = [
-            torch.stack(of_parameter).double().cpu()
-            for of_parameter in zip(*of_samples, strict=True)
-        ]
-        each = dict(
-            zip((name.removeprefix("network.") for name in at), stacked, strict=True)
-        )
+            for sample, vector in zip(inputs.split(1), sent.split(1), strict=True):
+                by_sample.append(_pulled(body, leaves, sample, vector))
+        each = {}
+        for name, gradient in zip(names, zip(*by_sample, strict=True), strict=True):
+            each[name] = torch.stack(gradient).double().cpu()
         with torch.enable_grad(), differentiable_twice():
-            whole = dict(zip(each, _pulled(self.body, at, inputs, sent), strict=True))
-        sizes = [
-            float(gradient.reshape(len(gradient), -1).norm(dim=1).sum())
-            for gradient in each.values()
-        ]
-        check_sum(
-            whole, {name: gradient.sum(dim=0) for name, gradient in each.items()}, sizes
-        )
+            whole = _pulled(self.body, leaves, inputs, sent)
+        sums = {}
+        sizes = []
+        for name, by_row in each.items():
+            sums[name] = by_row.sum(dim=0)
+            lengths = by_row.reshape(len(by_row), -1).norm(dim=1)
+            sizes.append(float(lengths.sum()))
+        check_sum(dict(zip(names, whole, strict=True)), sums, sizes)
         return each
 
     @property
@@ -272,12 +275,16 @@ class OutputSide:
     def map_of(self, side: Sequence[Weight]) -> UnfoldedMap | None:
         """Return the linear map that the network calls and whose weight, bias, or both are `side`; None without one."""
         linear = UnfoldedMap.of(self.problem.network, side)
-        return linear if linear and linear.module in self._called else None
+        if linear is None or linear.module not in self._called:
+            return None
+        return linear
 
     def signals(self, side: Sequence[Weight]) -> Signals:
         """Return the signals of a linear map, by one backward pass for each scored position and column of the root.
 
-        Raises UserError unless the samples are the first axis of the inputs of the map.
+        The vectors g_t sent back for position p and column s of S are the gradients of
+        sum_b outputs_bp . S_bp[:, s] in the outputs of the calls of the map. Raises
+        UserError unless the samples are the first axis of the inputs of the map.
         """
         linear = self.map_of(side)
         roots = self.roots()
@@ -285,33 +292,24 @@ class OutputSide:
         assert linear is not None, "other blocks were left out"
         inputs: list[Tensor] = []
         calls: list[Tensor] = []
+        sent_back = []
         with torch.enable_grad(), differentiable_twice():
             with hooked([linear.module], partial(_seen, linear, inputs, calls)):
                 outputs = self._through_leaves(weight)
             _, positions, width = outputs.shape
-            entries = (
-                positions
-                * width
-                * sum(call.numel() * call.element_size() for call in calls)
-            )
-            check_bytes(entries, f"what is sent back through {weight.parameter}")
+            size = sum(call.numel() * call.element_size() for call in calls)
+            what = f"what is sent back through {weight.parameter}"
+            check_bytes(positions * width * size, what)
             self._check_samples(outputs, calls, weight)
             self._check_gradient(outputs, inputs, calls, linear, weight)
-            sent_back = [
-                self._joined(
-                    _sent(
-                        (outputs[:, place] * roots[:, place, :, column]).sum(),
-                        calls,
-                        linear,
-                    )
-                )
-                for place in range(positions)
-                for column in range(width)
-            ]
+            for place in range(positions):
+                for column in range(width):
+                    along = outputs[:, place] * roots[:, place, :, column]
+                    by_call = _sent(along.sum(), calls, linear)
+                    sent_back.append(self._joined(by_call))
         columns = torch.stack(sent_back)
-        return Signals(
-            self._joined(inputs), columns, self._counted_uses(linear, calls, columns)
-        )
+        counts = self._counted_uses(linear, calls, columns)
+        return Signals(self._joined(inputs), columns, counts)
 
     def _counted_uses(
         self,
@@ -325,12 +323,17 @@ class OutputSide:
         own. If it is ignored, a use still counts where it sends something back (words
         of a prompt, to which the answer attends).
         """
-        by_position, own = self._counted_positions.cpu(), list[Tensor]()
+        by_position = self._counted_positions.cpu()
+        of_sample = by_position.any(dim=1, keepdim=True)
+        by_use = []
         for call in calls:
             uses = linear.by_use(call)[..., 0].numel() // len(by_position)
-            of_sample = by_position.any(dim=1, keepdim=True).expand(-1, uses)
-            own.append(by_position if uses == by_position.shape[1] else of_sample)
-        return torch.cat(own, dim=1) | sent_back.any(dim=-1).any(dim=0)
+            if uses == by_position.shape[1]:
+                by_use.append(by_position)
+            else:
+                by_use.append(of_sample.expand(-1, uses))
+        has_effect = sent_back.any(dim=-1).any(dim=0)
+        return torch.cat(by_use, dim=1) | has_effect
 
     @cached_property
     def _counted_positions(self) -> Bool[Tensor, "batch positions"]:
@@ -338,9 +341,7 @@ class OutputSide:
         if self._class_weights is not None:
             return self._class_weights[0] > 0
         if takes_numbers(self.problem.loss):
-            return torch.ones(
-                self.outputs.shape[:2], dtype=torch.bool, device=self.outputs.device
-            )
+            return torch.ones_like(self.outputs[..., 0], dtype=torch.bool)
         return self.slopes.any(dim=-1) | self.roots().flatten(2).any(dim=-1)
 
     def _through_leaves(self, weight: Weight) -> Float[Tensor, "batch positions width"]:
@@ -359,43 +360,43 @@ class OutputSide:
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
         """Return the vectors of a map by sample and use, with its calls in order; in float64 on the CPU."""
-        return (
-            torch.cat(
-                [call.reshape(len(self.raw), -1, call.shape[-1]) for call in calls],
-                dim=1,
-            )
-            .double()
-            .cpu()
-        )
+        by_sample = []
+        for call in calls:
+            by_sample.append(call.reshape(len(self.raw), -1, call.shape[-1]))
+        return torch.cat(by_sample, dim=1).double().cpu()
 
     def _check_samples(
         self, outputs: Tensor, calls: list[Tensor], weight: Weight
     ) -> None:
-        """Raise UserError if outputs of a sample depend on rows of a call that belong to other samples.
+        """Raise UserError if outputs of a sample depend on rows of a call that belong to other samples."""
+        count = len(outputs)
+        has_samples = not any(len(call) % count for call in calls)
+        if has_samples and self._are_apart(outputs, calls):
+            return
+        shapes = ", ".join(str(tuple(call.shape)) for call in calls)
+        raise UserError(
+            f"quantities=[approximations]: the first axis of {weight.parameter}'s inputs does not run over samples",
+            got=f"calls of shape {shapes} for {count} samples",
+            allowed="linear maps whose inputs have independent samples as their first axis",
+            remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
+        )
+
+    def _are_apart(self, outputs: Tensor, calls: list[Tensor]) -> bool:
+        """Whether outputs of half of the samples have no gradient in the rows of the other half, for several halves.
 
         Samples are divided in two by each binary digit of their numbers; any two
         samples differ in one digit.
         """
         count = len(outputs)
-        factors, numbers = _factors(outputs), torch.arange(count, device=outputs.device)
-        parts = [
-            (numbers >> digit) % 2 == side
-            for digit in range((count - 1).bit_length())
-            for side in (0, 1)
-        ]
-        is_apart = not any(len(call) % count for call in calls)
-        for chosen in parts if is_apart else ():
-            slopes = gradients((outputs * factors)[chosen].sum(), calls)
-            is_apart = is_apart and not any(
-                bool(slope.reshape(count, -1)[~chosen].any()) for slope in slopes
-            )
-        if not is_apart:
-            raise UserError(
-                f"quantities=[approximations]: the first axis of {weight.parameter}'s inputs does not run over samples",
-                got=f"calls of shape {', '.join(str(tuple(call.shape)) for call in calls)} for {count} samples",
-                allowed="linear maps whose inputs have independent samples as their first axis",
-                remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
-            )
+        weighted = outputs * _factors(outputs)
+        numbers = torch.arange(count, device=outputs.device)
+        for digit in range((count - 1).bit_length()):
+            for side in (0, 1):
+                chosen = (numbers >> digit) % 2 == side
+                for slope in gradients(weighted[chosen].sum(), calls):
+                    if bool(slope.reshape(count, -1)[~chosen].any()):
+                        return False
+        return True
 
     def _check_gradient(
         self,
@@ -406,32 +407,26 @@ class OutputSide:
         weight: Weight,
     ) -> None:
         """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
-        factors, place = _factors(outputs), weight.parameter.rpartition(".")[0]
-        paths = [f"{place}.{name}" if place else name for name in linear.parameters]
-        leaves = [
-            self.problem.network.get_parameter(path).detach().clone().requires_grad_()
-            for path in paths
-        ]
-        at = {f"network.{path}": leaf for path, leaf in zip(paths, leaves, strict=True)}
-        body = Evaluated(
-            self.problem.network, partial(self._by_position, everywhere=True)
-        )
-        again = functional_call(body, at, (self.problem.batch.inputs,))
-        whole = linear.joined(gradients((again * factors).sum(), leaves))
+        network = self.problem.network
+        factors = _factors(outputs)
+        place = weight.parameter.rpartition(".")[0]
+        leaves = {}
+        for name in linear.parameters:
+            path = f"{place}.{name}" if place else name
+            leaf = network.get_parameter(path).detach().clone().requires_grad_()
+            leaves[f"network.{path}"] = leaf
+        body = Evaluated(network, partial(self._by_position, everywhere=True))
+        again = functional_call(body, leaves, (self.problem.batch.inputs,))
+        whole = linear.joined(gradients((again * factors).sum(), list(leaves.values())))
         sent = _sent((outputs * factors).sum(), calls, linear)
-        pairs = [
-            (back.flatten(0, -2), given.flatten(0, -2))
-            for back, given in zip(sent, inputs, strict=True)
-        ]
-        size = sum(
-            float((back.norm(dim=1) * given.norm(dim=1)).sum()) for back, given in pairs
-        )
-        off = float(
-            (
-                torch.stack([back.T @ given for back, given in pairs]).sum(dim=0)
-                - whole
-            ).norm()
-        )
+        products = []
+        size = 0.0
+        for back, used in zip(sent, inputs, strict=True):
+            g = back.flatten(0, -2)
+            x = used.flatten(0, -2)
+            products.append(g.T @ x)
+            size += float(_size_of_sum(g, x))
+        off = float((torch.stack(products).sum(dim=0) - whole).norm())
         if bool(whole.isfinite().all()) and not off <= SINGLES.of(whole.dtype) * size:
             raise UserError(
                 f"quantities=[approximations]: {weight.parameter} is also used outside its linear map",
@@ -441,31 +436,34 @@ class OutputSide:
             )
 
     def _hessian(self, at: Tensor) -> Float[Tensor, "batch positions width width"]:
+        """Return the Hessian of the loss in the outputs of each position.
+
+        Row c is the gradient of the sum over positions of dl / df_c, which is the row
+        of a position alone if positions do not couple. A product with a vector that
+        differs in all entries tells. Raises UserError if they do.
+        """
         leaf = at.detach().requires_grad_()
+        rows = []
         with torch.enable_grad():
             value = self.problem.loss(leaf, self.problem.batch.targets)
             (slope,) = gradients(value, [leaf], create_graph=True)
-            rows = [
-                gradients(slope[..., place].sum(), [leaf])[0]
-                for place in range(leaf.shape[-1])
-            ]
-            factors = torch.linspace(
-                -1, 1, leaf.numel(), dtype=leaf.dtype, device=leaf.device
-            ).view_as(leaf)
+            for place in range(leaf.shape[-1]):
+                (row,) = gradients(slope[..., place].sum(), [leaf])
+                rows.append(row)
+            factors = _spaced(-1, 1, leaf)
             (product,) = gradients((slope * factors).sum(), [leaf])
         hessian = torch.stack(rows, dim=-2)
-        off = (hessian @ factors[..., None]).squeeze(-1) - product
+        off = norm((hessian @ factors[..., None]).squeeze(-1) - product)
         rounding = curvature_of_rounding(slope.detach(), at) * hessian.numel() ** 0.5
-        if (
-            norm(off)
-            > LOSS.of(hessian.dtype) * norm(hessian) * factors.numel() ** 0.5 + rounding
-        ):
+        size = norm(hessian) * factors.numel() ** 0.5
+        if off > LOSS.of(hessian.dtype) * size + rounding:
             raise self._refusal(
                 "couples positions, or its classes are not the last axis"
             )
         return self.share * hessian.reshape(*self.outputs.shape, -1)
 
     def _refusal(self, what: str) -> UserError:
+        """Return the error for a loss without the Hessian that approximations need."""
         return UserError(
             f"quantities=[approximations]: the loss {what}",
             got=type(self.problem.loss).__name__,
@@ -476,9 +474,20 @@ class OutputSide:
 
 def _factors(outputs: Tensor) -> Tensor:
     """Return distinct nonzero factors, one for every entry of the outputs."""
-    return torch.linspace(
-        1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device
-    ).view_as(outputs)
+    return _spaced(1, 2, outputs)
+
+
+def _spaced(low: float, high: float, like: Tensor) -> Tensor:
+    """Return evenly spaced numbers with the shape, type and device of a tensor."""
+    numbers = torch.linspace(
+        low, high, like.numel(), dtype=like.dtype, device=like.device
+    )
+    return numbers.view_as(like)
+
+
+def _size_of_sum(back: Tensor, inputs: Tensor) -> Tensor:
+    """Return the sum of |g| |x| over the uses of a call: the size of the terms of sum g x^T."""
+    return (back.norm(dim=1) * inputs.norm(dim=1)).sum()
 
 
 def _pulled(
@@ -498,7 +507,7 @@ def _seen(
     inputs: list[Tensor],
     calls: list[Tensor],
     module: nn.Module,
-    given: tuple[Tensor, ...],
+    arguments: tuple[Tensor, ...],
     output: Tensor,
 ) -> Tensor:
     """Record inputs and outputs of a call; the network continues with a copy, which it may modify in place.
@@ -507,16 +516,19 @@ def _seen(
     paths through later calls.
     """
     del module
-    if not given:
+    if not arguments:
         raise UserError(
             "quantities=[approximations]: a linear map is called with its input by keyword",
             got="a call of a torch.nn.Linear or convolution as map(input=x)",
             allowed="calls with the input as the first argument, map(x)",
             remedy="call map(x), or leave K-FAC out: approximation.names=[diagonal,shampoo,soap,kfoc]",
         )
-    inputs.append(linear.inputs(given[0].detach(), output.detach()))
-    calls.append(output if output.requires_grad else output.detach().requires_grad_())
-    return calls[-1].clone()
+    inputs.append(linear.inputs(arguments[0].detach(), output.detach()))
+    call = output
+    if not output.requires_grad:
+        call = output.detach().requires_grad_()
+    calls.append(call)
+    return call.clone()
 
 
 def _sent(scalar: Tensor, calls: list[Tensor], linear: UnfoldedMap) -> list[Tensor]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -61,8 +61,8 @@ class Head:
     def inputs_of(self, call: Callable[[], Any]) -> Tensor:
         """Return the input of the map in a call of the network, which ends there: outputs are not computed."""
 
-        def stop(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-            raise _Reached(given[0])
+        def stop(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            raise _Reached(arguments[0])
 
         handle = self.module.register_forward_pre_hook(stop)
         try:
@@ -89,56 +89,68 @@ def head_of(objective: Objective) -> Head | None:
     network are its outputs or a view of them. A loss of the user is compared with
     cross-entropy by value (LabelSearch).
     """
-    loss, found = objective.loss, None
+    loss = objective.loss
     is_known = type(loss) is CrossEntropy and not loss.smoothing
     search = LabelSearch(loss)
+    last = None
     for batch in objective.batches:
         module, outputs = _last_linear(objective.network, batch.inputs)
-        if module is None or found not in (None, module):
+        if module is None or last not in (None, module):
             return None
-        found = module
+        last = module
         if not is_known:
             search.see(outputs, batch.targets)
     labels = Labels() if is_known else search.labels
-    return Head(found, labels) if found is not None and labels is not None else None
+    if last is None or labels is None:
+        return None
+    return Head(last, labels)
+
+
+class _Call(NamedTuple):
+    """A call of a linear map in a forward pass."""
+
+    module: nn.Linear
+    features: Tensor
+    output: Tensor
 
 
 def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, Tensor]:
     """Return the linear map whose outputs are those of the network for one batch, or None, and the outputs."""
-    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
-    with evaluating(network), _noted(network, calls):
+    calls: list[_Call] = []
+    with evaluating(network), _recorded(network, calls):
         outputs = network(inputs).detach()
-    last = [module for module, _, made in calls if _is_view(outputs, made)]
-    calls = [call for call in calls if last and call[0] is last[-1]]
-    if len(calls) != 1:
+    last = None
+    for call in calls:
+        if _is_view(outputs, call.output):
+            last = call.module
+    of_last = [call for call in calls if call.module is last]
+    if len(of_last) != 1:
         return None, outputs
-    module, features, _ = calls[0]
+    module, features, _ = of_last[0]
     mapped = F.linear(features.flatten(0, -2), module.weight, module.bias).detach()
+    off = norm(mapped.view_as(outputs) - outputs)
     # Terms of W x + b may cancel.
     terms = norm(features) * norm(module.weight.detach()) + norm(outputs)
-    is_same = (
-        norm(mapped.view_as(outputs) - outputs) <= OUTPUTS.of(outputs.dtype) * terms
-    )
-    return module if is_same else None, outputs
+    if off <= OUTPUTS.of(outputs.dtype) * terms:
+        return module, outputs
+    return None, outputs
 
 
 @contextmanager
-def _noted(
-    network: nn.Module, calls: list[tuple[nn.Linear, Tensor, Tensor]]
-) -> Iterator[None]:
-    """Append module, input and output of every call of a plain linear map."""
+def _recorded(network: nn.Module, calls: list[_Call]) -> Iterator[None]:
+    """Append every call of a plain linear map."""
 
-    def note(module: nn.Linear, given: tuple[Any, ...], made: Any) -> None:
+    def record(module: nn.Linear, arguments: tuple[Any, ...], output: Any) -> None:
+        if len(arguments) != 1 or not isinstance(output, Tensor):
+            return
         # Not inside vmap, grad.
-        if len(given) == 1 and isinstance(made, Tensor) and debug_unwrap(made) is made:
-            calls.append((module, given[0].detach(), made.detach()))
+        if debug_unwrap(output) is output:
+            calls.append(_Call(module, arguments[0].detach(), output.detach()))
 
-    plain = [
-        one
-        for one in network.modules()
-        if isinstance(one, nn.Linear) and _is_plain(one)
-    ]
-    handles = [module.register_forward_hook(note) for module in plain]
+    handles = []
+    for module in network.modules():
+        if isinstance(module, nn.Linear) and _is_plain(module):
+            handles.append(module.register_forward_hook(record))
     try:
         yield
     finally:
@@ -156,17 +168,18 @@ def _is_plain(module: nn.Linear) -> bool:
 
 
 def _is_view(outputs: Tensor, made: Tensor) -> bool:
-    alike = (
-        outputs.numel() == made.numel()
-        and outputs.shape[-1:] == made.shape[-1:]
-        and outputs.ndim > 1
-    )
-    return (
-        alike
-        and outputs.data_ptr() == made.data_ptr()
-        and outputs.is_contiguous()
-        and made.is_contiguous()
-    )
+    """Whether the outputs are those of a map in the same memory, with the same last axis."""
+    if outputs.ndim < 2 or outputs.numel() != made.numel():
+        return False
+    if outputs.shape[-1:] != made.shape[-1:]:
+        return False
+    is_dense = outputs.is_contiguous() and made.is_contiguous()
+    return is_dense and outputs.data_ptr() == made.data_ptr()
+
+
+def _samples_of(objective: Objective) -> list[int]:
+    """Return the number of samples of every batch."""
+    return [len(batch.inputs) for batch in objective.batches]
 
 
 class LargeNetwork:
@@ -189,14 +202,15 @@ class LargeNetwork:
     ) -> None:
         self.problem = objective
         self.head = head
-        self._kept = kept
         self.expected = expected
-        self.unembedding: Sequence[Tensor] = self.head.tensors if self.head else []
-        self._sizes, self._verdicts = dict[int, float](), dict[Part, bool]()
-        self._lengths = dict[
-            int, Tensor
-        ]()  # of checked products with H_o, by the number of samples
-        self._shared: dict[int, Graphs] | None = None  # in all parameters, by batch
+        self.unembedding: Sequence[Tensor] = head.tensors if head else []
+        self._kept = kept
+        self._sizes: dict[int, float] = {}
+        self._verdicts: dict[Part, bool] = {}
+        # Of checked products with H_o, by the number of samples.
+        self._lengths: dict[int, Tensor] = {}
+        # In all parameters, by batch.
+        self._shared: dict[int, Graphs] | None = None
 
     @classmethod
     def of(cls, objective: Objective) -> LargeNetwork:
@@ -214,22 +228,34 @@ class LargeNetwork:
 
     @classmethod
     def _of(cls, objective: Objective) -> LargeNetwork:
-        head, bound = head_of(objective), bound_of(objective)
+        """Return the network with micro-batches as large as fit into memory, and as many kept graphs as fit beside.
+
+        With g_b the bytes of the graphs of batch b and P those of a product of the
+        largest batch, the first n graphs are kept with g_1 + ... + g_n <= bound - P.
+        """
+        head = head_of(objective)
+        bound = bound_of(objective)
         memory = cls(objective, head).memory()
         if memory is None:
             return cls(objective, head, kept=1)
         samples = memory.fitting(bound)
-        if samples < max(len(batch.inputs) for batch in objective.batches):
+        if samples < max(_samples_of(objective)):
             objective = micro_batched(objective, samples)
-        sizes = [len(batch.inputs) for batch in objective.batches]
-        peak, graphs = memory.peak(max(sizes)), [memory.graphs(size) for size in sizes]
-        kept = sum(one <= bound - peak for one in accumulate(graphs))
+        sizes = _samples_of(objective)
+        peak = memory.peak(max(sizes))
+        graphs = [memory.graphs(size) for size in sizes]
+        kept = 0
+        for held in accumulate(graphs):
+            if held <= bound - peak:
+                kept += 1
         # The last batch needs the memory of its graphs in any case.
-        if kept >= len(sizes) - 1:
-            network = cls(objective, head, len(sizes), peak + sum(graphs) - max(graphs))
-            network._shared = {} if sum(graphs) <= KEPT_BYTES else None
-            return network
-        return cls(objective, head, kept, peak + sum(graphs[:kept]))
+        if kept < len(sizes) - 1:
+            return cls(objective, head, kept, peak + sum(graphs[:kept]))
+        every = sum(graphs)
+        network = cls(objective, head, len(sizes), peak + every - max(graphs))
+        if every <= KEPT_BYTES:
+            network._shared = {}
+        return network
 
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
@@ -238,27 +264,28 @@ class LargeNetwork:
         If no product can be computed, `holds` raises the error that says why.
         """
         parameters = self._parameters()
-        head = self.head and replace(
-            self.head, labels=replace(self.head.labels, all_count=True)
-        )
+        head = None
+        if self.head is not None:
+            # As if all targets counted: the memory of the most tokens.
+            labels = replace(self.head.labels, all_count=True)
+            head = replace(self.head, labels=labels)
 
         def product_of(samples: int) -> Callable[[], object]:
             network = LargeNetwork(first_samples(self.problem, samples), head, kept=1)
             products = LargeProducts(network, parameters)
 
             def product() -> object:
-                vector = [
-                    torch.ones_like(one).unsqueeze(-1) for one in parameters.values()
-                ]
+                vector = []
+                for parameter in parameters.values():
+                    vector.append(torch.ones_like(parameter).unsqueeze(-1))
                 products.of_batches([0], vector, [Part.H])
                 return None
 
             return product
 
+        count = len(self.problem.batch.inputs)
         try:
-            return Memory.measured(
-                product_of, len(self.problem.batch.inputs), list(parameters.values())
-            )
+            return Memory.measured(product_of, count, list(parameters.values()))
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -271,17 +298,18 @@ class LargeNetwork:
             return None
 
     def _parameters(self) -> dict[str, nn.Parameter]:
-        paths = dict.fromkeys(
-            weight.parameter for weight in self.problem.layout.weights
-        )
-        return {path: self.problem.network.get_parameter(path) for path in paths}
+        """Return the parameters that have weights, each once, by path."""
+        parameters = {}
+        for weight in self.problem.layout.weights:
+            path = weight.parameter
+            parameters[path] = self.problem.network.get_parameter(path)
+        return parameters
 
     @staticmethod
     def can_take(objective: Objective) -> bool:
         """Whether the network is a user's own and not small."""
-        return not isinstance(objective.network, Layered) and not is_small(
-            objective.network
-        )
+        network = objective.network
+        return not isinstance(network, Layered) and not is_small(network)
 
     def __len__(self) -> int:
         return len(self.problem.batches)
@@ -300,33 +328,38 @@ class LargeNetwork:
         return self._shared[number].of(at)
 
     def _graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
-        batch, share = self.problem.batches[number], self.problem.shares[number]
-        graphs = Graphs(partial(self._features, batch), at, self._readout(batch, share))
+        """Return new graphs of a batch, in the parameters `at`."""
+        batch = self.problem.batches[number]
+        readout = self._readout(batch, self.problem.shares[number])
+        graphs = Graphs(partial(self._features, batch), at, readout)
         self._check_same(number, graphs.value)
         return graphs
 
     def _features(self, batch: Batch, leaves: dict[str, Tensor]) -> Tensor:
+        """Return the inputs of the last linear map at the tokens that count; without a map, the outputs."""
         call = partial(functional_call, self.problem.network, leaves, (batch.inputs,))
         if self.head is None:
             outputs: Tensor = call()
             return outputs
         features = self.head.inputs_of(call).flatten(0, -2)
-        kept = self.head.labels.of(batch.targets) != IGNORED
-        features = features if kept.all() else features[kept]
-        if len(self.unembedding) > 1:
+        counts = self.head.labels.of(batch.targets) != IGNORED
+        if not counts.all():
+            features = features[counts]
+        if len(self.unembedding) > 1:  # a bias
             return F.pad(features, (0, 1), value=1.0)
         return features
 
     def _readout(self, batch: Batch, share: float) -> Readout:
+        """Return the loss of a batch, times its share, as a function of its features."""
         if self.head is None:
             return OutputReadout(
                 lambda outputs: share * self.problem.loss(outputs, batch.targets)
             )
         labels = self.head.labels.of(batch.targets)
-        matrix = side_by_side([one.detach() for one in self.unembedding])
-        return VocabularyReadout(
-            matrix, labels[labels != IGNORED], self.head.labels.divisor(labels) / share
-        )
+        counting = labels[labels != IGNORED]
+        matrix = side_by_side([tensor.detach() for tensor in self.unembedding])
+        total = self.head.labels.divisor(labels) / share
+        return VocabularyReadout(matrix, counting, total)
 
     def _check_same(self, number: int, features: Tensor) -> None:
         """Raise UserError if the features of a batch have another length than the first time.
@@ -334,15 +367,16 @@ class LargeNetwork:
         Outputs may be zero up to rounding, also those that are a loss: their length is
         compared beside the size of the terms of the loss.
         """
-        size, witness = norm(features), self.problem.witness
-        was = self._sizes.setdefault(number, size)
-        terms = witness.size if witness and self.head is None else 0.0
-        if abs(size - was) > 100 * torch.finfo(features.dtype).eps * max(
-            size, was, terms
-        ):
+        size = norm(features)
+        before = self._sizes.setdefault(number, size)
+        terms = 0.0
+        if self.problem.witness and self.head is None:
+            terms = self.problem.witness.size
+        rounding = 100 * torch.finfo(features.dtype).eps
+        if abs(size - before) > rounding * max(size, before, terms):
             raise UserError(
                 "the function has changed since this operator was created: network or loss read other values",
-                got=f"features of length {size:.9g}, and {was:.9g} before",
+                got=f"features of length {size:.9g}, and {before:.9g} before",
                 allowed="a network and a loss that give the same value at the same weights",
                 remedy="make the operator again: problem.operator(...)",
             )
@@ -358,13 +392,15 @@ class LargeNetwork:
         return self._verdicts[part]
 
     def _agrees(self, part: Part) -> bool:
+        """Compare the products of a part, on few samples if these say enough; warn if they disagree."""
         first = replace(self.problem, more=())
         why = None
         count = few_samples(self.problem)
         if count:
             with suppress(Exception):  # a function that takes the whole batch alone
                 why = self._fault(part, first_samples(first, count), count)
-        why = self._fault(part, first) if why is None else why
+        if why is None:
+            why = self._fault(part, first)
         if why:
             warnings.warn(
                 f"{part}: {why}; plain double backward is used instead",
@@ -375,36 +411,32 @@ class LargeNetwork:
 
     def _fault(self, part: Part, objective: Objective, count: int = 0) -> str | None:
         """Return what is wrong with the products on one batch; None if `count` samples of it say nothing."""
-        named, suffix = self._parameters(), objective.suffix(objective.layout.weights)
-        reliable, outer = (
-            partial(_Reliable, suffix, one, list(named.values()))
-            for one in (part, Part.H_o)
-        )
-        products = LargeProducts(LargeNetwork(objective, self.head, kept=1), named)
-        own, computed_in = _PartOf(products, part), products.graphs(0).computed_in
-        truth, known = reliable(), self._lengths.get(count)
-        other: TensorsOperator
-        if part != Part.H_f:
-            other = truth
-        elif known is None:
-            other = outer()
-        else:
-            other = _OfLengths(known)
+        by_name = self._parameters()
+        parameters = list(by_name.values())
+        suffix = objective.suffix(objective.layout.weights)
+        products = LargeProducts(LargeNetwork(objective, self.head, kept=1), by_name)
+        truth = _Reliable(suffix, part, parameters)
+        # Products with H_f, which may vanish, are compared beside those with H_o.
+        other: TensorsOperator = truth
+        if part == Part.H_f and count in self._lengths:
+            other = _OfLengths(self._lengths[count])
+        elif part == Part.H_f:
+            other = _Reliable(suffix, Part.H_o, parameters)
         why = fault(
-            own,
+            _PartOf(products, part),
             truth,
             other,
-            named,
+            by_name,
             engine="hessfig.curvature.large",
-            computed_in=computed_in,
+            computed_in=products.graphs(0).computed_in,
         )
         if part == Part.H_o:
             self._lengths[count] = truth.lengths
-        if count and not (
-            truth.says_something and _reach(objective, named, truth.reached)
-        ):
-            return None
-        return why
+        if not count:
+            return why
+        if truth.says_something and _reach(objective, by_name, truth.reached):
+            return why
+        return None
 
 
 def _reach(objective: Objective, names: Iterable[str], reached: Sequence[bool]) -> bool:
@@ -412,32 +444,26 @@ def _reach(objective: Objective, names: Iterable[str], reached: Sequence[bool]) 
     if all(reached):
         return True
     gradient = LossGradient(objective).gradient
-    return all(
-        is_reached or bool(gradient[name].any())
-        for name, is_reached in zip(names, reached, strict=True)
-    )
+    for name, is_reached in zip(names, reached, strict=True):
+        if not is_reached and not bool(gradient[name].any()):
+            return False
+    return True
 
 
 class _Reliable(DoubleBackward):
-    """Plain double backward of a part; the lengths of its products, (1, k), and whose rows vanish are noted."""
+    """Plain double backward of a part, which keeps the lengths of its products, (1, k), and which rows vanish."""
 
     lengths = torch.zeros(1, 1)
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
         products = super().__matmul__(columns)
-        self.lengths = torch.tensor(
-            [
-                [
-                    length(one[..., k] for one in products)
-                    for k in range(columns[0].shape[-1])
-                ]
-            ]
-        )
-        self.says_something = bool(
-            (self.lengths > 0).all()
-            and all(bool(one.isfinite().all()) for one in products)
-        )
-        self.reached = [bool(one.any()) for one in products]
+        lengths = []
+        for k in range(columns[0].shape[-1]):
+            lengths.append(length(product[..., k] for product in products))
+        self.lengths = torch.tensor([lengths])
+        are_finite = all(bool(product.isfinite().all()) for product in products)
+        self.says_something = are_finite and bool((self.lengths > 0).all())
+        self.reached = [bool(product.any()) for product in products]
         return products
 
 
@@ -459,9 +485,8 @@ class _PartOf:
         self._products, self._part = products, part
 
     def __matmul__(self, columns: Sequence[Tensor]) -> list[Tensor]:
-        return self._products.of_batches([0], list(columns), [self._part])[
-            self._part
-        ].tensors()
+        products = self._products.of_batches([0], list(columns), [self._part])
+        return products[self._part].tensors()
 
 
 class OwnColumn(LargeColumn):

@@ -1,5 +1,7 @@
 """How a loss depends on the features of a network: through an unembedding, in chunks of tokens, or directly."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -25,6 +27,19 @@ class Tangents:
 
     features: Tensor | None
     unembedding: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """The number k of directions."""
+        either = self.features if self.features is not None else self.unembedding
+        assert either is not None
+        return len(either)
+
+    def at(self, chunk: slice) -> Tangents:
+        """Return the directions of a chunk of tokens."""
+        if self.features is None:
+            return self
+        return Tangents(self.features[:, chunk], self.unembedding)
 
 
 class Direction:
@@ -79,15 +94,22 @@ class OutputReadout:
     def products(
         self, features: Tensor, tangents: Tangents, part: Part, *, with_weight: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Return B dz for every direction dz of the outputs, (k, *outputs); zero for H_f."""
+        """Return B dz for every direction dz of the outputs z, (k, *outputs); zero for H_f.
+
+        The features are the outputs, in which no weight is left: there is no second
+        derivative of z, and no product in an unembedding.
+        """
         del with_weight
-        assert tangents.features is not None
+        directions = tangents.features
+        assert directions is not None
         if part == Part.H_f:
-            return torch.zeros_like(tangents.features), None
+            return torch.zeros_like(directions), None
         leaf, slope = self._slope(features)
-        return torch.stack(
-            [gradients(slope, [leaf], tangent)[0] for tangent in tangents.features]
-        ), None
+        curved = []
+        for direction in directions:
+            (product,) = gradients(slope, [leaf], direction)
+            curved.append(product)
+        return torch.stack(curved), None
 
     def _slope(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return a copy of the outputs and the gradient there with its graph, computed once."""
@@ -120,10 +142,10 @@ class VocabularyReadout:
         self, features: Float[Tensor, "tokens width"]
     ) -> Float[Tensor, "tokens width"]:
         """Return the gradient of the loss in the features, W^T g."""
-        pieces = [
-            self._slope(self._softmax(features, chunk), chunk) @ self.unembedding
-            for chunk in self._chunks(1)
-        ]
+        pieces = []
+        for chunk in self._chunks(1):
+            g = self._slope(self._softmax(features, chunk), chunk)
+            pieces.append(g @ self.unembedding)
         return torch.cat(pieces)
 
     def differentiable(self, features: Tensor, direction: Direction) -> Tensor:
@@ -139,33 +161,30 @@ class VocabularyReadout:
         *,
         with_weight: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return products of `part` in the features, (k, tokens, width), and, `with_weight`, in the unembedding."""
-        k = next(
-            len(one)
-            for one in (tangents.features, tangents.unembedding)
-            if one is not None
-        )
-        to_features = torch.zeros(
-            k, *features.shape, dtype=features.dtype, device=features.device
-        )
+        """Return products of `part` in the features, (k, tokens, width), and, `with_weight`, in the unembedding.
+
+        With dz = W dh + dW h for the direction (dh, dW), a token adds
+
+            H_o   W^T B dz to the features,  (B dz) h^T to the unembedding
+            H_f   dW^T g   to the features,  g dh^T     to the unembedding
+        """
+        k = tangents.count
+        to_features = features.new_zeros(k, *features.shape)
+        to_weight = None
         if with_weight:
             to_weight = self.unembedding.new_zeros(k, *self.unembedding.shape)
-        else:
-            to_weight = None
         for chunk in self._chunks(k):
-            here = Tangents(
-                None if tangents.features is None else tangents.features[:, chunk],
-                tangents.unembedding,
-            )
+            here = tangents.at(chunk)
             p = self._softmax(features, chunk)
             if part != Part.H_f:
                 curved = self._curved(features[chunk], p, here)
                 to_features[:, chunk] += curved @ self.unembedding
                 if to_weight is not None:
                     to_weight += curved.transpose(1, 2) @ features[chunk]
-                del curved
+                del curved  # before the next tensor of this size
             if part != Part.H_o:
-                self._mix(self._slope(p, chunk), here, to_features[:, chunk], to_weight)
+                g = self._slope(p, chunk)
+                self._add_mixed(g, here, to_features[:, chunk], to_weight)
         return to_features, to_weight
 
     def product_in_weight(
@@ -175,22 +194,19 @@ class VocabularyReadout:
     ) -> Float[Tensor, "1 vocabulary width"]:
         """Return what `products` returns in the unembedding, along dW alone: the sum of (B dW h) h^T over tokens."""
         total = torch.zeros_like(direction)
+        along = Tangents(None, direction)
         for chunk in self._chunks(1):
-            curved = self._curved(
-                features[chunk],
-                self._softmax(features, chunk),
-                Tangents(None, direction),
-            )
-            total += curved.transpose(1, 2) @ features[chunk]
+            h = features[chunk]
+            curved = self._curved(h, self._softmax(features, chunk), along)
+            total += curved.transpose(1, 2) @ h
         return total
 
     def _curved(
         self, features: Tensor, p: Tensor, tangents: Tangents
     ) -> Float[Tensor, "k chunk vocabulary"]:
-        """Return B dz of a chunk of tokens with the probabilities p."""
-        if tangents.features is None:
-            dz = None
-        else:
+        """Return B dz of a chunk of tokens with the probabilities p: p (dz - p.dz) / total, entry by entry."""
+        dz = None
+        if tangents.features is not None:
             dz = tangents.features @ self.unembedding.T
         if tangents.unembedding is not None:
             along = features @ tangents.unembedding.transpose(1, 2)
@@ -199,14 +215,14 @@ class VocabularyReadout:
         dz -= (p * dz).sum(-1, keepdim=True)
         return dz.mul_(p).div_(self.total)
 
-    def _mix(
+    def _add_mixed(
         self,
         slope: Tensor,
         tangents: Tangents,
         to_features: Tensor,
         to_weight: Tensor | None,
     ) -> None:
-        """Add the mixed second derivatives of z = W h, weighted with g."""
+        """Add the mixed second derivatives of z = W h, weighted with g: dW^T g, and g dh^T."""
         if tangents.unembedding is not None:
             to_features += slope @ tangents.unembedding
         if to_weight is not None and tangents.features is not None:
@@ -215,10 +231,12 @@ class VocabularyReadout:
     def _slope(
         self, probabilities: Tensor, chunk: slice
     ) -> Float[Tensor, "chunk vocabulary"]:
-        """Return g of a chunk of tokens."""
-        p, targets = probabilities.clone(), self.targets[chunk]
-        p[torch.arange(len(targets), device=p.device), targets] -= 1.0
-        return p.div_(self.total)
+        """Return g = (p - y) / total of a chunk of tokens."""
+        difference = probabilities.clone()
+        targets = self.targets[chunk]
+        tokens = torch.arange(len(targets), device=difference.device)
+        difference[tokens, targets] -= 1.0
+        return difference.div_(self.total)
 
     def _softmax(
         self, features: Tensor, chunk: slice
@@ -248,21 +266,30 @@ class _Slope(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, readout: VocabularyReadout, direction: Direction
     ) -> Tensor:
+        """Return W^T g; the features are kept for the derivative."""
         ctx.readout, ctx.direction = readout, direction
         ctx.save_for_backward(features)
         return readout.cotangent(features)
 
     @staticmethod
     def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
+        """Return H times the tangent in the features, and put the product in the unembedding into the direction.
+
+        The Hessian is symmetric, so that the vector-Jacobian product of the gradient is a
+        product with H. The unembedding's direction and product do not pass through
+        autograd: they are attributes of `direction`.
+        """
         (features,) = ctx.saved_tensors
-        if ctx.direction.unembedding is None:
-            weight = None
-        else:
-            weight = ctx.direction.unembedding.unsqueeze(0)
+        direction = ctx.direction
+        weight = None
+        if direction.unembedding is not None:
+            weight = direction.unembedding.unsqueeze(0)
         tangents = Tangents(tangent.unsqueeze(0), weight)
         with torch.no_grad():
             products, to_weight = ctx.readout.products(
-                features, tangents, Part.H, with_weight=ctx.direction.with_weight
+                features, tangents, Part.H, with_weight=direction.with_weight
             )
-        ctx.direction.to_weight = None if to_weight is None else to_weight[0]
+        direction.to_weight = None
+        if to_weight is not None:
+            direction.to_weight = to_weight[0]
         return products[0], None, None

@@ -10,7 +10,7 @@ from jaxtyping import Float, Shaped
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from hessfig.curvature.column import Column, chunks, to_multiply
+from hessfig.curvature.column import COLUMNS_AT_ONCE, Column, chunks, to_multiply
 from hessfig.curvature.problem import standard_error
 from hessfig.curvature.spectral.lanczos import (
     InUnits,
@@ -21,9 +21,8 @@ from hessfig.curvature.spectral.lanczos import (
 )
 from hessfig.terms import Part, split_in
 
-COLUMNS_AT_ONCE = 64
 Matrix = NDArray[np.float64]
-_ROWS = 512
+_ROWS = 512  # of a band of a matrix, which is copied
 
 
 def dense_eigenvalues(
@@ -31,22 +30,26 @@ def dense_eigenvalues(
 ) -> dict[Part, NDArray[np.float64] | None]:
     """Return the ascending eigenvalues of each part of the square block `row` of `column`; None for a nonfinite block.
 
-    Raises ArithmeticError for a part that is not symmetric up to rounding. The caller
-    checks that the matrices fit into memory.
+    H is the sum of the matrices of both parts of a split, if both are requested. Every
+    matrix is overwritten by its decomposition and freed, so that no more are held at
+    once than parts were multiplied. Raises ArithmeticError for a part that is not
+    symmetric up to rounding. The caller checks that the matrices fit into memory.
     """
     matrices = _matrices(column, row, to_multiply(parts))
-    finite = {
-        part: bool(np.isfinite(matrix.sum())) for part, matrix in matrices.items()
-    }
+    finite = {}
     for part, matrix in matrices.items():
+        finite[part] = bool(np.isfinite(matrix.sum()))
         if finite[part]:
             _symmetrise(matrix, Square(column, row, part))
     values: dict[Part, Matrix | None] = {}
     if Part.H in parts and Part.H not in matrices:
-        outer, functional = (matrices[part] for part in split_in(matrices))
-        values[Part.H] = _of_sum(outer, functional) if all(finite.values()) else None
+        first, second = split_in(matrices)
+        values[Part.H] = None
+        if all(finite.values()):
+            values[Part.H] = _of_sum(matrices[first], matrices[second])
     for part in list(matrices):
-        values[part] = _eigenvalues(matrices.pop(part)) if finite[part] else None
+        matrix = matrices.pop(part)
+        values[part] = _eigenvalues(matrix) if finite[part] else None
     return {part: values[part] for part in parts}
 
 
@@ -84,31 +87,35 @@ def eigenvalues(matrix: Tensor) -> Tensor:
 def _matrices(
     column: Column, row: Hashable, parts: Sequence[Part]
 ) -> dict[Part, Matrix]:
+    """Return the parts of a square block as matrices, by products with COLUMNS_AT_ONCE unit vectors at a time."""
     dim = column.dim
     matrices = {part: np.empty((dim, dim), order="F") for part in parts}
-    at = 0
-    while at < dim:
-        unit = torch.zeros(dim, min(COLUMNS_AT_ONCE, dim - at), dtype=column.dtype)
-        unit[range(at, at + unit.shape[1]), range(unit.shape[1])] = 1.0
-        for chunk in chunks(unit, column, COLUMNS_AT_ONCE):
+    done = 0
+    while done < dim:
+        count = min(COLUMNS_AT_ONCE, dim - done)
+        units = torch.zeros(dim, count, dtype=column.dtype)
+        units[range(done, done + count), range(count)] = 1.0
+        for chunk in chunks(units, column, COLUMNS_AT_ONCE):
             products = column.split_matmat(chunk, parts=parts)
+            here = slice(done, done + chunk.shape[1])
             for part, matrix in matrices.items():
-                matrix[:, at : at + chunk.shape[1]] = (
-                    products[row, part].cpu().double().numpy()
-                )
-            at += chunk.shape[1]
+                matrix[:, here] = products[row, part].cpu().double().numpy()
+            done += chunk.shape[1]
     return matrices
 
 
 def _symmetrise(matrix: Matrix, square: Square) -> None:
-    """Replace a matrix by the mean of it and its transpose, in place and band by band; check the asymmetry."""
-    asymmetry, size = 0.0, float(np.linalg.norm(matrix))
+    """Replace A by (A + A^T) / 2, in place and band by band; check the asymmetry ||A - A^T||."""
+    size = float(np.linalg.norm(matrix))
+    asymmetry = 0.0
     for low in range(0, len(matrix), _ROWS):
         band = slice(low, low + _ROWS)
-        below, right = matrix[low:, band], matrix[band, low:].T
+        below = matrix[low:, band]
+        right = matrix[band, low:].T
         asymmetry = float(np.hypot(asymmetry, np.linalg.norm(below - right)))
         mean = (below + right) / 2
-        matrix[low:, band], matrix[band, low:] = mean, mean.T
+        matrix[low:, band] = mean
+        matrix[band, low:] = mean.T
     square.check_symmetric(asymmetry, size)
 
 
@@ -181,32 +188,35 @@ def quadrature(
     >>> bool((mean - square.matmat(start)[0, 0]).abs() < 1e-12)
     True
     """
-    at_once = max(
-        1,
-        BASIS_BYTES
-        // (operator.like.itemsize * min(steps, operator.dim) * operator.dim),
-    )
-    operator, full, half = InUnits(operator), [], []
+    of_run = operator.like.itemsize * min(steps, operator.dim) * operator.dim
+    at_once = max(1, BASIS_BYTES // of_run)
+    operator = InUnits(operator)
+    full = []
+    half = []
     for group in starts.split(at_once, dim=1):
         runs = [LanczosRun(start, steps) for start in group.to(operator.like).T]
         while advance(runs, operator):
             pass
-        full += [_rule(run, steps, steps) for run in runs]
-        half += [_rule(run, steps // 2, steps // 2) for run in runs]
-    (nodes, weights), (half_nodes, half_weights) = (
-        torch.stack(full, dim=1),
-        torch.stack(half, dim=1),
-    )
+        for run in runs:
+            full.append(_rule(run, steps, steps))
+            half.append(_rule(run, steps // 2, steps // 2))
+    nodes, weights = torch.stack(full, dim=1)
+    half_nodes, half_weights = torch.stack(half, dim=1)
     unit = operator.unit or 1.0
     return Quadrature(unit * nodes, weights, unit * half_nodes, half_weights)
 
 
 def _rule(run: LanczosRun, steps: int, size: int) -> Float[Tensor, "2 size"]:
-    """Return nodes and weights of the first `steps` steps of a run, padded with zeros."""
+    """Return nodes and weights of the first `steps` steps of a run, padded with zeros.
+
+    With T = S diag(theta) S^T, the start is q_1 = Q e_1 and f(A) is seen as f(T):
+    q_1 . f(A) q_1 = sum_i S_1i^2 f(theta_i).
+    """
     length = min(run.length, steps)
     values, coefficients = torch.linalg.eigh(run.projection[:length, :length])
     rule = torch.zeros(2, size, dtype=torch.float64, device="cpu")
-    rule[0, :length], rule[1, :length] = values, coefficients[0].square()
+    rule[0, :length] = values
+    rule[1, :length] = coefficients[0].square()
     return rule
 
 
@@ -237,44 +247,57 @@ def xtrace(
     True
     """
     count = num_products // 2
-    drawn = torch.randn(
-        count, operator.dim, dtype=torch.float64, generator=generator, device="cpu"
-    )
+    size = (count, operator.dim)
+    drawn = torch.randn(size, dtype=torch.float64, generator=generator, device="cpu")
     drawn = drawn.to(operator.like.device).T
     tests = drawn * (operator.dim**0.5 / drawn.norm(dim=0))
     image = operator.matmat(tests)
     basis, sizes, _ = torch.linalg.svd(image, full_matrices=False)
-    if float(sizes[0]) > 0.0:
-        basis = basis[:, sizes > _RANK * sizes[0]]
-    else:
-        basis = basis[:, :0]
+    basis = _of_full_rank(basis, sizes)
+    inner = image.new_zeros(0, 0)
     if basis.shape[1]:
         inner = basis.T @ operator.matmat(basis)
-    else:
-        inner = image.new_zeros(0, 0)
-    estimates = torch.stack(
-        [_left_out(i, tests, image, basis, inner) for i in range(count)]
-    )
-    return float(estimates.mean()), standard_error(estimates)
+    estimates = []
+    for place in range(count):
+        estimates.append(_left_out(place, tests, image, basis, inner))
+    samples = torch.stack(estimates)
+    return float(samples.mean()), standard_error(samples)
+
+
+def _of_full_rank(
+    vectors: Float[Tensor, "n k"], sizes: Float[Tensor, " k"]
+) -> Float[Tensor, "n r"]:
+    """Return the singular vectors whose singular values, descending, are above _RANK times the largest."""
+    if not sizes.numel() or not float(sizes[0]) > 0.0:
+        return vectors[:, :0]
+    return vectors[:, sizes > _RANK * sizes[0]]
 
 
 def _left_out(
     i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor
 ) -> Float[Tensor, ""]:
-    """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others."""
+    """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others.
+
+    Everything is computed inside of B, the basis of all images: Q = B W, B'AB = `inner`
+    and Q'w = W'(B'w). With u = W W'(B'w), the part of B'w inside of Q,
+
+        w'(1 - QQ')A(1 - QQ')w = w'Aw - 2 u'(B'Aw) + u'(B'AB)u
+
+    which is rescaled from |(1 - QQ')w|^2 to the dimension of the complement.
+    """
+    w = tests[:, i]
+    image_of_w = image[:, i]
     others = torch.cat([image[:, :i], image[:, i + 1 :]], dim=1)
     left, sizes, _ = torch.linalg.svd(basis.T @ others, full_matrices=False)
-    if sizes.numel() and float(sizes.max()) > 0.0:
-        within = left[:, sizes > _RANK * sizes.max()]
-    else:
-        within = left[:, :0]
-    inside = within @ (within.T @ (basis.T @ tests[:, i]))
-    outside = tests[:, i].square().sum() - inside.square().sum()
+    within = _of_full_rank(left, sizes)
+    inside = within @ (within.T @ (basis.T @ w))
+    outside = w.square().sum() - inside.square().sum()
     left_over = (
-        tests[:, i] @ image[:, i]
-        - 2 * inside @ (basis.T @ image[:, i])
-        + inside @ inner @ inside
+        w @ image_of_w - 2 * inside @ (basis.T @ image_of_w) + inside @ inner @ inside
     )
-    dim, rank = len(tests), within.shape[1]
-    scale = (dim - rank) / outside if rank < dim else torch.zeros_like(outside)
+    dim = len(tests)
+    rank = within.shape[1]
+    scale = torch.zeros_like(outside)
+    if rank < dim:
+        scale = (dim - rank) / outside
     return (within.T @ inner @ within).trace() + scale * left_over

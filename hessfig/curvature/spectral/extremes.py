@@ -61,7 +61,7 @@ class Extremes:
 
 
 def nothing_found(operator: SymmetricOperator) -> Extremes:
-    """Return the result before the first run: no eigenvalues."""
+    """Return the result before the first run: no eigenvalues, orthogonal to everything."""
     none = torch.zeros(0, dtype=torch.float64, device="cpu")
     return Extremes(none, none, operator.like.new_zeros(operator.dim, 0), 0.0)
 
@@ -82,8 +82,9 @@ def certify(
     products: the runs may have used an operator of lower precision, whose rounding must
     not enter `scale`.
     """
-    judge = _certify_short if is_short(runs[0].basis) else _certify_long
-    return judge(operator, end, k, before, runs, tolerance)
+    if is_short(runs[0].basis):
+        return _certify_short(operator, end, k, before, runs, tolerance)
+    return _certify_long(operator, end, k, before, runs, tolerance)
 
 
 def _certify_short(
@@ -94,21 +95,19 @@ def _certify_short(
     runs: Sequence[LanczosRun],
     tolerance: float,
 ) -> Extremes:
-    pieces = [
-        before.vectors,
-        *(outer(run, end, k) for run in runs),
-        _longest(runs, end, k),
-    ]
+    """Multiply the vectors of all runs, those of `before`, and the longest one in one call."""
+    bases = [before.vectors, *(outer(run, end, k) for run in runs)]
+    peak = _longest(runs, end, k)
+    pieces = [*bases, peak]
     product = operator.matmat(torch.cat(pieces, dim=1))
     *images, image = product.split([piece.shape[1] for piece in pieces], dim=1)
-    *bases, peak = pieces
-    alone = [
-        pairs(v, p, end, k) for v, p in zip(bases, images, strict=True) if v.numel()
-    ]
+    alone = []
+    for vectors, products in zip(bases, images, strict=True):
+        if vectors.numel():
+            alone.append(pairs(vectors, products, end, k))
     together = pairs(torch.cat(bases, dim=1), torch.cat(images, dim=1), end, k)
-    return _judged(
-        before, alone, together, (peak * image).sum(dim=0).abs().tolist(), tolerance
-    )
+    sizes = (peak * image).sum(dim=0).abs().tolist()
+    return _judged(before, alone, together, sizes, tolerance)
 
 
 def _certify_long(
@@ -122,27 +121,29 @@ def _certify_long(
     """Turn the bases of the runs into Ritz vectors, the outermost first, so that none of them is copied."""
     for run in runs:
         run.sort(end.order)
-    pieces = [
-        list(before.vectors.T),
-        *(list(run.basis[: min(k, run.length)]) for run in runs),
-    ]
-    rows = [row for piece in pieces for row in piece]
-    sizes = [abs(float(dots(peak, _image(operator, peak)))) for peak in _peaks(runs, k)]
+    sizes = [abs(float(dots(v, _image(operator, v)))) for v in _peaks(runs, k)]
+    rows = list(before.vectors.T)
+    counts = [len(rows)]
+    for run in runs:
+        outermost = list(run.basis[: min(k, run.length)])
+        rows += outermost
+        counts.append(len(outermost))
     images = [_image(operator, row) for row in rows]
     span = Span(rows, images, *grams(rows, images))
     places = torch.arange(len(rows), device="cpu")
-    alone = [
-        span.pairs(at, end, k)
-        for at in places.split([len(piece) for piece in pieces])
-        if len(at)
-    ]
-    best = _judged(before, alone, span.pairs(places, end, k), sizes, tolerance)
+    alone = []
+    for of_run in places.split(counts):
+        if len(of_run):
+            alone.append(span.pairs(of_run, end, k))
+    together = span.pairs(places, end, k)
+    best = _judged(before, alone, together, sizes, tolerance)
     return replace(best, vectors=combined(rows, best.vectors))
 
 
 def _image(
     operator: SymmetricOperator, vector: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
+    """Return A v."""
     return operator.matmat(vector[:, None])[:, 0]
 
 
@@ -150,7 +151,9 @@ def _peaks(runs: Sequence[LanczosRun], k: int) -> list[Float[Tensor, " n"]]:
     """Return the Ritz vector of the largest absolute value of sorted runs; none if it is among the k outermost."""
     run = max(runs, key=lambda run: float(run.projection.diagonal().abs().max()))
     place = int(run.projection.diagonal()[: run.length].abs().argmax())
-    return [run.basis[place]] if place >= k else []
+    if place < k:
+        return []
+    return [run.basis[place]]
 
 
 @dataclass(frozen=True)
@@ -164,12 +167,12 @@ class Span:
 
     def pairs(self, places: Tensor, end: End, k: int) -> Extremes:
         """Return the outermost Ritz pairs of some of the rows; as `vectors`, the coefficients of all rows (p, k)."""
-        gram, product = (one[places][:, places] for one in (self.gram, self.product))
+        gram = self.gram[places][:, places]
+        product = self.product[places][:, places]
         values, basis, coefficients = _in_span(gram, product, _ALIKE**2)
         order = end.order(values)[:k]
-        weights = torch.zeros(
-            len(self.rows), len(order), dtype=torch.float64, device="cpu"
-        )
+        size = (len(self.rows), len(order))
+        weights = torch.zeros(size, dtype=torch.float64, device="cpu")
         weights[places] = basis @ coefficients[:, order]
         off = residuals(self.rows, self.images, weights, values[order])
         return Extremes(values[order], off, weights, float(values.abs().max()))
@@ -178,12 +181,15 @@ class Span:
 def _in_span(
     gram: Tensor, product: Tensor, least: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Ritz values, an orthonormal basis of the span, and coefficients in it, from V V^T and V P^T."""
+    """Return Ritz values, an orthonormal basis of the span, and coefficients in it, from G = V V^T and V P^T.
+
+    With G = U diag(s) U^T, the columns of U s^(-1/2) are the coefficients of an
+    orthonormal basis in the rows of V. Directions with s <= `least` are left out.
+    """
     sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
     basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
-    values, coefficients = torch.linalg.eigh(
-        basis.T @ (product + product.T) @ basis / 2
-    )
+    projection = basis.T @ (product + product.T) @ basis / 2
+    values, coefficients = torch.linalg.eigh(projection)
     return values, basis, coefficients
 
 
@@ -194,13 +200,18 @@ def _judged(
     sizes: Sequence[float],
     tolerance: float,
 ) -> Extremes:
-    scale = max([before.scale, *(pair.scale for pair in (together, *alone)), *sizes])
+    """Return the claim with the smallest residuals if all claims agree with all vectors together, else these.
+
+    A claim is the result of one run, or what was locked `before`. `sizes` are absolute
+    values that were seen elsewhere in the spectrum, for the scale.
+    """
+    of_runs = [claim.scale for claim in alone]
+    scale = max(before.scale, together.scale, *sizes, *of_runs)
     claims = alone[:1] if before.vectors.numel() else alone
     agree = all(_agree(claim, together, tolerance * scale) for claim in claims)
+    best = together
     if agree:
         best = min(claims, key=lambda claim: float(claim.residuals.max()))
-    else:
-        best = together
     small = bool((best.residuals <= tolerance * scale).all())
     return replace(best, scale=scale, converged=agree and small)
 
@@ -214,18 +225,34 @@ def outer(run: LanczosRun, end: End, k: int) -> Float[Tensor, "n k"]:
 def pairs(
     vectors: Float[Tensor, "n p"], product: Float[Tensor, "n p"], end: End, k: int
 ) -> Extremes:
-    """Return the outermost Ritz pairs of the space spanned by `vectors`, with the products of the vectors given."""
+    """Return the outermost Ritz pairs of the space spanned by `vectors`, with the products of the vectors given.
+
+    With V = L diag(s) R^T, the columns of L are an orthonormal basis of the space and
+    A L = (A V) R diag(1 / s). Ritz pairs are eigenpairs of L^T A L. Directions with
+    s <= _ALIKE are those of vectors that agree.
+
+    Examples
+    --------
+    The space of the first two unit vectors, for A = diag(1, 2, 3):
+
+    >>> import torch
+    >>> vectors = torch.eye(3, 2).double()
+    >>> image = torch.tensor([1.0, 2.0, 3.0]).double()[:, None] * vectors
+    >>> found = pairs(vectors, image, End.largest, k=1)
+    >>> [round(float(number), 9) for number in (found.values, found.residuals)]
+    [2.0, 0.0]
+    """
     left, sizes, right = torch.linalg.svd(vectors, full_matrices=False)
     is_new = sizes > _ALIKE
-    basis, image = left[:, is_new], product @ (right[is_new].T / sizes[is_new])
+    basis = left[:, is_new]
+    image = product @ (right[is_new].T / sizes[is_new])
     values, coefficients = torch.linalg.eigh((basis.T @ image + image.T @ basis) / 2)
     order = end.order(values)[:k]
     chosen = coefficients[:, order]
     ritz_vectors = basis @ chosen
     off = (image @ chosen - ritz_vectors * values[order]).norm(dim=0)
-    return Extremes(
-        values[order].cpu(), off.cpu(), ritz_vectors, float(values.abs().max())
-    )
+    scale = float(values.abs().max())
+    return Extremes(values[order].cpu(), off.cpu(), ritz_vectors, scale)
 
 
 def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p"]:
@@ -233,13 +260,16 @@ def _longest(runs: Sequence[LanczosRun], end: End, k: int) -> Float[Tensor, "n p
     run = max(runs, key=lambda run: float(run.ritz().values.abs().max()))
     ritz = run.ritz()
     longest = int(ritz.values.abs().argmax())
-    is_outer = longest in end.order(ritz.values)[:k].tolist()
-    return run.vectors(ritz.coefficients[:, [] if is_outer else [longest]])
+    outermost = end.order(ritz.values)[:k].tolist()
+    chosen = [] if longest in outermost else [longest]
+    return run.vectors(ritz.coefficients[:, chosen])
 
 
 def _agree(first: Extremes, other: Extremes, allowed: float) -> bool:
-    same = len(first.values) == len(other.values)
-    return same and bool(((first.values - other.values).abs() <= allowed).all())
+    """Whether two results have the same values, up to `allowed`."""
+    if len(first.values) != len(other.values):
+        return False
+    return bool(((first.values - other.values).abs() <= allowed).all())
 
 
 def unseen(
@@ -247,41 +277,53 @@ def unseen(
 ) -> Float[Tensor, "n k"] | None:
     """Return Ritz vectors whose values lie outside those of `best` by more than `allowed`; None if there are none.
 
-    The vectors are sought in the span of the bases of all runs, the block Krylov space
-    of all starts. It may contain eigenvectors that no single run shows, and costs no
-    product. Directions whose squared length in the joined bases is below `least` are
-    rounding and are left out.
+    The vectors are sought in the span of the bases Q_r of all runs, the block Krylov
+    space of all starts, from the blocks Q_r^T Q_s and Q_r^T A Q_s. It may contain
+    eigenvectors that no single run shows, and costs no product. Directions whose
+    squared length in the joined bases is below `least` are rounding and are left out.
     """
-    pieces = [[run.against(other) for other in runs] for run in runs]
-    gram, product = (
-        torch.cat([torch.cat([two[i] for two in row], dim=1) for row in pieces])
-        for i in range(2)
-    )
+    grams_by_run = []
+    products_by_run = []
+    for run in runs:
+        blocks = [run.against(other) for other in runs]
+        grams_by_run.append(torch.cat([block[0] for block in blocks], dim=1))
+        products_by_run.append(torch.cat([block[1] for block in blocks], dim=1))
+    gram = torch.cat(grams_by_run)
+    product = torch.cat(products_by_run)
     values, basis, coefficients = _in_span(gram, product, least)
     order = end.order(values)[: len(best.values)]
-    sign = 1 if end == End.largest else -1
-    if not bool((sign * (values[order] - best.values[: len(order)]) > allowed).any()):
+    farther = values[order] - best.values[: len(order)]
+    if end == End.smallest:
+        farther = -farther
+    if not bool((farther > allowed).any()):
         return None
     parts = (basis @ coefficients[:, order]).split([run.length for run in runs])
-    return torch.stack(
-        [run.vectors(part) for run, part in zip(runs, parts, strict=True)]
-    ).sum(dim=0)
+    vectors = []
+    for run, part in zip(runs, parts, strict=True):
+        vectors.append(run.vectors(part))
+    return torch.stack(vectors).sum(dim=0)
 
 
 STARTS = 2
-BASIS_BYTES = 2**30  # limit for the vectors of the two runs
-LONG_BYTES = 2**27  # the same for long vectors, if it is more than LONG_VECTORS
-LONG_VECTORS = 12  # the bases of both runs, and the next vector of each
-_FEWEST, _CHECK_EVERY, _RESTARTS, _LONG_RESTARTS = 20, 2, 30, 100
-_WARMTH = (
-    3.0  # length of the given vector in a warm start, relative to the random vector
-)
-_SPARE = 0.5  # share of the tolerance that is allowed for the residual of a run
-_DOUBT = (
-    4.0  # safety factor of the gap, which is to a Ritz value that has not converged
-)
-_FAR = 30.0  # n times the squared cosine of a random vector with one of n eigenvectors is above it once in 2e7
-_MISSED = 0.01  # probability that one run has missed a value that is farther out
+# Bytes of the vectors of the two runs, and of long vectors, if these are more than
+# LONG_VECTORS: the bases of both runs, and the next vector of each.
+BASIS_BYTES = 2**30
+LONG_BYTES = 2**27
+LONG_VECTORS = 12
+_FEWEST = 20  # vectors of a basis, whatever memory says
+_CHECK_EVERY = 2  # steps between two looks at the Ritz values
+_RESTARTS, _LONG_RESTARTS = 30, 100  # of a run, after which it has not converged
+# Length of the given vector in a warm start, relative to the random vector.
+_WARMTH = 3.0
+# Share of the tolerance that is allowed for the residual of a run.
+_SPARE = 0.5
+# Safety factor of the gap, which is to a Ritz value that has not converged.
+_DOUBT = 4.0
+# n times the squared cosine of a random vector with one of n eigenvectors is above it
+# once in 2e7.
+_FAR = 30.0
+# Probability that one run has missed a value that is farther out.
+_MISSED = 0.01
 
 
 @dataclass(frozen=True)
@@ -330,17 +372,18 @@ def begin(
     takes fewer products, and next to a cluster (the zeros of a block without full rank)
     restarts may not converge. For long vectors see `long_sizes`.
     """
-    if not is_short(starts):
-        sizes, _ = long_sizes(goal, len(locked))
-        pairs = zip(starts, sizes, strict=False)
-        return [
-            LanczosRun(start, size, locked=locked, fresh=generator)
-            for start, size in pairs
-        ]
-    steps = len(locked) if len(locked) <= 2 * goal.steps else goal.steps
-    size = min(steps, BASIS_BYTES // (8 * STARTS * len(locked)))
-    size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
-    return [LanczosRun(start, size, locked=locked, fresh=generator) for start in starts]
+    dim = len(locked)
+    if is_short(starts):
+        steps = dim if dim <= 2 * goal.steps else goal.steps
+        size = min(steps, BASIS_BYTES // (8 * STARTS * dim))
+        size = max(size, 2 * goal.k + 2, min(_FEWEST, goal.steps))
+        sizes = [size] * len(starts)
+    else:
+        sizes, _ = long_sizes(goal, dim)
+    runs = []
+    for start, size in zip(starts, sizes, strict=False):
+        runs.append(LanczosRun(start, size, locked=locked, fresh=generator))
+    return runs
 
 
 def long_sizes(goal: Goal, dim: int) -> tuple[list[int], int]:
@@ -360,10 +403,14 @@ def run_until_converged(
 ) -> None:
     """Advance runs until all have finished, or until their restarts are used up; runs on long vectors take turns."""
     if not is_short(runs[0].basis):
-        return _take_turns(runs, operator, goal)
-    going, taken, restarts = unfinished(runs, goal), 0, 0
+        _take_turns(runs, operator, goal)
+        return
+    going = unfinished(runs, goal)
+    taken = 0
+    restarts = 0
     while advance(going, operator):
         taken += 1
+        # A look at the Ritz values costs as much as some products.
         if taken % _CHECK_EVERY and not any(run.is_full for run in going):
             continue
         going = unfinished(runs, goal)
@@ -371,12 +418,12 @@ def run_until_converged(
             if run.is_full and restarts < STARTS * _RESTARTS:
                 run.restart(_kept(run, goal))
                 restarts += 1
-    return None
 
 
 def _take_turns(
     runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal
 ) -> None:
+    """Advance one run after the other; one that is done keeps a few Ritz vectors, which frees memory for the next."""
     _, remaining = long_sizes(goal, runs[0].dim)
     for count, run in enumerate(runs, 1):
         restarts = 0
@@ -390,16 +437,22 @@ def _take_turns(
 
 
 def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
-    """Return the runs that have not reached the goal."""
+    """Return the runs that have not reached the goal.
+
+    The run that is ahead has to reach the residuals, the others only their values (with
+    goal.strict, all the residuals): the vectors of one run are enough.
+    """
     claims = [_claim(run, goal) for run in runs]
     ahead = min(claims, key=lambda claim: claim.residual)
     allowed = _SPARE * goal.tolerance * max(claim.scale for claim in claims)
-    return [
-        run
-        for run, claim in zip(runs, claims, strict=True)
-        if (claim.residual if goal.strict or claim is ahead else claim.off) > allowed
-        or _is_too_soon(run, goal)
-    ]
+    going = []
+    for run, claim in zip(runs, claims, strict=True):
+        off = claim.off
+        if goal.strict or claim is ahead:
+            off = claim.residual
+        if off > allowed or _is_too_soon(run, goal):
+            going.append(run)
+    return going
 
 
 def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
@@ -421,38 +474,48 @@ def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
     eigenvalues. The start itself is nearly a vector of the cluster, with a small
     residual, before eigenvalues farther out can appear.
     """
-    if (
-        run.vector is None
-        or run.is_restarted
-        or run.steps >= min(goal.fewest, run.size)
-    ):
+    has_ended = run.vector is None or run.is_restarted
+    if has_ended or run.steps >= min(goal.fewest, run.size):
         return False
     ritz = run.ritz()
-    along = ritz.coefficients[0, goal.end.order(ritz.values)[: goal.k]].square()
-    is_invariant = not bool(ritz.residuals.any())
-    return not is_invariant and bool((along * run.dim > _FAR).any())
+    if not bool(ritz.residuals.any()):  # an invariant subspace
+        return False
+    outermost = goal.end.order(ritz.values)[: goal.k]
+    # The squared cosines of the Ritz vectors with the start, the first vector.
+    along = ritz.coefficients[0, outermost].square()
+    return bool((along * run.dim > _FAR).any())
 
 
 def _claim(run: LanczosRun, goal: Goal) -> _Claim:
+    """Return how far the outermost Ritz pairs of a run are from eigenpairs.
+
+    The error of a Ritz value is at most its residual r, and at most r^2 / gap, with the
+    gap to the rest of the spectrum, here to the next Ritz value (_DOUBT).
+    """
     if run.vector is None:
         return _Claim(0.0, 0.0, 0.0)
-    if run.length < goal.k:
+    k = goal.k
+    if run.length < k:
         return _Claim(torch.inf, torch.inf, 0.0)
     ritz = run.ritz()
     order = goal.end.order(ritz.values)
-    residuals, values = ritz.residuals[order[: goal.k]], ritz.values[order]
-    largest, scale = float(residuals.max()), float(values.abs().max())
-    if run.length > goal.k:
-        gap = float((values[goal.k - 1] - values[goal.k]).abs())
-    else:
-        gap = 0.0
-    off = _DOUBT * float(residuals.square().sum()) / gap if gap > 0.0 else torch.inf
+    residuals = ritz.residuals[order[:k]]
+    values = ritz.values[order]
+    largest = float(residuals.max())
+    scale = float(values.abs().max())
+    gap = 0.0
+    if run.length > k:
+        gap = float((values[k - 1] - values[k]).abs())
+    off = torch.inf
+    if gap > 0.0:
+        off = _DOUBT * float(residuals.square().sum()) / gap
     return _Claim(largest, min(largest, off), scale)
 
 
 def _start(
     operator: SymmetricOperator, generator: Generator, warm: Tensor | None
 ) -> Tensor:
+    """Return a random unit vector, near `warm` if that is given."""
     start = drawn(operator.like, operator.dim, generator)
     start = start / length(start)
     if warm is None or not length(warm) > 0.0:
@@ -463,12 +526,13 @@ def _start(
 def _kept(run: LanczosRun, goal: Goal) -> list[int]:
     """Return the Ritz vectors that a restart keeps: the outermost, and some more for speed."""
     kept = min(goal.k + (run.size - goal.k) // 3 + 1, run.size - 1)
-    return [int(index) for index in goal.end.order(run.ritz().values)[:kept]]
+    return goal.end.order(run.ritz().values)[:kept].tolist()
 
 
-_ROUNDS = 8
+_ROUNDS = 8  # of runs in the complement of what was found before
 _WARMED = 10  # the fewest steps from a warm start
-_LEAST_RESIDUAL = 2e-7  # the smallest relative residual required of runs in float32; rounding is below it
+# The smallest relative residual required of runs in float32; rounding is below it.
+_LEAST_RESIDUAL = 2e-7
 
 
 def extremes(
@@ -532,10 +596,7 @@ def extremes(
         seen = replace(goal, fewest=0) if spent and best.vectors.numel() else goal
         best = _in_full_precision(operator, seen, first, generator)
     best = replace(best, products=operator.products - before, rough_products=spent)
-    return best if operator.unit in (0.0, 1.0) else _times(best, operator.unit)
-
-
-def _times(best: Extremes, unit: float) -> Extremes:
+    unit = operator.unit or 1.0
     return replace(
         best,
         values=best.values * unit,
@@ -556,28 +617,24 @@ def _in_full_precision(
     runs = begin(goal, starts, generator, none.vectors)
     starts.clear()  # frees their memory
     best = _converged(operator, goal, none, runs)
-    if best.converged and (more := _unseen(runs, goal, best, operator)) is not None:
-        runs = begin(
-            goal,
-            starts_of(goal, operator, generator, more.sum(dim=1)),
-            generator,
-            none.vectors,
-        )
-        best = _converged(operator, goal, none, runs)
+    if best.converged:
+        more = _unseen(runs, goal, best, operator)
+        if more is not None:
+            near = starts_of(goal, operator, generator, more.sum(dim=1))
+            runs = begin(goal, near, generator, none.vectors)
+            best = _converged(operator, goal, none, runs)
     if best.converged or unfinished(runs, goal):
         return best
-    best, goal = none, replace(goal, strict=True)
+    best = none
+    goal = replace(goal, strict=True)
     for _ in range(_ROUNDS):
         best = _converged(operator, goal, best, runs)
-        if (
-            best.converged
-            or unfinished(runs, goal)
-            or best.vectors.shape[1] == operator.dim
-        ):
+        if best.converged or unfinished(runs, goal):
             break
-        runs = begin(
-            goal, starts_of(goal, operator, generator, None), generator, best.vectors
-        )
+        if best.vectors.shape[1] == operator.dim:
+            break
+        random = starts_of(goal, operator, generator, None)
+        runs = begin(goal, random, generator, best.vectors)
     return best
 
 
@@ -587,6 +644,7 @@ def _converged(
     before: Extremes,
     runs: Sequence[LanczosRun],
 ) -> Extremes:
+    """Advance the runs as far as they go, and certify what they found."""
     run_until_converged(runs, operator, goal)
     return certify(operator, goal.end, goal.k, before, runs, goal.tolerance)
 
@@ -594,13 +652,10 @@ def _converged(
 def _unseen(
     runs: Sequence[LanczosRun], goal: Goal, best: Extremes, operator: SymmetricOperator
 ) -> Tensor | None:
-    return unseen(
-        runs,
-        goal.end,
-        best,
-        goal.tolerance * best.scale,
-        operator.rounding / goal.tolerance,
-    )
+    """Return vectors outside of `best` by more than the tolerance, beyond the rounding of the operator."""
+    allowed = goal.tolerance * best.scale
+    least = operator.rounding / goal.tolerance
+    return unseen(runs, goal.end, best, allowed, least)
 
 
 def _in_low_precision(
@@ -615,22 +670,20 @@ def _in_low_precision(
     A network that overflows in float32, or whose products lose their symmetry to
     rounding, is not an error: the runs in full precision then begin from `starts`.
     """
-    before, none = low_precision.products, nothing_found(operator)
+    before = low_precision.products
+    none = nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)
+    rough = replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL))
     try:
-        run_until_converged(
-            runs,
-            low_precision,
-            replace(goal, tolerance=max(goal.tolerance, _LEAST_RESIDUAL)),
-        )
+        run_until_converged(runs, low_precision, rough)
     except ArithmeticError:
         return none, starts, low_precision.products - before
+    spent = low_precision.products - before
     best = certify(operator, goal.end, goal.k, none, runs, goal.tolerance)
-    if (
-        best.converged
-        and (more := _unseen(runs, goal, best, low_precision)) is not None
-    ):
-        starts = starts_of(goal, operator, generator, more.sum(dim=1))
-        return replace(best, converged=False), starts, low_precision.products - before
+    if best.converged:
+        more = _unseen(runs, goal, best, low_precision)
+        if more is not None:
+            near = starts_of(goal, operator, generator, more.sum(dim=1))
+            return replace(best, converged=False), near, spent
     warm = [outer(run, goal.end, goal.k).sum(dim=1) for run in runs]
-    return best, warm, low_precision.products - before
+    return best, warm, spent

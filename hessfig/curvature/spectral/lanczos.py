@@ -25,9 +25,8 @@ from hessfig.curvature.spectral.vectors import (
 from hessfig.rng import stream
 from hessfig.terms import Part
 
-_BESIDE = (
-    1e-6  # a part that is smaller than this, relative to the other parts, is rounding
-)
+# A part that is smaller than this, relative to the other parts, is rounding.
+_BESIDE = 1e-6
 
 
 class NotFinite(ArithmeticError):
@@ -88,11 +87,16 @@ class Square:
     """
 
     def __init__(self, column: Column, row: Hashable, part: Part) -> None:
-        self.column, self.row, self.part = column, row, part
-        self.dim, self.products, self.like = column.dim, 0, column.like
+        self.column = column
+        self.row = row
+        self.part = part
+        self.dim = column.dim
+        self.products = 0
+        self.like = column.like
         self.rounding = 100 * torch.finfo(column.dtype).eps
         self.last_errors: Tensor | None = None
-        self._squared_errors = 0.0  # of products with unit vectors
+        # Of all products with unit vectors so far.
+        self._squared_errors = 0.0
 
     def matmat(self, vectors: Float[Tensor, "n k"]) -> Float[Tensor, "n k"]:
         """Return A V in the type and on the device of V. Raises NotFinite for products that are not finite."""
@@ -101,9 +105,9 @@ class Square:
         product = products[self.row, self.part].to(vectors)
         if errors:
             self.last_errors = errors[self.row, self.part]
-            self._squared_errors += float(
-                (self.last_errors / vectors.double().norm(dim=0).cpu()).square().sum()
-            )
+            lengths = vectors.double().norm(dim=0).cpu()
+            relative = self.last_errors / lengths
+            self._squared_errors += float(relative.square().sum())
         # The norm may overflow.
         if not math.isfinite(product.norm()) and not bool(product.isfinite().all()):
             raise NotFinite(f"products of {self.part} are not finite")
@@ -130,16 +134,12 @@ class Square:
     @cached_property
     def _size_of_parts(self) -> float:
         """The larger norm of the products of H_o and H_f with a random unit vector."""
+        generator = stream(0, "size of parts")
         vector = torch.randn(
-            self.dim,
-            1,
-            dtype=torch.float64,
-            generator=stream(0, "size of parts"),
-            device="cpu",
+            self.dim, 1, dtype=torch.float64, generator=generator, device="cpu"
         )
-        products = self.column.split_matmat(
-            (vector / vector.norm()).to(self.column.dtype), parts=SPLIT
-        )
+        unit = (vector / vector.norm()).to(self.column.dtype)
+        products = self.column.split_matmat(unit, parts=SPLIT)
         return max(norm(products[self.row, part]) for part in SPLIT)
 
 
@@ -147,7 +147,8 @@ class InUnits:
     """An operator divided by `unit`: 1, or a power of two if squares of its products would under- or overflow."""
 
     def __init__(self, operator: SymmetricOperator) -> None:
-        self._operator, self.unit = operator, 0.0
+        self._operator = operator
+        self.unit = 0.0
         self.dim = operator.dim
         self.rounding = operator.rounding
         self.like = operator.like
@@ -159,7 +160,9 @@ class InUnits:
         product = self._operator.matmat(vectors)
         if not self.unit and bool(product.any()):
             self.unit = unit_of(product)
-        return product if self.unit in (0.0, 1.0) else product.div_(self.unit)
+        if self.unit in (0.0, 1.0):
+            return product
+        return product.div_(self.unit)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Check the symmetry of the operator, in its own units."""
@@ -212,17 +215,22 @@ class LanczosRun:
         locked: Float[Tensor, "n p"] | None = None,
         fresh: Generator | None = None,
     ) -> None:
-        self.dim = len(start) - (0 if locked is None else locked.shape[1])
+        self.dim = len(start)
+        if locked is not None:
+            self.dim -= locked.shape[1]
         self.size = min(size, self.dim)
-        self._like, self._entries = start.new_empty(0), len(start)
-        self.projection = torch.zeros(
-            self.size, self.size, dtype=torch.float64, device="cpu"
-        )
-        self.length, self.steps, self.reach, self.is_restarted = 0, 0, 0.0, False
-        self._locked, self._fresh = locked, fresh
-        # Q_new . A q_i, known from before.
-        self._link: Tensor = torch.zeros(0, dtype=torch.float64, device="cpu")
+        self.projection = _zeros(self.size, self.size)
+        self.length = 0
+        self.steps = 0
+        self.reach = 0.0  # the largest norm of a product
+        self.is_restarted = False
         self.vector: Tensor | None = None
+        self._like = start.new_empty(0)
+        self._entries = len(start)
+        self._locked = locked
+        self._fresh = fresh
+        # Q_new . A q_i, known from before.
+        self._link = _zeros(0)
         self._begin(start)
 
     @cached_property
@@ -239,18 +247,23 @@ class LanczosRun:
         """Add `vector`, whose product is given, to the basis, and compute the next vector.
 
         A product in float32 is overwritten. Raises ArithmeticError if the products are
-        not those of a symmetric operator.
+        not those of a symmetric operator: the overlaps q_i . A q_j with the earlier
+        vectors are known from A q_i.
         """
         assert self.vector is not None
-        j, known = self.length, self._link
+        j = self.length
+        known = self._link
         self.basis[j] = self.vector
         rest = self._unlocked(product)
         self.reach = max(self.reach, length(rest))
         rest, coefficients = self._orthogonal(rest, known)
-        operator.check_symmetric(float((coefficients[:j] - known).norm()), self.reach)
-        self.projection[:j, j] = self.projection[j, :j] = known
+        asymmetry = float((coefficients[:j] - known).norm())
+        operator.check_symmetric(asymmetry, self.reach)
+        self.projection[:j, j] = known
+        self.projection[j, :j] = known
         self.projection[j, j] = coefficients[j]
-        self.length, self.steps = j + 1, self.steps + 1
+        self.length = j + 1
+        self.steps += 1
         self._go_on(rest, operator.rounding)
 
     def ritz(self) -> Ritz:
@@ -275,8 +288,13 @@ class LanczosRun:
         return shared, product
 
     def restart(self, keep: Sequence[int]) -> None:
-        """Restart with the Ritz vectors `keep` as the basis, followed by the next vector (thick restart)."""
-        ritz, count = self.ritz(), len(keep)
+        """Restart with the Ritz vectors `keep` as the basis, followed by the next vector (thick restart).
+
+        T becomes the diagonal matrix of their values; the overlaps of the next vector
+        with A times each of them are r times the last entries of their coefficients.
+        """
+        ritz = self.ritz()
+        count = len(keep)
         kept = ritz.coefficients[:, list(keep)]
         if is_short(self.basis):
             self.basis[:count] = self.vectors(kept).T
@@ -285,7 +303,8 @@ class LanczosRun:
         self.projection.zero_()
         self.projection[range(count), range(count)] = ritz.values[list(keep)]
         self._link = self._link @ kept
-        self.length, self.is_restarted = count, True
+        self.length = count
+        self.is_restarted = True
 
     def sort(self, order: Callable[[Tensor], Tensor]) -> None:
         """Replace the basis by all Ritz vectors, sorted by `order` of their values; the space remains the same."""
@@ -300,20 +319,24 @@ class LanczosRun:
         self._link = self._link[: self.length]
 
     def _begin(self, start: Tensor) -> None:
+        """Take the start, without its component along `locked`, as the first vector."""
         rest = self._unlocked(start)
-        if length(rest) > 0.0:
-            self.vector = rest / length(rest)
+        size = length(rest)
+        if size > 0.0:
+            self.vector = rest / size
         elif self._fresh is not None:
             self._renew()
 
     def _go_on(self, rest: Tensor, rounding: float) -> None:
+        """Take the normalised rest of a product as the next vector; a random one if the rest is rounding."""
         size = length(rest)
-        self._link = torch.zeros(self.length, dtype=torch.float64, device="cpu")
+        self._link = _zeros(self.length)
         self.vector = None
         if self.length == self.dim:
             return
         if size > rounding * self.reach:
-            self._link[-1], self.vector = size, self._unit(divided(rest, size))
+            self._link[-1] = size
+            self.vector = self._unit(divided(rest, size))
         elif self._fresh is not None:  # an invariant subspace
             self._renew()
 
@@ -342,7 +365,7 @@ class LanczosRun:
         and again if its norm fell much.
         """
         j = self.length
-        coefficients = torch.zeros(j + 1, dtype=torch.float64, device="cpu")
+        coefficients = _zeros(j + 1)
         coefficients[j] = dots(self.basis[j], product)
         rest = without(product, self.basis[j], coefficients[j])
         if j:
@@ -350,13 +373,16 @@ class LanczosRun:
             rest = without(rest, self.basis[j - 1], known[-1])
         basis = self.basis[: j + 1]
         for _ in range(3):
-            before, overlaps = length(rest), dots(basis, rest)
-            rest, coefficients = without(rest, basis, overlaps), coefficients + overlaps
+            before = length(rest)
+            overlaps = dots(basis, rest)
+            rest = without(rest, basis, overlaps)
+            coefficients = coefficients + overlaps
             if length(rest) > _FEWER * before:
                 break
         return rest, coefficients
 
     def _unlocked(self, vector: Tensor) -> Tensor:
+        """Return the component orthogonal to `locked`, by Gram-Schmidt twice."""
         if self._locked is None or not self._locked.shape[1]:
             return vector
         for _ in range(2):
@@ -366,25 +392,31 @@ class LanczosRun:
 
 def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
     """Advance every unfinished run by one step, with all products in one call; return whether any run advanced."""
-    going = [
-        (run, run.vector)
-        for run in runs
-        if run.vector is not None and run.length < run.size
-    ]
+    going = []
+    vectors = []
+    for run in runs:
+        if run.vector is not None and run.length < run.size:
+            going.append(run)
+            vectors.append(run.vector)
     if not going:
         return False
-    vectors = [vector for _, vector in going]
-    products = operator.matmat(
-        torch.stack(vectors, dim=1) if len(vectors) > 1 else vectors[0][:, None]
-    )
-    for (run, _), product in zip(going, products.T.contiguous(), strict=True):
+    if len(vectors) == 1:
+        together = vectors[0][:, None]  # no copy of a long vector
+    else:
+        together = torch.stack(vectors, dim=1)
+    products = operator.matmat(together)
+    for run, product in zip(going, products.T.contiguous(), strict=True):
         run.absorb(product, operator)
     return True
 
 
-_BREAKDOWN = (
-    1e-8  # relative to a product: a smaller component outside the basis is rounding
-)
+def _zeros(*size: int) -> Tensor:
+    """Return zeros in float64 on the CPU, as projections are."""
+    return torch.zeros(size, dtype=torch.float64, device="cpu")
+
+
+# Relative to a product: a smaller component outside the basis is rounding.
+_BREAKDOWN = 1e-8
 
 
 def largest_ritz(
@@ -395,14 +427,25 @@ def largest_ritz(
     Computed in the type and on the device of `start`. Trainings use it to estimate
     their curvature, so its bits are part of the trajectory; this is why it is not a
     LanczosRun, whose sums are in float64.
+
+    Examples
+    --------
+    As many products as the space has dimensions give the largest eigenvalue:
+
+    >>> import torch
+    >>> diagonal = torch.tensor([1.0, 2.0, 4.0])
+    >>> round(largest_ritz(lambda v: diagonal * v, torch.ones(3), 3), 5)
+    4.0
     """
     basis = (start / start.norm())[None]
     images: list[Tensor] = []
     for _ in range(min(products, len(start))):
-        images.append(product(basis[-1]))
-        rest = images[-1] - basis.T @ (basis @ images[-1])
+        image = product(basis[-1])
+        images.append(image)
+        rest = image - basis.T @ (basis @ image)
+        # Once more: the first time leaves rounding along the basis.
         rest = rest - basis.T @ (basis @ rest)
-        if float(rest.norm()) <= _BREAKDOWN * float(images[-1].norm()):
+        if float(rest.norm()) <= _BREAKDOWN * float(image.norm()):
             break
         basis = torch.cat([basis, (rest / rest.norm())[None]])
     small = (basis[: len(images)] @ torch.stack(images).T).double()

@@ -27,6 +27,11 @@ def bands(dim: int) -> Iterator[slice]:
     yield from (slice(low, low + size) for low in range(0, dim, size))
 
 
+def _in_band(rows: Rows, band: slice) -> Float[Tensor, "p band"]:
+    """Return the entries of all rows in a band, in float64."""
+    return torch.stack([row[band] for row in rows]).double()
+
+
 def dots(rows: Tensor, others: Tensor) -> Tensor:
     """Return rows @ others in float64, on the CPU; `rows` is (n,) or (p, n), `others` is (n,) or (n, q).
 
@@ -36,48 +41,77 @@ def dots(rows: Tensor, others: Tensor) -> Tensor:
     """
     if others.dtype == torch.float64:
         return (rows @ others).cpu()
+    sums = []
     if others.device.type == "cpu":
         pieces = zip(rows.split(_SINGLE, dim=-1), others.split(_SINGLE), strict=True)
-        return torch.stack([one @ other for one, other in pieces]).double().sum(dim=0)
-    sums = [
-        rows[..., band].double() @ others[band].double() for band in bands(len(others))
-    ]
+        for piece, other in pieces:
+            sums.append(piece @ other)
+        return torch.stack(sums).double().sum(dim=0)
+    for band in bands(len(others)):
+        sums.append(rows[..., band].double() @ others[band].double())
     return torch.stack(sums).sum(dim=0).cpu()
 
 
 def length(vector: Float[Tensor, " n"]) -> float:
-    """Return the Euclidean norm."""
+    """Return the Euclidean norm.
+
+    In float32 on the CPU, |v|^2 is the sum of the squared norms of short pieces, which
+    are added in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> length(torch.tensor([3.0, 4.0]))
+    5.0
+    """
     if vector.dtype == torch.float64:
         return float(vector.norm())
-    if vector.device.type == "cpu":
-        whole = len(vector) // _ALONE * _ALONE
-        pieces, rest = vector[:whole].reshape(-1, _ALONE), vector[whole:]
-        return math.hypot(float(pieces.norm(dim=1).double().norm()), float(rest.norm()))
-    return float(dots(vector, vector).sqrt())
+    if vector.device.type != "cpu":
+        return float(dots(vector, vector).sqrt())
+    whole = len(vector) // _ALONE * _ALONE
+    pieces = vector[:whole].reshape(-1, _ALONE).norm(dim=1)
+    rest = vector[whole:].norm()
+    return math.hypot(float(pieces.double().norm()), float(rest))
 
 
 def divided(vector: Float[Tensor, " n"], size: float) -> Float[Tensor, " n"]:
     """Return vector / size. A vector in float32 is overwritten."""
-    return vector / size if vector.dtype == torch.float64 else vector.div_(size)
+    if vector.dtype == torch.float64:
+        return vector / size
+    return vector.div_(size)
 
 
 def without(
     vector: Float[Tensor, " n"], rows: Tensor, overlaps: Tensor
 ) -> Float[Tensor, " n"]:
-    """Return vector - rows^T overlaps, for one row (n,) or several (p, n). A vector in float32 is overwritten."""
+    """Return vector - rows^T overlaps, for one row (n,) or several (p, n). A vector in float32 is overwritten.
+
+    With the overlaps rows @ vector it is one step of Gram-Schmidt: the component
+    orthogonal to orthonormal rows.
+
+    Examples
+    --------
+    >>> import torch
+    >>> vector, row = torch.tensor([3.0, 4.0]).double(), torch.tensor([1.0, 0.0]).double()
+    >>> without(vector, row, dots(row, vector)).tolist()
+    [0.0, 4.0]
+    """
     if vector.dtype == torch.float64:
         weights = overlaps.to(vector.device)
-        return vector - (weights * rows if rows.ndim == 1 else rows.T @ weights)
-    return vector.addmv_(
-        rows.reshape(-1, len(vector)).T, overlaps.reshape(-1).to(vector), alpha=-1
-    )
+        if rows.ndim == 1:
+            return vector - weights * rows
+        return vector - rows.T @ weights
+    matrix = rows.reshape(-1, len(vector)).T
+    return vector.addmv_(matrix, overlaps.reshape(-1).to(vector), alpha=-1)
 
 
 def rotate(basis: Float[Tensor, "p n"], coefficients: Float[Tensor, "j k"]) -> None:
-    """Replace the first k rows of `basis` by combinations of its first j rows."""
-    (before, after), weights = coefficients.shape, coefficients.T.to(basis.device)
+    """Replace the first k rows of `basis` by combinations of its first j rows, band by band, in place."""
+    before, after = coefficients.shape
+    weights = coefficients.T.to(basis.device)
     for band in bands(basis.shape[1]):
-        basis[:after, band] = (weights @ basis[:before, band].double()).to(basis)
+        combined = weights @ basis[:before, band].double()
+        basis[:after, band] = combined.to(basis)
 
 
 def grams(
@@ -87,10 +121,8 @@ def grams(
     size = (2, len(rows), len(rows))
     sums = torch.zeros(size, dtype=torch.float64, device=rows[0].device)
     for band in bands(len(rows[0])):
-        vectors, products = (
-            torch.stack([row[band] for row in every]).double()
-            for every in (rows, images)
-        )
+        vectors = _in_band(rows, band)
+        products = _in_band(images, band)
         sums += torch.stack([vectors @ vectors.T, vectors @ products.T])
     gram, product = sums.cpu()
     return gram, product
@@ -100,28 +132,22 @@ def residuals(
     rows: Rows, images: Rows, weights: Float[Tensor, "p k"], values: Float[Tensor, " k"]
 ) -> Float[Tensor, " k"]:
     """Return ||A v - value v|| for the combinations v of `rows`, whose products with A are `images`."""
-    weights, values = (one.to(rows[0].device) for one in (weights, values))
+    weights = weights.to(rows[0].device)
+    values = values.to(rows[0].device)
     squares = torch.zeros_like(values)
     for band in bands(len(rows[0])):
-        vectors, products = (
-            torch.stack([row[band] for row in every]).double()
-            for every in (rows, images)
-        )
-        squares += (
-            (weights.T @ products - values[:, None] * (weights.T @ vectors))
-            .square()
-            .sum(dim=1)
-        )
+        vectors = weights.T @ _in_band(rows, band)
+        products = weights.T @ _in_band(images, band)
+        squares += (products - values[:, None] * vectors).square().sum(dim=1)
     return squares.sqrt().cpu()
 
 
 def combined(rows: Rows, weights: Float[Tensor, "p k"]) -> Float[Tensor, "n k"]:
     """Return combinations of `rows` in their type."""
-    whole = torch.empty(
-        weights.shape[1], len(rows[0]), dtype=rows[0].dtype, device=rows[0].device
-    )
-    for band in bands(len(rows[0])):
-        here = torch.stack([row[band] for row in rows]).double()
+    like = rows[0]
+    whole = like.new_empty(weights.shape[1], len(like))
+    for band in bands(len(like)):
+        here = _in_band(rows, band)
         whole[:, band] = (weights.T.to(here.device) @ here).to(whole)
     return whole.T
 
@@ -129,15 +155,13 @@ def combined(rows: Rows, weights: Float[Tensor, "p k"]) -> Float[Tensor, "n k"]:
 def drawn(like: Tensor, dim: int, generator: Generator) -> Float[Tensor, " n"]:
     """Return a normal vector of the type and on the device of `like`; drawn on the CPU, equal on every device."""
     if like.dtype == torch.float64:
-        return torch.randn(
-            dim, dtype=torch.float64, generator=generator, device="cpu"
-        ).to(like.device)
-    vector = torch.empty(dim, dtype=like.dtype, device=like.device)
+        return _normal(dim, generator).to(like.device)
+    vector = like.new_empty(dim)
     for low in range(0, dim, _BAND):
         piece = vector[low : low + _BAND]
-        piece.copy_(
-            torch.randn(
-                len(piece), dtype=torch.float64, generator=generator, device="cpu"
-            )
-        )
+        piece.copy_(_normal(len(piece), generator))
     return vector
+
+
+def _normal(dim: int, generator: Generator) -> Float[Tensor, " n"]:
+    return torch.randn(dim, dtype=torch.float64, generator=generator, device="cpu")
