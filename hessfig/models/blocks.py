@@ -178,7 +178,9 @@ def _affine_in_last_layer(model: ModelConfig) -> set[Matrix]:
         return affine
     is_normed = model.attention == Attention.differential and model.differential_norm
     affine |= {Matrix.W_O} if is_normed else {Matrix.W_O, Matrix.W_V}
-    return affine | SCORE_LIKE if _has_linear_pieces(model) else affine
+    if _has_linear_pieces(model):
+        return affine | SCORE_LIKE
+    return affine
 
 
 def _has_linear_pieces(model: ModelConfig) -> bool:

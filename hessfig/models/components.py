@@ -116,7 +116,9 @@ class GatedMLP(nn.Module):
 
 def score_sink(model: ModelConfig) -> float:
     """Return the constant that is added to the score of the first key in every head, before mask and softmax."""
-    return model.sink_beta if model.sink in (Sink.scores, Sink.both) else 0.0
+    if model.sink in (Sink.scores, Sink.both):
+        return model.sink_beta
+    return 0.0
 
 
 def at_first(length: int, like: Tensor) -> Float[Tensor, " length"]:
@@ -128,7 +130,9 @@ def with_sink(
     scores: Float[Tensor, "*rows keys"], beta: float
 ) -> Float[Tensor, "*rows keys"]:
     """Return scores + beta e_1^T; beta is constant, so derivatives are those of the softmax at shifted scores."""
-    return scores + beta * at_first(scores.shape[-1], scores) if beta else scores
+    if beta:
+        return scores + beta * at_first(scores.shape[-1], scores)
+    return scores
 
 
 def distances(length: int, device: torch.device | None = None) -> Tensor:

@@ -287,7 +287,9 @@ def _suffix(members: Sequence[Held], verdict: Verdict) -> str | None:
         return members[0].suffix
     if queries != keys or (is_named and not is_same):
         return ".cross"
-    return None if is_named else ""
+    if is_named:
+        return None
+    return ""
 
 
 def _parts_of(held: Held) -> Iterator[MatrixPart]:
@@ -309,4 +311,6 @@ def _parts_of(held: Held) -> Iterator[MatrixPart]:
 
 
 def _inputs_axis(held: Held) -> int:
-    return 3 - held.outputs if len(held.shape) == 3 else 1 - held.outputs
+    if len(held.shape) == 3:
+        return 3 - held.outputs
+    return 1 - held.outputs

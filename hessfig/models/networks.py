@@ -25,7 +25,9 @@ from hessfig.terms import GATED
 
 def embedding_sink(model: ModelConfig) -> float:
     """Return beta, where the embedding of the first position is multiplied by 1 + beta."""
-    return model.sink_beta if model.sink in (Sink.embedding, Sink.both) else 0.0
+    if model.sink in (Sink.embedding, Sink.both):
+        return model.sink_beta
+    return 0.0
 
 
 def position_factors(
@@ -97,7 +99,9 @@ class Layer(nn.Module):
         branch = self.model.residual_scale * attended
         residual = hidden[:, queries] + branch if self.attention_skip else branch
         residual = self.ln1(residual) if after else residual
-        return self.feed_forward(residual) if self.has_mlp else residual
+        if self.has_mlp:
+            return self.feed_forward(residual)
+        return residual
 
     def feed_forward(self, residual: Float[Tensor, "batch queries d_model"]) -> Tensor:
         """Return the residual stream after the MLP sublayer."""
@@ -179,7 +183,9 @@ def final_norm(model: ModelConfig) -> nn.Module:
 
 
 def _norm(model: ModelConfig, is_there: bool) -> nn.Module:
-    return norm_layer(model, model.d_model) if is_there else nn.Identity()
+    if is_there:
+        return norm_layer(model, model.d_model)
+    return nn.Identity()
 
 
 class PrefixMLP(nn.Module):

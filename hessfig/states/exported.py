@@ -151,7 +151,9 @@ def _without_places(content: Any) -> Any:
     if isinstance(content, list):
         return [_without_places(item) for item in content]
     is_place = isinstance(content, str) and Path(content).is_absolute()
-    return Path(content).name if is_place else content
+    if is_place:
+        return Path(content).name
+    return content
 
 
 def _readme(files: Mapping[str, bytes]) -> str:

@@ -96,7 +96,9 @@ def _draw_for(
             generator = stream(seed, "embedding", name, float(sigma))
             return sigma * torch.randn(shape, dtype=torch.float64, generator=generator)
         drawn = _weight(model, name, shape, stream(seed, "weight", name))
-        return drawn * model.weight_scale if name in scaled else drawn
+        if name in scaled:
+            return drawn * model.weight_scale
+        return drawn
 
     return draw
 

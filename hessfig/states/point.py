@@ -57,7 +57,9 @@ def axes(config: Config) -> frozenset[str]:
 
 def steps(config: Config) -> list[int | None]:
     """Return the steps of a trained state; only None for states without steps."""
-    return [*step_values(config)] if config.state.kind == State.trained else [None]
+    if config.state.kind == State.trained:
+        return [*step_values(config)]
+    return [None]
 
 
 def science(config: Config) -> dict[str, Any]:

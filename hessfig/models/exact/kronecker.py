@@ -142,7 +142,9 @@ def _summed(term: Term, group: Tensor) -> Tensor:
 
 def _chain(factor: Tensor | None, feature: Tensor | None) -> Tensor | None:
     if factor is None or feature is None:
-        return feature if factor is None else factor
+        if factor is None:
+            return feature
+        return factor
     return factor @ feature
 
 
@@ -283,7 +285,9 @@ def _select(matrices: ItemMatrices, items: slice) -> ItemMatrices:
 
 
 def _of(factor: Tensor, items: slice) -> Tensor:
-    return factor[items] if len(factor) > 1 else factor
+    if len(factor) > 1:
+        return factor[items]
+    return factor
 
 
 def _slices(count: int, size: int) -> Iterator[slice]:

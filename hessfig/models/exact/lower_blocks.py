@@ -85,7 +85,9 @@ class OutputRows:
             for m in group
             if (layer, m) in self.tape.holders
         ]
-        return names if group == _MLP else [*names, f"m{layer}"]
+        if group == _MLP:
+            return names
+        return [*names, f"m{layer}"]
 
     def _seed(self, position: int) -> Float[Tensor, "batch scored outputs outputs"]:
         seed = torch.zeros_like(self.root)

@@ -250,7 +250,9 @@ class LastLayer:
 
     @cached_property
     def _tail_curvature(self) -> Tensor | None:
-        return None if self.tail is None else self.tail.curvature(self.gradients)
+        if self.tail is None:
+            return None
+        return self.tail.curvature(self.gradients)
 
     @cached_property
     def _score_curvature(self) -> Tensor | None:
@@ -343,7 +345,9 @@ class LastLayer:
             output = self.ahead.identity[None]
         else:
             output = self.ahead.output_by_hidden
-        return output if of == ScoredPlace.output else self.ahead.second.push(output)
+        if of == ScoredPlace.output:
+            return output
+        return self.ahead.second.push(output)
 
     def _attended_columns(self, by: ScoredPlace) -> Float[Tensor, "#n d by"]:
         """Return da/d by."""

@@ -278,7 +278,9 @@ class Tail:
             inner = self.mlp.fc_in.weight
             bent = sandwich(inner.T, self.bend * gradients[ScoredPlace.active], inner)
             terms.append(self.first.pull(self.first.pull(bent).mT))
-        return sum(terms[1:], start=terms[0]) if terms else None
+        if terms:
+            return sum(terms[1:], start=terms[0])
+        return None
 
     def push(
         self, place: ScoredPlace, columns: Float[Tensor, "#n d k"]
@@ -299,7 +301,9 @@ class Tail:
     def _rows_by_attended(self, rows: Float[Tensor, "p d"]) -> Float[Tensor, "#n p d"]:
         """Return rows do/da for rows shared by all items."""
         if self.mlp is None:
-            return self.first.pull(rows[None]) if self.carries_normed else rows[None]
+            if self.carries_normed:
+                return self.first.pull(rows[None])
+            return rows[None]
         through = sandwich(
             rows @ self.mlp.fc_out.weight, self.slope, self.mlp.fc_in.weight
         )
@@ -324,16 +328,22 @@ def sandwich(
 
 
 def _normaliser(norm: nn.Module | None, rows: Tensor) -> Normaliser:
-    return LayerNormAt(norm, rows) if isinstance(norm, nn.LayerNorm) else Identity(rows)
+    if isinstance(norm, nn.LayerNorm):
+        return LayerNormAt(norm, rows)
+    return Identity(rows)
 
 
 def _first_norm(layer: Any, model: ModelConfig) -> nn.Module | None:
     if model.norm == Norm.post:
         return layer.ln1
-    return layer.ln2 if model.mlp != MLP.none else None
+    if model.mlp != MLP.none:
+        return layer.ln2
+    return None
 
 
 def _second_norm(network: Any, layer: Any, model: ModelConfig) -> nn.Module | None:
     if model.norm == Norm.post:
-        return layer.ln2 if model.mlp != MLP.none else None
+        if model.mlp != MLP.none:
+            return layer.ln2
+        return None
     return network.ln_out

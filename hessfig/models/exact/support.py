@@ -74,7 +74,9 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
 def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
     """Return the method for the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
     if part in AT_SCORES:
-        return Route.gradient if part == Part.H_fT else Route.missing
+        if part == Part.H_fT:
+            return Route.gradient
+        return Route.missing
     if not _is_known(model, block):
         return Route.missing
     if kind(model.kind).structure == Structure.tokens:

@@ -32,7 +32,9 @@ def functional(
 def gradient(layer: LastLayer, entry: ScoredEntry) -> Tensor:
     """Return dl/du of each item."""
     rows = layer.gradients[entry.place]
-    return rows if entry.feature is None else (rows[:, None] @ entry.feature).squeeze(1)
+    if entry.feature is None:
+        return rows
+    return (rows[:, None] @ entry.feature).squeeze(1)
 
 
 def input_derivative(
@@ -101,7 +103,9 @@ def _head_columns(layer: LastLayer, head: int, width: int) -> Tensor:
 def _labels(layer: LastLayer) -> Int[Tensor, " n"] | None:
     """Group queries with equal inputs, if any: equal tokens at equal positions of the first layer."""
     labels = kronecker.labels_of(layer.mixing.inputs)
-    return labels if kronecker.has_repeats(labels) else None
+    if kronecker.has_repeats(labels):
+        return labels
+    return None
 
 
 # The entries of each weight: one, or one per head if heads have separate inputs.
@@ -249,7 +253,9 @@ def _matrices(
 
 
 def _merged(matrices: ItemMatrices, labels: Tensor | None) -> ItemMatrices:
-    return matrices if labels is None or matrices.is_zero else matrices.merged(labels)
+    if labels is None or matrices.is_zero:
+        return matrices
+    return matrices.merged(labels)
 
 
 def _once(

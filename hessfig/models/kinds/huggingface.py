@@ -70,7 +70,9 @@ def completed(config: Config) -> Config:
 
 def axes(config: Config) -> frozenset[str]:
     """Return whether the seed draws the weights."""
-    return frozenset({"seed"}) if is_random(config) else frozenset()
+    if is_random(config):
+        return frozenset({"seed"})
+    return frozenset()
 
 
 def _marks(config: Config) -> list[str]:

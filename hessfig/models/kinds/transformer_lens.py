@@ -67,7 +67,9 @@ def draw(config: Config, sigma: float | None, seed: int) -> Objective:
 
 def axes(config: Config) -> frozenset[str]:
     """Return whether the seed draws the weights."""
-    return frozenset() if config.model.name is None else frozenset({"seed"})
+    if config.model.name is None:
+        return frozenset()
+    return frozenset({"seed"})
 
 
 def _check(config: Config) -> None:
@@ -94,7 +96,9 @@ def _sizes(config: Config) -> ModelSizes:
 
 
 def _place(config: Config) -> Path | None:
-    return None if config.model.name is not None else weights_of(config).parent
+    if config.model.name is not None:
+        return None
+    return weights_of(config).parent
 
 
 STORED = Stored(layout, _sizes, _place, fingerprint)

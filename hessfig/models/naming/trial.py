@@ -94,7 +94,9 @@ class Watch(TorchDispatchMode):
             self.added |= {path for path in map(self._path, args) if path is not None}
         output = func(*args, **(kwargs or {}))
         use = self._use(kind, args) if kind in _PLACES else None
-        return output if use is None else self._seen(use, output)
+        if use is None:
+            return output
+        return self._seen(use, output)
 
     def _seen(self, use: Use, output: Tensor) -> Tensor:
         self.uses.append(use)
@@ -138,7 +140,9 @@ class Watch(TorchDispatchMode):
             for path, whole in parameters
             if 0 <= at - whole.storage_offset() < _extent(whole)
         ]
-        return max(inside)[1] if inside else None
+        if inside:
+            return max(inside)[1]
+        return None
 
 
 def _extent(tensor: Tensor) -> int:
@@ -342,7 +346,9 @@ def _copy_of(thing: Any, memo: dict[int, Any]) -> Any:
     if type(thing) is dict:
         return {name: _copied(one, memo) for name, one in thing.items()}
     with suppress(Exception):  # an object that cannot be copied is passed on unchanged
-        return thing if isinstance(thing, nn.Module) else copy.deepcopy(thing)
+        if isinstance(thing, nn.Module):
+            return thing
+        return copy.deepcopy(thing)
     return thing
 
 
@@ -364,7 +370,9 @@ def part_of(network: nn.Module, get: str) -> list[nn.Parameter]:
         part = getattr(network, get, lambda: None)()
     except NotImplementedError:
         return []
-    return [] if part is None else list(part.parameters())
+    if part is None:
+        return []
+    return list(part.parameters())
 
 
 def call_of(inputs: Any, network: nn.Module) -> Call:
@@ -463,7 +471,9 @@ def _outside(network: nn.Module) -> list[Tensor]:
 
 def _sides(network: nn.Module) -> list[int]:
     own = first(getattr(network, "config", None), ("image_size",))
-    return [own] if own else list(_SIDES)
+    if own:
+        return [own]
+    return list(_SIDES)
 
 
 def _words(network: nn.Module) -> int:

@@ -173,7 +173,9 @@ def columns_of(weight: Weight, shape: tuple[int, ...], axis: int) -> Tensor:
 
 
 def _at(axis: int, cut: slice) -> Any:
-    return (_ALL,) * axis + (cut,) if axis else cut
+    if axis:
+        return (_ALL,) * axis + (cut,)
+    return cut
 
 
 def own(held: Held) -> Weight:

@@ -166,7 +166,9 @@ def has_size(default: Any, key: str) -> bool:
 
 def unused_rows(model_type: str, padding: int) -> int:
     """Return the number of rows of W_pos up to the padding token, if positions count tokens (RoBERTa)."""
-    return padding + 1 if model_type in _COUNTING else 0
+    if model_type in _COUNTING:
+        return padding + 1
+    return 0
 
 
 def sizes_of(settings: Settings, where: str) -> LoadedSizes:

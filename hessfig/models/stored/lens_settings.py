@@ -119,7 +119,9 @@ def _scale(settings: Mapping[str, Any], where: str) -> float:
         raise _unserved(
             where, "attn_scale", scale, "a number; -1 for the square root of d_head"
         )
-    return float(scale) if scale > 0 else -1.0
+    if scale > 0:
+        return float(scale)
+    return -1.0
 
 
 def _eps(settings: Mapping[str, Any], where: str) -> float:
@@ -186,4 +188,6 @@ _HOW = "torch.save(model.state_dict(), 'DIR/state.pth'), and the configuration's
 def _odd(place: Path, several: bool) -> str:
     if several:
         return "the folder has several files of weights"
-    return "the folder has no weights" if place.is_dir() else "there is no such folder"
+    if place.is_dir():
+        return "the folder has no weights"
+    return "there is no such folder"

@@ -123,7 +123,9 @@ def load_model(
 
 def left_out(config: Config) -> list[str]:
     """Return the names of weights in the folder of an encoder that it does not have: poolers and other heads."""
-    return [] if model_folder.is_random(config) else _read(config)[1]
+    if model_folder.is_random(config):
+        return []
+    return _read(config)[1]
 
 
 def _configuration(settings: Settings, where: str) -> transformers.PreTrainedConfig:

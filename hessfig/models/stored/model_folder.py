@@ -186,7 +186,9 @@ def weight_files(place: Path) -> list[Path]:
     """
     for path in (place / name for name in _CHOICES):
         if is_file(path):
-            return _indexed(path) if path.name.endswith(_INDEX) else [path]
+            if path.name.endswith(_INDEX):
+                return _indexed(path)
+            return [path]
     others = sorted(
         path.name
         for end in ("safetensors", "bin", "pt", "pth")

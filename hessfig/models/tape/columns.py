@@ -245,7 +245,9 @@ class LinearisedColumn:
             for at, product in products
         ]
         flat = [product.flatten(1) for product in filled]
-        return flat[0].T if len(flat) == 1 else torch.cat(flat, dim=1).T
+        if len(flat) == 1:
+            return flat[0].T
+        return torch.cat(flat, dim=1).T
 
 
 def _key(weight: NamedWeight) -> Weight:

@@ -23,7 +23,9 @@ class Fixed(Step):
         self.value = self.there(x.unsqueeze(2)).squeeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        return None if dxs[0] is None else self.there(dxs[0])
+        if dxs[0] is None:
+            return None
+        return self.there(dxs[0])
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
@@ -185,7 +187,9 @@ class Gain(Step):
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         dw = self.perturbed.get(WEIGHT)
         dy = None if dxs[0] is None else self.gains * dxs[0]
-        return dy if dw is None else plus(dy, self._spread(dw) * self.x)
+        if dw is None:
+            return dy
+        return plus(dy, self._spread(dw) * self.x)
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]

@@ -325,7 +325,9 @@ class Builder:
         """Return the rows of x at `positions`, either all of them or each distinct row once."""
         name = f"{x}@{positions.start}:{positions.stop}"
         if positions == EVERY or name in self.tape.values:
-            return x if positions == EVERY else name
+            if positions == EVERY:
+                return x
+            return name
         if x not in self.index:
             return self.step(
                 Fixed,
@@ -345,7 +347,9 @@ class Builder:
         """Return x with one row per position of every sequence."""
         name = f"{x}*"
         if x not in self.index or name in self.tape.values:
-            return x if x not in self.index else name
+            if x not in self.index:
+                return x
+            return name
         return self.step(
             Fixed, name, x, maps=component_steps.picked(self.index[x], self._rows(x))
         )

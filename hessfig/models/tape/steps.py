@@ -50,7 +50,9 @@ class Activate(Step):
         self.slope = slope.unsqueeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        return None if dxs[0] is None else self.slope * dxs[0]
+        if dxs[0] is None:
+            return None
+        return self.slope * dxs[0]
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
@@ -130,7 +132,9 @@ class Normalise(Step):
         dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
         dy = None if dxs[0] is None else self.weight * self._project(dxs[0])
         dy = dy if dw is None else plus(dy, dw * self.n)
-        return dy if db is None else plus(dy, db.expand(*self.n.shape[:2], *db.shape))
+        if db is None:
+            return dy
+        return plus(dy, db.expand(*self.n.shape[:2], *db.shape))
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
@@ -152,11 +156,15 @@ class Normalise(Step):
     ) -> Probes | None:
         """Return the tangent of wbar, n dybar + ybar dn, or of bbar, dybar, summed over batch and positions."""
         if name == BIAS:
-            return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
+            if dy_bar is None:
+                return None
+            return dy_bar.sum(dim=(0, 1))
         product = None if dy_bar is None else self.n * dy_bar
         if dxs is not None and dxs[0] is not None:
             product = plus(product, self.y_bar * self._project(dxs[0]))
-        return None if product is None else product.sum(dim=(0, 1))
+        if product is None:
+            return None
+        return product.sum(dim=(0, 1))
 
     @cached_property
     def _centred(
@@ -186,7 +194,9 @@ class Normalise(Step):
         ) / self.s
 
     def _centre(self, rows: Tensor) -> Tensor:
-        return rows - rows.mean(-1, keepdim=True) if self.is_centred else rows
+        if self.is_centred:
+            return rows - rows.mean(-1, keepdim=True)
+        return rows
 
 
 class Mixing(Step):
@@ -381,7 +391,9 @@ class Mixing(Step):
         return rows.movedim(1, 3).flatten(3)
 
     def _merged(self, rows: Tangent) -> Tangent:
-        return None if rows is None else self._merge(rows)
+        if rows is None:
+            return None
+        return self._merge(rows)
 
 
 def _capped(scores: Tensor, cap: float) -> tuple[Tensor, Tensor]:

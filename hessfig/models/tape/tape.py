@@ -35,7 +35,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple):
         return tuple(_cast(one, dtype) for one in value)
     is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.detach().to(dtype) if is_number else value
+    if is_number:
+        return value.detach().to(dtype)
+    return value
 
 
 _CPU = Path("/proc/cpuinfo")  # on Linux
@@ -118,7 +120,9 @@ class Step:
 def plus(a: Tangent, b: Tangent) -> Tangent:
     """Return a + b, where None is zero."""
     if a is None or b is None:
-        return b if a is None else a
+        if a is None:
+            return b
+        return a
     return a + b
 
 
@@ -161,7 +165,9 @@ class LinearMap(Step):
                 dy,
                 times_transposed(self.x, dw.flatten(0, 1)).unflatten(-1, dw.shape[:2]),
             )
-        return dy if db is None else plus(dy, db.expand(*self.x.shape[:2], *db.shape))
+        if db is None:
+            return dy
+        return plus(dy, db.expand(*self.x.shape[:2], *db.shape))
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
@@ -179,7 +185,9 @@ class LinearMap(Step):
     ) -> Probes | None:
         """Return the tangent of Wbar, dybar^T x + ybar^T dx, or of bbar, dybar."""
         if name == BIAS:
-            return None if dy_bar is None else dy_bar.sum(dim=(0, 1))
+            if dy_bar is None:
+                return None
+            return dy_bar.sum(dim=(0, 1))
         product = None
         if dy_bar is not None:
             product = _summed(dy_bar.flatten(2), self.x).unflatten(0, dy_bar.shape[2:])
@@ -218,7 +226,9 @@ class Lookup(Step):
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
         dw = self.perturbed.get(WEIGHT)
-        return None if dw is None else torch.movedim(dw[:, self.index], 0, 2)
+        if dw is None:
+            return None
+        return torch.movedim(dw[:, self.index], 0, 2)
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]

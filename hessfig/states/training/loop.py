@@ -38,7 +38,9 @@ def right_answers(
     """
     answers = replace(task, loss=Loss.cross_entropy, scored=Scored.answer)
     right = right_in(network, examples(answers, size, DType.float64))
-    return right.reshape(-1, 1) if task.data == Data.text else right
+    if task.data == Data.text:
+        return right.reshape(-1, 1)
+    return right
 
 
 @torch.no_grad()

@@ -50,7 +50,9 @@ def length(tensors: Tensors, norm: StepNorm) -> float:
             float(torch.linalg.matrix_norm(_matrix(tensor), 2)) for tensor in tensors
         )
     sizes = [float(tensor.norm()) for tensor in tensors]
-    return max(sizes) if norm == StepNorm.blockwise else math.hypot(*sizes)
+    if norm == StepNorm.blockwise:
+        return max(sizes)
+    return math.hypot(*sizes)
 
 
 def _orthogonalised(slope: Tensor) -> tuple[Tensor, float]:
@@ -71,7 +73,9 @@ def _matrix(tensor: Tensor) -> Tensor:
 
 
 def _over(tensor: Tensor, size: float) -> Tensor:
-    return tensor / size if size else torch.zeros_like(tensor)
+    if size:
+        return tensor / size
+    return torch.zeros_like(tensor)
 
 
 class NormDescent(torch.optim.Optimizer):

@@ -306,7 +306,9 @@ def laid_out(moment: str, tensor: Tensor) -> Tensor:
     LAPACK returns eigenbases by columns; by rows, trainings would differ in their bits
     from earlier versions.
     """
-    return row_major(tensor.mT).mT if moment == EIGENBASES else row_major(tensor)
+    if moment == EIGENBASES:
+        return row_major(tensor.mT).mT
+    return row_major(tensor)
 
 
 def _optimisers(
