@@ -353,8 +353,8 @@ class SidedColumn:
     def gathered(self, products: Mapping[Part, Sequence[Tensor]]) -> Products:
         """Select the products of every row from the products of the parameters, by (row, part).
 
-        A row is a weight or several, each a parameter or a view of one: the entries of
-        the products in these places, one weight after the other.
+        A row is one weight or several, each a parameter or a view of one. Its product
+        contains the entries in these places, one weight after the other.
         """
         by_row: Products = {}
         for key, row in self.rows.items():

@@ -43,9 +43,10 @@ _MOST_ADDED = 1e-6
 
 
 def unit_of(*tensors: Tensor) -> float:
-    """Return 1; if squares would under- or overflow, the largest power of two below the largest absolute entry.
+    """Return the power of two by which numbers are divided before they are squared, which is exact.
 
-    Numbers are divided by it before they are squared, which is exact.
+    It is 1, or, if squares would under- or overflow, the largest power of two that is
+    not above the largest absolute entry.
 
     Examples
     --------

@@ -162,8 +162,8 @@ class PieceOf(TorchDispatchMode):
 def _computes_numbers(function: Any, arguments: Any) -> bool:
     """Whether an operation computes a new tensor from real numbers.
 
-    Operations that change a tensor in place, and those of indices and masks alone, are
-    not.
+    Operations that change a tensor in place do not, and neither do those of indices and
+    masks alone.
     """
     is_operation = isinstance(function, torch._ops.OpOverload)
     if not is_operation or function._schema.is_mutable:

@@ -3,11 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from hessfig.analysis.axis import short_variant, varied_setting
 from hessfig.analysis.curves import functional_shares
 from hessfig.errors import UserError
 from hessfig.figures.layouts.block_maps import norm_matrix
+from hessfig.figures.parts.page import styled
+from hessfig.figures.parts.panels import name_ends
 from hessfig.terms import Matrix
 from tests.analysis.synthetic import config, make_table
 from tests.figures.artists import under_legends
@@ -270,3 +273,13 @@ def test_varied_setting():
         ["softmax", "linear"],
     )
     assert varied_setting(["a.x=1,b.y=2"]) == ("x, y", ["1, 2"])
+
+
+@pytest.mark.parametrize("moved", [-1e-15, 0.0, 1e-15])
+def test_names_of_lines_that_end_together_keep_their_order(moved):
+    """Else the rounding of a processor would decide which of two names is above the other."""
+    with styled():
+        ax = Figure().subplots()
+        ax.set_ylim(0, 1)
+        name_ends(ax, [(0.43, "first", "k"), (0.43 + moved, "second", "k")])
+    assert words(ax).splitlines() == ["first", "second"]

@@ -228,10 +228,11 @@ class LargeNetwork:
 
     @classmethod
     def _of(cls, objective: Objective) -> LargeNetwork:
-        """Return the network with micro-batches as large as fit into memory, and as many kept graphs as fit beside.
+        """Return the network with the largest micro-batches that fit into memory, and as many kept graphs as then fit.
 
         With g_b the bytes of the graphs of batch b and P those of a product of the
-        largest batch, the first n graphs are kept with g_1 + ... + g_n <= bound - P.
+        largest batch, its graphs included, the first n graphs are kept with g_1 + ... +
+        g_n <= bound - P; all of them if only the last one does not fit.
         """
         head = head_of(objective)
         bound = bound_of(objective)
@@ -248,7 +249,7 @@ class LargeNetwork:
         for held in accumulate(graphs):
             if held <= bound - peak:
                 kept += 1
-        # The last batch needs the memory of its graphs in any case.
+        # A product of the last batch needs the memory of its graphs in any case.
         if kept < len(sizes) - 1:
             return cls(objective, head, kept, peak + sum(graphs[:kept]))
         every = sum(graphs)

@@ -100,18 +100,18 @@ def extremes(
 ) -> dict[str, list[Estimate]]:
     """Return the k largest and the k smallest eigenvalues; the error is the residual |A x - value x| of a product.
 
-    The recurrence ends when the residuals that T shows are at most `tolerance` of the
-    largest eigenvalue in size.
+    The recurrence ends when the residuals beta |last entry of y| of the eigenvectors y
+    of the tridiagonal matrix T are at most half of `tolerance`, relative to the largest
+    eigenvalue in size; the other half is left to the errors of differences.
     """
 
     def is_enough(matrix: Tensor, beta: float) -> bool:
         values, vectors = torch.linalg.eigh(matrix)
-        ends = [*range(k), *range(len(values) - k, len(values))]
-        return (
-            len(values) > 2 * k
-            and beta * float(vectors[-1, ends].abs().max())
-            <= tolerance * _size(values) / 2
-        )
+        if len(values) <= 2 * k:
+            return False
+        outer = torch.cat([vectors[-1, :k], vectors[-1, -k:]])
+        residual = beta * float(outer.abs().max())
+        return residual <= tolerance * _size(values) / 2
 
     found = krylov(
         hessian,
@@ -120,12 +120,14 @@ def extremes(
         is_enough,
     )
     values, vectors = torch.linalg.eigh(found.matrix)
-    count = min(k, len(values))
-    order = {"largest_eigenvalue": range(len(values) - 1, len(values) - 1 - count, -1)}
-    order["smallest_eigenvalue"] = range(count)
+    ascending = range(len(values))
+    places_of = {
+        "largest_eigenvalue": ascending[::-1][:k],
+        "smallest_eigenvalue": ascending[:k],
+    }
     return {
         end: [_pair(hessian, found, vectors[:, place]) for place in places]
-        for end, places in order.items()
+        for end, places in places_of.items()
     }
 
 

@@ -34,6 +34,7 @@ _GAP = 0.05  # inches between words and the line at sigma = 1
 _DARK = 0.5  # lightness of a cell below which its words are white
 _SPACING = 1.15  # from one line of a text to the next, in heights of a line
 _LINE = 0.11  # inches from one line of small words to the next
+_DIGITS_OF_HEIGHT = 6  # of the height of a panel: ends closer than these are one
 _DASHES = ((0, (4, 2)), (0, (1.5, 1.2)), (0, (5, 1.5, 1, 1.5)))
 
 
@@ -368,13 +369,18 @@ def slope_and_half(row: Any) -> str:
 
 
 def name_ends(ax: Axes, ends: Sequence[tuple[float, str, Any]]) -> None:
-    """Write each (y, words, colour) to the right of a panel at its y; words that would overlap are moved apart."""
+    """Write each (y, words, colour) to the right of a panel at its y; words that would overlap are moved apart.
+
+    Lines that end together keep their order, which rounding must not decide.
+    """
     if not ends:
         return
-    ends = sorted(ends, key=lambda end: end[0])
     pixels = ax.transData.transform([(ax.get_xlim()[1], y) for y, _, _ in ends])
+    heights = ax.transAxes.inverted().transform(pixels)[:, 1]
+    upwards = np.argsort(heights.round(_DIGITS_OF_HEIGHT), kind="stable")
+    ends = [ends[place] for place in upwards]
     steps = _LINE * np.arange(len(ends))
-    free = ax.transAxes.inverted().transform(pixels)[:, 1] * _inches_high(ax) - steps
+    free = heights[upwards] * _inches_high(ax) - steps
     raised = np.maximum.accumulate(free)
     lowered = np.minimum.accumulate(free[::-1])[::-1]
     for height, (_, words, colour) in zip(
