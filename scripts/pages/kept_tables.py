@@ -24,6 +24,7 @@ import pandas as pd
 
 from hessfig.analysis.table import read_table
 from hessfig.config.compose.job import compose
+from hessfig.errors import words_of_command
 from hessfig.record import MANIFEST, TABLE
 from hessfig.sweep.plan import Cell, Sweep
 
@@ -32,6 +33,7 @@ TABLES = ROOT / "docs" / "tables"
 LARGEST = 3 * 2**19  # bytes of one sweep
 _ENDINGS = {TABLE: ".csv.xz", MANIFEST: ".json.xz"}
 _ARRAYS = ".tar"
+_CHOSEN = ("quantities", "blocks")
 _PLACE = ("variant", "num_layers", "sigma", "step", "seed")
 
 
@@ -98,13 +100,17 @@ def table_hash(path: Path) -> str:
 def disagreements(folder: Path, sweep: str) -> list[str]:
     """Return how the numbers in a folder differ from what the sweep plans today; cells that failed may be missing.
 
-    Cells are compared by configuration (the hash of all settings on which their numbers
-    depend), variant, number of layers, sigma, step and seed. Raises UserError for a
+    A table of some quantities or blocks alone, which claims read, is compared with the
+    plan of these: the manifest has the command that chose them. Cells are compared by
+    configuration (the hash of all settings on which their numbers depend), variant,
+    number of layers, sigma, step and seed. Raises UserError for a
     sweep that cannot be planned here (a model is not downloaded).
     """
     table = read_table(folder / TABLE)
     manifest = json.loads((folder / MANIFEST).read_text())
-    cells = Sweep(compose([f"sweep={sweep}"]).variants).cells
+    words = words_of_command(manifest["command"], "run") or []
+    chosen = [word for word in words if word.partition("=")[0] in _CHOSEN]
+    cells = Sweep(compose([f"sweep={sweep}", *chosen]).variants).cells
     planned = {
         _place(cell.labels, cell.variant.short_hash(cell.quantity)) for cell in cells
     }
