@@ -47,6 +47,7 @@ from hessfig.rng import made_on
 
 _READS_MORE = "the loss reads parameters or activations besides the network's outputs: H_o + H_f is not H"
 _DIGITS = 100  # allowed rounding of an evaluation, relative to the effect of changing each weight in its last digits
+_AWAY = ", one step away"  # in the names of derivatives at the second point
 _NOT_COMPARED = "the measured function was not compared with the network itself, which cannot be run as given"
 _NOT_SPLIT = "the outputs and the loss, taken apart, have other derivatives than the loss as it is called"
 
@@ -204,7 +205,7 @@ class Witnessing:
         beside = derivatives(terms_of(objective, moved), moved, (), min(order, 1))
         ratio = self.own.directions.ratio
         beside_weights = {
-            f"{name}, one step away": one
+            f"{name}{_AWAY}": one
             for name, one in apart(own.beside, beside, ratio).items()
         }
         return _Comparison(
@@ -305,7 +306,7 @@ class Witnessing:
         least = FLOOR * self.own.directions.ratio * length(seen.here.slopes.values())
         for name, at in {
             "value, all samples": leaves,
-            "value, all samples, one step away": moved,
+            f"value, all samples{_AWAY}": moved,
         }.items():
             mine, operations = _run(built.problem, at)
             values = self.own.values(beside=at is moved)
@@ -352,7 +353,7 @@ class Witnessing:
         moved = apart(seen.here, after, self.own.directions.ratio)
         allowed = {name: max(rows, _DIGITS * one) for name, one in moved.items()}
         return all(
-            one <= allowed.get(name.partition(", a step")[0], rows)
+            one <= allowed.get(name.removesuffix(_AWAY), rows)
             for name, one in seen.off.items()
         )
 
