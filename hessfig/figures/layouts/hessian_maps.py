@@ -41,6 +41,8 @@ from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
+# Inches of a narrow page, and between its panels: ticks at both ends have labels.
+_NARROW, _BETWEEN = (4.5, 0.36)
 SIZE, SHARE = "absolute value of an entry", "share of entries"
 
 
@@ -54,12 +56,10 @@ def histograms(spec: FigureSpec, source: Source) -> Iterator[Page]:
     hessians = read_hessians(source.folder)
     names = variant_names([hessian.variant for hessian in hessians])
     note = f"{describe(hessians[0])}{setting_words_of(source.folder)}"
-    sheet = Sheet.grid(
-        spec.paper,
-        [names],
-        note,
-        ONE_SCALE.replace(height=1.5, right=0.15, narrowest=None),
-    )
+    style = ONE_SCALE.replace(height=1.5, right=0.15, narrowest=None)
+    if spec.paper.inches < _NARROW:
+        style = style.replace(across=_BETWEEN)
+    sheet = Sheet.grid(spec.paper, [names], note, style)
     numbers = []
     for _, column, ax in sheet:
         numbers.append(draw_bars(ax, hessians[column], blocks_of(spec), hessians))
