@@ -59,9 +59,9 @@ class Engines:
             witness.check_products(by_differences=self.products == Choice.differences)
         if self.products == Choice.differences:
             return DifferencedColumn(self.problem, layer, col, rows)
-        if self.products == Choice.linearised and SmallNetwork.can_take(self.problem):
-            return BatchedColumn(self._small, self.problem, layer, col, rows)
         if self.products == Choice.linearised:
+            if SmallNetwork.can_take(self.problem):
+                return BatchedColumn(self._small, self.problem, layer, col, rows)
             from hessfig.curvature.large.own_column import LargeNetwork, OwnColumn
 
             if LargeNetwork.can_take(self.problem):

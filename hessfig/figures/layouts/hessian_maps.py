@@ -41,8 +41,8 @@ from hessfig.figures.parts.ticks import set_decades
 from hessfig.terms import Matrix
 
 BLOCKS = (Matrix.W_V.value, Matrix.W_Q.value)
-# Inches of a narrow page, and between its panels: ticks at both ends have labels.
-_NARROW, _BETWEEN = (4.5, 0.36)
+_NARROW = 4.5  # inches of a page on which labels of the ends of two panels would touch
+_BETWEEN = 0.36  # inches between its panels
 SIZE, SHARE = "absolute value of an entry", "share of entries"
 
 

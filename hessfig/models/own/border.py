@@ -78,17 +78,17 @@ def open_request(
     with differentiating(), kept_draws():
         if opener is not None:
             model = opener.wrapped(network)
-            weights = found(model) if weights is None or is_found else weights
+            weights = by_role(model) if weights is None or is_found else weights
             network, inputs, targets = opener.bridge_as_network(
                 network, model, inputs, targets
             )
         elif is_found:
             batch = read_batches(inputs, targets, next(network.parameters()).dtype)[0]
-            weights = found(network, inputs=batch.words or batch.arguments)
+            weights = by_role(network, inputs=batch.words or batch.arguments)
     return Asked(network, inputs, targets, loss, weights, outputs, most)
 
 
-def found(network: nn.Module, inputs: Any = None) -> Layout:
+def by_role(network: nn.Module, inputs: Any = None) -> Layout:
     """Return the weights of a transformer by what they do; the search is imported only where it is asked for."""
     from hessfig.models.found_weights import find_weights
 

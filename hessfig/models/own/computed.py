@@ -28,7 +28,7 @@ from hessfig.curvature.witness import (
     terms_of,
 )
 from hessfig.errors import UserError, first_few
-from hessfig.models.own.border import found
+from hessfig.models.own.border import by_role
 from hessfig.models.own.copies import only_trainable
 from hessfig.models.own.in_place import InPlace, held_by
 from hessfig.models.own.opaque import (
@@ -112,7 +112,7 @@ def open_function(
             remedy="hessfig.Problem(network, batch, compute_loss=lambda network, batch: ...); None is a batch, too",
         )
     if isinstance(weights, str) and weights == FOUND:
-        weights = found(network)
+        weights = by_role(network)
     most = None if memory is None else bytes_of(memory)
     return Asked(
         network, every, compute_loss, compute_outputs, batch_weights, weights, most
