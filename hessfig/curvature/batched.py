@@ -69,6 +69,10 @@ def undisturbed(objective: Objective) -> Iterator[None]:
 class SmallNetwork:
     """The Hessian of a small network of a user in all of its parameters; all columns share the same graphs.
 
+    H and H_f are d<g, v>/dw with the graph of the gradient g of a scalar of the outputs,
+    and H_o is J^T B J with those of J^T c and of the slope in the outputs (`_WholeGraph`,
+    `_OuterGraph`). vmap over the vectors makes one batched backward pass of k passes.
+
     The products of a part are checked once, for all parameters together: they must be
     symmetric and agree with plain double backward. If they do not, or if a backward
     pass cannot be batched, `holds` is false for the part. Graphs of the first batch are
@@ -100,7 +104,10 @@ class SmallNetwork:
     def products(
         self, part: Part, columns: dict[str, Tensor], rows: Sequence[str]
     ) -> list[Tensor]:
-        """Return A V in the parameters `rows`, (k, *shape) each; `columns` has the nonzero entries of V, likewise."""
+        """Return A V in the parameters `rows`, (k, *shape) each; `columns` has the nonzero entries of V, likewise.
+
+        Parameters that are not in `columns` have no part in <g, v>, and need no zeros.
+        """
         with torch.enable_grad(), differentiable_twice():
             return self.graphs(part).products(columns, rows)
 
@@ -114,7 +121,10 @@ class SmallNetwork:
     def kept_product(
         self, part: Part, columns: Sequence[str], rows: Sequence[str]
     ) -> Callable[[Tensor], Tensor] | None:
-        """Return the product with one flat vector in the parameters `columns`, in `rows`, if graphs of H are kept."""
+        """Return the product with one flat vector in the parameters `columns`, in `rows`, if graphs of H are kept.
+
+        None for H_o, and if the graphs of some batch are not kept.
+        """
         batches = []
         for graph in self.graphs(part).kept:
             if isinstance(graph, _WholeGraph):
@@ -210,7 +220,10 @@ class _Shared:
 class _Graphs:
     """The graphs of a part for every batch: the first ones are kept, the others are created anew for every product.
 
-    `size` are the bytes of those that are kept.
+    With the measured bytes b_1 of the graph of the first batch of n_1 samples, graphs of
+    n samples are taken to have b_1 n / n_1 bytes: activations are proportional to the
+    samples. The first batches are kept whose samples together have at most `bound` bytes,
+    the first one in any case. `size` are the bytes of those that are kept.
     """
 
     def __init__(
@@ -272,9 +285,14 @@ class _AllParameters:
 
 
 class _WholeGraph:
-    """The Hessian of a scalar function of the outputs: H v is the gradient of <gradient, v>.
+    r"""The Hessian of a scalar function of the outputs: H v is the gradient of <gradient, v>.
 
-    With g = d scalar / dw, whose graph is kept, (H v)_i = d/dw_i sum_j g_j v_j.
+    With g = d scalar / dw, whose graph is kept,
+
+    .. math:: (H v)_i = \frac{\partial}{\partial w_i} \sum_j g_j v_j.
+
+    The sum over j takes the parameters of the column, and the derivatives are taken in
+    those of the rows: one pass gives the blocks of a column in all of its rows.
     """
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
@@ -352,7 +370,8 @@ class _OuterGraph:
 
     J^T c is linear in c, so that J v is the gradient of <J^T c, v> in c, at any c: the
     graph of J^T c at c = 0 is kept, and no forward mode is needed. B u is the gradient
-    of <slope, u>, with the slope of the scalar in the outputs.
+    of <slope, u>, with the slope of the scalar in the outputs. A product takes three
+    backward passes: through the graph of J^T c, of the slope, and of the outputs.
     """
 
     def __init__(self, outputs: Tensor, at: dict[str, Tensor], scalar: Scalar) -> None:
@@ -379,10 +398,15 @@ def _pulled(
     vectors: Sequence[Float[Tensor, "k ..."]],
     at: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept.
+    r"""Return the gradients of <values, v> in `at` for all k vectors at once, (k, *shape) each; graphs are kept.
 
-    A single vector needs no vmap, which takes a third of the time for small networks;
-    the bits are the same.
+    .. math:: \Bigl(\frac{\partial \, \text{values}}{\partial \, \text{at}}\Bigr)^\top v_1,
+              \dots, \Bigl(\frac{\partial \, \text{values}}{\partial \, \text{at}}
+              \Bigr)^\top v_k
+
+    by one backward pass under vmap. A single vector needs no vmap, which takes a third of
+    the time for small networks; the bits are the same. Values that do not depend on `at`
+    are left out, and tensors of `at` that none depends on get zeros.
     """
     count = len(vectors[0])
     several = count > 1
@@ -417,9 +441,11 @@ def pulled_back(
 ) -> Float[Tensor, "k n"]:
     """Return V J, J = d(outputs) / d(at), in batches of AT_ONCE vectors; graphs are kept.
 
-    A combination c of the vectors is also pulled back without vmap: (c V) J = c (V J).
-    If the results differ (LayerNorm under vmap, see docs/accuracy.md), every vector is
-    pulled back without vmap.
+    A combination c of the vectors is also pulled back without vmap: (c V) J = c (V J). If
+    the results differ by more than rounding.OUTPUTS of the norm of V J (LayerNorm under
+    vmap, see docs/accuracy.md), every vector is pulled back without vmap. The entries of c
+    are distinct, so that errors of single rows are seen, except the middle one of an odd
+    number, which has the factor 0. The check costs one backward pass.
 
     Examples
     --------

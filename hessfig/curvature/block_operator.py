@@ -23,7 +23,23 @@ from hessfig.terms import AT_OUTPUTS, Block, Part
 
 
 class Entries:
-    """The weights of one side of a block, in order and each row by row: the entries of its vectors."""
+    r"""The weights of one side of a block, in order and each row by row: the entries of its vectors.
+
+    The vector of weights W_1, W_2, ... is their stacked row-wise vectorisation,
+
+    .. math:: x = (\mathrm{vec}_r W_1, \mathrm{vec}_r W_2, \dots),
+
+    in the paper's convention: entry (i, j) of an m x n matrix is entry i n + j of its piece
+    (counted from 0). `flatten` and `unflatten` are this map and its inverse.
+
+    Attributes
+    ----------
+    names : list of str
+        NAME@LAYER of a weight in a layer, NAME outside the layers; the names of the
+        parameters if these are not unique.
+    shapes, sizes : list
+        The shape of every weight, and its number of entries.
+    """
 
     @in_turn
     def __init__(self, objective: Objective, layer: int, name: str) -> None:
@@ -60,7 +76,10 @@ class Entries:
         return tensors
 
     def flatten(self, tensors: Mapping[str, Any]) -> Float[Tensor, " n"]:
-        """Return tensors by name as one vector; omitted weights are zero. Raises UserError for misfits."""
+        """Return tensors by name as one vector; omitted weights are zero. Raises UserError for misfits.
+
+        The type of the vector is the widest of the types of the tensors and of the block.
+        """
         shapes = dict(zip(self.names, self.shapes, strict=True))
         wrong = []
         for name, tensor in tensors.items():
@@ -168,7 +187,12 @@ class BlockOperator(ImplicitMatrix):
 
     @property
     def T(self) -> BlockOperator:
-        """The transposed block, which is the block (b, a) by the symmetry of second derivatives."""
+        """The transposed block, which is the block (b, a) by the symmetry of second derivatives.
+
+        For second derivatives that are continuous, (d^2 L / da db)^T = d^2 L / db da, and the
+        same holds for both terms: (J_a^T B J_b)^T = J_b^T B J_a since B is symmetric. So no
+        transposed product is needed: A^T x is a product with the block of the other column.
+        """
         if self._transposed is None:
             block = self.block
             mirrored = Block(block.row_layer, block.col, block.row, block.layer)
@@ -186,7 +210,10 @@ class BlockOperator(ImplicitMatrix):
 
     @property
     def is_semidefinite(self) -> bool:
-        """Whether the block is a diagonal block of H_o, which is positive semi-definite for a convex loss."""
+        """Whether the block is a diagonal block of H_o, which is positive semi-definite for a convex loss.
+
+        v^T H_o v = (J v)^T B (J v) >= 0 where B is. `solve` then takes conjugate gradients.
+        """
         return self.part == Part.H_o and self.block.is_diagonal
 
     def split(
@@ -194,7 +221,33 @@ class BlockOperator(ImplicitMatrix):
     ) -> dict[str, Vectors]:
         """Return A x for several parts A at once; they share evaluations, and H x is the sum of the other two.
 
-        Raises UserError for an unknown part.
+        For autograd the parts are the rows of one linear map: x is sent to (A_1 x, A_2 x, ...),
+        and cotangents (s_1, s_2, ...) are sent back to sum_p A_p^T s_p.
+
+        Parameters
+        ----------
+        x : tensor or array, (m,) or (m, k)
+        parts : sequence of str
+            Some of "H_o", "H_f", "H".
+
+        Returns
+        -------
+        dict
+            A x by the name of the part, in the form of `x`.
+
+        Raises
+        ------
+        UserError
+            For an unknown part, or a vector that does not fit.
+
+        Examples
+        --------
+        >>> import torch, hessfig
+        >>> network = torch.nn.Linear(3, 2).double()
+        >>> problem = hessfig.Problem(network, torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> found = problem.operator("weight").split(torch.ones(6).double())
+        >>> bool((found["H"] == found["H_o"] + found["H_f"]).all())
+        True
         """
         names = [part.value for part in (Part.H, *AT_OUTPUTS)]
         if isinstance(parts, str) or not set(parts) <= set(names) or not parts:
@@ -241,6 +294,7 @@ class BlockOperator(ImplicitMatrix):
         return super().__matmul__(x)
 
     def _multiplied(self, vectors: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+        """Return A V; a single vector goes through the kept graphs, once a first product has created them."""
         is_single = vectors.shape[1] == 1
         if is_single and self._kept is not None:
             return self._kept(vectors[:, 0])[:, None]
@@ -263,7 +317,11 @@ class BlockOperator(ImplicitMatrix):
     def _products(
         self, vectors: Float[Tensor, "m k"], parts: Sequence[Part]
     ) -> dict[Part, Tensor]:
-        """Return A V by part; the errors of products by differences are kept and checked."""
+        """Return A V by part; the errors of products by differences are kept and checked.
+
+        The modes of the caller (no gradients, autocast, a device context) do not reach the
+        product, and its random draws do not reach the caller (batched.undisturbed).
+        """
         column = self._made_column()
         with undisturbed(self._problem):
             products, errors = multiplied_with_errors(column, vectors, parts)

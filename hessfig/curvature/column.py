@@ -84,12 +84,28 @@ class Column(Protocol):
 def chunks(
     probes: Shaped[Tensor, "dim k"], column: Column, at_once: int
 ) -> Iterator[Tensor]:
-    """Split the columns of `probes` into chunks of `at_once`, or fewer if their products would exceed MEMORY_BOUND.
+    r"""Split the columns of `probes` into chunks of `at_once`, or fewer if their products would exceed MEMORY_BOUND.
 
-    The size of a chunk depends on the problem, never on the machine: matrix products of
-    different shapes may round differently, and the same settings must give the same
-    bits everywhere. Five probes at a time are also the fastest choice
+    With b the `bytes_per_probe` of the column, a chunk has
+
+    .. math:: k = \max\left(1, \min\left(\text{at\_once},
+              \lfloor 2^{30} / b \rfloor\right)\right)
+
+    columns. The size of a chunk depends on the problem, never on the machine: matrix
+    products of different shapes may round differently, and the same settings must give
+    the same bits everywhere. Five probes at a time are also the fastest choice
     (scripts/benchmarks/norms.py), because their tangents fit into the cache.
+
+    Examples
+    --------
+    Two probes of 2^29 bytes each reach the bound:
+
+    >>> import torch
+    >>> from types import SimpleNamespace
+    >>> from hessfig.curvature.column import chunks
+    >>> column = SimpleNamespace(bytes_per_probe=2**29)
+    >>> [tuple(one.shape) for one in chunks(torch.ones(3, 5), column, 5)]
+    [(3, 2), (3, 2), (3, 1)]
     """
     within_bound = int(MEMORY_BOUND / column.bytes_per_probe)
     yield from probes.split(max(1, min(at_once, within_bound)), dim=1)
@@ -119,7 +135,12 @@ def multiplied(
     parts: Sequence[Part] = SPLIT,
     at_once: int = PROBES_AT_ONCE,
 ) -> Products:
-    """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time."""
+    """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time.
+
+    A V = [A V_1, A V_2, ...] for the chunks V = [V_1, V_2, ...], so that the joined
+    result is the product; its last bits are those of the chunks. Vectors are cast to the
+    type of the column before they are cut.
+    """
     pieces = []
     for chunk in chunks(vectors.to(column.dtype), column, at_once):
         pieces.append(column.split_matmat(chunk, parts))
@@ -133,10 +154,14 @@ def multiplied(
 
 @dataclass(frozen=True)
 class Squares:
-    """Squared lengths ||A v_k||^2 / unit^2, one per vector, and the unit that they are measured in.
+    r"""Squared lengths ||A v_k||^2 / unit^2, one per vector, and the unit that they are measured in.
 
     The unit is 1 unless the squares would under- or overflow: a product with entries of
     1e-30 has squares of 1e-60, which float32 cannot represent.
+
+    With a power of two as unit, the division and the multiplication back are exact:
+    :math:`|A v|^2 = \text{unit}^2 \, \text{values}` has the error of the sum alone, n u
+    relative to the value for n terms with roundoff u, since all terms have one sign.
     """
 
     values: Float[Tensor, " k"]
@@ -144,9 +169,15 @@ class Squares:
 
     @classmethod
     def joined(cls, pieces: Sequence["Squares"]) -> "Squares":
-        """Return the squared lengths of several chunks in the largest of their units.
+        r"""Return the squared lengths of several chunks in the largest of their units.
 
-        Chunks that are zero take part in no choice of the unit.
+        For a piece with the values s in the unit a, the values in the unit b are
+
+        .. math:: s' = s \, (a / b)^2, \qquad s' b^2 = s a^2.
+
+        In the largest unit no value overflows, and one that underflows there does not count
+        beside the largest one. Pieces that are zero have no unit of their own, and take no
+        part in the choice.
 
         Examples
         --------
@@ -173,15 +204,25 @@ class Squares:
 def squared_norms(
     column: Column, parts: Sequence[Part], probes: Float[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Squares]:
-    """Return ||A v_k||^2 for every row and part."""
+    r"""Return ||A v_k||^2 for every row and part.
+
+    For probes with E[v v^T] = I, these are the samples of Hutchinson's estimator of the
+    squared Frobenius norm: with A^T A in place of A in E[v^T A v] = tr A,
+
+    .. math:: E |A v|^2 = E[v^\top A^\top A v] = \mathrm{tr}(A^\top A) = \|A\|_F^2.
+
+    It holds for off-diagonal blocks too, which are not square.
+    """
     return lengths(column.split_matmat(probes, products_of(column, parts)), parts)
 
 
 def products_of(column: Column, parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return the products that give `parts` in the fewest passes: H alone of a network of one's own takes one product.
 
-    Recorded numbers of built-in networks are those of the sum H_o V + H_f V, whose last
-    bits are others.
+    H v by itself is one backward pass per vector, the sum H_o v + H_f v takes four (three
+    for H_o, see double_backward.DoubleBackward). Both are the same vector up to rounding
+    relative to |H_o v| + |H_f v|, which exceeds |H v| if the two terms cancel. Recorded
+    numbers of built-in networks are those of the sum, whose last bits are others.
     """
     engine = column
     if isinstance(column, DecayedColumn):
@@ -197,6 +238,18 @@ def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
 
     The split at the scores is used if both of its terms are in `parts` and those at the
     outputs are not.
+
+    H = H_o + H_f (eq. 2) at the outputs, and H = H_oT + H_fT at the scores (Remark D.1):
+    two products give all three parts.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.column import summands
+    >>> from hessfig.terms import Part
+    >>> [part.value for part in summands([Part.H])]
+    ['H_o', 'H_f']
+    >>> [part.value for part in summands([Part.H, Part.H_oT, Part.H_fT])]
+    ['H_oT', 'H_fT']
     """
     if Part.H not in parts:
         return tuple(parts)
@@ -208,7 +261,17 @@ def summands(parts: Sequence[Part]) -> tuple[Part, ...]:
 
 
 def to_multiply(parts: Sequence[Part]) -> list[Part]:
-    """Return the products to compute for `parts`: H V is left out if both of its summands are computed."""
+    """Return the products to compute for `parts`: H V is left out if both of its summands are computed.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.column import to_multiply
+    >>> from hessfig.terms import Part
+    >>> [part.value for part in to_multiply([Part.H, Part.H_o, Part.H_f])]
+    ['H_o', 'H_f']
+    >>> [part.value for part in to_multiply([Part.H, Part.H_o])]
+    ['H', 'H_o']
+    """
     needed = list(dict.fromkeys(parts))
     if Part.H in needed and split_in(parts):
         needed.remove(Part.H)
@@ -253,6 +316,9 @@ def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
     """Return the squared length of each column, summed over contiguous memory.
 
     Over strided columns, the order of summation would depend on the number of columns.
+    The plain sums are kept if the largest of them is a normal number. Otherwise squares
+    under- or overflowed, and the entries are divided by a power of two (rounding.unit_of),
+    in float64, before they are squared.
     """
     rows = products.T.contiguous()
     sums = rows.square().sum(dim=1)
@@ -265,10 +331,20 @@ def _columnwise(products: Float[Tensor, "n k"]) -> Squares:
 
 
 class SidedColumn:
-    """The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in the space of `col`.
+    r"""The blocks (row, col) for one `col` of `layer` and several rows, acting on vectors in the space of `col`.
 
     A side of a block is one weight or several (a group); each weight is a parameter or
     a view of one.
+
+    With the matrix E that places the entries of a side into all parameters of the column
+    and its rows, and A the part of the Hessian in these parameters,
+
+    .. math:: A[\text{row}, \text{col}] \, V = E_\text{row}^\top A \, (E_\text{col} V).
+
+    `spread` is E_col and `gathered` is E_row^T; engines multiply by A in between. So one
+    product with A gives the blocks of all rows of a column. If two weights of a side share
+    entries, E is their sum, and the block is still the second derivative in the vector of
+    the side, by the chain rule.
 
     Attributes
     ----------
@@ -328,7 +404,11 @@ class SidedColumn:
         return all(map(_is_parameter, self.weights))
 
     def spread(self, probes: Float[Tensor, "dim k"]) -> list[Tensor]:
-        """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column."""
+        """Return the probes as tensors (*shape, k), one per parameter: zero outside the weights of the column.
+
+        This is E_col V. If every weight of the column is a parameter of its own, the pieces
+        of V are the tensors, and nothing is copied; otherwise they are added into zeros.
+        """
         k = probes.shape[1]
         pieces = probes.split([weight.size for weight in self.col])
         if self._are_whole:
@@ -354,7 +434,7 @@ class SidedColumn:
         """Select the products of every row from the products of the parameters, by (row, part).
 
         A row is one weight or several, each a parameter or a view of one. Its product
-        contains the entries in these places, one weight after the other.
+        E_row^T (A E_col V) contains the entries in these places, one weight after the other.
         """
         by_row: Products = {}
         for key, row in self.rows.items():
@@ -365,7 +445,7 @@ class SidedColumn:
     def _gather(
         self, products: Sequence[Tensor], row: Sequence[Weight]
     ) -> Float[Tensor, "n k"]:
-        """Return the products in the entries of one row, flattened."""
+        """Return the products in the entries of one row, flattened: E_row^T, without a copy for a row of one weight."""
         flat = []
         for weight in row:
             view = view_of(products[self.places[weight.parameter]], weight)
@@ -381,7 +461,24 @@ def _is_parameter(weight: Weight) -> bool:
 
 
 def view_of(tensor: Tensor, weight: Weight) -> Tensor:
-    """Return the entries of `weight` in a tensor with the shape of its parameter (and further axes at the end)."""
+    """Return the entries of `weight` in a tensor with the shape of its parameter (and further axes at the end).
+
+    A view, not a copy: what is added to it is added to the tensor.
+
+    Examples
+    --------
+    The queries of two heads are the first two blocks of two rows of a fused projection
+    with three such pairs (queries, keys, values); of head 1, the second block:
+
+    >>> import torch
+    >>> from hessfig.curvature.column import view_of
+    >>> from hessfig.weights import Weight
+    >>> fused = torch.arange(12).reshape(12, 1)
+    >>> view_of(fused, Weight("W_Q", "qkv", 4, axes=(3, 2, 2), index=0)).flatten().tolist()
+    [0, 1, 2, 3]
+    >>> view_of(fused, Weight("W_Q^1", "qkv", 2, axes=(3, 2, 2), index=(0, 1))).flatten().tolist()
+    [2, 3]
+    """
     if weight.axes:
         tensor = tensor.unflatten(0, weight.axes)
     if weight.index is None:
@@ -406,6 +503,10 @@ class DecayedColumn:
     in the entries that a row shares with the column, which a diagonal block has. The
     term depends on the weights directly, not through the outputs: it is no part of
     H_o = J^T B J.
+
+    The entries of a block of I are those of I[row, col] = E_row^T E_col: ones where row
+    and column hold the same weight, zeros elsewhere, so that an off-diagonal block of two
+    different weights is unchanged. The sum costs no product.
     """
 
     def __init__(
@@ -449,7 +550,11 @@ class DecayedColumn:
 
 
 def _spans(side: Sequence[Weight]) -> dict[str, slice]:
-    """Return the slice of every whole parameter among the entries of one side of a block."""
+    """Return the slice of every whole parameter among the entries of one side of a block.
+
+    Weights of one side follow each other, so that the one in place p starts at the sum of
+    the sizes of those before it.
+    """
     spans = {}
     start = 0
     for weight in side:

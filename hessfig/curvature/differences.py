@@ -56,12 +56,16 @@ Errors = dict[tuple[Hashable, Part], Float[Tensor, " k"]]
 
 
 def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
-    """Return the step h = u^(1/3) |w| / |v| with the unit roundoff u of the type of the weights; |w| = 1 if w = 0.
+    r"""Return the step h = u^(1/3) |w| / |v| with the unit roundoff u of the type of the weights; |w| = 1 if w = 0.
 
-    Central differences of gradients g have a truncation error h^2 |g'''| / 6 and a
-    rounding error of about u |g| / h. The sum is smallest at h = (3 u |g| /
-    |g'''|)^(1/3). If gradients vary on the length scale of the weights, this is u^(1/3)
-    |w| for a probe of length one.
+    Central differences of gradients g have a truncation error and a rounding error,
+
+    .. math:: e(h) = \frac{h^2}{6} |g'''| + \frac{u |g|}{h}, \qquad
+              e'(h) = 0 \text{ at } h = \Bigl(\frac{3 u |g|}{|g'''|}\Bigr)^{1/3},
+
+    with the third derivative along the vector. If gradients vary on the length scale of the
+    weights, |g'''| = |g| / |w|^3, this is u^(1/3) |w| for a probe of length one, up to the
+    factor 3^(1/3); the error is then about u^(2/3) |g| / |w|, 2e-11 of a product in float64.
 
     Examples
     --------
@@ -76,12 +80,17 @@ def step(weights: Float[Tensor, " dim"], probe: Float[Tensor, " dim"]) -> float:
 
 
 class DifferencedColumn(SidedColumn):
-    """A column of blocks by differences of gradients, with the step and the error of every vector.
+    r"""A column of blocks by differences of gradients, with the step and the error of every vector.
 
-    H v is that of `richardson.product_by_differences`. H_f v is the same for the
-    gradient of <dl/df, f> with dl/df fixed. H_o v = J^T (s(w + h v) - s(w - h v)) / 2h
-    with s = dl/df at the moved outputs and J at the weights. Each part has its own
-    differences; H, if requested alone, is by differences of gradients.
+    H v is that of `richardson.product_by_differences`, by differences of the gradient g.
+    H_f v is the same for the gradient of <dl/df, f> with dl/df fixed. For H_o v the
+    gradient s = dl/df in the outputs is taken at moved weights and J at the weights:
+
+    .. math:: J^\top \frac{s(f(w + h v)) - s(f(w - h v))}{2 h} = J^\top B J v + O(h^2),
+
+    since the derivative of s(f(w + h v)) in h is B J v at h = 0. One step takes two
+    gradients for H and H_f, and two forward passes and one backward pass for H_o. Each
+    part has its own differences; H, if requested alone, is by differences of gradients.
 
     Steps do not leave the smooth piece of the function in which the weights are (see
     smooth_piece.PieceOf), so that the products are those of double backward across
@@ -162,8 +171,10 @@ class DifferencedColumn(SidedColumn):
     def relative_error(self, row: Hashable, part: Part) -> float:
         """Return the error of all products so far, relative to their size, both as Frobenius norms.
 
-        By the triangle inequality, a norm of the products has at most the error of the
-        products. The ratio is infinite if all products are zero, because products that
+        With the products P = [A v_1, A v_2, ...] and the estimates D of their errors,
+        |D|_F / |P|_F. By the triangle inequality the norm of the exact products lies within
+        |D|_F of |P|_F, so that an estimate of a norm from these products has at most this
+        relative error. The ratio is infinite if all products are zero, because products that
         are lost in rounding look the same.
         """
         deviation, size = self._squares[row, part].tolist()
@@ -172,7 +183,11 @@ class DifferencedColumn(SidedColumn):
         return float((deviation / size) ** 0.5)
 
     def typical(self, row: Hashable, part: Part) -> float:
-        """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A."""
+        """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A.
+
+        For a normal v of n entries, E |A v|^2 / E |v|^2 = |A|_F^2 / n, and |A|_F^2 is the sum
+        of the squared singular values. It costs one product, and is kept.
+        """
         if part not in self._typical:
             draws = stream(0, "typical product")
             draw = torch.randn(
@@ -257,7 +272,7 @@ class DifferencedColumn(SidedColumn):
 
         Nothing is held if torch computes something else there while it is watched, or
         cannot: higher-order operators (torch.cond) lose parameters then, or are not
-        traced.
+        traced. What was recorded is kept by part and batch, so that a batch is recorded once.
         """
         if (part, number) not in self._constants_of:
             self._constants_of[part, number] = self._constants_here(here)
@@ -278,7 +293,7 @@ class DifferencedColumn(SidedColumn):
         return piece.constants
 
     def _is_same(self, watched: Sequence[Tensor], plain: Sequence[Tensor]) -> bool:
-        """Whether two evaluations agree to half of the digits."""
+        """Whether two evaluations agree to half of the digits: |a - b| <= sqrt(u) |b|."""
         difference = [one - other for one, other in zip(watched, plain, strict=True)]
         return not length(difference) > self.unit**0.5 * length(plain)
 
@@ -287,7 +302,9 @@ class DifferencedColumn(SidedColumn):
     ) -> Quotient:
         """Return J^T (s(w + h v) - s(w - h v)) / 2h, the sum over batches; `ratio` is |w| / |v|.
 
-        The sizes of its terms, which bound its rounding, are |g| + |w| / |v| |H_o v|.
+        The sizes of its terms, which bound its rounding, are |g| + |w| / |v| |H_o v| entry by
+        entry: J^T s is the gradient g, and a roundoff u |w| of the moved weights, taken along
+        v, is mapped by H_o to u |w| / |v| |H_o v|.
         """
         ahead = [p + step * v for p, v in zip(self._here, vector, strict=True)]
         behind = [p - step * v for p, v in zip(self._here, vector, strict=True)]
@@ -319,7 +336,7 @@ class DifferencedColumn(SidedColumn):
 
     @cached_property
     def _gradient_sizes(self) -> list[Tensor]:
-        """The absolute values of the gradient at the weights."""
+        """The absolute values of the gradient at the weights, J^T dl/df, which is also that of the linearised loss."""
         return [one.abs() for one in self._gradient(self._here, Part.H_f)]
 
     def _outputs(self, weights: Sequence[Tensor], start: Tensor) -> Tensor:
@@ -354,7 +371,8 @@ def multiplied_with_errors(
 ) -> tuple[Products, Errors]:
     """Return A V as column.multiplied does, and the norm of the error of every product.
 
-    Errors are those of differences, by (row, part); there are none for other products.
+    Errors are those of differences, by (row, part), |deviation| of each vector in float64;
+    there are none for other products, whose errors are rounding.
     """
     source = differences_in(column)
     if source is None:
@@ -378,11 +396,15 @@ def check_errors(
     product: Tensor,
     errors: Tensor,
 ) -> None:
-    """Raise UserError if the error of a product exceeds ROUGHEST, relative to its size.
+    r"""Raise UserError if the error of a product exceeds ROUGHEST, relative to its size.
 
-    A product that is shorter than a typical one, ROUGHEST |v| |A u| / |u| for a random
-    u, may have the error that is allowed for the typical one: the product of a vector
-    that A maps to zero consists of rounding errors.
+    A product A v with the error e is accepted if
+
+    .. math:: e \le \frac{1}{10} \max\Bigl(|A v|, \frac{1}{10} |v| \frac{|A u|}{|u|}\Bigr)
+
+    for a random u. A product that is shorter than a tenth of a typical one may have the
+    error that is allowed for that: the product of a vector that A maps to zero consists of
+    rounding errors, and no step makes its relative error small.
     """
     source = differences_in(column)
     sizes = product.double().norm(dim=0).cpu()

@@ -30,7 +30,25 @@ _DIFFERENTIABLE_ONCE = "Error"
 
 
 class DoubleBackward:
-    """A part of the Hessian in given parameters of a suffix, with the interface of operators of curvlinops.
+    r"""A part of the Hessian in given parameters of a suffix, with the interface of operators of curvlinops.
+
+    With a scalar function s_b of the outputs f of each batch b (Suffix.terms) and the
+    weights w of the parameters,
+
+    .. math:: H v = \sum_b \frac{\partial}{\partial w} \left\langle
+              \frac{\partial s_b(f_b(w))}{\partial w}, v \right\rangle, \qquad
+              H_o v = \sum_b J_b^\top B_b J_b v.
+
+    For H_f, s_b is the loss linearised in the outputs, whose Hessian in w is
+    sum_i (dl/df_i) d^2 f_i / dw^2 (eq. 2). Graphs are created anew for every call and
+    held for one batch at a time. For k vectors a batch takes a forward pass, a backward
+    pass with a graph, and k backward passes through that graph for H and H_f, 3 k for H_o.
+
+    References
+    ----------
+    B. A. Pearlmutter (1994), Fast exact multiplication by the Hessian, Neural Computation
+    6. N. N. Schraudolph (2002), Fast curvature matrix-vector products for second-order
+    gradient descent, Neural Computation 14, for J^T B J v.
 
     Examples
     --------
@@ -63,7 +81,15 @@ class DoubleBackward:
         self._is_moved = False
 
     def moved(self, number: int) -> "DoubleBackward":
-        """Return the part at weights times 1 + k eps, k of -3 to 3: its products differ as by rounding elsewhere."""
+        r"""Return the part at weights times 1 + k eps, k of -3 to 3: its products differ as by rounding elsewhere.
+
+        To first order, the product at the moved weights w + d, d_i = k_i eps w_i, is
+
+        .. math:: A(w + d) v = A(w) v + \sum_i \frac{\partial A(w)}{\partial w_i} v \, d_i.
+
+        The second term is what last digits of the weights change, and so what any computation
+        may be off by that is exact for weights rounded to a neighbouring number.
+        """
         other = copy(self)
         other._at = []
         generator = stream(number, "last digits")
@@ -100,7 +126,11 @@ class DoubleBackward:
     def _whole(
         self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]
     ) -> list[list[Tensor]]:
-        """Return the Hessian of scalar(outputs) times every vector, as the gradient of <gradient, v>."""
+        """Return the Hessian of scalar(outputs) times every vector, as the gradient of <gradient, v>.
+
+        By linearity of the gradient, d/dw <g(w), v> = (dg/dw)^T v = H v for a constant v. One
+        graph of g serves all vectors.
+        """
         slopes = gradients(scalar(outputs), self._at, create_graph=True)
         slopes = of_second_order(slopes)
         return [gradients(inner(slopes, vector), self._at) for vector in vectors]
@@ -108,11 +138,18 @@ class DoubleBackward:
     def _outer(
         self, outputs: Tensor, scalar: Scalar, vectors: list[list[Tensor]]
     ) -> list[list[Tensor]]:
-        """Return J^T B J times every vector, with the Hessian B of the scalar in the outputs.
+        r"""Return J^T B J times every vector, with the Hessian B of the scalar in the outputs.
 
-        Three passes for each v: J v as the gradient of <J^T c, v> in c (J^T c is linear
-        in c, so that any c serves: zero), B J v as the gradient of <slope, J v> in the
-        outputs, and J^T of that.
+        Three backward passes for each v. With G(c) = J^T c, which is linear in the cotangent c,
+        and the slope s(f) of the scalar in the outputs,
+
+        .. math:: J v = \frac{\partial}{\partial c} \langle G(c), v \rangle, \qquad
+                  B J v = \frac{\partial}{\partial f} \langle s(f), J v \rangle, \qquad
+                  H_o v = G(B J v).
+
+        Any c serves for the first one, since the derivative of a linear map is the same
+        everywhere: it is taken at zero. The third derivative of the outputs is never formed,
+        and forward mode is not needed.
         """
         leaf = outputs.detach().requires_grad_()
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
@@ -204,7 +241,15 @@ def narrowest_type(value: Tensor) -> torch.dtype:
     """Return the floating-point type with the fewest digits in the graph of a tensor.
 
     Models of transformers may evaluate a softmax or a norm in float32, whatever the
-    type of their parameters.
+    type of their parameters; the rounding of their products is that of float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.double_backward import narrowest_type
+    >>> x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    >>> narrowest_type(x.float().exp().double().sum()), narrowest_type(x.exp().sum())
+    (torch.float32, torch.float64)
     """
     types = [value.dtype]
     for node in _nodes_of([value]):
@@ -408,8 +453,23 @@ def verified_or_fallback(
 ) -> TensorsOperator:
     """Return `fast` if `fault` finds no error in it, else `reliable` with a warning.
 
-    Raises UserError if `reliable` cannot multiply, and ArithmeticError if the remaining
-    operator is not symmetric.
+    Parameters
+    ----------
+    fast, reliable, other_part : operators on lists of tensors
+        The operator that is wanted; plain double backward of the same part; and a part
+        beside which a product that vanishes is judged (for H_f: H_o).
+    parameters : dict
+        The parameters by path, in the order of the tensors.
+    name : str
+        The name of the part in messages.
+
+    Raises
+    ------
+    UserError
+        If `reliable` cannot multiply.
+    ArithmeticError
+        If `reliable` takes the place of `fast` and is not symmetric: u^T A v and v^T A u
+        differ by more than rounding.SYMMETRY of the longer product.
     """
     why = fault(fast, reliable, other_part, parameters)
     if not why:
@@ -434,15 +494,30 @@ def fault(
     engine: str = "curvlinops",
     computed_in: torch.dtype | None = None,
 ) -> str:
-    """Return a description of the error of `fast`; "" if it is symmetric and agrees with `reliable` by parameter.
+    r"""Return a description of the error of `fast`; "" if it is symmetric and agrees with `reliable` by parameter.
 
-    Both multiply a random and a constant vector. It is also an error if `fast` cannot
-    multiply (an operation without a derivative in forward mode, or without support by
-    vmap). Differences that are small compared with the products of `other_part` of the
-    Hessian count as rounding, and so do those of the type `computed_in` (by default
-    that of the parameters), and those that last digits of the weights make in
-    `reliable` (a part that is zero up to rounding). `engine` is the name of `fast` in
-    the description. Raises UserError if `reliable` cannot multiply.
+    Both multiply a random vector u and a constant vector v. With A the products of `fast`
+    and A' those of `reliable`, rows p of a parameter, and t = rounding.ROWS, the error is
+    not rounding if
+
+    .. math:: |(A u - A' u)_p| > t \max(|(A u)_p|, |(A' u)_p|, \text{floor}_p)
+
+    with the floor of `differing`, or likewise for v, or if `fast` is not symmetric
+    (`_asymmetry`). A wrong block of rows cannot hide behind large rows of others, since
+    every parameter is compared by itself. It is also an error if `fast` cannot multiply
+    (an operation without a derivative in forward mode, or without support by vmap).
+
+    Differences count as rounding that are small compared with the products of
+    `other_part`, that are below the precision of the type `computed_in` (by default that
+    of the parameters), or that last digits of the weights make in `reliable` too
+    (`_is_rounding`: a part that is zero up to rounding). `engine` is the name of `fast` in
+    the description. It costs two products of `fast` and of `reliable`; two of
+    `other_part`, and four of `reliable` at moved weights, only if the two disagree.
+
+    Raises
+    ------
+    UserError
+        If `reliable` cannot multiply.
     """
     vectors = _vectors(parameters)
     dtype = vectors[0].dtype
@@ -493,10 +568,16 @@ _ROUNDINGS = 32.0
 def _is_rounding(
     reliable: DoubleBackward, vectors: Tensors, truth: Tensors, products: Tensors
 ) -> bool:
-    """Whether |fast - truth| is at most 32 times what last digits of the weights change in `truth`, by parameter.
+    r"""Whether |fast - truth| is at most 32 times what last digits of the weights change in `truth`, by parameter.
 
-    Where both products are rounding as a whole, so are the rows of a parameter that
-    these digits do not change.
+    With the changes d_1, d_2 of both products under two random moves of last digits
+    (DoubleBackward.moved), it is rounding if
+
+    .. math:: \max(|A'|, |A|) \le 32 \max_i |d_i| \quad \text{(all of it is), or} \quad
+              |A_p - A'_p| \le 32 \max_i |(d_i)_p| \text{ for every parameter } p.
+
+    In the first case rows that these digits do not change are rounding as well. The
+    factor is that of two orders of summation: a few roundings of each term.
     """
     if not all(bool(one.isfinite().all()) for one in products):
         return False
@@ -553,7 +634,12 @@ def _attempted(fast: TensorsOperator, vectors: Tensors) -> Tensors | Exception:
 
 
 def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
-    """Return a random and a constant vector, (*shape, 2) for each parameter."""
+    """Return a random and a constant vector, (*shape, 2) for each parameter.
+
+    The random one is normal: u^T x has the standard deviation |x| for any x that does not
+    depend on it. The constant one reaches what random signs average out, such as
+    row sums.
+    """
     # The name of the stream is part of the numbers.
     generator = stream(0, "belief", "u")
     vectors = []
@@ -566,7 +652,17 @@ def _vectors(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
 
 
 def _asymmetry(vectors: Tensors, products: Tensors, others: Tensors) -> float:
-    """Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked."""
+    r"""Return |u.Av - v.Au| relative to the longest product; products that are not finite are not checked.
+
+    With the normal vector u and the constant vector v,
+
+    .. math:: u^\top A v - v^\top A u = u^\top (A - A^\top) v, \qquad
+              E (u^\top (A - A^\top) v)^2 = |(A - A^\top) v|^2,
+
+    so that the quotient is of the size of the relative asymmetry of A along v. It is
+    compared with rounding.SYMMETRY. `others` are products of the other part, so that
+    the asymmetry of a part that vanishes up to rounding is not relative to itself.
+    """
     u, v = _both(vectors)
     au, av = _both(products)
     size = max(length(au), length(av), FLOOR * length(others))
@@ -618,11 +714,28 @@ def differing(
     other: Mapping[str, Tensor],
     beside: Sequence[Tensor] = (),
 ) -> dict[str, float]:
-    """Return the difference of each parameter's rows, relative to the larger of the two norms.
+    r"""Return the difference of each parameter's rows, relative to the larger of the two norms.
 
-    Rows that are small, even compared with an equal share of the whole or of the
-    derivatives `beside` it, are compared with FLOOR times that share, the size of
-    rounding.
+    For the rows p, n_p of n entries, of a and b,
+
+    .. math:: \frac{|a_p - b_p|}{\max(|a_p|, |b_p|, \text{floor}_p)}, \qquad
+              \text{floor}_p = \frac{1}{100} \max(|a|, |b|, |\text{beside}|)
+              \sqrt{n_p / n}.
+
+    sqrt(n_p / n) of the whole is the length that the rows would have if all entries were
+    equal. Rows below a hundredth of that share are differences of larger numbers, and are
+    compared with the floor.
+
+    Examples
+    --------
+    The bias is rounding beside the weight, although its two values have nothing in common:
+
+    >>> import torch
+    >>> from hessfig.curvature.double_backward import differing
+    >>> weight, zero = torch.ones(3), torch.zeros(1)
+    >>> off = differing({"weight": weight, "bias": zero}, {"weight": weight, "bias": zero + 1e-9})
+    >>> off["weight"], f"{off['bias']:.1e}"
+    (0.0, '1.2e-07')
     """
     firsts = {name: length([piece]) for name, piece in first.items()}
     others = {name: length([other[name]]) for name in first}
@@ -639,7 +752,10 @@ def differing(
 
 
 def _off(first: Tensor, other: Tensor, size: float) -> float:
-    """Return |a - b| / size; entries that are not finite in both are left out."""
+    """Return |a - b| / size; entries that are not finite in both are left out.
+
+    It is infinite if an entry is finite in one of the two alone.
+    """
     difference = first.double() - other.double().to(first.device)
     if not bool(difference.isfinite().all()):
         same = first.isfinite() & other.isfinite()
@@ -650,7 +766,23 @@ def _off(first: Tensor, other: Tensor, size: float) -> float:
 
 
 def length(tensors: Iterable[Tensor]) -> float:
-    """Return the norm of all finite entries, without under- or overflow."""
+    r"""Return the norm of all finite entries, without under- or overflow.
+
+    The plain norm is returned if it lies between 1e-140 and 1e140, where its square is a
+    normal number of float64. Otherwise, with m the largest finite entry in size,
+
+    .. math:: |x| = m \Bigl(\sum_i (x_i / m)^2\Bigr)^{1/2},
+
+    whose largest term is 1.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.double_backward import length
+    >>> tiny = torch.tensor([3e-200, 4e-200], dtype=torch.float64)
+    >>> float(tiny.square().sum().sqrt()), f"{length([tiny]):.3g}"
+    (0.0, '5e-200')
+    """
     parts = [tensor.detach() for tensor in tensors if tensor.numel()]
     if not parts:
         return 0.0

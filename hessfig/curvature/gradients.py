@@ -30,13 +30,21 @@ from hessfig.rng import in_turn
 class LossGradient:
     """Loss, gradient g = dL/dw and Hessian products H v = d/dw <g, v> in all parameters, by name.
 
-    Products are computed by plain double backward: a product takes about as long as two
-    gradients, and is correct for every twice differentiable network.
+    The gradient is evaluated once, with its graph, on a copy w of the weights; every
+    product is one more backward pass, through the graph of g, and takes about as long as
+    two gradients. It is correct for every twice differentiable network. The graph is held
+    as long as the object: the activations of all batches, and those of the backward pass.
 
     Parameters
     ----------
     objective : Objective
         The loss; its network is not changed.
+
+    Attributes
+    ----------
+    flat : tensor, (n,)
+        The gradient as one vector, parameter by parameter and each row by row, the order
+        of the vectors of `product`.
 
     Examples
     --------
@@ -94,14 +102,18 @@ class LossGradient:
 
 
 def above_rounding(objective: Objective) -> dict[str, Bool[Tensor, "*shape"]]:
-    """Return a mask of the entries of the gradient that exceed rounding, by parameter.
+    r"""Return a mask of the entries of the gradient that exceed rounding, by parameter.
 
-    An entry of the gradient in float64 counts if it exceeds a millionth of the largest
-    difference to the gradient in float32 in the same parameter, or if the float32
-    gradient agrees with it to within half of it (a row of an embedding with little
-    effect). If the loss does not depend on a parameter (the bias of the keys under a
-    softmax), rounding in float64 is about 1e-9 of that difference. If the network does
-    not run in float32, every entry counts.
+    With the gradients g in float64 and g' in float32, and d = |g - g'| with its largest
+    entry d_max in the same parameter, an entry counts unless
+
+    .. math:: |g_i| \le 10^{-6} d_\text{max} \quad \text{and} \quad d_i > |g_i| / 2.
+
+    Rounding in float32 has the size d_max, and in float64 u_64 / u_32 = 2e-9 of it. So an
+    entry that is rounding in both types (the bias of the keys under a softmax, on which
+    the loss does not depend) is 2e-9 d_max, far below the first bound. An entry that is
+    small but real (a row of an embedding with little effect) has the same value in both
+    types, and fails the second. If the network does not run in float32, every entry counts.
     """
     exact = LossGradient(objective.cast(torch.float64)).gradient
     try:
@@ -123,7 +135,11 @@ _OF_ROUNDING = 1e-6
 
 
 class WholeHessian:
-    """The Hessian in all parameters as an operator of spectral methods, with its products counted."""
+    """The Hessian in all parameters as an operator of spectral methods, with its products counted.
+
+    It has the interface of spectral.lanczos.SymmetricOperator. Products in the type of the
+    network are returned in the type of the vectors of the recurrence.
+    """
 
     def __init__(self, slope: LossGradient) -> None:
         self._slope = slope
@@ -140,7 +156,11 @@ class WholeHessian:
         return torch.stack(products, dim=1).to(vectors)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError if products by double backward are not symmetric."""
+        """Raise ArithmeticError if products by double backward are not symmetric.
+
+        The bound is 1e7 eps of the size of the products: 2e-9 in float64. In float32 it is
+        above 1 and never exceeded.
+        """
         if asymmetry > 1e5 * self.rounding * size:
             raise ArithmeticError(
                 f"products of H are not symmetric: off by {asymmetry / size:.2g}"
@@ -150,7 +170,25 @@ class WholeHessian:
 def hessian_product(
     slopes: Sequence[Tensor], vector: Float[Tensor, " n"], at: Sequence[Tensor]
 ) -> Float[Tensor, " n"]:
-    """Return d/dw <g, v> for a gradient g with a graph, one tensor per parameter in `at`."""
+    r"""Return d/dw <g, v> for a gradient g with a graph, one tensor per parameter in `at`.
+
+    .. math:: \frac{\partial}{\partial w} \sum_p g_p^\top v_p
+              = \Bigl(\frac{\partial g}{\partial w}\Bigr)^\top v = H v,
+
+    since H is symmetric. The pieces v_p of v have the sizes of the gradients, in order.
+    One backward pass through the graph of g, which is kept.
+
+    Examples
+    --------
+    For w_1^2 w_2 at (1, 2), H = [[2 w_2, 2 w_1], [2 w_1, 0]]:
+
+    >>> import torch
+    >>> from hessfig.curvature.gradients import hessian_product
+    >>> w = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> (g,) = torch.autograd.grad(w[0] ** 2 * w[1], w, create_graph=True)
+    >>> hessian_product([g], torch.tensor([1.0, 0.0]), [w]).tolist()
+    [4.0, 2.0]
+    """
     pieces = vector.split([slope.numel() for slope in slopes])
     terms = []
     for slope, piece in zip(slopes, pieces, strict=True):
@@ -177,9 +215,13 @@ def _of_network(at: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def loss_of(objective: Objective) -> Float[Tensor, ""]:
-    """Return the loss over all batches of the problem; batches are weighted by size if the loss is a mean.
+    r"""Return the loss over all batches of the problem; batches are weighted by size if the loss is a mean.
 
-    L = sum_k n_k L_k / sum_k n_k for a mean, and L = sum_k L_k for a sum.
+    .. math:: L = \frac{\sum_k n_k L_k}{\sum_k n_k} \text{ for a mean}, \qquad
+              L = \sum_k L_k \text{ for a sum},
+
+    with the sizes n_k of Batch.size. If n_k is the divisor of the mean over batch k, the
+    first is the mean over all samples, however they are cut into batches.
     """
     losses = []
     for batch in objective.batches:
@@ -277,7 +319,7 @@ class Samples:
         return sum(one.numel() for one in self.at.values())
 
     def shaped(self, flat: Float[Tensor, " n"]) -> dict[str, Tensor]:
-        """Return a vector in the order of the parameters as one tensor per parameter."""
+        """Return a vector in the order of the parameters as one tensor per parameter: the inverse of flattening."""
         weights = list(self.at.values())
         pieces = flat.to(weights[0]).split([weight.numel() for weight in weights])
         shaped = {}
@@ -309,6 +351,10 @@ class Samples:
             l_i' = d/dv_i ds/dt,    l_i'' = d/dv_i d2s/dt2,
 
         the gradients of two scalars: one pass serves all samples.
+
+        Both sums are linear in v, so that their gradients in v are the coefficients l_i' and
+        l_i''. Four backward passes serve a piece of at most AT_ONCE samples: ds/dt, d2s/dt2 and
+        the two gradients.
         """
         pieces = []
         with torch.enable_grad(), differentiable_twice():
@@ -321,7 +367,15 @@ class Samples:
         )
 
     def summed_gradient(self, order: Tensor) -> Float[Tensor, " n"]:
-        """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order."""
+        """Return the sum of the gradients of the samples in `order`, as one vector in the parameters' order.
+
+        The gradients of pieces of AT_ONCE samples are added in float64.
+
+        Parameters
+        ----------
+        order : tensor of int
+            The numbers of the samples; one that occurs twice counts twice.
+        """
         total_gradient = torch.zeros(self.dim, dtype=torch.float64, device=self._device)
         for chosen in order.split(AT_ONCE):
             inputs = self._batch.inputs[chosen]
@@ -335,10 +389,21 @@ class Samples:
         return total_gradient
 
     def gradient_lengths(self) -> Float[Tensor, " samples"]:
-        """Return |grad l_i|^2 of every sample, by torch.func.grad under vmap over samples.
+        r"""Return |grad l_i|^2 of every sample, by torch.func.grad under vmap over samples.
 
-        If vmap fails, or is wrong for the first sample, gradients are computed sample
-        by sample.
+        If vmap fails, or is wrong for the first sample, gradients are computed sample by
+        sample, with a warning. With the length s' of the first sample by vmap and s by a plain
+        backward pass, it is wrong if
+
+        .. math:: |s' - s| > 10^{-3} s + 10^{-9} \max_i s_i.
+
+        The second term is for a first sample with no gradient. An evaluation takes as many
+        samples as have gradients of at most GRADIENT_BYTES, and at most AT_ONCE.
+
+        Warns
+        -----
+        RuntimeWarning
+            If gradients are computed one by one.
         """
         width = next(iter(self.at.values())).element_size()
         at_once = max(1, min(AT_ONCE, GRADIENT_BYTES // (self.dim * width)))
@@ -373,7 +438,11 @@ class Samples:
         return self._losses(at, inputs.unsqueeze(0), targets.unsqueeze(0))[0]
 
     def _along(self, direction: Point, inputs: Tensor, targets: Tensor) -> Along:
-        """Return losses, slopes and curvatures of some samples, as `along` says."""
+        """Return losses, slopes and curvatures of some samples, as `along` says.
+
+        With t = 0 added to the weights along u, ds/dt = sum_i v_i u.grad l_i, and d2s/dt2 =
+        sum_i v_i u.H_i u. v is not used up by the first gradient: it stays in the graph.
+        """
         dtype = next(iter(self.at.values())).dtype
         t = torch.zeros((), dtype=dtype, device=self._device, requires_grad=True)
         at = {name: one + t * direction[name] for name, one in self.at.items()}
@@ -396,6 +465,6 @@ class Samples:
 
 
 def _lengths(slopes: Point) -> Float[Tensor, " samples"]:
-    """Return the squared lengths of gradients, one sample along the first axis each."""
+    """Return the squared lengths sum_p |g_p|^2 in float64 of gradients with one sample along the first axis each."""
     pieces = [one.flatten(1).double().square().sum(dim=1) for one in slopes.values()]
     return torch.stack(pieces).sum(dim=0)

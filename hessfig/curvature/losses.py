@@ -15,11 +15,18 @@ from hessfig.errors import UserError, first_few
 
 
 class CrossEntropy(Module):
-    """Mean over sequences and scored positions of -log softmax(logits)[target token].
+    r"""Mean over sequences and scored positions of -log softmax(logits)[target token].
 
-    With `smoothing` s, the target distribution is (1 - s) times the target plus s times
-    the uniform distribution. This changes the gradient in the logits, but not the
-    Hessian.
+    With `smoothing` s, the target distribution t is (1 - s) times the target plus s times
+    the uniform distribution over the n tokens. For logits z and the softmax p, since the
+    t_c sum to 1,
+
+    .. math:: l = -\sum_c t_c \log p_c = \log \sum_c e^{z_c} - \sum_c t_c z_c, \qquad
+              \frac{\partial l}{\partial z} = p - t, \qquad
+              \frac{\partial^2 l}{\partial z^2} = \mathrm{diag}(p) - p p^\top.
+
+    Smoothing changes the gradient in the logits, but not the Hessian, which is positive
+    semi-definite: v^T B v is the variance of v_c under p.
     """
 
     reduction = "mean"
@@ -39,7 +46,21 @@ class CrossEntropy(Module):
     def hessian_product(
         self, logits: Tensor, df: Float[Tensor, "batch scored k vocab"]
     ) -> Tensor:
-        """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position."""
+        """Multiply by d2l/df2 = (diag(p) - p p^T) / (batch * scored) of each position.
+
+        B v = p * (v - p.v) entry by entry: O(vocab) operations, and B is never formed. The
+        divisor counts every scored position, so that no target may be ignored.
+
+        Examples
+        --------
+        With two equal logits, B = [[1, -1], [-1, 1]] / 4:
+
+        >>> import torch
+        >>> from hessfig.curvature.losses import CrossEntropy
+        >>> along = torch.tensor([1.0, 0.0]).reshape(1, 1, 1, 2)
+        >>> CrossEntropy().hessian_product(torch.zeros(1, 1, 2), along).flatten().tolist()
+        [0.25, -0.25]
+        """
         p = logits.softmax(-1).unsqueeze(2)
         weighted = p * df
         scored = logits.shape[0] * logits.shape[1]
@@ -47,7 +68,11 @@ class CrossEntropy(Module):
 
 
 class SquaredError(Module):
-    """Sum or mean of (output - target)^2 over all entries."""
+    """Sum or mean of (output - target)^2 over all entries.
+
+    As a mean over the L d_V entries of F it is the paper's |F - Y|_F^2 / (L d_V), whose
+    Hessian in the outputs is 2 / (L d_V) = c times the identity.
+    """
 
     def __init__(self, reduction: str) -> None:
         super().__init__()
@@ -71,10 +96,14 @@ class SquaredError(Module):
 
 
 class Linearised(Module):
-    """<target, output>: with target = dl/df held fixed, its Hessian is the functional Hessian H_f (eq. 2).
+    r"""<target, output>: with target = dl/df held fixed, its Hessian is the functional Hessian H_f (eq. 2).
+
+    .. math:: \frac{\partial^2}{\partial w^2} \sum_i g_i f_i(w)
+              = \sum_i g_i \frac{\partial^2 f_i}{\partial w^2} = H_f, \qquad
+              g_i = \frac{\partial l}{\partial f_i}.
 
     H_f is not computed as a difference of two large Hessians, so blocks that vanish in
-    theory are exactly zero.
+    theory are exactly zero, and small ones lose no digits to cancellation.
     """
 
     reduction = "sum"
@@ -118,9 +147,19 @@ LOSSES: dict[str, Callable[[], Module]] = {
 
 
 def per_sample(loss: Module, output: Tensor, target: Tensor) -> Float[Tensor, " batch"]:
-    """Return the loss of each sample; their mean over the batch is the loss, if samples have equal weights in it.
+    r"""Return the loss of each sample; their mean over the batch is the loss, if samples have equal weights in it.
 
-    Raises UserError for a loss that is not a mean over samples.
+    For cross-entropy, sample i has the mean over its own targets that count,
+
+    .. math:: l_i = \frac{1}{|K_i|} \sum_{t \in K_i} -\log p_{t, y_t},
+
+    nan for a sample of which none counts. For a squared error it is the mean over the
+    entries of the sample, and for any other mean the loss of the sample alone.
+
+    Raises
+    ------
+    UserError
+        For a loss that is not a mean over samples.
 
     Examples
     --------
@@ -162,11 +201,16 @@ def no_mean(loss: Module) -> UserError:
 
 
 def curvature_of_rounding(slope: Tensor, outputs: Tensor) -> float:
-    """Return the size of second derivatives in the outputs that rounding makes of a gradient dl/df: 100 eps |g| / |f|.
+    r"""Return the size of second derivatives in the outputs that rounding makes of a gradient dl/df: 100 eps |g| / |f|.
 
-    A loss may be linear up to rounding, such as log(exp(f)), whose second derivative is
-    1 - 1. Root mean squares are taken; outputs below 1 count as 1, since they may
-    cancel.
+    A gradient that is computed with the relative error eps, from outputs that vary on
+    their own scale, has a derivative with an error of about eps |g| / |f|. So a loss may
+    be linear up to rounding, such as log(exp(f)), whose second derivative is 1 - 1. With
+    root mean squares over the entries,
+
+    .. math:: 100 \, \epsilon \, \frac{\mathrm{rms}(g)}{\max(\mathrm{rms}(f), 1)};
+
+    outputs below 1 count as 1, since they may cancel.
     """
     eps = torch.finfo(outputs.dtype).eps
     entries = max(outputs.numel(), 1) ** 0.5
@@ -214,11 +258,25 @@ def of_classes(loss: Module, target: Tensor) -> bool:
 
 
 def class_weights(loss: Module, output: Tensor, target: Tensor) -> Tensor | None:
-    """Return the weight w of each target in cross-entropy.
+    r"""Return the weight w of each target in cross-entropy.
 
-    The Hessian in the outputs of a target is w (diag(q) - q q^T) / divisor with the
-    softmax q; w is 0 for ignored targets. Returns None for other losses, and if the
-    classes are not the last axis of the outputs.
+    With class weights a_c and smoothing s over n classes, torch's loss of one target y is
+
+    .. math:: (1 - s) \, a_y (-\log q_y) + \frac{s}{n} \sum_c a_c (-\log q_c), \qquad
+              -\log q_c = \log \sum_b e^{z_b} - z_c,
+
+    with the softmax q of the outputs z. Its only nonlinear term is the logarithm, which
+    has the factor w = (1 - s) a_y + s mean(a): the Hessian in the outputs is
+    w (diag(q) - q q^T), over the divisor of the mean. w is 0 for ignored targets. Returns
+    None for other losses, and if the classes are not the last axis of the outputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from hessfig.curvature.losses import class_weights
+    >>> loss = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), label_smoothing=0.5)
+    >>> class_weights(loss, torch.zeros(3, 2), torch.tensor([0, 1, -100])).tolist()
+    [1.5, 2.5, 0.0]
     """
     if isinstance(loss, CrossEntropy):
         return (target != IGNORED).to(output)
@@ -240,7 +298,8 @@ def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
     """Return the divisor of the mean over a batch; None for a loss of unknown type.
 
     For numbers, the divisor is the number of entries; for classes, the summed weights
-    of targets that are not ignored.
+    of targets that are not ignored; for class probabilities, the number of rows (torch
+    does not divide by weights there).
 
     Examples
     --------
@@ -266,11 +325,21 @@ def divisor(loss: Module, output: Tensor, target: Tensor) -> float | None:
 def batch_weights(
     loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> list[float]:
-    """Return the weight of each batch in the mean over all batches: the divisor of its own mean.
+    r"""Return the weight of each batch in the mean over all batches: the divisor of its own mean.
 
-    For a loss of unknown type, value and gradient for all outputs joined are compared
-    with those of the batches. Raises UserError if they do not add up, so that the loss
-    is neither a mean nor a sum.
+    A mean over all samples is the mean of the batches' means L_k, weighted by their
+    divisors,
+
+    .. math:: L = \frac{\sum_k d_k L_k}{\sum_k d_k}, \qquad L_k = \frac{S_k}{d_k},
+
+    with the sums S_k of the terms of batch k. For a loss of unknown type, value and
+    gradient for all outputs joined are compared with those of the batches (`_add_up`).
+
+    Raises
+    ------
+    UserError
+        If the batches do not add up, or with shares whose sum is not 1, so that the loss
+        is neither a mean nor a sum.
     """
     divisors = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
     known = [one for one in divisors if one is not None]
@@ -291,8 +360,13 @@ def single_weights(
 ) -> tuple[list[float], float]:
     """Return weights w_i and a divisor d such that the loss is sum_i w_i l_i / d, with l_i the loss of sample i alone.
 
-    Samples that do not count have weight 0. Raises UserError for a loss that is not
-    such a sum (see `batch_weights`).
+    Samples that do not count have weight 0. For a mean over targets, w_i is the divisor
+    of the sample's own mean and d their sum; for a sum all w_i and d are 1.
+
+    Raises
+    ------
+    UserError
+        For a loss that is not such a sum (see `batch_weights`).
     """
     is_sum = loss.reduction == "sum"
     divisors = [divisor(loss, *pair) for pair in zip(outputs, targets, strict=True)]
@@ -315,7 +389,15 @@ def _size(output: Tensor) -> float:
 def _inferred_weights(
     loss: Module, outputs: Sequence[Tensor], targets: Sequence[Tensor], what: str
 ) -> tuple[list[float], bool]:
-    """Return the weight of each output, and whether the weights are sizes; otherwise they are shares of the whole."""
+    """Return the weight of each output, and whether the weights are sizes; otherwise they are shares of the whole.
+
+    If L(f_1, f_2, ...) = sum_k s_k L_k(f_k), then dL/df_k = s_k dL_k/df_k, so that s_k
+    is the factor between two gradients (`_share`), and value and gradient must add up
+    with these factors. Shares by the number of samples are tried first. Outputs are moved
+    towards zero before (`_moved`): at a perfect fit all gradients vanish and say nothing.
+    If outputs are not finite, the sizes are returned unchecked, since no result is finite
+    for any weights.
+    """
     sizes = [_size(output) for output in outputs]
     if not all(bool(output.isfinite().all()) for output in outputs):
         # The results are not finite for any weights.
@@ -378,7 +460,15 @@ def _moved(output: Tensor) -> Tensor:
 
 
 def _share(piece: Tensor, own: Tensor) -> float:
-    """Return the factor of a batch's own gradient in the gradient of all batches; 0 for a batch that does not count."""
+    r"""Return the factor of a batch's own gradient in the gradient of all batches; 0 for a batch that does not count.
+
+    The least-squares factor, which is exact if the two are parallel,
+
+    .. math:: s = \frac{\langle g, g_k \rangle}{|g_k|^2} = \arg\min_s |g - s \, g_k|,
+
+    with the gradient g of the whole in the outputs of the batch, and its own g_k; both
+    are divided by a power of two, so that squares of tiny gradients do not underflow.
+    """
     unit = unit_of(own)
     length = float((own / unit).square().sum())
     if not length > 0:
@@ -387,10 +477,15 @@ def _share(piece: Tensor, own: Tensor) -> float:
 
 
 def _add_up(shares: Sequence[float], singles: Sequence[_Single], whole: _Whole) -> bool:
-    """Whether value and gradient of the whole are the sums of those of the pieces, relative to the sizes of the terms.
+    r"""Whether value and gradient of the whole are the sums of those of the pieces, relative to the sizes of the terms.
 
-    A constant may make the value vanish: then its change counts if outputs change by
-    their own size, |<g, f>|.
+    With the shares s_k and rho = rounding.LOSS of the type,
+
+    .. math:: \Bigl|\sum_k s_k L_k - L\Bigr| \le \rho \max\Bigl(|L|, \sum_k |s_k L_k|,
+              \sum_i |g_i f_i|\Bigr), \qquad |g_{(k)} - s_k g_k| \le \rho |g|.
+
+    A constant may make the value vanish: then its change counts if outputs f change by
+    their own size, the last term.
     """
     terms = []
     differences = []

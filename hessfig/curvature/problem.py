@@ -43,8 +43,14 @@ def scored_outputs(
 ) -> Tensor:
     """Return the outputs that enter the loss: those at the scored positions, or all outputs of an unlayered network.
 
-    The last layer is evaluated at the scored positions only; with `everywhere`, at all
-    positions, as the network itself evaluates it.
+    The last layer is evaluated at the scored positions only: there the output at a
+    position needs keys and values of all positions, but only its own query. With
+    `everywhere` it is evaluated at all positions, as the network itself does.
+
+    Returns
+    -------
+    tensor
+        (batch, scored, width) for a layered network.
     """
     if not isinstance(network, Layered):
         return network(inputs)
@@ -77,6 +83,8 @@ def hooked(modules: Iterable[nn.Module], hook: Callable[..., Any]) -> Iterator[N
 def standard_error(samples: Float[Tensor, " count"]) -> float:
     """Return the standard error of the mean of the samples, std / sqrt(count); nan for a single sample.
 
+    The standard deviation has the divisor count - 1, so that its square is unbiased.
+
     Examples
     --------
     >>> import torch
@@ -92,11 +100,22 @@ def standard_error(samples: Float[Tensor, " count"]) -> float:
 def rademacher(
     dim: int, num_probes: int, *, generator: Generator, dtype: torch.dtype
 ) -> Shaped[Tensor, "dim num_probes"]:
-    """Return probes with independent entries +1 and -1, so that E v v^T = I.
+    r"""Return probes with independent entries +1 and -1, so that E v v^T = I.
 
-    The first probes do not depend on `num_probes`. Probes are drawn on the CPU, so that
-    they are equal on every device. Those of type int8 take one byte per entry; cast a
-    few of them at a time.
+    For such a v and a square A with the symmetric part S = (A + A^T) / 2,
+
+    .. math:: E[v^\top A v] = \mathrm{tr} A, \qquad
+              \mathrm{Var}[v^\top A v] = 2 \sum_{i \ne j} S_{ij}^2.
+
+    The diagonal has no part in the variance, since v_i^2 = 1; Gaussian probes, with the
+    variance 2 |S|_F^2, do not have this. The first probes do not depend on `num_probes`.
+    Probes are drawn on the CPU, so that they are equal on every device. Those of type
+    int8 take one byte per entry; cast a few of them at a time.
+
+    References
+    ----------
+    M. F. Hutchinson (1989), A stochastic estimator of the trace of the influence matrix
+    for Laplacian smoothing splines, Communications in Statistics 18.
 
     Examples
     --------
@@ -128,7 +147,8 @@ def recurrence_like(
     """Return an empty tensor of the type and on the device of the vectors of a recurrence, such as Lanczos.
 
     They are on the device of the network, in float64. With products in float32, vectors
-    of at least LONG entries are float32; but those of networks of this package on the
+    of at least LONG entries are float32: the products have no more digits, and a basis of
+    long vectors is what takes the memory. But those of networks of this package on the
     CPU stay float64, since recorded numbers depend on it.
     """
     device = next(network.parameters()).device
@@ -147,10 +167,19 @@ class OtherNetwork(ArithmeticError):
 
 
 def check_same(objective: Objective, outputs: Tensor, engine: str) -> None:
-    """Compare `outputs` (batch, scored, width) with those of the network for the first SEQUENCES sequences.
+    r"""Compare `outputs` (batch, scored, width) with those of the network for the first SEQUENCES sequences.
 
-    Raises OtherNetwork if the difference, relative to the largest output, exceeds
-    rounding. Entries that are not finite are ignored.
+    With the network's outputs f and the engine's f', and t = rounding.OUTPUTS,
+
+    .. math:: \max_i |f_i - f'_i| \le t \max_i |f_i|.
+
+    Entries that are not finite are ignored.
+
+    Raises
+    ------
+    OtherNetwork
+        If the difference exceeds rounding: the network has another forward pass than the
+        one that the engine differentiates.
     """
     network = objective.layered
     inputs = objective.batch.inputs[:SEQUENCES]
@@ -321,11 +350,16 @@ class _Made(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
+    r"""The loss L(w) = sum_k s_k l(f(w, x_k), y_k) of a network on batches k, at its weights.
 
     For a loss that is a mean the shares s_k sum to 1; for a sum each share is 1. Weight
     decay adds `decay` / 2 |w|^2 to the loss, and `decay` times the identity to H and
-    H_f (see column.DecayedColumn).
+    H_f (see column.DecayedColumn). All that is measured are second derivatives of L, split
+    at the outputs f,
+
+    .. math:: H_o = \sum_k s_k J_k^\top B_k J_k, \qquad
+              H_f = \sum_k s_k \sum_i \frac{\partial l}{\partial f_{k i}}
+              \frac{\partial^2 f_{k i}}{\partial w^2}.
 
     Attributes
     ----------
@@ -368,7 +402,11 @@ class Objective:
     )
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what `make` returned for the network as it is: anew if a tensor of it has changed in place since."""
+        """Return what `make` returned for the network as it is: anew if a tensor of it has changed in place since.
+
+        torch counts the changes in place of every tensor (`_version`); a count that differs
+        from that at the time of `make` marks the result as that of other weights.
+        """
         tensors = (*self.network.parameters(), *self.network.buffers())
         versions = [tensor._version for tensor in tensors]
         if name not in self.made or self.made[name].versions != versions:
@@ -448,7 +486,11 @@ class Objective:
         return Suffix(self, self.depth(weights))
 
     def depth(self, weights: Sequence[Weight]) -> int | None:
-        """Return the number of layers below all of `weights`; None if the network cannot be cut there."""
+        """Return the number of layers below all of `weights`; None if the network cannot be cut there.
+
+        The activations after that many layers do not depend on the weights, so that they are
+        evaluated once, and derivatives are taken through the layers above alone.
+        """
         if not isinstance(self.network, Layered) or any(map(_is_embedding, weights)):
             return None
         layers = [weight.layer for weight in weights if weight.layer]
@@ -464,7 +506,9 @@ _COPIES = 6
 class Suffix(nn.Module):
     """The map from the residual stream after `depth` layers (None: from the inputs) to the scored outputs.
 
-    What all products need is evaluated once.
+    With f = s(h), h the stream that does not depend on the weights, all derivatives of f
+    in the weights are those of s at fixed h. What all products need is evaluated once:
+    h, f, and the gradient dl/df that H_f holds fixed.
 
     Attributes
     ----------
@@ -514,10 +558,14 @@ class Suffix(nn.Module):
             self.gradients.append((start, share * slope))
 
     def terms(self, part: Part) -> list[tuple[Tensor, Scalar]]:
-        """Return, for every batch, its inputs and the scalar function of the outputs whose Hessian is H or H_f.
+        r"""Return, for every batch, its inputs and the scalar function of the outputs whose Hessian is H or H_f.
 
-        For H it is s_k l(f, y), for H_f the same linearised in f: <s_k dl/df, f>. For
-        H_o it is that of H, whose Hessian B in the outputs is pulled back, J^T B J.
+        .. math:: H: \; f \mapsto s_k \, l(f, y_k), \qquad
+                  H_f: \; f \mapsto \Bigl\langle s_k
+                  \frac{\partial l}{\partial f}\Big|_{f_k}, f \Bigr\rangle.
+
+        For H_o it is that of H, whose Hessian B in the outputs is pulled back, J^T B J. At the
+        weights all these functions have the same gradient in w, J^T dl/df.
         """
         if part == Part.H_f:
             return [(start, partial(along, slope)) for start, slope in self.gradients]
@@ -530,7 +578,8 @@ class Suffix(nn.Module):
         """Raise UserError if the loss of a batch has changed since this object was created, relative to its terms.
 
         A network of a user is copied, but its code and its loss may read variables that
-        change elsewhere.
+        change elsewhere. Two evaluations of one function may differ by 100 eps of the size of
+        its terms (`_ROUNDOFFS`); the value itself may be zero.
         """
         if not self._values:
             return
@@ -556,7 +605,14 @@ class Suffix(nn.Module):
 
     @property
     def bytes_per_probe(self) -> int:
-        """Upper bound of the memory for the products of one probe: about six times all activations of the suffix."""
+        r"""Upper bound of the memory for the products of one probe: about six times all activations of the suffix.
+
+        .. math:: 6 \, P \, b \sum_m d_m
+
+        for P positions of the batch, b bytes per number, and the widths d_m of the outputs of
+        all linear maps of the network: activations, their tangents, cotangents of both, and
+        the derivatives of these (`_COPIES`).
+        """
         activations = sum(map(_entries_per_position, self.network.modules()))
         positions = self.inputs.shape[:2].numel()
         width = self.outputs.element_size()

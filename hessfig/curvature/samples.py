@@ -45,8 +45,14 @@ def by_sample(objective: Objective) -> Objective:
     """Return the problem with a network that accepts any subset of its samples.
 
     Inputs that are one tensor have the samples as their first axis; for other inputs
-    see `BySample`. Raises UserError if the outputs of a sample alone differ from its
-    outputs among the others.
+    see `BySample`. A network whose output is the loss itself, summed over samples, gets
+    the sum as its reduction.
+
+    Raises
+    ------
+    UserError
+        If the outputs of a sample alone differ from its outputs among the others, or if
+        several batches are such sums within a mean over batches.
     """
     if not isinstance(objective.network, BySample):
         return objective
@@ -78,11 +84,15 @@ _SHARE = 8
 
 
 def few_samples(objective: Objective) -> int:
-    """Return the number of first samples on which derivatives of a large network are checked; 0 for all samples.
+    r"""Return the number of first samples on which derivatives of a large network are checked; 0 for all samples.
 
-    With a bound of memory it is a single sample. All samples are taken if the first
-    ones may lack what others have: the padding word of an embedding that treats it in
-    its own way.
+    With n_1 samples in the first of the batches,
+
+    .. math:: \min\Bigl(n_1, \Bigl\lceil \tfrac{1}{8} \sum_k n_k \Bigr\rceil\Bigr);
+
+    with a bound of memory it is a single sample. All samples are taken if these are all
+    there are, or if the first ones may lack what others have: the padding word of an
+    embedding that treats it in its own way.
     """
     for module in objective.network.modules():
         if getattr(module, "padding_idx", None) is not None:
@@ -158,16 +168,20 @@ class Single:
 
 
 def singles(objective: Objective) -> tuple[list[Single], float]:
-    """Return all samples that count, and s such that the gradient of the loss is s times the mean of factor * gradient.
+    r"""Return the samples that count, and s such that the loss has s times the mean of factor * gradient as gradient.
 
     A batch k of size n_k (1 for a loss that is a sum) has the mass n_k sum_i w_i / d_k,
     with the weights w_i and the divisor d_k of SampleWeights. With M the sum of the
     masses and N samples that count,
 
-        factor_i = n_k w_i N / (M d_k),    s = M / sum_k n_k;
+    .. math:: \text{factor}_i = \frac{n_k w_i}{d_k} \frac{N}{M}, \qquad
+              s = \frac{M}{\sum_k n_k}, \qquad
+              \frac{s}{N} \sum_i \text{factor}_i \, g_i
+              = \sum_k \frac{n_k}{\sum_j n_j} \frac{1}{d_k} \sum_{i \in k} w_i g_i = g,
 
-    s is 1 for a loss that is a mean. Raises UserError as `by_sample` and
-    `sample_weights` do.
+    with the gradients g_i of the samples alone; without the division by sum_k n_k for a
+    sum. The mean of the factors is 1. s is 1 for a loss that is a mean, since sum_i w_i =
+    d_k there. Raises UserError as `by_sample` and `sample_weights` do.
     """
     apart = by_sample(objective)
     is_sum = apart.loss.reduction == "sum"
@@ -194,9 +208,19 @@ def single_gradients(
 ) -> Iterator[Float[Tensor, " n"]]:
     """Yield factor * gradient in float64 for every sample that counts, or for the first `most` of them.
 
-    Raises UserError at the end if the gradients do not add up to that of the loss,
-    parameter by parameter. In networks of the package samples never interact, so
-    further gradients are not computed.
+    One gradient per sample, each by a backward pass of its own. In networks of the package
+    samples never interact, so that no further gradients are computed after `most`.
+
+    Yields
+    ------
+    tensor, (n,)
+        In the order of LossGradient.flat.
+
+    Raises
+    ------
+    UserError
+        At the end, if the gradients do not add up to that of the loss, parameter by
+        parameter (`check_sum`).
     """
     whole = LossGradient(objective).gradient
     samples, scale = singles(objective)
@@ -222,7 +246,11 @@ def single_gradients(
 
 
 def _change(objective: Objective, here: Mapping[str, Tensor]) -> float:
-    """Return |g(w + d) - g(w)| |w| / |d|, which does not vanish at a perfect fit, where all gradients are rounding."""
+    """Return |g(w + d) - g(w)| |w| / |d|, which does not vanish at a perfect fit, where all gradients are rounding.
+
+    d has the length STEP |w| in every parameter, along random signs (witness.step_of). To
+    first order it is the change of the gradient under a step as long as the weights.
+    """
     leaves = leaves_of(objective, here)
     at = {name: leaf.detach() for name, leaf in leaves.items()}
     steps = step_of(at)
@@ -253,11 +281,27 @@ def check_sum(
     sizes: Sequence[float],
     change: Callable[[], float] = float,
 ) -> None:
-    """Raise UserError if gradients of single samples do not add up to that of all; the error names the parameters.
+    r"""Raise UserError if gradients of single samples do not add up to that of all; the error names the parameters.
 
-    `sizes` are the sums of the norms of the summands, parameter by parameter; rounding
-    is relative to these, and to the `change` of the gradient under a step as long as
-    the weights. Gradients that are not finite are not checked.
+    For the rows p of a parameter, with S_p the sum of the norms of the summands g_ip
+    (`sizes`), t = rounding.SINGLES and eps of the type, the gradients add up if
+
+    .. math:: \Bigl|g_p - \sum_i g_{ip}\Bigr| \le t S_p + 10^3 \epsilon \sum_q S_q
+              \text{ for all } p,
+
+    or if no difference is above 10^3 eps times the `change` of the gradient under a step
+    as long as the weights, which is called only then. By the triangle inequality
+    |g_p| <= S_p: rounding of a sum is relative to its terms, not to its value. Gradients
+    that are not finite are not checked.
+
+    Parameters
+    ----------
+    whole, total : dict
+        The gradient of the loss, and the sum of those of the samples, by parameter.
+    sizes : sequence of float
+        S_p, in the order of `whole`.
+    change : callable, optional
+        Returns the change; 0 by default.
     """
     if not all(bool(gradient.isfinite().all()) for gradient in whole.values()):
         return
