@@ -90,8 +90,8 @@ class ColumnOperator(SidedColumn):
     def square_operator(self, part: Part) -> PyTorchLinearOperator:
         """Return the diagonal block of `part` as an operator of curvlinops, for a column that has only this block.
 
-        Vectors are on the CPU whatever the device of the products, so that they are
-        equal on every device.
+        H is the sum of the operators of H_o and H_f, two products. Vectors are on the CPU
+        whatever the device of the products, so that they are equal on every device.
         """
         if part == Part.H:
             return self.square_operator(Part.H_o) + self.square_operator(Part.H_f)
@@ -139,8 +139,15 @@ def xtrace_squared_frobenius(
 ) -> float:
     """Estimate ||A||_F^2 = tr(A A) of a symmetric operator with curvlinops' XTrace and `num_probes` products by A A.
 
-    curvlinops draws from the global generator of torch, which is seeded from
-    `generator` and restored afterwards.
+    For A = A^T, tr(A A) = sum_ij A_ij^2. A product by A A is two by A, so that the
+    estimate takes 2 `num_probes` products. curvlinops draws from the global generator of
+    torch, which is seeded from `generator` and restored afterwards.
+
+    References
+    ----------
+    E. N. Epperly, J. A. Tropp and R. J. Webber (2024), XTrace: making the most of every
+    sample in stochastic trace estimation, SIAM Journal on Matrix Analysis and
+    Applications 45.
     """
     with global_draws(generator):
         return float(xtrace(operator @ operator, num_probes))
@@ -149,7 +156,11 @@ def xtrace_squared_frobenius(
 def whole_hessian(
     objective: Objective, weights: Sequence[Weight]
 ) -> Float[Tensor, "n n"]:
-    """Return the Hessian in `weights`, which are whole parameters (flattened, in this order), as a matrix."""
+    """Return the Hessian in `weights`, which are whole parameters (flattened, in this order), as a matrix.
+
+    Column j is H e_j: n products, COLUMNS_AT_ONCE of them at a time. It is not
+    symmetrised.
+    """
     suffix = objective.suffix(weights)
     parameters = []
     for weight in weights:
@@ -171,6 +182,11 @@ def _operator_of(
     """Return the operator of a part: J^T B J for H_o, and for H_f the Hessian of the loss linearised in the outputs.
 
     With g_i = dl/df_i held fixed, d2/dw2 sum_i g_i f_i = sum_i g_i d2f_i/dw2 (eq. 2).
+
+    H_o = J^T B J is the generalised Gauss-Newton matrix of curvlinops. Its operators use
+    forward mode under vmap: J v for H_o, the derivative of the gradient along v for the
+    others. Where torch has these wrong, so are the products: they are verified before use
+    (double_backward.verified_or_fallback).
     """
     assert part in PARTS, f"{part} is a matter of the tape (check_parts)"
     if part == Part.H_f:
@@ -197,6 +213,9 @@ def _operator(
 
     The loss is sum_b share_b loss_b; curvlinops takes share_b = n_b / sum n for a mean
     over batches of n_b samples, and 1 for a sum.
+
+    If the shares are others, the operators of single batches are added with their shares as
+    factors, by the linearity of second derivatives.
     """
     of = partial(kind, suffix, loss, parameters, check_deterministic=False)
     sizes = [len(inputs) for inputs, _ in data]

@@ -19,11 +19,20 @@ _TOLERANCE = 1e-4
 class OutputCurvature:
     """The Hessian B of a loss in the outputs of one batch, as an operator.
 
+    B v = d/df <dl/df, v> by one backward pass through the graph of the gradient, which is
+    kept; outputs are one vector of all samples, so that losses that couple samples are
+    covered.
+
     Parameters
     ----------
     outputs : tensor
     loss : callable
         loss(outputs), one real number.
+
+    Attributes
+    ----------
+    least : float
+        The curvature that rounding makes of the gradient (losses.curvature_of_rounding).
     """
 
     rounding = torch.finfo(torch.float32).eps
@@ -92,10 +101,18 @@ def _loss_at(objective: Objective, batch: Batch) -> Callable[[Tensor], Tensor]:
 
 
 def why_not_convex(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> str:
-    """Return the reason why loss(outputs) is not convex at these outputs; an empty string if it is.
+    r"""Return the reason why loss(outputs) is not convex at these outputs; an empty string if it is.
 
-    It is convex if the smallest eigenvalue of B is at least -2 tolerance lambda, with
-    lambda the largest one in size, beside the curvature that rounding makes.
+    A twice differentiable l is convex near f only if B = d^2 l / df^2 is positive
+    semi-definite there, and then H_o = J^T B J is too. With the smallest eigenvalue of B to
+    `tolerance` relative to lambda, the largest one in size, l is accepted if
+
+    .. math:: \lambda_\text{min} \ge -2 \, \text{tolerance} \, |\lambda|_\text{max}
+              - \text{least},
+
+    with the curvature `least` that rounding makes: once the tolerance for the error of the
+    eigenvalue, and once for rounding of B. Other outputs are not looked at: the result is
+    about the batches that are measured.
 
     Examples
     --------
@@ -103,6 +120,8 @@ def why_not_convex(outputs: Tensor, loss: Callable[[Tensor], Tensor]) -> str:
     >>> from hessfig.curvature.loss_convexity import why_not_convex
     >>> why_not_convex(torch.ones(3), lambda outputs: outputs.square().sum())
     ''
+    >>> why_not_convex(torch.ones(2), lambda outputs: outputs.prod())
+    'the loss is not convex in the outputs: its Hessian there has the eigenvalue -1'
     """
     # Known losses are convex, and need no eigenvalue.
     from hessfig.curvature.spectral.extremes import End, extremes

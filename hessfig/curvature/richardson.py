@@ -34,7 +34,12 @@ _MOST_UP = 5
 
 
 class Quotient(NamedTuple):
-    """A central difference D_h, and the entries whose rounding errors it has: u times `rounded`, over h."""
+    """A central difference D_h, and the entries whose rounding errors it has: u times `rounded`, over h.
+
+    `rounded` is |g| + |w| / |v| |D_h| entry by entry (see product_by_differences): the
+    sizes of the gradients that are subtracted, and what the roundoff of the moved weights
+    changes in them.
+    """
 
     difference: Tensors
     rounded: Tensors
@@ -60,7 +65,11 @@ class Differenced(NamedTuple):
 
 
 def length(tensors: Tensors) -> float:
-    """Return the norm of all entries, in float64; it is not finite if an entry is not."""
+    """Return the norm of all entries, in float64; it is not finite if an entry is not.
+
+    Norms of the tensors are combined, |x| = (sum_t |x_t|^2)^(1/2), each accumulated in
+    float64 without a copy of the tensor in this type.
+    """
     norms = []
     for one in tensors:
         norms.append(torch.linalg.vector_norm(one.detach(), dtype=torch.float64).cpu())
@@ -195,7 +204,11 @@ def first_step(
 def moved_weights(
     weights: Tensors, vector: Tensors, *, length: Length = length
 ) -> float:
-    """Return |w| / |v| over the entries in which v is not zero."""
+    """Return |w| / |v| over the entries in which v is not zero.
+
+    The moved weights w + h v are rounded to u |w|. Along v, that is a step of u |w| / |v|
+    more or less, which changes the gradient by that times |H v|.
+    """
     size = length(vector)
     pairs = zip(weights, vector, strict=True)
     moved = length([weight * (along != 0) for weight, along in pairs])
@@ -212,7 +225,23 @@ def extrapolated(
 ) -> Differenced:
     """Return the limit of D_h for h to zero and an estimate of its error (see product_by_differences).
 
-    `quotient` returns D_h for a step h, and `start` is the step that is tried first.
+    `quotient` returns D_h for a step h, and `start` is the step that is tried first. The
+    search is over octaves, h = 2^k `start`, between bounds: a step at which rounding
+    dominates is a lower bound of better steps, one at which truncation dominates an upper
+    bound. It ends with an accurate product, after _MOST_TRIES steps, or if no octave is
+    left between the bounds; the product with the smallest estimated error is returned.
+
+    Examples
+    --------
+    D_h = 1 + h^2 has the limit 1, which R_h finds exactly:
+
+    >>> import torch
+    >>> from hessfig.curvature.richardson import Quotient, extrapolated
+    >>> def quotient(h):
+    ...     return Quotient([torch.tensor([1 + h**2]).double()], [torch.ones(1).double()])
+    >>> found = extrapolated(quotient, 0.5, unit=2.0**-53)
+    >>> round(float(found.product[0]), 12), found.gradients
+    (1.0, 6)
     """
     steps = _Steps(quotient, start, unit, length)
     best = trial = steps.tried(0)
@@ -303,7 +332,9 @@ class _Trial:
     def jump(self) -> int:
         """The number of octaves to a step with a small error.
 
-        Rounding errors fall as 1 / h, truncation errors of R_h as h^4.
+        Rounding errors fall as 1 / h, truncation errors of R_h as h^4. For an error that is e
+        times the goal, the step has to grow by log2(e) octaves in the first case, and to shrink
+        by log2(e) / 4 in the second; at least one octave, and at most _MOST_UP and _MOST_DOWN.
         """
         excess = math.inf
         if self.size:
@@ -387,9 +418,11 @@ class _Steps:
     def _is_rounding(self, octave: int, near: Tensors, far: Tensors) -> bool:
         """Whether rounding makes the differences between steps, |D_h - D_2h| and |D_2h - D_4h|.
 
-        By truncation the second is four times the first, by rounding half of it. It is
-        also half of it if the steps cross kinks, or are so long that the gradient
-        saturates, but then the gradients differ by more than rounding explains.
+        By truncation, D_h - D_2h = -3 c h^2 and D_2h - D_4h = -12 c h^2: the second is four
+        times the first. By rounding, errors of D_h of the size e / h, it is half of it. It is
+        also half of it if the steps cross kinks, or are so long that the gradient saturates,
+        but then the gradients differ by more than rounding explains: h |D_h - D_2h| is above
+        _NOISIEST u |g|.
         """
         change = self._length(near) * self._step * 2.0**octave
         most = _NOISIEST * self._unit * self._length(self._quotients[octave].rounded)

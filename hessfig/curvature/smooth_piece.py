@@ -43,6 +43,9 @@ class PieceOf(TorchDispatchMode):
     takes other operations at other weights (a loop until convergence) is held as far as
     the operations are the same.
 
+    In the second example relu(w)^2 has the second derivative 2 at w = 0.1, and a
+    difference over h = 0.2 takes the gradient on both sides of the kink at 0.
+
     Parameters
     ----------
     constants : sequence of Constant, optional
@@ -62,6 +65,20 @@ class PieceOf(TorchDispatchMode):
     >>> with PieceOf(here.constants):
     ...     print(torch.tensor([-0.1, -0.1]).sign().tolist())
     [1.0, -1.0]
+
+    >>> def gradient(at):
+    ...     w = torch.tensor(at, dtype=torch.float64, requires_grad=True)
+    ...     return torch.autograd.grad(w.relu() ** 2, w)[0].item()
+    >>> round((gradient(0.3) - gradient(-0.1)) / 0.4, 9)
+    1.5
+    >>> with PieceOf() as here:
+    ...     _ = gradient(0.1)
+    >>> with PieceOf(here.constants):
+    ...     ahead = gradient(0.3)
+    >>> with PieceOf(here.constants):
+    ...     behind = gradient(-0.1)
+    >>> round((ahead - behind) / 0.4, 9)
+    2.0
     """
 
     supports_higher_order_operators = True
@@ -80,7 +97,13 @@ class PieceOf(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation; its piecewise constant results are recorded, or are those that were recorded."""
+        """Run an operation; its piecewise constant results are recorded, or are those that were recorded.
+
+        Four kinds of operations: those that compare inside a kernel are replaced by
+        comparisons (`_WRITTEN_OUT`), and run again under this mode; results that are indices
+        or masks, or of `_STEPS`, are constant; extremes are a mean over a constant set; and
+        selections (sort, topk, pools) return the entries at constant indices.
+        """
         kwargs = kwargs or {}
         written = _WRITTEN_OUT.get(function)
         if written is not None and args[0].is_floating_point():
@@ -110,7 +133,15 @@ class PieceOf(TorchDispatchMode):
     def _mean_of_extremes(
         self, function: Any, entries: Tensor, axes: Any = (), keepdim: bool = False
     ) -> Tensor:
-        """Return the mean of the entries that are extreme: the gradient of amax is shared among them."""
+        r"""Return the mean of the entries that are extreme: the gradient of amax is shared among them.
+
+        With the set E of entries that are extreme at the weights, the piece of the function is
+
+        .. math:: \frac{1}{|E|} \sum_{i \in E} x_i,
+
+        which is max x at the weights, and has the gradient 1 / |E| in every entry of E that
+        torch gives to amax.
+        """
         extreme = _EXTREMES[function](entries, axes, keepdim=True)
         is_extreme = self._constant(function, entries == extreme)
         along = axes or None
@@ -127,7 +158,11 @@ class PieceOf(TorchDispatchMode):
         source: Tensor,
         **options: bool,
     ) -> Tensor:
-        """Return for every place the mean of the entries that are scattered to it and extreme."""
+        """Return for every place the mean of the entries that are scattered to it and extreme.
+
+        The entry of `into` counts as one more where it is extreme itself, unless
+        `include_self` is false and something is scattered to its place.
+        """
         is_extreme = self._constant(function, source == extreme.gather(along, index))
         is_kept = into == extreme
         if not options.get("include_self", True):
@@ -141,7 +176,8 @@ class PieceOf(TorchDispatchMode):
     def _constant(self, function: Any, result: Tensor) -> Tensor:
         """Record a result, or return the next recorded one.
 
-        From the first operation on that is another one than at the weights, results are
+        Results belong to operations by their order of evaluation, their function and their
+        shape. From the first operation on that is another one than at the weights, results are
         returned as they are.
         """
         if self._is_recording:
@@ -173,7 +209,11 @@ def _computes_numbers(function: Any, arguments: Any) -> bool:
 
 
 def _selected(function: Any, args: Any, kwargs: Any, indices: Tensor) -> Tensor:
-    """Return the entries of the first argument at the indices of a selection."""
+    """Return the entries of the first argument at the indices of a selection.
+
+    At fixed indices a selection is linear, y_k = x_{i(k)}, with the derivative that torch
+    gives it.
+    """
     entries = args[0]
     if function in _POOLS:
         # Indices of pools count along the last axes together.
@@ -227,7 +267,11 @@ _STEPS = {
 
 
 def _clamped(entries: Tensor, least: Any = None, most: Any = None) -> Tensor:
-    """Return min(max(x, least), most), by comparisons."""
+    """Return min(max(x, least), most), by comparisons.
+
+    On each piece it is x or a constant, with the derivative 1 or 0. At x = `least` the
+    comparison is false, and the derivative is 1, as torch has it.
+    """
     if least is not None:
         entries = torch.where(entries < least, least, entries)
     if most is not None:
@@ -243,7 +287,11 @@ def _shrunk(grad: Tensor, entries: Tensor, bound: float) -> Tensor:
 def _with_sharp_order(
     entries: Tensor, order: Any = 2, *more: Any, **options: Any
 ) -> Any:
-    """Return the 1-norm or the maximum norm; the others are smooth away from zero."""
+    """Return the 1-norm or the maximum norm; the others are smooth away from zero.
+
+    sum |x_i|, max |x_i|, or min |x_i| for the order -inf, of absolute values that are
+    written out themselves: |x| = x sgn(x).
+    """
     if order not in {1, math.inf, -math.inf}:
         return NotImplemented
     axes = more[0] if more else options.get("dim")
@@ -266,7 +314,14 @@ def _distances(first: Tensor, second: Tensor, order: float, mode: Any = None) ->
 def _distances_backward(
     grad: Tensor, first: Tensor, second: Tensor, order: float, distances: Tensor
 ) -> Any:
-    """Return the gradient of such distances in x: the signs, of the largest entries alone for the maximum norm."""
+    r"""Return the gradient of such distances in x: the signs, of the largest entries alone for the maximum norm.
+
+    .. math:: \frac{\partial}{\partial x_i} \sum_j G_{ij} |x_i - y_j|
+              = \sum_j G_{ij} \, \mathrm{sgn}(x_i - y_j)
+
+    entry by entry; for the maximum norm only the entries with |x_i - y_j| equal to the
+    distance have a sign.
+    """
     if order not in {1, math.inf}:
         return NotImplemented
     apart = first.unsqueeze(-2) - second.unsqueeze(-3)
@@ -291,7 +346,7 @@ def _leaky(
 
 
 def _divided(entries: Tensor, other: Any, rounding_mode: str | None = None) -> Tensor:
-    """Return the quotient, rounded."""
+    """Return the quotient, rounded: piecewise constant, by floor or trunc of a quotient that is seen."""
     quotient = entries / other
     if rounding_mode is None:
         return quotient

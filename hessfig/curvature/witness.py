@@ -58,8 +58,17 @@ Tensors = Mapping[str, Tensor]
 class Derivatives:
     """Value, gradient and products H v of a function at a point; gradient and products are by parameter.
 
-    `reached` are the parameters that the value depends on. `failure` is the reason if
-    there are no products.
+    Attributes
+    ----------
+    value : tensor, ()
+    slopes : dict
+        The gradient by parameter; empty for order 0.
+    products : sequence of dict
+        H v for each vector; empty below order 2, or if there is a failure.
+    reached : frozenset of str
+        The parameters that the value depends on, as autograd sees it.
+    failure : Exception or None
+        The reason why there are no products.
     """
 
     value: Tensor
@@ -103,10 +112,12 @@ class Directions:
         return [_like(vector, leaves) for vector in self.vectors]
 
     def size_of_terms(self, here: Derivatives) -> float:
-        """Return the size of the terms of a value, as the function of this name, from its derivatives at one point.
+        r"""Return the size of the terms of a value, as the function of this name, from its derivatives at one point.
 
-        max(|f|, r |g|, r^2 |v.H v|) with r = |w| / |v|: the change under a step as long
-        as the weights.
+        .. math:: \max\bigl(|f|, \; r |g|, \; r^2 |v^\top H v|\bigr), \qquad r = |w| / |v|:
+
+        the first terms of f(w + r v), a step as long as the weights. A value that is zero by
+        cancellation has terms of this size, and rounding errors relative to it.
         """
         size = max(abs(float(here.value)), self.ratio * length(here.slopes.values()))
         for vector, product in zip(self.vectors, here.products, strict=False):
@@ -127,7 +138,12 @@ def _flat(tensors: Tensors) -> Tensor:
 
 
 def step_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a step of length STEP, relative to each parameter, along a random vector."""
+    """Return a step of length STEP, relative to each parameter, along a random vector.
+
+    d = STEP rms(w_p) s with random signs s, so that |d| = STEP |w_p| in every parameter; a
+    parameter that is zero moves as if its root mean square were 1. The signs depend on
+    the name of the parameter alone, so that two types take the same step.
+    """
     steps = {}
     for name, parameter in parameters.items():
         steps[name] = STEP * _scale(parameter) * _signs("step", name, parameter)
@@ -184,8 +200,30 @@ def derivatives(
 ) -> Derivatives:
     """Return the derivatives of a sum of terms in the leaves `at`, up to `order`, with the graph of one term at a time.
 
-    Products are computed by plain double backward. If that fails, first derivatives are
-    returned with the failure.
+    Derivatives are linear in the function: those of the terms are added. Products are
+    computed by plain double backward, H v as the gradient of <g, v>. If that fails, first
+    derivatives are returned with the failure.
+
+    Parameters
+    ----------
+    terms : iterable of callables
+        Each returns one term as a number with a graph.
+    at : dict
+        Leaves that require gradients, by name.
+    vectors : sequence of dict
+        The vectors v, by name; used for order 2.
+    order : 0, 1 or 2
+
+    Examples
+    --------
+    w^3 + w^2 at w = 2, and its second derivative 6 w + 2 along v = 1:
+
+    >>> import torch
+    >>> from hessfig.curvature.witness import derivatives
+    >>> w = torch.tensor(2.0, requires_grad=True)
+    >>> found = derivatives([lambda: w**3, lambda: w**2], {"w": w}, [{"w": torch.ones(())}], 2)
+    >>> float(found.value), float(found.slopes["w"]), float(found.products[0]["w"])
+    (12.0, 16.0, 14.0)
     """
     total: Derivatives | None = None
     with torch.enable_grad(), differentiable_twice():
@@ -205,7 +243,10 @@ def leaves_of(objective: Objective, names: Iterable[str]) -> dict[str, Tensor]:
 def terms_of(
     objective: Objective, at: Mapping[str, Tensor]
 ) -> list[Callable[[], Tensor]]:
-    """Return the loss of every batch of a problem, times its share, as functions evaluated at the parameters `at`."""
+    """Return the loss of every batch of a problem, times its share, as functions evaluated at the parameters `at`.
+
+    Their sum is L(w) = sum_k s_k l(f(w, x_k), y_k) (Objective).
+    """
 
     def of_batch(network: nn.Module, share: float, batch: Batch) -> Tensor:
         outputs = scored_outputs(network, batch.inputs, batch.scored)
@@ -248,7 +289,12 @@ def _of_term(
 def _slopes(
     value: Tensor, at: Mapping[str, Tensor], *, create_graph: bool
 ) -> tuple[list[Tensor], frozenset[str]]:
-    """Return the gradient, zero for leaves that the value does not depend on, and the names of the other leaves."""
+    """Return the gradient, zero for leaves that the value does not depend on, and the names of the other leaves.
+
+    Cotangents require gradients if a graph is created, for the reason in
+    double_backward.gradients: torch would otherwise treat the gradient of a function that
+    is differentiable only once as constant.
+    """
     leaves = list(at.values())
     # As double_backward.gradients has it.
     ones = torch.ones_like(value, requires_grad=create_graph)
@@ -312,10 +358,16 @@ def _sum_of(first: Tensors, other: Tensors) -> Tensors:
 
 
 def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, float]:
-    """Return the relative difference of the derivatives of two functions, by derivative, for the worst parameter.
+    r"""Return the relative difference of the derivatives of two functions, by derivative, for the worst parameter.
 
-    Rounding is relative to the change under a step as long as the weights: |H v| |w| /
-    |v| for a gradient, and |g| |w| for a value. `ratio` is |w| / |v|.
+    Rounding is relative to the change under a step as long as the weights. With r = |w| /
+    |v| (`ratio`), the gradient g and the first product H v, the sizes beside which small
+    differences are judged (double_backward.differing) are
+
+    .. math:: \text{value: } r \max(|g|, r |H v|), \qquad \text{gradient: } r |H v|, \qquad
+              \text{products: } |H v|.
+
+    The size of a gradient vanishes at a minimum, and that of its terms does not.
     """
     product = 0.0
     if first.products:
@@ -333,7 +385,17 @@ def apart(first: Derivatives, other: Derivatives, ratio: float) -> dict[str, flo
 def refusal_of(
     objective: Objective, here: Derivatives, vectors: list[Tensors]
 ) -> UserError | None:
-    """Return an error if the second derivatives by autograd are not those of the loss.
+    r"""Return an error if the second derivatives by autograd are not those of the loss.
+
+    Two tests, with u the random and v the constant vector. *Symmetry*: a gradient is that
+    of a function only if u^T H v = v^T H u. *Differences*: H u has to agree with
+
+    .. math:: \frac{g(w + h u) - g(w - h u)}{2 h}
+
+    in every parameter, which finds second derivatives that are symmetric but wrong (a
+    backward pass of a user with a constant in it). Rounding is that of products of the
+    length 100 eps |g| |v| / |w|: shorter ones may consist of it, and with this length
+    over _ASYMMETRY as the least size their asymmetry is not above _ASYMMETRY.
 
     `here` contains the derivatives, with products by the random and the constant vector
     in `vectors`; they are compared with differences in float64, or in the type of the
@@ -341,6 +403,7 @@ def refusal_of(
     Parameters that autograd does not reach are constants. Where a kink of the loss
     explains the difference, a point one step away decides, since kinks at zeros (of
     biases, of penalties) are not there; if it is near another kink, nothing is refused.
+    Products that are not finite are not judged.
     """
     if here.failure or len(here.products) < 2:
         return None
@@ -384,6 +447,9 @@ def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> 
     |(L(w + h v) - L(w - h v)) / 2h - g.v| <= AGREE |g|, up to rounding. It is not if
     autograd takes for a constant what changes the loss: detached values, and what our
     contexts of evaluation may have taken from the graph.
+
+    The rounding of the quotient is 100 eps |L| / h. h is that of differences.step, for the
+    third derivative of L the same balance of truncation and rounding.
     """
     leaves = leaves_of(objective, vector)
     at = {name: leaf.detach() for name, leaf in leaves.items()}
@@ -414,7 +480,11 @@ def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray
 
 
 def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
-    """Return |g| |v| / |w|, the length of a product if the gradient g changes by its own length over the weights w."""
+    """Return |g| |v| / |w|, the length of a product if the gradient g changes by its own length over the weights w.
+
+    A gradient that changes by its own length over a step of |w| along v / |v| has |H v| |w|
+    / |v| = |g|.
+    """
     weights = length(leaves_of(objective, vector).values())
     return length(here.slopes.values()) * length(vector.values()) / (weights or 1.0)
 
@@ -422,7 +492,9 @@ def _usual(objective: Objective, here: Derivatives, vector: Tensors) -> float:
 class _Ray:
     """The loss L(w + h v) as a function of h, with v zero for parameters which autograd does not reach.
 
-    With `moved`, w is a step away from the weights (`step_of`).
+    Its differences of gradients are (g(w + h v) - g(w - h v)) / 2h = H v + O(h^2); those
+    of the other parameters would contain derivatives that autograd takes for zero. With
+    `moved`, w is a step away from the weights (`step_of`).
     """
 
     def __init__(
@@ -454,11 +526,16 @@ class _Ray:
 
     @cached_property
     def _step(self) -> float:
-        """The step of differences.step, or h = u^(1/2) |w| / |v| where the loss has fewer digits than the weights.
+        r"""The step of differences.step, or h = u^(1/2) |w| / |v| where the loss has fewer digits than the weights.
 
-        Models of transformers compute their loss in float32. Its rounding u |g| / h is
-        1e-4 then, below AGREE; with the step of float64 it would be 1e-2, and
-        differences would say nothing.
+        Models of transformers compute their loss in float32. The rounding of a difference is
+        u |g| / h, so that relative to |g| |v| / |w|, a usual product, it is
+
+        .. math:: u \Big/ u^{1/2} = 2 \cdot 10^{-4} \text{ with this step, below AGREE}, \qquad
+                  u_{32} \Big/ u_{64}^{1/3} = 10^{-2} \text{ with the step of float64},
+
+        where differences would say nothing. u^(1/2) is u^(1/3), the power of differences.step,
+        times the u^(1/6) of `stretch`.
         """
         if not self._reached:
             return 1.0
@@ -502,11 +579,21 @@ class _Ray:
         return asymmetry([self.vector, other.vector], [self.near, other.near]) <= AGREE
 
     def off(self, product: Tensors, rounding: float) -> tuple[str, bool]:
-        """Return the worst parameter in which H v differs from differences, in words, and whether a kink explains it.
+        r"""Return the worst parameter in which H v differs from differences, in words, and whether a kink explains it.
 
-        Differences of two steps agree where there is no kink between the two points. At
-        zeros a kink shows itself in one parameter and changes the others too, so that
-        the worst one decides; a step away each is judged by itself.
+        The rows p of a parameter, n_p of n entries, differ if
+
+        .. math:: |(D_h - H v)_p| > \max\bigl(\text{AGREE} \, |(H v)_p|,
+                  \; \text{rounding} \, \sqrt{n_p / n}\bigr),
+
+        up to the other terms of double_backward.differing; `beside` is the rounding over AGREE
+        and FLOOR, by which that function multiplies. Differences of two steps agree where
+        there is no kink between the two points: a disagreement counts if
+
+        .. math:: |(D_{h'} - D_h)_p| \le \tfrac{1}{10} |(D_h - H v)_p|
+
+        with the shorter step h'. At zeros a kink shows itself in one parameter and changes the
+        others too, so that the worst one decides; a step away each is judged by itself.
         """
         beside = [torch.tensor(rounding / (AGREE * FLOOR))]
         exact = {name: one.double() for name, one in product.items()}

@@ -30,10 +30,17 @@ def dense_eigenvalues(
 ) -> dict[Part, NDArray[np.float64] | None]:
     """Return the ascending eigenvalues of each part of the square block `row` of `column`; None for a nonfinite block.
 
-    H is the sum of the matrices of both parts of a split, if both are requested. Every
+    The n products with unit vectors give the columns of each part, O(n^2) memory and O(n^3)
+    operations for the decomposition. By Weyl's inequality every eigenvalue is off by at
+    most the spectral norm of the error of the matrix: eps |A| up to a modest factor. H is
+    the sum of the matrices of both parts of a split, if both are requested. Every
     matrix is overwritten by its decomposition and freed, so that no more are held at
-    once than parts were multiplied. Raises ArithmeticError for a part that is not
-    symmetric up to rounding. The caller checks that the matrices fit into memory.
+    once than parts were multiplied. The caller checks that the matrices fit into memory.
+
+    Raises
+    ------
+    ArithmeticError
+        For a part that is not symmetric up to rounding.
     """
     matrices = _matrices(column, row, to_multiply(parts))
     finite = {}
@@ -87,7 +94,11 @@ def eigenvalues(matrix: Tensor) -> Tensor:
 def _matrices(
     column: Column, row: Hashable, parts: Sequence[Part]
 ) -> dict[Part, Matrix]:
-    """Return the parts of a square block as matrices, by products with COLUMNS_AT_ONCE unit vectors at a time."""
+    """Return the parts of a square block as matrices, by products with COLUMNS_AT_ONCE unit vectors at a time.
+
+    Column j is A e_j; matrices are float64 in column-major order, in which eigh of LAPACK
+    overwrites them without a copy.
+    """
     dim = column.dim
     matrices = {part: np.empty((dim, dim), order="F") for part in parts}
     done = 0
@@ -105,7 +116,13 @@ def _matrices(
 
 
 def _symmetrise(matrix: Matrix, square: Square) -> None:
-    """Replace A by (A + A^T) / 2, in place and band by band; check the asymmetry ||A - A^T||."""
+    """Replace A by (A + A^T) / 2, in place and band by band; check the asymmetry ||A - A^T||.
+
+    (A + A^T) / 2 is the symmetric matrix nearest to A in the Frobenius norm. A band of
+    _ROWS rows is compared with the columns of the same numbers, from the diagonal on;
+    squares of the bands are added. Pairs within a diagonal square are counted twice, others
+    once, so that the sum lies between |A - A^T|_F / sqrt(2) and |A - A^T|_F.
+    """
     size = float(np.linalg.norm(matrix))
     asymmetry = 0.0
     for low in range(0, len(matrix), _ROWS):
@@ -120,7 +137,11 @@ def _symmetrise(matrix: Matrix, square: Square) -> None:
 
 
 def _of_sum(outer: Matrix, functional: Matrix) -> Matrix:
-    """Return the eigenvalues of the sum, which is formed in the lower triangle of `outer`; `outer` is restored."""
+    """Return the eigenvalues of the sum, which is formed in the lower triangle of `outer`; `outer` is restored.
+
+    Both matrices are symmetric, so that a triangle and the diagonal are all of one: the
+    upper triangle of `outer` keeps what its lower one was.
+    """
     diagonal = outer.diagonal().copy()
     for column in range(len(outer)):
         outer[column:, column] += functional[column:, column]
@@ -155,6 +176,14 @@ class Quadrature:
 
     The weights of a probe sum to 1. A run that breaks down early is exact and has fewer
     nodes; the remaining nodes and weights are 0.
+
+    Attributes
+    ----------
+    nodes, weights : tensors (num_probes, steps)
+        Gauss quadrature after all steps.
+    half_nodes, half_weights : tensors (num_probes, steps // 2)
+        The same after half of the steps: what differs between the two shows how far the
+        quadrature has converged.
     """
 
     nodes: Float[Tensor, "num_probes steps"]
@@ -166,14 +195,36 @@ class Quadrature:
 def quadrature(
     operator: SymmetricOperator, starts: Shaped[Tensor, "n num_probes"], steps: int
 ) -> Quadrature:
-    """Return the Gauss quadrature of `steps` Lanczos steps from every column v of `starts`.
+    r"""Return the Gauss quadrature of `steps` Lanczos steps from every column v of `starts`.
 
-    The nodes are the Ritz values theta_i; the weights w_i are the squared first entries
-    of the eigenvectors of the projection. Then sum_i w_i f(theta_i) = v.f(A)v / |v|^2
-    for polynomials f of degree up to 2 steps - 1 (Ghorbani et al. 2019). Starts may be
-    of any type (signs in int8). As many runs advance together as have vectors of at
-    most BASIS_BYTES. Raises NotFinite for products that are not finite, and
-    ArithmeticError for an operator that is not symmetric.
+    With the eigenpairs (lambda_i, q_i) of A, v has the spectral measure on the left, and
+    Lanczos' recurrence gives the quadrature on the right,
+
+    .. math:: \frac{v^\top f(A) v}{|v|^2}
+              = \sum_i \frac{(q_i^\top v)^2}{|v|^2} f(\lambda_i)
+              \approx \sum_j w_j f(\theta_j),
+
+    which is exact for polynomials f of degree up to 2 steps - 1: with v = |v| q_1 and T =
+    Q^T A Q, A^a q_1 = Q T^a e_1 for a < steps, since these vectors lie in the Krylov space,
+    so that q_1^T A^a A A^b q_1 = e_1^T T^(a + 1 + b) e_1 for a, b < steps. The nodes are the Ritz values;
+    the weights are the squared first entries of the eigenvectors of T. For starts with
+    E[v v^T] = I the mean over v is the density of eigenvalues, (1 / n) sum_i f(lambda_i).
+
+    Starts may be of any type (signs in int8). As many runs advance together as have vectors
+    of at most BASIS_BYTES.
+
+    Raises
+    ------
+    NotFinite
+        For products that are not finite.
+    ArithmeticError
+        For an operator that is not symmetric.
+
+    References
+    ----------
+    G. H. Golub and J. H. Welsch (1969), Calculation of Gauss quadrature rules, Mathematics
+    of Computation 23. B. Ghorbani, S. Krishnan and Y. Xiao (2019), An investigation into
+    neural net optimization via Hessian eigenvalue density, ICML.
 
     Examples
     --------
@@ -226,14 +277,28 @@ _RANK = 1e-12  # singular values below this share of the largest count as zero
 def xtrace(
     operator: SymmetricOperator, num_products: int, *, generator: Generator
 ) -> tuple[float, float]:
-    """Return an estimate of the trace and its standard error, from `num_products` products (even, less than 2 dim).
+    r"""Return an estimate of the trace and its standard error, from `num_products` products (even, less than 2 dim).
 
-    XTrace (Epperly, Tropp and Webber 2024) is the mean over the test vectors w of
-    tr(Q^T A Q) + w.(I - Q Q^T) A (I - Q Q^T) w, where Q spans the images of all other
-    test vectors. Test vectors are uniform on the sphere of radius sqrt(n); the
-    component of w outside the range of Q is rescaled to the sphere of the complement
-    (the improved version, section 2.3 of their paper). With a single test vector the
-    error is nan.
+    With m = `num_products` / 2 test vectors w_i, and the orthonormal basis Q_i of the images
+    A w_j of all others, the estimate is the mean over i of
+
+    .. math:: t_i = \mathrm{tr}(Q_i^\top A Q_i) + \frac{n - r_i}{|P_i w_i|^2} \,
+              w_i^\top P_i A P_i w_i, \qquad P_i = I - Q_i Q_i^\top,
+
+    with the rank r_i of Q_i. Each t_i is unbiased: Q_i does not depend on w_i, and for a
+    fixed Q_i the normalised P_i w_i is uniform on the unit sphere of a space of n - r_i
+    dimensions, so that the second term has the mean tr(P_i A P_i), and tr(Q_i^T A Q_i) +
+    tr(P_i A P_i) = tr A. (It is the variant with rescaled vectors, section 2.3 of the paper;
+    test vectors are uniform on the sphere of radius sqrt(n).) m products give the images,
+    and m more A times an orthonormal basis of all of them, in which each t_i costs
+    O(n m^2) operations. The t_i are exchangeable, not independent: std / sqrt(m) estimates the
+    error. With a single test vector it is nan.
+
+    References
+    ----------
+    E. N. Epperly, J. A. Tropp and R. J. Webber (2024), XTrace: making the most of every
+    sample in stochastic trace estimation, SIAM Journal on Matrix Analysis and
+    Applications 45.
 
     Examples
     --------
@@ -267,7 +332,11 @@ def xtrace(
 def _of_full_rank(
     vectors: Float[Tensor, "n k"], sizes: Float[Tensor, " k"]
 ) -> Float[Tensor, "n r"]:
-    """Return the singular vectors whose singular values, descending, are above _RANK times the largest."""
+    """Return the singular vectors whose singular values, descending, are above _RANK times the largest.
+
+    Directions below are rounding of the images: an operator of low rank has fewer
+    independent images than test vectors. Empty if all singular values are 0.
+    """
     if not sizes.numel() or not float(sizes[0]) > 0.0:
         return vectors[:, :0]
     return vectors[:, sizes > _RANK * sizes[0]]
@@ -276,12 +345,13 @@ def _of_full_rank(
 def _left_out(
     i: int, tests: Tensor, image: Tensor, basis: Tensor, inner: Tensor
 ) -> Float[Tensor, ""]:
-    """Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others.
+    r"""Return tr(Q'AQ) + w'(1 - QQ')A(1 - QQ')w with test vector w = i and Q spanning the images of the others.
 
     Everything is computed inside of B, the basis of all images: Q = B W, B'AB = `inner`
-    and Q'w = W'(B'w). With u = W W'(B'w), the part of B'w inside of Q,
+    and Q'w = W'(B'w). With u = W W'(B'w), the part of B'w inside of Q, QQ'w = B u and
 
-        w'(1 - QQ')A(1 - QQ')w = w'Aw - 2 u'(B'Aw) + u'(B'AB)u
+    .. math:: w'(1 - QQ')A(1 - QQ')w = w'Aw - 2 u'(B'Aw) + u'(B'AB)u, \qquad
+              |(1 - QQ')w|^2 = |w|^2 - |u|^2,
 
     which is rescaled from |(1 - QQ')w|^2 to the dimension of the complement.
     """

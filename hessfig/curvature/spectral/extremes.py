@@ -42,13 +42,29 @@ class End(StrEnum):
 
 @dataclass(frozen=True)
 class Extremes:
-    """The k outermost eigenvalues, the outermost first, with orthonormal vectors.
+    r"""The k outermost eigenvalues, the outermost first, with orthonormal vectors.
 
-    `residuals` are ||A v - value v||, from separate products: an eigenvalue lies within
-    the residual of each value. `scale` is the largest absolute eigenvalue seen.
-    `converged` is true if all residuals, and the difference between the two starts, are
-    below tolerance * scale. `products` counts the products in full precision, and
-    `rough_products` those of an operator of lower precision.
+    For a symmetric A and a unit vector v with the residual r = A v - theta v, some eigenvalue
+    lies within |r| of theta: in the eigenvectors of A,
+
+    .. math:: |r|^2 = \sum_i (\lambda_i - \theta)^2 (q_i^\top v)^2
+              \ge \min_i (\lambda_i - \theta)^2.
+
+    That it is the outermost one does not follow from residuals; this is what two starts are
+    for.
+
+    Attributes
+    ----------
+    values, residuals : tensors (k,)
+        theta, and ||A v - theta v|| from separate products.
+    vectors : tensor (n, k)
+    scale : float
+        The largest absolute eigenvalue seen.
+    converged : bool
+        Whether all residuals, and the difference between the two starts, are below
+        tolerance * scale.
+    products, rough_products : int
+        The products in full precision, and those of an operator of lower precision.
     """
 
     values: Float[Tensor, " k"]
@@ -81,6 +97,17 @@ def certify(
     vectors span. All residuals, and the values that enter `scale`, come from separate
     products: the runs may have used an operator of lower precision, whose rounding must
     not enter `scale`.
+
+    Parameters
+    ----------
+    operator : SymmetricOperator
+        In full precision.
+    end, k, tolerance
+        Which values are sought, and to which share of the scale.
+    before : Extremes
+        What was locked before: the runs are orthogonal to its vectors.
+    runs : sequence of LanczosRun
+        Those of all starts; runs on long vectors are sorted (LanczosRun.sort).
     """
     if is_short(runs[0].basis):
         return _certify_short(operator, end, k, before, runs, tolerance)
@@ -95,7 +122,11 @@ def _certify_short(
     runs: Sequence[LanczosRun],
     tolerance: float,
 ) -> Extremes:
-    """Multiply the vectors of all runs, those of `before`, and the longest one in one call."""
+    """Multiply the vectors of all runs, those of `before`, and the longest one in one call.
+
+    The longest Ritz value in size, at whichever end it is, gives `scale` as a Rayleigh
+    quotient |v^T A v| of a separate product.
+    """
     bases = [before.vectors, *(outer(run, end, k) for run in runs)]
     peak = _longest(runs, end, k)
     pieces = [*bases, peak]
@@ -166,7 +197,11 @@ class Span:
     product: Float[Tensor, "p p"]
 
     def pairs(self, places: Tensor, end: End, k: int) -> Extremes:
-        """Return the outermost Ritz pairs of some of the rows; as `vectors`, the coefficients of all rows (p, k)."""
+        """Return the outermost Ritz pairs of some of the rows; as `vectors`, the coefficients of all rows (p, k).
+
+        Gram matrices hold squared lengths: directions of singular values up to _ALIKE have
+        eigenvalues up to _ALIKE^2 there.
+        """
         gram = self.gram[places][:, places]
         product = self.product[places][:, places]
         values, basis, coefficients = _in_span(gram, product, _ALIKE**2)
@@ -181,10 +216,17 @@ class Span:
 def _in_span(
     gram: Tensor, product: Tensor, least: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Ritz values, an orthonormal basis of the span, and coefficients in it, from G = V V^T and V P^T.
+    r"""Return Ritz values, an orthonormal basis of the span, and coefficients in it, from G = V V^T and V P^T.
 
-    With G = U diag(s) U^T, the columns of U s^(-1/2) are the coefficients of an
-    orthonormal basis in the rows of V. Directions with s <= `least` are left out.
+    With G = U diag(s) U^T, the columns of W = U s^(-1/2) are the coefficients of an
+    orthonormal basis in the rows of V,
+
+    .. math:: (V^\top W)^\top V^\top W = W^\top G W = I, \qquad
+              (V^\top W)^\top A \, V^\top W = W^\top (V P^\top) W,
+
+    with P = V A, the products. The Ritz values are the eigenvalues of the last matrix,
+    symmetrised. Directions with s <= `least` are left out: division by the root of a small
+    s amplifies rounding.
     """
     sizes, directions = torch.linalg.eigh((gram + gram.T) / 2)
     basis = directions[:, sizes > least] / sizes[sizes > least].sqrt()
@@ -217,7 +259,10 @@ def _judged(
 
 
 def outer(run: LanczosRun, end: End, k: int) -> Float[Tensor, "n k"]:
-    """Return the k outermost Ritz vectors of a run."""
+    """Return the k outermost Ritz vectors of a run.
+
+    With eigenvectors S of T, they are Q S[:, :k], orthonormal as Q is.
+    """
     ritz = run.ritz()
     return run.vectors(ritz.coefficients[:, end.order(ritz.values)[:k]])
 
@@ -281,6 +326,9 @@ def unseen(
     space of all starts, from the blocks Q_r^T Q_s and Q_r^T A Q_s. It may contain
     eigenvectors that no single run shows, and costs no product. Directions whose
     squared length in the joined bases is below `least` are rounding and are left out.
+
+    Ritz values of a larger space are farther out, by Cauchy's interlacing theorem: those of
+    all runs together are at least as far out as those of each.
     """
     grams_by_run = []
     products_by_run = []
@@ -368,9 +416,11 @@ def begin(
 ) -> list[LanczosRun]:
     """Return new runs from `starts`, orthogonal to `locked`.
 
-    A space of at most twice `goal.steps` dimensions is spanned without a restart. This
-    takes fewer products, and next to a cluster (the zeros of a block without full rank)
-    restarts may not converge. For long vectors see `long_sizes`.
+    A space of n <= 2 `goal.steps` dimensions is spanned without a restart. This takes fewer
+    products, and next to a cluster (the zeros of a block without full rank) restarts may not
+    converge. Otherwise a run has `goal.steps` vectors, or as many as BASIS_BYTES hold in
+    float64 for both runs, but at least 2 k + 2 and _FEWEST. For long vectors see
+    `long_sizes`.
     """
     dim = len(locked)
     if is_short(starts):
@@ -387,10 +437,22 @@ def begin(
 
 
 def long_sizes(goal: Goal, dim: int) -> tuple[list[int], int]:
-    """Return the number of vectors of each of the two runs, and how many vectors of the first run remain.
+    r"""Return the number of vectors of each of the two runs, and how many vectors of the first run remain.
 
-    Runs on long vectors take turns. The second one begins when the first one has
-    converged and keeps a few Ritz vectors.
+    With at most M vectors in memory, and the steps s of the goal,
+
+    .. math:: M = \max\bigl(10, \; 3 k + 4, \; \lfloor 2^{27} / (4 n) \rfloor\bigr), \qquad
+              m_1 = \min(s, M), \qquad r = \max(k + 2, M - s), \qquad
+              m_2 = \min(s, M - r).
+
+    Runs on long vectors take turns. The second one begins when the first one has converged
+    and keeps r Ritz vectors. 10 is LONG_VECTORS less the next vector of each run.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.spectral.extremes import End, Goal, long_sizes
+    >>> long_sizes(Goal(End.largest, k=1, tolerance=1e-6, steps=100), 10**7)
+    ([10, 7], 3)
     """
     most = max(LONG_VECTORS - STARTS, 3 * goal.k + 4, LONG_BYTES // (4 * dim))
     first = min(goal.steps, most)
@@ -440,7 +502,8 @@ def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
     """Return the runs that have not reached the goal.
 
     The run that is ahead has to reach the residuals, the others only their values (with
-    goal.strict, all the residuals): the vectors of one run are enough.
+    goal.strict, all the residuals): the vectors of one run are enough. Half of the tolerance
+    is allowed (_SPARE), so that the separate products of `certify` stay below it.
     """
     claims = [_claim(run, goal) for run in runs]
     ahead = min(claims, key=lambda claim: claim.residual)
@@ -456,12 +519,31 @@ def unfinished(runs: Sequence[LanczosRun], goal: Goal) -> list[LanczosRun]:
 
 
 def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
-    """Return the number of steps after which Lanczos would have seen a value farther out by tolerance * scale.
+    r"""Return the number of steps after which Lanczos would have seen a value farther out by tolerance * scale.
 
     The start is random, so its component along that eigenvector is small and has to
-    grow. By Kuczynski and Wozniakowski (1992, Theorem 4.1), the probability of missing
-    the value after k steps is below 1.648 sqrt(n) exp(-(2 k - 1) sqrt(tolerance / 2)).
-    For tight tolerances k would be too large; `steps` is used instead.
+    grow. For a positive definite matrix of dimension n and a random start, the largest Ritz
+    value after k steps is below (1 - eps) times the largest eigenvalue with a probability of
+    at most
+
+    .. math:: 1.648 \, \sqrt{n} \, e^{-(2 k - 1) \sqrt{\epsilon}}.
+
+    Lanczos does not see shifts, A + scale I has eigenvalues between 0 and 2 scale, and an
+    error of tolerance * scale is eps = tolerance / 2 of the largest. The result is the k
+    for which the probability is _MISSED. For tight tolerances k would be too large;
+    `steps` is used instead.
+
+    References
+    ----------
+    J. Kuczynski and H. Wozniakowski (1992), Estimating the largest eigenvalue by the power
+    and Lanczos algorithms with a random start, SIAM Journal on Matrix Analysis and
+    Applications 13, Theorem 4.1.
+
+    Examples
+    --------
+    >>> from hessfig.curvature.spectral.extremes import fewest_steps
+    >>> [fewest_steps(10**4, tolerance, 1000) for tolerance in (1e-2, 1e-4, 1e-6)]
+    [70, 688, 1000]
     """
     chances = math.log(1.648 * dim**0.5 / _MISSED)
     return min(steps, math.ceil((chances / (tolerance / 2) ** 0.5 + 1) / 2))
@@ -470,8 +552,10 @@ def fewest_steps(dim: int, tolerance: float, steps: int) -> int:
 def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
     """Whether the outermost Ritz vectors lie so close to the start that they cannot be single eigenvectors.
 
-    They then represent a cluster, such as the zeros of a block with few large
-    eigenvalues. The start itself is nearly a vector of the cluster, with a small
+    The squared cosine of a random start with one of n eigenvectors is about chi^2 / n with
+    one degree of freedom, and exceeds _FAR / n once in 2e7. A Ritz vector that is closer
+    mixes many eigenvectors: it represents a cluster, such as the zeros of a block with few
+    large eigenvalues. The start itself is nearly a vector of the cluster, with a small
     residual, before eigenvalues farther out can appear.
     """
     has_ended = run.vector is None or run.is_restarted
@@ -487,10 +571,20 @@ def _is_too_soon(run: LanczosRun, goal: Goal) -> bool:
 
 
 def _claim(run: LanczosRun, goal: Goal) -> _Claim:
-    """Return how far the outermost Ritz pairs of a run are from eigenpairs.
+    r"""Return how far the outermost Ritz pairs of a run are from eigenpairs.
 
     The error of a Ritz value is at most its residual r, and at most r^2 / gap, with the
-    gap to the rest of the spectrum, here to the next Ritz value (_DOUBT).
+    gap to the rest of the spectrum. The values as a whole are taken to be off by
+
+    .. math:: \min\Bigl(\max_i r_i, \; 4 \sum_{i \le k} r_i^2 \Big/
+              |\theta_k - \theta_{k+1}|\Bigr),
+
+    where the gap is that to the next Ritz value, which has not converged itself: hence the
+    factor (_DOUBT). The residuals are those of the recurrence, |r| |s_j| (LanczosRun.ritz).
+
+    References
+    ----------
+    B. N. Parlett (1998), The symmetric eigenvalue problem, SIAM, for both bounds.
     """
     if run.vector is None:
         return _Claim(0.0, 0.0, 0.0)
@@ -515,7 +609,11 @@ def _claim(run: LanczosRun, goal: Goal) -> _Claim:
 def _start(
     operator: SymmetricOperator, generator: Generator, warm: Tensor | None
 ) -> Tensor:
-    """Return a random unit vector, near `warm` if that is given."""
+    """Return a random unit vector, near `warm` if that is given.
+
+    start + 3 warm: the squared cosine with `warm` is about 9 / 10, and the random part lets
+    the run see eigenvectors that `warm` is orthogonal to.
+    """
     start = drawn(operator.like, operator.dim, generator)
     start = start / length(start)
     if warm is None or not length(warm) > 0.0:
@@ -524,7 +622,12 @@ def _start(
 
 
 def _kept(run: LanczosRun, goal: Goal) -> list[int]:
-    """Return the Ritz vectors that a restart keeps: the outermost, and some more for speed."""
+    """Return the Ritz vectors that a restart keeps: the outermost, and some more for speed.
+
+    k + (m - k) / 3 + 1 of m vectors, so that two thirds of the basis beyond k are new before
+    the next restart. Values that are kept next to the k wanted ones widen the gap that
+    governs convergence.
+    """
     kept = min(goal.k + (run.size - goal.k) // 3 + 1, run.size - 1)
     return goal.end.order(run.ritz().values)[:kept].tolist()
 
@@ -667,8 +770,11 @@ def _in_low_precision(
 ) -> tuple[Extremes, list[Tensor], int]:
     """Return the result of runs in float32, certified by `operator`, starts for further runs, and the products used.
 
-    A network that overflows in float32, or whose products lose their symmetry to
-    rounding, is not an error: the runs in full precision then begin from `starts`.
+    Vectors from products with the relative error u of float32 are eigenvectors up to u
+    scale / gap, and their Rayleigh quotients in full precision are off by the square of
+    that, so that few further products are needed. A network that overflows in float32, or
+    whose products lose their symmetry to rounding, is not an error: the runs in full
+    precision then begin from `starts`.
     """
     before = low_precision.products
     none = nothing_found(operator)

@@ -56,6 +56,9 @@ class SymmetricOperator(Protocol):
 class Square:
     """One part A of a diagonal block: the operator of the spectral methods.
 
+    The block of one weight or group with itself is square and symmetric, by the symmetry of
+    second derivatives.
+
     Parameters
     ----------
     column : Column
@@ -68,7 +71,7 @@ class Square:
     dim, products : int
         Number of entries of a vector, and number of products so far.
     rounding : float
-        Relative rounding error of the type of the products.
+        Relative rounding error of the type of the products: 100 eps.
     like : tensor, (0,)
         Type and device of the vectors of recurrences (see problem.recurrence_like).
     last_errors : tensor, (k,), or None
@@ -114,13 +117,24 @@ class Square:
         return product
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products.
+        r"""Raise ArithmeticError if `asymmetry` exceeds rounding, relative to the `size` of products.
 
         A part that vanishes up to rounding (H_f of a linear map by automatic
         differentiation) is compared with the other parts, because rounding errors are
-        not symmetric. Products by differences may be as asymmetric as their errors:
-        u.Av and v.Au of unit vectors differ by at most the sum of the errors of Au and
-        Av.
+        not symmetric. Products by differences may be as asymmetric as their errors e: for unit
+        vectors u and v,
+
+        .. math:: |u^\top A v - v^\top A u| \le |e_{A v}| + |e_{A u}|,
+
+        and the root of the sum of all squared errors so far, twice, bounds a norm of such
+        differences.
+
+        Parameters
+        ----------
+        asymmetry : float
+            A norm of differences between u^T A v and v^T A u.
+        size : float
+            The largest norm of a product.
         """
         allowed = SYMMETRY.of(self.column.dtype)
         bound = max(allowed * size, 2 * self._squared_errors**0.5)
@@ -144,7 +158,11 @@ class Square:
 
 
 class InUnits:
-    """An operator divided by `unit`: 1, or a power of two if squares of its products would under- or overflow."""
+    """An operator divided by `unit`: 1, or a power of two if squares of its products would under- or overflow.
+
+    Ritz values and residuals of A / unit are those of A over unit, and their vectors are the
+    same; the division is exact.
+    """
 
     def __init__(self, operator: SymmetricOperator) -> None:
         self._operator = operator
@@ -183,15 +201,45 @@ class Ritz:
 
 
 class LanczosRun:
-    """One Lanczos run of at most `size` vectors from `start`, orthogonal to the columns of `locked`.
+    r"""One Lanczos run of at most `size` vectors from `start`, orthogonal to the columns of `locked`.
 
-    Vectors have the type and device of `start`; inner products are accumulated in
-    float64, and the projection is float64 on the CPU. `vector` is the next vector to
-    multiply, or None if the run has ended. `steps` counts all products, including those
-    before restarts. With a generator `fresh`, a run that breaks down continues from a
-    random vector until its basis spans the whole space. After j steps A Q = Q T + r
-    e_j^T, with an orthonormal basis Q (n, j) and the projection T = Q^T A Q, whose
-    eigenvalues are the Ritz values.
+    After j steps, with an orthonormal basis Q (n, j), the next vector q and the projection
+    T = Q^T A Q, whose eigenvalues are the Ritz values,
+
+    .. math:: A Q = Q T + q \, b^\top, \qquad b_i = q^\top A q_i.
+
+    In an unbroken run b is |r| e_j, with the rest r of the last product, and T is
+    tridiagonal; after a restart from Ritz vectors (`restart`) b is full once, and T has a
+    row and a column of its entries. For a Ritz pair Q s, T s = theta s, the residual
+    is known without a product:
+
+    .. math:: |A Q s - \theta Q s| = |q \, b^\top s| = |b^\top s|.
+
+    Every product is orthogonalised against the whole basis: in finite precision the
+    three-term recurrence alone loses orthogonality as soon as a Ritz value converges, and
+    finds it again and again. A step takes one product and about 4 n j operations per pass.
+
+    Vectors have the type and device of `start`; inner products are accumulated in float64,
+    and the projection is float64 on the CPU. With a generator `fresh`, a run that breaks
+    down continues from a random vector until its basis spans the whole space.
+
+    Attributes
+    ----------
+    vector : tensor (n,), or None
+        The next vector to multiply; None if the run has ended.
+    length, steps : int
+        The vectors of the basis, and all products, including those before restarts.
+    projection : tensor (size, size)
+        T in its first `length` rows and columns.
+    reach : float
+        The largest norm of a product.
+
+    References
+    ----------
+    C. Lanczos (1950), An iteration method for the solution of the eigenvalue problem of
+    linear differential and integral operators, Journal of Research of the National Bureau
+    of Standards 45. K. Wu and H. Simon (2000), Thick-restart Lanczos method for large
+    symmetric eigenvalue problems, SIAM Journal on Matrix Analysis and Applications 22.
 
     Examples
     --------
@@ -244,11 +292,21 @@ class LanczosRun:
         return self.length == self.size < self.dim
 
     def absorb(self, product: Float[Tensor, " n"], operator: SymmetricOperator) -> None:
-        """Add `vector`, whose product is given, to the basis, and compute the next vector.
+        r"""Add `vector`, whose product is given, to the basis, and compute the next vector.
 
-        A product in float32 is overwritten. Raises ArithmeticError if the products are
-        not those of a symmetric operator: the overlaps q_i . A q_j with the earlier
-        vectors are known from A q_i.
+        With q_j = `vector`, the new column of T has the overlaps b_i = q_j . A q_i, which are
+        known from the products A q_i, and q_j . A q_j. The rest
+
+        .. math:: r = A q_j - \sum_{i \le j} q_i (q_i^\top A q_j)
+
+        is the next vector, normalised. The overlaps q_i . A q_j that the orthogonalisation
+        measures are those of the transposed entries: |q_i . A q_j - b_i| over all i is the
+        asymmetry that is checked. A product in float32 is overwritten.
+
+        Raises
+        ------
+        ArithmeticError
+            If the products are not those of a symmetric operator.
         """
         assert self.vector is not None
         j = self.length
@@ -267,7 +325,7 @@ class LanczosRun:
         self._go_on(rest, operator.rounding)
 
     def ritz(self) -> Ritz:
-        """Return the Ritz values and vectors, with the residual of each pair."""
+        """Return the Ritz values and vectors, with the residual |b^T s| of each pair; it costs no product."""
         j = self.length
         values, coefficients = torch.linalg.eigh(self.projection[:j, :j])
         return Ritz(values, coefficients, (self._link @ coefficients).abs())
@@ -279,7 +337,12 @@ class LanczosRun:
     def against(
         self, other: "LanczosRun"
     ) -> tuple[Float[Tensor, "i j"], Float[Tensor, "i j"]]:
-        """Return Q^T R and Q^T A R for the bases Q of this run and R of the other, from products made before."""
+        r"""Return Q^T R and Q^T A R for the bases Q of this run and R of the other, from products made before.
+
+        With A R = R T_R + q_R b_R^T of the other run,
+
+        .. math:: Q^\top A R = (Q^\top R) \, T_R + (Q^\top q_R) \, b_R^\top.
+        """
         own = self.basis[: self.length]
         shared = dots(own, other.basis[: other.length].T)
         product = shared @ other.projection[: other.length, : other.length]
@@ -288,10 +351,15 @@ class LanczosRun:
         return shared, product
 
     def restart(self, keep: Sequence[int]) -> None:
-        """Restart with the Ritz vectors `keep` as the basis, followed by the next vector (thick restart).
+        r"""Restart with the Ritz vectors `keep` as the basis, followed by the next vector (thick restart).
 
-        T becomes the diagonal matrix of their values; the overlaps of the next vector
-        with A times each of them are r times the last entries of their coefficients.
+        With their coefficients S, T S = S Theta, multiplying A Q = Q T + q b^T by S from the
+        right gives
+
+        .. math:: A (Q S) = (Q S) \, \Theta + q \, (S^\top b)^\top:
+
+        again a relation of this form, with a diagonal T and the overlaps S^T b. No product is
+        taken, and none is lost.
         """
         ritz = self.ritz()
         count = len(keep)
@@ -328,7 +396,12 @@ class LanczosRun:
             self._renew()
 
     def _go_on(self, rest: Tensor, rounding: float) -> None:
-        """Take the normalised rest of a product as the next vector; a random one if the rest is rounding."""
+        """Take the normalised rest of a product as the next vector; a random one if the rest is rounding.
+
+        |r| <= rounding * reach means that A maps the space into itself up to rounding: Ritz
+        values are eigenvalues, and the start has no component along the others. b is |r| e_j for
+        the normalised rest, and zero for a random vector.
+        """
         size = length(rest)
         self._link = _zeros(self.length)
         self.vector = None
@@ -361,8 +434,17 @@ class LanczosRun:
     def _orthogonal(self, product: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Return the component of `product` orthogonal to the basis (with its new vector), and its coefficients inside.
 
-        The product is orthogonalised against the last two vectors, then against all,
-        and again if its norm fell much.
+        The product is orthogonalised against the last two vectors, then against all, and again
+        if its norm fell below _FEWER of what it was: one step of Gram-Schmidt leaves components
+        of the size eps |before| along the basis, which are large relative to a short rest.
+        Twice is nearly always enough, three times the limit. Coefficients of all passes are
+        added.
+
+        References
+        ----------
+        J. W. Daniel, W. B. Gragg, L. Kaufman and G. W. Stewart (1976), Reorthogonalization and
+        stable algorithms for updating the Gram-Schmidt QR factorization, Mathematics of
+        Computation 30.
         """
         j = self.length
         coefficients = _zeros(j + 1)
@@ -424,6 +506,10 @@ def largest_ritz(
 ) -> float:
     """Return the largest Ritz value of a symmetric operator after `products` products.
 
+    With the basis Q of span(v, A v, A^2 v, ...), v = `start`, the largest eigenvalue of
+    Q^T A Q, symmetrised: a lower bound of the largest eigenvalue, up to rounding. The basis
+    is orthogonalised twice against all its vectors.
+
     Computed in the type and on the device of `start`. Trainings use it to estimate
     their curvature, so its bits are part of the trajectory; this is why it is not a
     LanczosRun, whose sums are in float64.
@@ -434,8 +520,8 @@ def largest_ritz(
 
     >>> import torch
     >>> diagonal = torch.tensor([1.0, 2.0, 4.0])
-    >>> round(largest_ritz(lambda v: diagonal * v, torch.ones(3), 3), 5)
-    4.0
+    >>> [round(largest_ritz(lambda v: diagonal * v, torch.ones(3), n), 4) for n in (1, 2, 3)]
+    [2.3333, 3.8412, 4.0]
     """
     basis = (start / start.norm())[None]
     images: list[Tensor] = []

@@ -22,7 +22,11 @@ def is_short(vectors: Rows) -> bool:
 
 
 def bands(dim: int) -> Iterator[slice]:
-    """Yield slices that cover `dim` entries; a band of a few vectors takes less memory than one whole vector."""
+    """Yield slices that cover `dim` entries; a band of a few vectors takes less memory than one whole vector.
+
+    A band has max(2^16, dim / 64) entries: at most 64 bands, so that Python's overhead is
+    small, and p vectors cast to float64 take 2 p / 64 of a vector in float32.
+    """
     size = max(_BAND, -(-dim // _BANDS))
     yield from (slice(low, low + size) for low in range(0, dim, size))
 
@@ -38,6 +42,9 @@ def dots(rows: Tensor, others: Tensor) -> Tensor:
     Entries in float32 on the CPU are summed in float32 over short pieces, and the sums
     in float64: no copy of a basis is made. On a card, where float32 may mean fewer
     digits, every entry is cast.
+
+    A sum of m products in float32 is off by at most m u sum |x_i y_i|: with m = _SINGLE the
+    pieces have the error of sums 2^12 long, whatever the length of the vectors.
     """
     if others.dtype == torch.float64:
         return (rows @ others).cpu()
@@ -89,6 +96,9 @@ def without(
     With the overlaps rows @ vector it is one step of Gram-Schmidt: the component
     orthogonal to orthonormal rows.
 
+    x - R^T (R x) for orthonormal rows R. Overlaps that are off by d leave a component of d
+    along the rows: Gram-Schmidt is repeated where that matters (LanczosRun).
+
     Examples
     --------
     >>> import torch
@@ -106,7 +116,11 @@ def without(
 
 
 def rotate(basis: Float[Tensor, "p n"], coefficients: Float[Tensor, "j k"]) -> None:
-    """Replace the first k rows of `basis` by combinations of its first j rows, band by band, in place."""
+    """Replace the first k rows of `basis` by combinations of its first j rows, band by band, in place.
+
+    Row i becomes sum_l coefficients[l, i] row_l, for i < k. With orthonormal coefficients
+    the rows stay orthonormal. Each band is cast to float64, combined and cast back.
+    """
     before, after = coefficients.shape
     weights = coefficients.T.to(basis.device)
     for band in bands(basis.shape[1]):
@@ -117,7 +131,13 @@ def rotate(basis: Float[Tensor, "p n"], coefficients: Float[Tensor, "j k"]) -> N
 def grams(
     rows: Rows, images: Rows
 ) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p p"]]:
-    """Return V V^T and V P^T in float64 on the CPU, for the rows of V and of P."""
+    """Return V V^T and V P^T in float64 on the CPU, for the rows of V and of P.
+
+    Parameters
+    ----------
+    rows, images : tensors (p, n), or sequences of p vectors
+        V and P = V A: row i of P is A times row i of V, for a symmetric A.
+    """
     size = (2, len(rows), len(rows))
     sums = torch.zeros(size, dtype=torch.float64, device=rows[0].device)
     for band in bands(len(rows[0])):
@@ -131,7 +151,23 @@ def grams(
 def residuals(
     rows: Rows, images: Rows, weights: Float[Tensor, "p k"], values: Float[Tensor, " k"]
 ) -> Float[Tensor, " k"]:
-    """Return ||A v - value v|| for the combinations v of `rows`, whose products with A are `images`."""
+    """Return ||A v - value v|| for the combinations v of `rows`, whose products with A are `images`.
+
+    Column j of `weights` has the coefficients of v_j in the rows V; A v_j is the same
+    combination of the images. Squares are added band by band in float64, and neither v nor
+    A v is formed as a whole.
+
+    Examples
+    --------
+    For A = diag(1, 2), twice the second unit vector with the value 1.5 is off by 2 |2 - 1.5|:
+
+    >>> import torch
+    >>> from hessfig.curvature.spectral.vectors import residuals
+    >>> rows, images = torch.eye(2).double(), torch.tensor([1.0, 2.0]).double().diag()
+    >>> weights = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
+    >>> residuals(rows, images, weights, torch.tensor([1.0, 1.5]).double()).tolist()
+    [0.0, 1.0]
+    """
     weights = weights.to(rows[0].device)
     values = values.to(rows[0].device)
     squares = torch.zeros_like(values)
