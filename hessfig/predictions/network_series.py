@@ -1,11 +1,18 @@
-"""The output of a network as leading monomials, with the two weights of a block marked.
+r"""The output of a network as leading monomials, with the two weights of a block marked.
 
-Components enter by their powers. Mixing weights are a function of the scores: softmax,
-off-by-one, entmax near equal scores, and differential attention have every degree;
-without a constant where lambda = 1 cancels the weights at equal scores (centred
-softmax, differential attention). Sparsemax is affine where no key is cut off, sigmoid -
-1/2 is odd, kernel attention is a ratio. Norms are odd and linear below sqrt(eps) and of
-degree 0 above, unit lengths are of degree 0 everywhere.
+Components enter by their powers. With the stream x ~ sigma, a layer of attention is
+
+.. math:: F = A(s) \, x W_V W_O, \qquad s = x W_Q W_K^T x^T \sim \sigma^2, \qquad
+          A(s) = A_0 + A_1 s + A_2 s^2 + \dots,
+
+so that dF/dW_V ~ sigma, dF/dW_Q ~ sigma^3 and d2F/dW_Q dW_Q ~ sigma^5.
+
+Mixing weights are a function of the scores: softmax, off-by-one, entmax near equal
+scores, and differential attention have every degree; without a constant where lambda =
+1 cancels the weights at equal scores (centred softmax, differential attention).
+Sparsemax is affine where no key is cut off, sigmoid - 1/2 is odd, kernel attention is a
+ratio. Norms are odd and linear below sqrt(eps) and of degree 0 above, unit lengths are
+of degree 0 everywhere.
 """
 
 from collections.abc import Callable, Mapping
@@ -72,9 +79,17 @@ class Regime(StrEnum):
 def mixing(architecture: Architecture) -> Function:
     """Return the mixing weights as a function of the scores.
 
-    The degrees of their Taylor series follow from three facts: weights at equal scores
-    are a constant, which lambda = 1 cancels; a single key has the weight 1 at every
-    score; two weights are 1/2 and an odd function.
+    The degrees of their Taylor series follow from three facts: weights at equal scores are a
+    constant, which lambda = 1 cancels; a single key has the weight 1 at every score; two
+    weights are 1/2 and an odd function.
+
+    Examples
+    --------
+    Two keys have the weights 1/2 + tanh(t)/2 and 1/2 - tanh(t)/2, with t half the
+    difference of their scores, so only odd degrees and the constant:
+
+    >>> mixing(Architecture()).degrees, mixing(Architecture(most_keys=2)).degrees
+    ((0, 1, 2, 3), (0, 1, 3))
     """
     name, keys = architecture.attention, architecture.most_keys
     is_alone, is_odd = keys == 1, keys == _LIKE_SIGMOID.get(name, 0)
@@ -106,9 +121,19 @@ class Output:
     """The monomials of a network's output in powers of `axis`, with the two weights of a block marked.
 
     `axis` is sigma, the name of a weight (powers of its scale, at a fixed input) or the
-    factor of every branch. After `series`, `normed` holds the power of what every norm
-    with an eps has met, and `met` the names of all weights. A norm below its eps
-    divides by sqrt(eps): it multiplies by the small parameter to the power -`gain`.
+    factor of every branch. After `series`, `normed` holds the power of what every norm with
+    an eps has met, and `met` the names of all weights. A norm below its eps divides by
+    sqrt(eps): it multiplies by the small parameter to the power -`gain`.
+
+    Examples
+    --------
+    One attention layer without skip: the output goes with sigma, its derivatives by W_Q with
+    sigma^3 and sigma^5.
+
+    >>> layer = Architecture(kind=Kind.self_attention)
+    >>> series = Output(Block(1, "W_Q", "W_Q"), layer, Regime.small_sigma).series()
+    >>> [series.derivative(order, 0).power for order in (0, 1, 2)]
+    [1.0, 3.0, 5.0]
     """
 
     block: Block
@@ -120,7 +145,7 @@ class Output:
     met: set[str] = field(default_factory=set)
 
     def series(self) -> CountedQuantity:
-        """Return the output. Raises NoPower if no power dominates."""
+        """Return the output f = h W_U, with h the stream after all layers. Raises NoPower if no power dominates."""
         architecture = self.architecture
         sigma = self._size(SIGMA)
         if architecture.kind == Kind.self_attention:
@@ -138,7 +163,7 @@ class Output:
         return hidden * self._weight(Matrix.W_U, 0)
 
     def _size(self, name: str) -> float:
-        """Return the power of the small parameter in the scaled factor."""
+        """Return the power of the small parameter in the scaled factor: 1, or -1 in 1/sigma; 0 for other factors."""
         if name != self.axis:
             return 0.0
         if self.regime == Regime.large_sigma:
@@ -163,7 +188,11 @@ class Output:
         return CountedQuantity.weight(matrix, row=is_row, col=is_col, value=value)
 
     def _norm(self, quantity: CountedQuantity) -> CountedQuantity:
-        """Return u / |u|, or below its eps u / sqrt(eps)."""
+        """Return u / |u|, or below its eps u / sqrt(eps).
+
+        n = u / sqrt(|u|^2 + eps) is odd in u and linear for |u| << sqrt(eps), and of degree 0
+        for |u| >> sqrt(eps). A quantity of order one, or one that grows, is above its eps.
+        """
         size = quantity.table[VALUE].power
         self.normed.append(size)
         if self.regime == Regime.between or size <= 0:
@@ -205,6 +234,7 @@ class Output:
         return stream
 
     def _attended(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
+        """Return the outputs of the attention: mixed values times W_O."""
         return self._mixed(hidden, layer) * self._weight(Matrix.W_O, layer)
 
     def _fed_forward(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
@@ -220,7 +250,7 @@ class Output:
         return inner * self._weight(Matrix.W_out, layer)
 
     def _mixed(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
-        """Return the mixed values, normalised and gated."""
+        """Return the mixed values A(s) x W_V, normalised and gated."""
         architecture = self.architecture
         mixed = self._pattern(hidden, layer) * hidden * self._weight(Matrix.W_V, layer)
         is_differential = architecture.attention == Attention.differential
@@ -232,7 +262,7 @@ class Output:
         return mixed
 
     def _pattern(self, hidden: CountedQuantity, layer: int) -> CountedQuantity:
-        """Return the mixing weights, a function of the scores q k."""
+        """Return the mixing weights, a function of the scores q k: capped first, then shifted by constants."""
         architecture = self.architecture
         query, key = self._queries_and_keys(hidden, layer)
         if architecture.attention == Attention.kernel:
@@ -261,10 +291,15 @@ class Output:
 
 
 def _kernel_pattern(query: CountedQuantity, key: CountedQuantity) -> CountedQuantity:
-    """Return phi(q).phi(k) / sum over keys, phi(z) = 1 + z, up to second powers: what all keys share cancels.
+    r"""Return phi(q).phi(k) / sum over keys, phi(z) = 1 + z, up to second powers: what all keys share cancels.
 
-    With K = sum_c k_c and Q = sum_c q_c the numerator is d + Q + K_j + q.k_j; only t =
-    K_j + q.k_j tells keys apart. Where t grows, its ratio to its sum over keys is left.
+    With K_j = sum_c k_jc and Q = sum_c q_c over d numbers, the numerator of key j is
+
+    .. math:: \phi(q) \cdot \phi(k_j) = d + Q + t_j, \qquad t_j = K_j + q \cdot k_j,
+
+    and only t_j tells keys apart. The ratio is (d + Q + t_j) / (n (d + Q) + sum t) = 1/n +
+    O(t) + O(t Q) + O(t^2) for n keys, which are the terms returned. Where t grows, its
+    ratio to its sum over keys is left.
     """
     apart = key + query * key
     if apart.table[VALUE].power < 0:

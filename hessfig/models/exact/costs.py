@@ -1,8 +1,15 @@
-"""Operations and bytes of exact norms and of probes, counted from sizes alone.
+r"""Operations and bytes of exact norms and of probes, counted from sizes alone.
 
 Every function lists the products of matrices that its engine makes, in the engine's
 order, with their sizes: n items (scored positions of all sequences), N positions, T
-keys, V words, width d, h heads of i / h numbers, MLP f.
+keys, V words, width d, h heads of i / h numbers, MLP f. A product of (a x b) and (b x c)
+counts 2 a b c operations and a c numbers written. Seconds follow from both,
+
+.. math:: t = \frac{\text{flops}}{\text{flops per second}} + \frac{\text{bytes written}}{\text{bytes per second}},
+
+without overlap: small matrices are bound by memory, large ones by arithmetic. The rates
+are of one core; only the ratio of an exact norm to its probes matters for the choice of
+`estimator=auto`.
 """
 
 from __future__ import annotations
@@ -38,7 +45,20 @@ _STRIP, _CHUNK, _FACTORED, _FACTORED_SYMMETRIC = (16, 96, 1.0, 0.6)
 
 @dataclass
 class Cost:
-    """Counted operations, bytes written, and bytes of the tensors that are written."""
+    """Counted operations, bytes written, and bytes of the tensors that are written.
+
+    `times` repeats an operation in the same memory: it multiplies `flops` and `written`,
+    and leaves `held` as it is.
+
+    Examples
+    --------
+    Ten products of (2 x 3) and (3 x 4), in float64:
+
+    >>> cost = Cost()
+    >>> cost.product(10, 2, 3, 4)
+    >>> cost.flops, cost.written, cost.held
+    (480.0, 640.0, 640.0)
+    """
 
     flops: float = 0.0
     written: float = 0.0
@@ -53,7 +73,11 @@ class Cost:
         *,
         times: float = 1,
     ) -> None:
-        """Count `matrices` products of (rows x inner) and (inner x cols), `times` over in the same memory."""
+        """Count `matrices` products of (rows x inner) and (inner x cols), `times` over in the same memory.
+
+        2 rows inner cols operations each. An inner size of 0 stands for a product that is not
+        made: nothing is written.
+        """
         self.flops += times * 2 * matrices * rows * inner * cols
         self.write(matrices * rows * cols * bool(inner), times=times)
 
@@ -75,7 +99,14 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes on which costs depend; `queries` are the distinct ones among the items of the top layer."""
+    """The sizes on which costs depend, in numbers.
+
+    `layers`, `width` d, `heads` h, `inner` (all heads together), `hidden` (of the MLP) and
+    `vocabulary` V are the network's. `items` n are the scored positions of all sequences,
+    `positions` N all positions, `keys` T those of one sequence. `queries` are the distinct
+    ones among the items of the top layer. `is_curved`: there is a second derivative behind
+    the attention (norms or a smooth activation).
+    """
 
     layers: int
     items: int
@@ -95,7 +126,11 @@ class Sizes:
     def of(cls, model: ModelConfig, task: TaskConfig) -> Sizes:
         """Return the sizes of a network on a batch: bare attention has no MLP, and its outputs are its mixed values.
 
-        The square matrix of a linear MLP's layer counts as an MLP of half the width.
+        The square matrix of a linear MLP's layer counts as an MLP of half the width, which has
+        as many entries in both its matrices together.
+
+        Equal queries meet in a first layer that is also the last. Of B sequences with digits
+        drawn from a base b, a position has on average b (1 - (1 - 1/b)^B) distinct ones.
         """
         m, structure = with_defaults(model), kind(model.kind).structure
         is_bare = structure == Structure.attention
@@ -134,8 +169,8 @@ class Sizes:
 class Entry(NamedTuple):
     """How a weight of the last layer enters an item (ScoredEntry): for each of `heads`, as a vector of `size` numbers.
 
-    The vector enters its place through a feature matrix of `reach` rows; with 0 it is
-    at that place itself.
+    The vector enters its place through a feature matrix of `reach` rows; with 0 it is at
+    that place itself. `inputs` is the number of entries of c_n.
     """
 
     heads: int
@@ -154,6 +189,7 @@ _LOGITS = "logits"
 
 
 def _entry(s: Sizes, weight: str) -> Entry:
+    """Return how `weight` enters an item, as `top_blocks._ENTRIES` does with tensors."""
     scores, head = s.heads * s.keys, s.inner // s.heads
     by_head = s.inner if s.heads > 1 else 0
     entries: dict[str, Entry] = {
@@ -172,9 +208,8 @@ def _entry(s: Sizes, weight: str) -> Entry:
 def shared_cost(s: Sizes, blocks: Collection[Block], parts: Collection[Part]) -> Cost:
     """Return what the exact norms of all blocks of the last layer share: the network, and derivatives behind `a`.
 
-    With a the outputs of the attention, o those of the layer and f the logits: R df/da
-    and, with LayerNorm or a smooth activation, do/da and d2<dl/df, f>/da2 of every
-    item.
+    With a the outputs of the attention, o those of the layer and f the logits: R df/da and,
+    with LayerNorm or a smooth activation, do/da and d2<dl/df, f>/da2 of every item.
     """
     cost = Cost()
     for layer in range(s.layers):
@@ -201,14 +236,17 @@ def _forward(cost: Cost, s: Sizes, queries: float) -> None:
 
 
 def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
-    """Return what the exact norm of one block of the last layer takes alone.
+    r"""Return what the exact norm of one block of the last layer takes alone.
 
-    For every pair of heads of the two weights, sum_nm <c_n, c_m> <e_n, e_m> <M_n, M_m>
-    over items n and m, where M_n has p x q numbers and rank r: V for H_o, the scores or
-    the width for H_f, and their sum for H. Features are multiplied into the factors of
-    M_n (2 n g r q), M_n is formed (2 n r p q), and the Gram matrix of all M_n is n^2 p
-    q operations, or half as many if the M_n are symmetric. Equal queries of a first
-    layer are added up before.
+    For every pair of heads of the two weights,
+
+    .. math:: \sum_{n, m} \langle c_n, c_m \rangle \langle e_n, e_m \rangle \langle M_n, M_m \rangle
+
+    over items n and m, where M_n has p x q numbers and rank r: V for H_o, the scores or the
+    width for H_f, and their sum for H. Features are multiplied into the factors of M_n (2 n
+    g r q), M_n is formed (2 n r p q), and the Gram matrix of all M_n is n^2 p q operations,
+    or half as many if the M_n are symmetric. Equal queries of a first layer are added up
+    before.
     """
     cost = Cost()
     row = _entry(s, block.row)
@@ -248,7 +286,10 @@ def own_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
 
 
 def _terms(s: Sizes, row: Entry, col: Entry) -> int:
-    """Return the number of summands of H_f at the later of two places: softmax, and what bends behind it."""
+    """Return the number of summands of H_f at the later of two places: softmax, and what bends behind it.
+
+    The logits are linear in W_U, so that nothing bends behind it.
+    """
     if _LOGITS in (row.place, col.place):
         return 0
     of_softmax = not s.is_linear and {row.place, col.place} == {_SCORES}
@@ -286,7 +327,11 @@ def _gram(
     *,
     is_symmetric: bool,
 ) -> None:
-    """Count sum_nm w_nm <M_n, M_m> by the entries of M_n, or by its factors where their rank is low."""
+    """Count sum_nm w_nm <M_n, M_m> by the entries of M_n, or by its factors where their rank is low.
+
+    The same choice as `kronecker.kronecker_squared_norm` makes. Of symmetric matrices p (q +
+    _STRIP) / 2 entries are formed, and of n^2 pairs of items n (n + _CHUNK) / 2 multiplied.
+    """
     sides = 1 if is_symmetric else 2
     bound = _FACTORED_SYMMETRIC if is_symmetric else _FACTORED
     numbers = rows * (cols + _STRIP) / 2 if is_symmetric else rows * cols
@@ -302,7 +347,10 @@ def _gram(
 def exact_cost(
     model: ModelConfig, task: TaskConfig, block: Block, parts: Collection[Part]
 ) -> Cost:
-    """Return what the exact norms of `parts` of one block take in a fresh cell, by the route of the first of them."""
+    """Return what the exact norms of `parts` of one block take in a fresh cell, by the route of the first of them.
+
+    A block without a method costs infinitely many operations.
+    """
     s = Sizes.of(model, task)
     cost = Cost()
     route = route_of(model, block, next(iter(parts)))
@@ -331,8 +379,9 @@ def _lower(
 ) -> None:
     """Count one backward pass for every output of a sequence and a Gram matrix for every pair of sequences.
 
-    For the scores of W_Q and W_K also a pass up and one down for each, and products of
-    matrices of all scores.
+    A backward pass is half a probe's products (a tangent there and back). For the scores of
+    W_Q and W_K also a pass up and one down for each, and products of matrices of all scores:
+    p^3 for p scores and each pair of sequences.
     """
     sequences = s.positions // s.keys
     rank = s.items // sequences * s.vocabulary
@@ -350,7 +399,8 @@ def probe_cost(s: Sizes, block: Block, parts: Collection[Part]) -> Cost:
     """Return what the products of one probe take: a tangent from the column's weight to the logits, and back.
 
     Back goes one pass for H_o and one for H_f to the row's weight, each as long as the
-    tangent; without norms, the pass for H_f of a last layer ends at the scores.
+    tangent; without norms, the pass for H_f of a last layer ends at the scores. H takes no
+    pass, being the sum of the two.
     """
     cost, layer = Cost(), s.layers if block.col == Matrix.W_U else max(block.layer, 1)
     split = {Part.H_o, Part.H_f} if Part.H in parts else {*parts}
@@ -378,7 +428,11 @@ def setup_cost(s: Sizes) -> Cost:
 
 
 def _tangent(cost: Cost, s: Sizes, layer: int, weight: str, times: int) -> None:
-    """Count the products between a weight and the logits; its own layer ends at the weight."""
+    """Count the products between a weight and the logits; its own layer ends at the weight.
+
+    `first` is where in its layer the weight stands (`_ORDER`): products before it are left
+    out.
+    """
     for upper in range(layer, s.layers + 1):
         queries = s.items if upper == s.layers else s.positions
         first = _ORDER.get(weight, 0) if upper == layer else 0

@@ -1,4 +1,9 @@
-"""The engine of exact norms: one per cell, with the data that all columns of blocks share."""
+"""The engine of exact norms: one per cell, with the data that all columns of blocks share.
+
+No estimate is involved: each route computes ||block||_F from an identity that holds for
+the structure of the network (`support.Route`). The error is that of rounding in
+float64.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -30,7 +35,19 @@ Norms = dict[tuple[str, Part], float]
 
 
 class ExactEngine:
-    """Exact norms of the blocks of a problem, column by column, in float64 whatever the type of the problem."""
+    """Exact norms of the blocks of a problem, column by column, in float64 whatever the type of the problem.
+
+    What several blocks share is computed once: the last layer's chain, the tape, the rows R
+    df/dy of one group of weights, and the curvature in the scores of one layer.
+
+    Parameters
+    ----------
+    objective : Objective
+        Cast to float64. With a problem in float32, subnormal numbers are flushed to zero
+        during the computation, as in its products.
+    model : ModelConfig
+        Of a built-in network.
+    """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
         self.problem = objective.cast(torch.float64)
@@ -43,7 +60,22 @@ class ExactEngine:
     def column(
         self, layer: int, col: str, rows: Sequence[str], parts: Sequence[Part]
     ) -> Norms:
-        """Return the norms of the blocks (row, col) of `layer`. Raises UserError if there is no exact norm."""
+        """Return the norms of the blocks (row, col) of `layer`, by row and part.
+
+        Parameters
+        ----------
+        layer : int
+            From 1; 0 for weights outside the layers.
+        col, rows : str
+            Names of weights.
+        parts : sequence of Part
+            H, H_o, H_f; H_fT only between W_Q and W_K and zero elsewhere.
+
+        Raises
+        ------
+        UserError
+            If a block has no exact norm of a part.
+        """
         check_exact(self.model, [Block(layer, row, col) for row in rows], parts)
         norms: Norms = {}
         for row in rows:
@@ -57,17 +89,25 @@ class ExactEngine:
 
     @torch.no_grad()
     def traces(self, layer: int, name: str, parts: Sequence[Part]) -> dict[Part, float]:
-        """Return the traces of the diagonal block of a weight of the last layer, or of a linear MLP."""
+        r"""Return the traces of the diagonal block of a weight of the last layer, or of a linear MLP.
+
+        .. math:: \operatorname{tr} \sum_n c_n c_n^T \otimes M_n = \sum_n |c_n|^2 \operatorname{tr} M_n.
+        """
         if route_of(self.model, Block(layer, name, name), Part.H_o) == Route.tokens:
             return linear_mlp_traces(self.problem, layer, parts)
         return last_layer_traces(self._last_layer, Matrix(name), parts)
 
     def _at_scores(self, block: Block) -> float:
-        """Return ||H_fT||_F for pairs of W_Q and W_K of a layer, and for both together.
+        r"""Return ||H_fT||_F for pairs of W_Q and W_K of a layer, and for both together.
 
-        Between W_Q and W_K of head h it is B_h (x) I / c with B_h = sum X_q^T (dl/dT_h)
-        X_k over the batch, where X_q and X_k are the inputs of queries and keys, and c
-        = t sqrt(d_head) (Remark D.1). It is 0 everywhere else.
+        T = X_q W_Q W_K^T X_k^T / c is bilinear, so that the split at the scores has the block
+
+        .. math:: H_f^T(W_Q, W_K) = \frac{B_h}{c} \otimes I, \qquad
+                  B_h = \sum_{\text{batch}} X_q^T \frac{\partial \ell}{\partial T_h} X_k
+
+        in head h, where X_q and X_k are the inputs of queries and keys and c = t sqrt(d_head)
+        (Remark D.1). It is 0 everywhere else. ||B (x) I||_F = ||B||_F sqrt(d_head); a group with
+        both weights contains the block and its transpose, which is counted by `pairs`.
         """
         side = self.problem.layout.side
         rows, cols = (
@@ -96,6 +136,7 @@ class ExactEngine:
         return float(between.norm()) * (len(pairs) * scores.q.shape[-1]) ** 0.5
 
     def _block(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
+        """Return the norms of a block by its route."""
         route = route_of(self.model, block, Part.H_o)
         if route == Route.last_layer:
             return last_layer_norms(
@@ -108,6 +149,7 @@ class ExactEngine:
         return self._lower(block, parts)
 
     def _lower(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
+        """Return the norms below the last layer: H_o from the rows of the outputs, H and H_f from the scores."""
         squares: dict[Part, float] = {}
         others = [part for part in parts if part != Part.H_o]
         if Part.H_o in parts:
@@ -122,7 +164,11 @@ class ExactEngine:
         return {part: max(square, 0.0) ** 0.5 for part, square in squares.items()}
 
     def _by_columns(self, block: Block, parts: Sequence[Part]) -> dict[Part, float]:
-        """Return the norms of the block, or of its transpose, from the column of the smaller weight."""
+        """Return the norms of the block, or of its transpose, from the column of the smaller weight.
+
+        ||H(row, col)||_F = ||H(col, row)||_F, so the weight with fewer entries may be the one
+        whose unit vectors are multiplied. The result is kept for the other rows.
+        """
         small, large = sorted(
             (block.row, block.col),
             key=lambda m: self.problem.weight(block.layer, m).numel(),
@@ -137,7 +183,13 @@ class ExactEngine:
     def _whole_column(
         self, layer: int, col: str, rows: Sequence[str]
     ) -> dict[tuple[str, Part], float]:
-        """Return the norms of all blocks (row, col), by the squares of their columns in one pass for all rows."""
+        r"""Return the norms of all blocks (row, col), by the squares of their columns in one pass for all rows.
+
+        .. math:: \|H(\text{row}, \text{col})\|_F^2 = \sum_i |H(\text{row}, \text{col}) \, e_i|^2,
+
+        with `_COLUMNS_AT_ONCE` unit vectors per pass. This is exact, at one product per entry
+        of `col`. Squares are kept in units, so that those of tiny products do not underflow.
+        """
         column = self._network.column(max(layer, 1), col, rows)
         totals: dict[Any, float] = {(row, part): 0.0 for row in rows for part in PARTS}
         for piece in chunks(

@@ -1,4 +1,20 @@
-"""Exact norms for weights below the last layer: outer-product blocks, and functional blocks of the scores."""
+r"""Exact norms for weights below the last layer: outer-product blocks, and functional blocks of the scores.
+
+Below the last layer an output depends on the vectors of many positions, so a block is
+no sum over items. Two structures are left.
+
+Outer product. H_o = sum_b F_b^T F_b over the sequences b, where F_b = R df/dtheta has one
+row per scored output of the sequence. There are fewer rows than weights, and
+
+.. math:: \|H_o(\theta, \theta')\|_F^2 = \sum_{b, c} \langle F_b F_c^T, F'_b F_c'^T \rangle
+
+takes only Gram matrices of rows.
+
+Scores. W_Q and W_K enter the loss through the causal scores s = Phi theta alone (the
+linear-bottleneck identity), so that H = Phi^T P Phi with P = d2l/ds2, and
+
+.. math:: \|H\|_F^2 = \sum_{b, c} \operatorname{tr}(P_b G_{bc} P_c G_{bc}^T), \qquad G_{bc} = \Phi_b \Phi_c^T.
+"""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -20,7 +36,19 @@ Rows = Float[Tensor, "batch rank length m"]
 
 
 class OutputRows:
-    """R df/dy for the weights of one layer at a time; 72 rows per sequence for five-digit addition."""
+    """R df/dy for the weights of one layer at a time, with R^T R = d2l/df2.
+
+    F_b has scored times outputs rows: 72 per sequence for five-digit addition (6 scored
+    positions of 12 tokens). The rows are pulled back once for all weights of the attention,
+    or of the MLP, of a layer; one backward pass takes the rows of one scored position of
+    all sequences.
+
+    Parameters
+    ----------
+    objective : Objective
+    tape : Tape
+        Recorded on the same batch, without merged rows.
+    """
 
     def __init__(self, objective: Objective, tape: Tape) -> None:
         self.tape = tape
@@ -33,7 +61,13 @@ class OutputRows:
         self._rows: dict[str, Rows] = {}
 
     def outer_squared_norm(self, layer: int, row: Matrix, col: Matrix) -> float:
-        """Return ||H_o(row, col)||_F^2 of `layer`."""
+        r"""Return ||H_o(row, col)||_F^2 of `layer`.
+
+        .. math:: \Big\|\sum_b F_b^T F'_b\Big\|_F^2 = \sum_{b, c} \langle F_b F_c^T, \; F'_b F_c'^T \rangle,
+
+        by tr(F_b'^T F_b F_c^T F'_c) = <F_b F_c^T, F'_b F'_c^T>. The summand is symmetric in (b,
+        c): pairs with c > b count twice, the pair (b, b) once.
+        """
         first, second = self.factor(layer, row), self.factor(layer, col)
         total = 0.0
         for b in range(len(self.root)):
@@ -44,13 +78,16 @@ class OutputRows:
         return total
 
     def mixed(self, layer: int) -> Rows:
-        """Return the rows R df/dz of the mixed values z of `layer`."""
+        """Return the rows R df/dz of the mixed values z of `layer`, (batch, rank, length, heads d_head)."""
         return self._at(layer, Matrix.W_V)[f"m{layer}"]
 
     def factor(
         self, layer: int, matrix: Matrix
     ) -> tuple[Float[Tensor, "batch length v"], Rows]:
-        """Return the inputs of `matrix` and the rows R df/dy of its outputs y."""
+        """Return the inputs x of `matrix` and the rows R df/dy of its outputs y.
+
+        F_b = sum_i x_i (x) (R df/dy_i) over the positions i of sequence b.
+        """
         holder = self.tape.holders[layer, matrix]
         assert isinstance(holder, LinearMap)
         return holder.x, self._at(layer, matrix)[holder.output]
@@ -64,7 +101,11 @@ class OutputRows:
         return self._rows
 
     def _pulled(self, names: list[str]) -> dict[str, Rows]:
-        """Return the rows, written in place: they are the largest tensors, (positions times outputs) per variable."""
+        """Return the rows, written in place: they are the largest tensors, (positions times outputs) per variable.
+
+        One scored position at a time keeps the cotangents of the backward pass at `outputs`
+        rows per position.
+        """
         scored, outputs = self.root.shape[1:3]
         shapes = {name: self.tape.values[name].shape for name in names}
         rows = {
@@ -90,6 +131,7 @@ class OutputRows:
         return [*names, f"m{layer}"]
 
     def _seed(self, position: int) -> Float[Tensor, "batch scored outputs outputs"]:
+        """Return R at one scored position and zero at the others, the cotangent of the outputs."""
         seed = torch.zeros_like(self.root)
         seed[:, position] = self.root[:, position]
         return seed
@@ -98,12 +140,20 @@ class OutputRows:
 def _gram(
     inputs: Float[Tensor, "batch length v"], rows: Rows, b: int
 ) -> Float[Tensor, "later rank rank"]:
-    """Return F_b F_c^T for every c >= b."""
+    """Return F_b F_c^T for every c >= b, in pieces of 16 sequences."""
     pieces = zip(inputs[b:].split(16), rows[b:].split(16), strict=True)
     return torch.cat([_products(inputs[b], rows[b], *piece) for piece in pieces])
 
 
 def _products(x: Tensor, rows: Tensor, others: Tensor, other_rows: Rows) -> Tensor:
+    r"""Return F_b F_c^T of some sequences c, without forming F_b.
+
+    .. math:: F_b F_c^T = \sum_{i, j} (x_{bi} \cdot x_{cj}) \, r_{bi} r_{cj}^T,
+
+    as a product over positions (the inputs' Gram matrix times the rows of b) and one over
+    positions and numbers: rank L^2 m + rank^2 L m multiplications per pair of sequences,
+    instead of the rank^2 v m of F_b itself.
+    """
     mixed = (others @ x.T)[:, None] @ rows
     return other_rows.flatten(2) @ mixed.flatten(2).mT
 
@@ -114,7 +164,16 @@ _AT_ONCE = 5
 class LowerScores:
     """The scores of one layer below the last, up to the last scored position, and the curvature of the loss in them.
 
-    The scores s_hij are listed: `head`, `query` i, `key` j <= i.
+    The scores s_hij are listed: `head` h, `query` i, `key` j <= i; p = heads L (L + 1) / 2
+    of them per sequence, for L positions. Later positions are read by no scored output.
+
+    Parameters
+    ----------
+    tape : Tape
+    layer : int
+        From 1, below the last.
+    length : int
+        L, the number of positions up to the last scored one.
     """
 
     def __init__(self, tape: Tape, layer: int, length: int) -> None:
@@ -133,7 +192,23 @@ class LowerScores:
     def squared_norms(
         self, matrix: Matrix, rows: Rows, parts: Sequence[Part]
     ) -> dict[Part, float]:
-        """Return ||H||_F^2 and ||H_f||_F^2 of `matrix`; `rows` are R df/dz of the mixed values z."""
+        r"""Return ||H||_F^2 and ||H_f||_F^2 of `matrix`, by the linear-bottleneck identity.
+
+        .. math:: \|H\|_F^2 = \sum_{b, c} \operatorname{tr}(P_b G_{bc} P_c G_{bc}^T), \qquad
+                  P = P_f + J^T J, \quad J = R \frac{\partial f}{\partial s},
+
+        with P_f alone for H_f. P is block diagonal in the sequences, and the sum over (b, c) is
+        symmetric, so that c > b counts twice. Each pair takes 4 p^3 operations.
+
+        Parameters
+        ----------
+        matrix : Matrix
+            W_Q, W_QK or W_K.
+        rows : (batch, rank, length, heads d_head)
+            R df/dz of the mixed values z of the layer.
+        parts : sequence of Part
+            H, H_f or both.
+        """
         curvatures = {Part.H_f: self.functional} if Part.H_f in parts else {}
         if Part.H in parts:
             jacobian = self._by_score(rows[:, :, : self.length].transpose(1, 2))
@@ -150,7 +225,12 @@ class LowerScores:
 
     @cached_property
     def functional(self) -> Float[Tensor, "batch p p"]:
-        """P_f: the curvature of the later layers, column by column, plus that of softmax, diag(g) - g A^T - A g^T."""
+        """P_f = d2<dl/df, f>/ds2 of every sequence: the curvature of the later layers plus that of softmax.
+
+        The first is computed column by column on the tape (`_columns`), the second is diag(g) -
+        g A^T - A g^T in each head and query with g = dl/ds (Lemma C.1). Linear attention has
+        the first only.
+        """
         every = torch.arange(len(self.head), device=self.inputs.device)
         behind = torch.cat(
             [self._columns(chosen) for chosen in every.split(_AT_ONCE)], dim=2
@@ -170,7 +250,7 @@ class LowerScores:
 
     @cached_property
     def _slopes(self) -> Float[Tensor, "batch heads query key d_head"]:
-        """dz_hi/ds_hij: A_hij (v_hj - z_hi), or v_hj for linear attention."""
+        """dz_hi/ds_hij = A_hij (v_hj - z_hi), or v_hj where the key is allowed for linear attention."""
         mixing, known = self.mixing, slice(self.length)
         values = mixing.v[:, :, None, known]
         if mixing.is_linear:
@@ -181,7 +261,13 @@ class LowerScores:
         )
 
     def _columns(self, chosen: Int[Tensor, " k"]) -> Float[Tensor, "batch p k"]:
-        """Return the columns of d2<dl/df, f>/ds2 for `chosen` scores, without the curvature of softmax itself."""
+        """Return the columns of d2<dl/df, f>/ds2 for `chosen` scores, without the curvature of softmax itself.
+
+        A unit change of s_hij changes z_hi by A_hij (v_hj - z_hi) and nothing else of the layer.
+        That tangent is pushed to the outputs, pulled back to z with the second-order terms of
+        the later layers, and contracted with dz/ds: a pass up and one down per score, `_AT_ONCE`
+        of them together.
+        """
         mixing = self.mixing
         head = self.head[chosen]
         query = self.query[chosen]
@@ -205,13 +291,23 @@ class LowerScores:
     def _by_score(
         self, rows: Float[Tensor, "batch length k mixed"]
     ) -> Float[Tensor, "batch p k"]:
-        """Return dz/ds^T rows."""
+        """Return dz/ds^T rows, for the listed scores."""
         by_head = rows.unflatten(3, (self.mixing.heads, -1)).permute(0, 3, 1, 4, 2)
         products = self._slopes @ by_head
         return products[:, self.head, self.query, self.key]
 
     def _gram(self, matrix: Matrix, b: int) -> Float[Tensor, "later p p"]:
-        """Return G_bc for all c >= b; features are x_i (x) k_hj / scale for W_Q and x_j (x) q_hi / scale for W_K."""
+        r"""Return G_bc = Phi_b Phi_c^T for all c >= b.
+
+        The feature of the score (h, i, j) is x_i (x) k_hj / scale for W_Q and x_j (x) q_hi /
+        scale for W_K, in the entries of head h; so
+
+        .. math:: (G_{bc})_{(h,i,j),(h',i',j')} = \delta_{hh'} \, (x_{bi} \cdot x_{ci'}) \,
+                  \frac{k_{b,hj} \cdot k_{c,hj'}}{\text{scale}^2}
+
+        for W_Q, which is picked from Gram matrices of positions: the features themselves, p
+        rows of d d_head numbers, are never formed.
+        """
         mixing, known = self.mixing, slice(self.length)
         outer, inner = (
             (self.key, self.query) if matrix == Matrix.W_K else (self.query, self.key)

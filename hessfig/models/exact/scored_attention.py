@@ -1,4 +1,10 @@
-"""Attention of the last layer at the scored positions: its derivatives in queries, keys and values."""
+"""The attention of the last layer at the scored positions, and the chain from its scores to the loss.
+
+Second derivatives in two places of the chain are sums over the nonlinearities behind
+both. This is Theorem 3.1 for H_o and Theorem 3.2 for H_f in contracted form, extended
+to heads, norms, an MLP and cross-entropy: no factor with L d_V^3 rows is formed, only a
+matrix of scores by scores for each item.
+"""
 
 from functools import cached_property
 from typing import Any
@@ -24,10 +30,27 @@ from hessfig.models.protocol import Structure, kind
 
 
 class ScoredMixing:
-    """z_h = sum_j A_hj x_j W_V^h with A = pattern(s), s_hj = q_h.k_hj / scale, for the query of each item.
+    r"""z_h = sum_j A_hj x_j W_V^h with A = pattern(s), s_hj = q_h . k_hj / scale, for the query of each item.
 
-    An item is a scored position of a sequence. Its output depends only on the scores of
-    its own query; keys are those up to the last scored position.
+    An item is a scored position of a sequence. Its output depends on the scores of its own
+    query only, because this is the last layer; keys are those up to the last scored
+    position, which the causal mask of the item's own position cuts.
+
+    With A = softmax(s),
+
+    .. math:: \frac{\partial z_h}{\partial s_{hj}} = A_{hj} (v_{hj} - z_h), \qquad
+              \frac{\partial^2 \langle b, z_h \rangle}{\partial s_h^2}
+              = \operatorname{diag}(g) - g A_h^T - A_h g^T, \quad g_j = A_{hj} \, (v_{hj} - z_h) \cdot b.
+
+    The second is Lemma C.1 contracted with b = dl/dz. It follows from differentiating g_j
+    once more: dA_hj/ds_hk = A_hj (delta_jk - A_hk), and dz_h/ds_hk as above.
+
+    Parameters
+    ----------
+    objective : Objective
+        In float64; gives the tokens, the scored positions and the network.
+    model : ModelConfig
+        A transformer, or bare attention, whose outputs are the mixed values.
     """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
@@ -52,7 +75,7 @@ class ScoredMixing:
 
     @cached_property
     def mean(self) -> Float[Tensor, "#n heads d"]:
-        """m_h = sum_j A_hj x_j."""
+        """m_h = sum_j A_hj x_j, the inputs of W_V^h: z_h = m_h W_V^h."""
         return self.pattern @ self.keys_in
 
     @cached_property
@@ -78,14 +101,32 @@ class ScoredMixing:
         )
 
     def pull(self, rows: Float[Tensor, "#n r mixed"]) -> Float[Tensor, "#n r scores"]:
-        """Return rows dz/ds, heads side by side."""
+        """Return rows dz/ds, heads side by side.
+
+        The heads' scores act on their own values only, so dz/ds is block diagonal and each head
+        is multiplied by itself: 2 r (d_head keys heads) operations per item.
+
+        Parameters
+        ----------
+        rows : (n or 1, r, heads d_head)
+            For example R df/dz, with r the number of outputs.
+        """
         by_head = rows.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return (by_head @ self.value_slopes.mT).transpose(1, 2).flatten(2)
 
     def curvature(
         self, gradient: Float[Tensor, "n scores"]
     ) -> Float[Tensor, "#n scores scores"] | None:
-        """Return d2<dl/dz, z>/ds2 from g = dl/ds: diag(g) - g A^T - A g^T in each head; None for linear attention."""
+        """Return d2<dl/dz, z>/ds2 from g = dl/ds: diag(g) - g A^T - A g^T in each head; None for linear attention.
+
+        The values drop out: they enter through g alone. Each row of the result sums to zero in
+        exact arithmetic, since softmax does not change when a constant is added to s.
+
+        Parameters
+        ----------
+        gradient : (n, heads keys)
+            dl/ds, from `pull`.
+        """
         if self.is_linear:
             return None
         by_head = gradient.unflatten(-1, (self.heads, -1))
@@ -95,7 +136,11 @@ class ScoredMixing:
     def score_features(
         self, keys: Float[Tensor, "#n heads keys k"]
     ) -> Float[Tensor, "#n scores heads_k"]:
-        """Return ds/du for a vector u whose heads are multiplied by their own `keys`."""
+        """Return ds/du for a vector u whose heads are multiplied by their own `keys`: s_hj = u_h . keys_hj / scale.
+
+        The query u = q has `keys` = k_hj; the vector W_K^h^T q_h, through which W_K enters, has
+        `keys` = x_j, the inputs of the keys.
+        """
         return block_diagonal(keys) / self.scale
 
     def head_scores(self, head: int) -> slice:
@@ -106,6 +151,7 @@ class ScoredMixing:
     def _keys(
         self, known: Float[Tensor, "batch keys d"]
     ) -> Float[Tensor, "#n heads keys k"]:
+        """Return the keys k_hj; with W_QK = W_Q W_K^T as one matrix they are the inputs x_j."""
         if self.is_single:
             return self.keys_in[:, None].expand(-1, self.heads, -1, -1)
         return self._by_head(self.weights.k(known))
@@ -123,6 +169,11 @@ class ScoredMixing:
     def _pattern(
         self, allowed: Bool[Tensor, "#n 1 keys"]
     ) -> Float[Tensor, "#n heads keys"]:
+        """Return the mixing weights A, and keep dA/ds as far as it is diagonal.
+
+        Softmax has dA/ds = diag(A) - A A^T; `_pattern_slope` is A there, and the centred values
+        v - z supply the rest. Linear attention has A = s, and the slope is the mask.
+        """
         scores = with_sink(
             (self.keys @ self.query[..., None]).squeeze(-1) / self.scale, self.sink
         )
@@ -138,7 +189,13 @@ class ScoredMixing:
 def block_diagonal(
     blocks: Float[Tensor, "#n heads a b"],
 ) -> Float[Tensor, "#n heads_a heads_b"]:
-    """Return one matrix per item with the blocks of the heads along its diagonal."""
+    """Return one matrix per item with the blocks of the heads along its diagonal.
+
+    Examples
+    --------
+    >>> block_diagonal(torch.tensor([[[[1.0, 2.0]], [[3.0, 4.0]]]])).tolist()
+    [[[1.0, 2.0, 0.0, 0.0], [0.0, 0.0, 3.0, 4.0]]]
+    """
     if blocks.shape[1] == 1:
         return blocks[:, 0]
     identity = torch.eye(blocks.shape[1]).to(blocks)
@@ -161,13 +218,28 @@ def _read(
 
 
 class LastLayer:
-    """Scores -> mixed values -> attention output -> ... -> logits; items are the scored positions of all sequences.
+    r"""Scores -> mixed values -> attention output -> ... -> logits; items are the scored positions of all sequences.
 
-    In the last layer the loss is a sum over items. A second derivative in two places is
-    a sum over the nonlinearities after both: (d input/d first)^T Lambda (d input/d
-    second), where Lambda is the second derivative of the nonlinearity contracted with
-    the gradient of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o;
-    LayerNorms, a smooth activation and softmax give H_f.
+    In the last layer the loss is a sum over items. A second derivative in two places of the
+    chain is a sum over the nonlinearities after both,
+
+    .. math:: \sum_{\Lambda} \Big(\frac{\partial\,\text{input}}{\partial\,\text{first}}\Big)^T \Lambda \,
+              \frac{\partial\,\text{input}}{\partial\,\text{second}},
+
+    where Lambda is the second derivative of the nonlinearity contracted with the gradient
+    of its output. The loss, with Lambda = d2l/df2 = R^T R, gives H_o; LayerNorms, a smooth
+    activation and softmax give H_f (eq. 2, the Gauss-Newton split).
+
+    Parameters
+    ----------
+    objective : Objective
+        In float64.
+    model : ModelConfig
+
+    Raises
+    ------
+    OtherNetwork
+        If the chain's outputs differ from those of the network (`check_same`).
     """
 
     def __init__(self, objective: Objective, model: ModelConfig) -> None:
@@ -188,7 +260,11 @@ class LastLayer:
         )
 
     def jacobian(self, place: ScoredPlace) -> Float[Tensor, "#n r place"]:
-        """Return R d outputs/d place of each item, computed once."""
+        """Return R df/d(place) of each item, computed once.
+
+        The v rows of R go backwards from the logits through the layer: one product per map, no
+        Jacobian of width by width.
+        """
         if place not in self._jacobians:
             self._jacobians[place] = self._jacobian(place)
         return self._jacobians[place]
@@ -202,13 +278,22 @@ class LastLayer:
         return self._rows[entry]
 
     def curvature(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
-        """Return d2<dl/df, f>/d later d earlier of each item; kept for the other pairs of heads."""
+        """Return d2<dl/df, f>/d later d earlier of each item; the last result is kept for the other pairs of heads.
+
+        Zero at the logits, which are linear in W_U.
+        """
         places = later, earlier
         if self._curvature[0] != places:
             self._curvature = places, self._curvature_of(later, earlier)
         return self._curvature[1]
 
     def _curvature_of(self, later: ScoredPlace, earlier: ScoredPlace) -> ItemMatrices:
+        """Return the sum over the nonlinearities behind `later`, in the order of the chain.
+
+        Behind the MLP's output it is the last norm; behind its hidden layer also the
+        activation; behind the attention the whole tail; and behind the scores also the softmax,
+        if both places are scores.
+        """
         if later == ScoredPlace.logits:
             return ItemMatrices()
         if later == ScoredPlace.output:
@@ -221,7 +306,11 @@ class LastLayer:
         return total + _formed(self._score_curvature)
 
     def derivative(self, of: ScoredPlace, by: ScoredPlace) -> ItemMatrices:
-        """Return d of/d by of each item, for `by` before `of`."""
+        """Return d of/d by of each item, for `by` before `of`.
+
+        From the scores, the columns are the left factor and the identity the right one, so that
+        a feature is multiplied into the right factor and the rank is the number of scores.
+        """
         if (of, by) == (ScoredPlace.active, ScoredPlace.hidden):
             return ItemMatrices(diagonal=self.ahead.slope)
         columns = self._columns(of, by)
@@ -267,6 +356,7 @@ class LastLayer:
         )
 
     def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[ScoredPlace, Tensor]:
+        """Return dl/d(place) of each item for every place, from the logits back to the scores."""
         if self.tail is None:
             slopes = {ScoredPlace.mixed: of_outputs}
         else:
@@ -282,6 +372,7 @@ class LastLayer:
         }
 
     def _jacobian(self, place: ScoredPlace) -> Tensor:
+        """Return R df/d(place), from that of the next place behind it."""
         if place == ScoredPlace.scores:
             return self.mixing.pull(self.jacobian(ScoredPlace.mixed))
         if self.tail is None or place == ScoredPlace.logits:
@@ -303,6 +394,7 @@ class LastLayer:
     def _attention_curvature(
         self, later: ScoredPlace, earlier: ScoredPlace
     ) -> ItemMatrices:
+        """Return d2<dl/df, f>/d later d earlier of the tail: (da/d later)^T (d2<dl/df, f>/da2) (da/d earlier)."""
         if self._tail_curvature is None:
             return ItemMatrices()
         right, left = self._tail_curvature, self._attended_columns(later)
@@ -311,6 +403,10 @@ class LastLayer:
         return _formed(right if later == ScoredPlace.attended else left.mT @ right)
 
     def _hidden_curvature(self, earlier: ScoredPlace) -> ItemMatrices:
+        """Return d2<dl/df, f>/dh d earlier, of the last norm and the activation.
+
+        They are (do/dh)^T Lambda do/d earlier and diag(phi'' o dl/dphi) dh/d earlier.
+        """
         total = self._final_curvature(self.ahead.output_by_hidden, earlier)
         if not self.ahead.is_smooth:
             return total
@@ -335,6 +431,7 @@ class LastLayer:
         return ItemMatrices(((left, right),))
 
     def _columns(self, of: ScoredPlace, by: ScoredPlace) -> Float[Tensor, "#n of by"]:
+        """Return d of/d by as a matrix per item, forwards from `by`."""
         if of == ScoredPlace.mixed and by == ScoredPlace.scores:
             return self._mixed_slopes
         if of == ScoredPlace.mixed:

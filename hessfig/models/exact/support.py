@@ -1,4 +1,8 @@
-"""Availability of exact norms, from settings only, without tensors."""
+"""Availability of exact norms, from settings only, without tensors.
+
+A plan asks here before anything is computed, so the answer depends on the architecture,
+the block and the part alone. How long a method takes is counted in `costs`.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,16 @@ from hessfig.terms import AT_SCORES, Block, Matrix, Part
 
 
 class Route(StrEnum):
-    """Method of an exact norm: items of the last layer, few outputs, causal scores, columns, tokens.
+    """Method of an exact norm, by what carries the derivative from the weight to the loss.
 
-    For H_fT, the gradient in the scores.
+    - `last_layer`: outputs are functions of one item's vectors, so the block is a sum of
+      Kronecker products over items (`top_blocks`);
+    - `tokens`: linear MLPs, the same sum over distinct tokens;
+    - `outputs`: H_o from the rows R df/dtheta, one per scored output (`lower_blocks`);
+    - `scores`: H and H_f of W_Q and W_K, which enter through the causal scores;
+    - `columns`: one product per entry of the smaller weight;
+    - `gradient`: H_fT, which is the loss's gradient in the scores between the inputs;
+    - `missing`: none of these.
     """
 
     last_layer = "last_layer"
@@ -30,7 +41,11 @@ class Route(StrEnum):
 
 
 class Level(StrEnum):
-    """Cost of an exact norm: a fraction of a second at the size of the paper, seconds or more, or unsupported."""
+    """Cost of an exact norm: a fraction of a second at the size of the paper, seconds or more, or unsupported.
+
+    `estimator=auto` decides by counted operations (`costs`); the level is what a user is
+    told.
+    """
 
     cheap = "cheap"
     expensive = "expensive"
@@ -50,9 +65,19 @@ class Exactness:
 def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
     """Return whether and how the exact norm of `part` of `block` can be computed.
 
-    The last layer is cheap even with LayerNorm (0.8 s at the size of the paper, as long
-    as 30 probes). The spread over seeds of such networks is so small that at least as
-    many probes would be needed.
+    The last layer is cheap even with LayerNorm (0.8 s at the size of the paper, as long as
+    30 probes). The spread over seeds of such networks is so small that at least as many
+    probes would be needed.
+
+    Examples
+    --------
+    H_o of W_V has an exact norm in both layers, H_f in the last one only:
+
+    >>> model = ModelConfig(n_layers=2)
+    >>> [str(exactness(model, Block(1, "W_V", "W_V"), part).route) for part in (Part.H_o, Part.H_f)]
+    ['outputs', 'missing']
+    >>> str(exactness(model, Block(2, "W_V", "W_V"), Part.H_f).route)
+    'last_layer'
     """
     route = route_of(model, block, part)
     if route == Route.missing:
@@ -72,7 +97,12 @@ def exactness(model: ModelConfig, block: Block, part: Part) -> Exactness:
 
 
 def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
-    """Return the method for the exact norm of `part` of `block`: none for unknown networks, groups, other layers."""
+    """Return the method for the exact norm of `part` of `block`: `missing` for unknown networks, groups, other layers.
+
+    The rules in order: H_fT by its gradient; linear MLPs by tokens; embeddings, and W_U with
+    a weight of a lower layer, by columns; the last layer by items; then H_o by the outputs,
+    and H or H_f of one weight of the scores by the scores.
+    """
     if part in AT_SCORES:
         if part == Part.H_fT:
             return Route.gradient
@@ -94,6 +124,7 @@ def route_of(model: ModelConfig, block: Block, part: Part) -> Route:
 
 
 def _is_known(model: ModelConfig, block: Block) -> bool:
+    """Whether both weights are single matrices of one layer of a network whose steps are known."""
     return (
         is_counted(model)
         and not block.is_across
@@ -125,7 +156,12 @@ def check_exact(
 
 
 def _is_wide(model: ModelConfig, block: Block) -> bool:
-    """Whether the Gram matrices run over the hidden layer of the MLP and another space."""
+    """Whether the Gram matrices run over the hidden layer of the MLP and another space.
+
+    A Gram matrix of M_n takes n^2 operations per entry of M_n, d_mlp times another width
+    here. W_in with itself is exempt without norm and with a piecewise linear activation: H_f
+    vanishes, and H_o has the low rank of the outputs.
+    """
     curved = model.norm != Norm.none or model.mlp == MLP.gelu
     return Matrix.W_in in (block.row, block.col) and (curved or not block.is_diagonal)
 

@@ -1,4 +1,17 @@
-"""Exact blocks of the last layer's weights, and of a linear MLP, as sums of Kronecker products."""
+r"""Exact blocks of the last layer's weights, and of a linear MLP, as sums of Kronecker products.
+
+For two weights that enter item n as u_n = c_n W and u'_n = c'_n W',
+
+.. math:: H_o = \sum_n c_n {c'_n}^T \otimes J_n^T \frac{\partial^2 \ell}{\partial f_n^2} J'_n, \qquad
+          J_n = \frac{\partial f_n}{\partial u_n},
+
+and H_f has d2<dl/df, f>/du_n du'_n in place of the product of Jacobians, plus a term
+where the inputs c_n of the later weight depend on the earlier one (`_pair`). For one
+layer of attention these are the blocks of Theorems 3.1 and 3.2.
+
+Letters: a weight of the last layer is *later* if it stands behind the other in the
+forward pass; its inputs are then functions of the earlier one.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -16,21 +29,24 @@ from hessfig.terms import Matrix, Part
 
 
 def outer(layer: LastLayer, first: ScoredEntry, second: ScoredEntry) -> ItemMatrices:
-    """Return J_1^T (d2l/df2) J_2 of each item, with the Jacobians J of the outputs in the vectors u of the entries."""
+    """Return J_1^T (d2l/df2) J_2 of each item, with the Jacobians J of the outputs in the vectors u of the entries.
+
+    As factors R J_1 and R J_2 of v rows each, v the number of outputs.
+    """
     return ItemMatrices(((layer.rows(first), layer.rows(second)),))
 
 
 def functional(
     layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry
 ) -> ItemMatrices:
-    """Return d2<dl/df, f>/du_later du_earlier of each item."""
+    """Return d2<dl/df, f>/du_later du_earlier of each item, the feature of each entry multiplied to its side."""
     return layer.curvature(later.place, earlier.place).between(
         later.feature, earlier.feature
     )
 
 
 def gradient(layer: LastLayer, entry: ScoredEntry) -> Tensor:
-    """Return dl/du of each item."""
+    """Return dl/du of each item: the gradient at the entry's place times its feature, (n, m)."""
     rows = layer.gradients[entry.place]
     if entry.feature is None:
         return rows
@@ -40,7 +56,13 @@ def gradient(layer: LastLayer, entry: ScoredEntry) -> Tensor:
 def input_derivative(
     layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry
 ) -> ItemMatrices:
-    """Return d inputs_later/du_earlier of each item."""
+    """Return d inputs_later/du_earlier of each item, by which the inputs of a later weight depend on an earlier one.
+
+    - the inputs of W_K are the queries: dq_h/du = the columns of head h, for u = q;
+    - those of W_V are the means: dm_h/du = sum_j (dm_h/ds_hj) ds_hj/du, with dm_h/ds_hj =
+      A_hj (x_j - m_h);
+    - those of the others are places behind the attention, whose derivatives the chain has.
+    """
     if later.source == ScoredPlace.query:
         return ItemMatrices(
             ((None, _head_columns(layer, later.head, later.inputs.shape[1]).mT),)
@@ -54,6 +76,7 @@ def input_derivative(
 
 
 def _query(layer: LastLayer) -> list[ScoredEntry]:
+    """Return the entry of W_Q or W_QK: the queries, which all heads share, enter the scores by the keys."""
     mixing, at = layer.mixing, (ScoredPlace.inputs, ScoredPlace.scores)
     return [
         ScoredEntry(
@@ -63,6 +86,7 @@ def _query(layer: LastLayer) -> list[ScoredEntry]:
 
 
 def _key(layer: LastLayer) -> list[ScoredEntry]:
+    """Return the entries of W_K, one per head: u_n = q_h (W_K^h)^T enters the scores of head h by the inputs x_j."""
     mixing, labels = layer.mixing, _labels(layer)
     features = mixing.score_features(
         mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)
@@ -81,6 +105,7 @@ def _key(layer: LastLayer) -> list[ScoredEntry]:
 
 
 def _value(layer: LastLayer) -> list[ScoredEntry]:
+    """Return the entries of W_V, one per head: u_n = m_h W_V^h is the head's part of the mixed values."""
     mixing, width = layer.mixing, layer.mixing.mixed.shape[-1]
     columns = [
         _head_columns(layer, head, width) if mixing.heads > 1 else None
@@ -138,7 +163,20 @@ T = TypeVar("T")
 def last_layer_norms(
     layer: LastLayer, row: Matrix, col: Matrix, parts: Sequence[Part]
 ) -> dict[Part, float]:
-    """Return the exact Frobenius norm of every part of the block (row, col)."""
+    """Return the exact Frobenius norm of every part of the block (row, col).
+
+    The block of (col, row) is the transpose, with the same norm, so the weights are taken
+    in the order of the forward pass. Squares below zero, which rounding leaves of a zero,
+    count as zero.
+
+    Parameters
+    ----------
+    layer : LastLayer
+    row, col : Matrix
+        W_Q, W_K or W_QK, W_V, W_O, W_in, W_out, W_U.
+    parts : sequence of Part
+        H, H_o and H_f, in any choice.
+    """
     later, earlier = sorted((row, col), key=_DEPTH.index, reverse=True)
     if row == col:
         squares = _diagonal(layer, row, parts)
@@ -150,7 +188,13 @@ def last_layer_norms(
 def last_layer_traces(
     layer: LastLayer, matrix: Matrix, parts: Sequence[Part]
 ) -> dict[Part, float]:
-    """Return the exact trace of every part of a diagonal block: sum_n |c_n|^2 tr M_n, head by head."""
+    r"""Return the exact trace of every part of a diagonal block.
+
+    .. math:: \operatorname{tr} \sum_n c_n c_n^T \otimes M_n = \sum_n |c_n|^2 \operatorname{tr} M_n,
+
+    summed over the heads of the weight. The blocks of two heads lie off the diagonal and do
+    not contribute.
+    """
     totals = dict.fromkeys(parts, 0.0)
     for entry in _ENTRIES[matrix](layer):
         sizes = entry.inputs.square().sum(dim=1)
@@ -162,7 +206,11 @@ def last_layer_traces(
 
 
 def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Squares:
-    """Return ||sum_n (c_ng c_nh^T) (x) M_n^gh||^2, summed over pairs of heads g, h, each of which is a block."""
+    """Return ||H||_F^2 as the sum over pairs of heads g, h of ||sum_n c_ng c_nh^T (x) M_n^gh||_F^2.
+
+    The entries of different heads are different entries of the weight, so that the block is
+    a matrix of blocks (g, h). Those with g < h count twice, since (h, g) is the transpose.
+    """
     heads = _ENTRIES[matrix](layer)
     pairs = [
         (first, second) for index, first in enumerate(heads) for second in heads[index:]
@@ -179,6 +227,7 @@ def _diagonal(layer: LastLayer, matrix: Matrix, parts: Sequence[Part]) -> Square
 def _heads(
     layer: LastLayer, first: ScoredEntry, second: ScoredEntry, parts: Sequence[Part]
 ) -> Squares:
+    """Return the squared norm of the block of two heads, with weights (c_ng . c_mg) (c_nh . c_mh)."""
     symmetric, weights = first is second, first.gram * second.gram
     matrices = _matrices(layer, first, second, parts, first.labels)
     return _once(
@@ -192,12 +241,20 @@ def _heads(
 def _pair(
     layer: LastLayer, later: Matrix, earlier: Matrix, parts: Sequence[Part]
 ) -> Squares:
-    """Return squared norms for two weights; the inputs of the later depend on the earlier, which adds a term to H_f.
+    r"""Return squared norms for two weights; the inputs of the later depend on the earlier, which adds a term to H_f.
 
-    H_f = sum_n c_n^earlier (x) (c_n^later (x) M_n + g_n (x) N_n) with M_n = d2<dl/df,
-    f>/du_later du_earlier, g_n = dl/du_later and N_n = dc_n^later/du_earlier. The row
-    index of M_n is paired with that of g_n, and the row index of N_n with that of
-    c_n^later.
+    From dl/dW_later = c_n^later (x) g_n with g_n = dl/du_later, a further derivative by the
+    earlier weight differentiates g_n and c_n^later:
+
+    .. math:: H_f = \sum_n c_n^{earlier} \otimes \Big(c_n^{later} \otimes M_n + g_n \otimes N_n\Big), \quad
+              M_n = \frac{\partial^2 \langle \partial \ell / \partial f, f \rangle}
+                         {\partial u_{later} \, \partial u_{earlier}}, \quad
+              N_n = \frac{\partial c_n^{later}}{\partial u_{earlier}}.
+
+    The row index of M_n is paired with that of g_n, and the row index of N_n with that of
+    c_n^later: the two products have their first two indices exchanged, which
+    `kronecker.cross_product` accounts for. H_o + H_f has H's M_n = J^T (d2l/df2) J + that of
+    H_f, and the same second term.
     """
     pairs = [
         (first, second)
@@ -211,6 +268,14 @@ def _pair(
 def _crossed(
     layer: LastLayer, later: ScoredEntry, earlier: ScoredEntry, parts: Sequence[Part]
 ) -> Squares:
+    r"""Return ||sum_n e_n (x) (c_n (x) M_n + g_n (x) N_n)||_F^2, expanded in its three products.
+
+    .. math:: \sum_{n, m} (e_n \cdot e_m) \Big[ (c_n \cdot c_m) \langle M_n, M_m \rangle
+              + (g_n \cdot g_m) \langle N_n, N_m \rangle
+              + 2 \, (M_n^T g_m) \cdot (N_m^T c_n) \Big],
+
+    with e_n, c_n the inputs of the earlier and the later weight. H_o has the first term only.
+    """
     matrices = _matrices(layer, later, earlier, parts)
     slopes = input_derivative(layer, later, earlier)
     slope, shared = gradient(layer, later), _gram(earlier.inputs)
@@ -280,10 +345,14 @@ def _gram(rows: Float[Tensor, "n v"]) -> Float[Tensor, "n n"]:
 def linear_mlp_norms(
     objective: Objective, layer: int, parts: Sequence[Part]
 ) -> dict[Part, float]:
-    """Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
+    r"""Return the norms of the diagonal block of W_layer: H = H_o and H_f = 0, the outputs being linear in W.
 
-    H = sum_n h_n h_n^T (x) J^T (d2l/df2) J with h_n the inputs of the layer and J =
-    W_{layer+1} ... W_D; equal tokens share their h_n.
+    .. math:: H = \sum_n h_n h_n^T \otimes J^T \frac{\partial^2 \ell}{\partial f_n^2} J, \qquad
+              J = W_{layer + 1} \cdots W_D,
+
+    with h_n the inputs of the layer at item n (Section 2 of the paper, for its own loss).
+    J is the same for all items. Items are grouped by equal h_n: there are no more than
+    distinct tokens.
     """
     hidden, rows = _factors(objective, layer)
     labels = kronecker.labels_of(hidden.flatten(0, 1))
@@ -305,7 +374,10 @@ def linear_mlp_traces(
 
 
 def _factors(objective: Objective, layer: int) -> tuple[Tensor, Tensor]:
-    """Return h_n at the scored positions and R J with R^T R = d2l/df2."""
+    """Return h_n at the scored positions, (batch, scored, d), and R J with R^T R = d2l/df2, (n or 1, v, m).
+
+    Raises OtherNetwork if h W J differs from the outputs of the network.
+    """
     network: Any = objective.network
     hidden = network.hidden(objective.batch.inputs, layer - 1)[
         :, objective.batch.scored
@@ -326,6 +398,7 @@ def _parts(value: float, parts: Sequence[Part]) -> dict[Part, float]:
 
 
 def _behind(network: Any, layer: int) -> Float[Tensor, "outputs m"]:
+    """Return the map from the layer's outputs to those of the network, as the product of the weights behind it."""
     product = torch.eye(network.layers[-1].out_features).to(network.layers[-1].weight)
     for linear in reversed(network.layers[layer:]):
         product = product @ linear.weight

@@ -1,4 +1,15 @@
-"""Columns of Hessian blocks on the tape: a batch of probes in, products of H, H_o and H_f out."""
+r"""Columns of Hessian blocks on the tape: a batch of probes in, products of H, H_o and H_f out.
+
+One column of blocks shares its tangents. For K probes V in the space of `col`, a
+forward pass gives df = J_col V of all of them, and a backward pass per part gives the
+rows
+
+.. math:: H_o V = J_{row}^T \frac{\partial^2 \ell}{\partial f^2} J_{col} V, \qquad
+          H_f V = \frac{\partial^2 \langle \partial \ell / \partial f, f \rangle}
+                       {\partial\,row \; \partial\,col} V
+
+for every row at once: three passes, each about the cost of evaluating the network.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +50,9 @@ from hessfig.weights import Weight as NamedWeight
 def flush_denormals(dtype: torch.dtype) -> Iterator[None]:
     """Flush subnormal numbers (below 1e-38) to zero if `dtype` is float32.
 
-    Saturated attention produces many subnormal numbers, which are slow on Intel
-    processors: beyond sigma = 2, a cell of five layers took three times as long. In
-    float64 they are kept, since norms may be as small.
+    Saturated attention produces many subnormal numbers, which are slow on Intel processors:
+    beyond sigma = 2, a cell of five layers took three times as long. In float64 they are
+    kept, since norms may be as small. The setting of the process before is restored.
     """
     if dtype != torch.float32:
         yield
@@ -55,18 +66,29 @@ def flush_denormals(dtype: torch.dtype) -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
-    """Whether subnormal numbers are already flushed to zero."""
+    """Whether subnormal numbers are already flushed to zero: 1e-310 is one in float64."""
     return float(torch.full((1,), 1e-310, dtype=torch.float64) * 1.0) == 0.0
 
 
 class LinearisedNetwork:
     """The tape of a problem and the Hessian of its loss in the outputs, shared by every column.
 
-    Columns with only weight matrices use `tape`; those with biases or norms use
-    `merged`, where equal rows of the first layer are evaluated once. The network is
-    evaluated in float64 whatever the type of the problem; products are in the type
-    `products`, by default that of the problem. Raises OtherNetwork if the outputs of a
-    tape differ from those of the network.
+    Columns with only weight matrices use `tape`; those with biases or norms use `merged`,
+    where equal rows of the first layer are evaluated once. The network is evaluated in
+    float64 whatever the type of the problem; products are in the type `products`, by
+    default that of the problem.
+
+    Parameters
+    ----------
+    objective : Objective
+    model : ModelConfig
+    products : dtype, optional
+        Of tangents and linear maps (see hessfig.models.tape.tape.narrow).
+
+    Raises
+    ------
+    OtherNetwork
+        If the outputs of a tape differ from those of the network.
     """
 
     def __init__(
@@ -89,7 +111,15 @@ class LinearisedNetwork:
     def column(
         self, layer: int, col: str, rows: Sequence[str] | Rows
     ) -> LinearisedColumn:
-        """Return the blocks (row, col) of `layer`; a side may be any group of weights on the tape."""
+        """Return the blocks (row, col) of `layer`; a side may be any group of weights on the tape.
+
+        Parameters
+        ----------
+        layer : int
+        col : str
+            A weight or a group of them, whose entries are put one after the other.
+        rows : names, or keys with their layer and name
+        """
         side, sides = self.problem.layout.side, rows_of(layer, rows)
         weights = [
             *side(layer, col),
@@ -109,6 +139,7 @@ class LinearisedNetwork:
         )
 
     def _tape(self, *, merged: bool) -> Tape:
+        """Return a tape with recorded cotangents; dl/df is evaluated in float64 before products are narrowed."""
         problem = self.problem
         with torch.no_grad():
             tape = build_tape(problem.network, problem.batch, self.model, merged=merged)
@@ -128,7 +159,22 @@ class LinearisedNetwork:
 
 
 class LinearisedColumn:
-    """The blocks (row, col) of one column as operators on vectors in the space of `col`."""
+    """The blocks (row, col) of one column as operators on vectors in the space of `col`.
+
+    `dim` is the number of entries of `col`, `shape` that of its weight, or (dim,) for a
+    group.
+
+    Parameters
+    ----------
+    tape : Tape
+    dtype : dtype
+        Of the products.
+    objective : Objective
+        Its loss gives d2l/df2.
+    col : list of weights
+    rows : dict
+        From the key of a row to its weights.
+    """
 
     def __init__(
         self,
@@ -160,7 +206,21 @@ class LinearisedColumn:
     def split_matmat(
         self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
     ) -> Products:
-        """Return A V of every row for all columns of `probes`: a forward pass, and a backward pass per part."""
+        """Return A V of every row for all columns of `probes`: a forward pass, and a backward pass per part.
+
+        H V is the sum of H_o V and H_f V where both are asked for, and has a backward pass of
+        its own otherwise.
+
+        Parameters
+        ----------
+        probes : (dim, k)
+        parts : sequence of Part
+
+        Returns
+        -------
+        dict
+            (n, k) for each row of n entries and each part.
+        """
         with flush_denormals(self.dtype):
             tangents = self.tape.push(self._perturbations(probes))
             pulled = {part: self._pulled(tangents, part) for part in to_multiply(parts)}
@@ -196,7 +256,11 @@ class LinearisedColumn:
     def _bilinear(
         self, tangents: Tangents, rows: Sequence[Weight]
     ) -> dict[Weight, Probes | None]:
-        """Return the products of H_fT: only the scores are differentiated twice, so there is no cancellation."""
+        """Return the products of H_fT: only the scores are differentiated twice, so there is no cancellation.
+
+        With T = x W_Q W_K^T x^T / c, a change dq = x dW_Q gives d(kbar) = Tbar^T dq / c, which is
+        pulled back to W_K as x^T d(kbar), and the same with q and k exchanged.
+        """
         scores = self._scores
         bars = dict(
             zip(
@@ -219,13 +283,14 @@ class LinearisedColumn:
     def _curved(
         self, df: Float[Tensor, "batch scored k vocab"]
     ) -> Float[Tensor, "batch scored k vocab"]:
-        """Apply the Hessian of the loss in the outputs, in their type."""
+        """Return (d2l/df2) df, in the type of the recorded outputs and then in that of the products."""
         product: Tensor = self.loss.hessian_product(
             self.tape.output, df.to(self.tape.output.dtype)
         )  # type: ignore[operator]
         return product.to(self.dtype)
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
+        """Return the probes (dim, k) as perturbations (k, *shape) of each weight of `col`."""
         pieces = probes.to(self.weights[0].device).T.split(
             [weight.numel() for weight in self.weights], dim=1
         )
@@ -238,6 +303,7 @@ class LinearisedColumn:
     def _flat(
         self, products: Sequence[tuple[Weight, Probes | None]], k: int
     ) -> Float[Tensor, "n k"]:
+        """Return the products of a row's weights as one matrix (n, k); a weight that nothing reaches has zeros."""
         filled = [
             zeros_like_weight(self.tape.parameter(at), k, self.dtype)
             if product is None

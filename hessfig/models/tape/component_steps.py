@@ -1,4 +1,9 @@
-"""Steps of the tape for components: fixed linear maps, products, gains, and derivatives of mixing weights."""
+"""Steps of the tape for components: fixed linear maps, products, gains, and derivatives of mixing weights.
+
+A fixed linear map has no second-order term and no weights, so one class serves all:
+each component is a pair of functions, L and its transpose L^T, of rows (batch, length,
+k, width). That a pair fits, <L x, y> = <x, L^T y>, is what makes the Hessian symmetric.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -14,7 +19,19 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Fixed(Step):
-    """y = L x: a fixed linear map of rows (batch, length, k, d), given with its transpose."""
+    """y = L x: a fixed linear map of rows (batch, length, k, d), given with its transpose.
+
+    dy = L dx and d(xbar) = L^T d(ybar).
+
+    Examples
+    --------
+    A map and its transpose satisfy <L x, y> = <x, L^T y>:
+
+    >>> there, back = difference(heads=1, factor=0.5)
+    >>> x, y = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[3.0]]]])
+    >>> (there(x) * y).sum().item(), (x * back(y)).sum().item()
+    (0.0, 0.0)
+    """
 
     def __init__(
         self, inputs: tuple[str, ...], output: str, x: Tensor, maps: tuple[Map, Map]
@@ -41,7 +58,10 @@ def times(factor: float | Float[Tensor, "length 1 1"]) -> tuple[Map, Map]:
 
 
 def averaged(length: int) -> tuple[Map, Map]:
-    """Return the mean over `length` positions, as one position."""
+    """Return the mean over `length` positions, as one position.
+
+    The transpose gives every position the row divided by `length`.
+    """
     return (
         lambda rows: rows.mean(dim=1, keepdim=True),
         lambda rows: rows.expand(-1, length, -1, -1) / length,
@@ -49,7 +69,11 @@ def averaged(length: int) -> tuple[Map, Map]:
 
 
 def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
-    """Return the map to the concatenation (x_1, ..., x_p, 0, ..., 0) for every position p; `known` masks its tokens."""
+    """Return the map to the concatenation (x_1, ..., x_p, 0, ..., 0) for every position p; `known` masks its tokens.
+
+    The width grows from d to reach d. The transpose cuts a row into its tokens, masks them
+    and adds up the positions that see each.
+    """
     seen = known[:, None, :, None]
 
     def there(rows: Tensor) -> Tensor:
@@ -66,7 +90,7 @@ def prefixes(known: Float[Tensor, "positions reach"]) -> tuple[Map, Map]:
 
 
 def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
-    """Return the map that selects the rows at `positions` of `length`."""
+    """Return the map that selects the rows at `positions` of `length`; its transpose fills the others with zeros."""
 
     def back(rows: Tensor) -> Tensor:
         whole = rows.new_zeros(rows.shape[0], length, *rows.shape[2:])
@@ -77,7 +101,11 @@ def at_positions(positions: slice, length: int) -> tuple[Map, Map]:
 
 
 def picked(index: Tensor, number: int) -> tuple[Map, Map]:
-    """Return the map that selects rows by `index` (batch, length) from `number` rows in a batch of one."""
+    """Return the map that selects rows by `index` (batch, length) from `number` rows in a batch of one.
+
+    Its transpose adds up all places that hold the same row. So a variable of the first
+    layer is stored once per distinct row and still has the products of all.
+    """
 
     def back(rows: Tensor) -> Tensor:
         sums = rows.new_zeros(number, *rows.shape[2:])
@@ -90,7 +118,10 @@ def picked(index: Tensor, number: int) -> tuple[Map, Map]:
 
 
 def split(heads: int) -> tuple[Map, Map]:
-    """Return the map that gives every head a separate row, with the heads of a position in sequence."""
+    """Return the map that gives every head a separate row, with the heads of a position in sequence.
+
+    It is a permutation of entries, so its transpose is its inverse.
+    """
     return (
         lambda rows: rows.unflatten(-1, (heads, -1)).movedim(3, 2).flatten(1, 2),
         lambda rows: rows.unflatten(1, (-1, heads)).movedim(2, 3).flatten(3),
@@ -103,7 +134,10 @@ def joined(heads: int) -> tuple[Map, Map]:
 
 
 def repeated(groups: int, repeats: int) -> tuple[Map, Map]:
-    """Return the map that repeats each of `groups` equal parts of a row, with copies next to each other."""
+    """Return the map that repeats each of `groups` equal parts of a row, with copies next to each other.
+
+    Shared keys and values; the transpose adds the copies of each part.
+    """
     return (
         lambda rows: (
             rows.unflatten(-1, (groups, -1))
@@ -115,7 +149,10 @@ def repeated(groups: int, repeats: int) -> tuple[Map, Map]:
 
 
 def difference(heads: int, factor: float) -> tuple[Map, Map]:
-    """Return the map that subtracts `factor` times the second half of every head from its first half."""
+    """Return the map that subtracts `factor` times the second half of every head from its first half.
+
+    y = x_1 - factor x_2, with the transpose y -> (y, -factor y).
+    """
 
     def there(rows: Tensor) -> Tensor:
         first, second = rows.unflatten(-1, (heads, 2, -1)).unbind(-2)
@@ -129,7 +166,10 @@ def difference(heads: int, factor: float) -> tuple[Map, Map]:
 
 
 def rotation(heads: int, positions: Tensor) -> tuple[Map, Map]:
-    """Return the rotation of every head by its position (see hessfig.models.components.rotated)."""
+    """Return the rotation of every head by its position (see hessfig.models.components.rotated).
+
+    A rotation is orthogonal, so that its transpose turns back.
+    """
 
     def turn(rows: Tensor, *, back: bool) -> Tensor:
         by_head = rows.unflatten(-1, (heads, -1)).movedim(1, -2)
@@ -139,7 +179,11 @@ def rotation(heads: int, positions: Tensor) -> tuple[Map, Map]:
 
 
 class Multiply(Step):
-    """y = a * b, entry by entry."""
+    r"""y = a * b, entry by entry.
+
+    .. math:: dy = b \, da + a \, db, \qquad d\bar a = b \, d\bar y + \bar y \, db, \qquad
+              d\bar b = a \, d\bar y + \bar y \, da
+    """
 
     def __init__(
         self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor
@@ -165,6 +209,7 @@ class Multiply(Step):
         ]
 
     def _pulled(self, dy_bar: Tangent, factor: Tensor, other: Tangent) -> Tangent:
+        """Return dybar times a factor plus ybar times that factor's tangent."""
         first = None if dy_bar is None else dy_bar * factor
         if other is None or self.cotangent is None:
             return first
@@ -172,7 +217,13 @@ class Multiply(Step):
 
 
 class Gain(Step):
-    """y = w_h x for every head h of a row."""
+    r"""y = w_h x for every head h of a row: one weight per head, shared by its entries and by all positions.
+
+    .. math:: dy = w \, dx + dw \, x, \qquad d\bar x = w \, d\bar y + dw \, \bar y, \qquad
+              d\bar w_h = \sum (x \, d\bar y + \bar y \, dx),
+
+    the sum over batch, positions and the entries of head h.
+    """
 
     def __init__(
         self, inputs: tuple[str, ...], output: str, x: Tensor, gain: nn.Module
@@ -214,6 +265,7 @@ class Gain(Step):
         return product.sum(dim=(0, 1)).unflatten(-1, (-1, self.width)).sum(-1)
 
     def _spread(self, gains: Tensor) -> Tensor:
+        """Return one number per entry from one per head."""
         return gains.repeat_interleave(self.width, dim=-1)
 
 
@@ -225,12 +277,24 @@ def along_pattern(
 ) -> Tensor:
     """Apply the Jacobian of scores -> weights, which is symmetric, to `rows`.
 
-    `weights` are the mixing weights of one query along the last axis, 0 for masked
-    keys.
+    `weights` are the mixing weights of one query along the last axis, 0 for masked keys.
 
-    The Jacobian is diag(a) - a a^T for softmax, also with an additional logit; diag(a
-    (1 - a)) for the sigmoid; the mask for linear attention; diag(m) - m m^T / |m| for
-    sparsemax with support m; diag(u) - u u^T / sum(u) with u = sqrt(a) for entmax.
+    - softmax: diag(a) - a a^T (eq. 19), also with an additional logit;
+    - sigmoid: diag(a (1 - a));
+    - linear attention: the mask;
+    - sparsemax with support m: diag(m) - m m^T / |m| (Martins and Astudillo, ICML 2016);
+    - entmax with u = sqrt(a): diag(u) - u u^T / sum(u) (Peters, Niculae and Martins, ACL
+      2019).
+
+    No matrix is formed: every one is a diagonal minus a rank of one.
+
+    Examples
+    --------
+    Adding a constant to all scores changes no softmax:
+
+    >>> weights = torch.tensor([0.25, 0.75])
+    >>> along_pattern(Attention.softmax, weights, weights > 0, torch.ones(2)).tolist()
+    [0.0, 0.0]
     """
     if kind == Attention.linear:
         return rows * allowed
@@ -249,9 +313,14 @@ def along_pattern(
 def second_of_pattern(
     kind: Attention, weights: Tensor, weights_bar: Tensor, dweights: Tensor
 ) -> Tensor | None:
-    """Return the derivative of `along_pattern(weights_bar)` along `dweights`.
+    r"""Return the derivative of `along_pattern(weights_bar)` along `dweights`, that is a''[ds, abar] with da = a'[ds].
 
-    Lemma C.1 for softmax; None if the weights are piecewise linear in the scores.
+    For softmax, a' abar = a (abar - <a, abar>), so that
+
+    .. math:: a''[ds, \bar a] = da \circ (\bar a - \langle a, \bar a \rangle) - a \, \langle da, \bar a \rangle
+
+    (Lemma C.1, contracted). It takes da and not ds, which `push` has computed. None if the
+    weights are piecewise linear in the scores: linear attention and sparsemax.
     """
     if kind in (Attention.linear, Attention.sparsemax):
         return None
@@ -265,13 +334,17 @@ def second_of_pattern(
 
 
 def _root(kind: Attention, weights: Tensor) -> Tensor:
+    """Return sqrt(a) of entmax, or the support of sparsemax as zeros and ones."""
     if kind == Attention.entmax15:
         return weights.sqrt()
     return (weights > 0).to(weights.dtype)
 
 
 def _of_entmax(weights: Tensor, weights_bar: Tensor, dweights: Tensor) -> Tensor:
-    """Differentiate u (abar - m), m = <u, abar> / sum(u), with 2 u du = da."""
+    """Differentiate u (abar - m), m = <u, abar> / sum(u), with 2 u du = da.
+
+    du = da / (2 u) on the support and 0 elsewhere, where the weight stays 0.
+    """
     root = weights.sqrt()
     droot = (dweights / (2 * root)).where(weights > 0, 0.0)
     total = root.sum(-1, keepdim=True)

@@ -1,4 +1,10 @@
-"""Records built-in networks on a tape, step by step."""
+"""Records built-in networks on a tape, step by step.
+
+Every method adds the steps of one formula of docs/networks.md, and returns the name of
+the variable that holds its value. Two savings change no number beyond rounding: the
+last layer is recorded at the scored positions only, since nothing reads its other
+outputs, and variables of the first layer may hold each distinct row once (`merged`).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,8 +37,9 @@ EVERY = slice(None)
 class Builder:
     """Adds the steps of one network to a tape; methods take and return names of variables.
 
-    For variables that store each distinct row once, `index` maps the rows of the batch
-    to these rows.
+    For variables that store each distinct row once, `index` maps the rows of the batch to
+    these rows. Steps that act row by row keep it (`alike`); those that mix positions need
+    one row per position (`spread`).
     """
 
     def __init__(self, batch: Batch, model: ModelConfig, *, merged: bool) -> None:
@@ -54,7 +61,12 @@ class Builder:
     def layer(
         self, layer: networks.Layer, index: int, hidden: str, queries: slice
     ) -> str:
-        """Add a layer of a transformer, its outputs at the positions `queries`."""
+        """Add a layer of a transformer, its outputs at the positions `queries`.
+
+        pre-LN: r = h + attention(LN h) W_O, out = r + MLP(LN r); post-LN: r = LN(h +
+        attention(h) W_O), out = LN(r + MLP(r)); `sandwich` is pre-LN with a norm of each branch.
+        Without `attention_skip`, h is missing from the first sum.
+        """
         norm, attention = self.model.norm, layer.attn
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
         if before:
@@ -102,7 +114,12 @@ class Builder:
         *,
         allowed: Tensor,
     ) -> str:
-        """Add queries, keys, values and mixing at the positions `queries`; `allowed` is the mask of all positions."""
+        """Add queries, keys, values and mixing at the positions `queries`; `allowed` is the mask of all positions.
+
+        m = a(q k^T / c + bias) v by head, with the components that the settings name: shared
+        keys and values, a soft cap, biases, a centre that subtracts `centring` times the equal
+        weights 1 / (number of allowed keys), a difference of two sets, and a gate.
+        """
         model, sets = self.model, attention.sets
         heads, kv_heads = model.n_heads * sets, attention.kv_heads
         query, key = self._query_and_key(attention, index, x, queries, len(allowed))
@@ -140,6 +157,11 @@ class Builder:
     def _query_and_key(
         self, attention: Attending, index: int, x: str, queries: slice, length: int
     ) -> tuple[str, str]:
+        """Add queries and keys: their projections, then norms, gains and rotations, in this order.
+
+        With W_QK as one matrix, q = x W_QK has d numbers for each head, and the key is x itself
+        for every head.
+        """
         heads = self.model.n_heads * attention.sets
         kv_heads = attention.kv_heads * attention.sets
         matrix = Matrix.W_QK if attention.is_single else Matrix.W_Q
@@ -207,6 +229,7 @@ class Builder:
         return length
 
     def _repeated(self, x: str, groups: int, repeats: int) -> str:
+        """Repeat shared keys or values for the heads that read them."""
         if repeats == 1:
             return x
         return self.step(
@@ -236,7 +259,7 @@ class Builder:
         )
 
     def _one_set(self, attention: Attending, index: int, mixed: str) -> str:
-        """Add the difference of the two sets of differential attention, and its norm."""
+        """Add the difference of the two sets of differential attention, and its norm times 1 - lambda."""
         if attention.sets == 1:
             return mixed
         heads, factor = self.model.n_heads, self.model.differential_lambda
@@ -253,6 +276,7 @@ class Builder:
     def _gated(
         self, attention: Attending, index: int, x: str, queries: slice, mixed: str
     ) -> str:
+        """Add the gate: mixed values times sigmoid(x W_G), entry by entry."""
         if attention.g is None:
             return mixed
         gate = self.linear(
@@ -264,6 +288,7 @@ class Builder:
         return self.step(Multiply, f"gated{index}", mixed, self.spread(gate))
 
     def _feed_forward(self, layer: networks.Layer, index: int, residual: str) -> str:
+        """Add r + phi(z) W_out with z = y W_in, or r + (phi(y W_gate) * z) W_out, and its norms."""
         norm, mlp = self.model.norm, layer.mlp
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
         if before:
@@ -322,7 +347,11 @@ class Builder:
         return self.step(make, output, *inputs, **settings)
 
     def _select(self, x: str, positions: slice) -> str:
-        """Return the rows of x at `positions`, either all of them or each distinct row once."""
+        """Return the rows of x at `positions`, either all of them or each distinct row once.
+
+        Of merged rows, the distinct ones among those positions are kept, with an index of their
+        own.
+        """
         name = f"{x}@{positions.start}:{positions.stop}"
         if positions == EVERY or name in self.tape.values:
             if positions == EVERY:
@@ -378,10 +407,23 @@ def build_tape(
     """Evaluate `network` on `batch` step by step, with the last layer at the scored positions only.
 
     Positions after the last scored one, which a causal network never reads, are not
-    evaluated. If `merged`, variables that depend only on token and position
-    (embeddings, and queries, keys and values of the first layer) are evaluated once for
-    equal tokens at equal positions. Products are then equal up to rounding, with fewer
-    operations.
+    evaluated. If `merged`, variables that depend only on token and position (embeddings,
+    and queries, keys and values of the first layer) are evaluated once for equal tokens at
+    equal positions. Products are then equal up to rounding, with fewer operations.
+
+    Parameters
+    ----------
+    network : Module
+        One that `can_build` knows.
+    batch : Batch
+    model : ModelConfig
+    merged : bool
+
+    Returns
+    -------
+    Tape
+        With values, but without cotangents (`Tape.record`); the last value is f at the
+        scored positions.
     """
     build = Builder(batch, model, merged=merged)
     record = next(
@@ -392,6 +434,7 @@ def build_tape(
 
 
 def _transformer(build: Builder, network: networks.Transformer) -> None:
+    """Record token and position embeddings, the layers and the unembedding f = h W_U + b_U."""
     tokens = build.batch.inputs[:, : build.batch.scored.stop]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if build.merged:
@@ -440,6 +483,7 @@ def _layers(
 
 
 def _linear_mlp(build: Builder, network: networks.LinearMLP) -> None:
+    """Record f = E W_1 ... W_D at the scored positions, with equal tokens merged if asked."""
     tokens = build.batch.inputs[:, build.batch.scored]
     if build.merged:
         tokens, build.index["tokens"] = tokens.unique(return_inverse=True)
@@ -452,6 +496,7 @@ def _linear_mlp(build: Builder, network: networks.LinearMLP) -> None:
 
 
 def _mlp(build: Builder, network: networks.PrefixMLP) -> None:
+    """Record the MLP on prefixes: f_p = phi(... phi((x_1, ..., x_p, 0, ..., 0) W_in) ... W) W_U."""
     embedding = Lookup(
         "tokens", build.batch.inputs[:, : network.reach], network.tok_embed.weight
     )
@@ -472,6 +517,7 @@ def _mlp(build: Builder, network: networks.PrefixMLP) -> None:
 
 
 def _vision_transformer(build: Builder, network: networks.VisionTransformer) -> None:
+    """Record patches and positions, the layers at all positions, and the mean of these times W_U."""
     build.tape.values["pixels"] = network.patches(build.batch.inputs)
     patches = build.linear("pixels", "patches", network.patch, (0, Matrix.W_patch))
     rows = build.tape.values[patches]
@@ -488,6 +534,7 @@ def _vision_transformer(build: Builder, network: networks.VisionTransformer) -> 
 
 
 def _bare_attention(build: Builder, network: networks.BareAttention) -> None:
+    """Record one layer of attention on given vectors; there is no causal mask, only that of a window."""
     build.tape.values["inputs"] = network.hidden(build.batch.inputs, 0)
     outside = components.outside_window(
         build.batch.length, build.model.window, build.batch.inputs.device

@@ -1,4 +1,9 @@
-"""Steps of the tape: sums, activations, norms and attention, with first and second derivatives."""
+"""Steps of the tape: sums, activations, norms and attention, with first and second derivatives.
+
+Each class states y = F(x), and implements dy = F_x dx (`push`) and d(xbar) = F_x^T
+d(ybar) + (dF_x)^T ybar (`pull_back`); see hessfig.models.tape.tape. Values are (batch,
+length, width), tangents (batch, length, k, width).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +20,7 @@ from hessfig.models.tape.tape import BIAS, WEIGHT, Probes, Step, Tangent, Tape, 
 
 
 class Sum(Step):
-    """y = x1 + x2 (a skip connection)."""
+    """y = x1 + x2 (a skip connection): dy = dx1 + dx2, and each cotangent is that of the sum."""
 
     def __init__(
         self, inputs: tuple[str, ...], output: str, left: Tensor, right: Tensor
@@ -35,7 +40,13 @@ Derivatives = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class Activate(Step):
-    """An activation, entry by entry; `curvature` (phi'') is None when it is piecewise linear."""
+    r"""y = phi(z), entry by entry.
+
+    .. math:: dy = \phi'(z) \, dz, \qquad d\bar z = \phi'(z) \, d\bar y + \phi''(z) \, \bar y \, dz
+
+    `curvature` (phi'') is None when phi is piecewise linear: such an activation adds
+    nothing to H_f. At a kink the derivative is that of torch, 0 for ReLU.
+    """
 
     def __init__(
         self,
@@ -69,26 +80,46 @@ class Activate(Step):
 
 
 def _relu(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return phi' = 1 for z > 0, else 0, and no second derivative."""
     return (z > 0).to(z.dtype), None
 
 
 def _gelu(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the derivatives of z P(z), with P and p the normal distribution and its density.
+
+    phi' = P + z p and, since p' = -z p, phi'' = (2 - z^2) p. (GELU by erf, without the tanh
+    approximation.)
+    """
     density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
     return torch.special.ndtr(z) + z * density, (2 - z.square()) * density
 
 
 def _linear(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return phi' = 1 as one column, and no second derivative."""
     return torch.ones_like(z[..., :1]), None
 
 
 def _silu(z: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the derivatives of z s with the sigmoid s, s' = s (1 - s).
+
+    phi' = s + z s' and phi'' = 2 s' + z s'' = s' (2 + z (1 - 2 s)).
+    """
     share = torch.sigmoid(z)
     slope = share * (1 - share)
     return share + z * slope, slope * (2 + z * (1 - 2 * share))
 
 
 def of_sigmoid(z: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the derivatives of the sigmoid."""
+    """Return the derivatives of the sigmoid s: s (1 - s) and s (1 - s) (1 - 2 s).
+
+    Examples
+    --------
+    At 0 the sigmoid is 1/2 with slope 1/4, and has a point of inflection:
+
+    >>> slope, curvature = of_sigmoid(torch.zeros(1))
+    >>> slope.item(), curvature.item()
+    (0.25, 0.0)
+    """
     share = torch.sigmoid(z)
     return share * (1 - share), share * (1 - share) * (1 - 2 * share)
 
@@ -105,7 +136,25 @@ DERIVATIVES: dict[MLP, Derivatives] = {
 
 
 class Normalise(Step):
-    """y = w n + b with n = C x / s and s^2 = |C x|^2 / d + eps; C is the centring matrix, for RMSNorm the identity."""
+    r"""y = w n + b with n = C x / s and s^2 = |C x|^2 / d + eps; C is the centring matrix, for RMSNorm the identity.
+
+    With the symmetric Jacobian P = (C - n n^T / d) / s of x -> n and r = w ybar,
+
+    .. math:: dy = w \, P dx + dw \, n + db, \qquad
+              d\bar x = P (w \, d\bar y + dw \, \bar y) + \Lambda \, dx,
+
+    where Lambda = d(P r)/dx at fixed r (`_second_order`). (Statements ln1 and ln2 of
+    `hessfig verify`.)
+
+    Examples
+    --------
+    The norm does not change when x is scaled, as far as eps is small: P x = 0.
+
+    >>> x = torch.tensor([[[1.0, -2.0, 4.0]]], dtype=torch.float64)
+    >>> norm = Normalise(("x",), "y", x, nn.LayerNorm(3, eps=1e-12, dtype=torch.float64))
+    >>> bool(norm.push([x.unsqueeze(2)]).abs().max() < 1e-11)
+    True
+    """
 
     def __init__(
         self,
@@ -128,7 +177,7 @@ class Normalise(Step):
         self.n = centred.unsqueeze(2) / self.s
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        """Return w dn + dw n + db with dn = (C - n n^T / d) dx / s."""
+        """Return w dn + dw n + db with dn = P dx = (C - n n^T / d) dx / s."""
         dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
         dy = None if dxs[0] is None else self.weight * self._project(dxs[0])
         dy = dy if dw is None else plus(dy, dw * self.n)
@@ -139,7 +188,7 @@ class Normalise(Step):
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
-        """Return the Jacobian times w dybar + dw ybar, plus the tangent of the Jacobian times w ybar."""
+        """Return P (w dybar + dw ybar), plus the tangent Lambda dx of the Jacobian applied to w ybar."""
         dn_bar = None if dy_bar is None else self.weight * dy_bar
         dw = self.perturbed.get(WEIGHT)
         if dxs is not None and dw is not None:
@@ -177,9 +226,14 @@ class Normalise(Step):
     def _second_order(
         self, dx: Float[Tensor, "batch length k d"]
     ) -> Float[Tensor, "batch length k d"]:
-        """Apply the second derivative contracted with r = w ybar (theory.md, ln2).
+        r"""Return Lambda dx, the second derivative contracted with r = w ybar (theory: ln2).
 
-        Lambda = (3 (r.n) n n^T / d - (r.n) C - n (C r)^T - (C r) n^T) / (d s^2).
+        .. math:: \Lambda = \frac{1}{d s^2} \left( \frac{3 (r \cdot n) n n^T}{d}
+                  - (r \cdot n) C - n (C r)^T - (C r) n^T \right)
+
+        Differentiate P r = (C r - n (n . r) / d) / s with dn = P dx and ds = n . dx / d. Lambda
+        is symmetric, as the Hessian of <r, n(x)> is. No d x d matrix is formed: 3 inner
+        products per row.
         """
         (centred_r, rn), d = self._centred, dx.shape[-1]
         ndx = (self.n * dx).sum(-1, keepdim=True)
@@ -189,22 +243,47 @@ class Normalise(Step):
         )
 
     def _project(self, rows: Tensor) -> Tensor:
+        """Return P rows = (C rows - n (n . rows) / d) / s."""
         return (
             self._centre(rows) - self.n * (self.n * rows).mean(-1, keepdim=True)
         ) / self.s
 
     def _centre(self, rows: Tensor) -> Tensor:
+        """Return C rows: rows minus their mean for LayerNorm, the rows themselves for RMSNorm."""
         if self.is_centred:
             return rows - rows.mean(-1, keepdim=True)
         return rows
 
 
 class Mixing(Step):
-    """Attention with inputs q, k, v, which have concatenated heads; `allowed` is the mask of keys by query.
+    r"""Attention with inputs q, k, v, which have concatenated heads; `allowed` is the mask of keys by query.
 
-    Scores are T = q k^T / c, or cap tanh(T / cap), plus `bias` (heads, queries,
-    length). The pattern is that of these scores, the `weights`, minus the constant
-    `centre`. Tangents of scores and pattern have the type of `weights`.
+    In each head,
+
+    .. math:: T = \frac{q k^T}{c}, \qquad S = T \;\text{ or }\; \text{cap} \tanh\frac{T}{\text{cap}}, \qquad
+              A = a(S + \text{bias}) - \text{centre}, \qquad m = A v,
+
+    with a the mixing function of each row (softmax and others, `component_steps`), `bias`
+    of (heads, queries, length) and a constant `centre`. `weights` are a(S + bias), and the
+    `pattern` is A. Tangents of scores and pattern have the type of `weights`.
+
+    Forward: dT = (dq k^T + q dk^T) / c, dA = a'[s' dT], dm = dA v + A dv. Backward, with
+    the recorded mbar: Abar = mbar v^T, Sbar = a'[Abar], Tbar = s' Sbar, and
+
+    .. math:: \bar q = \bar T k / c, \qquad \bar k = \bar T^T q / c, \qquad \bar v = A^T \bar m.
+
+    Their tangents are products of a tangent and a recorded factor in both orders. Two terms
+    are second derivatives of the scores T themselves, Tbar dk / c and Tbar^T dq / c; they
+    form H_fT (`bilinear`), the rest forms H_oT (`pull_back_scores`).
+
+    Parameters
+    ----------
+    values : three tensors (batch, queries or length, heads d_head)
+        q at the queries; k and v at all positions.
+    scale : float
+        c.
+    cap : float or None
+        Soft cap of the scores.
     """
 
     sharp = ("weights", "_pattern_bar", "_cap_derivatives")
@@ -241,7 +320,10 @@ class Mixing(Step):
         self.value = self._merge((self.pattern @ self.v).unsqueeze(3)).squeeze(2)
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        """Return dm = dA v + A dv with dA = a'(dq k^T / c + q dk^T / c)."""
+        """Return dm = dA v + A dv with dA = a'(dq k^T / c + q dk^T / c).
+
+        Products by head: 2 L^2 d_head k operations each, for L positions and k probes.
+        """
         dq, dk, dv = self._split_all(dxs)
         dpattern = self._dpattern(self._dscore(dq, dk))
         dm = None if dpattern is None else _rows_times(dpattern, self.v)
@@ -252,6 +334,7 @@ class Mixing(Step):
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
+        """Return the tangents of qbar, kbar and vbar: `pull_back_scores` plus `bilinear`."""
         pulled = self.pull_back_scores(dy_bar, dxs, needed)
         if dxs is None:
             return pulled
@@ -260,8 +343,8 @@ class Mixing(Step):
     def bilinear(self, dxs: Sequence[Tangent], needed: Sequence[bool]) -> list[Tangent]:
         """Return the terms of the second derivative of T = q k^T / c: Tbar dk / c in dqbar, Tbar^T dq / c in dkbar.
 
-        T are the scores. These terms are all of H_fT, the functional part of the split
-        at the scores (Remark D.1).
+        T are the scores. These terms are all of H_fT, the functional part of the split at the
+        scores (Remark D.1).
         """
         dq, dk, _ = self._split_all(dxs)
         if needed[0] and dk is not None:
@@ -294,7 +377,7 @@ class Mixing(Step):
         return [self._merged(rows) for rows in (dq_bar, dk_bar, dv_bar)]
 
     def _value_cotangent(self, dm_bar: Tangent, dpattern: Tangent) -> Tangent:
-        """Return A^T dmbar + dA^T mbar."""
+        """Return d(vbar) = A^T dmbar + dA^T mbar."""
         dv_bar = None if dm_bar is None else _times_rows(self.pattern.mT, dm_bar)
         if dpattern is None:
             return dv_bar
@@ -303,7 +386,7 @@ class Mixing(Step):
     def _score_cotangent(
         self, dm_bar: Tangent, dpattern: Tangent, dv: Tangent
     ) -> Tangent:
-        """Return a'(dAbar) + a''[ds](Abar) with dAbar = dmbar v^T + mbar dv^T (Lemma C.1 for a'')."""
+        """Return d(Sbar) = a'[dAbar] + a''[dS, Abar] with dAbar = dmbar v^T + mbar dv^T (Lemma C.1 for a'')."""
         dpattern_bar = None if dm_bar is None else _rows_times(dm_bar, self.v.mT)
         if dv is not None:
             dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
@@ -319,7 +402,7 @@ class Mixing(Step):
         return plus(dscore_bar, second)
 
     def _through_cap(self, dscore_bar: Tangent, dscore: Tangent) -> Tangent:
-        """Return the tangent of Tbar from that of the capped scores' cotangent Sbar: s' dSbar + s'' dT Sbar."""
+        """Return d(Tbar) from the tangent of Sbar: s' dSbar + s'' dT Sbar; without a cap they are the same."""
         if self._cap_derivatives is None:
             return dscore_bar
         slope, curvature = self._cap_derivatives
@@ -331,21 +414,24 @@ class Mixing(Step):
         )
 
     def _first_order(self, dscore_bar: Tangent, other: Tensor) -> Tangent:
+        """Return dTbar other / c."""
         if dscore_bar is None:
             return None
         return _rows_times(dscore_bar, other) / self.scale
 
     @cached_property
     def _m_bar(self) -> Float[Tensor, "batch heads queries d_head"]:
+        """The recorded cotangent mbar, by head."""
         return self._split(self.y_bar).squeeze(3)
 
     @cached_property
     def _pattern_bar(self) -> Float[Tensor, "batch heads queries 1 length"]:
+        """Abar = mbar v^T, with the further axis of tangents."""
         return (self._m_bar @ self.v.mT).unsqueeze(3)
 
     @cached_property
     def score_gradient(self) -> Float[Tensor, "batch heads queries length"]:
-        """dl/dT of the scores T = q k^T / c, 0 for masked keys."""
+        """Tbar = dl/dT of the scores T = q k^T / c, 0 for masked keys."""
         gradient = self._through_pattern(self._pattern_bar)
         return (
             gradient
@@ -361,6 +447,7 @@ class Mixing(Step):
         return dscore
 
     def _dpattern(self, dscore: Tangent) -> Tangent:
+        """Return dA = a'[s' dT]; the centre is constant."""
         if dscore is None:
             return None
         return self._through_pattern(
@@ -383,6 +470,7 @@ class Mixing(Step):
     def _split(
         self, rows: Float[Tensor, "batch length k inner"]
     ) -> Float[Tensor, "batch heads length k d_head"]:
+        """Cut the last axis into heads, and put them next to the batch."""
         return rows.unflatten(-1, (self.heads, -1)).movedim(3, 1)
 
     def _merge(
@@ -397,7 +485,10 @@ class Mixing(Step):
 
 
 def _capped(scores: Tensor, cap: float) -> tuple[Tensor, Tensor]:
-    """Return the derivatives of cap tanh(T / cap), with a further axis for tangents."""
+    """Return the derivatives of cap tanh(T / cap), with a further axis for tangents.
+
+    With t = tanh(T / cap): s' = 1 - t^2 and s'' = -(2 / cap) t (1 - t^2).
+    """
     share = torch.tanh(scores / cap).unsqueeze(3)
     return 1 - share.square(), -2 / cap * share * (1 - share.square())
 
@@ -412,7 +503,11 @@ def mixing_of(tape: Tape, layer: int) -> Mixing:
 def _rows_times(
     rows: Float[Tensor, "b h i k n"], matrix: Float[Tensor, "b h n m"]
 ) -> Float[Tensor, "b h i k m"]:
-    """Multiply every row (i, k) by the matrix of its batch and head, in the matrix's type."""
+    """Multiply every row (i, k) by the matrix of its batch and head, in the matrix's type.
+
+    Casting here is where tangents of the pattern, in float64, return to the type of the
+    products.
+    """
     return (rows.flatten(2, 3).to(matrix.dtype) @ matrix).unflatten(2, rows.shape[2:4])
 
 
@@ -424,4 +519,5 @@ def _times_rows(
 
 
 def _swapped(rows: Float[Tensor, "b h i k j"]) -> Float[Tensor, "b h j k i"]:
+    """Exchange queries and keys: the transpose of the scores, probe by probe."""
     return rows.transpose(2, 4)

@@ -1,4 +1,28 @@
-"""The linearised tape: nodes and weights, forward passes of tangents, and backward passes of cotangents."""
+r"""The linearised tape: nodes and weights, forward passes of tangents, and backward passes of cotangents.
+
+The network is a sequence of steps y = F(x, w). At a fixed point everything that the
+products need is recorded once: the values, and the cotangents ybar = dl/dy of the
+linearised loss <dl/df, f> with dl/df held fixed. A product with a block of the Hessian
+then takes
+
+.. math:: dy = F_x \, dx + F_w \, dw \quad\text{(push)}, \qquad
+          d\bar x = F_x^T \, d\bar y + (dF_x)^T \, \bar y, \qquad
+          d\bar w = F_w^T \, d\bar y + (dF_w)^T \, \bar y \quad\text{(pull back)},
+
+where dF_x is the change of the Jacobian along (dx, dw): the *second-order terms*. The
+second line is the derivative of xbar = F_x^T ybar, so it gives the Hessian times dw
+(Pearlmutter, Neural Computation 6 (1994) 147). What goes into it decides the part:
+
+- H_o: d(fbar) = (d2l/df2) df, without second-order terms, so J^T (d2l/df2) J dw;
+- H_f: d(fbar) = 0, with second-order terms, so the Hessian of <dl/df, f>;
+- H: both.
+
+H_f is never a difference of two products, which would lose its digits where it is much
+smaller than H_o.
+
+Tensors: values are (batch, length, width), tangents of k probes (batch, length, k,
+width), and tangents of weights (k, *shape of the weight). A tangent None is zero.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +45,9 @@ def narrow(node: Node, dtype: torch.dtype) -> None:
     Therefore values and cotangents are computed in float64, the Jacobian of the softmax
     remains in float64, and only linear maps are cast. Products then equal those of the
     float64 network up to the rounding of float32 (docs/accuracy.md).
+
+    Cached properties are evaluated before, in float64. `parameters` keep their type: they
+    are those of the network.
     """
     for name, attribute in vars(type(node)).items():
         if isinstance(attribute, cached_property):
@@ -32,6 +59,7 @@ def narrow(node: Node, dtype: torch.dtype) -> None:
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Return a tensor of real numbers, or a tuple with such tensors, in `dtype`; anything else as it is."""
     if isinstance(value, tuple):
         return tuple(_cast(one, dtype) for one in value)
     is_number = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -64,8 +92,8 @@ def times_transposed(
 ) -> Float[Tensor, "*n m"]:
     """Return rows matrix^T.
 
-    Float32 on the CPU uses oneDNN in full precision, which is 2.3 times as fast as MKL
-    on an AMD EPYC; on an Intel Xeon it has 0.9 times the speed, so MKL is used there
+    Float32 on the CPU uses oneDNN in full precision, which is 2.3 times as fast as MKL on
+    an AMD EPYC; on an Intel Xeon it has 0.9 times the speed, so MKL is used there
     (docs/performance.md). oneDNN does not support float64.
     """
     if not _goes_to_onednn(rows):
@@ -77,6 +105,7 @@ def times_transposed(
 
 
 def _goes_to_onednn(rows: Tensor) -> bool:
+    """Whether the product takes oneDNN: float32 on a CPU that is not Intel's."""
     return _BY_ONEDNN and rows.dtype == torch.float32 and rows.device.type == "cpu"
 
 
@@ -87,8 +116,8 @@ Tangent = Tensor | None
 class Node(Protocol):
     """One step; `inputs` and `output` are names of variables of the tape, and `value` is the output at the point.
 
-    `Tape.record` sets `cotangent` once, before the first product, so that results may
-    be cached.
+    `Tape.record` sets `cotangent` once, before the first product, so that results may be
+    cached.
     """
 
     inputs: tuple[str, ...]
@@ -97,12 +126,26 @@ class Node(Protocol):
     cotangent: Tensor | None
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
-        """Return the tangent of the output."""
+        """Return the tangent dy of the output, given those of the inputs: dy = F_x dx + F_w dw.
+
+        dw are the perturbations that `Holder.perturbed` contains.
+        """
 
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
-        """Return the tangents of the cotangents of the inputs (None if not `needed`)."""
+        """Return the tangents of the cotangents of the inputs (None if not `needed`).
+
+        Parameters
+        ----------
+        dy_bar : Tensor or None
+            d(ybar), (batch, length, k, width).
+        dxs : sequence or None
+            Tangents of the inputs. None drops the second-order terms, so that the result is
+            F_x^T dy_bar: rows are pulled back.
+        needed : sequence of bool
+            Which inputs are on the way to a weight that is asked for.
+        """
 
 
 class Step:
@@ -112,7 +155,7 @@ class Step:
 
     @property
     def y_bar(self) -> Float[Tensor, "batch length 1 d"]:
-        """The recorded cotangent, with the further axis of tangents."""
+        """The recorded cotangent ybar = dl/dy, with the further axis of tangents."""
         assert self.cotangent is not None
         return self.cotangent.unsqueeze(2)
 
@@ -134,7 +177,8 @@ WEIGHT, BIAS = "weight", "bias"
 class Holder(Node, Protocol):
     """A step with parameters, which have the same names as in its module.
 
-    `perturbed` contains the tangents of perturbed parameters during a product.
+    `perturbed` contains the tangents dw of perturbed parameters during a product; `push`
+    and `pull_back` read them, and `Tape.release` clears them.
     """
 
     parameters: dict[str, Tensor]
@@ -143,11 +187,32 @@ class Holder(Node, Protocol):
     def weight_product(
         self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
     ) -> Probes | None:
-        """Return the tangent of the cotangent of parameter `name`, summed over batch and positions."""
+        r"""Return d(wbar) of parameter `name`, summed over batch and positions: a row of the product.
+
+        .. math:: d\bar w = F_w^T \, d\bar y + (dF_w)^T \, \bar y
+
+        All steps are linear in their parameters, so that dF_w comes from dx alone. Shape (k,
+        *shape of the parameter); None is zero.
+        """
 
 
 class LinearMap(Step):
-    """y = x W^T + b. A perturbation dW adds x dW^T to dy and ybar dW to the tangent of xbar; db adds itself to dy."""
+    r"""y = x W^T + b.
+
+    .. math:: dy = dx \, W^T + x \, dW^T + db, \qquad
+              d\bar x = d\bar y \, W + \bar y \, dW, \qquad
+              d\bar W = d\bar y^T x + \bar y^T dx, \qquad d\bar b = d\bar y,
+
+    the last two summed over batch and positions. The terms with ybar are of second order.
+
+    Parameters
+    ----------
+    inputs, output : str
+        Names of variables.
+    x : (batch, length, n)
+    linear : Linear
+        With W of (m, n), and b or none.
+    """
 
     def __init__(
         self, inputs: tuple[str, ...], output: str, x: Tensor, linear: nn.Linear
@@ -158,6 +223,7 @@ class LinearMap(Step):
         self.perturbed: dict[str, Probes] = {}
 
     def push(self, dxs: Sequence[Tangent]) -> Tangent:
+        """Return dx W^T + x dW^T + db; the k perturbations are one product with the (k m, n) matrix of all of them."""
         dy = None if dxs[0] is None else times_transposed(dxs[0], self.weight)
         dw, db = self.perturbed.get(WEIGHT), self.perturbed.get(BIAS)
         if dw is not None:
@@ -172,6 +238,7 @@ class LinearMap(Step):
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
+        """Return dybar W + ybar dW."""
         if not needed[0]:
             return [None]
         first = None if dy_bar is None else times_transposed(dy_bar, self.weight.T)
@@ -198,6 +265,7 @@ class LinearMap(Step):
         return plus(product, mixed.unflatten(1, dxs[0].shape[2:]).transpose(0, 1))
 
     def _from_weight(self, dw: Probes) -> Float[Tensor, "batch length k inputs"]:
+        """Return ybar dW for every probe, as one product with the (k n, m) matrix of all of them."""
         assert self.cotangent is not None
         k, outputs, inputs = dw.shape
         by_input = dw.permute(0, 2, 1).reshape(k * inputs, outputs)
@@ -212,7 +280,17 @@ def _summed(
 
 
 class Lookup(Step):
-    """y = rows of the table W picked by `index`: token and position embeddings (linear in W)."""
+    """y = rows of the table W picked by `index`: token and position embeddings.
+
+    y = E W with a one-hot matrix E, so it is linear in W and has no inputs: dy = E dW, and
+    d(Wbar) = E^T d(ybar) adds the rows of each token. There is no second-order term.
+
+    Parameters
+    ----------
+    output : str
+    index : (batch, length)
+    weight : (rows, width)
+    """
 
     inputs: tuple[str, ...] = ()
 
@@ -255,9 +333,28 @@ PullBack = Callable[[Tangent, Sequence[Tangent] | None, Sequence[bool]], list[Ta
 class Tape:
     """Steps in order of evaluation; the output of the last step is the scored output f.
 
-    `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs,
-    once for all products. `holders` maps weights to their steps, and `names` maps
-    weights to their names in the modules.
+    `record` stores the cotangents of the linearised loss <dl/df, f>, which H_f needs, once
+    for all products. `holders` maps weights to their steps, and `names` maps weights to
+    their names in the modules.
+
+    Examples
+    --------
+    Two linear maps f = x A^T B^T, the loss <g, f>, and its Hessian between B and A times dA.
+    With A = 2, B = 3, x = 5 and g = 7 it is g x = 35, and df = B dA x = 15:
+
+    >>> from torch.nn import Linear
+    >>> def with_weight(number):
+    ...     linear = Linear(1, 1, bias=False, dtype=torch.float64).requires_grad_(False)
+    ...     linear.weight.fill_(number)
+    ...     return linear
+    >>> tape, x = Tape(), torch.tensor([[[5.0]]], dtype=torch.float64)
+    >>> first = LinearMap(("x",), "y", x, with_weight(2.0))
+    >>> _ = tape.add(first, {"weight": (1, "A")})
+    >>> _ = tape.add(LinearMap(("y",), "f", first.value, with_weight(3.0)), {"weight": (1, "B")})
+    >>> tape.record(torch.tensor([[[7.0]]], dtype=torch.float64))
+    >>> tangents = tape.push({(1, "A"): torch.ones(1, 1, 1, dtype=torch.float64)})
+    >>> tangents["f"].item(), tape.pull_back(None, tangents, [(1, "B")])[1, "B"].item()
+    (15.0, 35.0)
     """
 
     def __init__(self) -> None:
@@ -285,7 +382,10 @@ class Tape:
         return self.nodes[-1].value
 
     def record(self, gradient: Float[Tensor, "batch scored vocab"]) -> None:
-        """Store dl/dy at every step, with dl/df = `gradient` held fixed."""
+        """Store ybar = dl/dy at every step, with dl/df = `gradient` held fixed: one plain backward pass.
+
+        A step's cotangent is stored when all later steps have been pulled back.
+        """
         for node, bar, _ in self.down(
             gradient.unsqueeze(2), None, {node.output for node in self.nodes}
         ):
@@ -293,7 +393,7 @@ class Tape:
             node.cotangent = bar.squeeze(2)
 
     def narrow(self, dtype: torch.dtype) -> None:
-        """Compute products in `dtype`; the recorded output is not changed."""
+        """Compute products in `dtype`; the recorded output f is not changed, because d2l/df2 is evaluated at it."""
         output = self.output
         for node in self.nodes:
             narrow(node, dtype)
@@ -301,7 +401,10 @@ class Tape:
         self.nodes[-1].value = output
 
     def push(self, dw: Mapping[Weight, Probes]) -> Tangents:
-        """Return the tangents of all variables for the perturbations `dw` of weights."""
+        """Return the tangents of all variables for the perturbations `dw` of weights, (k, *shape) each.
+
+        The perturbations stay in their steps, where the pull-back needs them, until `release`.
+        """
         for weight, probes in dw.items():
             self.holders[weight].perturbed[self.names[weight]] = probes
         return self.push_from({}, self.reach(dw))
@@ -323,9 +426,19 @@ class Tape:
         rows: Collection[Weight],
         instead: Mapping[str, PullBack] | None = None,
     ) -> dict[Weight, Probes | None]:
-        """Return the weight products of `rows`; with `tangents`, those of H_f (second-order terms added).
+        """Return the weight products d(wbar) of `rows`; with `tangents`, second-order terms are added.
 
-        `instead` maps outputs of steps to functions that replace their pull-back.
+        Parameters
+        ----------
+        df_bar : (batch, scored, k, v) or None
+            The tangent of the outputs' cotangent: (d2l/df2) df, or None for H_f.
+        tangents : dict or None
+            From `push`; None for H_o.
+        rows : weights
+            Only steps behind at least one of them are visited.
+        instead : dict, optional
+            Maps outputs of steps to functions that replace their pull-back, as H_oT needs for
+            the scores.
         """
         products, rows_of = {}, defaultdict[str, list[Weight]](list)
         for row in rows:
@@ -342,8 +455,8 @@ class Tape:
     ) -> Tangents:
         """Return the tangents of the cotangents of `names`, given that of the outputs.
 
-        Without `tangents` these are the rows df_bar df/d(name); with `tangents`,
-        second-order terms of H_f are added.
+        Without `tangents` these are the rows df_bar df/d(name); with `tangents`, second-order
+        terms of H_f are added.
         """
         swept = self.down(df_bar, tangents, self.descendants(names))
         return {node.output: bar for node, bar, _ in swept if node.output in names}
@@ -357,8 +470,9 @@ class Tape:
     ) -> Iterator[tuple[Node, Tangent, list[Tangent] | None]]:
         """Yield the steps in `reached` in reverse order, each before it is pulled back.
 
-        Each comes with the tangent of the cotangent of its output, which includes all
-        later steps, and with the tangents of its inputs, if `tangents` are given.
+        Each comes with the tangent of the cotangent of its output, which includes all later
+        steps, and with the tangents of its inputs, if `tangents` are given. A cotangent is
+        dropped once its step has been pulled back, so that only those on the way are in memory.
         """
         bars: Tangents = {self.nodes[-1].output: df_bar}
         for node in reversed(self.nodes):
@@ -384,7 +498,7 @@ class Tape:
             del self.holders[weight].perturbed[self.names[weight]]
 
     def reach(self, weights: Collection[Weight]) -> set[str]:
-        """Return the variables that depend on `weights`."""
+        """Return the variables that depend on `weights`: the only ones with tangents that are not zero."""
         return self.descendants({self.holders[weight].output for weight in weights})
 
     def descendants(self, names: Collection[str]) -> set[str]:
