@@ -100,10 +100,12 @@ def chunks(
     --------
     Two probes of 2^29 bytes each reach the bound:
 
-    >>> import torch
-    >>> from types import SimpleNamespace
+    >>> import torch, hessfig
+    >>> from hessfig.curvature import ColumnOperator
     >>> from hessfig.curvature.column import chunks
-    >>> column = SimpleNamespace(bytes_per_probe=2**29)
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 1), torch.eye(3), torch.zeros(3, 1), "mse").objective("float64")
+    >>> column = ColumnOperator(problem, 0, "weight", ["weight"])
+    >>> column.bytes_per_probe = 2**29
     >>> [tuple(one.shape) for one in chunks(torch.ones(3, 5), column, 5)]
     [(3, 2), (3, 2), (3, 1)]
     """

@@ -90,7 +90,11 @@ class ImplicitMatrix(ABC):
     def _applied(
         self, x: Vectors, forth: Map, back: Map, count: int = 1
     ) -> list[Vectors]:
-        """Return the `count` products that `forth` stacks, each in the form of `x`; `back` is its transpose."""
+        """Return the `count` products that `forth` stacks, each in the form of `x`; `back` is its transpose.
+
+        Vectors are cast to the type and the device of the matrix; a single one is a column.
+        Autograd sees one linear map whose transpose is `back` (`_Linear`).
+        """
         self._check(x)
         if isinstance(x, np.ndarray):
             return [
@@ -166,11 +170,18 @@ class ImplicitMatrix(ABC):
         tolerance: float = 1e-8,
         preconditioner: ImplicitMatrix | None = None,
     ) -> Solution:
-        """Solve (A + damping I) x = b for a symmetric A.
+        r"""Solve (A + damping I) x = b for a symmetric A.
 
-        SciPy's conjugate gradients if A is positive semi-definite, otherwise SciPy's
-        MINRES, restarted from the true residual, with at most 10 n products. Issues a
-        RuntimeWarning if the residual stays above `tolerance`.
+        SciPy's conjugate gradients if A is positive semi-definite, otherwise SciPy's MINRES.
+        Each of at most five rounds solves for the residual of the rounds before,
+
+        .. math:: (A + \delta I) \, y = r_k, \qquad x_{k+1} = x_k + y, \qquad
+                  r_{k+1} = b - (A + \delta I) \, x_{k+1},
+
+        with the true residual from a product of its own: that of the recurrences drifts away
+        from it by rounding. At most 10 n products. Issues a RuntimeWarning if the residual stays
+        above `tolerance`; the error of x is at most the residual over the smallest eigenvalue
+        of A + damping I in size.
 
         Parameters
         ----------
@@ -241,7 +252,11 @@ class ImplicitMatrix(ABC):
         )
 
     def _in_units(self, b: Float[Tensor, "n k"], *given: Any) -> tuple[Tensor, Tensor]:
-        """Return solutions and residuals; right-hand sides whose squares would under- or overflow are rescaled."""
+        """Return solutions and residuals; right-hand sides whose squares would under- or overflow are rescaled.
+
+        x(b) is linear: x = u x(b / u) with u the largest entry of b in size. Usual sides keep
+        u = 1, and so their bits.
+        """
         if not bool(b.isfinite().all()):
             raise UserError(
                 "solve: the right-hand side is not finite",
@@ -319,7 +334,12 @@ class Solution(NamedTuple):
 
 
 class _Linear(torch.autograd.Function):
-    """Y = A X with a constant A, differentiable in both modes and to any order, and usable under vmap."""
+    """Y = A X with a constant A, differentiable in both modes and to any order, and usable under vmap.
+
+    The vector-Jacobian product of X -> A X is A^T, the Jacobian-vector product A again; both
+    are calls of this function, so that derivatives of any order follow. Under vmap, the
+    vectors of all batch entries become columns of one product.
+    """
 
     @staticmethod
     def forward(columns: Tensor, forth: Map, back: Map) -> Tensor:
@@ -412,7 +432,12 @@ def _check(damping: float, tolerance: float) -> None:
 
 
 class _Damped:
-    """A + damping I, with a method for its linear systems."""
+    """A + damping I, with a method for its linear systems.
+
+    The method is conjugate gradients for a positive semi-definite A, which needs A + damping
+    I positive definite to converge, and MINRES otherwise, which minimises the residual
+    of any symmetric matrix over the Krylov space.
+    """
 
     def __init__(
         self,
@@ -439,7 +464,12 @@ class _Damped:
         return product
 
     def solved(self, b: Array, tolerance: float) -> tuple[Array, float]:
-        """Return x and its relative residual; a matrix whose squares under- or overflow is rescaled."""
+        """Return x and its relative residual; a matrix whose squares under- or overflow is rescaled.
+
+        With the unit s = |(A + damping I) b|_max / |b|_max, the system over s has entries of size
+        one: ((A + damping I) / s) y = b and x = y / s. It is tried only if the plain system
+        fails and s is outside of what squares of float64 hold.
+        """
         x, residual = self._searched(b, tolerance)
         if residual <= tolerance:
             size = 1.0
@@ -451,7 +481,12 @@ class _Damped:
         return x / self._unit, residual
 
     def _searched(self, b: Array, tolerance: float) -> tuple[Array, float]:
-        """Solve in the present unit; each round solves for the residual of the rounds before."""
+        """Solve in the present unit; each round solves for the residual of the rounds before.
+
+        A round gets the tolerance that is left, tolerance / residual, with a factor 0.1 to
+        spare. The search ends with the tolerance reached, with a residual that falls no more, or with
+        one that a round reduces by less than a tenth (_PROGRESS).
+        """
         size = float(np.linalg.norm(b))
         best = np.zeros_like(b)
         left = b
@@ -487,7 +522,11 @@ class _Damped:
 def _inverse_of(
     preconditioner: Any, damping: float, dim: int
 ) -> sparse.LinearOperator | None:
-    """Return (|P| + damping I)^-1 as an operator of SciPy."""
+    """Return (|P| + damping I)^-1 as an operator of SciPy.
+
+    The damping is at least _LEAST_DAMPING of the scale of P: a singular P would otherwise
+    multiply directions outside its range by 1 / 0.
+    """
     if preconditioner is None:
         return None
     shape = getattr(preconditioner, "shape", None)

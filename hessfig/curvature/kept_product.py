@@ -65,7 +65,7 @@ class KeptProduct:
         )
 
     def alone(self, vector: Float[Tensor, " m"]) -> Float[Tensor, " n"]:
-        """Return A v, without code of others."""
+        """Return A v, without code of others: the product alone, with one thread if the network is small."""
         with TURN:
             if self._is_limited and torch.get_num_threads() > 1:
                 with one_thread():
@@ -81,7 +81,12 @@ class KeptProduct:
             return multiply(vector).detach()
 
     def _watched(self, vector: Tensor) -> Tensor:
-        """Return A v, and note whether code of others runs, or draws from torch's generator."""
+        """Return A v, and note whether code of others runs, or draws from torch's generator.
+
+        A frame of a module whose top-level package is neither torch, hessfig nor of the standard
+        library is code of others; so is a change of torch's generator, which that code may make
+        from C++.
+        """
         names = set[Any]()
         before = torch.default_generator.get_state()
 

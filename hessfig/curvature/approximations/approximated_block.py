@@ -32,12 +32,15 @@ _ASYMMETRY = 1e-10
 
 
 class ApproximatedBlock(ImplicitMatrix):
-    """The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
+    r"""The approximation called `name` of a diagonal block, symmetric, in float64 on the CPU.
 
     For example, K-FAC is (sum g g^T) (x) (mean x x^T) for inputs x and backpropagated
     vectors g; docs/studies/approximations.md defines all approximations. `solve` needs
-    no preconditioner. `names`, `sizes`, `flatten` and `unflatten` are those of
-    BlockOperator.
+    no preconditioner: with the eigenvectors Q of A, which its structure gives,
+
+    .. math:: (A + \delta I)^{-1} b = Q \, (\Lambda + \delta I)^{-1} Q^\top b.
+
+    `names`, `sizes`, `flatten` and `unflatten` are those of BlockOperator.
 
     Examples
     --------
@@ -94,7 +97,12 @@ class ApproximatedBlock(ImplicitMatrix):
         return x, residual.norm(dim=0) / sizes
 
     def inverse(self, damping: float, *, least: float) -> ApproximatedBlock:
-        """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A."""
+        """Return (|A| + damping I)^-1, with a damping of at least `least` times the size of A.
+
+        |A| has the absolute eigenvalues of A. The result is positive definite, as a
+        preconditioner of conjugate gradients and MINRES must be, also if A is singular or has
+        negative eigenvalues.
+        """
         floor = max(damping, least * self._scale, torch.finfo(torch.float64).tiny)
         inverted = self._function(lambda values: 1 / (values.abs() + floor))
         name = f"inverse of {self.name}"
@@ -102,7 +110,7 @@ class ApproximatedBlock(ImplicitMatrix):
 
     @property
     def _scale(self) -> float:
-        """A number of the order of the largest eigenvalue."""
+        """A number of the order of the largest eigenvalue: |A 1| / |1|, which is at most that, for one product."""
         vector = torch.ones(self.shape[0], 1, dtype=torch.float64)
         return float(self._product.matmat(vector).norm() / vector.norm())
 
@@ -128,7 +136,13 @@ class ApproximatedBlock(ImplicitMatrix):
 
 @dataclass(frozen=True)
 class Shifted:
-    """The operator `inside` on the span of the orthonormal columns of `vectors`, and `outside` times I elsewhere."""
+    r"""The operator `inside` on the span of the orthonormal columns of `vectors`, and `outside` times I elsewhere.
+
+    .. math:: Q \, \mathrm{diag}(d) \, Q^\top + o \, (I - Q Q^\top)
+              = o I + Q \, (\mathrm{diag}(d) - o) \, Q^\top.
+
+    f(A) of a matrix of low rank has this form, with o = f(0).
+    """
 
     vectors: Float[Tensor, "dim rank"]
     inside: Float[Tensor, " rank"]
@@ -143,7 +157,24 @@ class Shifted:
 
 @singledispatch
 def spectral_function(matrix: Product, function: Function, dim: int) -> Product:
-    """Return f(A) = Q f(eigenvalues) Q^T of a symmetric A. Raises UserError if A is too large to be decomposed."""
+    """Return f(A) = Q f(eigenvalues) Q^T of a symmetric A. Raises UserError if A is too large to be decomposed.
+
+    Structure gives the eigenvalues: a diagonal its entries, L (x) R the products of those
+    of its symmetric factors in the basis Q_L (x) Q_R, and rows R of low rank the squared
+    singular values of R. Anything else is decomposed as a whole, O(dim^3).
+
+    Examples
+    --------
+    The inverse root of a Kronecker product:
+
+    >>> import torch
+    >>> from hessfig.curvature.approximations.approximated_block import spectral_function
+    >>> from hessfig.curvature.approximations.matrices import KroneckerSum
+    >>> factors = torch.tensor([4.0, 1.0]).double().diag(), torch.tensor([9.0]).double().diag()
+    >>> found = spectral_function(KroneckerSum(factors[0][None], factors[1][None]), lambda one: one**-0.5, 2)
+    >>> found.matmat(torch.eye(2).double()).diagonal().round(decimals=9).tolist()
+    [0.166666667, 0.333333333]
+    """
     if dim > MOST_DENSE:
         raise UserError(
             "solve: this approximation has no structure for solving linear systems",

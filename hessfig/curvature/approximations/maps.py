@@ -19,9 +19,15 @@ _SIDES = (["weight"], ["bias"], ["bias", "weight"])
 class UnfoldedMap:
     """A module y_t = W x_t + b, of which a block has `names`: weight, bias or both, in the order of its vector.
 
-    The parameters of the block form one matrix. With W, the input x_t of a convolution
-    is its patch at position t, in the order of the rows of W (Grosse and Martens 2016,
-    arXiv 1602.01407). With b, a 1 is appended to x_t.
+    The parameters of the block form one matrix (m, n). With W, the input x_t of a
+    convolution is its patch at position t, in the order of the rows of W. With b, a 1 is
+    appended to x_t: W x + b = [W b] [x; 1]. The gradient in the matrix is then
+    sum_t g_t x_t^T, with the gradients g_t in the outputs y_t.
+
+    References
+    ----------
+    R. Grosse and J. Martens (2016), A Kronecker-factored approximate Fisher matrix for
+    convolution layers, arXiv 1602.01407.
 
     Examples
     --------
@@ -81,7 +87,11 @@ class UnfoldedMap:
         return torch.cat(pieces, dim=-1)
 
     def _patches(self, arguments: Tensor) -> Tensor:
-        """Return the patches of a convolution: its outputs with unit vectors as kernels."""
+        """Return the patches of a convolution: its outputs with unit vectors as kernels.
+
+        A convolution is linear in its kernel, y_t = sum_j W_j x_tj, so that the kernel e_j
+        gives x_tj, whatever the stride, padding and dilation of the module.
+        """
         if not isinstance(self.module, CONVOLUTIONS):
             return arguments
         shape = self.module.weight.shape[1:]
@@ -94,7 +104,11 @@ class UnfoldedMap:
         return torch.cat([tensor.reshape(len(tensor), -1) for tensor in by_name], dim=1)
 
     def order(self, shape: Sequence[int]) -> Tensor:
-        """Return the place of each entry of the block in the matrix (m, n), row by row."""
+        """Return the place of each entry of the block in the matrix (m, n), row by row.
+
+        The vector of a block of weight and bias has all of the weight first, the matrix
+        [W b] the bias at the end of every row.
+        """
         places = torch.arange(shape[0] * shape[1]).view(*shape)
         weight, bias = places, places[:, -1:]
         if len(self.names) > 1:

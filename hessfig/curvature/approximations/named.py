@@ -37,8 +37,15 @@ from hessfig.weights import Weight
 class SampleGradients:
     """Gradients of the single samples of all batches of a problem, computed once for all blocks.
 
-    `batch_size` is the size of the mini-batches whose second moments optimisers
-    accumulate; inf is the whole batch.
+    In the letters of docs/studies/approximations.md: the shares s_i, with g = sum_i s_i
+    (`true`), and a_i with E sum_i a_i a_i^T = H_o (`drawn`). They take N gradients each, and
+    N times the memory of the parameters.
+
+    Attributes
+    ----------
+    batch_size : float
+        The size b of the mini-batches whose second moments optimisers accumulate; inf is
+        the whole batch.
     """
 
     def __init__(
@@ -60,7 +67,10 @@ class SampleGradients:
 
     @property
     def terms(self) -> float:
-        """The number of terms of the loss of all batches: the divisor of its mean, or 1 for a sum."""
+        """The number K of terms of the loss of all batches: the divisor of its mean, or 1 for a sum.
+
+        A batch with K_1 of the K terms has the share K_1 / K, so that K = K_1 / share.
+        """
         return self.sides[0].terms / self.sides[0].share
 
     def map_of(self, side: Sequence[Weight]) -> UnfoldedMap | None:
@@ -153,7 +163,7 @@ class Material:
 
     @cached_property
     def _shares(self) -> Float[Tensor, "batch dim"]:
-        """The shares g_i / N of the N samples in the gradient g = mean g_i, in the block."""
+        """The shares s_i = g_i / N of the N samples in the gradient g = mean g_i, in the block."""
         return self._flat(self.samples.true)
 
     @property
@@ -163,7 +173,14 @@ class Material:
 
     @cached_property
     def _second_moment(self) -> Float[Tensor, " dim"]:
-        """E g_B^2 over mini-batches B drawn with replacement: (mean g)^2 + (mean g_i^2 - (mean g)^2) / batch size."""
+        r"""E g_B^2 over mini-batches B of b samples drawn with replacement, entry by entry.
+
+        g_B is a mean of b independent draws of g_i, with the mean g and the variance
+        (mean g_i^2 - g^2) / b:
+
+        .. math:: E g_B^2 = g^2 + \frac{1}{b} \Bigl(N \sum_i s_i^2 - g^2\Bigr), \qquad
+                  g = \sum_i s_i, \quad g_i = N s_i.
+        """
         square = self._shares.sum(dim=0).square()
         # N sum (g_i / N)^2 is the mean of g_i^2.
         mean_square = len(self._shares) * self._shares.square().sum(dim=0)
@@ -176,7 +193,11 @@ class Material:
         return self._spread(single), self._spread(single.mT)
 
     def _spread(self, single: Float[Tensor, "batch m n"]) -> Float[Tensor, "m m"]:
-        """E G_B G_B^T = G G^T + (mean G_i G_i^T - G G^T) / batch size, from the shares G_i / N."""
+        """E G_B G_B^T = G G^T + (mean G_i G_i^T - G G^T) / b, from the shares S_i = G_i / N.
+
+        The same identity as that of `_second_moment`, for the matrix of second moments:
+        mean G_i G_i^T = N sum_i S_i S_i^T.
+        """
         mean = single.sum(dim=0)
         square = mean @ mean.T
         # All samples side by side: the product sums over them.
@@ -202,17 +223,42 @@ class Material:
         return kronecker_factors_of(one.expanded for one in self._signals())
 
     def _kfac(self) -> KroneckerSum:
-        """E b b^T (x) E a a^T over the uses of a linear map, with inputs a and gradients b of its outputs."""
+        r"""E b b^T (x) E a a^T over the uses of a linear map, with inputs a and gradients b of its outputs.
+
+        .. math:: \Bigl(\sum_{itpc} g_{itpc} \, g_{itpc}^\top\Bigr) \otimes
+                  \Bigl(\frac{1}{M} \sum_{it} x_{it} x_{it}^\top\Bigr)
+
+        over the M uses that count: every position is a sample of its own (expand).
+
+        References
+        ----------
+        R. Eschenhagen, A. Immer, R. E. Turner, F. Schneider and P. Hennig (2023),
+        Kronecker-factored approximate curvature for modern neural network architectures,
+        arXiv 2311.00636.
+        """
         left, right = self._kfac_factors
         return KroneckerSum(left[None], right[None])
 
     def _kfac_reduce(self) -> KroneckerSum:
-        """The same with inputs and gradients added up over the uses by a sample."""
+        """The same with vectors added up, and inputs averaged, over the uses by a sample.
+
+        g_ipc = sum_t g_itpc and x_i = sum_t x_it / M_i. Where all inputs of a sample are equal,
+        sum_t g_t x_t^T = (sum_t g_t) x^T, so that this is K-FAC of a map that is used once.
+        """
         left, right = kronecker_factors_of(one.reduced for one in self._signals())
         return KroneckerSum(left[None], right[None])
 
     def _ekfac(self) -> Rotated:
-        """E (U^T G V)^2 in the eigenvectors U, V of the two factors of K-FAC."""
+        """E (U^T G V)^2 in the eigenvectors U, V of the two factors of K-FAC.
+
+        Q diag(Q^T H_o Q) Q^T with Q = U (x) V: the nearest matrix to H_o with these
+        eigenvectors (see Rotated), and so never farther from it than K-FAC.
+
+        References
+        ----------
+        T. George, C. Laurent, X. Bouthillier, N. Ballas and P. Vincent (2018), Fast approximate
+        natural gradient descent in a Kronecker-factored eigenbasis, arXiv 1806.03884.
+        """
         basis = Basis.of(*self._kfac_factors)
         values = []
         for signals in self._signals():
@@ -220,12 +266,24 @@ class Material:
         return Rotated(basis, torch.stack(values).sum(dim=0))
 
     def _shampoo(self) -> KroneckerSum:
-        """The roots of E G G^T and of E G^T G."""
+        """The roots of L = E G G^T and of R = E G^T G: L^(1/2) (x) R^(1/2).
+
+        Shampoo's step is L^(-1/4) G R^(-1/4), so that it divides by L^(1/4) (x) R^(1/4): this is
+        the square, which has the power of a second moment of the gradient.
+
+        References
+        ----------
+        V. Gupta, T. Koren and Y. Singer (2018), Shampoo: preconditioned stochastic tensor
+        optimization, arXiv 1802.09568.
+        """
         left, right = self._shampoo_factors
         return KroneckerSum(root(left)[None], root(right)[None])
 
     def _muon(self) -> KroneckerSum:
-        """(G G^T)^(1/2) (x) I = U S U^T (x) I, with the gradient G = U S V^T."""
+        """(G G^T)^(1/2) (x) I = U S U^T (x) I, with the gradient G = U S V^T.
+
+        Muon's step is U V^T = (G G^T)^(-1/2) G: it divides by this matrix (on the range of G).
+        """
         left, sizes, _ = torch.linalg.svd(self._gradient, full_matrices=False)
         identity = torch.eye(self.shape[1], dtype=torch.float64)
         return KroneckerSum(((left * sizes) @ left.T)[None], identity[None])
@@ -264,9 +322,12 @@ class Material:
         return Diagonal(scales.flatten())
 
     def _empirical_fisher(self) -> LowRank:
-        """The mean of g_i g_i^T over all terms of the loss."""
+        """K sum_i s_i s_i^T with the K terms of the loss; (1 / N) sum_i g_i g_i^T if each of N samples is one term.
+
+        The positions of a sample are added up in s_i before the square.
+        """
         return LowRank(self.samples.terms**0.5 * self._shares)
 
     def _sampled_fisher(self) -> LowRank:
-        """The same at labels drawn from the network: H_o in the mean."""
+        """sum_i a_i a_i^T at labels drawn from the network: H_o in the mean (OutputSide.sampled)."""
         return LowRank(self._flat(self.samples.drawn))

@@ -34,13 +34,26 @@ MOST_BYTES = 2**31
 
 @dataclass(frozen=True)
 class Signals:
-    """Inputs x of a linear map at every use t, and backpropagated vectors g, one for each column of the root S.
+    r"""Inputs x of a linear map at every use t, and backpropagated vectors g, one for each column of the root S.
 
-    H_o of the weight is the sum of vec(J) vec(J)^T over columns s and samples b, with J
-    = sum_t g_t x_t^T. The uses are those of a call of the whole network: all positions
-    of all sequences, scored or not, in the last layer as well. A use without an effect
-    whose own target is ignored (padding), or whose sample has no target, does not
-    count: its x is not among the inputs of K-FAC.
+    With S S^T the Hessian of the loss in the outputs of a position, and the derivative J of
+    column s of sample b in the weight,
+
+    .. math:: H_o = \sum_{b, s} \mathrm{vec}_r(J_{bs}) \, \mathrm{vec}_r(J_{bs})^\top, \qquad
+              J_{bs} = \sum_t g_{bst} \, x_{bt}^\top,
+
+    since H_o = J_f^T S S^T J_f, and J_f^T S e_s is what column s sends back through the
+    outputs. The uses are those of a call of the whole network: all positions of all
+    sequences, scored or not, in the last layer as well. A use without an effect whose own
+    target is ignored (padding), or whose sample has no target, does not count: its x is not
+    among the inputs of K-FAC.
+
+    Attributes
+    ----------
+    inputs : tensor (batch, uses, n)
+    sent_back : tensor (columns, batch, uses, m)
+        One row for each scored position and column of its root.
+    counts : tensor of bool (batch, uses)
     """
 
     inputs: Float[Tensor, "batch uses n"]
@@ -65,11 +78,16 @@ class Signals:
     def squares(
         self, left: Float[Tensor, "m m"], right: Float[Tensor, "n n"]
     ) -> Float[Tensor, "m n"]:
-        """Return the sum over columns and samples of the squared entries of left^T J right.
+        r"""Return the sum over columns and samples of the squared entries of left^T J right.
 
-        Vectors are rotated, not the matrices J: left^T J right = sum_t (left^T g_t)
-        (right^T x_t)^T. With one use for each sample, the squares are products: sum_b
-        (sum_s (left^T g_sb)^2) ((right^T x_b)^2)^T.
+        This is the diagonal of Q^T H_o Q, Q = left (x) right: (Q^T vec_r J) squared, entry by
+        entry. Vectors are rotated, not the matrices J,
+
+        .. math:: \mathrm{left}^\top J \, \mathrm{right} = \sum_t (\mathrm{left}^\top g_t)
+                  (\mathrm{right}^\top x_t)^\top.
+
+        With one use for each sample, the squares are products: sum_b (sum_s (left^T g_sb)^2)
+        ((right^T x_b)^2)^T.
         """
         inputs = self.inputs @ right
         if inputs.shape[1] == 1:
@@ -82,7 +100,11 @@ class Signals:
 
 
 class OutputSide:
-    """The term of one batch, `share` times its own loss, as a function of the outputs: gradients, roots of Hessians."""
+    """The term of one batch, `share` times its own loss, as a function of the outputs: gradients, roots of Hessians.
+
+    Outputs of any shape are taken as (batch, positions, width): samples, scored positions
+    of each, and entries of a position, between which the loss does not couple.
+    """
 
     def __init__(self, objective: Objective, share: float = 1.0) -> None:
         assert not objective.more, "a batch at a time"
@@ -124,16 +146,38 @@ class OutputSide:
         return self.share * slope.view_as(self.outputs)
 
     def roots(self) -> Float[Tensor, "batch positions width width"]:
-        """Return S with S S^T the Hessian of the loss in the outputs of each position.
+        r"""Return S with S S^T the Hessian of the loss in the outputs of each position.
 
-        For cross-entropy the Hessian is (diag(p) - p p^T) / terms, with the root
+        For cross-entropy the Hessian is w (diag(p) - p p^T) / terms, with the root
 
-            S = (diag(sqrt(p)) - p sqrt(p)^T) / sqrt(terms)
+        .. math:: S = \sqrt{w / \text{terms}} \, \bigl(\mathrm{diag}(\sqrt{p})
+                  - p \sqrt{p}^\top\bigr), \qquad
+                  S S^\top = \frac{w}{\text{terms}} \bigl(\mathrm{diag}(p) - 2 p p^\top
+                  + p \, (\textstyle\sum_c p_c) \, p^\top\bigr),
 
-        since S S^T terms = diag(p) - 2 p p^T + p (sum_c p_c) p^T. It is accurate even
-        if the softmax saturates. Other losses have S = V diag(sqrt(lambda)) of their
-        eigenvectors. Raises UserError for a loss whose Hessian couples positions or has
-        negative eigenvalues.
+        and the p_c sum to 1. It is accurate even if the softmax saturates, since it contains
+        the small p_c themselves; a root by eigenvalues of the matrix is not, whose entries
+        p - p^2 cancel. Other losses have S = V diag(sqrt(lambda)) of the eigenvectors V and
+        eigenvalues of their Hessians.
+
+        Returns
+        -------
+        tensor (batch, positions, width, width)
+
+        Raises
+        ------
+        UserError
+            For a loss whose Hessian couples positions or has negative eigenvalues.
+
+        Examples
+        --------
+        >>> import torch, hessfig
+        >>> from hessfig.curvature.approximations.signals import OutputSide
+        >>> problem = hessfig.Problem(torch.nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1])).objective("float64")
+        >>> side = OutputSide(problem)
+        >>> root, p = side.roots()[0, 0], side.outputs.softmax(-1)[0, 0]
+        >>> bool(((root @ root.T) * 3 - (p.diag() - p.outer(p))).abs().max() < 1e-15)
+        True
         """
         if isinstance(self.problem.loss, CrossEntropy):
             chances = self.outputs.softmax(-1)
@@ -149,12 +193,17 @@ class OutputSide:
         return vectors * values.clamp(min=0).sqrt()[..., None, :]
 
     def sampled(self, generator: Generator) -> Float[Tensor, "batch positions width"]:
-        """Return a gradient u in the outputs at labels drawn from the network, scaled so that E u u^T = S S^T.
+        r"""Return a gradient u in the outputs at labels drawn from the network, scaled so that E u u^T = S S^T.
 
-        For a loss of classes whose Hessian is that of cross-entropy, the label c of a
-        position is drawn from its softmax p, and u = (p - e_c) / sqrt(terms). Otherwise
-        u = S z with normal z, which is the gradient at a target drawn from a normal
-        distribution.
+        For a loss of classes whose Hessian is that of cross-entropy, the label c of a position
+        is drawn from its softmax p, and
+
+        .. math:: u = \sqrt{w / \text{terms}} \, (p - e_c), \qquad E u = 0, \qquad
+                  E u u^\top = \frac{w}{\text{terms}} (\mathrm{diag}(p) - p p^\top),
+
+        the covariance of e_c. Otherwise u = S z with normal z, which is the gradient at a target
+        drawn from a normal distribution. Positions are drawn independently, so that cross terms
+        vanish in the mean.
         """
         if self._class_weights is None:
             shape = self.outputs.shape
@@ -179,11 +228,16 @@ class OutputSide:
 
     @cached_property
     def _class_weights(self) -> tuple[Float[Tensor, "batch positions"], float] | None:
-        """The weight w of every position and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
+        r"""The weight w of every position and the divisor K: the Hessian in its outputs is w (diag(q) - q q^T) / K.
 
-        q is the softmax of the outputs. For a loss of classes of unknown type, w is
-        inferred from the Hessian at outputs of zero, where q = 1/n and the trace is
-        w (1 - 1/n), and then checked at the outputs. None for all other losses.
+        q is the softmax of the outputs. For a loss of classes of unknown type over n classes, w
+        (with K = 1) is inferred from the Hessian at outputs of zero, where q = 1/n and
+
+        .. math:: \mathrm{tr}\bigl(w (\mathrm{diag}(q) - q q^\top)\bigr) = w (1 - 1/n),
+
+        and then checked at the outputs: |B - w (diag(q) - q q^T)| <= t |w| over all positions,
+        with t = rounding.LOSS. Weights up to 100 eps of the largest count as 0. None for all
+        other losses.
         """
         loss = self.problem.loss
         targets = self.problem.batch.targets
@@ -214,8 +268,9 @@ class OutputSide:
     def terms(self) -> float:
         """The number of terms of the batch's own loss: the divisor of its mean, or 1 for a sum.
 
-        For a loss of unknown type that is cross-entropy with equal weights, it follows
-        from these.
+        For a loss of unknown type that is cross-entropy with equal weights, it follows from
+        these: a mean over K terms, times its share, has w = share / K at every position that
+        counts.
         """
         loss = self.problem.loss
         if loss.reduction == "sum":
@@ -238,9 +293,20 @@ class OutputSide:
     ) -> dict[str, Float[Tensor, "batch ..."]]:
         """Return sum_p (d outputs_p / d w)^T sent_p of every sample, by parameter and on the CPU.
 
-        `apart` is the network as a function of any of the samples (see `by_sample`).
-        Raises UserError if the gradients do not add up to the result for the whole
-        batch, so that samples interact.
+        A backward pass for each sample alone. Their sum must be the result for the whole batch
+        (samples.check_sum), which takes one more.
+
+        Parameters
+        ----------
+        sent : tensor (batch, positions, width)
+            The cotangents of the outputs.
+        apart : torch.nn.Module
+            The network as a function of any of the samples (samples.by_sample).
+
+        Raises
+        ------
+        UserError
+            If the gradients do not add up, so that samples interact.
         """
         names = []
         leaves = {}
@@ -384,8 +450,10 @@ class OutputSide:
     def _are_apart(self, outputs: Tensor, calls: list[Tensor]) -> bool:
         """Whether outputs of half of the samples have no gradient in the rows of the other half, for several halves.
 
-        Samples are divided in two by each binary digit of their numbers; any two
-        samples differ in one digit.
+        Samples are divided in two by each binary digit of their numbers; any two samples differ
+        in one digit, and so are on different sides once. 2 ceil(log2(batch)) backward passes
+        find any sample that reaches another one. Outputs have distinct factors, so that
+        gradients do not cancel in their sum.
         """
         count = len(outputs)
         weighted = outputs * _factors(outputs)
@@ -406,7 +474,15 @@ class OutputSide:
         linear: UnfoldedMap,
         weight: Weight,
     ) -> None:
-        """Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too."""
+        r"""Raise UserError if the sum of g x^T over all uses is not the gradient: the weight is used elsewhere, too.
+
+        For a combination c of the outputs, with the vectors g_t that it sends back to the uses,
+
+        .. math:: \Bigl|\sum_t g_t x_t^\top - \frac{\partial \langle c, f \rangle}{\partial W}
+                  \Bigr| \le t \sum_t |g_t| |x_t|,
+
+        with t = rounding.SINGLES: the right side bounds the terms of the sum on the left.
+        """
         network = self.problem.network
         factors = _factors(outputs)
         place = weight.parameter.rpartition(".")[0]
@@ -438,9 +514,15 @@ class OutputSide:
     def _hessian(self, at: Tensor) -> Float[Tensor, "batch positions width width"]:
         """Return the Hessian of the loss in the outputs of each position.
 
-        Row c is the gradient of the sum over positions of dl / df_c, which is the row
-        of a position alone if positions do not couple. A product with a vector that
-        differs in all entries tells. Raises UserError if they do.
+        Row c is the gradient of the sum over positions of dl / df_c: `width` backward passes
+        for all positions together. It is the row of a position alone if positions do not couple.
+        A product with a vector that differs in all entries tells: B v of the whole is compared
+        with that of the blocks, up to rounding.LOSS and the curvature of rounding.
+
+        Raises
+        ------
+        UserError
+            If positions couple.
         """
         leaf = at.detach().requires_grad_()
         rows = []

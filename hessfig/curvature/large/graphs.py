@@ -37,12 +37,29 @@ class _WholeGraph(NamedTuple):
 
 
 class Graphs:
-    """Features h(w), and the pull-back G(w, c) = (dh/dw)^T c as a function of weights and cotangent.
+    r"""Features h(w), and the pull-back G(w, c) = (dh/dw)^T c as a function of weights and cotangent.
 
-    For fixed c, the gradient of <G, v> in c is the tangent (dh/dw) v, which H_o needs,
-    and its gradient in w is the second derivative of <c, h> along v, which is H_f v. If
-    c is the gradient of the loss at h(w), the gradient in w is H v. Each graph is
-    created once for all directions, on first use.
+    With the loss L(w) = l(h(w)) and its gradient c(h) = dl/dh in the features,
+
+    .. math:: \frac{\partial \langle G, v \rangle}{\partial c} = \frac{dh}{dw} v
+              \;\text{ (tangent)}, \qquad
+              \frac{\partial \langle G, v \rangle}{\partial w}\Big|_c
+              = \sum_i c_i \frac{d^2 h_i}{dw^2} v, \qquad
+              \frac{d \langle G(w, c(h(w))), v \rangle}{dw} = H v.
+
+    The first two serve H_o and H_f, split at the features (`push`); the third one is the
+    whole product in a single backward pass (`multiply`), since G(w, c(h(w))) is the
+    gradient of L. If c depends on weights beyond h (an unembedding), the readout adds what
+    they contribute. Each graph is created once for all directions, on first use.
+
+    Parameters
+    ----------
+    features : callable
+        h, from a dictionary of leaves by path.
+    at : dict
+        The weights by path.
+    readout : Readout
+        l, with its derivatives in the features.
 
     Attributes
     ----------
@@ -74,7 +91,11 @@ class Graphs:
         self._places = list(range(len(self.paths)))
 
     def of(self, paths: Container[str]) -> Graphs:
-        """Return the same graphs with derivatives in some of their parameters."""
+        """Return the same graphs with derivatives in some of their parameters.
+
+        A direction that is zero in the others, and products in these alone: graphs of all
+        parameters serve every column of the Hessian.
+        """
         whole = self._all
         some = copy.copy(self)
         some._of_all = whole
@@ -96,7 +117,11 @@ class Graphs:
     def push(
         self, direction: Sequence[Tensor], *, second: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>."""
+        """Return dh along `direction` (one tensor per path) and, if `second`, the second derivatives of <c, h>.
+
+        Both are gradients of the one number <G(w, c), v>, in c and in the weights: a single
+        backward pass through the graph of G at fixed c = dl/dh.
+        """
         if self._all._split is None:
             cotangent = self.readout.cotangent(self.value).requires_grad_()
             pulled = self._all._pulled(cotangent)
@@ -115,7 +140,21 @@ class Graphs:
         *,
         with_weight: bool,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return H v, one tensor per path and one for the unembedding, along `direction` and `unembedding`."""
+        """Return H v, one tensor per path and one for the unembedding, along `direction` and `unembedding`.
+
+        One backward pass through the graph of G(w, c(w)). A direction of the unembedding changes
+        c too: it is put into `head`, which the readout's step of the pass reads, adds, and
+        leaves the product of the unembedding in (readouts._Slope).
+
+        Parameters
+        ----------
+        direction : sequence of tensors
+            v, one tensor per path.
+        unembedding : tensor (vocabulary, width), or None
+            The direction of the unembedding.
+        with_weight : bool
+            Whether the product in the unembedding is wanted.
+        """
         if self._all._whole is None:
             head = Direction()
             with torch.enable_grad():
@@ -147,7 +186,7 @@ class Graphs:
     def _along(
         self, pulled: _Edges, direction: Sequence[Tensor], wanted: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Return the gradient of <pulled, direction>."""
+        """Return the gradient of <pulled, direction> in `wanted`; pieces of it that are constant have no part."""
         edges = []
         vectors = []
         for place, vector in zip(self._places, direction, strict=True):

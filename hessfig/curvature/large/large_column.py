@@ -41,13 +41,20 @@ class Pieces(Protocol):
 
 
 class LargeProducts:
-    """Products of the parts of the Hessian in given parameters, by plain double backward below the head.
+    r"""Products of the parts of the Hessian in given parameters, by plain double backward below the head.
 
     vmap is not used, since products through LayerNorm are wrong under it (see
-    double_backward.verified_or_fallback). With features z, outputs U z and the Hessian
-    B of the loss in the outputs, H_o v = J_z^T U^T B U J_z v: outputs of a large
-    vocabulary are computed in chunks and never stored. Without a head, z are the
-    outputs and U is the identity.
+    double_backward.verified_or_fallback). With features z, outputs U z, the Hessian B of the
+    loss in the outputs and its gradient g, for weights of the features alone,
+
+    .. math:: H_o v = J_z^\top U^\top B U J_z v, \qquad
+              H_f v = \sum_i (U^\top g)_i \frac{\partial^2 z_i}{\partial w^2} v;
+
+    the unembedding U adds the terms of readouts.VocabularyReadout. Outputs of a large
+    vocabulary are computed in chunks and never stored. Without a head, z are the outputs and
+    U is the identity. Per batch and vector, H alone takes one backward pass through kept
+    graphs; H_o and H_f take one down (`push`), and one back for each part whose cotangents
+    are not zero.
 
     Parameters
     ----------
@@ -69,7 +76,11 @@ class LargeProducts:
     def of_batches(
         self, numbers: Iterable[int], columns: list[Tensor], wanted: Sequence[Part]
     ) -> dict[Part, Totals]:
-        """Return the sums of the products of the batches `numbers`, for columns (*shape, k), one per parameter."""
+        """Return the sums of the products of the batches `numbers`, for columns (*shape, k), one per parameter.
+
+        Products are linear in the loss, whose terms are the batches. Graphs that are not kept
+        are freed before those of the next batch are created.
+        """
         sums = {part: Totals(columns) for part in wanted}
         for number in numbers:
             graphs = self.graphs(number)
@@ -104,7 +115,17 @@ class LargeProducts:
     def _add(
         self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs
     ) -> None:
-        """Add the products of one batch for all columns to `sums`."""
+        r"""Add the products of one batch for all columns to `sums`.
+
+        A part is what the readout sends down, pulled back by (dh/dw)^T, and for H and H_f the
+        second derivatives of <c, h> along the direction as well:
+
+        .. math:: H_o v = G(C_o \, dh), \qquad
+                  H_f v = G(C_f \, dh) + \sum_i c_i \, d^2 h_i \, v,
+
+        with the second derivatives C_o and C_f of the readout, which include its unembedding
+        (C_f is zero in the features alone).
+        """
         if not graphs.paths and self._add_head_alone(sums, columns, graphs):
             return
         second = set(sums) != {Part.H_o}
@@ -127,7 +148,11 @@ class LargeProducts:
     def _add_head_alone(
         self, sums: dict[Part, Totals], columns: list[Tensor], graphs: Graphs
     ) -> bool:
-        """Add H v of the unembedding alone for one column; return whether this was possible."""
+        """Add H v of the unembedding alone for one column; return whether this was possible.
+
+        Outputs are linear in the unembedding, so that H = H_o there, and features need no
+        derivatives.
+        """
         weight = self._of_head([column.movedim(-1, 0) for column in columns])
         readout = graphs.readout
         if (

@@ -37,8 +37,9 @@ _OF_FREE = 0.8
 class Memory:
     """Bytes of a product with H in all parameters: `fixed`, and `each` for every sample of a batch.
 
-    The graphs of a batch remain after the product: `graph` bytes, and `kept` bytes for
-    every sample.
+    peak(b) = fixed + b each for b samples: vectors and gradients have the size of the
+    network, activations and their derivatives that of the samples. The graphs of a batch
+    remain after the product: graphs(b) = graph + b kept.
 
     Examples
     --------
@@ -60,10 +61,24 @@ class Memory:
         samples: int,
         beside: Sequence[Tensor],
     ) -> Memory:
-        """Return the memory of products on `samples` samples, from those on the first one and the first two.
+        r"""Return the memory of products on `samples` samples, from those on the first one and the first two.
 
-        `product_of` returns a function that multiplies on the first samples; tensors
-        `beside` are not counted.
+        With the peaks P_1, P_2 and the bytes K_1, K_2 that remain, the lines through both are
+
+        .. math:: P_b = (2 P_1 - P_2) + b \, (P_2 - P_1), \qquad
+                  K_b = \max(0, 2 K_1 - K_2) + b \, (K_2 - K_1).
+
+        With a single sample in the batch there is no second point: what remains is taken to
+        belong to the sample, the rest to be fixed.
+
+        Parameters
+        ----------
+        product_of : callable
+            Returns a function that multiplies on the first samples.
+        samples : int
+            The samples of the batch; only whether it is one matters.
+        beside : sequence of tensors
+            These are not counted, the parameters for example.
         """
         peak, kept = live_bytes(product_of(1), beside)
         if samples == 1:
@@ -86,7 +101,13 @@ class Memory:
         return self.fixed + samples * self.each
 
     def fitting(self, bound: float) -> int:
-        """Return the number of samples whose product takes at most `bound` bytes. Raises UserError if there is none."""
+        """Return the number of samples whose product takes at most `bound` bytes: (bound - fixed) / each, rounded down.
+
+        Raises
+        ------
+        UserError
+            If the product of one sample takes more.
+        """
         if self.peak(1) > bound:
             raise UserError(
                 "memory: too little for the product of one sample, or of one batch of a compute_loss",
@@ -119,7 +140,12 @@ def _free_bytes(device: torch.device) -> int:
 
 
 class _Live(TorchDispatchMode):
-    """Counts the bytes of all storages that operations create, while they live."""
+    """Counts the bytes of all storages that operations create, while they live.
+
+    A storage is counted once, when the first tensor of it is returned, and subtracted when
+    Python frees it; views share the storage of their base. Temporary memory inside a
+    kernel is not seen.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -160,7 +186,17 @@ class _Live(TorchDispatchMode):
 
 
 def live_bytes(work: Callable[[], object], beside: Sequence[Tensor]) -> tuple[int, int]:
-    """Return the largest number of bytes during `work`, and those that its result and its caches keep."""
+    """Return the largest number of bytes during `work`, and those that its result and its caches keep.
+
+    Examples
+    --------
+    Two vectors of 8 000 bytes live at once, and none remains:
+
+    >>> import torch
+    >>> from hessfig.curvature.large.memory import live_bytes
+    >>> live_bytes(lambda: float((torch.ones(1000).double() + 1).sum()), [])
+    (16000, 0)
+    """
     with _Live(beside) as live:
         result = work()
     del result
@@ -168,10 +204,20 @@ def live_bytes(work: Callable[[], object], beside: Sequence[Tensor]) -> tuple[in
 
 
 def micro_batched(objective: Objective, samples: int) -> Objective:
-    """Return the same loss over batches of at most `samples` samples.
+    r"""Return the same loss over batches of at most `samples` samples.
 
-    Raises UserError if samples interact, or if the loss is not a weighted mean or a sum
-    over samples.
+    For a loss sum_i w_i l_i / d the pieces P have the losses L_P = sum_{i in P} w_i l_i /
+    d_P and the sizes n d_P / d, with n the size of the batch, so that
+
+    .. math:: \sum_P \frac{n d_P}{d} L_P \Big/ \sum_P \frac{n d_P}{d}
+              = \sum_i w_i l_i / d.
+
+    Products then hold the graphs of one piece at a time.
+
+    Raises
+    ------
+    UserError
+        If samples interact, or if the loss is not a weighted mean or a sum over samples.
     """
     pieces = list[Batch]()
     try:
@@ -195,7 +241,9 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
 
     Outputs of pieces are compared with those of a batch; of networks that are functions
     of the samples, the losses. Differences are relative to the terms of both points
-    (witness.size_of_terms), since terms may cancel at one.
+    (witness.size_of_terms), since terms may cancel at one. The tolerance is
+    rounding.SINGLES: kernels for other numbers of samples add in other orders, and some
+    networks compute in float32 inside.
     """
     names = []
     for name, parameter in objective.network.named_parameters():
@@ -273,10 +321,14 @@ def _check_apart(
 
 
 def _split(objective: Objective, batch: Batch, samples: int) -> list[Batch]:
-    """Return a batch in pieces of at most `samples` samples; pieces without weight are left out.
+    r"""Return a batch in pieces of at most `samples` samples; pieces without weight are left out.
 
-    A piece has the share of its samples in the loss: size * sum_i w_i / divisor
-    (samples.SampleWeights).
+    A piece has the share of its samples in the loss,
+
+    .. math:: \text{size} \cdot \sum_{i \in P} w_i / \text{divisor}
+
+    (samples.SampleWeights); the shares of all pieces sum to the size of the batch if the
+    loss is a mean.
     """
     count = len(batch.inputs)
     if count <= samples:

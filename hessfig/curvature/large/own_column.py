@@ -46,7 +46,11 @@ from hessfig.weights import Weight
 
 @dataclass(frozen=True)
 class Head:
-    """The last linear map of a network, whose outputs are those of the network, and the labels of these outputs."""
+    """The last linear map of a network, whose outputs are those of the network, and the labels of these outputs.
+
+    With the features h_t, outputs are z_t = W h_t + b; cross-entropy is a function of W, b
+    and h_t alone, so that outputs need not be stored (readouts.VocabularyReadout).
+    """
 
     module: nn.Linear
     labels: Labels
@@ -87,7 +91,8 @@ def head_of(objective: Objective) -> Head | None:
 
     The map is called once in a forward pass of each batch, and the outputs of the
     network are its outputs or a view of them. A loss of the user is compared with
-    cross-entropy by value (LabelSearch).
+    cross-entropy by value (LabelSearch). Nothing is assumed from names: all of this is
+    observed in a forward pass, and products are verified afterwards (LargeNetwork.holds).
     """
     loss = objective.loss
     is_known = type(loss) is CrossEntropy and not loss.smoothing
@@ -115,7 +120,16 @@ class _Call(NamedTuple):
 
 
 def _last_linear(network: nn.Module, inputs: Tensor) -> tuple[nn.Linear | None, Tensor]:
-    """Return the linear map whose outputs are those of the network for one batch, or None, and the outputs."""
+    r"""Return the linear map whose outputs are those of the network for one batch, or None, and the outputs.
+
+    Among all calls, that in whose memory the outputs lie. It is recomputed from its recorded
+    input x, and taken if
+
+    .. math:: |W x + b - f| \le t \, (|x| |W|_F + |f|)
+
+    with t = rounding.OUTPUTS and the outputs f: an in-place change in between would be
+    another function. The terms of W x + b may cancel, and bound its rounding.
+    """
     calls: list[_Call] = []
     with evaluating(network), _recorded(network, calls):
         outputs = network(inputs).detach()
@@ -185,12 +199,18 @@ def _samples_of(objective: Objective) -> list[int]:
 class LargeNetwork:
     """A large network of a user: its batches, and its last linear map if outputs need not be stored.
 
-    `expected` are the bytes that a product with H in all parameters takes, if they were
-    measured.
+    It gives LargeProducts the graphs of each batch as a function of the weights, with the
+    features h of the last linear map at the tokens that count, or the outputs as features.
+    A bias b of the map is a last column of W with a constant 1 in h: W h + b = [W b] [h; 1].
 
     The products of a part are checked once, for all parameters: for a random and a
     constant vector they must agree with plain double backward in the rows of every
     parameter, on the first batch.
+
+    Attributes
+    ----------
+    expected : float or None
+        The bytes that a product with H in all parameters takes, if they were measured.
     """
 
     def __init__(
@@ -233,6 +253,10 @@ class LargeNetwork:
         With g_b the bytes of the graphs of batch b and P those of a product of the
         largest batch, its graphs included, the first n graphs are kept with g_1 + ... +
         g_n <= bound - P; all of them if only the last one does not fit.
+
+        A product of the last batch creates its graphs in any case, so that keeping them costs
+        nothing if all others are kept: then they are part of P, and the expected memory is P +
+        sum_b g_b - max_b g_b.
         """
         head = head_of(objective)
         bound = bound_of(objective)
@@ -351,7 +375,10 @@ class LargeNetwork:
         return features
 
     def _readout(self, batch: Batch, share: float) -> Readout:
-        """Return the loss of a batch, times its share, as a function of its features."""
+        """Return the loss of a batch, times its share, as a function of its features.
+
+        The share s_k of the batch enters the divisor: s_k sum_t l_t / K = sum_t l_t / (K / s_k).
+        """
         if self.head is None:
             return OutputReadout(
                 lambda outputs: share * self.problem.loss(outputs, batch.targets)
@@ -411,7 +438,13 @@ class LargeNetwork:
         return not why
 
     def _fault(self, part: Part, objective: Objective, count: int = 0) -> str | None:
-        """Return what is wrong with the products on one batch; None if `count` samples of it say nothing."""
+        """Return what is wrong with the products on one batch; None if `count` samples of it say nothing.
+
+        The test is double_backward.fault, for all parameters at once. Few samples say
+        something if their products are finite and not zero, and reach every parameter (a token
+        that does not occur gives its row of an embedding the product 0, right or wrong; the
+        whole parameter must not be of this kind).
+        """
         by_name = self._parameters()
         parameters = list(by_name.values())
         suffix = objective.suffix(objective.layout.weights)

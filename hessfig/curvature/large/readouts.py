@@ -21,8 +21,8 @@ CHUNK_BYTES = 2**26  # size of one tensor of logits
 class Tangents:
     """Directions of the features, (k, tokens, width), and of the unembedding, (k, vocabulary, width); each may be None.
 
-    A bias of the unembedding is its last column; the features then have a constant 1 as
-    their last entry.
+    None stands for zero. A bias of the unembedding is its last column; the features then
+    have a constant 1 as their last entry, whose direction is 0.
     """
 
     features: Tensor | None
@@ -68,6 +68,10 @@ class Readout(Protocol):
 
 class OutputReadout:
     """The loss of a batch whose features are the outputs of the network; its Hessian is computed by autograd.
+
+    B u = d/df <dl/df, u> by one backward pass per direction through the graph of the
+    gradient, which is kept. There is no second-order term: H_f is what the features
+    contribute.
 
     Parameters
     ----------
@@ -125,12 +129,34 @@ class OutputReadout:
 
 @dataclass
 class VocabularyReadout:
-    """The mean loss over `total` scored tokens, of which `targets` are in this batch; W is the `unembedding`.
+    r"""The mean loss over `total` scored tokens, of which `targets` are in this batch; W is the `unembedding`.
 
-    In the logits z = W h of a token, the loss has the gradient g = (p - y) / total and
-    the Hessian B = (diag(p) - p p^T) / total. A direction has dz = W dh + dW h. H_o is
-    B dz, pulled back to h and W. H_f is g times the mixed term dW dh of z, the only
-    second-order term of the unembedding.
+    In the logits z = W h of a token, with the softmax p and the target y as a unit vector,
+    the loss has the gradient g and the Hessian B,
+
+    .. math:: g = \frac{p - y}{\text{total}}, \qquad
+              B = \frac{\mathrm{diag}(p) - p p^\top}{\text{total}}, \qquad
+              dz = W \, dh + dW \, h, \qquad d^2 z = 2 \, dW \, dh,
+
+    along a direction (dh, dW). H_o is B dz, pulled back to h and W; H_f has the quadratic
+    form <g, d^2 z>, the only second-order term of the unembedding. A chunk of tokens whose logits take at most
+    CHUNK_BYTES is held at a time, and the softmax is computed again for every product
+    unless the batch is one chunk: 2 vocabulary width operations more per token.
+
+    Examples
+    --------
+    Of two equal logits, with W the identity, B = [[1, -1], [-1, 1]] / 4:
+
+    >>> import torch
+    >>> from hessfig.curvature.large.readouts import Tangents, VocabularyReadout
+    >>> from hessfig.terms import Part
+    >>> readout = VocabularyReadout(torch.eye(2), torch.tensor([0]), 1.0)
+    >>> features = torch.zeros(1, 2)
+    >>> readout.cotangent(features).tolist()
+    [[-0.5, 0.5]]
+    >>> along = Tangents(torch.tensor([[[1.0, 0.0]]]), None)
+    >>> readout.products(features, along, Part.H_o, with_weight=False)[0].tolist()
+    [[[0.25, -0.25]]]
     """
 
     unembedding: Float[Tensor, "vocabulary width"]
@@ -167,6 +193,9 @@ class VocabularyReadout:
 
             H_o   W^T B dz to the features,  (B dz) h^T to the unembedding
             H_f   dW^T g   to the features,  g dh^T     to the unembedding
+
+        The first row is the transpose of (dh, dW) -> dz applied to B dz; the second one is the
+        gradient of <g, dW dh>, half of that quadratic form, in dh and dW.
         """
         k = tangents.count
         to_features = features.new_zeros(k, *features.shape)
@@ -204,7 +233,11 @@ class VocabularyReadout:
     def _curved(
         self, features: Tensor, p: Tensor, tangents: Tangents
     ) -> Float[Tensor, "k chunk vocabulary"]:
-        """Return B dz of a chunk of tokens with the probabilities p: p (dz - p.dz) / total, entry by entry."""
+        """Return B dz of a chunk of tokens with the probabilities p: p (dz - p.dz) / total, entry by entry.
+
+        (diag(p) - p p^T) dz = p * dz - p (p.dz). It is computed in place: tensors of this size
+        are what takes the memory.
+        """
         dz = None
         if tangents.features is not None:
             dz = tangents.features @ self.unembedding.T
@@ -275,9 +308,10 @@ class _Slope(torch.autograd.Function):
     def backward(ctx: Any, tangent: Tensor) -> tuple[Tensor, None, None]:
         """Return H times the tangent in the features, and put the product in the unembedding into the direction.
 
-        The Hessian is symmetric, so that the vector-Jacobian product of the gradient is a
-        product with H. The unembedding's direction and product do not pass through
-        autograd: they are attributes of `direction`.
+        For the gradient c(h) of the loss in the features, the vector-Jacobian product is
+        (dc/dh)^T t = H t, since the Hessian is symmetric. A direction dW of the unembedding adds
+        the mixed derivative in h and W along dW. The unembedding's direction and product do not
+        pass through autograd: they are attributes of `direction`.
         """
         (features,) = ctx.saved_tensors
         direction = ctx.direction

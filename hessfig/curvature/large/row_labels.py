@@ -75,7 +75,7 @@ class Labels:
     def cross_entropy(
         self, outputs: Float[Tensor, "*rows classes"], targets: Tensor
     ) -> Float[Tensor, ""]:
-        """Return the loss that these labels mean."""
+        """Return the loss that these labels mean: the sum of -log softmax(f)[label] over rows, over the divisor."""
         labels = self.of(targets)
         total = F.cross_entropy(outputs.flatten(0, -2), labels, reduction="sum")
         return total / self.divisor(labels)
@@ -93,7 +93,12 @@ class LabelSearch:
 
     Value and gradient in the outputs are compared at the outputs and at scaled ones.
     Options of cross-entropy that change the function (class weights, smoothing) and
-    functions that compute something else have no such labels.
+    functions that compute something else have no such labels. The gradient of a row
+    q - y that counts is not zero in floating-point numbers unless the softmax saturates,
+    so that rows with a gradient at one of the scales are those that count.
+
+    A guess that fits two points is no proof: products that follow from it are compared with
+    double backward of the user's own loss (LargeNetwork.holds).
     """
 
     def __init__(self, loss: nn.Module) -> None:
@@ -130,7 +135,12 @@ class LabelSearch:
     def _fitting_batch(
         self, outputs: Tensor, targets: Tensor
     ) -> Iterator[tuple[Labels, _Targets]]:
-        """Yield the labels that fit a batch, and its targets."""
+        """Yield the labels that fit a batch, and its targets.
+
+        Four guesses for sequences (the target of a row is that of its position or of the next
+        one, the loss is a mean or a sum), two otherwise. Targets of rows without a gradient
+        are taken to be ignored.
+        """
         if targets.dtype not in (torch.int64, torch.int32):
             return
         if targets.numel() != outputs.shape[:-1].numel():
@@ -183,11 +193,17 @@ def _fits(
 
 
 def _agree(largest: float, rows: float, one: _Result, other: _Result) -> bool:
-    """Whether values and gradients are equal up to rounding of their terms.
+    r"""Whether values and gradients are equal up to rounding of their terms.
 
     A row's loss logsumexp(f) - f_y is a difference of numbers as large as its outputs,
     and its gradient q - y one of probabilities; both cancel where the softmax
-    saturates. `rows` is the number of rows over the divisor.
+    saturates. With a = 100 eps, N `rows` over the divisor, and n rows of outputs,
+
+    .. math:: |l - l'| \le a \max(|l|, \; N \max |f|), \qquad
+              |s - s'| \le a \max(|s|, \; N / \sqrt{n}),
+
+    where n rows of gradients of size one over the divisor have the length sqrt(n) / divisor
+    = N / sqrt(n) if all count.
     """
     allowed = _ROUNDOFFS * torch.finfo(one.slope.dtype).eps
     size = max(abs(one.value), rows * largest)
