@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from hessfig.theory.statement import (
     indexed_weights,
     named,
     normal,
+    tokens_and_targets,
 )
 
 Q, K, V = MATRICES
@@ -59,19 +61,18 @@ def _eq2_printed(point: AttentionPoint) -> Values:
 
 def _lemma_b1_oracle(point: AttentionPoint) -> Values:
     T = autodiff.scores(point.X, point.weights)
-    values = {
-        f"dF/d{m}": autodiff.weight_jacobian(_network(point), point.weights, m)
-        for m in MATRICES
-    }
-    return {
-        **values,
-        "dA/dT": autodiff.jacobian(lambda scores: torch.softmax(scores, -1), T),
-    }
+    network = _network(point)
+    values = {}
+    for m in MATRICES:
+        values[f"dF/d{m}"] = autodiff.weight_jacobian(network, point.weights, m)
+    values["dA/dT"] = autodiff.jacobian(lambda scores: torch.softmax(scores, -1), T)
+    return values
 
 
 def _lemma_b1_all(point: AttentionPoint) -> dict[str, Tensor]:
-    jacobians = {f"dF/d{m}": block for m, block in formulas.jacobians(point).items()}
-    return {**jacobians, "dA/dT": softmax_jacobian(point.A)}
+    values = {f"dF/d{m}": block for m, block in formulas.jacobians(point).items()}
+    values["dA/dT"] = softmax_jacobian(point.A)
+    return values
 
 
 def _lemma_b1_printed(point: AttentionPoint) -> Values:
@@ -81,21 +82,26 @@ def _lemma_b1_printed(point: AttentionPoint) -> Values:
 
 
 def _lemma_c1_draw(dims: Dims, generator: torch.Generator) -> list[Tensor]:
-    return [normal(size, size, generator=generator) for size in (2, dims.L)]
+    small = normal(2, 2, generator=generator)
+    return [small, normal(dims.L, dims.L, generator=generator)]
 
 
 def _lemma_c1_oracle(scores: list[Tensor]) -> Values:
-    second = [
-        autodiff.second_derivative(lambda T: torch.softmax(T, -1), T) for T in scores
-    ]
-    return {"Remark C.1": second[0], "Lemma C.1": second[1]}
+    def softmax(T: Tensor) -> Tensor:
+        return torch.softmax(T, -1)
+
+    small, large = scores
+    return {
+        "Remark C.1": autodiff.second_derivative(softmax, small),
+        "Lemma C.1": autodiff.second_derivative(softmax, large),
+    }
 
 
 def _lemma_c1_printed(scores: list[Tensor]) -> Values:
-    small, large = (torch.softmax(T, -1) for T in scores)
+    small, large = scores
     return {
-        "Remark C.1": _remark_c1(small),
-        "Lemma C.1": softmax_second_derivative(large),
+        "Remark C.1": _remark_c1(torch.softmax(small, -1)),
+        "Lemma C.1": softmax_second_derivative(torch.softmax(large, -1)),
     }
 
 
@@ -127,9 +133,7 @@ def _printed(part: Part, formula: BlockFormulas) -> Check:
     """Check the blocks of a part that a theorem prints; corrected are their contracted forms."""
 
     def contracted(point: AttentionPoint) -> dict[Pair, Tensor]:
-        return {
-            (row, col): point.hessian(part, row, col) for row, col in _PRINTED_PAIRS
-        }
+        return {pair: point.hessian(part, *pair) for pair in _PRINTED_PAIRS}
 
     return replace(
         _left_out(part, contracted), printed=lambda point: named({part: formula(point)})
@@ -150,7 +154,7 @@ def _left_out(part: Part, formula: BlockFormulas) -> Check:
 
 
 def _deep_draw(dims: Dims, generator: torch.Generator) -> Instance:
-    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    X, Y = tokens_and_targets(dims, generator)
     return Instance(X, Y, indexed_weights(dims, generator, 2))
 
 
@@ -158,30 +162,21 @@ def _footnote_oracle(p: Instance) -> Values:
     def network(weights: autodiff.IndexedWeights) -> Tensor:
         return autodiff.stacked(autodiff.attention, p.X, weights)
 
-    parts = {
-        part: autodiff.hessian_blocks(
-            network, autodiff.square_loss(p.Y), p.weights, part
-        )
-        for part in PARTS
-    }
-    return named(
-        {
-            part: {(a, b): blocks[(2, a), (2, b)] for a in MATRICES for b in MATRICES}
-            for part, blocks in parts.items()
-        }
-    )
+    loss = autodiff.square_loss(p.Y)
+    values = {}
+    for part in PARTS:
+        blocks = autodiff.hessian_blocks(network, loss, p.weights, part)
+        for a, b in product(MATRICES, MATRICES):
+            values[f"{part}({a}, {b})"] = blocks[(2, a), (2, b)]
+    return values
 
 
 def _footnote_printed(p: Instance) -> Values:
     entering = autodiff.attention(p.X, autodiff.at_index(p.weights, 1))
     point = AttentionPoint(entering, p.Y, autodiff.at_index(p.weights, 2))
-    outer = {**formulas.theorem_31(point), **formulas.theorem_31_keys(point)}
-    return named(
-        {
-            Part.H_o: outer,
-            Part.H_f: {**formulas.theorem_32(point), **formulas.theorem_32_keys(point)},
-        }
-    )
+    outer = formulas.theorem_31(point) | formulas.theorem_31_keys(point)
+    functional = formulas.theorem_32(point) | formulas.theorem_32_keys(point)
+    return named({Part.H_o: outer, Part.H_f: functional})
 
 
 THEOREMS = {
@@ -212,14 +207,10 @@ def score_split(
 
 
 def _single_draw(dims: Dims, generator: torch.Generator) -> Instance:
-    shapes = (
-        (dims.L, dims.d_V),
-        (dims.L, dims.d_V),
-        (dims.d_V, dims.d_V),
-        (dims.d_V, dims.d_V),
-    )
-    X, Y, W_QK, W_V = (normal(*shape, generator=generator) for shape in shapes)
-    return Instance(X, Y, {Matrix.W_QK: W_QK / dims.d_V, V: W_V})
+    X, Y = tokens_and_targets(dims, generator)
+    W_QK = normal(dims.d_V, dims.d_V, generator=generator) / dims.d_V
+    W_V = normal(dims.d_V, dims.d_V, generator=generator)
+    return Instance(X, Y, {Matrix.W_QK: W_QK, V: W_V})
 
 
 def _single_oracle(p: Instance) -> Values:
@@ -245,28 +236,25 @@ def _single_corrected(p: Instance) -> Values:
 
 def _remark_oracle(point: AttentionPoint) -> Values:
     """Both orders of the two weights; Remark D.1 says [W_Q; W_K]."""
-    orders = [(part, order) for order in ((Q, K), (K, Q)) for part in AT_OUTPUTS]
-    return {
-        f"{part}, {order[0]} first": score_split(point, part, order)
-        for part, order in orders
-    }
+    values = {}
+    for order in ((Q, K), (K, Q)):
+        for part in AT_OUTPUTS:
+            values[f"{part}, {order[0]} first"] = score_split(point, part, order)
+    return values
 
 
 def _remark_printed(point: AttentionPoint) -> Values:
-    return {
-        f"{part}, W_Q first": block
-        for part, block in formulas.printed_score_split(point).items()
-    }
+    blocks = formulas.printed_score_split(point)
+    return {f"{part}, W_Q first": block for part, block in blocks.items()}
 
 
 def _remark_corrected(point: AttentionPoint) -> Values:
-    swapped = {
-        f"{part}, W_K first": point.c * block
-        for part, block in formulas.printed_score_split(point).items()
-    }
-    outer = formulas.score_outer_product(point)
-    functional = formulas.score_functional(point)
-    return {**swapped, "H_o, W_Q first": outer, "H_f, W_Q first": functional}
+    values = {}
+    for part, block in formulas.printed_score_split(point).items():
+        values[f"{part}, W_K first"] = point.c * block
+    values["H_o, W_Q first"] = formulas.score_outer_product(point)
+    values["H_f, W_Q first"] = formulas.score_functional(point)
+    return values
 
 
 def _hotter(point: AttentionPoint, temperature: float) -> AttentionPoint:
@@ -275,16 +263,15 @@ def _hotter(point: AttentionPoint, temperature: float) -> AttentionPoint:
 
 def _temperature_oracle(point: AttentionPoint) -> Values:
     warm = _hotter(point, TEMPERATURE)
-    ends = [_hotter(point, t) for t in (HOT, 2 * HOT)]
-    norms = {
-        part: [torch.linalg.matrix_norm(score_split(p, part)) for p in ends]
-        for part in AT_OUTPUTS
-    }
-    slopes = {
-        f"slope of {part} at large t": torch.log2(n[1] / n[0]).round(decimals=3)
-        for part, n in norms.items()
-    }
-    return {str(part): score_split(warm, part) for part in norms} | slopes
+    hot = _hotter(point, HOT)
+    hotter = _hotter(point, 2 * HOT)
+    values = {str(part): score_split(warm, part) for part in AT_OUTPUTS}
+    for part in AT_OUTPUTS:
+        low = torch.linalg.matrix_norm(score_split(hot, part))
+        high = torch.linalg.matrix_norm(score_split(hotter, part))
+        slope = torch.log2(high / low).round(decimals=3)
+        values[f"slope of {part} at large t"] = slope
+    return values
 
 
 def _temperature_printed(point: AttentionPoint) -> Values:
@@ -296,14 +283,11 @@ def _temperature_printed(point: AttentionPoint) -> Values:
 
 def _temperature_corrected(point: AttentionPoint) -> Values:
     warm = _hotter(point, TEMPERATURE)
-    slopes = {
-        f"slope of {part} at large t": torch.tensor(slope).double()
-        for part, slope in (("H_o", -2), ("H_f", -1))
-    }
     return {
         "H_o": formulas.score_outer_product(warm),
         "H_f": formulas.score_functional(warm),
-        **slopes,
+        "slope of H_o at large t": torch.tensor(-2).double(),
+        "slope of H_f at large t": torch.tensor(-1).double(),
     }
 
 

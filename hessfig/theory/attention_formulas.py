@@ -78,7 +78,8 @@ class AttentionPoint:
     @cached_property
     def selectors(self) -> dict[Matrix, Float[Tensor, "dd p"]]:
         """R_Q = I (x) W_K and R_K = (W_Q (x) I) K_{d_K,d_V}: how W_Q and W_K move W_Q W_K^T."""
-        W_Q, W_K = self.weights[Matrix.W_Q], self.weights[Matrix.W_K]
+        W_Q = self.weights[Matrix.W_Q]
+        W_K = self.weights[Matrix.W_K]
         d_V, d_K = W_Q.shape
         by_key = kron(W_Q, identity(d_V)) @ commutation(d_K, d_V)
         return {Matrix.W_Q: kron(identity(d_V), W_K), Matrix.W_K: by_key}
@@ -94,12 +95,8 @@ class AttentionPoint:
         if row == col:
             return self._value_value(part)
         if row == Matrix.W_V:
-            return (
-                self.c
-                * self.score_scale
-                * self._value_scores(part)
-                @ self.selectors[col]
-            )
+            left = self.c * self.score_scale * self._value_scores(part)
+            return left @ self.selectors[col]
         return self.hessian(part, col, row).T
 
     def curvature_of_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
@@ -112,17 +109,17 @@ class AttentionPoint:
     def _score_curvatures(self) -> dict[Part, Float[Tensor, "dd dd"]]:
         size = self.X.shape[1] ** 2
         pairs = torch.einsum("ia,ib->iab", self.X, self.X)
-        per_row = {Part.H_o: self._outer(), Part.H_f: self._third()}
+        outer = torch.einsum("iab,icd->acbd", pairs, self._outer())
+        functional = torch.einsum("iab,icd->acbd", pairs, self._third())
         return {
-            part: torch.einsum("iab,icd->acbd", pairs, rows).reshape(size, size)
-            for part, rows in per_row.items()
+            Part.H_o: outer.reshape(size, size),
+            Part.H_f: functional.reshape(size, size),
         }
 
     def gradient_of_scores(self) -> Float[Tensor, "d_V d_V"]:
         """B = sum_i x_i (M2_i W_V d_i)^T; c B = X^T (dl/dT) X (Remark D.1)."""
-        return torch.einsum(
-            "ia,ibc,ic->ab", self.X, self.M2, self.residual @ self.weights[Matrix.W_V].T
-        )
+        pull = self.residual @ self.weights[Matrix.W_V].T
+        return torch.einsum("ia,ibc,ic->ab", self.X, self.M2, pull)
 
     def _query_key(
         self, part: Part, row: Matrix, col: Matrix
@@ -131,28 +128,24 @@ class AttentionPoint:
         block = self.selectors[row].T @ middle @ self.selectors[col]
         if row == col or part == Part.H_o:
             return block
-        if row == Matrix.W_Q:
-            B = self.gradient_of_scores()
-        else:
-            B = self.gradient_of_scores().T
-        return block + self.c * self.score_scale * kron(
-            B, identity(self.weights[row].shape[1])
-        )
+        B = self.gradient_of_scores()
+        if row == Matrix.W_K:
+            B = B.T
+        d_K = self.weights[row].shape[1]
+        return block + self.c * self.score_scale * kron(B, identity(d_K))
 
     def _value_value(self, part: Part) -> Float[Tensor, "dd dd"]:
         block = self.c * kron(self.M1.T @ self.M1, identity(self.X.shape[1]))
         return block if part == Part.H_o else torch.zeros_like(block)
 
     def _value_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
-        size = self.X.shape[1] ** 2
         if part == Part.H_o:
             W_V = self.weights[Matrix.W_V]
-            return torch.einsum(
-                "ia,ib,xc,ixd->acbd", self.M1, self.X, W_V, self.M2
-            ).reshape(size, size)
-        return torch.einsum("ic,ib,iad->acbd", self.residual, self.X, self.M2).reshape(
-            size, size
-        )
+            block = torch.einsum("ia,ib,xc,ixd->acbd", self.M1, self.X, W_V, self.M2)
+        else:
+            block = torch.einsum("ic,ib,iad->acbd", self.residual, self.X, self.M2)
+        size = self.X.shape[1] ** 2
+        return block.reshape(size, size)
 
     def _outer(self) -> Float[Tensor, "L d_V d_V"]:
         W_V = self.weights[Matrix.W_V]
@@ -160,7 +153,8 @@ class AttentionPoint:
 
     def _third(self) -> Float[Tensor, "L d_V d_V"]:
         z = self.X[None] - self.M1[:, None]
-        pull = torch.einsum("ijx,ix->ij", z, self.residual @ self.weights[Matrix.W_V].T)
+        pull = self.residual @ self.weights[Matrix.W_V].T
+        pull = torch.einsum("ijx,ix->ij", z, pull)
         return torch.einsum("ij,ij,ija,ijb->iab", self.A, pull, z, z)
 
 
@@ -190,9 +184,8 @@ V = Matrix.W_V
 def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
     """dF/dW_V and dF/dW_Q of Lemma B.1, and dF/dW_K = (I (x) W_V^T) Z_1 R_K / sqrt(d_K)."""
     X, W_K, W_V, d_K, L = _sizes(point)
-    scores_to_output = kron(
-        identity(L), W_V.T @ X.T
-    ) @ matrix_formulas.softmax_jacobian(point.A)
+    by_scores = matrix_formulas.softmax_jacobian(point.A)
+    scores_to_output = kron(identity(L), W_V.T @ X.T) @ by_scores
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     return {
         V: kron(point.A @ X, identity(X.shape[1])),
@@ -205,52 +198,47 @@ def theorem_31(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.1."""
     X, _, W_V, d_K, L = _sizes(point)
     c = point.c
+    R_Q = point.selectors[Q]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
-    d_V = X.shape[1]
     middle = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
-    left = point.selectors[Q].T
     return {
-        (V, V): c * kron(point.M1.T @ point.M1, identity(d_V)),
-        (Q, Q): c / d_K * left @ middle @ point.selectors[Q],
-        (V, Q): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ point.selectors[Q],
-        (Q, K): c / d_K * left @ middle @ point.selectors[K],
+        (V, V): c * kron(point.M1.T @ point.M1, identity(X.shape[1])),
+        (Q, Q): c / d_K * R_Q.T @ middle @ R_Q,
+        (V, Q): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_Q,
+        (Q, K): c / d_K * R_Q.T @ middle @ point.selectors[K],
     }
 
 
 def theorem_31_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (K,K) and (V,K), which the paper leaves out: R_Q becomes R_K."""
     X, _, W_V, d_K, L = _sizes(point)
-    Z_1, R_K = matrix_formulas.z1_by_definition(point.A, X), point.selectors[K]
+    c = point.c
+    R_K = point.selectors[K]
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    left = c / d_K * R_K.T @ Z_1.T
     return {
-        (K, K): point.c
-        / d_K
-        * R_K.T
-        @ Z_1.T
-        @ kron(identity(L), W_V @ W_V.T)
-        @ Z_1
-        @ R_K,
-        (V, K): point.c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_K,
+        (K, K): left @ kron(identity(L), W_V @ W_V.T) @ Z_1 @ R_K,
+        (V, K): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_K,
     }
 
 
 def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.2; the last is read as [R (..) (..) S] (x) I."""
     X, W_K, W_V, d_K, L = _sizes(point)
-    c, d_V = point.c, X.shape[1]
+    c = point.c
+    d_V = X.shape[1]
+    R_Q = point.selectors[Q]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     Z_2 = matrix_formulas.z2_by_definition(point.A, X)
-    left = (
-        duplicated_residual(point, d_V * d_K)
-        @ kron(identity(L), W_V.T, identity(d_V), W_K.T)
-        @ Z_2
-    )
+    through = kron(identity(L), W_V.T, identity(d_V), W_K.T)
+    left = duplicated_residual(point, d_V * d_K) @ through @ Z_2
     values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
+    hollow = c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K))
     return {
         (V, V): torch.zeros(d_V**2, d_V**2, dtype=X.dtype),
-        (Q, Q): c / d_K * left @ point.selectors[Q],
-        (V, Q): c / math.sqrt(d_K) * values @ point.selectors[Q],
-        (Q, K): c / d_K * left @ point.selectors[K]
-        + c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K)),
+        (Q, Q): c / d_K * left @ R_Q,
+        (V, Q): c / math.sqrt(d_K) * values @ R_Q,
+        (Q, K): c / d_K * left @ point.selectors[K] + hollow,
     }
 
 
@@ -259,7 +247,8 @@ def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     S) Z_1 R_K.
     """
     X, _, W_V, d_K, L = _sizes(point)
-    d_V, R_K = X.shape[1], point.selectors[K]
+    d_V = X.shape[1]
+    R_K = point.selectors[K]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     Z_2 = matrix_formulas.z2_by_definition(point.A, X)
     left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
@@ -278,11 +267,11 @@ def duplicated_residual(point: AttentionPoint, m: int) -> Float[Tensor, "m mLd"]
 def literal_B(point: AttentionPoint) -> Float[Tensor, "d_V d_V"]:
     """B = R_{d_V} (I_L (x) W_V^T (x) I) (Z_1 (x) I) S (Remark D.1)."""
     X, _, W_V, _, L = _sizes(point)
-    eye = identity(X.shape[1])
-    spread = kron(identity(L), W_V.T, eye) @ kron(
-        matrix_formulas.z1_by_definition(point.A, X), eye
-    )
-    return duplicated_residual(point, X.shape[1]) @ spread @ shuffle(X.shape[1])
+    d_V = X.shape[1]
+    eye = identity(d_V)
+    Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    spread = kron(identity(L), W_V.T, eye) @ kron(Z_1, eye)
+    return duplicated_residual(point, d_V) @ spread @ shuffle(d_V)
 
 
 def literal_U(point: AttentionPoint) -> Float[Tensor, "dd dd"]:
@@ -303,8 +292,8 @@ def literal_bytes(L: int, d_V: int, d_K: int) -> int:
 
 
 def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:
-    W_K, W_V = point.weights[K], point.weights[V]
-    return point.X, W_K, W_V, W_K.shape[1], len(point.X)
+    W_K = point.weights[K]
+    return point.X, W_K, point.weights[V], W_K.shape[1], len(point.X)
 
 
 def single_matrix_point(
@@ -325,48 +314,36 @@ def single_matrix_point(
 
 def score_outer_product(point: AttentionPoint) -> Float[Tensor, "both both"]:
     """H_o^T of Remark D.1 in the order [W_Q; W_K]: c s^2 V^T U V."""
-    selector = torch.cat(
-        [point.selectors[Matrix.W_Q], point.selectors[Matrix.W_K]], dim=1
-    )
-    return (
-        point.c
-        * point.score_scale**2
-        * selector.T
-        @ point.curvature_of_scores(Part.H)
-        @ selector
-    )
+    selector = torch.cat([point.selectors[Q], point.selectors[K]], dim=1)
+    left = point.c * point.score_scale**2 * selector.T
+    return left @ point.curvature_of_scores(Part.H) @ selector
 
 
 def score_functional(point: AttentionPoint) -> Float[Tensor, "both both"]:
     """H_f^T of Remark D.1 in the order [W_Q; W_K]: c s [[0, B], [B^T, 0]] (x) I_{d_K}."""
-    d_K = point.weights[Matrix.W_Q].shape[1]
-    return (
-        point.c
-        * point.score_scale
-        * kron(_hollow(point.gradient_of_scores()), identity(d_K))
-    )
+    d_K = point.weights[Q].shape[1]
+    hollow = _hollow(point.gradient_of_scores())
+    return point.c * point.score_scale * kron(hollow, identity(d_K))
 
 
 def printed_score_split(
     point: AttentionPoint,
 ) -> dict[Part, Float[Tensor, "both both"]]:
     """Remark D.1 as printed: no factor c, V = [R_K R_Q], [[0, B^T], [B, 0]]."""
-    d_K = point.weights[Matrix.W_Q].shape[1]
-    selector = torch.cat(
-        [point.selectors[Matrix.W_K], point.selectors[Matrix.W_Q]], dim=1
-    )
+    d_K = point.weights[Q].shape[1]
+    selector = torch.cat([point.selectors[K], point.selectors[Q]], dim=1)
+    hollow = _hollow(literal_B(point).T)
     return {
         Part.H_o: selector.T @ literal_U(point) @ selector / d_K,
-        Part.H_f: kron(_hollow(literal_B(point).T), identity(d_K)) / math.sqrt(d_K),
+        Part.H_f: kron(hollow, identity(d_K)) / math.sqrt(d_K),
     }
 
 
 def score_functional_eigenvalues(point: AttentionPoint) -> Float[Tensor, " both"]:
     """Ascending eigenvalues of H_f^T: +- c s times the singular values of B, each d_K times (Appendix D)."""
-    values = (
-        point.c * point.score_scale * torch.linalg.svdvals(point.gradient_of_scores())
-    )
-    d_K = point.weights[Matrix.W_Q].shape[1]
+    singular = torch.linalg.svdvals(point.gradient_of_scores())
+    values = point.c * point.score_scale * singular
+    d_K = point.weights[Q].shape[1]
     return torch.cat([values, -values]).sort().values.repeat_interleave(d_K)
 
 
@@ -379,13 +356,16 @@ def stacked_kronecker(
 
 def stacked_kronecker_rank(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> int:
     """q rk(A) + n rk(B) - rk(A) rk(B) (Lemma D.1)."""
-    rank_a, rank_b = numerical_rank(A), numerical_rank(B)
+    rank_a = numerical_rank(A)
+    rank_b = numerical_rank(B)
     return B.shape[1] * rank_a + A.shape[1] * rank_b - rank_a * rank_b
 
 
 def rank_bound(d_V: int, d_K: int) -> int:
     """2 d_K d_V - d_K^2 for d_K < d_V and d_V^2 otherwise: bounds rk(H_o^T) (Lemma D.2)."""
-    return 2 * d_K * d_V - d_K**2 if d_K < d_V else d_V**2
+    if d_K < d_V:
+        return 2 * d_K * d_V - d_K**2
+    return d_V**2
 
 
 def token_rank_bound(L: int, d_V: int) -> int:
@@ -411,9 +391,7 @@ def multiplicities(
 
 
 def _hollow(B: Float[Tensor, "d_V d_V"]) -> Float[Tensor, "two_d two_d"]:
-    return torch.cat(
-        [
-            torch.cat([torch.zeros_like(B), B], 1),
-            torch.cat([B.T, torch.zeros_like(B)], 1),
-        ]
-    )
+    zero = torch.zeros_like(B)
+    upper = torch.cat([zero, B], 1)
+    lower = torch.cat([B.T, zero], 1)
+    return torch.cat([upper, lower])

@@ -1,7 +1,7 @@
 """Statements about ranks of blocks, about blocks that are Kronecker products, and about bounds on norms."""
 
-import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -31,25 +31,22 @@ Q, V = Matrix.W_Q, Matrix.W_V
 
 def _pairs_oracle(point: AttentionPoint) -> Values:
     eigenvalues = torch.linalg.eigvalsh(score_split(point, Part.H_f))
-    d_K = point.weights[Q].shape[1]
+    multiplicities = torch.tensor(qk.multiplicities(eigenvalues))
     return {
         "eigenvalues": eigenvalues,
         "minus the reversed eigenvalues": eigenvalues,
-        "multiplicities modulo d_K": torch.tensor(
-            [size % d_K for size in qk.multiplicities(eigenvalues)]
-        ),
-        "smallest multiplicity": torch.tensor(min(qk.multiplicities(eigenvalues))),
+        "multiplicities modulo d_K": multiplicities % point.weights[Q].shape[1],
+        "smallest multiplicity": multiplicities.min(),
     }
 
 
 def _pairs_printed(point: AttentionPoint) -> Values:
     eigenvalues = qk.score_functional_eigenvalues(point)
+    measured = torch.linalg.eigvalsh(score_split(point, Part.H_f))
     groups = len(qk.multiplicities(eigenvalues))
     return {
         "eigenvalues": eigenvalues,
-        "minus the reversed eigenvalues": -torch.linalg.eigvalsh(
-            score_split(point, Part.H_f)
-        ).flip(0),
+        "minus the reversed eigenvalues": -measured.flip(0),
         "multiplicities modulo d_K": torch.zeros(groups, dtype=torch.int64),
         "smallest multiplicity": torch.tensor(point.weights[Q].shape[1]),
     }
@@ -59,42 +56,41 @@ def _lemma_d1_draw(
     dims: Dims, generator: torch.Generator
 ) -> list[tuple[Tensor, Tensor]]:
     """Pairs of every rank up to full."""
-    shapes = ((dims.L, dims.d_V), (dims.d_K, dims.d_ff))
-    left, right = (
-        _of_every_rank(normal(*shape, generator=generator)) for shape in shapes
-    )
+    left = _of_every_rank(normal(dims.L, dims.d_V, generator=generator))
+    right = _of_every_rank(normal(dims.d_K, dims.d_ff, generator=generator))
     return list(product(left, right))
 
 
 def _of_every_rank(matrix: Tensor) -> list[Tensor]:
     U, values, Vh = torch.linalg.svd(matrix, full_matrices=False)
-    return [
-        U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank]
-        for rank in range(1, len(values) + 1)
-    ]
+    matrices = []
+    for rank in range(1, len(values) + 1):
+        matrices.append(U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank])
+    return matrices
+
+
+def _ranks(pairs: list[tuple[Tensor, Tensor]]) -> Values:
+    """The rank of every stacked Kronecker product, measured."""
+    products = [qk.stacked_kronecker(*pair) for pair in pairs]
+    return {"rank": torch.tensor([qk.numerical_rank(one) for one in products])}
 
 
 def _lemma_d2_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """A short sequence, where tokens limit the rank, and a long one, where the weights do."""
-    lengths = (dims.L, dims.d_V + 3)
-    return [
-        attention_point(Dims(L, dims.d_V, dims.d_K, dims.d_ff), generator)
-        for L in lengths
-    ]
+    longer = replace(dims, L=dims.d_V + 3)
+    return [attention_point(dims, generator), attention_point(longer, generator)]
 
 
 def _excess(points: list[AttentionPoint], *, by_tokens: bool = False) -> Values:
     """By how much ranks exceed the bound of the lemma, or (`by_tokens`) the lower one of that and the tokens'."""
     excess = []
     for point in points:
-        (L, d_V), d_K = point.X.shape, point.weights[Q].shape[1]
-        bound = min(
-            qk.rank_bound(d_V, d_K),
-            qk.token_rank_bound(L, d_V) if by_tokens else math.inf,
-        )
-        excess.append(
-            max(0, qk.numerical_rank(score_split(point, Part.H_o)) - int(bound))
-        )
+        L, d_V = point.X.shape
+        bound = qk.rank_bound(d_V, point.weights[Q].shape[1])
+        if by_tokens:
+            bound = min(bound, qk.token_rank_bound(L, d_V))
+        rank = qk.numerical_rank(score_split(point, Part.H_o))
+        excess.append(max(0, rank - bound))
     return {"excess": torch.tensor(excess)}
 
 
@@ -102,11 +98,7 @@ RANKS = {
     "D-pairs": Check(attention_point, _pairs_oracle, _pairs_printed),
     "lemD1": Check(
         _lemma_d1_draw,
-        lambda d: {
-            "rank": torch.tensor(
-                [qk.numerical_rank(qk.stacked_kronecker(*pair)) for pair in d]
-            )
-        },
+        _ranks,
         lambda d: {
             "rank": torch.tensor([qk.stacked_kronecker_rank(*pair) for pair in d])
         },
@@ -127,20 +119,18 @@ RESCALING = 1e4
 
 def _draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """Every combination of small, plain and large tokens, query-key weights and targets."""
-    points = [
-        (attention_point(dims, generator), scales)
-        for scales in product(SCALES, repeat=3)
-    ]
-    return [scaled(point, *scales) for point, scales in points]
+    points = []
+    for scales in product(SCALES, repeat=3):
+        points.append(scaled(attention_point(dims, generator), *scales))
+    return points
 
 
 def scaled(
     point: AttentionPoint, tokens: float, query_key: float, targets: float
 ) -> AttentionPoint:
     """The same point with X, (W_Q, W_K) and Y multiplied by these factors."""
-    weights = {
-        m: w if m == Matrix.W_V else query_key * w for m, w in point.weights.items()
-    }
+    weights = {m: query_key * w for m, w in point.weights.items()}
+    weights[V] = point.weights[V]
     return AttentionPoint(tokens * point.X, targets * point.Y, weights)
 
 
@@ -151,51 +141,40 @@ def _none(points: list[AttentionPoint]) -> Values:
 def _violations(
     spread: Callable[[AttentionPoint], SpreadMoments], points: list[AttentionPoint]
 ) -> Values:
-    return {
-        "violations": torch.tensor(
-            sum(_violated(point, spread(point)) for point in points)
-        )
-    }
+    violated = [_violated(point, spread(point)) for point in points]
+    return {"violations": torch.tensor(sum(violated))}
 
 
 def _violated(point: AttentionPoint, spread: SpreadMoments) -> int:
     """How many of the nine blocks of each part, and of the wholes, exceed their bound."""
     count = 0
     for part in PARTS:
-        claimed, (blocks, whole) = (
-            bounds.block_bounds(point, spread, part),
-            bounds.true_norms(point, part),
-        )
+        claimed = bounds.block_bounds(point, spread, part)
+        blocks, whole = bounds.true_norms(point, part)
         count += sum(blocks[pair] > claimed[pair] * SLACK for pair in blocks)
         count += whole > bounds.whole_bound(claimed) * SLACK
     return count
 
 
 def _published(points: list[AttentionPoint]) -> Values:
-    exceeded = [
-        bounds.true_norms(point)[1] > bounds.published_bound(point) * SLACK
-        for point in points
-    ]
-    return {"violations": torch.tensor(sum(exceeded))}
+    exceeded = 0
+    for point in points:
+        _, whole = bounds.true_norms(point)
+        exceeded += whole > bounds.published_bound(point) * SLACK
+    return {"violations": torch.tensor(exceeded)}
 
 
 def _published_step(points: list[AttentionPoint]) -> Values:
-    return {
-        "violations": torch.tensor(
-            sum(bounds.softmax_jacobian_excess(point) > SLACK for point in points)
-        )
-    }
+    exceeded = sum(bounds.softmax_jacobian_excess(point) > SLACK for point in points)
+    return {"violations": torch.tensor(exceeded)}
 
 
 def _rescaled_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """The same network written with a large W_Q and a small W_K."""
     point = attention_point(dims, generator)
     factors = {Matrix.W_Q: RESCALING, Matrix.W_K: 1 / RESCALING, Matrix.W_V: 1.0}
-    return [
-        AttentionPoint(
-            point.X, point.Y, {m: factors[m] * w for m, w in point.weights.items()}
-        )
-    ]
+    weights = {m: factors[m] * w for m, w in point.weights.items()}
+    return [AttentionPoint(point.X, point.Y, weights)]
 
 
 BOUNDS = {
@@ -229,22 +208,21 @@ _VALUE, _QUERY = "H_o(W_V, W_V)", "H_o(W_Q, W_Q)"
 
 def _sequences(dims: Dims, generator: torch.Generator) -> Instance:
     """A batch of sequences, their targets, and the weights of one layer."""
-    X, Y = (normal(SEQUENCES, dims.L, dims.d_V, generator=generator) for _ in range(2))
+    shape = (SEQUENCES, dims.L, dims.d_V)
+    X = normal(*shape, generator=generator)
+    Y = normal(*shape, generator=generator)
     return Instance(X, Y, attention_weights(dims, generator))
 
 
 def _oracle(matrix: Matrix, p: Instance) -> Values:
     def network(weight: Mapping[Matrix, Tensor]) -> Tensor:
-        return torch.stack(
-            [autodiff.attention(X, {**p.weights, **weight}) for X in p.X]
-        )
+        weights = {**p.weights, **weight}
+        return torch.stack([autodiff.attention(X, weights) for X in p.X])
 
-    loss, single = autodiff.square_loss(p.Y), {matrix: p.weights[matrix]}
-    return {
-        f"H_o({matrix}, {matrix})": autodiff.dense_hessian(
-            network, loss, single, Part.H_o
-        )
-    }
+    loss = autodiff.square_loss(p.Y)
+    single = {matrix: p.weights[matrix]}
+    block = autodiff.dense_hessian(network, loss, single, Part.H_o)
+    return {f"H_o({matrix}, {matrix})": block}
 
 
 def _points(p: Instance) -> list[AttentionPoint]:
@@ -253,22 +231,20 @@ def _points(p: Instance) -> list[AttentionPoint]:
 
 def _value_product(p: Instance) -> Values:
     """(c Sum_b M_1b^T M_1b) (x) I, c = 2 / (number of outputs)."""
-    inputs = sum(
-        (point.M1.T @ point.M1 for point in _points(p)),
-        torch.zeros(p.X.shape[-1], p.X.shape[-1]).double(),
-    )
-    return {_VALUE: 2 / p.Y.numel() * kron(inputs, identity(p.X.shape[-1]))}
+    width = p.X.shape[-1]
+    inputs = torch.zeros(width, width).double()
+    for point in _points(p):
+        inputs = inputs + point.M1.T @ point.M1
+    return {_VALUE: 2 / p.Y.numel() * kron(inputs, identity(width))}
 
 
 def _value_kfac(p: Instance) -> Values:
     """The mean of x x^T over all tokens, (x) the sum of g g^T = c A_ti^2 e_k e_k^T over tokens i and outputs (t, k)."""
     tokens = p.X.flatten(0, 1)
-    outputs = (
-        2 / p.Y.numel() * sum(float(point.A.square().sum()) for point in _points(p))
-    )
-    return {
-        _VALUE: outputs * kron(tokens.T @ tokens / len(tokens), identity(p.X.shape[-1]))
-    }
+    squares = sum(float(point.A.square().sum()) for point in _points(p))
+    outputs = 2 / p.Y.numel() * squares
+    inputs = tokens.T @ tokens / len(tokens)
+    return {_VALUE: outputs * kron(inputs, identity(p.X.shape[-1]))}
 
 
 def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
@@ -285,16 +261,13 @@ def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
 
 def _query_product(p: Instance) -> Values:
     """The nearest Kronecker product, from the leading pair of singular vectors of sum vec(P_i) vec(G_i)^T."""
-    left, right = (
-        torch.stack(list(side)) for side in zip(*_query_terms(p), strict=True)
-    )
+    left, right = map(torch.stack, zip(*_query_terms(p), strict=True))
     U, S, Vh = torch.linalg.svd(
         left.flatten(1).T @ right.flatten(1), full_matrices=False
     )
-    return {
-        _QUERY: float(S[0])
-        * kron(U[:, 0].reshape(left.shape[1:]), Vh[0].reshape(right.shape[1:]))
-    }
+    first = U[:, 0].reshape(left.shape[1:])
+    second = Vh[0].reshape(right.shape[1:])
+    return {_QUERY: float(S[0]) * kron(first, second)}
 
 
 def _query_sum(p: Instance) -> Values:

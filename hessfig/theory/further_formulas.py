@@ -67,9 +67,12 @@ class LinearPoint:
 
 def outer_product_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (V,V), (Q,Q), (V,Q), (Q,K) as printed in Remark 4.1."""
-    W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
-    S, c, (d_V, d_K) = point.Sigma, point.outer_scale, W_Q.shape
-    chain, values = S @ W_K @ W_Q.T @ S, S @ W_V @ W_V.T @ S
+    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
+    d_V, d_K = W_Q.shape
+    c = point.outer_scale
+    S = point.Sigma
+    chain = S @ W_K @ W_Q.T @ S
+    values = S @ W_V @ W_V.T @ S
     return {
         (V, V): c * kron(chain @ W_Q @ W_K.T @ S, identity(d_V)),
         (Q, Q): c * kron(S, W_K.T @ values @ W_K),
@@ -82,8 +85,10 @@ def outer_product_key_blocks(
     point: LinearPoint,
 ) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_o of (K,K) and (V,K), left out of Remark 4.1, with K = K_{d_K,d_V}."""
-    W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
-    S, c, (d_V, d_K) = point.Sigma, point.outer_scale, W_Q.shape
+    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
+    d_V, d_K = W_Q.shape
+    c = point.outer_scale
+    S = point.Sigma
     permute = commutation(d_K, d_V)
     return {
         (K, K): c * permute.T @ kron(W_Q.T @ S @ W_Q, S @ W_V @ W_V.T @ S) @ permute,
@@ -93,7 +98,8 @@ def outer_product_key_blocks(
 
 def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,Q) and (Q,K) as printed in Remark 4.1; the second is read as [(..) S] (x) I."""
-    W_K, W_V, (d_V, d_K) = point.weights[K], point.weights[V], point.weights[Q].shape
+    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
+    d_V, d_K = W_Q.shape
     delta = vec(point.residual)[None, :]
     c = point.functional_scale
     S = point.Sigma
@@ -107,11 +113,11 @@ def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols
 
 def functional_key_block(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f of (V,K), left out of Remark 4.1: (delta^T (x) I) (I (x) S) (X W_Q (x) Sigma) K_{d_K,d_V}."""
-    d_V, d_K = point.weights[Q].shape
+    W_Q = point.weights[Q]
+    d_V, d_K = W_Q.shape
     delta = kron(vec(point.residual)[None, :], identity(d_V**2))
-    spread = kron(identity(len(point.X)), shuffle(d_V)) @ kron(
-        point.X @ point.weights[Q], point.Sigma
-    )
+    queries = kron(point.X @ W_Q, point.Sigma)
+    spread = kron(identity(len(point.X)), shuffle(d_V)) @ queries
     return {(V, K): point.functional_scale * delta @ spread @ commutation(d_K, d_V)}
 
 
@@ -123,7 +129,7 @@ def contracted_functional_blocks(
     (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an
     L^2-free bilinear form.
     """
-    W_Q, W_K, W_V = (point.weights[m] for m in (Q, K, V))
+    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
     c = len(point.X) * point.functional_scale
     S = point.Sigma
     Omega = point.Omega
@@ -159,18 +165,15 @@ def low_rank_blocks(
     point = low_rank_point(X, Y, weights)
     W_O = weights[O]
     W_U = weights[U]
+    r, d_V = W_U.shape
     c = point.c
     M1 = point.M1
     outer = {
         (O, O): c * kron(M1.T @ M1, W_U @ W_U.T),
-        (U, U): c * kron(W_O.T @ M1.T @ M1 @ W_O, identity(W_U.shape[1])),
+        (U, U): c * kron(W_O.T @ M1.T @ M1 @ W_O, identity(d_V)),
         (O, U): c * kron(M1.T @ M1 @ W_O, W_U),
     }
-    mixed = (
-        c
-        * kron(M1.T @ point.residual, identity(W_O.shape[1]))
-        @ commutation(W_U.shape[1], W_O.shape[1])
-    )
+    mixed = c * kron(M1.T @ point.residual, identity(r)) @ commutation(d_V, r)
     functional = {(O, O): 0 * outer[O, O], (U, U): 0 * outer[U, U], (O, U): mixed}
     return with_sum({Part.H_o: outer, Part.H_f: functional})
 
@@ -204,7 +207,8 @@ def spread_from_norm(point: AttentionPoint) -> SpreadMoments:
 
 def spread_from_diameter(point: AttentionPoint) -> SpreadMoments:
     """From the token diameter R and the mixed tokens themselves: ||A X||_2, R^2/4, R^3/(6 sqrt(3))."""
-    return _spread(spectral_norm(point.M1), float(torch.cdist(point.X, point.X).max()))
+    diameter = torch.cdist(point.X, point.X).max()
+    return _spread(spectral_norm(point.M1), float(diameter))
 
 
 def block_bounds(
@@ -212,26 +216,24 @@ def block_bounds(
 ) -> dict[Pair, float]:
     """A bound on the spectral norm of every block; the functional part of (V, V) is zero."""
     if part == Part.H:
-        outer, functional = (
-            block_bounds(point, spread, p) for p in (Part.H_o, Part.H_f)
-        )
+        outer = block_bounds(point, spread, Part.H_o)
+        functional = block_bounds(point, spread, Part.H_f)
         return {pair: outer[pair] + functional[pair] for pair in outer}
     x = spectral_norm(point.X)
     c = point.c
     s = point.score_scale
     pull = {Q: spectral_norm(point.weights[K]), K: spectral_norm(point.weights[Q])}
     core, values, hollow = _factors(point, spread, part)
-    scores = {
-        (a, b): c * s**2 * x**2 * pull[a] * pull[b] * core for a in pull for b in pull
-    }
-    for pair in ((Q, K), (K, Q)):
-        scores[pair] += c * s * x * hollow
-    mixed = {
-        pair: c * s * x * spread.second * pull[a] * values
-        for a in pull
-        for pair in ((V, a), (a, V))
-    }
-    return {**scores, **mixed, (V, V): c * spread.mixed**2 if part == Part.H_o else 0.0}
+    claimed = {(V, V): c * spread.mixed**2 if part == Part.H_o else 0.0}
+    for a in pull:
+        for b in pull:
+            claimed[a, b] = c * s**2 * x**2 * pull[a] * pull[b] * core
+            if a != b:
+                claimed[a, b] += c * s * x * hollow
+        mixed = c * s * x * spread.second * pull[a] * values
+        claimed[V, a] = mixed
+        claimed[a, V] = mixed
+    return claimed
 
 
 def whole_bound(blocks: dict[Pair, float]) -> float:
@@ -244,17 +246,15 @@ def true_norms(
     point: AttentionPoint, part: Part = Part.H
 ) -> tuple[dict[Pair, float], float]:
     """The spectral norms the bounds are about: of every block, and of the whole."""
-    blocks = {
-        (a, b): point.hessian(part, a, b)
-        for a, b in combinations_with_replacement(MATRICES, 2)
-    }
-    blocks |= {(b, a): block.T for (a, b), block in blocks.items()}
-    whole = torch.cat(
-        [torch.cat([blocks[a, b] for b in MATRICES], dim=1) for a in MATRICES]
-    )
-    return {
-        pair: spectral_norm(block) for pair, block in blocks.items()
-    }, spectral_norm(whole)
+    blocks = {}
+    for a, b in combinations_with_replacement(MATRICES, 2):
+        blocks[a, b] = point.hessian(part, a, b)
+        blocks[b, a] = blocks[a, b].T
+    rows = []
+    for a in MATRICES:
+        rows.append(torch.cat([blocks[a, b] for b in MATRICES], dim=1))
+    norms = {pair: spectral_norm(block) for pair, block in blocks.items()}
+    return norms, spectral_norm(torch.cat(rows))
 
 
 def published_terms(point: AttentionPoint) -> dict[Pair, float]:
@@ -267,10 +267,10 @@ def published_terms(point: AttentionPoint) -> dict[Pair, float]:
     """
     L, d_V = point.X.shape
     d_K = point.weights[Q].shape[1]
-    x, q, k, v = (
-        spectral_norm(m) for m in (point.X, *(point.weights[m] for m in MATRICES))
-    )
-    root, far = math.sqrt(min(L, d_V)), L * x * v + spectral_norm(point.Y)
+    x = spectral_norm(point.X)
+    q, k, v = (spectral_norm(point.weights[m]) for m in MATRICES)
+    root = math.sqrt(min(L, d_V))
+    far = L * x * v + spectral_norm(point.Y)
     mixed = v * (3 * L * k * q * x**5 + d_V / L * x**3)
     return {
         (V, V): 2 * L / d_V * x**2,

@@ -1,21 +1,17 @@
 """Statements about degrees and growth rates: those of the paper, and those for components by counting monomials."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations_with_replacement
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hessfig import terms
 from hessfig.predictions.architecture import Architecture
-from hessfig.predictions.growth_rates import (
-    GrowthRate,
-    Prediction,
-    growth_rate,
-    regimes,
-)
+from hessfig.predictions.growth_rates import Prediction, growth_rate, regimes
 from hessfig.predictions.network_series import BRANCH, SIGMA, TIED, Regime
 from hessfig.terms import (
     AT_OUTPUTS,
@@ -52,6 +48,7 @@ from hessfig.theory.statement import (
     named,
     normal,
     prefixed,
+    tokens_and_targets,
 )
 
 DEPTH_SIGMA = 4e-3
@@ -76,11 +73,9 @@ def _table_oracle(nets: dict[str, ScaledNetwork]) -> Values:
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
         for part in AT_OUTPUTS:
-            degrees = list(net.exponents(part, 1.0).values())
-            values |= {
-                f"{part} of the {name}, lowest": min(degrees),
-                f"{part} of the {name}, highest": max(degrees),
-            }
+            degrees = net.exponents(part, 1.0).values()
+            values[f"{part} of the {name}, lowest"] = min(degrees)
+            values[f"{part} of the {name}, highest"] = max(degrees)
     return values
 
 
@@ -92,26 +87,25 @@ def _table_printed(nets: dict[str, ScaledNetwork]) -> Values:
         "H_o of the MLP": 2,
         "H_f of the MLP": 1,
     }
-    return {
-        f"{name}, {end}": _number(degree)
-        for name, degree in degrees.items()
-        for end in ("lowest", "highest")
-    }
+    values = {}
+    for name, degree in degrees.items():
+        values[f"{name}, lowest"] = _number(degree)
+        values[f"{name}, highest"] = _number(degree)
+    return values
 
 
 Depths = dict[int, ScaledNetwork[Key]]
 
 
 def _depth_draw(dims: Dims, generator: torch.Generator) -> Depths:
-    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    X, Y = tokens_and_targets(dims, generator)
     weights = statement.indexed_weights(dims, generator, 3)
     stacked = partial(autodiff.stacked, autodiff.linear_attention)
-    return {
-        depth: ScaledNetwork(
-            X, Y, {key: w for key, w in weights.items() if key[0] <= depth}, stacked
-        )
-        for depth in (1, 2, 3)
-    }
+    nets = {}
+    for depth in (1, 2, 3):
+        lowest = {key: w for key, w in weights.items() if key[0] <= depth}
+        nets[depth] = ScaledNetwork(X, Y, lowest, stacked)
+    return nets
 
 
 def _depth_oracle(nets: Depths) -> Values:
@@ -119,37 +113,36 @@ def _depth_oracle(nets: Depths) -> Values:
     for depth, net in nets.items():
         for part in (Part.H_o, Part.H):
             exponents = net.exponents(part, DEPTH_SIGMA)
-            values |= {
-                f"{part}, {m} of layer {n} of {depth}": exponents[(n, m), (n, m)]
-                for n, m in net.weights
-            }
+            for key in net.weights:
+                values[_depth_name(part, key, depth)] = exponents[key, key]
     return values
+
+
+def _depth_name(part: Part, key: Key, depth: int) -> str:
+    layer, matrix = key
+    return f"{part}, {matrix} of layer {layer} of {depth}"
 
 
 def _depth_printed(nets: Depths) -> dict[str, Tensor]:
     """2 3^D: every layer of H_o, and the last layer of H."""
-    every = {
-        f"{Part.H_o}, {m} of layer {n} of {depth}": depth
-        for depth, net in nets.items()
-        for n, m in net.weights
-    }
-    last = {
-        f"{Part.H}, {m} of layer {depth} of {depth}": depth
-        for depth in nets
-        for m in MATRICES
-    }
-    return {name: _number(2 * 3**depth) for name, depth in {**every, **last}.items()}
+    values = {}
+    for depth, net in nets.items():
+        degree = _number(2 * 3**depth)
+        for key in net.weights:
+            values[_depth_name(Part.H_o, key, depth)] = degree
+        for matrix in MATRICES:
+            values[_depth_name(Part.H, (depth, matrix), depth)] = degree
+    return values
 
 
 def _depth_corrected(nets: Depths) -> Values:
     """And H below the last layer: 3^D as sigma -> 0, because H_f is not zero there."""
-    earlier = {
-        f"{Part.H}, {m} of layer {n} of {depth}": _number(3**depth)
-        for depth, net in nets.items()
-        for n, m in net.weights
-        if n < depth
-    }
-    return {**_depth_printed(nets), **earlier}
+    values = _depth_printed(nets)
+    for depth, net in nets.items():
+        for key in net.weights:
+            if key[0] < depth:
+                values[_depth_name(Part.H, key, depth)] = _number(3**depth)
+    return values
 
 
 def _number(value: float | int) -> Tensor:
@@ -179,11 +172,11 @@ def attention_nets(dims: Dims, generator: torch.Generator) -> Nets:
     """Softmax and linear attention, with targets of order one and with Y = 0."""
     point = attention_point(dims, generator)
     layers = {"softmax": autodiff.attention, "linear": autodiff.linear_attention}
-    return {
-        f"{name}{suffix}": ScaledNetwork(point.X, Y, point.weights, layer)
-        for name, layer in layers.items()
-        for suffix, Y in (("", point.Y), (", Y = 0", 0 * point.Y))
-    }
+    nets = {}
+    for name, layer in layers.items():
+        nets[name] = ScaledNetwork(point.X, point.Y, point.weights, layer)
+        nets[f"{name}, Y = 0"] = replace(nets[name], Y=0 * point.Y)
+    return nets
 
 
 def predicted(nets: Nets) -> Values:
@@ -202,12 +195,10 @@ def measured(nets: Nets, sigma: float = TINY) -> dict[str, Tensor]:
     """Return the exponents between sigma and 2 sigma, measured by automatic differentiation."""
     values: dict[str, Tensor] = {}
     for name, net in nets.items():
-        exponents = {part: net.exponents(part, sigma) for part in PARTS}
-        once = {
-            part: {pair: found[pair] for pair in PAIRS if pair in found}
-            for part, found in exponents.items()
-        }
-        values |= prefixed(f"{name}:", named(once))
+        for part in PARTS:
+            found = net.exponents(part, sigma)
+            once = {pair: found[pair] for pair in PAIRS if pair in found}
+            values |= prefixed(f"{name}:", named({part: once}))
     return values
 
 
@@ -222,11 +213,11 @@ def _architecture(name: str) -> Architecture:
 
 
 def _equation_5(nets: Nets) -> Values:
-    exponents = {
-        part: {pair: _number(one) for pair, one in table.items()}
-        for part, table in EQUATION_5.items()
-    }
-    return prefixed("softmax:", named(exponents))
+    values = {}
+    for part, table in EQUATION_5.items():
+        for (row, col), power in table.items():
+            values[f"softmax: {part}({row}, {col})"] = _number(power)
+    return values
 
 
 GROWTH = {
@@ -263,6 +254,17 @@ class Case:
     axis: str = SIGMA
 
 
+Norms = dict[tuple[Part, Key, Key], Tensor]
+
+
+class BlockRate(NamedTuple):
+    """The predicted power of a block, None where it is zero, in a regime."""
+
+    regime: Regime
+    block: tuple[Part, Key, Key]
+    power: float | None
+
+
 @dataclass(frozen=True)
 class DrawnCase(Instance):
     """A case with its tokens, targets and weights."""
@@ -273,9 +275,7 @@ class DrawnCase(Instance):
     def seen(self) -> list[Key]:
         return [key for key in self.weights if key[1] in self.case.seen]
 
-    def norms(
-        self, regime: Regime, scale: float
-    ) -> dict[tuple[Part, Key, Key], Tensor]:
+    def norms(self, regime: Regime, scale: float) -> Norms:
         """The Frobenius norms of the blocks of the seen weights; above sqrt(eps) means eps = 0."""
         case, axis = self.case, self.case.axis
         X = scale * self.X if axis == SIGMA else self.X
@@ -292,15 +292,16 @@ class DrawnCase(Instance):
         def outputs(seen: Mapping[Key, Tensor]) -> Tensor:
             return network.outputs(X, {**weights, **seen})
 
-        seen, loss = {key: weights[key] for key in self.seen}, self._loss()
+        loss = self._loss()
+        seen = {key: weights[key] for key in self.seen}
         blocks = with_sum(
             {part: hessian_blocks(outputs, loss, seen, part) for part in AT_OUTPUTS}
         )
-        return {
-            (part, *pair): torch.linalg.matrix_norm(block)
-            for part in PARTS
-            for pair, block in blocks[part].items()
-        }
+        norms = {}
+        for part in PARTS:
+            for (row, col), block in blocks[part].items():
+                norms[part, row, col] = torch.linalg.matrix_norm(block)
+        return norms
 
     def _loss(self) -> Loss:
         if self.case.architecture.square_loss:
@@ -308,7 +309,7 @@ class DrawnCase(Instance):
         shares = torch.softmax(self.Y, -1)
         return lambda F: -(shares * torch.log_softmax(F, -1)).sum(-1).mean()
 
-    def rates(self) -> dict[str, tuple[Part, Regime, tuple[Key, Key], GrowthRate]]:
+    def rates(self) -> dict[str, BlockRate]:
         """Return the predictions for every pair of the compared weights of one layer, by name."""
         case, predictions = self.case, {}
         for regime in regimes(case.architecture):
@@ -324,10 +325,7 @@ class DrawnCase(Instance):
                     )
                     if rate.prediction != Prediction.unknown:
                         predictions[f"{case.name}, {regime}: {part} of {block}"] = (
-                            part,
-                            regime,
-                            (row, col),
-                            rate,
+                            BlockRate(regime, (part, row, col), rate.exponent)
                         )
         return predictions
 
@@ -338,75 +336,59 @@ class DrawnCase(Instance):
 def _draw(case: Case, dims: Dims, generator: torch.Generator) -> DrawnCase:
     d = dims.d_V
     d_K = max(dims.d_K, 2)
-    rest = case.architecture
-    shapes: dict[Key, tuple[int, int]] = {}
-    for layer in range(1, rest.num_layers + 1):
-        shapes |= {
-            (layer, Matrix.W_Q): (d, d_K),
-            (layer, Matrix.W_K): (d, d_K),
-            (layer, Matrix.W_V): (d, d),
-        }
-        shapes |= {(layer, Matrix.W_G): (d, d)} if rest.has_gate else {}
-        if rest.kind == Kind.transformer:
-            shapes |= {
-                (layer, Matrix.W_O): (d, d),
-                (layer, Matrix.W_in): (d, dims.d_ff),
-            }
-            shapes |= (
-                {(layer, Matrix.W_gate): (d, dims.d_ff)}
-                if rest.mlp in terms.GATED
-                else {}
-            )
-            shapes |= {(layer, Matrix.W_out): (dims.d_ff, d)}
-    weights = {
-        key: normal(*shape, generator=generator, scale=0.5)
-        for key, shape in shapes.items()
-    }
-    width = dims.L if rest.tied else d + 1 if rest.kind == Kind.transformer else d
-    if rest.kind == Kind.transformer:
+    of = case.architecture
+    weights: dict[Key, Tensor] = {}
+
+    def draw(layer: int, matrix: Matrix, *shape: int) -> None:
+        weights[layer, matrix] = normal(*shape, generator=generator, scale=0.5)
+
+    for layer in range(1, of.num_layers + 1):
+        draw(layer, Matrix.W_Q, d, d_K)
+        draw(layer, Matrix.W_K, d, d_K)
+        draw(layer, Matrix.W_V, d, d)
+        if of.has_gate:
+            draw(layer, Matrix.W_G, d, d)
+        if of.kind == Kind.transformer:
+            draw(layer, Matrix.W_O, d, d)
+            draw(layer, Matrix.W_in, d, dims.d_ff)
+            if of.mlp in terms.GATED:
+                draw(layer, Matrix.W_gate, d, dims.d_ff)
+            draw(layer, Matrix.W_out, dims.d_ff, d)
+    width = d
+    if of.kind == Kind.transformer:
+        width = dims.L if of.tied else d + 1
         weights[0, Matrix.W_E] = torch.zeros(dims.L, d, dtype=torch.float64)
-        weights[0, Matrix.W_U] = normal(d, width, generator=generator)
-    X, Y = (normal(dims.L, columns, generator=generator) for columns in (d, width))
-    return DrawnCase(
-        X,
-        Y,
-        {
-            key: w
-            for key, w in weights.items()
-            if not (rest.tied and key[1] == Matrix.W_U)
-        },
-        case,
-    )
+        read_out = normal(d, width, generator=generator)
+        if not of.tied:
+            weights[0, Matrix.W_U] = read_out
+    X = normal(dims.L, d, generator=generator)
+    Y = normal(dims.L, width, generator=generator)
+    return DrawnCase(X, Y, weights, case)
 
 
 def component_exponents(drawn: Sequence[DrawnCase]) -> Values:
     """Return the measured exponents between two scales; VANISHES for blocks that are exactly zero."""
     values: dict[str, Tensor] = {}
     for case in drawn:
-        regimes_seen = {
-            regime: SCALES[regime] for _, regime, *_ in case.rates().values()
-        }
-        norms = {
-            regime: (case.norms(regime, at), case.norms(regime, 2 * at))
-            for regime, at in regimes_seen.items()
-        }
-        for name, (part, regime, pair, _) in case.rates().items():
-            low, high = (found[part, *pair] for found in norms[regime])
-            values[name] = exponent(low, high)
+        norms: dict[Regime, tuple[Norms, Norms]] = {}
+        for name, rate in case.rates().items():
+            regime = rate.regime
+            if regime not in norms:
+                at = SCALES[regime]
+                norms[regime] = case.norms(regime, at), case.norms(regime, 2 * at)
+            low, high = norms[regime]
+            values[name] = exponent(low[rate.block], high[rate.block])
     return values
 
 
 def component_predictions(drawn: Sequence[DrawnCase]) -> Values:
     """The exponents of `growth_rates.growth_rate`; VANISHES for structural zeros."""
-    rates = {
-        name: rate.exponent
-        for case in drawn
-        for name, (*_, rate) in case.rates().items()
-    }
-    return {
-        name: torch.tensor(VANISHES if found is None else found, dtype=torch.float64)
-        for name, found in rates.items()
-    }
+    values = {}
+    for case in drawn:
+        for name, rate in case.rates().items():
+            power = VANISHES if rate.power is None else rate.power
+            values[name] = torch.tensor(power, dtype=torch.float64)
+    return values
 
 
 _BARE = Architecture(
@@ -416,121 +398,110 @@ _LAYER = Architecture(differential_norm=False)
 # A ReLU layer of a few units may be dead, or have one alive and be normalised.
 _SMALL = replace(_LAYER, mlp=MLP.linear)
 
-MIXING = [
-    *(Case(f"{name} attention", replace(_BARE, attention=name)) for name in Attention),
-    Case(
-        "sigmoid attention with its bias",
-        replace(
-            _BARE,
-            attention=Attention.sigmoid,
-            attention_bias=terms.AttentionBias.log_length,
-        ),
-    ),
-    *(
-        Case(
+
+def _mixing() -> Iterator[Case]:
+    for name in Attention:
+        yield Case(f"{name} attention", replace(_BARE, attention=name))
+    biased = replace(
+        _BARE,
+        attention=Attention.sigmoid,
+        attention_bias=terms.AttentionBias.log_length,
+    )
+    yield Case("sigmoid attention with its bias", biased)
+    for centring in (0.9, 1.0):
+        yield Case(
             f"centred softmax, lambda = {centring:g}", replace(_BARE, centring=centring)
         )
-        for centring in (0.9, 1.0)
-    ),
-    Case(
+    differential = replace(_BARE, attention=Attention.differential)
+    yield Case(
         "differential attention, lambda = 1",
-        replace(_BARE, attention=Attention.differential, differential_lambda=1.0),
-    ),
-    Case(
+        replace(differential, differential_lambda=1.0),
+    )
+    yield Case(
         "differential attention with its norm",
-        replace(_BARE, attention=Attention.differential, differential_norm=True),
+        replace(differential, differential_norm=True),
         norm_kind=NormKind.rms,
-    ),
-]
-SCORES = [
-    *(
-        Case(f"{name} scores", replace(_BARE, scores=name))
-        for name in Scores
-        if name != Scores.plain
-    ),
-    *(
-        Case(
+    )
+
+
+def _scores() -> Iterator[Case]:
+    for scores in Scores:
+        if scores != Scores.plain:
+            yield Case(f"{scores} scores", replace(_BARE, scores=scores))
+    for attention, scores in [
+        (Attention.linear, Scores.softcap),
+        (Attention.kernel, Scores.cosine),
+        (Attention.sparsemax, Scores.cosine),
+    ]:
+        yield Case(
             f"{attention} attention, {scores} scores",
             replace(_BARE, attention=attention, scores=scores),
         )
-        for attention, scores in [
-            (Attention.linear, Scores.softcap),
-            (Attention.kernel, Scores.cosine),
-            (Attention.sparsemax, Scores.cosine),
-        ]
-    ),
-    Case("rotated queries and keys", _BARE, is_rotated=True),
-    *(
-        Case(
+    yield Case("rotated queries and keys", _BARE, is_rotated=True)
+    for name in (Attention.softmax, Attention.sigmoid):
+        yield Case(
             f"{name} attention with slopes",
             replace(_BARE, attention=name, shifted_scores=True),
         )
-        for name in (Attention.softmax, Attention.sigmoid)
-    ),
-]
-NORMS = [
-    *(
-        Case(f"{norm}-norm, {kind}", replace(_SMALL, norm=norm), _ALL, kind)
-        for norm in (Norm.pre, Norm.post, Norm.sandwich)
-        for kind in NormKind
-    ),
-    Case("pre-norm, two layers", replace(_SMALL, norm=Norm.pre, num_layers=2)),
-    Case(
+
+
+def _norms() -> Iterator[Case]:
+    for norm in (Norm.pre, Norm.post, Norm.sandwich):
+        for kind in NormKind:
+            yield Case(f"{norm}-norm, {kind}", replace(_SMALL, norm=norm), _ALL, kind)
+    yield Case("pre-norm, two layers", replace(_SMALL, norm=Norm.pre, num_layers=2))
+    yield Case(
         "post-norm, normalised queries and keys",
         replace(_SMALL, norm=Norm.post, scores=Scores.qk_norm),
-    ),
-]
-SUBLAYERS = [
-    *(
-        Case(f"MLP {name}", replace(_LAYER, mlp=name), (Matrix.W_in, Matrix.W_gate))
-        for name in MLP
-        if name != MLP.none
-    ),
-    Case(
-        "pre-norm, MLP swiglu",
-        replace(_LAYER, mlp=MLP.swiglu, norm=Norm.pre),
-        (Matrix.W_in, Matrix.W_gate),
-    ),
-    Case("output gate", replace(_BARE, gate=Gate.output), (*_ATTENTION, Matrix.W_G)),
-    Case(
+    )
+
+
+def _sublayers() -> Iterator[Case]:
+    inner = (Matrix.W_in, Matrix.W_gate)
+    for name in MLP:
+        if name != MLP.none:
+            yield Case(f"MLP {name}", replace(_LAYER, mlp=name), inner)
+    swiglu = replace(_LAYER, mlp=MLP.swiglu, norm=Norm.pre)
+    yield Case("pre-norm, MLP swiglu", swiglu, inner)
+    gated = replace(_BARE, gate=Gate.output)
+    yield Case("output gate", gated, (*_ATTENTION, Matrix.W_G))
+    yield Case(
         "output gate, linear",
-        replace(_BARE, gate=Gate.output, attention=Attention.linear),
+        replace(gated, attention=Attention.linear),
         (Matrix.W_V, Matrix.W_G),
-    ),
-    Case("tied embeddings", replace(_LAYER, tied=True), (*_ATTENTION, Matrix.W_E)),
-    Case(
+    )
+    yield Case("tied embeddings", replace(_LAYER, tied=True), (*_ATTENTION, Matrix.W_E))
+    yield Case(
         "tied embeddings, pre-norm",
         replace(_SMALL, tied=True, norm=Norm.pre),
         (Matrix.W_V, Matrix.W_E),
-    ),
-]
-POWERS = [
-    *(
-        Case(
-            f"{name} attention, scale of {axis}",
-            replace(_BARE, attention=name),
-            axis=axis,
-        )
-        for name in (Attention.softmax, Attention.linear, Attention.kernel)
-        for axis in _ATTENTION
-    ),
-    Case(
+    )
+
+
+def _powers() -> Iterator[Case]:
+    for name in (Attention.softmax, Attention.linear, Attention.kernel):
+        for axis in _ATTENTION:
+            yield Case(
+                f"{name} attention, scale of {axis}",
+                replace(_BARE, attention=name),
+                axis=axis,
+            )
+    yield Case(
         "normalised scores, scale of W_Q",
         replace(_BARE, scores=Scores.cosine),
         axis=Matrix.W_Q,
-    ),
-    Case("pre-norm, factor of branches", replace(_SMALL, norm=Norm.pre), axis=BRANCH),
-    Case(
-        "no norm, two layers, factor of branches",
-        replace(_SMALL, num_layers=2),
-        axis=BRANCH,
-    ),
-]
+    )
+    pre = replace(_SMALL, norm=Norm.pre)
+    yield Case("pre-norm, factor of branches", pre, axis=BRANCH)
+    deep = replace(_SMALL, num_layers=2)
+    yield Case("no norm, two layers, factor of branches", deep, axis=BRANCH)
 
 
-def _check(cases: Sequence[Case]) -> Check:
+def _check(cases: Iterable[Case]) -> Check:
+    kept = list(cases)
+
     def draw(dims: Dims, generator: torch.Generator) -> list[DrawnCase]:
-        return [_draw(case, dims, generator) for case in cases]
+        return [_draw(case, dims, generator) for case in kept]
 
     numbers = {"small": SCALES[Regime.small_sigma], "large": SCALES[Regime.large_sigma]}
     return Check(
@@ -539,10 +510,10 @@ def _check(cases: Sequence[Case]) -> Check:
 
 
 COMPONENTS = {
-    "components-mixing": _check(MIXING),
-    "components-scores": _check(SCORES),
-    "components-norms": _check(NORMS),
-    "components-sublayers": _check(SUBLAYERS),
-    "components-powers": _check(POWERS),
+    "components-mixing": _check(_mixing()),
+    "components-scores": _check(_scores()),
+    "components-norms": _check(_norms()),
+    "components-sublayers": _check(_sublayers()),
+    "components-powers": _check(_powers()),
 }
 STATEMENTS = {**DEGREES, **GROWTH, **COMPONENTS}

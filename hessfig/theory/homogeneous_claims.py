@@ -1,9 +1,10 @@
 """Mixing weights beyond polynomials: homogeneous terms, violated conditions, explicit examples, centred softmax."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -45,10 +46,8 @@ _ROUNDING = 1e-8  # share of the predicted norm below which a block vanishes
 
 def _matrix(rows: str) -> Float[Tensor, "rows columns"]:
     """Return the matrix of rows of whole numbers, separated by commas."""
-    return torch.tensor(
-        [[float(number) for number in row.split()] for row in rows.split(",")],
-        dtype=torch.float64,
-    )
+    numbers = [row.split() for row in rows.split(",")]
+    return torch.from_numpy(np.array(numbers, dtype=float))
 
 
 def _over_sum(weights: Scores) -> Scores:
@@ -67,55 +66,46 @@ TERMS = {
     "|s|^1.5": HomogeneousTerm(1.5, lambda s: s.abs() ** 1.5),
     "|s|^0.5": HomogeneousTerm(0.5, lambda s: s.abs() ** 0.5),
 }
+_AFTER = Surroundings(first=-1.0, second=-2.0)
 _COMPANY = ("s / |row|", "s^2 / |row|", "|s|^1.5")
-CASES = [
-    *(MixingCase(name, (), further=term) for name, term in TERMS.items()),
-    *(
-        MixingCase(f"constant and {name}", (0,), further=TERMS[name])
-        for name in _COMPANY
-    ),
-    *(MixingCase(f"linear and {name}", (1,), further=TERMS[name]) for name in _COMPANY),
-    *(
-        MixingCase(f"{name}, one W_QK", (), single=True, further=TERMS[name])
-        for name in _COMPANY
-    ),
-    *(
-        MixingCase(
-            f"{name}, a bend after", (), Surroundings(second=0.0), further=TERMS[name]
-        )
-        for name in _COMPANY
-    ),
-    *(
-        MixingCase(
-            f"{name}, a norm after",
-            (0,),
-            Surroundings(first=-1.0, second=-2.0),
-            further=TERMS[name],
-        )
-        for name in _COMPANY
-    ),
-    *(
-        MixingCase(
+
+
+def _cases() -> Iterator[MixingCase]:
+    for name, term in TERMS.items():
+        yield MixingCase(name, (), further=term)
+    for name in _COMPANY:
+        yield MixingCase(f"constant and {name}", (0,), further=TERMS[name])
+    for name in _COMPANY:
+        yield MixingCase(f"linear and {name}", (1,), further=TERMS[name])
+    for name in _COMPANY:
+        yield MixingCase(f"{name}, one W_QK", (), single=True, further=TERMS[name])
+    bend = Surroundings(second=0.0)
+    for name in _COMPANY:
+        yield MixingCase(f"{name}, a bend after", (), bend, further=TERMS[name])
+    for name in _COMPANY:
+        yield MixingCase(f"{name}, a norm after", (0,), _AFTER, further=TERMS[name])
+    for name in _COMPANY:
+        yield MixingCase(
             f"{name}, zero targets",
             (),
             Surroundings(gradient=1 + 2 * TERMS[name].degree),
             zero_targets=True,
             further=TERMS[name],
         )
-        for name in _COMPANY
-    ),
-]
+
+
+CASES = list(_cases())
 
 
 def _draw(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixing:
     """Draw a case with at least two positive scores in a row, without which ReLU over its sum is constant."""
+
+    def positive(one: DrawnMixing) -> int:
+        scores = case.scores(one.net.X, one.net.weights)
+        return int((scores > 0).sum(-1).max())
+
     drawn = [draw_mixing(case, dims, generator) for _ in range(_ATTEMPTS)]
-    return max(
-        drawn,
-        key=lambda one: int(
-            (case.scores(one.net.X, one.net.weights) > 0).sum(-1).max()
-        ),
-    )
+    return max(drawn, key=positive)
 
 
 def minors(scores: Scores) -> Scores:
@@ -157,10 +147,11 @@ def _as_polynomial(name: str, degree: int) -> Breach:
     return Breach(f"{name} as a polynomial", TERMS[name].weights, stated, differs)
 
 
+_FLAT = mixing_exponents([], non_polynomial=[0])
+_BENT = mixing_exponents([], non_polynomial=[1])
 _SQUARES = mixing_exponents([2])
-_FLAT, _BENT = (mixing_exponents([], non_polynomial=[degree]) for degree in (0, 1))
 _OF_QUERIES = [
-    (part, row, col) for part in AT_OUTPUTS for row, col in ((V, Q), (Q, Q), (Q, K))
+    (part, *pair) for part in AT_OUTPUTS for pair in ((V, Q), (Q, Q), (Q, K))
 ]
 BREACHES = [
     _as_polynomial("s^2 / sum of s^2", 0),
@@ -206,41 +197,36 @@ BREACHES = [
 def _draw_breaches(
     dims: Dims, generator: torch.Generator
 ) -> list[tuple[Breach, DrawnMixing]]:
-    cases = [
-        MixingCase(one.name, (), further=HomogeneousTerm(0.0, one.weights))
-        for one in BREACHES
-    ]
-    sizes = [replace(dims, d_K=one.key_width or dims.d_K) for one in BREACHES]
-    drawn = [
-        draw_mixing(case, size, generator)
-        for case, size in zip(cases, sizes, strict=True)
-    ]
-    return list(zip(BREACHES, drawn, strict=True))
+    drawn = []
+    for breach in BREACHES:
+        term = HomogeneousTerm(0.0, breach.weights)
+        case = MixingCase(breach.name, (), further=term)
+        size = replace(dims, d_K=breach.key_width or dims.d_K)
+        drawn.append((breach, draw_mixing(case, size, generator)))
+    return drawn
 
 
 def _exponents(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
     """Return the exponents; a block within rounding of the theorem's prediction counts as vanishing."""
     exponents = {}
     for breach, mixing in drawn:
-        low, high = (
-            {part: mixing.net.norms(part, sigma) for part in AT_OUTPUTS}
-            for sigma in (SMALL, 2 * SMALL)
-        )
+        net = mixing.net
+        low = {part: net.norms(part, SMALL) for part in AT_OUTPUTS}
+        high = {part: net.norms(part, 2 * SMALL) for part in AT_OUTPUTS}
         for (part, row, col), power in breach.expected().items():
             least = breach.stated[part, row, col] if power == VANISHES else power
-            norms = low[part][row, col], high[part][row, col]
             exponents[_name(breach, part, row, col)] = exponent(
-                *norms, _ROUNDING * SMALL**least
+                low[part][row, col], high[part][row, col], _ROUNDING * SMALL**least
             )
     return exponents
 
 
 def _expected(drawn: list[tuple[Breach, DrawnMixing]]) -> Values:
-    return {
-        _name(breach, *key): torch.tensor(power, dtype=torch.float64)
-        for breach, _ in drawn
-        for key, power in breach.expected().items()
-    }
+    powers = {}
+    for breach, _ in drawn:
+        for key, power in breach.expected().items():
+            powers[_name(breach, *key)] = torch.tensor(power, dtype=torch.float64)
+    return powers
 
 
 # The explicit example of docs/studies/constant-term.md: no leading term vanishes there,
@@ -257,21 +243,25 @@ WITNESS = Instance(
 _PLAIN_ROWS = ((0, 1, 2, 3), (0, 1, 3), (0, 1), (1,), (1, 2, 3), (2,), (0, 3))
 _UNIT = Surroundings(scores=0.0, bend=True)
 _BEFORE = Surroundings(values=0.0, scores=0.0)
-_AFTER = Surroundings(first=-1.0, second=-2.0)
-WITNESSED = [
-    *(MixingCase(f"powers {powers}", powers) for powers in _PLAIN_ROWS),
-    MixingCase("softmax", None),
-    MixingCase("softmax, unit queries and keys", None, _UNIT),
-    MixingCase("softmax, a norm before", None, _BEFORE),
-    MixingCase("softmax, a norm after", None, _AFTER),
-    MixingCase("powers (1,), a norm after", (1,), _AFTER),
-    *(MixingCase(name, (), further=term) for name, term in TERMS.items()),
-    *(
-        MixingCase(f"constant and {name}", (0,), further=TERMS[name])
-        for name in ("|s|^1.5", "|s|^0.5", "s / |row|")
-    ),
-    MixingCase("linear and s^2 / |row|", (1,), further=TERMS["s^2 / |row|"]),
-]
+
+
+def _witnessed() -> Iterator[MixingCase]:
+    for powers in _PLAIN_ROWS:
+        yield MixingCase(f"powers {powers}", powers)
+    yield MixingCase("softmax", None)
+    yield MixingCase("softmax, unit queries and keys", None, _UNIT)
+    yield MixingCase("softmax, a norm before", None, _BEFORE)
+    yield MixingCase("softmax, a norm after", None, _AFTER)
+    yield MixingCase("powers (1,), a norm after", (1,), _AFTER)
+    for name, term in TERMS.items():
+        yield MixingCase(name, (), further=term)
+    for name in ("|s|^1.5", "|s|^0.5", "s / |row|"):
+        yield MixingCase(f"constant and {name}", (0,), further=TERMS[name])
+    bent = TERMS["s^2 / |row|"]
+    yield MixingCase("linear and s^2 / |row|", (1,), further=bent)
+
+
+WITNESSED = list(_witnessed())
 
 
 @cache
@@ -296,34 +286,27 @@ LAMBDAS = (0.5, 0.9, 0.99, 1.0)
 
 def _centred_blocks(point: AttentionPoint) -> Values:
     """Return the blocks of centred softmax at a fixed residual, at scale 1, by automatic differentiation."""
-    return {
-        name: block
-        for centring in LAMBDAS
-        for name, block in _blocks(point, centring).items()
-    }
+    return joined([_blocks(point, centring) for centring in LAMBDAS])
 
 
 def _blocks(point: AttentionPoint, centring: float) -> Values:
     def network(X: Tensor, weights: Mapping[Matrix, Tensor]) -> Tensor:
-        return (
-            (torch.softmax(scores(X, weights), -1) - centring / len(X)) @ X @ weights[V]
-        )
+        pattern = torch.softmax(scores(X, weights), -1) - centring / len(X)
+        return pattern @ X @ weights[V]
 
     net = ScaledNetwork(
         point.X, point.Y, point.weights, network, at_fixed_residual=True
     )
-    return prefixed(
-        f"lambda = {centring:g}:",
-        named({part: net.blocks(part, 1.0) for part in AT_OUTPUTS}),
-    )
+    blocks = named({part: net.blocks(part, 1.0) for part in AT_OUTPUTS})
+    return prefixed(f"lambda = {centring:g}:", blocks)
 
 
 def _from_softmax(point: AttentionPoint) -> Values:
     """Return the blocks that centring leaves unchanged, from softmax, and H_o(V, V), in closed form."""
     X, weights, values = point.X, point.weights, {}
-    plain, width = _blocks(point, 0.0), point.weights[V].shape[1]
+    plain = _blocks(point, 0.0)
     pattern = torch.softmax(scores(X, weights), -1)
-    identity = torch.eye(width, dtype=X.dtype)
+    identity = torch.eye(weights[V].shape[1], dtype=X.dtype)
     for centring in LAMBDAS:
         mixed = (pattern - centring / len(X)) @ X
         outer = 2 / X.numel() * torch.kron(mixed.T @ mixed, identity)

@@ -1,7 +1,7 @@
 """The theorem of mixing weights: exponents by powers of the scores, and statements on them and their exceptions."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 
@@ -84,14 +84,15 @@ def mixing_exponents(
         matrices = (Matrix.W_V, Matrix.W_Q, Matrix.W_K)
     exponents: Exponents = {}
     for row, col in combinations_with_replacement(matrices, 2):
-        first, second, both = (
-            _power(terms, around, *by) for by in ((row,), (col,), (row, col))
-        )
+        first = _power(terms, around, row)
+        second = _power(terms, around, col)
+        both = _power(terms, around, row, col)
         outer = 2 * around.first + first + second
         functional = around.gradient + min(
             around.first + both, around.second + first + second
         )
-        exponents |= {(Part.H_o, row, col): outer, (Part.H_f, row, col): functional}
+        exponents[Part.H_o, row, col] = outer
+        exponents[Part.H_f, row, col] = functional
         exponents[Part.H, row, col] = min(outer, functional)
     return {key: power for key, power in exponents.items() if power < math.inf}
 
@@ -109,7 +110,9 @@ def _terms(
             allowed="whole numbers from 0 on",
             remedy=f"non_polynomial={strange} for terms that are homogeneous without being polynomials",
         )
-    return [*((n, n) for n in polynomials), *((n, math.inf) for n in non_polynomial)]
+    terms = [(n, n) for n in polynomials]
+    terms.extend((n, math.inf) for n in non_polynomial)
+    return terms
 
 
 def _power(
@@ -119,11 +122,11 @@ def _power(
     if by == (Matrix.W_V, Matrix.W_V):
         return math.inf
     scored = [matrix for matrix in by if matrix in _SCORED]
-    is_twice = len(scored) > 1 and scored[0] == scored[1] and not around.bend
-    least = 2 if is_twice else min(len(scored), 1)
-    return around.values + around.scores * min(
-        (n for n, highest in terms if highest >= least), default=math.inf
-    )
+    least = min(len(scored), 1)
+    if len(scored) > 1 and scored[0] == scored[1] and not around.bend:
+        least = 2
+    remaining = [n for n, highest in terms if highest >= least]
+    return around.values + around.scores * min(remaining, default=math.inf)
 
 
 Q = Matrix.W_Q
@@ -172,11 +175,14 @@ class MixingCase:
             mixed = torch.softmax(scores, -1)
         else:
             mixed = polynomial_mixing(scores, coefficients)
-        mixed = mixed if self.further is None else mixed + self.further.weights(scores)
+        if self.further is not None:
+            mixed = mixed + self.further.weights(scores)
         F = mixed @ values @ weights[V]
         if self.around.first < 0:
             return _unit(X + F)
-        return F if math.isinf(self.around.second) else F + (F @ bent).square()
+        if math.isinf(self.around.second):
+            return F
+        return F + (F @ bent).square()
 
     def exponents(self) -> Exponents:
         """Return the exponents of the theorem."""
@@ -201,44 +207,34 @@ def _unit(rows: Tensor) -> Tensor:
 
 _POWERS = ((0, 1, 2, 3), (0, 1, 3), (1, 2, 3), (1,), (0, 1), (0, 2, 3), (0, 3), (2,))
 _NORM_AFTER = Surroundings(first=-1.0, second=-2.0)
-CASES = [
-    *(MixingCase(f"powers {powers}", powers) for powers in _POWERS),
-    MixingCase("softmax", None),
-    *(
-        MixingCase(f"powers {powers}, one W_QK", powers, single=True)
-        for powers in ((0, 1, 2), (0, 1, 3))
-    ),
-    *(
-        MixingCase(
+
+
+def _cases() -> Iterator[MixingCase]:
+    for powers in _POWERS:
+        yield MixingCase(f"powers {powers}", powers)
+    yield MixingCase("softmax", None)
+    for powers in ((0, 1, 2), (0, 1, 3)):
+        yield MixingCase(f"powers {powers}, one W_QK", powers, single=True)
+    for powers, gradient in (((0, 1, 2), 1.0), ((1, 2), 3.0)):
+        yield MixingCase(
             f"powers {powers}, zero targets",
             powers,
             Surroundings(gradient=gradient),
             zero_targets=True,
         )
-        for powers, gradient in (((0, 1, 2), 1.0), ((1, 2), 3.0))
-    ),
-    *(
-        MixingCase(f"powers {powers}, a bend after", powers, Surroundings(second=0.0))
-        for powers in _POWERS[:3]
-    ),
-    *(
-        MixingCase(f"powers {powers}, a norm after", powers, _NORM_AFTER)
-        for powers in _POWERS[:3]
-    ),
-    *(
-        MixingCase(
-            f"powers {powers}, unit queries and keys",
-            powers,
-            Surroundings(scores=0.0, bend=True),
-        )
-        for powers in ((0, 1, 3), (1, 2, 3), None)
-    ),
-    MixingCase(
-        "powers (0, 1, 2), a norm before",
-        (0, 1, 2),
-        Surroundings(values=0.0, scores=0.0),
-    ),
-]
+    bend = Surroundings(second=0.0)
+    for powers in _POWERS[:3]:
+        yield MixingCase(f"powers {powers}, a bend after", powers, bend)
+    for powers in _POWERS[:3]:
+        yield MixingCase(f"powers {powers}, a norm after", powers, _NORM_AFTER)
+    unit = Surroundings(scores=0.0, bend=True)
+    for powers in ((0, 1, 3), (1, 2, 3), None):
+        yield MixingCase(f"powers {powers}, unit queries and keys", powers, unit)
+    before = Surroundings(values=0.0, scores=0.0)
+    yield MixingCase("powers (0, 1, 2), a norm before", (0, 1, 2), before)
+
+
+CASES = list(_cases())
 
 
 @dataclass(frozen=True)
@@ -254,39 +250,28 @@ class DrawnMixing:
         return {name: exponent(norm, high[name]) for name, norm in low.items()}
 
     def _norms(self, sigma: float) -> Values:
-        blocks = prefixed(
-            f"{self.case.name}:",
-            named(with_sum({p: self.net.blocks(p, sigma) for p in AT_OUTPUTS})),
-        )
+        parts = {part: self.net.blocks(part, sigma) for part in AT_OUTPUTS}
+        blocks = prefixed(f"{self.case.name}:", named(with_sum(parts)))
         return {name: torch.linalg.matrix_norm(block) for name, block in blocks.items()}
 
     def predicted(self) -> Values:
         """Return the exponents of the theorem."""
-        exponents = self.case.exponents()
-        known = {
-            f"{self.case.name}: {part}({row}, {col})": power
-            for (part, row, col), power in exponents.items()
-        }
-        zeros = {
-            f"{self.case.name}: {part}({V}, {V})": VANISHES
-            for part in PARTS
-            if (part, V, V) not in exponents
-        }
-        return {
-            name: torch.tensor(power, dtype=torch.float64)
-            for name, power in {**zeros, **known}.items()
-        }
+        powers = dict.fromkeys([(part, V, V) for part in PARTS], VANISHES)
+        powers |= self.case.exponents()
+        values = {}
+        for (part, row, col), power in powers.items():
+            name = f"{self.case.name}: {part}({row}, {col})"
+            values[name] = torch.tensor(power, dtype=torch.float64)
+        return values
 
 
 def _coefficients(
     powers: Sequence[int] | None, generator: torch.Generator
 ) -> dict[int, float]:
     """Draw a coefficient for every power, with absolute value from 1/2 to 3/2 and a random sign."""
-    drawn = torch.rand(2, 4, generator=generator, dtype=torch.float64)
-    return {
-        n: float((0.5 + drawn[0, n]) * torch.sign(drawn[1, n] - 0.5))
-        for n in powers or ()
-    }
+    sizes, signs = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    drawn = (0.5 + sizes) * torch.sign(signs - 0.5)
+    return {n: float(drawn[n]) for n in powers or ()}
 
 
 def draw_mixing(
@@ -319,7 +304,10 @@ def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
 
 def joined(draws: list[Values]) -> Values:
     """Return the values of several draws together; their names differ."""
-    return {name: value for one in draws for name, value in one.items()}
+    values: dict[str, Tensor] = {}
+    for one in draws:
+        values |= one
+    return values
 
 
 @dataclass(frozen=True)
@@ -356,21 +344,21 @@ def polynomial_terms(
     scores: Float[Tensor, "L L"], coefficients: Coefficients
 ) -> LeadingTerms:
     """Return the terms of a polynomial, each of whose weights is a function of its own score."""
-    m, first, twice = (
-        min((n for n in coefficients if n >= least), default=0) for least in (0, 1, 2)
-    )
     identity = torch.eye(len(scores), dtype=torch.float64)
 
-    def slope(n: int, order: int) -> Tensor:
-        return (
-            coefficients.get(n, 0.0) * math.perm(n, order) * scores ** max(n - order, 0)
-        )
+    def lowest(least: int) -> int:
+        return min((n for n in coefficients if n >= least), default=0)
 
+    def slope(n: int, order: int) -> Tensor:
+        factor = coefficients.get(n, 0.0) * math.perm(n, order)
+        return factor * scores ** max(n - order, 0)
+
+    first = lowest(1)
     return LeadingTerms(
-        slope(m, 0),
+        slope(lowest(0), 0),
         torch.einsum("ij,jl->ijl", slope(first, 1), identity),
         torch.einsum("ij,jl,jm->ijlm", slope(first, 2), identity, identity),
-        torch.einsum("ij,jl,jm->ijlm", slope(twice, 2), identity, identity),
+        torch.einsum("ij,jl,jm->ijlm", slope(lowest(2), 2), identity, identity),
     )
 
 
@@ -479,10 +467,11 @@ def _network(
 
 
 def _draw_terms(dims: Dims, generator: torch.Generator) -> DrawnTerms:
-    powers = {
-        f"powers {powers}": _coefficients(powers, generator) for powers in _POWERS
-    }
-    return DrawnTerms(attention_point(dims, generator), {**powers, "softmax": None})
+    mixings: dict[str, Coefficients | None] = {}
+    for powers in _POWERS:
+        mixings[f"powers {powers}"] = _coefficients(powers, generator)
+    mixings["softmax"] = None
+    return DrawnTerms(attention_point(dims, generator), mixings)
 
 
 def _draw_cancelling(
@@ -492,67 +481,56 @@ def _draw_cancelling(
     point = attention_point(dims, generator)
     last = torch.zeros(dims.d_V, dtype=torch.float64)
     last[-1] = 1
-    centred = replace(point, X=point.X - point.X.mean(0))
-    alike = replace(point, X=point.X[:1].expand_as(point.X).clone())
-    apart = replace(
-        point,
-        Y=point.Y * last,
-        weights={**point.weights, V: point.weights[V] * (1 - last)},
-    )
+    apart = {**point.weights, V: point.weights[V] * (1 - last)}
+    drawn = {
+        "mean zero": replace(point, X=point.X - point.X.mean(0)),
+        "equal": replace(point, X=point.X[:1].expand_as(point.X).clone()),
+        "apart": replace(point, Y=point.Y * last, weights=apart),
+    }
     softmax, powers = MixingCase("softmax", None), MixingCase("powers", (0, 1, 2))
     coefficients = _coefficients(powers.powers, generator)
-    drawn = {"mean zero": centred, "equal": alike, "apart": apart}
-    return {
-        f"{case.name}, {name}": _network(moved, case, coefficients)
-        for case in (softmax, powers)
-        for name, moved in drawn.items()
-    }
+    nets = {}
+    for case in (softmax, powers):
+        for name, moved in drawn.items():
+            nets[f"{case.name}, {name}"] = _network(moved, case, coefficients)
+    return nets
 
 
 def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the measured exponents; blocks of rounding errors only count as vanishing."""
     exponents = {}
     for name, net in nets.items():
-        low, high = (
-            {part: net.norms(part, sigma) for part in AT_OUTPUTS}
-            for sigma in (1e-2, 2e-2)
-        )
-        rounding = 1e-15 * max(
-            norm for norms in low.values() for norm in norms.values()
-        )
-        for part, norms in low.items():
-            for (row, col), norm in norms.items():
-                exponents[f"{name}: {part}({row}, {col})"] = exponent(
-                    norm, high[part][row, col], rounding
-                )
+        low = named({part: net.norms(part, 1e-2) for part in AT_OUTPUTS})
+        high = named({part: net.norms(part, 2e-2) for part in AT_OUTPUTS})
+        rounding = 1e-15 * max(low.values())
+        for block, norm in low.items():
+            exponents[f"{name}: {block}"] = exponent(norm, high[block], rounding)
     return exponents
 
 
 def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the theorem's exponents that remain at each exception."""
-    usual = {
-        key: power
-        for key, power in mixing_exponents(_SOFTMAX).items()
-        if key[0] != Part.H
-    }
+    usual = mixing_exponents(_SOFTMAX)
     centred = {(Part.H_o, V, V): 6.0, (Part.H_o, V, Q): 6.0, (Part.H_o, V, K): 6.0}
     alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
     apart = dict.fromkeys(
         [(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES
     )
-    changes = {"mean zero": centred, "apart": apart}
-    exponents: dict[str, float] = {}
-    for name in nets:
-        mixing, _, which = name.partition(", ")
-        left = usual | (changes.get(which) or (alike if mixing == "softmax" else {}))
-        exponents |= {
-            f"{name}: {part}({row}, {col})": power
-            for (part, row, col), power in left.items()
-        }
-    return {
-        name: torch.tensor(power, dtype=torch.float64)
-        for name, power in exponents.items()
+    changes = {
+        "softmax, mean zero": centred,
+        "softmax, equal": alike,
+        "softmax, apart": apart,
+        "powers, mean zero": centred,
+        "powers, apart": apart,
     }
+    exponents = {}
+    for name in nets:
+        left = usual | changes.get(name, {})
+        for (part, row, col), power in left.items():
+            if part != Part.H:
+                block = f"{name}: {part}({row}, {col})"
+                exponents[block] = torch.tensor(power, dtype=torch.float64)
+    return exponents
 
 
 STATEMENTS = {

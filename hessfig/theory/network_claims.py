@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise, product
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from hessfig.theory.statement import (
     named,
     normal,
     prefixed,
+    tokens_and_targets,
 )
 from hessfig.theory.sublayer_formulas import (
     GELU,
@@ -45,6 +47,7 @@ from hessfig.theory.sublayer_formulas import (
 )
 
 Q, K, V = MATRICES
+Blocks = Mapping[tuple[Matrix, Matrix], Tensor]
 
 
 def _linear_draw(dims: Dims, generator: torch.Generator) -> LinearPoint:
@@ -62,16 +65,11 @@ def _remark_oracle(point: LinearPoint) -> Values:
 
 
 def _remark_printed(point: LinearPoint) -> Values:
-    hollow = {
-        (m, m): torch.zeros(2 * (point.weights[m].numel(),), dtype=point.X.dtype)
-        for m in MATRICES
-    }
-    return named(
-        {
-            Part.H_o: la.outer_product_blocks(point),
-            Part.H_f: {**la.functional_blocks(point), **hollow},
-        }
-    )
+    functional = la.functional_blocks(point)
+    for m in MATRICES:
+        size = point.weights[m].numel()
+        functional[m, m] = torch.zeros(size, size, dtype=point.X.dtype)
+    return named({Part.H_o: la.outer_product_blocks(point), Part.H_f: functional})
 
 
 def _remark_keys(point: LinearPoint) -> Values:
@@ -84,12 +82,11 @@ def _remark_keys(point: LinearPoint) -> Values:
 
 def _mlp_draw(dims: Dims, generator: torch.Generator) -> Instance:
     widths = (dims.d_V, dims.d_K, dims.d_ff, dims.d_V + dims.L)
-    layers = {
-        i + 1: normal(widths[i + 1], widths[i], generator=generator) for i in range(3)
-    }
-    X, Y = (
-        normal(dims.L, width, generator=generator) for width in (widths[0], widths[-1])
-    )
+    layers = {}
+    for layer, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+        layers[layer] = normal(fan_out, fan_in, generator=generator)
+    X = normal(dims.L, widths[0], generator=generator)
+    Y = normal(dims.L, widths[-1], generator=generator)
     return Instance(X, Y, layers)
 
 
@@ -109,29 +106,24 @@ def _mlp_oracle(p: Instance) -> Values:
 
 
 def _mlp_blocks(p: Instance, name: str, scale: float) -> dict[str, Tensor]:
-    X, weights = p.X, p.weights
-    outer = {
-        f"{name} H_o{(i, i)}": scale
-        * sublayer_formulas.outer_product_block(X, weights, i)
-        for i in weights
-    }
-    zeros = {
-        f"{name} H_f{(i, i)}": torch.zeros(2 * (w.numel(),), dtype=X.dtype)
-        for i, w in weights.items()
-    }
-    return {**outer, **zeros}
+    values = {}
+    for layer, weight in p.weights.items():
+        outer = sublayer_formulas.outer_product_block(p.X, p.weights, layer)
+        zeros = torch.zeros(weight.numel(), weight.numel(), dtype=p.X.dtype)
+        values[f"{name} H_o{(layer, layer)}"] = scale * outer
+        values[f"{name} H_f{(layer, layer)}"] = zeros
+    return values
 
 
 def _mlp_corrected(p: Instance) -> Values:
-    X, Y, weights = p.X, p.Y, p.weights
-    scale, D = 2 / Y.shape[1], autodiff.linear_mlp(X, weights) - Y
-    pairs = [(i, j) for i in weights for j in weights if i > j]
-    mixed = {
-        f"mean H_f{pair}": scale
-        * sublayer_formulas.functional_block(X, D, weights, pair)
-        for pair in pairs
-    }
-    return {**_mlp_blocks(p, "mean", scale), **mixed}
+    scale = 2 / p.Y.shape[1]
+    D = autodiff.linear_mlp(p.X, p.weights) - p.Y
+    values = _mlp_blocks(p, "mean", scale)
+    for i, j in product(p.weights, p.weights):
+        if i > j:
+            block = sublayer_formulas.functional_block(p.X, D, p.weights, (i, j))
+            values[f"mean H_f{(i, j)}"] = scale * block
+    return values
 
 
 LINEAR = {
@@ -159,7 +151,7 @@ class _Problem(Instance):
 
 
 def _draw(dims: Dims, generator: torch.Generator) -> _Problem:
-    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    X, Y = tokens_and_targets(dims, generator)
     labels = torch.randint(dims.d_V, (dims.L,), generator=generator)
     return _Problem(
         X, Y, statement.indexed_weights(dims, generator, len(HEADS)), labels
@@ -170,10 +162,9 @@ def _heads_oracle(p: _Problem) -> Values:
     def network(weights: autodiff.IndexedWeights) -> Tensor:
         return autodiff.multi_head_attention(p.X, weights)
 
-    values = {
-        f"dF/d{key}": autodiff.weight_jacobian(network, p.weights, key)
-        for key in p.weights
-    }
+    values = {}
+    for key in p.weights:
+        values[f"dF/d{key}"] = autodiff.weight_jacobian(network, p.weights, key)
     for name, loss in p.losses.items():
         blocks = autodiff.hessian_blocks(network, loss, p.weights, Part.H_f)
         values |= {f"{name} {a}{b}": block for (a, b), block in blocks.items()}
@@ -181,33 +172,25 @@ def _heads_oracle(p: _Problem) -> Values:
 
 
 def _heads_printed(p: _Problem) -> Values:
-    jacobians = {
-        f"dF/d{(h, m)}": block
-        for h in HEADS
-        for m, block in head_jacobians(p.X, p.weights, h).items()
-    }
-    zeros = {
-        f"{name} {a}{b}": torch.zeros(wa.numel(), wb.numel(), dtype=wa.dtype)
-        for name in p.losses
-        for a, wa in p.weights.items()
-        for b, wb in p.weights.items()
-        if a[0] != b[0]
-    }
-    return {**jacobians, **zeros}
+    values = {}
+    for h in HEADS:
+        for m, block in head_jacobians(p.X, p.weights, h).items():
+            values[f"dF/d{(h, m)}"] = block
+    for name in p.losses:
+        for a, b in product(p.weights, p.weights):
+            if a[0] != b[0]:
+                sizes = (p.weights[a].numel(), p.weights[b].numel())
+                values[f"{name} {a}{b}"] = torch.zeros(sizes, dtype=p.X.dtype)
+    return values
 
 
 def _low_rank_draw(dims: Dims, generator: torch.Generator) -> Instance:
-    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
-    W_O, W_U = (
-        normal(*shape, generator=generator)
-        for shape in ((dims.d_V, dims.d_K), (dims.d_K, dims.d_V))
-    )
-    query_key = {
-        m: w
-        for m, w in statement.attention_weights(dims, generator).items()
-        if m in (Q, K)
-    }
-    return Instance(X, Y, {**query_key, Matrix.W_O: W_O, Matrix.W_U: W_U})
+    X, Y = tokens_and_targets(dims, generator)
+    W_O = normal(dims.d_V, dims.d_K, generator=generator)
+    W_U = normal(dims.d_K, dims.d_V, generator=generator)
+    weights = statement.attention_weights(dims, generator)
+    del weights[V]
+    return Instance(X, Y, {**weights, Matrix.W_O: W_O, Matrix.W_U: W_U})
 
 
 def _low_rank_oracle(p: Instance) -> Values:
@@ -218,18 +201,15 @@ def _low_rank_oracle(p: Instance) -> Values:
 
 def _low_rank_printed(p: Instance) -> Values:
     """Query-key blocks are those of the product W_O W_U; H_f is zero on the diagonal of (O, U)."""
-    point, O, U = low_rank_point(p.X, p.Y, p.weights), Matrix.W_O, Matrix.W_U  # noqa: E741
-    values = named(
-        {
-            part: {(a, b): point.hessian(part, a, b) for a in (Q, K) for b in (Q, K)}
-            for part in PARTS
-        }
-    )
+    point = low_rank_point(p.X, p.Y, p.weights)
+    values = {}
+    for part in PARTS:
+        for a, b in product((Q, K), (Q, K)):
+            values[f"{part}({a}, {b})"] = point.hessian(part, a, b)
     hollow = low_rank_blocks(p.X, p.Y, p.weights)[Part.H_f]
-    return {
-        **values,
-        **named({Part.H_f: {pair: hollow[pair] for pair in ((O, O), (U, U))}}),
-    }
+    for m in (Matrix.W_O, Matrix.W_U):
+        values[f"{Part.H_f}({m}, {m})"] = hollow[m, m]
+    return values
 
 
 def _low_rank_corrected(p: Instance) -> Values:
@@ -248,9 +228,7 @@ NETWORKS = {
     Placement.post: autodiff.post_norm_block,
     Placement.pre: autodiff.pre_norm_block,
 }
-CASES = [
-    (placement, activation) for placement in Placement for activation in (RELU, GELU)
-]
+CASES = list(product(Placement, (RELU, GELU)))
 
 
 @dataclass(frozen=True)
@@ -272,7 +250,7 @@ class BlockProblem:
 
 def draw_block(dims: Dims, generator: torch.Generator) -> BlockProblem:
     """Gaussian input, target and weights."""
-    X, target = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    X, target = tokens_and_targets(dims, generator)
     return BlockProblem(X, target, statement.block_weights(dims, generator))
 
 
@@ -280,12 +258,10 @@ def _block_oracle(p: BlockProblem) -> Values:
     values: dict[str, Tensor] = {}
     for case in CASES:
         network = p.network(*case)
-        jacobians = {
-            f"dZ/d{m}": weight_jacobian(network, p.weights, m) for m in p.weights
-        }
-        values |= prefixed(
-            _case_name(*case), autodiff_blocks(network, p.target, p.weights) | jacobians
-        )
+        derivatives = autodiff_blocks(network, p.target, p.weights)
+        for m in p.weights:
+            derivatives[f"dZ/d{m}"] = weight_jacobian(network, p.weights, m)
+        values |= prefixed(_case_name(*case), derivatives)
     return values
 
 
@@ -294,10 +270,8 @@ def _block_formulas(p: BlockProblem) -> Values:
     for case in CASES:
         point = p.point(*case)
         blocks = named({part: point.feed_forward_hessian(part) for part in PARTS})
-        values |= prefixed(
-            _case_name(*case),
-            blocks | {f"dZ/d{m}": point.jacobian(m) for m in p.weights},
-        )
+        jacobians = {f"dZ/d{m}": point.jacobian(m) for m in p.weights}
+        values |= prefixed(_case_name(*case), blocks | jacobians)
     return values
 
 
@@ -308,21 +282,20 @@ def _case_name(placement: Placement, activation: Activation) -> str:
 def _relu_oracle(placement: Placement, p: BlockProblem) -> Values:
     """H_f(W_in, W_in) over the size of H_o(W_in, W_in), so that the error reads as a share."""
     network, loss = p.network(placement, RELU), square_loss(p.target)
-    return _share(
-        *(hessian_blocks(network, loss, p.weights, part)[IN, IN] for part in AT_OUTPUTS)
-    )
+    outer = hessian_blocks(network, loss, p.weights, Part.H_o)
+    functional = hessian_blocks(network, loss, p.weights, Part.H_f)
+    return _share(outer, functional)
 
 
-def _share(outer: Tensor, functional: Tensor) -> Values:
-    return {
-        "H_f over |H_o|": torch.linalg.matrix_norm(functional)
-        / torch.linalg.matrix_norm(outer)
-    }
+def _share(outer: Blocks, functional: Blocks) -> Values:
+    numerator = torch.linalg.matrix_norm(functional[IN, IN])
+    return {"H_f over |H_o|": numerator / torch.linalg.matrix_norm(outer[IN, IN])}
 
 
 def _relu_formula(placement: Placement, p: BlockProblem) -> Values:
     point = p.point(placement, RELU)
-    return _share(*(point.feed_forward_hessian(part)[IN, IN] for part in AT_OUTPUTS))
+    outer = point.feed_forward_hessian(Part.H_o)
+    return _share(outer, point.feed_forward_hessian(Part.H_f))
 
 
 def _zero(p: BlockProblem) -> Values:
@@ -342,12 +315,10 @@ BLOCK = {
 
 
 def _norm_oracle(p: BlockProblem) -> Values:
-    rows = [
-        second_derivative(lambda x: autodiff.layer_norm(x[None])[0], x).reshape(
-            3 * (len(x),)
-        )
-        for x in p.X
-    ]
+    rows = []
+    for x in p.X:
+        bend = second_derivative(lambda x: autodiff.layer_norm(x[None])[0], x)
+        rows.append(bend.reshape(len(x), len(x), len(x)))
     contracted = second_derivative(
         lambda X: (p.target * autodiff.layer_norm(X)).sum(), p.X
     )
@@ -363,11 +334,7 @@ def _norm_corrected(p: BlockProblem) -> Values:
 
 def _sublayer_oracle(p: BlockProblem) -> Values:
     """G = phi(X W_in) W_out alone: Jacobians, and the functional Hessian under the square loss."""
-    return {
-        name: value
-        for activation in (RELU, GELU)
-        for name, value in _of_sublayer(p, activation).items()
-    }
+    return _of_sublayer(p, RELU) | _of_sublayer(p, GELU)
 
 
 def _of_sublayer(p: BlockProblem, activation: Activation) -> dict[str, Tensor]:
@@ -375,10 +342,11 @@ def _of_sublayer(p: BlockProblem, activation: Activation) -> dict[str, Tensor]:
         return autodiff.feed_forward(X, weights, activation.function)
 
     sublayer = {m: p.weights[m] for m in (IN, OUT)}
-    jacobians = {f"dG/d{m}": weight_jacobian(network, sublayer, m) for m in sublayer}
-    jacobians["dG/dY"] = jacobian(lambda X: network(sublayer, X), p.X)
-    blocks = autodiff_blocks(network, p.target, sublayer, AT_OUTPUTS)
-    return prefixed(activation.name, blocks | jacobians)
+    values = autodiff_blocks(network, p.target, sublayer, AT_OUTPUTS)
+    for m in sublayer:
+        values[f"dG/d{m}"] = weight_jacobian(network, sublayer, m)
+    values["dG/dY"] = jacobian(lambda X: network(sublayer, X), p.X)
+    return prefixed(activation.name, values)
 
 
 def _sublayer_formulas(p: BlockProblem) -> Values:
@@ -391,11 +359,13 @@ def _sublayer_formulas(p: BlockProblem) -> Values:
             p.X, p.weights, activation, c * residual
         )
         outer = {(a, b): c * J[a].T @ J[b] for a, b in functional}
-        blocks = named({Part.H_f: functional, Part.H_o: outer})
-        jacobians = {f"dG/d{m}": J[m] for m in J} | {
-            "dG/dY": sublayer_formulas.input_jacobian(p.X, p.weights, activation)
-        }
-        values |= prefixed(activation.name, blocks | jacobians)
+        derivatives = named({Part.H_f: functional, Part.H_o: outer})
+        for m, block in J.items():
+            derivatives[f"dG/d{m}"] = block
+        derivatives["dG/dY"] = sublayer_formulas.input_jacobian(
+            p.X, p.weights, activation
+        )
+        values |= prefixed(activation.name, derivatives)
     return values
 
 

@@ -20,33 +20,33 @@ def _draw(dims: Dims, generator: torch.Generator) -> scalar.ScalarProblem:
 
 
 def _mixings(problem: scalar.ScalarProblem) -> dict[str, scalar.Mixing]:
-    plain = {name: mixing(problem.x) for name, mixing in scalar.MIXINGS.items()}
-    return plain | {
-        f"sink: {sink}": scalar.sink_mixing(sink, problem.x, BETA)
-        for sink in scalar.AttentionSink
-    }
+    mixings = {name: mixing(problem.x) for name, mixing in scalar.MIXINGS.items()}
+    for sink in scalar.AttentionSink:
+        mixings[f"sink: {sink}"] = scalar.sink_mixing(sink, problem.x, BETA)
+    return mixings
 
 
 def _responses(problem: scalar.ScalarProblem) -> dict[str, scalar.Response]:
-    plain = {name: problem.response(name) for name in scalar.MIXINGS}
-    return plain | {
-        f"sink: {sink}": scalar.sink_response(sink, problem.x, problem.s, BETA)
-        for sink in scalar.AttentionSink
-    }
+    responses = {name: problem.response(name) for name in scalar.MIXINGS}
+    for sink in scalar.AttentionSink:
+        response = scalar.sink_response(sink, problem.x, problem.s, BETA)
+        responses[f"sink: {sink}"] = response
+    return responses
 
 
 def _spectra(problem: scalar.ScalarProblem, part: Part) -> dict[str, Tensor]:
-    return {
-        name: scalar.spectrum(problem, mixing, part)
-        for name, mixing in _mixings(problem).items()
-    }
+    spectra = {}
+    for name, mixing in _mixings(problem).items():
+        spectra[name] = scalar.spectrum(problem, mixing, part)
+    return spectra
 
 
 def _spectrum_oracle(problem: scalar.ScalarProblem) -> Values:
-    spectra = _spectra(problem, Part.H)
-    return spectra | {
-        f"{name}, {OUTSIDE}": _unpaired(values) for name, values in spectra.items()
-    }
+    values = {}
+    for name, spectrum in _spectra(problem, Part.H).items():
+        values[name] = spectrum
+        values[f"{name}, {OUTSIDE}"] = _unpaired(spectrum)
+    return values
 
 
 def _spectrum_printed(problem: scalar.ScalarProblem) -> Values:
@@ -54,10 +54,10 @@ def _spectrum_printed(problem: scalar.ScalarProblem) -> Values:
 
 
 def _spectrum_corrected(problem: scalar.ScalarProblem) -> Values:
-    return {
-        name: problem.hessian(response).eigenvalues
-        for name, response in _responses(problem).items()
-    }
+    spectra = {}
+    for name, response in _responses(problem).items():
+        spectra[name] = problem.hessian(response).eigenvalues
+    return spectra
 
 
 def _unpaired(eigenvalues: Tensor) -> Tensor:
@@ -69,23 +69,17 @@ def _unpaired(eigenvalues: Tensor) -> Tensor:
 def _condition_draw(
     dims: Dims, generator: torch.Generator
 ) -> list[scalar.ScalarProblem]:
-    return [
-        scalar.draw_scalar_problem(dims.L, dims.d_K, generator)
-        for _ in range(CONDITION_PROBLEMS)
-    ]
+    return [_draw(dims, generator) for _ in range(CONDITION_PROBLEMS)]
 
 
 def _condition_oracle(problems: list[scalar.ScalarProblem]) -> Values:
     """N grows by the square of the factor, the condition number by its fourth power."""
-    low, high = (
-        torch.stack(
-            [
-                scalar.condition_number(problem.unbalanced(factor))
-                for problem in problems
-            ]
-        )
-        for factor in (NORM_FACTOR, 2 * NORM_FACTOR)
-    )
+
+    def condition(factor: float) -> Tensor:
+        moved = [problem.unbalanced(factor) for problem in problems]
+        return torch.stack([scalar.condition_number(problem) for problem in moved])
+
+    low, high = condition(NORM_FACTOR), condition(2 * NORM_FACTOR)
     return {"median exponent": (torch.log2(high / low) / 2).median()}
 
 
@@ -110,24 +104,21 @@ def _share_worse(comparison: Comparison, *, critical: bool) -> Tensor:
     """The share of problems where the GGN is worse for attention than for the linear MLP."""
     worse = []
     for problem, noise in comparison:
-        gaps = [
-            _gap(problem, model, noise if critical else None)
-            for model in ("attention", "linear MLP")
-        ]
-        worse.append(gaps[0] > gaps[1])
+        moved_by = noise if critical else None
+        attention = _gap(problem, "attention", moved_by)
+        worse.append(attention > _gap(problem, "linear MLP", moved_by))
     return torch.tensor(worse).double().mean()
 
 
 def _ggn_oracle(comparison: Comparison) -> Values:
-    tops = {
-        f"top of {name}": values[-1]
-        for name, values in _spectra(comparison[0][0], Part.H_o).items()
-    }
-    return {
+    values = {
         "share at random weights": _share_worse(comparison, critical=False),
         "share at critical points": _share_worse(comparison, critical=True),
-        **tops,
     }
+    problem, _ = comparison[0]
+    for name, spectrum in _spectra(problem, Part.H_o).items():
+        values[f"top of {name}"] = spectrum[-1]
+    return values
 
 
 def _ggn_printed(comparison: Comparison) -> Values:
@@ -136,15 +127,12 @@ def _ggn_printed(comparison: Comparison) -> Values:
 
 
 def _ggn_corrected(comparison: Comparison) -> Values:
+    values = {"share at critical points": torch.ones((), dtype=torch.float64)}
     problem, _ = comparison[0]
-    tops = {
-        f"top of {name}": scalar.top_of_outer_product(problem, r)
-        for name, r in _responses(problem).items()
-    }
-    closed = {
-        name: torch.tensor(top, dtype=torch.float64) for name, top in tops.items()
-    }
-    return {**closed, "share at critical points": torch.ones((), dtype=torch.float64)}
+    for name, response in _responses(problem).items():
+        top = scalar.top_of_outer_product(problem, response)
+        values[f"top of {name}"] = torch.tensor(top, dtype=torch.float64)
+    return values
 
 
 SCALAR = {
@@ -181,12 +169,10 @@ def _measured(
 def _changes(
     problems: list[scalar.ScalarProblem], sink: scalar.AttentionSink
 ) -> Tensor:
-    before, after = (
-        scalar.median_effect(problems, sink, beta) for beta in (0.0, STRONG_BETA)
-    )
-    return torch.tensor(
-        [after.bulk < before.bulk, bool(after.outliers[0] > before.outliers[0])]
-    ).int()
+    before = scalar.median_effect(problems, sink, 0.0)
+    after = scalar.median_effect(problems, sink, STRONG_BETA)
+    grows = bool(after.outliers[0] > before.outliers[0])
+    return torch.tensor([after.bulk < before.bulk, grows]).int()
 
 
 def _table(

@@ -10,6 +10,7 @@ from enum import StrEnum
 from string import Template
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -111,18 +112,16 @@ def stated(
 ) -> Statement:
     """Return the statement of a check with its text from statement_texts.toml."""
     numbers = {key: f"{value:g}" for key, value in check.numbers.items()}
-    words: dict[str, Any] = {
-        key: Template(text).substitute(numbers) for key, text in texts.items()
-    }
-    formulas = {
-        key: getattr(check, key) for key in ("draw", "oracle", "printed", "corrected")
-    }
+    words = {key: Template(text).substitute(numbers) for key, text in texts.items()}
     return Statement(
         name,
         recorded=StatementVerdict(recorded),
+        draw=check.draw,
+        oracle=check.oracle,
+        printed=check.printed,
+        corrected=check.corrected,
         measure=ErrorMeasure[measure],
         **words,
-        **formulas,
     )
 
 
@@ -161,17 +160,17 @@ class StatementOutcome:
 
 def check(statement: Statement, dims: list[Dims], seeds: int) -> StatementOutcome:
     """Compare printed and corrected formula with the oracle for all dims and seeds; return the largest errors."""
-    start, printed, corrected = time.perf_counter(), [], []
+    start = time.perf_counter()
+    printed, corrected = [], []
+    measure = statement.measure
     for size in dims:
         for seed in range(FIRST_SEED, FIRST_SEED + seeds):
             problem = statement.draw(
                 size, stream(seed, "verify", statement.id, size.L, size.d_V, size.d_K)
             )
             truth = statement.oracle(problem)
-            printed.append(_error(statement.printed, problem, truth, statement.measure))
-            corrected.append(
-                _error(statement.corrected, problem, truth, statement.measure)
-            )
+            printed.append(_error(statement.printed, problem, truth, measure))
+            corrected.append(_error(statement.corrected, problem, truth, measure))
     return StatementOutcome(
         statement, _largest(printed), _largest(corrected), time.perf_counter() - start
     )
@@ -190,12 +189,10 @@ def _error(
     except ValueError:
         return math.inf
     floor = NEGLIGIBLE * max(float(t.abs().max()) for t in truth.values())
-    return _worst(
-        [
-            _distance(value, truth[name], measure, floor)
-            for name, value in values.items()
-        ]
-    )
+    errors = []
+    for name, value in values.items():
+        errors.append(_distance(value, truth[name], measure, floor))
+    return _worst(errors)
 
 
 def _distance(
@@ -213,21 +210,23 @@ def _distance(
 
 def _largest(errors: list[float | None]) -> float | None:
     known = [error for error in errors if error is not None]
-    return _worst(known) if known else None
+    if not known:
+        return None
+    return _worst(known)
 
 
 def _worst(errors: list[float]) -> float:
     """The largest error; nan if any error is nan, which Python's max would ignore."""
-    return math.nan if any(math.isnan(error) for error in errors) else max(errors)
+    return float(np.max(errors))
 
 
 def named(parts: Mapping[Part, Mapping[tuple[Any, Any], Tensor]]) -> dict[str, Tensor]:
     """Return the blocks of some parts under names instead of part and pair."""
-    return {
-        f"{part}({row}, {col})": block
-        for part, blocks in parts.items()
-        for (row, col), block in blocks.items()
-    }
+    values = {}
+    for part, blocks in parts.items():
+        for (row, col), block in blocks.items():
+            values[f"{part}({row}, {col})"] = block
+    return values
 
 
 def prefixed(name: str, values: Values) -> dict[str, Tensor]:
@@ -242,9 +241,8 @@ def autodiff_blocks(
     parts: Iterable[Part] = PARTS,
 ) -> dict[str, Tensor]:
     """Return all named Hessian blocks under the square loss, by automatic differentiation."""
-    return named(
-        {part: hessian_blocks(network, square_loss(Y), weights, part) for part in parts}
-    )
+    loss = square_loss(Y)
+    return named({part: hessian_blocks(network, loss, weights, part) for part in parts})
 
 
 def normal(
@@ -265,16 +263,24 @@ class Instance:
 
 def attention_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:
     """Return W_Q, W_K and W_V, scaled for scores of order one, so that attention is neither uniform nor one-hot."""
-    query_key = {
-        m: normal(dims.d_V, dims.d_K, generator=generator, scale=0.5)
-        for m in (Matrix.W_Q, Matrix.W_K)
+    return {
+        Matrix.W_Q: normal(dims.d_V, dims.d_K, generator=generator, scale=0.5),
+        Matrix.W_K: normal(dims.d_V, dims.d_K, generator=generator, scale=0.5),
+        Matrix.W_V: normal(dims.d_V, dims.d_V, generator=generator),
     }
-    return {**query_key, Matrix.W_V: normal(dims.d_V, dims.d_V, generator=generator)}
+
+
+def tokens_and_targets(
+    dims: Dims, generator: torch.Generator
+) -> tuple[Float[Tensor, "L d_V"], Float[Tensor, "L d_V"]]:
+    """Return X and Y, both with independent standard normal entries."""
+    X = normal(dims.L, dims.d_V, generator=generator)
+    return X, normal(dims.L, dims.d_V, generator=generator)
 
 
 def attention_point(dims: Dims, generator: torch.Generator) -> AttentionPoint:
     """Tokens, targets and weights of one attention layer."""
-    X, Y = (normal(dims.L, dims.d_V, generator=generator) for _ in range(2))
+    X, Y = tokens_and_targets(dims, generator)
     return AttentionPoint(X, Y, attention_weights(dims, generator))
 
 
@@ -282,11 +288,11 @@ def indexed_weights(
     dims: Dims, generator: torch.Generator, count: int
 ) -> dict[tuple[int, Matrix], Tensor]:
     """Attention weights of `count` layers or heads, numbered from 1."""
-    return {
-        (n, m): w
-        for n in range(1, count + 1)
-        for m, w in attention_weights(dims, generator).items()
-    }
+    weights = {}
+    for number in range(1, count + 1):
+        for matrix, weight in attention_weights(dims, generator).items():
+            weights[number, matrix] = weight
+    return weights
 
 
 def block_weights(dims: Dims, generator: torch.Generator) -> dict[Matrix, Tensor]:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -26,8 +26,10 @@ SEAL, KIND = "sha256.json", "table of a study"
 
 def keep(folder: Path, tables: Mapping[str, str]) -> list[Path]:
     """Write folder/<name>.csv for every table, then the seal (an older one is no longer true); return the paths."""
-    known, paths = _sealed(folder), [folder / f"{name}.csv" for name in tables]
-    publish(dict(zip(paths, tables.values(), strict=True)), KIND, known=known)
+    known = _sealed(folder)
+    texts = {folder / f"{name}.csv": text for name, text in tables.items()}
+    paths = list(texts)
+    publish(texts, KIND, known=known)
     publish(
         {folder / SEAL: json.dumps(_seal(paths), indent=2) + "\n"}, KIND, known=known
     )
@@ -38,9 +40,8 @@ def is_whole(folder: Path) -> bool:
     """Whether the tables that this version of hessfig writes are there, every byte of them."""
     try:
         seal = json.loads((folder / SEAL).read_text("utf-8"))
-        return bool(seal["tables"]) and seal == _seal(
-            [folder / name for name in seal["tables"]]
-        )
+        paths = [folder / name for name in seal["tables"]]
+        return bool(paths) and seal == _seal(paths)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
 
@@ -86,23 +87,20 @@ def run_bounds(output_dir: Path) -> list[Path]:
         "violations",
         "count",
     )
-    folder = output_dir / "bounds"
     tables = {
-        "looseness": (looseness, _against_sigma()),
-        "table": (table, _over_scales()),
+        "looseness": csv_text(looseness, _against_sigma()),
+        "table": csv_text(table, _over_scales()),
     }
-    return keep(folder, {name: csv_text(*content) for name, content in tables.items()})
+    return keep(output_dir / "bounds", tables)
 
 
 def ratios(points: list[AttentionPoint]) -> Ratios:
     """Return the ratios of bound and true spectral norm by (bound, row, col), the latter weights or both 'whole'."""
     by_bound: Ratios = defaultdict(list)
+    spreads = {"norm": bounds.spread_from_norm, "diameter": bounds.spread_from_diameter}
     for point in points:
         blocks, whole = bounds.true_norms(point)
-        for name, spread in (
-            ("norm", bounds.spread_from_norm),
-            ("diameter", bounds.spread_from_diameter),
-        ):
+        for name, spread in spreads.items():
             claimed = bounds.block_bounds(point, spread(point))
             for row, col in combinations_with_replacement(MATRICES, 2):
                 by_bound[name, row, col].append(claimed[row, col] / blocks[row, col])
@@ -114,14 +112,12 @@ def ratios(points: list[AttentionPoint]) -> Ratios:
 
 
 def _against_sigma() -> Iterator[tuple[object, ...]]:
-    points = [
-        attention_point(DIMS, stream(BOUNDS_SEED, "bounds", k))
-        for k in range(BOUNDS_PROBLEMS)
-    ]
+    points = []
+    for k in range(BOUNDS_PROBLEMS):
+        points.append(attention_point(DIMS, stream(BOUNDS_SEED, "bounds", k)))
     for sigma in SIGMAS:
-        for names, values in ratios(
-            [scaled(point, sigma, 1.0, 1.0) for point in points]
-        ).items():
+        moved = [scaled(point, sigma, 1.0, 1.0) for point in points]
+        for names, values in ratios(moved).items():
             yield (sigma, *names, *quartiles(values), len(values))
 
 
@@ -149,30 +145,25 @@ Rows = Iterator[tuple[object, ...]]
 
 def run_scalar(output_dir: Path) -> list[Path]:
     """Compute and write the four tables; return their paths."""
-    problems = [
-        scalar.draw_scalar_problem(L, D_K, stream(SEED, "scalar", k), w_V=1.0)
-        for k in range(PROBLEMS)
-    ]
+    problems = []
+    for k in range(PROBLEMS):
+        generator = stream(SEED, "scalar", k)
+        problems.append(scalar.draw_scalar_problem(L, D_K, generator, w_V=1.0))
     spread = ("q25", "median", "q75", "count")
-    tables: dict[str, tuple[Sequence[str], Rows]] = {
-        "spectrum": (
-            ("index", "kind", "autodiff", "closed_form"),
-            _spectrum(problems[0]),
+    tables = {
+        "spectrum": csv_text(
+            ("index", "kind", "autodiff", "closed_form"), _spectrum(problems[0])
         ),
-        "condition": (
+        "condition": csv_text(
             ("norm_squared", *spread, "closed_form", "limit"),
             _condition(problems[:CONDITION_PROBLEMS]),
         ),
-        "ggn": (("where", "model", *spread), _ggn(problems)),
-        "sinks": (
-            ("sink", "beta", "quantity", *spread),
-            _sinks(problems[: PROBLEMS // 2]),
+        "ggn": csv_text(("where", "model", *spread), _ggn(problems)),
+        "sinks": csv_text(
+            ("sink", "beta", "quantity", *spread), _sinks(problems[: PROBLEMS // 2])
         ),
     }
-    return keep(
-        output_dir / "scalar",
-        {name: csv_text(*table) for name, table in tables.items()},
-    )
+    return keep(output_dir / "scalar", tables)
 
 
 def _spectrum(problem: scalar.ScalarProblem) -> Rows:
@@ -189,60 +180,52 @@ def _condition(problems: list[scalar.ScalarProblem]) -> Rows:
     """Medians of the autodiff number, of the closed form, and of its limit for large N."""
     balanced = [_balanced(problem) for problem in problems]
     for factor in NORM_FACTORS:
-        moved = [problem.unbalanced(factor) for problem in balanced]
-        N = float(moved[0].w_Q.square().sum() + moved[0].w_K.square().sum())
-        closed = [problem.hessian(problem.response("attention")) for problem in moved]
-        formula = quartiles([hessian.condition_number for hessian in closed])[1]
-        limit = quartiles([hessian.condition_growth * N**2 for hessian in closed])[1]
-        yield (
-            N,
-            *quartiles([float(scalar.condition_number(p)) for p in moved]),
-            len(moved),
-            formula,
-            limit,
-        )
+        first = balanced[0].unbalanced(factor)
+        N = float(first.w_Q.square().sum() + first.w_K.square().sum())
+        numbers = []
+        formulas = []
+        limits = []
+        for problem in balanced:
+            moved = problem.unbalanced(factor)
+            closed = moved.hessian(moved.response("attention"))
+            numbers.append(float(scalar.condition_number(moved)))
+            formulas.append(closed.condition_number)
+            limits.append(closed.condition_growth * N**2)
+        formula = quartiles(formulas)[1]
+        limit = quartiles(limits)[1]
+        yield (N, *quartiles(numbers), len(numbers), formula, limit)
 
 
 def _balanced(problem: scalar.ScalarProblem) -> scalar.ScalarProblem:
     """Both weight vectors at norm sqrt(d_K), so that every problem starts at N = 2 d_K."""
-    w_Q, w_K = (
-        D_K**0.5 * w / torch.linalg.vector_norm(w) for w in (problem.w_Q, problem.w_K)
-    )
+    w_Q = D_K**0.5 * problem.w_Q / torch.linalg.vector_norm(problem.w_Q)
+    w_K = D_K**0.5 * problem.w_K / torch.linalg.vector_norm(problem.w_K)
     return replace(problem, w_Q=w_Q, w_K=w_K)
 
 
 def _ggn(problems: list[scalar.ScalarProblem]) -> Rows:
     """At random weights, and with targets moved so that the gradient vanishes."""
-    noise = [
-        normal(L, generator=stream(SEED, "scalar", "noise", k))
-        for k in range(len(problems))
-    ]
     for model in scalar.RESPONSES:
-        responses = [problem.response(model) for problem in problems]
-        critical = [
-            p.at_critical_point(r, d)
-            for p, r, d in zip(problems, responses, noise, strict=True)
-        ]
-        for where, points in (
-            ("random weights", problems),
-            ("critical points", critical),
-        ):
-            gaps = [
-                scalar.outer_product_gap(point, r)
-                for point, r in zip(points, responses, strict=True)
-            ]
-            yield where, model, *quartiles(gaps), len(gaps)
+        random, critical = [], []
+        for k, problem in enumerate(problems):
+            response = problem.response(model)
+            noise = normal(L, generator=stream(SEED, "scalar", "noise", k))
+            moved = problem.at_critical_point(response, noise)
+            random.append(scalar.outer_product_gap(problem, response))
+            critical.append(scalar.outer_product_gap(moved, response))
+        yield "random weights", model, *quartiles(random), len(random)
+        yield "critical points", model, *quartiles(critical), len(critical)
 
 
 def _sinks(problems: list[scalar.ScalarProblem]) -> Rows:
     for sink in scalar.AttentionSink:
         for beta in BETAS:
-            effects = [scalar.sink_effect(problem, sink, beta) for problem in problems]
-            sizes = {"bulk": [effect.bulk for effect in effects]}
-            sizes |= {
-                f"outlier {rank + 1}": [float(e.outliers[rank]) for e in effects]
-                for rank in range(3)
-            }
+            sizes = defaultdict(list)
+            for problem in problems:
+                effect = scalar.sink_effect(problem, sink, beta)
+                sizes["bulk"].append(effect.bulk)
+                for rank, outlier in enumerate(effect.outliers.tolist(), start=1):
+                    sizes[f"outlier {rank}"].append(outlier)
             for quantity, values in sizes.items():
                 yield sink, beta, quantity, *quartiles(values), len(values)
 

@@ -4,6 +4,7 @@ import csv
 import io
 import statistics
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Column, Table
+from rich.table import Table
 
 from hessfig.errors import UserError, unknown_name
 from hessfig.register import publish
@@ -52,12 +53,13 @@ def parse(given: Mapping[str, str]) -> dict[str, Any]:
 
     Raises UserError for a size that is not a whole number.
     """
-    names = given.get("statement")
+    names = None
+    if "statement" in given:
+        names = given["statement"].strip("[]").split(",")
+        names = [name.strip() for name in names]
     sizes = {name: _whole_number(name, given[name]) for name in _SIZES if name in given}
     return {
-        "statement_ids": None
-        if names is None
-        else [name.strip() for name in names.strip("[]").split(",")],
+        "statement_ids": names,
         "output_dir": Path(given.get("output_dir", "outputs")),
         "dims": Dims(**sizes),
         "seeds": _whole_number("seeds", given.get("seeds", str(DEFAULT_SEEDS))),
@@ -79,15 +81,10 @@ def _whole_number(key: str, text: str) -> int:
 
 def _checks() -> dict[str, Any]:
     """Return the checks of all statements: STATEMENTS of every module of this folder whose name ends in _claims."""
-    modules = [
-        f"{__package__}.{path.stem}"
-        for path in sorted(Path(__file__).parent.glob("*_claims.py"))
-    ]
-    return {
-        name: check
-        for module in modules
-        for name, check in import_module(module).STATEMENTS.items()
-    }
+    checks = {}
+    for path in sorted(Path(__file__).parent.glob("*_claims.py")):
+        checks |= import_module(f"{__package__}.{path.stem}").STATEMENTS
+    return checks
 
 
 _CHECKS = _checks()
@@ -117,26 +114,21 @@ Hessian; H_o^T and H_f^T are split at T instead of F. Z_1, Z_2, S, U, B are the 
 
 def markdown(outcomes: list[StatementOutcome], sizes: list[Dims], seeds: int) -> str:
     """The sheet: corrections first, then what was left out, then what holds, then how it was checked."""
+    wrong, ill_typed, left_out, whole = [], [], [], []
     groups = {
-        verdict: [o for o in outcomes if o.verdict == verdict]
-        for verdict in StatementVerdict
+        StatementVerdict.no: wrong,
+        StatementVerdict.ill_typed: ill_typed,
+        StatementVerdict.left_out: left_out,
+        StatementVerdict.yes: whole,
     }
+    for outcome in outcomes:
+        groups[outcome.verdict].append(outcome)
     sections = [
         _OPENING,
         f"**Result.** {summary(outcomes)}.\n",
-        *_section(
-            "1. What needs a correction",
-            _erratum,
-            groups[StatementVerdict.no] + groups[StatementVerdict.ill_typed],
-        ),
-        *_section(
-            "2. What the sources leave out",
-            _addition,
-            groups[StatementVerdict.left_out],
-        ),
-        *_section(
-            "3. What holds as printed", _confirmation, groups[StatementVerdict.yes]
-        ),
+        *_section("1. What needs a correction", _erratum, wrong + ill_typed),
+        *_section("2. What the sources leave out", _addition, left_out),
+        *_section("3. What holds as printed", _confirmation, whole),
         _method(sizes, seeds),
     ]
     return "\n".join(sections)
@@ -144,10 +136,7 @@ def markdown(outcomes: list[StatementOutcome], sizes: list[Dims], seeds: int) ->
 
 def summary(outcomes: list[StatementOutcome]) -> str:
     """How many statements of each verdict, and how many corrections hold."""
-    counts = {
-        verdict: sum(o.verdict == verdict for o in outcomes)
-        for verdict in StatementVerdict
-    }
+    counts = Counter(outcome.verdict for outcome in outcomes)
     words = {
         StatementVerdict.yes: "hold as printed",
         StatementVerdict.no: "do not",
@@ -166,16 +155,19 @@ def summary(outcomes: list[StatementOutcome]) -> str:
 
 def number(error: float | None) -> str:
     """Three digits; empty for a formula that does not exist or is ill-typed."""
-    return "" if error is None or error == float("inf") else f"{error:.3g}"
+    if error is None or error == float("inf"):
+        return ""
+    return f"{error:.3g}"
 
 
 def _section(
     title: str,
     render: Callable[[StatementOutcome], str],
-    outcomes: Iterable[StatementOutcome],
+    outcomes: list[StatementOutcome],
 ) -> list[str]:
-    body = [render(outcome) for outcome in outcomes]
-    return [f"## {title}\n", *body] if body else []
+    if not outcomes:
+        return []
+    return [f"## {title}\n", *map(render, outcomes)]
 
 
 def _erratum(outcome: StatementOutcome) -> str:
@@ -192,24 +184,25 @@ def _addition(outcome: StatementOutcome) -> str:
         f"- **Missing:** {s.claim}",
         f"- **Here:** {s.correction}{_verified(outcome)}",
     ]
-    return _entry(outcome, [*lines, *([f"- **Note:** {s.note}"] if s.note else [])])
+    if s.note:
+        lines.append(f"- **Note:** {s.note}")
+    return _entry(outcome, lines)
 
 
 def _entry(outcome: StatementOutcome, lines: list[str]) -> str:
-    return (
-        "\n".join(
-            [f"### `{outcome.statement.id}`: {outcome.statement.reference}\n", *lines]
-        )
-        + "\n"
-    )
+    s = outcome.statement
+    return "\n".join([f"### `{s.id}`: {s.reference}\n", *lines]) + "\n"
 
 
 def _confirmation(outcome: StatementOutcome) -> str:
     s = outcome.statement
     meaning = f" ({s.error_is})" if s.error_is else ""
     text = f"- **`{s.id}`** ({s.reference}): {s.claim} *Error {number(outcome.error_as_printed)}{meaning}.*"
-    text += f" {s.note}" if s.note else ""
-    return text + (f" {s.correction}{_verified(outcome)}" if s.correction else "")
+    if s.note:
+        text += f" {s.note}"
+    if s.correction:
+        text += f" {s.correction}{_verified(outcome)}"
+    return text
 
 
 def _found(outcome: StatementOutcome) -> str:
@@ -227,10 +220,7 @@ def _verified(outcome: StatementOutcome) -> str:
 
 
 def _method(sizes: list[Dims], seeds: int) -> str:
-    where = " and ".join(
-        ", ".join(f"{name} = {value}" for name, value in vars(size).items())
-        for size in sizes
-    )
+    where = " and ".join(map(_listed, sizes))
     allowed = "; ".join(
         f"{measure} at most {measure.tolerance:g}" for measure in ErrorMeasure
     )
@@ -245,6 +235,10 @@ holds when its error is within: {allowed}.
 
 The formulas are in `hessfig/theory`, one module per subject; `hessfig verify statement=ID` repeats one check.
 """
+
+
+def _listed(dims: Dims) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in vars(dims).items())
 
 
 COLUMNS = (
@@ -281,23 +275,19 @@ def print_table(
 ) -> None:
     """Print one row per statement (by `show`), the count of verdicts, and what differs from the record."""
     console = Console()
-    table = Table(
-        *(
-            Column(name, no_wrap=True, overflow="fold")
-            for name in ("statement", "reference", "as printed")
-        ),
-        *("error as printed", "error corrected"),
-    )
+    table = Table()
+    for name in ("statement", "reference", "as printed"):
+        table.add_column(name, no_wrap=True, overflow="fold")
+    table.add_column("error as printed")
+    table.add_column("error corrected")
     for outcome in outcomes:
         statement, reference, verdict, *errors, _ = _row(outcome)
-        table.add_row(
-            statement, reference, f"[{_COLOURS[outcome.verdict]}]{verdict}[/]", *errors
-        )
+        coloured = f"[{_COLOURS[outcome.verdict]}]{verdict}[/]"
+        table.add_row(statement, reference, coloured, *errors)
     show(table)
+    seconds = sum(outcome.seconds for outcome in outcomes)
     console.print(
-        f"{summary(outcomes)}; {sum(o.seconds for o in outcomes):.0f} s",
-        soft_wrap=True,
-        highlight=False,
+        f"{summary(outcomes)}; {seconds:.0f} s", soft_wrap=True, highlight=False
     )
     for outcome in outcomes:
         if not outcome.as_recorded:
@@ -369,8 +359,9 @@ def check_settings(dims: Dims, seeds: int, dtype: str) -> None:
             remedy="leave dtype out: rounding of 1e-7, times the cancellation in third moments, hides errors",
         )
     if not 1 <= seeds <= MOST_SEEDS:
+        reason = "no draws, no check" if seeds < 1 else "that would take days"
         raise UserError(
-            "seeds: no draws, no check" if seeds < 1 else "seeds: that would take days",
+            f"seeds: {reason}",
             got=seeds,
             allowed=f"a whole number from 1 to {MOST_SEEDS}",
             remedy="for example seeds=3",
@@ -397,15 +388,12 @@ def _check_dims(dims: Dims) -> None:
             remedy="one token: all query and key blocks are zero; two: M_3 of uniform attention vanishes by accident",
         )
     for size in (dims, dims.other_side()):
-        widths = [size.L, size.d_V, size.d_K, size.d_ff]
-        if (
-            len(set(widths)) < len(widths)
-            or size.d_V < 3
-            or min(size.d_K, size.d_ff) < 2
-        ):
+        widths = set(vars(size).values())
+        if len(widths) < 4 or size.d_V < 3 or min(size.d_K, size.d_ff) < 2:
+            listed = ", ".join(f"{name}={width}" for name, width in vars(dims).items())
             raise UserError(
                 "dims: L, d_V, d_K, d_ff must be pairwise different, d_V at least 3, d_K and d_ff at least 2",
-                got=f"{', '.join(f'{k}={v}' for k, v in vars(dims).items())} (and d_K={dims.other_side().d_K})",
+                got=f"{listed} (and d_K={dims.other_side().d_K})",
                 allowed="four different widths, also with d_K on the other side of d_V",
                 remedy="equal sizes hide transposed matrices, and LayerNorm of two numbers is a sign; "
                 f"for example {Dims()}",
