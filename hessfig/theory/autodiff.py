@@ -1,6 +1,5 @@
 """Dense derivatives by automatic differentiation, the networks to differentiate, and exponents by scaling."""
 
-import itertools
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp
 
 from hessfig.predictions.architecture import Architecture
 from hessfig.terms import (
-    AT_OUTPUTS,
     GATED,
     MLP,
     Attention,
@@ -28,71 +26,52 @@ from hessfig.terms import (
 
 VANISHES = 99.0  # the exponent of a block that is exactly zero
 Function = Callable[[Tensor], Tensor]
+Tokens = Float[Tensor, "L d_V"]
 Weights = Mapping[Matrix, Tensor]
 IndexedWeights = Mapping[tuple[int, Matrix], Tensor]
 
 
 def scores(
-    X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0
+    X: Tokens, weights: Weights, temperature: float = 1.0
 ) -> Float[Tensor, "L L"]:
     """T = X W_Q W_K^T X^T / (t sqrt(d_K)) (Section 2; temperature t of Section 4.3)."""
-    d_K = weights[Matrix.W_Q].shape[1]
-    return (
-        X
-        @ weights[Matrix.W_Q]
-        @ weights[Matrix.W_K].T
-        @ X.T
-        / (temperature * math.sqrt(d_K))
-    )
+    W_Q = weights[Matrix.W_Q]
+    W_K = weights[Matrix.W_K]
+    return X @ W_Q @ W_K.T @ X.T / (temperature * math.sqrt(W_Q.shape[1]))
 
 
-def attention(
-    X: Float[Tensor, "L d_V"], weights: Weights, temperature: float = 1.0
-) -> Float[Tensor, "L d_V"]:
+def attention(X: Tokens, weights: Weights, temperature: float = 1.0) -> Tokens:
     """F = softmax(T) X W_V (eq. 1)."""
-    return (
-        torch.softmax(scores(X, weights, temperature), dim=-1) @ X @ weights[Matrix.W_V]
-    )
+    pattern = torch.softmax(scores(X, weights, temperature), dim=-1)
+    return pattern @ X @ weights[Matrix.W_V]
 
 
-def linear_attention(
-    X: Float[Tensor, "L d_V"], weights: Weights
-) -> Float[Tensor, "L d_V"]:
+def linear_attention(X: Tokens, weights: Weights) -> Tokens:
     """F = T X W_V: attention with the softmax taken out (Remark 4.1)."""
     return scores(X, weights) @ X @ weights[Matrix.W_V]
 
 
-def single_matrix_attention(
-    X: Float[Tensor, "L d_V"], weights: Weights
-) -> Float[Tensor, "L d_V"]:
+def single_matrix_attention(X: Tokens, weights: Weights) -> Tokens:
     """F = softmax(X W_QK X^T) X W_V (Section 4.2)."""
-    return (
-        torch.softmax(X @ weights[Matrix.W_QK] @ X.T, dim=-1) @ X @ weights[Matrix.W_V]
-    )
+    pattern = torch.softmax(X @ weights[Matrix.W_QK] @ X.T, dim=-1)
+    return pattern @ X @ weights[Matrix.W_V]
 
 
-def low_rank_attention(
-    X: Float[Tensor, "L d_V"], weights: Weights
-) -> Float[Tensor, "L d_V"]:
+def low_rank_attention(X: Tokens, weights: Weights) -> Tokens:
     """Attention with W_V = W_O W_U, W_O in R^{d_V x r} (Appendix E.1, eq. 24)."""
-    return attention(
-        X, {**weights, Matrix.W_V: weights[Matrix.W_O] @ weights[Matrix.W_U]}
-    )
+    W_V = weights[Matrix.W_O] @ weights[Matrix.W_U]
+    return attention(X, {**weights, Matrix.W_V: W_V})
 
 
-def multi_head_attention(
-    X: Float[Tensor, "L d_V"], weights: IndexedWeights
-) -> Float[Tensor, "L d_V"]:
+def multi_head_attention(X: Tokens, weights: IndexedWeights) -> Tokens:
     """F = sum_h A^h X W_V^h with keys (head, Matrix) (Appendix E)."""
     heads = sorted({head for head, _ in weights})
     return torch.stack([attention(X, at_index(weights, head)) for head in heads]).sum(0)
 
 
 def stacked(
-    layer: Callable[[Tensor, Weights], Tensor],
-    X: Float[Tensor, "L d_V"],
-    weights: IndexedWeights,
-) -> Float[Tensor, "L d_V"]:
+    layer: Callable[[Tensor, Weights], Tensor], X: Tokens, weights: IndexedWeights
+) -> Tokens:
     """Feed the output of one layer to the next; keys are (layer, Matrix), 1-based (footnote 3, Section
     4.1).
     """
@@ -172,12 +151,13 @@ def flattened(
     network: Network[Key], weights: Mapping[Key, Tensor]
 ) -> tuple[Tensor, Function]:
     """The weights as one vector, and the network as a function of such a vector."""
+    slices = _slices(weights)
 
     def output(flat: Tensor) -> Tensor:
-        slices = _slices(weights)
-        return network(
-            {key: flat[slices[key]].reshape(w.shape) for key, w in weights.items()}
-        )
+        parts = {}
+        for key, weight in weights.items():
+            parts[key] = flat[slices[key]].reshape(weight.shape)
+        return network(parts)
 
     return torch.cat([w.reshape(-1) for w in weights.values()]), output
 
@@ -191,25 +171,26 @@ def hessian_blocks(
     """`dense_hessian` cut into blocks, one per ordered pair of weights."""
     dense = dense_hessian(network, loss, weights, part)
     slices = _slices(weights)
-    return {
-        (a, b): dense[slices[a], slices[b]]
-        for a, b in itertools.product(weights, weights)
-    }
+    blocks = {}
+    for a in weights:
+        for b in weights:
+            blocks[a, b] = dense[slices[a], slices[b]]
+    return blocks
 
 
 def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, Any]]:
     """The blocks (or bounds on them) of H_o and H_f, and those of their sum H."""
-    outer, functional = (dict(parts[part]) for part in AT_OUTPUTS)
-    return {
-        Part.H_o: outer,
-        Part.H_f: functional,
-        Part.H: {key: outer[key] + functional[key] for key in outer},
-    }
+    outer = dict(parts[Part.H_o])
+    functional = dict(parts[Part.H_f])
+    whole = {key: outer[key] + functional[key] for key in outer}
+    return {Part.H_o: outer, Part.H_f: functional, Part.H: whole}
 
 
 def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
     """Return the power with which a norm grows from a scale to twice the scale; VANISHES for mere rounding."""
-    return torch.log2(high / low) if low > rounding else torch.full_like(low, VANISHES)
+    if low > rounding:
+        return torch.log2(high / low)
+    return torch.full_like(low, VANISHES)
 
 
 def jacobian(function: Function, at: Tensor) -> Float[Tensor, "outputs inputs"]:
@@ -250,11 +231,13 @@ _PART_FUNCTIONS = {Part.H: _full, Part.H_o: _outer_product, Part.H_f: _functiona
 
 
 def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
-    ends = list(itertools.accumulate(w.numel() for w in weights.values()))
-    return {
-        key: slice(end - w.numel(), end)
-        for (key, w), end in zip(weights.items(), ends, strict=True)
-    }
+    slices = {}
+    end = 0
+    for key, weight in weights.items():
+        start = end
+        end += weight.numel()
+        slices[key] = slice(start, end)
+    return slices
 
 
 @dataclass(frozen=True)
@@ -275,22 +258,24 @@ class ScaledNetwork(Generic[Key]):
         """log2 of the growth of every block's Frobenius norm from sigma X to 2 sigma X; zero blocks are left
         out.
         """
-        low, high = (self.norms(part, scale) for scale in (sigma, 2 * sigma))
-        return {
-            pair: torch.log2(high[pair] / low[pair]) for pair in low if low[pair] > 0
-        }
+        low = self.norms(part, sigma)
+        high = self.norms(part, 2 * sigma)
+        seen = [pair for pair, norm in low.items() if norm > 0]
+        return {pair: torch.log2(high[pair] / low[pair]) for pair in seen}
 
     def norms(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """The Frobenius norm of every block at the input sigma X."""
-        return {
-            pair: torch.linalg.matrix_norm(block)
-            for pair, block in self.blocks(part, sigma).items()
-        }
+        norms = {}
+        for pair, block in self.blocks(part, sigma).items():
+            norms[pair] = torch.linalg.matrix_norm(block)
+        return norms
 
     def blocks(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """Every block at the input sigma X."""
         X = sigma * self.X
-        Y = self.network(X, self.weights) - self.Y if self.at_fixed_residual else self.Y
+        Y = self.Y
+        if self.at_fixed_residual:
+            Y = self.network(X, self.weights) - Y
         return hessian_blocks(
             lambda weights: self.network(X, weights), square_loss(Y), self.weights, part
         )
@@ -299,16 +284,12 @@ class ScaledNetwork(Generic[Key]):
 Rows = Float[Tensor, "L d"]
 
 ACTIVATIONS: dict[MLP, Callable[[Tensor], Tensor]] = {
-    **{
-        MLP.relu: torch.relu,
-        MLP.gelu: nn.functional.gelu,
-        MLP.linear: lambda z: z,
-        MLP.geglu: nn.functional.gelu,
-    },
-    **{
-        MLP.silu: lambda z: z * torch.sigmoid(z),
-        MLP.swiglu: lambda z: z * torch.sigmoid(z),
-    },
+    MLP.relu: torch.relu,
+    MLP.gelu: nn.functional.gelu,
+    MLP.linear: lambda z: z,
+    MLP.geglu: nn.functional.gelu,
+    MLP.silu: lambda z: z * torch.sigmoid(z),
+    MLP.swiglu: lambda z: z * torch.sigmoid(z),
 }
 
 
@@ -337,9 +318,8 @@ class ComponentNetwork:
         embedded = stream = X + weights[0, Matrix.W_E]
         for number in range(1, self.of.num_layers + 1):
             stream = self._after_layer(stream, at_index(weights, number))
-        return self._before(stream) @ (
-            embedded.T if self.of.tied else weights[0, Matrix.W_U]
-        )
+        read_out = embedded.T if self.of.tied else weights[0, Matrix.W_U]
+        return self._before(stream) @ read_out
 
     def _after_layer(self, X: Rows, weights: Weights) -> Rows:
         """Return the residual stream after a layer."""
@@ -347,8 +327,9 @@ class ComponentNetwork:
         attended = self._branch(
             X, lambda rows: self._mixed(rows, weights) @ weights[Matrix.W_O]
         )
-        X = X + attended if self.of.attention_skip else attended
-        X = self._norm(X) if after else X
+        if self.of.attention_skip:
+            attended = X + attended
+        X = self._norm(attended) if after else attended
         if self.of.mlp != MLP.none:
             X = X + self._branch(X, lambda rows: self._fed_forward(rows, weights))
             X = self._norm(X) if after else X
@@ -356,18 +337,21 @@ class ComponentNetwork:
 
     def _branch(self, X: Rows, sublayer: Callable[[Rows], Rows]) -> Rows:
         out = sublayer(self._before(X))
-        return self.branch * (self._norm(out) if self.of.norm == Norm.sandwich else out)
+        if self.of.norm == Norm.sandwich:
+            out = self._norm(out)
+        return self.branch * out
 
     def _before(self, X: Rows) -> Rows:
         """Return the input of a sublayer, or of the read-out, from the residual stream."""
-        return self._norm(X) if self.of.norm in (Norm.pre, Norm.sandwich) else X
+        if self.of.norm in (Norm.pre, Norm.sandwich):
+            return self._norm(X)
+        return X
 
     def _norm(self, X: Rows) -> Rows:
         """Return the rows centred (LayerNorm) and over their root mean square."""
-        return _rms(
-            X - X.mean(-1, keepdim=True) if self.norm_kind == NormKind.layer else X,
-            self.eps,
-        )
+        if self.norm_kind == NormKind.layer:
+            X = X - X.mean(-1, keepdim=True)
+        return _rms(X, self.eps)
 
     def _fed_forward(self, X: Rows, weights: Weights) -> Rows:
         act = ACTIVATIONS[self.of.mlp]
@@ -388,15 +372,15 @@ class ComponentNetwork:
         return mixed
 
     def _pattern(self, X: Rows, weights: Weights) -> Float[Tensor, "L L"]:
-        query, key = X @ weights[Matrix.W_Q], X @ weights[Matrix.W_K]
-        query, key = (
-            (self._rotated(query), self._rotated(key))
-            if self.is_rotated
-            else (query, key)
-        )
+        query = X @ weights[Matrix.W_Q]
+        key = X @ weights[Matrix.W_K]
+        if self.is_rotated:
+            query = self._rotated(query)
+            key = self._rotated(key)
         if self.of.attention == Attention.differential:
             return self._difference(query, key)
-        query, key = self._normalised(query), self._normalised(key)
+        query = self._normalised(query)
+        key = self._normalised(key)
         if self.of.attention == Attention.kernel:
             features = (1 + query) @ (1 + key).T
             return features / features.sum(-1, keepdim=True)
@@ -405,44 +389,48 @@ class ComponentNetwork:
     def _difference(self, query: Rows, key: Rows) -> Float[Tensor, "L L"]:
         """Return softmax - lambda softmax, of the first and the second half of the columns."""
         half = query.shape[1] // 2
-        halves = (slice(half), slice(half, None))
-        scores = (
-            self._scores(self._normalised(query[:, cut]), self._normalised(key[:, cut]))
-            for cut in halves
-        )
-        first, second = (torch.softmax(each, -1) for each in scores)
-        return first - self.of.differential_lambda * second
+
+        def pattern(cut: slice) -> Tensor:
+            queries = self._normalised(query[:, cut])
+            keys = self._normalised(key[:, cut])
+            return torch.softmax(self._scores(queries, keys), -1)
+
+        second = pattern(slice(half, None))
+        return pattern(slice(half)) - self.of.differential_lambda * second
 
     def _normalised(self, rows: Rows) -> Rows:
         """Return queries or keys of length one, of root mean square one, or as they are."""
         if self.of.scores == Scores.cosine:
             return rows / rows.square().sum(-1, keepdim=True).sqrt()
-        return _rms(rows, self.eps) if self.of.scores == Scores.qk_norm else rows
+        if self.of.scores == Scores.qk_norm:
+            return _rms(rows, self.eps)
+        return rows
 
     def _scores(self, query: Rows, key: Rows) -> Float[Tensor, "L L"]:
         scores = query @ key.T / math.sqrt(query.shape[1])
-        scores = torch.tanh(scores) if self.of.scores == Scores.softcap else scores
+        if self.of.scores == Scores.softcap:
+            scores = torch.tanh(scores)
         if not self.of.shifted_scores:
             return scores
         positions = torch.arange(len(query), dtype=query.dtype)
         return scores - 0.1 * (positions[:, None] - positions).abs()
 
     def _weights(self, scores: Float[Tensor, "L L"]) -> Float[Tensor, "L L"]:
-        name, bias = self.of.attention, -math.log(scores.shape[-1])
+        name = self.of.attention
+        length = scores.shape[-1]
         if name == Attention.linear:
             return scores
         if name == Attention.sigmoid:
-            return torch.sigmoid(
-                scores
-                + (bias if self.of.attention_bias == AttentionBias.log_length else 0.0)
-            )
+            if self.of.attention_bias == AttentionBias.log_length:
+                scores = scores - math.log(length)
+            return torch.sigmoid(scores)
         if name == Attention.sparsemax:
             return sparsemax(scores)
         if name == Attention.entmax15:
             return entmax15(scores)
         if name == Attention.off_by_one:
             return torch.softmax(nn.functional.pad(scores, (0, 1)), -1)[:, :-1]
-        return torch.softmax(scores, -1) - self.of.centring / scores.shape[-1]
+        return torch.softmax(scores, -1) - self.of.centring / length
 
     def _rotated(self, rows: Rows) -> Rows:
         """Turn entries c and c + d / 2 of row i by the angle i / (c + 1); an odd last entry stays."""
@@ -450,14 +438,11 @@ class ComponentNetwork:
         first = rows[:, :half]
         second = rows[:, half : 2 * half]
         rest = rows[:, 2 * half :]
-        angle = torch.arange(len(rows), dtype=rows.dtype)[:, None] / torch.arange(
-            1, half + 1, dtype=rows.dtype
-        )
-        turned = (
-            first * angle.cos() - second * angle.sin(),
-            first * angle.sin() + second * angle.cos(),
-        )
-        return torch.cat([*turned, rest], 1)
+        position = torch.arange(len(rows), dtype=rows.dtype)[:, None]
+        angle = position / torch.arange(1, half + 1, dtype=rows.dtype)
+        turned = first * angle.cos() - second * angle.sin()
+        other = first * angle.sin() + second * angle.cos()
+        return torch.cat([turned, other, rest], 1)
 
 
 def sparsemax(scores: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows keys"]:

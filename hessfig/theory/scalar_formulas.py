@@ -30,19 +30,19 @@ def attention_response(
     s: Tensor | float,
     *,
     values: Float[Tensor, " L"] | None = None,
-    score_bias: Float[Tensor, " L"] | None = None,
+    score_bias: Float[Tensor, " L"] | float = 0.0,
 ) -> Response:
     """m = A v, m'_i = x_i Cov_{A_i}(x, v), m''_i = x_i^2 E_{A_i}[(x - mean)^2 (v - mean)].
 
     `values` v defaults to x; `score_bias` is added to the score of each token as a key.
     """
     v = x if values is None else values
-    bias = torch.zeros_like(x) if score_bias is None else score_bias
-    A = torch.softmax(s * torch.outer(x, x) + bias, dim=1)
-    x_c, v_c = x - (A @ x)[:, None], v - (A @ v)[:, None]
-    return Response(
-        A @ v, x * (A * x_c * v_c).sum(1), x.square() * (A * x_c.square() * v_c).sum(1)
-    )
+    A = torch.softmax(s * torch.outer(x, x) + score_bias, dim=1)
+    x_c = x - (A @ x)[:, None]
+    v_c = v - (A @ v)[:, None]
+    first = x * (A * x_c * v_c).sum(1)
+    second = x.square() * (A * x_c.square() * v_c).sum(1)
+    return Response(A @ v, first, second)
 
 
 def linear_attention_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
@@ -87,9 +87,8 @@ class ScalarHessian:
     @property
     def eigenvalues(self) -> Float[Tensor, " n"]:
         """All 2 d_K + 1 eigenvalues, ascending."""
-        bulk = torch.tensor([self.b, -self.b], dtype=torch.float64).repeat_interleave(
-            self.d_K - 1
-        )
+        pair = torch.tensor([self.b, -self.b], dtype=torch.float64)
+        bulk = pair.repeat_interleave(self.d_K - 1)
         return torch.cat([bulk, self.outliers]).sort().values
 
     @property
@@ -108,11 +107,8 @@ class ScalarHessian:
         - e^2)) stays.
         """
         minor = self.a * self.k - self.e**2
-        return abs(
-            self.k
-            * minor
-            / (self.b * (self.a * self.b + (self.p**2 - self.n**2) * minor))
-        )
+        rest = self.a * self.b + (self.p**2 - self.n**2) * minor
+        return abs(self.k * minor / (self.b * rest))
 
 
 def scalar_outer_product(
@@ -136,7 +132,8 @@ def _assemble(
     m = response.value
     m1 = response.first
     m2 = response.second
-    per_token, root = 2 / len(m), math.sqrt(len(w_Q))
+    per_token = 2 / len(m)
+    root = math.sqrt(len(w_Q))
     return ScalarHessian(
         a=per_token * float(m @ m),
         b=per_token / root * w_V * float(d @ m1),
@@ -186,9 +183,8 @@ class ScalarProblem:
 
     def hessian(self, response: Response) -> ScalarHessian:
         """The full Hessian of |w_V m - y|^2/L in (w_V, w_Q, w_K), for any response of the tokens to s."""
-        return _assemble(
-            response, self.w_V * response.value - self.y, self.w_V, self.w_Q, self.w_K
-        )
+        residual = self.w_V * response.value - self.y
+        return _assemble(response, residual, self.w_V, self.w_Q, self.w_K)
 
     def unbalanced(self, factor: float) -> ScalarProblem:
         """The same network with w_Q times and w_K over `factor`: s stays, |w_Q|^2 + |w_K|^2 grows."""
@@ -207,10 +203,14 @@ def draw_scalar_problem(
     L: int, d_K: int, generator: torch.Generator, *, w_V: float | None = None
 ) -> ScalarProblem:
     """Standard normal tokens, targets and weights."""
-    x, y = (normal(L, generator=generator) for _ in range(2))
-    w_Q, w_K = (normal(d_K, generator=generator) for _ in range(2))
-    drawn = float(normal(1, generator=generator))
-    return ScalarProblem(x, y, drawn if w_V is None else w_V, w_Q, w_K)
+    x = normal(L, generator=generator)
+    y = normal(L, generator=generator)
+    w_Q = normal(d_K, generator=generator)
+    w_K = normal(d_K, generator=generator)
+    drawn = normal(1, generator=generator)
+    if w_V is None:
+        w_V = float(drawn)
+    return ScalarProblem(x, y, w_V, w_Q, w_K)
 
 
 def spectrum(
@@ -225,9 +225,8 @@ def spectrum(
 
     w_V = torch.tensor([problem.w_V], dtype=problem.x.dtype)
     weights = {"w_V": w_V, "w_Q": problem.w_Q, "w_K": problem.w_K}
-    return torch.linalg.eigvalsh(
-        dense_hessian(network, square_loss(problem.y), weights, part)
-    )
+    dense = dense_hessian(network, square_loss(problem.y), weights, part)
+    return torch.linalg.eigvalsh(dense)
 
 
 def condition_number(problem: ScalarProblem) -> Tensor:
@@ -246,7 +245,8 @@ def top_of_outer_product(problem: ScalarProblem, response: Response) -> float:
     """The top eigenvalue of H_o in closed form: (a + k N + sqrt((a + k N)^2 - 4 (a k - e^2) N))/2."""
     point = scalar_outer_product(response, problem.w_V, problem.w_Q, problem.w_K)
     N = point.p**2 + point.n**2
-    trace, minor = point.a + point.k * N, (point.a * point.k - point.e**2) * N
+    trace = point.a + point.k * N
+    minor = (point.a * point.k - point.e**2) * N
     return (trace + math.sqrt(trace**2 - 4 * minor)) / 2
 
 
@@ -272,9 +272,11 @@ def sink_inputs(
     """Tokens, values and score biases with a sink of size beta at the first token."""
     bias = torch.zeros_like(x)
     bias[0] = beta
-    tokens = x + bias if sink == AttentionSink.input else x
-    values = x if sink == AttentionSink.score else x + bias
-    return tokens, values, torch.zeros_like(x) if sink == AttentionSink.input else bias
+    if sink == AttentionSink.input:
+        return x + bias, x + bias, torch.zeros_like(x)
+    if sink == AttentionSink.score:
+        return x, x, bias
+    return x, x + bias, bias
 
 
 def sink_response(
@@ -294,9 +296,8 @@ def sink_mixing(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> Mix
 def sink_effect(problem: ScalarProblem, sink: AttentionSink, beta: float) -> SinkEffect:
     """The spectrum's bulk and outliers under a sink."""
     hessian = problem.hessian(sink_response(sink, problem.x, problem.s, beta))
-    return SinkEffect(
-        abs(hessian.b), hessian.outliers.abs().sort(descending=True).values
-    )
+    sizes = hessian.outliers.abs().sort(descending=True).values
+    return SinkEffect(abs(hessian.b), sizes)
 
 
 def median_effect(
@@ -304,10 +305,7 @@ def median_effect(
 ) -> SinkEffect:
     """Medians over problems."""
     effects = [sink_effect(problem, sink, beta) for problem in problems]
-    bulk = torch.tensor(
-        [effect.bulk for effect in effects], dtype=torch.float64
-    ).median()
-    return SinkEffect(
-        float(bulk),
-        torch.stack([effect.outliers for effect in effects]).median(0).values,
-    )
+    outliers = torch.stack([effect.outliers for effect in effects])
+    bulks = [effect.bulk for effect in effects]
+    bulk = torch.tensor(bulks, dtype=torch.float64).median()
+    return SinkEffect(float(bulk), outliers.median(0).values)

@@ -56,9 +56,9 @@ def weight_jacobians(
 ) -> dict[Matrix, Float[Tensor, "Ld p"]]:
     """dG/dW_in = (I (x) W_out^T) diag(vec phi') (Y (x) I) and dG/dW_out = phi(Y W_in) (x) I."""
     hidden = Y @ weights[IN]
+    by_hidden = _slope_map(hidden, weights, activation)
     return {
-        IN: _slope_map(hidden, weights, activation)
-        @ kron(Y, identity(hidden.shape[1])),
+        IN: by_hidden @ kron(Y, identity(hidden.shape[1])),
         OUT: kron(activation.function(hidden), identity(Y.shape[1])),
     }
 
@@ -67,10 +67,8 @@ def input_jacobian(
     Y: Float[Tensor, "L d"], weights: Weights, activation: Activation
 ) -> Float[Tensor, "Ld Ld"]:
     """dG/dY = (I (x) W_out^T) diag(vec phi') (I (x) W_in^T)."""
-    hidden = Y @ weights[IN]
-    return _slope_map(hidden, weights, activation) @ kron(
-        identity(len(Y)), weights[IN].T
-    )
+    by_hidden = _slope_map(Y @ weights[IN], weights, activation)
+    return by_hidden @ kron(identity(len(Y)), weights[IN].T)
 
 
 def paired_second_derivatives(
@@ -86,25 +84,24 @@ def paired_second_derivatives(
     """
     hidden = Y @ weights[IN]
     d, d_ff = weights[IN].shape
+    size = d * d_ff
     bend = activation.curvature(hidden) * (gradient @ weights[OUT].T)
+    slope = activation.slope(hidden)
     eye = identity(d_ff)
+    inner = torch.einsum("ia,ib,ik,kl->akbl", Y, Y, bend, eye)
+    mixed = torch.einsum("ia,ik,kl,ib->aklb", Y, slope, eye, gradient)
     return {
-        (IN, IN): torch.einsum("ia,ib,ik,kl->akbl", Y, Y, bend, eye).reshape(
-            d * d_ff, d * d_ff
-        ),
-        (IN, OUT): torch.einsum(
-            "ia,ik,kl,ib->aklb", Y, activation.slope(hidden), eye, gradient
-        ).reshape(d * d_ff, d_ff * d),
-        (OUT, OUT): torch.zeros(d_ff * d, d_ff * d, dtype=Y.dtype),
+        (IN, IN): inner.reshape(size, size),
+        (IN, OUT): mixed.reshape(size, size),
+        (OUT, OUT): torch.zeros(size, size, dtype=Y.dtype),
     }
 
 
 def _slope_map(
     hidden: Float[Tensor, "L d_ff"], weights: Weights, activation: Activation
 ) -> Float[Tensor, "Ld Lf"]:
-    return kron(identity(len(hidden)), weights[OUT].T) @ torch.diag(
-        vec(activation.slope(hidden))
-    )
+    slopes = torch.diag(vec(activation.slope(hidden)))
+    return kron(identity(len(hidden)), weights[OUT].T) @ slopes
 
 
 EPS = 1e-5
@@ -130,7 +127,8 @@ def jacobian(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
 def second_derivative(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d d"]:
     """d2 n_a / dx_b dx_g of each row; derivatives across rows are zero."""
     n, scale = normalised(X)
-    size, C = X.shape[1], _centring(X.shape[1])
+    size = X.shape[1]
+    C = _centring(size)
     pairs = (
         torch.einsum("ia,bg->iabg", n, C)
         + torch.einsum("ib,ag->iabg", n, C)
@@ -148,14 +146,13 @@ def contracted_second_derivative(
     Lambda_i = -[(r.n) C + n (C r)^T + (C r) n^T]/(d s^2) + 3 (r.n) n n^T/(d^2 s^2).
     """
     n, scale = normalised(X)
-    size, C = X.shape[1], _centring(X.shape[1])
+    size = X.shape[1]
+    C = _centring(size)
     overlap = (r * n).sum(1)[:, None, None]
     mixed = torch.einsum("ia,ib->iab", n, r @ C)
-    rows = (
-        -(overlap * C + mixed + mixed.mT) / size
-        + 3 * overlap * torch.einsum("ia,ib->iab", n, n) / size**2
-    )
-    return block_diagonal(rows / scale.square()[:, None, None])
+    pairs = -(overlap * C + mixed + mixed.mT) / size
+    cubic = 3 * overlap * torch.einsum("ia,ib->iab", n, n) / size**2
+    return block_diagonal((pairs + cubic) / scale.square()[:, None, None])
 
 
 def jacobian_with_frozen_scale(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
@@ -195,7 +192,8 @@ def outer_product_block(
     After and Before are the products of the weights above and below `layer`. For ||F -
     Y||^2/(L d_out) multiply with 2/d_out.
     """
-    before, after = below(weights, layer, X.shape[1]), above(weights, layer)
+    before = below(weights, layer, X.shape[1])
+    after = above(weights, layer)
     Sigma = X.T @ X / len(X)
     return kron(after.T @ after, before @ Sigma @ before.T)
 
@@ -210,15 +208,12 @@ def functional_block(
     1).
     """
     upper, lower = pair
-    between = below(
-        {k: w for k, w in weights.items() if k > lower}, upper, weights[lower].shape[0]
-    )
+    rows, columns = weights[lower].shape
+    later = {k: w for k, w in weights.items() if k > lower}
+    between = below(later, upper, rows)
     Omega = X.T @ residual / len(X)
-    left = between
     right = below(weights, lower, X.shape[1]) @ Omega @ above(weights, upper)
-    return kron(right.T, left) @ commutation(
-        weights[lower].shape[1], weights[lower].shape[0]
-    )
+    return kron(right.T, between) @ commutation(columns, rows)
 
 
 def below(
@@ -269,10 +264,8 @@ class BlockPoint:
     @cached_property
     def summed(self) -> Float[Tensor, "L d"]:
         """S, what enters the last norm (post-LN) or leaves the block (pre-LN)."""
-        residual_stream = self.Y if self.placement == Placement.post else self.attended
-        return residual_stream + feed_forward(
-            self.Y, self.weights, self.activation.function
-        )
+        stream = self.Y if self.placement == Placement.post else self.attended
+        return stream + feed_forward(self.Y, self.weights, self.activation.function)
 
     @cached_property
     def residual(self) -> Float[Tensor, "L d"]:
@@ -297,41 +290,40 @@ class BlockPoint:
     def jacobian(self, matrix: Matrix) -> Float[Tensor, "Ld p"]:
         """dZ/dW for any of the five weights."""
         if matrix in (IN, OUT):
-            return (
-                self.output_jacobian
-                @ weight_jacobians(self.Y, self.weights, self.activation)[matrix]
-            )
+            by_weights = weight_jacobians(self.Y, self.weights, self.activation)
+            return self.output_jacobian @ by_weights[matrix]
         layer = AttentionPoint(self._attention_input, 0 * self.X, self.weights)
-        return (
-            self.output_jacobian @ self._attended_to_summed() @ jacobians(layer)[matrix]
-        )
+        by_attended = self.output_jacobian @ self._attended_to_summed()
+        return by_attended @ jacobians(layer)[matrix]
 
     def feed_forward_hessian(
         self, part: Part
     ) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
         """H, H_o or H_f of (W_in, W_in), (W_in, W_out), (W_out, W_out) for ||Z - target||_F^2/(L d)."""
-        if part == Part.H:
-            outer, functional = (
-                self.feed_forward_hessian(p) for p in (Part.H_o, Part.H_f)
-            )
-            return {pair: outer[pair] + functional[pair] for pair in outer}
-        return self._outer_product() if part == Part.H_o else self._functional()
+        if part == Part.H_o:
+            return self._outer_product()
+        functional = self._functional()
+        if part == Part.H_f:
+            return functional
+        outer = self._outer_product()
+        return {pair: outer[pair] + functional[pair] for pair in outer}
 
     def _outer_product(self) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
-        jac = {matrix: self.jacobian(matrix) for matrix in (IN, OUT)}
+        J_in = self.jacobian(IN)
+        J_out = self.jacobian(OUT)
         c = 2 / self.X.numel()
         return {
-            (a, b): c * jac[a].T @ jac[b] for a, b in ((IN, IN), (IN, OUT), (OUT, OUT))
+            (IN, IN): c * J_in.T @ J_in,
+            (IN, OUT): c * J_in.T @ J_out,
+            (OUT, OUT): c * J_out.T @ J_out,
         }
 
     def _functional(self) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
         c = 2 / self.X.numel()
         J = weight_jacobians(self.Y, self.weights, self.activation)
-        gradient = (self.output_jacobian.T @ self.residual.reshape(-1)).reshape(
-            self.X.shape
-        )
+        gradient = self.output_jacobian.T @ self.residual.reshape(-1)
         paired = paired_second_derivatives(
-            self.Y, self.weights, self.activation, gradient
+            self.Y, self.weights, self.activation, gradient.reshape(self.X.shape)
         )
         if self.placement == Placement.pre:
             return {pair: c * paired[pair] for pair in paired}
