@@ -228,8 +228,9 @@ def _cases() -> Iterator[MixingCase]:
     for powers in _POWERS[:3]:
         yield MixingCase(f"powers {powers}, a norm after", powers, _NORM_AFTER)
     unit = Surroundings(scores=0.0, bend=True)
-    for powers in ((0, 1, 3), (1, 2, 3), None):
-        yield MixingCase(f"powers {powers}, unit queries and keys", powers, unit)
+    for unit_powers in ((0, 1, 3), (1, 2, 3), None):
+        name = f"powers {unit_powers}, unit queries and keys"
+        yield MixingCase(name, unit_powers, unit)
     before = Surroundings(values=0.0, scores=0.0)
     yield MixingCase("powers (0, 1, 2), a norm before", (0, 1, 2), before)
 

@@ -81,7 +81,7 @@ def _whole_number(key: str, text: str) -> int:
 
 def _checks() -> dict[str, Any]:
     """Return the checks of all statements: STATEMENTS of every module of this folder whose name ends in _claims."""
-    checks = {}
+    checks: dict[str, Any] = {}
     for path in sorted(Path(__file__).parent.glob("*_claims.py")):
         checks |= import_module(f"{__package__}.{path.stem}").STATEMENTS
     return checks
@@ -114,19 +114,16 @@ Hessian; H_o^T and H_f^T are split at T instead of F. Z_1, Z_2, S, U, B are the 
 
 def markdown(outcomes: list[StatementOutcome], sizes: list[Dims], seeds: int) -> str:
     """The sheet: corrections first, then what was left out, then what holds, then how it was checked."""
-    wrong, ill_typed, left_out, whole = [], [], [], []
-    groups = {
-        StatementVerdict.no: wrong,
-        StatementVerdict.ill_typed: ill_typed,
-        StatementVerdict.left_out: left_out,
-        StatementVerdict.yes: whole,
-    }
-    for outcome in outcomes:
-        groups[outcome.verdict].append(outcome)
+    groups: dict[StatementVerdict, list[StatementOutcome]] = {}
+    for verdict in StatementVerdict:
+        groups[verdict] = [one for one in outcomes if one.verdict == verdict]
+    wrong = groups[StatementVerdict.no] + groups[StatementVerdict.ill_typed]
+    left_out = groups[StatementVerdict.left_out]
+    whole = groups[StatementVerdict.yes]
     sections = [
         _OPENING,
         f"**Result.** {summary(outcomes)}.\n",
-        *_section("1. What needs a correction", _erratum, wrong + ill_typed),
+        *_section("1. What needs a correction", _erratum, wrong),
         *_section("2. What the sources leave out", _addition, left_out),
         *_section("3. What holds as printed", _confirmation, whole),
         _method(sizes, seeds),
