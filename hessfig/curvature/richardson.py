@@ -19,10 +19,6 @@ ACCURATE = 2.0
 # estimate is taken.
 _SAFETY = 2.0
 _MOST_TRIES = 4
-# Of the accurate relative error: a product with a larger one is tried with shorter
-# steps.
-_ROUGH = 16.0
-SHORTER_TRIES = 2
 # In 17 networks rounding changes gradients by 0.1 to 200 roundoffs; kinks and
 # saturation, where they matter, by 500.
 _NOISIEST = 300.0
@@ -83,7 +79,6 @@ def product_by_differences(
     *,
     unit: float,
     length: Length = length,
-    shorter_tries: int = 0,
 ) -> Differenced:
     r"""Return H v, where H is the derivative of `gradient` at `weights`, and an estimate of its error.
 
@@ -101,9 +96,7 @@ def product_by_differences(
 
     If the estimate exceeds ACCURATE sqrt(u) |R_h|, further steps are tried, shorter
     ones if truncation dominates and longer ones if rounding does, and the product with
-    the smallest estimate is returned. If that is still above 16 times the limit,
-    `shorter_tries` steps below all of these are tried: a jump of the gradient near the
-    weights looks like rounding. To every estimate the roundoff u |g| / h of the
+    the smallest estimate is returned. To every estimate the roundoff u |g| / h of the
     gradient is added, and that of the moved weights, u |w| |D_h| / h |v| over the
     entries in which v is not zero. So estimates from a few entries are not small by
     chance, and no error is stated as zero.
@@ -158,9 +151,7 @@ def product_by_differences(
         return Quotient(differences, rounded)
 
     start = first_step(weights, vector, unit=unit, length=length)
-    return extrapolated(
-        quotient, start, unit=unit, length=length, shorter_tries=shorter_tries
-    )
+    return extrapolated(quotient, start, unit=unit, length=length)
 
 
 def first_step(
@@ -221,7 +212,6 @@ def extrapolated(
     *,
     unit: float,
     length: Length = length,
-    shorter_tries: int = 0,
 ) -> Differenced:
     """Return the limit of D_h for h to zero and an estimate of its error (see product_by_differences).
 
@@ -263,27 +253,7 @@ def extrapolated(
         trial = steps.tried(octave)
         if trial.error < best.error:
             best = trial
-    if best.is_rough:
-        best = _shorter(steps, best, shorter_tries)
     return Differenced(best.product, best.deviation, steps.gradients)
-
-
-def _shorter(steps: "_Steps", best: "_Trial", tries: int) -> "_Trial":
-    """Return the best product, also of steps below those that were tried.
-
-    A gradient that jumps between the weights and w + h v (another choice of experts,
-    another branch) makes an error that grows as 1 / h, as that of rounding does, until
-    h v does not reach the jump any more.
-    """
-    octave = steps.shortest
-    for _ in range(tries):
-        octave -= _MOST_DOWN
-        trial = steps.tried(octave)
-        if trial.error < best.error:
-            best = trial
-        if not best.is_rough:
-            break
-    return best
 
 
 def _between(octave: int, shortest: float, longest: float) -> int:
@@ -324,11 +294,6 @@ class _Trial:
         return self.error <= self.goal * self.size
 
     @property
-    def is_rough(self) -> bool:
-        """Whether the error is so large that rounding alone is a rare cause of it."""
-        return not self.is_accurate and self.error > _ROUGH * self.goal * self.size
-
-    @property
     def jump(self) -> int:
         """The number of octaves to a step with a small error.
 
@@ -361,11 +326,9 @@ class _Steps:
         self._length = length
         self._quotients: dict[int, Quotient] = {}
         self.gradients = 0
-        self.shortest = 0
 
     def tried(self, octave: int) -> _Trial:
         """Return the product with D_h and D_2h; D_4h is evaluated if these two do not agree."""
-        self.shortest = min(self.shortest, octave)
         for other in list(self._quotients):
             if not octave <= other <= octave + 2:
                 del self._quotients[other]

@@ -62,6 +62,8 @@ NETWORKS = [
         "llama:tensor",
         "mixtral:layers",
     ),
+    "experts:layers",
+    "experts:tensor",
 ]
 
 
@@ -88,6 +90,31 @@ class Scaled(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.scale * super().forward(inputs)
+
+
+class Experts(nn.Module):
+    """A layer of ReLUs, and three experts; see `put_near_a_jump`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 5)
+        self.gate = nn.Linear(5, 3)
+        self.experts = nn.ModuleList(nn.Linear(5, VOCABULARY) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inside = self.second(self.first(inputs).relu())
+        share, chosen = self.gate(inside).softmax(-1).max(-1, keepdim=True)
+        every = torch.stack([expert(inside) for expert in self.experts], dim=1)
+        place = chosen[..., None].expand(-1, 1, VOCABULARY)
+        return share * every.gather(1, place).squeeze(1)
+
+    @torch.no_grad()
+    def put_near_a_jump(self, inputs: Tensor) -> None:
+        """Put the first sample near a kink, and near a tie of two experts: nearer than any step."""
+        self.first.bias[0] += 1e-12 - self.first(inputs)[0, 0]
+        shares = self.gate(self.second(self.first(inputs).relu()))[0]
+        (best, other), (_, place) = shares.topk(2)
+        self.gate.bias[place] += best - other - 1e-12
 
 
 def mlp() -> nn.Module:
@@ -149,15 +176,19 @@ def network(
             "gpt2": gpt2,
             "llama": llama,
             "mixtral": mixtral,
+            "experts": Experts,
         }[kind]()
-    return made.to(dtype).eval()
+    made.to(dtype).eval()
+    if isinstance(made, Experts):
+        made.put_near_a_jump(batches(kind, 0, dtype)[0][0])
+    return made
 
 
 def batches(
     kind: str, seed: int = 0, dtype: torch.dtype = torch.float64
 ) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    is_dense = kind in ("mlp", "scalar")
+    is_dense = kind in ("mlp", "scalar", "experts")
     size = (4,) if is_dense or kind == "tied" else (2, 5)
     words = torch.randint(VOCABULARY, (2, 2, *size), generator=generator)
     inputs = torch.randn(2, 4, 5, generator=generator, dtype=torch.float64).to(dtype)
@@ -199,6 +230,11 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
             for name in ("self_attn.o_proj", "mlp.down_proj")
         }
         return parallelize_module(net, mesh, plan)
+    if how == "tensor" and isinstance(net, Experts):
+        # The ReLUs are those of a DTensor.
+        wide = ColwiseParallel(use_local_output=False)
+        plan = {"first": wide, "second": RowwiseParallel()}
+        return parallelize_module(net, mesh, plan)
     if how == "tensor":
         return parallelize_module(
             net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}
@@ -212,6 +248,8 @@ def sharded(net: Any, how: str = "layers") -> nn.Module:
         layers = [net[0], net[2]]
     elif isinstance(net, Tied):
         layers = [net.norm]
+    elif isinstance(net, Experts):
+        layers = [*net.experts]
     else:
         layers = list(net.model.layers if hasattr(net, "model") else net.transformer.h)
     for layer in layers if how != "root" else []:

@@ -41,7 +41,13 @@ REFUSED = {
 }
 TABLES = ["table:mlp:layers:0.bias:2.bias", "table:tied:root:norm.weight"]
 PLAN = {
-    1: ["products:mlp:layers", "products:llama:root", "probes", TABLES[0]],
+    1: [
+        "products:mlp:layers",
+        "products:llama:root",
+        "products:experts:layers",
+        "probes",
+        TABLES[0],
+    ],
     2: [
         *(f"products:{name}" for name in ranks.NETWORKS),
         *TABLES,

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +18,8 @@ from hessfig.curvature.double_backward import (
     narrowest_type,
 )
 from hessfig.curvature.loss_convexity import why_not_convex
-from hessfig.curvature.richardson import (
-    SHORTER_TRIES,
-    Differenced,
-    product_by_differences,
-)
+from hessfig.curvature.richardson import Differenced, product_by_differences
+from hessfig.curvature.sharded.held import Held
 from hessfig.curvature.sharded.shards import (
     Shards,
     as_sharded,
@@ -127,6 +124,8 @@ class ShardedHessian:
         ]
         self.dtype = self._moved[0].dtype
         self._weights = [one.clone() for one in self._moved]
+        self._held_of_loss = Held()
+        self._held_of_outputs = Held()
         with self._restored():
             self._unit = self._checked()
 
@@ -178,12 +177,7 @@ class ShardedHessian:
 
     def _whole(self, along: Sequence[DTensor]) -> Differenced:
         return product_by_differences(
-            self._gradient,
-            self._weights,
-            along,
-            unit=self._unit,
-            length=length,
-            shorter_tries=SHORTER_TRIES,
+            self._gradient, self._weights, along, unit=self._unit, length=length
         )
 
     def _gauss_newton(self, along: Sequence[DTensor]) -> Differenced:
@@ -192,12 +186,7 @@ class ShardedHessian:
         The error of J v is propagated in the same way.
         """
         pushed = product_by_differences(
-            self._outputs,
-            self._weights,
-            along,
-            unit=self._unit,
-            length=length,
-            shorter_tries=SHORTER_TRIES,
+            self._outputs, self._weights, along, unit=self._unit, length=length
         )
         product, deviation = (
             self._pulled_back(one) for one in (pushed.product, pushed.deviation)
@@ -213,9 +202,11 @@ class ShardedHessian:
     ) -> tuple[float, list[DTensor]]:
         self._move(weights)
         summed = torch.zeros((), dtype=torch.float64, device=self._moved[0].device)
-        for batch, scale in zip(self._batches, self._scales, strict=True):
-            loss = scale * self._function.loss(self._network, batch)
-            loss.backward()
+        batches = zip(self._batches, self._scales, strict=True)
+        for number, (batch, scale) in enumerate(batches):
+            with self._held_of_loss.piece(number):
+                loss = scale * self._function.loss(self._network, batch)
+                loss.backward()
             summed += (
                 loss.full_tensor().detach()
                 if isinstance(loss, DTensor)
@@ -227,10 +218,10 @@ class ShardedHessian:
     def _outputs(self, weights: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs of this rank's batches at given weights."""
         self._move(weights)
-        with torch.no_grad():
-            outputs = [
-                self._function.outputs(self._network, batch) for batch in self._batches
-            ]
+        outputs = []
+        for number, batch in enumerate(self._batches):
+            with torch.no_grad(), self._held_of_outputs.piece(number):
+                outputs.append(self._function.outputs(self._network, batch))
         reshard(self._network)
         return outputs
 
@@ -293,10 +284,12 @@ class ShardedHessian:
             )
         unit = torch.finfo(narrowest_type(loss)).eps / 2
         loss.backward()  # until then FSDP2 keeps parameters whole
-        first, again = (self._gradient(self._weights) for _ in range(2))
-        if length(
-            [one - other for one, other in zip(first, again, strict=True)]
-        ) > unit**0.5 * length(first):
+        gradient = partial(self._gradient, self._weights)
+        first = gradient()
+        is_first = partial(_are_alike, first, most=unit**0.5)
+        if not self._held_of_loss.watch(gradient, is_first) and not is_first(
+            gradient()
+        ):
             raise UserError(
                 "two gradients at the same weights differ: the loss is random",
                 got=f"training={self._network.training}",
@@ -304,6 +297,10 @@ class ShardedHessian:
                 remedy="network.eval(), and no dropout",
             )
         self._check_plain(first, unit)
+        if self._part != Part.H:
+            outputs = partial(self._outputs, self._weights)
+            are_plain = partial(_are_alike, outputs(), most=unit**0.5)
+            self._held_of_outputs.watch(outputs, are_plain)
         return unit
 
     def _check_plain(self, gradients: Sequence[DTensor], unit: float) -> None:
@@ -326,6 +323,12 @@ class ShardedHessian:
                 allowed="DTensors, and plain tensors with one gradient",
                 remedy="fully_shard(network) at the root, after its layers",
             )
+
+
+def _are_alike(plain: Sequence[Any], other: Sequence[Any], *, most: float) -> bool:
+    """Whether two lists of tensors differ by at most a part of the length of the first."""
+    apart = [one - two for one, two in zip(plain, other, strict=True)]
+    return not length(apart) > most * length(plain)
 
 
 def _difference(first: Differenced, other: Differenced) -> Differenced:

@@ -255,8 +255,7 @@ def together() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        words = str(error).lower()
-        if not any(one in words for one in _OF_A_LOST_RANK):
+        if not is_of_a_lost_rank(error):
             raise
         raise UserError(
             f"rank {distributed.get_rank()} cannot go on: another rank was lost",
@@ -264,6 +263,12 @@ def together() -> Iterator[None]:
             allowed="ranks that all run to the end",
             remedy="look at the output of the rank that ended first; torchrun names it",
         ) from error
+
+
+def is_of_a_lost_rank(error: Exception) -> bool:
+    """Whether an error of torch.distributed says that another rank is gone."""
+    words = str(error).lower()
+    return any(one in words for one in _OF_A_LOST_RANK)
 
 
 def _hash(given: Any) -> str:
