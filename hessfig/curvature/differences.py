@@ -144,6 +144,8 @@ class DifferencedColumn(SidedColumn):
         # Sums over all products so far: squares of their deviations, and of themselves.
         self._squares: dict[tuple[Hashable, Part], Tensor] = {}
         self._typical: dict[Part, dict[Hashable, float]] = {}
+        # The sum of the squared lengths of all vectors so far.
+        self._squared_lengths = 0.0
         # What is piecewise constant, by part and batch.
         self._constants_of: dict[tuple[Part, int], list[Constant]] = {}
         self.deviations: Products = {}
@@ -158,6 +160,7 @@ class DifferencedColumn(SidedColumn):
         products, deviations = self._products(
             probes.to(self._here[0]), multiplied_parts
         )
+        self._squared_lengths += float(probes.double().square().sum())
         every = list(multiplied_parts)
         if {*AT_OUTPUTS} <= {*multiplied_parts}:
             every.append(Part.H)
@@ -181,6 +184,23 @@ class DifferencedColumn(SidedColumn):
         if not size:
             return float("inf")
         return float((deviation / size) ** 0.5)
+
+    def error_of_zero(self, row: Hashable, part: Part) -> float:
+        """Return the error of all products so far, if all are exactly zero; NaN if it is not small beside H.
+
+        Of a part that vanishes, such as H_f of the weights of a last linear layer, the
+        error has no product to be compared with: it is compared with the usual error of
+        products of H.
+        """
+        deviation, size = self._squares[row, part].tolist()
+        most = self._squared_lengths**0.5 * self.most_of_zero(row)
+        if size or not deviation**0.5 <= most:
+            return float("nan")
+        return float(deviation**0.5)
+
+    def most_of_zero(self, row: Hashable) -> float:
+        """Return the largest error of a product that is zero, for a vector of length 1."""
+        return self.usual_error * self.typical(row, Part.H)
 
     def typical(self, row: Hashable, part: Part) -> float:
         """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A.
@@ -400,22 +420,29 @@ def check_errors(
 
     A product A v with the error e is accepted if
 
-    .. math:: e \le \frac{1}{10} \max\Bigl(|A v|, \frac{1}{10} |v| \frac{|A u|}{|u|}\Bigr)
+    .. math:: e \le \frac{1}{10} \max\Bigl(|A v|, |v| \frac{|A u|}{|u|}\Bigr)
 
-    for a random u. A product that is shorter than a tenth of a typical one may have the
-    error that is allowed for that: the product of a vector that A maps to zero consists of
-    rounding errors, and no step makes its relative error small.
+    for a random u. A product that is shorter than a typical one may have the error that
+    is allowed for that: the product of a vector that A maps to zero consists of
+    rounding errors, and no step makes its relative error small. A product that is
+    exactly zero may have the usual error of products of H.
     """
     source = differences_in(column)
     sizes = product.double().norm(dim=0).cpu()
     if source is None or not bool((errors > ROUGHEST * sizes).any()):
         return
-    sizes = sizes.maximum(vectors.double().norm(dim=0).cpu() * source.typical(*key))
-    worst = float((errors / sizes).max())
-    if not worst <= ROUGHEST:
+    lengths = vectors.double().norm(dim=0).cpu()
+    row, _ = key
+    allowed = ROUGHEST * sizes.maximum(lengths * source.typical(*key))
+    of_zero = lengths * source.most_of_zero(row)
+    allowed = torch.where(sizes == 0, allowed.maximum(of_zero), allowed)
+    excess = errors - allowed
+    if not bool((excess <= 0).all()):
+        worst = int(excess.argmax())
         raise UserError(
             "operator @ x: this product cannot be computed by differences of gradients",
-            got=f"an error of {100 * worst:.2g} % of its size ({source.dtype}, the best of several steps)",
+            got=f"an error of {errors[worst]:.2g} for a product of length {sizes[worst]:.2g} "
+            f"({source.dtype}, the best of several steps)",
             allowed=f"at most {100 * ROUGHEST:g} %",
             remedy='dtype="float64", or double backward: products="auto"',
         )

@@ -483,18 +483,19 @@ def _as_norms(
             continue
         if isinstance(column, DifferencedColumn):
             off = column.relative_error(block, part)
-            norms[block, part] = differenced(estimate, off)
+            of_zero = math.nan if estimate.value else column.error_of_zero(block, part)
+            norms[block, part] = differenced(estimate, off, of_zero)
         else:
             norms[block, part] = estimate
     return norms
 
 
-def differenced(norm: Estimate, off: float) -> Estimate:
+def differenced(norm: Estimate, off: float, of_zero: float = math.nan) -> Estimate:
     """Return a norm with the relative error `off` of its products added to its error.
 
     Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the
-    products. A norm of zero has no error then, because the effect of rounding is not
-    known.
+    products. A norm of zero has the error `of_zero`; without one the effect of rounding
+    is not known, and it is rough.
 
     Examples
     --------
@@ -502,9 +503,9 @@ def differenced(norm: Estimate, off: float) -> Estimate:
     >>> round(norm.error, 4)
     0.5
     """
-    error = math.nan
-    if norm.value:
-        error = math.hypot(norm.error, off * norm.value)
+    if not norm.value:
+        return replace(norm, error=of_zero, is_unreliable=math.isnan(of_zero))
+    error = math.hypot(norm.error, off * norm.value)
     return replace(norm, error=error, is_unreliable=not off <= ROUGHEST)
 
 

@@ -140,6 +140,8 @@ def _differenced(
     if source is None:
         return estimate
     is_rough = not source.relative_error(block, part) <= ROUGHEST
+    if is_rough and not estimate.value:
+        is_rough = math.isnan(source.error_of_zero(block, part))
     both = math.hypot(estimate.error, float(error))
     return replace(estimate, error=both, is_unreliable=is_rough)
 
