@@ -58,7 +58,12 @@ def is_small(network: nn.Module) -> bool:
 
 @contextmanager
 def undisturbed(objective: Objective) -> Iterator[None]:
-    """Enable gradients whatever mode the caller is in, keep random generators, and use one thread if small."""
+    """Enable gradients whatever mode the caller is in, keep random generators, and use one thread if small.
+
+    A product then depends on the problem and the vector alone: not on autocast, inference
+    mode, TF32, a default device or draws of the caller, and small networks have the same
+    bits for any number of threads.
+    """
     device = next(objective.network.parameters()).device
     is_limited = torch.get_num_threads() > 1 and is_small(objective.network)
     threads = one_thread() if is_limited else nullcontext()
@@ -169,9 +174,10 @@ class SmallNetwork:
     def _holds(self, part: Part) -> bool:
         """Whether products of a part are right; a part that vanishes up to rounding is compared beside another one.
 
-        H_f is zero for a network that is linear in its weights, and H_o for a loss that
-        is linear in the outputs. Rounding errors have no relative size then, and are
-        compared with the products of the other part.
+        The test is double_backward.fault for all parameters at once. H_f is zero for a network
+        that is linear in its weights, and H_o for a loss that is linear in the outputs. Rounding
+        errors have no relative size then, and are compared with the products of the other part:
+        H_o for H_f, H for H_o.
         """
         reliable = DoubleBackward(self._suffix, part, list(self.names))
         other_part: TensorsOperator = reliable
@@ -342,7 +348,11 @@ class _Pulled:
 
 
 class _OneVector:
-    """The sum of products of batches with one flat vector in the parameters `places`."""
+    """The sum of products of batches with one flat vector in the parameters `places`.
+
+    v is cut into the parameters of the column, and the products in those of the row are
+    joined: the bits of `SmallNetwork.products` for one vector, without its dictionaries.
+    """
 
     def __init__(self, batches: list[_Pulled], places: Sequence[Tensor]) -> None:
         self._batches = batches
@@ -534,7 +544,11 @@ class BatchedColumn(SidedColumn):
     def split_matmat(
         self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
     ) -> Products:
-        """Return A V of every row, all columns of `probes` at once for each of `parts`."""
+        """Return A V of every row, all columns of `probes` at once for each of `parts`.
+
+        If the products of one of the parts are not right (SmallNetwork.holds), all of them are
+        those of ColumnOperator, so that their sum is H V of one engine.
+        """
         needed = to_multiply(parts)
         if not all(self._network.holds(part) for part in needed):
             return self._other.split_matmat(probes, parts)

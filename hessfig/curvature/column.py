@@ -292,7 +292,11 @@ def completed(products: Products, parts: Sequence[Part]) -> Products:
 def lengths(
     products: Products, parts: Sequence[Part]
 ) -> dict[tuple[Hashable, Part], Squares]:
-    """Return the squared lengths of the products for every row and part; H v is the sum of its two terms."""
+    """Return the squared lengths of the products for every row and part; H v is the sum of its two terms.
+
+    The sum is formed before it is squared: |H v|^2 = |H_o v|^2 + |H_f v|^2 + 2 <H_o v, H_f v>,
+    whose last term two lengths do not show.
+    """
     squares = {}
     for row in _rows_in(products):
         for part in parts:

@@ -155,7 +155,11 @@ class DifferencedColumn(SidedColumn):
     def split_matmat(
         self, probes: Float[Tensor, "dim k"], parts: Sequence[Part] = SPLIT
     ) -> Products:
-        """Return A V by (row, part), for every row and each of `parts`; see `deviations` for their errors."""
+        """Return A V by (row, part), for every row and each of `parts`; see `deviations` for their errors.
+
+        If both H_o and H_f are multiplied, H V and its deviation are sums too: the deviations
+        have signs, and add up as estimates of the errors themselves.
+        """
         multiplied_parts = to_multiply(parts)
         products, deviations = self._products(
             probes.to(self._here[0]), multiplied_parts
@@ -222,7 +226,11 @@ class DifferencedColumn(SidedColumn):
 
     @cached_property
     def unit(self) -> float:
-        """The roundoff of the type with the fewest digits in which the network or the loss computes."""
+        """The roundoff u of the type with the fewest digits in which the network or the loss computes.
+
+        It is read off the graph of the first batch (double_backward.narrowest_type): a float64
+        network with a float32 softmax has gradients with the digits of float32.
+        """
         start, scalar = self._suffix.terms(Part.H)[0]
         leaves = [weight.clone().requires_grad_() for weight in self._here]
         with torch.enable_grad():
@@ -255,7 +263,11 @@ class DifferencedColumn(SidedColumn):
         return self.gathered(products), self.gathered(deviations)
 
     def _product(self, vector: Sequence[Tensor], part: Part) -> Differenced:
-        """Return A v with its deviation, for one vector."""
+        """Return A v with its deviation, for one vector; a zero vector takes no gradient and has no error.
+
+        In the parameters that autograd does not reach v was set to zero before: H has zero
+        rows and columns there, but a moved parameter would change the gradient of the others.
+        """
         if not any(bool(one.any()) for one in vector):
             zeros = [torch.zeros_like(one) for one in vector]
             return Differenced(zeros, zeros, 0)

@@ -204,7 +204,10 @@ Scalar = Callable[[Tensor], Tensor]
 
 
 def cast(tensor: Tensor, real: torch.dtype) -> Tensor:
-    """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision."""
+    """Return a copy of a tensor in type `real`; complex tensors take the complex type of that precision.
+
+    Tensors of whole numbers and truth values keep their type.
+    """
     dtype = tensor.dtype
     if tensor.is_complex():
         dtype = real.to_complex()

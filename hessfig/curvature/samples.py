@@ -119,7 +119,14 @@ class SampleWeights:
 
 
 def sample_weights(objective: Objective, batch: Batch) -> SampleWeights:
-    """Return the weights of the samples of a batch. Raises UserError for a loss in which samples interact.
+    r"""Return the weights of the samples of a batch. Raises UserError for a loss in which samples interact.
+
+    .. math:: L = \frac{1}{d} \sum_i w_i \, l_i,
+
+    with the losses l_i of the samples alone. For classes, w_i is the number of targets of
+    the sample that count, or the sum of their class weights, and d the sum of all w_i: the
+    mean over targets is not the mean of the samples' means if these have different numbers
+    of targets. Equal weights make it so.
 
     Examples
     --------

@@ -304,7 +304,7 @@ def _with_sharp_order(
 
 
 def _distances(first: Tensor, second: Tensor, order: float, mode: Any = None) -> Any:
-    """Return |x_i - y_j| in the 1-norm or the maximum norm."""
+    """Return |x_i - y_j| in the 1-norm or the maximum norm; the Euclidean distance is smooth where it is not zero."""
     if order not in {1, math.inf}:
         return NotImplemented
     apart = first.unsqueeze(-2) - second.unsqueeze(-3)
@@ -339,7 +339,7 @@ def _leaky(
     is_training: bool = False,
     *more: Any,
 ) -> Any:
-    """Return RReLU in evaluation mode; its slopes are random in training."""
+    """Return RReLU in evaluation mode, x or (least + most) / 2 x; its slopes are random in training."""
     if is_training:
         return NotImplemented
     return F.leaky_relu(entries, (least + most) / 2)

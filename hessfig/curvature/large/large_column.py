@@ -169,7 +169,11 @@ class LargeProducts:
     def _pushed(
         self, columns: list[Tensor], graphs: Graphs, *, second: bool
     ) -> tuple[Tangents | None, list[list[Tensor]]]:
-        """Return tangents of features and unembedding for all columns, and second derivatives by column."""
+        """Return tangents of features and unembedding for all columns, and second derivatives by column.
+
+        dh = (dh/dw) v, one backward pass for each column; dW are the entries of v in the
+        unembedding, which takes none. None for both if the columns have entries in neither.
+        """
         tangents = []
         seconds = []
         if graphs.paths:
@@ -269,7 +273,11 @@ class LargeColumn(SidedColumn):
 def _heads(
     parameters: Sequence[nn.Parameter], unembedding: Sequence[Tensor]
 ) -> dict[int, slice | int]:
-    """Return the columns of [unembedding, bias] that each parameter is, by its index; no entry for other parameters."""
+    """Return the columns of [unembedding, bias] that each parameter is, by its index; no entry for other parameters.
+
+    A parameter is one of the head if it is the same tensor, also under another name (a tied
+    embedding): then it has products from below the head and from the head, which are added.
+    """
     if not unembedding:
         return {}
     width = unembedding[0].shape[1]

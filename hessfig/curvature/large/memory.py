@@ -124,7 +124,11 @@ _UNBOUNDED = 2**62
 
 
 def bound_of(objective: Objective) -> float:
-    """Return the bytes that products may take: as given, 8 GB on the host, or most of the free memory of a card."""
+    """Return the bytes that products may take: as given, 8 GB on the host, or most of the free memory of a card.
+
+    On a card it is 0.8 (free + reserved - allocated): PyTorch uses again what it holds in
+    reserve, and the rest is left to fragments and to kernels.
+    """
     if objective.memory is not None:
         return objective.memory
     device = next(objective.network.parameters()).device

@@ -285,8 +285,10 @@ class LargeNetwork:
     def memory(self) -> Memory | None:
         """Return the memory of a product with H in all parameters, from products on the first samples.
 
-        None, with a warning, if these fail: then nothing bounds the memory of products.
-        If no product can be computed, `holds` raises the error that says why.
+        H in all parameters takes the most memory of all products. Tokens that do not count are
+        counted, as in the batch with the most. None, with a warning, if these products fail:
+        then nothing bounds the memory of products. If no product can be computed, `holds` raises
+        the error that says why.
         """
         parameters = self._parameters()
         head = None
@@ -361,7 +363,11 @@ class LargeNetwork:
         return graphs
 
     def _features(self, batch: Batch, leaves: dict[str, Tensor]) -> Tensor:
-        """Return the inputs of the last linear map at the tokens that count; without a map, the outputs."""
+        """Return the inputs of the last linear map at the tokens that count; without a map, the outputs.
+
+        Tokens whose label is ignored have no part in the loss, and so none in any derivative.
+        With a bias, a constant 1 is the last entry.
+        """
         call = partial(functional_call, self.problem.network, leaves, (batch.inputs,))
         if self.head is None:
             outputs: Tensor = call()
@@ -566,7 +572,7 @@ class OwnColumn(LargeColumn):
         return partial(self._product, self.rows[row])
 
     def _product(self, row: Sequence[Weight], vector: Tensor) -> Tensor:
-        """Return H v in the weights of a row."""
+        """Return H v in the weights of a row, through graphs that are kept: one backward pass per batch."""
         totals = self.products.of_batches(
             range(len(self.network)), self.spread(vector.unsqueeze(1)), [Part.H]
         )

@@ -286,7 +286,11 @@ class VocabularyReadout:
         return len(self.unembedding) * self.unembedding.element_size()
 
     def _chunks(self, k: int) -> Iterator[slice]:
-        """Yield slices of tokens such that k tensors of their logits take at most CHUNK_BYTES; at least one slice."""
+        """Yield slices of tokens such that k tensors of their logits take at most CHUNK_BYTES; at least one slice.
+
+        max(1, CHUNK_BYTES / (k vocabulary bytes)) tokens each. Without tokens there is one empty
+        slice, so that sums have their shapes.
+        """
         size = max(1, CHUNK_BYTES // (self._bytes_per_token * k))
         for start in range(0, max(1, len(self.targets)), size):
             yield slice(start, min(start + size, len(self.targets)))

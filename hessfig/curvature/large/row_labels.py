@@ -67,7 +67,7 @@ class Labels:
         return labels.flatten()
 
     def divisor(self, labels: Tensor) -> float:
-        """Return the divisor of the loss over rows with these labels."""
+        """Return the divisor of the loss over rows with these labels: the rows that count for a mean, 1 for a sum."""
         if self.is_sum:
             return 1.0
         return float((labels != IGNORED).sum())

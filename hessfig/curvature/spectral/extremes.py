@@ -244,8 +244,11 @@ def _judged(
 ) -> Extremes:
     """Return the claim with the smallest residuals if all claims agree with all vectors together, else these.
 
-    A claim is the result of one run, or what was locked `before`. `sizes` are absolute
-    values that were seen elsewhere in the spectrum, for the scale.
+    A claim is the result of one run, or what was locked `before`: then it is the only one,
+    since the runs in its complement must find nothing farther out. Claims agree if their
+    values are those of the joint space up to tolerance * scale. A run that has missed an
+    eigenvalue farther out disagrees with the space that contains the other run's. `sizes`
+    are absolute values that were seen elsewhere in the spectrum, for the scale.
     """
     of_runs = [claim.scale for claim in alone]
     scale = max(before.scale, together.scale, *sizes, *of_runs)
@@ -463,7 +466,11 @@ def long_sizes(goal: Goal, dim: int) -> tuple[list[int], int]:
 def run_until_converged(
     runs: Sequence[LanczosRun], operator: SymmetricOperator, goal: Goal
 ) -> None:
-    """Advance runs until all have finished, or until their restarts are used up; runs on long vectors take turns."""
+    """Advance runs until all have finished, or until their restarts are used up; runs on long vectors take turns.
+
+    Runs on short vectors advance together, one product call for all. Ritz values are
+    looked at every _CHECK_EVERY steps: the decomposition of T takes O(j^3) operations.
+    """
     if not is_short(runs[0].basis):
         _take_turns(runs, operator, goal)
         return
@@ -713,8 +720,15 @@ def _in_full_precision(
 ) -> Extremes:
     """Return the result of runs in full precision from `starts`; if they disagree, search the complement as well.
 
-    Locked vectors are never improved, so all runs that disagree reach their residuals
-    before vectors are locked.
+    1. Two runs from different starts. If they agree, the span of both bases is searched
+       for values farther out (`unseen`); if there are any, both start again near them.
+    2. If they disagree, the vectors that were found are locked, and runs in their
+       complement search for values farther out, at most _ROUNDS times. With the locked
+       vectors L, A L = L Theta up to their residuals, A maps the complement into itself up to
+       these, so that its eigenvalues there are the others.
+
+    Locked vectors are never improved, so all runs that disagree reach their residuals before
+    vectors are locked.
     """
     none = nothing_found(operator)
     runs = begin(goal, starts, generator, none.vectors)

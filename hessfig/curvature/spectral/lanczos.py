@@ -147,7 +147,7 @@ class Square:
 
     @cached_property
     def _size_of_parts(self) -> float:
-        """The larger norm of the products of H_o and H_f with a random unit vector."""
+        """The larger norm of the products of H_o and H_f with a random unit vector, for two products, computed once."""
         generator = stream(0, "size of parts")
         vector = torch.randn(
             self.dim, 1, dtype=torch.float64, generator=generator, device="cpu"
