@@ -18,7 +18,11 @@ class Estimate(NamedTuple):
 
 
 class Krylov(NamedTuple):
-    """The orthonormal basis of Lanczos' recurrence on this rank, its tridiagonal matrix, and the last coefficient."""
+    """The orthonormal basis of Lanczos' recurrence on this rank, its tridiagonal matrix, and the last coefficient.
+
+    A Q = Q T + beta q e_j^T with the basis Q (n, j), T = Q^T A Q (`matrix`) and beta
+    (`rest`); every rank holds its shards of the rows of Q^T, and all of T.
+    """
 
     basis: list[Tensor]
     matrix: Tensor
@@ -30,7 +34,27 @@ def by_probes(
 ) -> dict[str, Estimate]:
     r"""Return the Frobenius norm and the trace, from signs v_k with E[v v^T] = I.
 
-    .. math:: |A|_F^2 \approx \frac{1}{K} \sum_k |A v_k|^2, \qquad \mathrm{tr} A \approx \frac{1}{K} \sum_k v_k . A v_k
+    .. math:: \|A\|_F^2 = E |A v|^2 \approx \frac{1}{K} \sum_k |A v_k|^2, \qquad
+              \mathrm{tr} A = E[v^\top A v] \approx \frac{1}{K} \sum_k v_k^\top A v_k
+
+    The standard error of the norm N is that of its square over 2 N, by dN^2 = 2 N dN. The
+    errors e_k of the products by differences come on top, as root mean squares:
+    (mean |e_k|^2)^(1/2) for the norm, by the triangle inequality, and
+    (mean (v_k . e_k)^2)^(1/2) for the trace. One product for each probe; both estimates share
+    them, and one product is held at a time.
+
+    Parameters
+    ----------
+    hessian : ShardedHessian
+    num_probes : int
+        K.
+    seed, names
+        Of the streams of the probes, which are the same for any number of ranks.
+
+    Returns
+    -------
+    dict
+        The Estimate of "frobenius" and of "trace".
     """
     squares, traces, rough, rough_traces = [], [], [], []
     for place in range(num_probes):
@@ -59,7 +83,21 @@ def krylov(
 ) -> Krylov:
     r"""Return Lanczos' basis and T with A Q = Q T + \beta q e^T; every vector is orthogonalised against all, twice.
 
-    `is_enough` is given T and beta after each step.
+    The overlaps of both passes are added into the last column of T, which is made
+    symmetric: in exact arithmetic only the last two of them are not zero. The recurrence
+    ends after `steps` vectors, at an invariant subspace (beta <= 1e-14 |T|), or when
+    `is_enough` says so; it is given T and beta after each step. A step takes one product,
+    and one sum over ranks for each pass and norm.
+
+    Parameters
+    ----------
+    hessian : ShardedHessian
+    start : tensor
+        This rank's shards of the first vector, of any length.
+    steps : int
+        The most vectors of the basis.
+    is_enough : callable
+        Whether T and beta show what is sought.
     """
     shards = hessian.shards
     most = min(steps, shards.dim)
@@ -98,11 +136,17 @@ def extremes(
     steps: int,
     tolerance: float,
 ) -> dict[str, list[Estimate]]:
-    """Return the k largest and the k smallest eigenvalues; the error is the residual |A x - value x| of a product.
+    r"""Return the k largest and the k smallest eigenvalues; the error is the residual |A x - value x| of a product.
 
-    The recurrence ends when the residuals beta |last entry of y| of the eigenvectors y
-    of the tridiagonal matrix T are at most half of `tolerance`, relative to the largest
-    eigenvalue in size; the other half is left to the errors of differences.
+    For a Ritz pair T y = theta y, the residual of x = Q y follows from the recurrence,
+
+    .. math:: |A x - \theta x| = |\beta q \, e_j^\top y| = \beta |y_j|.
+
+    The recurrence ends when that of the 2 k outermost pairs is at most half of `tolerance`,
+    relative to the largest eigenvalue in size; the other half is left to the errors of
+    differences. Each reported error is a bound: some eigenvalue lies within the residual of
+    the value, a Rayleigh quotient by a separate product. A single start is taken: an
+    eigenvector that it is orthogonal to is not seen.
     """
 
     def is_enough(matrix: Tensor, beta: float) -> bool:
@@ -140,7 +184,20 @@ def density(
     steps: int,
     gaussian: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights (num_probes, steps) of stochastic Lanczos quadrature; unused weights are 0."""
+    r"""Return nodes and weights (num_probes, steps) of stochastic Lanczos quadrature; unused weights are 0.
+
+    For each probe v, with the eigenpairs (theta_i, y_i) of T,
+
+    .. math:: \frac{v^\top f(A) v}{|v|^2} \approx \sum_i (e_1^\top y_i)^2 f(\theta_i),
+
+    whose mean over v is the mean of f over all eigenvalues (spectral.densities.quadrature
+    has the proof).
+
+    References
+    ----------
+    B. Ghorbani, S. Krishnan and Y. Xiao (2019), An investigation into neural net optimization
+    via Hessian eigenvalue density, ICML.
+    """
     nodes, weights = torch.zeros(
         2, num_probes, min(steps, hessian.shards.dim), dtype=torch.float64
     )
@@ -153,7 +210,7 @@ def density(
 
 
 def standard_error(numbers: list[float]) -> float:
-    """Return the standard error of a mean; nan for one number."""
+    """Return the standard error of a mean, std / sqrt(count) with the divisor count - 1; nan for one number."""
     if len(numbers) < 2:
         return math.nan
     return float(torch.tensor(numbers, dtype=torch.float64).std()) / math.sqrt(
@@ -162,6 +219,11 @@ def standard_error(numbers: list[float]) -> float:
 
 
 def _pair(hessian: ShardedHessian, found: Krylov, coefficients: Tensor) -> Estimate:
+    """Return the Rayleigh quotient of Q y, y the `coefficients`, and its residual, by a product.
+
+    The error is |A x - theta x| + |e|, e the error of the product: the residual of the exact
+    product is at most that.
+    """
     vector = torch.zeros_like(found.basis[0])
     for coefficient, row in zip(coefficients.tolist(), found.basis, strict=True):
         vector += coefficient * row
@@ -176,6 +238,7 @@ def _pair(hessian: ShardedHessian, found: Krylov, coefficients: Tensor) -> Estim
 
 
 def _unit(hessian: ShardedHessian, vector: Tensor) -> Tensor:
+    """Return the vector over its length on all ranks."""
     return vector / math.sqrt(hessian.shards.dot(vector, vector))
 
 

@@ -30,6 +30,11 @@ _OF_A_LOST_RANK = (
 class Shards:
     """Vectors in some parameters of a network, of which every rank holds its shards in one flat tensor.
 
+    The vector space has one entry for each entry of the parameters, whatever the
+    placements: inner products and norms divide by the number of ranks that hold an entry
+    (`copies`), so that results do not depend on how the network is sharded, up to the order
+    of summation.
+
     Parameters
     ----------
     parameters : {name: DTensor}
@@ -60,7 +65,14 @@ class Shards:
         return torch.cat([local(one).flatten() for one in tensors])
 
     def dots(self, rows: Sequence[Tensor], vector: Tensor) -> Tensor:
-        """Return the inner products of vectors with a vector: float64 sums over all entries of all ranks."""
+        r"""Return the inner products of vectors with a vector: float64 sums over all entries of all ranks.
+
+        .. math:: \langle x, y \rangle = \sum_\text{ranks} \sum_p \frac{1}{c_p}
+                  \langle x_p, y_p \rangle
+
+        over the shards of the parameters p, with c_p copies of each entry; one reduction for
+        all rows. The result is on the CPU, the same on every rank.
+        """
         sums = torch.zeros(len(rows), dtype=torch.float64, device=vector.device)
         for place, row in enumerate(rows):
             pieces = zip(
@@ -105,7 +117,7 @@ class Shards:
 
 
 def sharded_like(like: DTensor, local: Tensor) -> DTensor:
-    """Return a DTensor with the mesh, placements and shape of another one, from this rank's shard."""
+    """Return a DTensor with the mesh, placements and shape of another one, from this rank's shard; nothing is sent."""
     shape, stride = like.shape, like.stride()
     return DTensor.from_local(
         local,
@@ -123,7 +135,11 @@ def local(tensor: Any) -> Tensor:
 
 
 def copies(tensor: Any) -> int:
-    """Return on how many ranks each entry is; those of a plain tensor count as one rank's."""
+    """Return on how many ranks each entry is; those of a plain tensor count as one rank's.
+
+    It is the product of the sizes of the axes of the mesh along which the tensor is
+    replicated.
+    """
     if not isinstance(tensor, DTensor):
         return 1
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -135,7 +151,10 @@ def copies(tensor: Any) -> int:
 
 
 def length(tensors: Sequence[Any]) -> float:
-    """Return the norm of all entries on all ranks, in float64; plain tensors are pieces of their ranks."""
+    """Return the norm of all entries on all ranks, in float64; plain tensors are pieces of their ranks.
+
+    The root of the sum over ranks and tensors of |x|^2 / copies: one reduction.
+    """
     squares = [
         torch.linalg.vector_norm(local(one), dtype=torch.float64) ** 2 / copies(one)
         for one in tensors
