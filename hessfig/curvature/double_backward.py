@@ -87,8 +87,8 @@ class DoubleBackward:
 
         .. math:: A(w + d) v = A(w) v + \sum_i \frac{\partial A(w)}{\partial w_i} v \, d_i.
 
-        The second term is what last digits of the weights change, and so what any computation
-        may be off by that is exact for weights rounded to a neighbouring number.
+        The second term is what last digits of the weights change. A computation may be off by
+        as much if its result is exact for weights that are rounded to neighbouring numbers.
         """
         other = copy(self)
         other._at = []
@@ -148,8 +148,8 @@ class DoubleBackward:
                   H_o v = G(B J v).
 
         Any c serves for the first one, since the derivative of a linear map is the same
-        everywhere: it is taken at zero. The third derivative of the outputs is never formed,
-        and forward mode is not needed.
+        everywhere: it is taken at zero. Second derivatives of the outputs are never formed, and
+        forward mode is not needed.
         """
         leaf = outputs.detach().requires_grad_()
         (slope,) = gradients(scalar(leaf), [leaf], create_graph=True)
