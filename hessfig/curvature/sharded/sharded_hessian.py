@@ -72,11 +72,19 @@ class ShardedHessian:
 
     With batches b of rank r, their weights w_rb and R ranks, the function is
 
-    .. math:: L(w) = \sum_{r b} w_{rb} f_{rb}(w) / \sum_{r b} w_{rb},
+    .. math:: L(w) = \sum_{r b} w_{rb} f_{rb}(w) \Big/ \sum_{r b} w_{rb},
 
-    which is the same if every rank has the same batches. Its gradient takes first-order
-    hooks alone, so it works under FSDP2 and tensor parallelism, where double backward
-    does not.
+    which is the same if every rank has the same batches. Each rank differentiates
+    R w_rb f_rb / sum w, since FSDP2 takes the mean of the ranks' gradients. Products are
+    differences of gradients,
+
+    .. math:: H v = \frac{g(w + h v) - g(w - h v)}{2 h} + O(h^2), \qquad
+              H_o v = J^\top B \, \frac{f(w + h v) - f(w - h v)}{2 h} + O(h^2), \qquad
+              H_f v = H v - H_o v,
+
+    extrapolated, with errors (richardson.product_by_differences). They take first-order
+    hooks alone, so they work under FSDP2 and tensor parallelism, where double backward
+    does not. H_f is a difference here, whose error is that of both.
 
     Parameters
     ----------
@@ -130,11 +138,25 @@ class ShardedHessian:
             self._unit = self._checked()
 
     def product(self, vector: Tensor) -> Product:
-        """Return H v and the estimate of its error.
+        r"""Return H v and the estimate of its error.
 
-        Raises UserError for an error above a tenth of |H v|. A shorter product than 0.1
-        |v| |H u| / |u| for a random u may have the error of that length: the product of
-        a vector that H maps to zero consists of rounding. For H_o it is H_o u.
+        With the estimated error e of the product p, it is returned if
+
+        .. math:: |e| \le \frac{1}{10} \max\Bigl(|p|, \frac{1}{10} |v| \frac{|H u|}{|u|}\Bigr)
+
+        for a random u (for H_o, |H_o u|): the product of a vector that H maps to zero consists
+        of rounding, and may have the error that is allowed for a tenth of a typical product. The
+        typical one is evaluated only if the first bound fails.
+
+        Parameters
+        ----------
+        vector : tensor
+            This rank's shards of v, in one piece (Shards).
+
+        Raises
+        ------
+        UserError
+            For a larger error.
         """
         done, along = self._differenced(vector, self._part)
         error, size = length(done.deviation), length(done.product)
@@ -160,6 +182,10 @@ class ShardedHessian:
     @cached_property
     def _typical(self) -> float:
         # H_f = H - H_o may be zero up to rounding.
+        """A tenth of |A u| / |u| for a random vector u, which is computed once.
+
+        For H_f it is that of H: H_f = H - H_o may be zero up to rounding.
+        """
         summand = Part.H if self._part == Part.H_f else self._part
         done, along = self._differenced(self.shards.probe(0, "typical"), summand)
         return ROUGHEST * length(done.product) / length(along)
@@ -181,9 +207,11 @@ class ShardedHessian:
         )
 
     def _gauss_newton(self, along: Sequence[DTensor]) -> Differenced:
-        r"""Return H_o v = J^T B J v: J v by differences of outputs, and J^T by a backward pass.
+        """Return H_o v = J^T B J v: J v by differences of outputs, and J^T by a backward pass.
 
-        The error of J v is propagated in the same way.
+        The error of J v is propagated in the same way: J^T B e for the deviation e of J v, an
+        estimate of the error with a sign in every entry. B (J v) is a double backward pass
+        through the loss alone, as a function of outputs that are a leaf.
         """
         pushed = product_by_differences(
             self._outputs, self._weights, along, unit=self._unit, length=length
@@ -200,6 +228,11 @@ class ShardedHessian:
     def _loss_and_gradient(
         self, weights: Sequence[Tensor]
     ) -> tuple[float, list[DTensor]]:
+        """Return L and its gradient at given weights.
+
+        Every rank adds R w_rb f_rb / sum w over its batches; backward passes add up the
+        gradients, which FSDP2 averages over ranks, and the losses are averaged likewise.
+        """
         self._move(weights)
         summed = torch.zeros((), dtype=torch.float64, device=self._moved[0].device)
         batches = zip(self._batches, self._scales, strict=True)
@@ -226,7 +259,14 @@ class ShardedHessian:
         return outputs
 
     def _pulled_back(self, along: Sequence[Tensor]) -> list[DTensor]:
-        """Return J^T B u for vectors u in the outputs, at the network's own weights."""
+        r"""Return J^T B u for vectors u in the outputs, at the network's own weights.
+
+        .. math:: \sum_b s_b J_b^\top B_b u_b, \qquad B_b u_b =
+                  \frac{\partial}{\partial f} \Bigl\langle \frac{\partial l}{\partial f}, u_b
+                  \Bigr\rangle
+
+        with the scales s_b of the batches, one forward and one backward pass each.
+        """
         self._move(self._weights)
         for batch, scale, vector in zip(
             self._batches, self._scales, along, strict=True
@@ -304,7 +344,11 @@ class ShardedHessian:
         return unit
 
     def _check_plain(self, gradients: Sequence[DTensor], unit: float) -> None:
-        """Raise UserError for plain tensors with another gradient on each rank: nobody adds these up."""
+        """Raise UserError for plain tensors with another gradient on each rank: nobody adds these up.
+
+        A gradient that differs from its mean over ranks by more than sqrt(u) of its length is
+        that of the rank's own batches.
+        """
         apart = []
         for (name, parameter), gradient in zip(
             self._parameters.items(), gradients, strict=True
@@ -332,7 +376,11 @@ def _are_alike(plain: Sequence[Any], other: Sequence[Any], *, most: float) -> bo
 
 
 def _difference(first: Differenced, other: Differenced) -> Differenced:
-    """Return the difference of two products; the sizes of their errors add up in every entry."""
+    """Return the difference of two products; the sizes of their errors add up in every entry.
+
+    The deviation d_1 + sign(d_1) |d_2| has the size |d_1| + |d_2|: the errors of H v and
+    H_o v are of different differences, and need not cancel.
+    """
     product = [one - two for one, two in zip(first.product, other.product, strict=True)]
     pairs = zip(first.deviation, other.deviation, strict=True)
     deviation = [one + torch.copysign(two, one) for one, two in pairs]
