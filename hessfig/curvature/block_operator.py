@@ -172,7 +172,10 @@ class BlockOperator(ImplicitMatrix):
         self._problem = objective
         self._column_of = column
         self.rows = Entries(objective, block.row_layer, block.row)
-        self.columns = Entries(objective, block.layer, block.col)
+        # Both sides of a diagonal block are the same weights.
+        self.columns = self.rows
+        if not block.is_diagonal:
+            self.columns = Entries(objective, block.layer, block.col)
         self.names = self.columns.names
         self.sizes = self.columns.sizes
         self._made: Column | None = None

@@ -277,6 +277,7 @@ class WeightNorm(parametrizations._WeightNorm):
         return weight_v * (weight_g / torch.norm_except_dim(weight_v, 2, self.dim))
 
 
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 OF: dict[type, type] = {nn.EmbeddingBag: Bag, parametrizations._WeightNorm: WeightNorm}
 
 
@@ -329,19 +330,21 @@ def _settings_of(module: nn.Module) -> dict[str, Any]:
     A class with its own forward() keeps padding_idx, because it may use it in another
     way.
     """
-    is_padded = getattr(module, "padding_idx", None) is not None and isinstance(
-        module, nn.Embedding
-    )
+    if not isinstance(module, _EMBEDDINGS):
+        return {}
+    has_padding = getattr(module, "padding_idx", None) is not None
+    is_padded = has_padding and isinstance(module, nn.Embedding)
     keeps = "padding_idx" in getattr(
         getattr(type(module).forward, "__code__", None), "co_names", ()
     )
     keeps = keeps and type(module).forward is not nn.Embedding.forward
-    settings = {"padding_idx": None} if is_padded and not keeps else {}
-    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-        flags: tuple[str, ...] = ("sparse", "scale_grad_by_freq")
-    else:
-        flags = ()
-    return {**settings, **{name: False for name in flags if getattr(module, name)}}
+    settings: dict[str, Any] = {}
+    if is_padded and not keeps:
+        settings["padding_idx"] = None
+    for name in ("sparse", "scale_grad_by_freq"):
+        if getattr(module, name):
+            settings[name] = False
+    return settings
 
 
 def _bags(words: Tensor, offsets: Any, *, last: bool) -> tuple[Tensor, int]:

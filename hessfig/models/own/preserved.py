@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from operator import is_
 from types import CellType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,16 @@ from hessfig.models.identity import is_library, names_in
 from hessfig.rng import is_row_major, kept_draws, lay_out
 
 _CONTAINERS = (dict, list, set, deque)
+# What most of the things that are reached are; for these, the first question is enough.
+_NUMBERS_AND_WORDS = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_PLAIN_CONTAINERS = frozenset({dict, OrderedDict, list, set})
+_ARRAYS = (Tensor, numpy.ndarray)
+_GENERATORS = (
+    torch.Generator,
+    numpy.random.RandomState,
+    numpy.random.Generator,
+    random.Random,
+)
 # Methods that code runs without their name.
 _CALLED = ("__init__", "__call__", "forward")
 
@@ -100,7 +111,8 @@ def laid_out(network: nn.Module) -> Iterator[None]:
         if not is_row_major(t)
     ]
     try:
-        lay_out(network)
+        if others:
+            lay_out(network)
         yield
     finally:
         for tensor, data in others:
@@ -149,7 +161,9 @@ class _State:
         self._numbers = numbers
 
     def add(self, thing: Any, depth: int = 0) -> None:
-        """Record the state of an object and of its contents."""
+        """Record the state of an object and of its contents; a number or a word has none."""
+        if type(thing) in _NUMBERS_AND_WORDS:
+            return
         if id(thing) in self._seen or depth > self.deepest:
             return
         self._seen.add(id(thing))
@@ -164,11 +178,13 @@ class _State:
                 undo()
 
     def _parts(self, thing: Any) -> Iterable[Any]:
+        if type(thing) in _PLAIN_CONTAINERS:
+            return self._of_container(thing)
         generator = _generator_of(thing)
         if generator is not None:
             self._undo.append(generator)
             return ()
-        if isinstance(thing, Tensor | numpy.ndarray):
+        if isinstance(thing, _ARRAYS):
             if self._numbers and _is_writable(thing):
                 self._undo.append(_numbers_of(thing))
             return ()
@@ -273,12 +289,9 @@ class _State:
         return [content]
 
     def _of_container(self, thing: Any) -> list[Any]:
-        if type(thing) in (dict, list, set):
-            copy = type(thing)(thing)
-        else:
-            copy = _plain_copy(thing)
+        copy = _plain_copy(thing)
         self._undo.append(partial(_refill, thing, copy))
-        entries = list(copy.values()) if isinstance(copy, Mapping) else list(copy)
+        entries = list(copy.values()) if type(copy) is dict else list(copy)
         return entries if len(entries) <= self.longest else []
 
 
@@ -335,6 +348,8 @@ def _is_open(thing: Any) -> bool:
 
 def _generator_of(thing: Any) -> Callable[[], object] | None:
     """Return a function that resets a random generator to its present state; None for other objects."""
+    if not isinstance(thing, _GENERATORS):
+        return None
     if isinstance(thing, torch.Generator):
         return partial(thing.set_state, thing.get_state())
     if isinstance(thing, numpy.random.RandomState):
@@ -354,7 +369,11 @@ def _numbers_of(thing: Tensor | NDArray[Any]) -> Callable[[], object]:
 
 
 def _plain_copy(thing: Any) -> Any:
-    """Return the contents of a container of a derived type as a plain container."""
+    """Return the contents of a container, of a derived type as well, as a plain one."""
+    if isinstance(thing, dict):
+        return dict(thing)
+    if type(thing) is set:
+        return set(thing)
     return dict(thing) if isinstance(thing, Mapping) else list(thing)
 
 
@@ -375,12 +394,13 @@ def _is_alike(thing: Any, copy: Any) -> bool:
     """Whether a container holds the same objects as before."""
     if len(thing) != len(copy):
         return False
-    if isinstance(thing, dict):
-        pairs = zip(thing.items(), copy.items(), strict=True)
-        return all(
-            mine is own and value is other for (mine, value), (own, other) in pairs
-        )
-    return all(mine is own for mine, own in zip(thing, copy, strict=True))
+    if not isinstance(thing, dict):
+        return all(map(is_, thing, copy))
+    # Most dictionaries of a module are empty.
+    if not copy:
+        return True
+    has_same_keys = all(map(is_, thing, copy))
+    return has_same_keys and all(map(is_, thing.values(), copy.values()))
 
 
 def _put_back(tensor: Tensor, own: Tensor, copy: Tensor) -> None:
