@@ -15,6 +15,7 @@ from hessfig.models.exact.costs import (
     PROBES_AT_ONCE,
     Cost,
     Sizes,
+    evaluation_cost,
     exact_cost,
     probe_cost,
     setup_cost,
@@ -244,19 +245,29 @@ def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
 
 
 def norm_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of floating-point operations of one cell; 0 for networks of unknown cost."""
+    """Return a rough count of floating-point operations of one cell; 0 for networks of unknown cost.
+
+    Before the first probe, the network is evaluated, and the tape recorded. A late
+    weight's probes may take less than that.
+    """
     if not is_counted(config.model):
         return 0.0
     expensive = too_expensive(config, layout)
     total = 0.0
+    has_probes = False
     for layer, col, blocks in _columns(config, layout):
         total += _column_operations(config, layout, layer, col, blocks, expensive)
+        has_probes = has_probes or not _is_all_exact(config, blocks, expensive)
+    if has_probes:
+        sizes = Sizes.of(config.model, config.task)
+        total += evaluation_cost(sizes).flops + setup_cost(sizes).flops
     return total
 
 
 def norm_bytes(config: Config, layout: Layout) -> float:
     """Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together.
 
+    At least those of the network and of the tape, which late weights do not exceed.
     In float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is
     the network.
     """
@@ -264,7 +275,7 @@ def norm_bytes(config: Config, layout: Layout) -> float:
     expensive = too_expensive(config, layout)
     number = 4 if config.dtype == DType.float32 else 8
     setup = setup_cost(sizes).held
-    most = 0.0
+    most = setup + evaluation_cost(sizes).held
     for layer, col, blocks in _columns(config, layout):
         for block in blocks:
             exact = _exact_cost(config, block, expensive)
@@ -276,8 +287,29 @@ def norm_bytes(config: Config, layout: Layout) -> float:
             of_maps = probe_cost(replace(sizes, keys=0), block, config.parts).held
             each = whole - (1 - number / 8) * of_maps
             at_once = min(PROBES_AT_ONCE, max(1, int(MEMORY_BOUND / each)))
+            if _is_turned(config, layout, blocks, expensive):
+                # The probes that give the axes are multiplied together.
+                sketches = min(PROBES_AT_ONCE, config.estimator.num_probes // 3)
+                at_once = max(at_once, sketches)
             most = max(most, setup + at_once * each)
     return most
+
+
+def _is_turned(
+    config: Config,
+    layout: Layout,
+    blocks: Sequence[Block],
+    expensive: Collection[Block],
+) -> bool:
+    """Whether the probes of a column are turned into the axes of its diagonal block."""
+    method = config.estimator.method
+    for block in blocks:
+        if block.is_diagonal and block.col in matrices_of(config.model):
+            if method == Method.aligned:
+                return True
+            if method == Method.auto:
+                return not _is_left_plain(config, layout, block, expensive)
+    return False
 
 
 def is_exact(

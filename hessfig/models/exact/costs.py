@@ -427,6 +427,15 @@ def setup_cost(s: Sizes) -> Cost:
     return cost
 
 
+def evaluation_cost(s: Sizes) -> Cost:
+    """Return what one call of the network itself takes, which computes every layer at all positions."""
+    cost = Cost()
+    for _ in range(s.layers):
+        cost.product(1, s.positions, s.width, 4 * s.inner + 2 * s.hidden)
+        _mixing(cost, s, s.positions, 2)
+    return cost
+
+
 def _tangent(cost: Cost, s: Sizes, layer: int, weight: str, times: int) -> None:
     """Count the products between a weight and the logits; its own layer ends at the weight.
 

@@ -15,6 +15,8 @@ from hessfig.measurements.exact_choice import WORTH, expensive_blocks, is_turned
 from hessfig.measurements.settings_and_costs import (
     frobenius_settings,
     is_cheap,
+    norm_bytes,
+    norm_operations,
     norm_settings,
 )
 from hessfig.models.blocks import weight_size
@@ -203,3 +205,27 @@ def test_probes_are_turned_where_that_is_a_small_part_of_their_products():
     assert frobenius_settings(one.config, one.variant.layout)["estimator"]["plain"] == [
         [1, 1, "W_in", "W_in"]
     ]
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("weight", ["W_U", "W_Q"])
+def test_predicted_operations_of_a_whole_cell_include_the_network(weight, layers):
+    """The probes of W_U take a fiftieth of a cell; the network's evaluations are the rest."""
+    one = cell(weight, heads=2, norm=Norm.none, layers=layers, method=Method.hutchinson)
+    config, layout = one.config, one.variant.layout
+    with Counted() as count:
+        compute_cell(one)
+    assert norm_operations(config, layout) == pytest.approx(count.flops, rel=0.3)
+
+
+def test_memory_of_turned_probes_counts_the_sketches_that_are_multiplied_together():
+    """With tangents of more than a fifth of MEMORY_BOUND, plain probes go in smaller chunks than sketches."""
+    model = ModelConfig(n_layers=3, n_heads=2, norm=Norm.post, d_model=128)
+    task = TaskConfig(digits=5, batch_size=256)
+    size = {}
+    for method in (Method.auto, Method.hutchinson):
+        estimator = EstimatorConfig(method=method)
+        config = Config(model=model, task=task, estimator=estimator, blocks=["W_Q"])
+        size[method] = norm_bytes(config, Variant("", config).layout)
+    assert size[Method.hutchinson] < 1.1 * 2**30
+    assert size[Method.auto] > 1.5 * size[Method.hutchinson]
