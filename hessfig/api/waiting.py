@@ -84,7 +84,7 @@ class Waiting:
             if self._is_over or not (is_notebook or sys.stderr.isatty()):
                 return
             self._bar = (
-                NotebookBar("columns")
+                NotebookBar("columns", is_transient=True)
                 if is_notebook
                 else terminal_bar("measure", is_transient=True)
             )

@@ -45,11 +45,12 @@ def in_notebook() -> bool:
 class NotebookBar:
     """A bar of HTML that is redrawn in its place, without widgets; its methods are those of rich.progress.Progress."""
 
-    def __init__(self, unit: str = "cells") -> None:
+    def __init__(self, unit: str = "cells", *, is_transient: bool = False) -> None:
         self._text = ""
         self._done = 0
         self._note = ""
         self._is_visible = False
+        self._is_transient = is_transient
         self._unit = unit
         self._total: int | None = 0
         self._handle: Any = None
@@ -90,8 +91,11 @@ class NotebookBar:
             self._draw()
 
     def stop(self) -> None:
-        """Leave the bar as it stands."""
-        self._draw()
+        """Leave the bar as it stands, or remove one that is transient."""
+        if not self._is_transient:
+            self._draw()
+        elif self._handle is not None:
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def _draw(self) -> None:
         self._drawn = time.perf_counter()

@@ -110,6 +110,8 @@ def test_a_notebook_shows_columns(monkeypatch):
     )
     assert notebook.shown[0] == "measure: checking the function"
     assert "measure: 3 of 4 columns, trace of 2.bias" in notebook.shown
+    # The bar would say "3 of 4" when all four are measured.
+    assert notebook.shown[-1] == ""
 
 
 def test_an_interruption_says_what_is_kept(monkeypatch):
