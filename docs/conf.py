@@ -19,6 +19,7 @@ project, author, release = "hessfig", "The hessfig developers", hessfig.__versio
 copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_google_docstring = False
+napoleon_use_param = False  # names that share a description share one entry
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath", "html_image"]
 html_math_renderer = "mathml"  # browsers draw it themselves: no script from the web

@@ -51,7 +51,7 @@ def attention_patterns(problem: Problem) -> Tensor:
 
 
 def attention_scores(problem: Problem) -> Tensor:
-    """Return what the patterns are the softmax of, q k^T / sqrt(d_head); masked entries are minimal.
+    """Return the scores q k^T / sqrt(d_head), whose softmax gives the patterns; masked entries are minimal.
 
     Where the bridge's hook of scores has the patterns (TransformerLens 4.3: models that
     compute attention themselves) the scores are computed from its queries and keys, if
