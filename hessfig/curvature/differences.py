@@ -245,7 +245,7 @@ class DifferencedColumn(SidedColumn):
     def _products(
         self, probes: Tensor, parts: Sequence[Part]
     ) -> tuple[Products, Products]:
-        """Return the products and their deviations."""
+        """Return the products and their deviations, one search of the step for each vector and part."""
         spread = self.spread(probes)
         for parameter, direction in zip(self.parameters, spread, strict=True):
             if id(parameter) in self._unreached:

@@ -514,6 +514,7 @@ class _Damped:
         return 0.0 if errors is None else float(errors.max()) / self._unit
 
     def _round(self, b: Array, tolerance: float) -> Array:
+        """Return SciPy's solution of (A + damping I) / unit x = b to a relative residual, by at most 2 n iterations."""
         given = {"rtol": tolerance, "maxiter": _STEPS * len(b), "M": self._inverse}
         solution: Array = self._method(self._operator, b, **given)[0]
         return solution

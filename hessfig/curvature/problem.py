@@ -463,7 +463,10 @@ class Objective:
         return replace(self, network=copy.deepcopy(self.network)).to(device)
 
     def cast(self, dtype: torch.dtype) -> Objective:
-        """Return the same problem in another floating-point type, with a copy of the network and of its loss."""
+        """Return the same problem in another floating-point type, with a copy of the network and of its loss.
+
+        Weights and data are rounded to the type, or keep their digits in a wider one.
+        """
         if self.dtype == dtype:
             return self
         change = partial(cast, real=dtype)

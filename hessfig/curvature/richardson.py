@@ -328,7 +328,11 @@ class _Steps:
         self.gradients = 0
 
     def tried(self, octave: int) -> _Trial:
-        """Return the product with D_h and D_2h; D_4h is evaluated if these two do not agree."""
+        """Return the product with D_h and D_2h; D_4h is evaluated if these two do not agree.
+
+        The error is 2 |D_h - D_2h|, or 2 |R_h - R_2h| if that is not small. Quotients of other
+        octaves are dropped; each new one takes two gradients.
+        """
         for other in list(self._quotients):
             if not octave <= other <= octave + 2:
                 del self._quotients[other]

@@ -266,7 +266,11 @@ def _of_term(
     vectors: Sequence[Tensors],
     order: int,
 ) -> Derivatives:
-    """Return the derivatives of one term."""
+    """Return the derivatives of one term, of the given order.
+
+    A term without a graph is a constant, whose derivatives are zero. If second derivatives
+    fail, those of first order are computed anew, without a graph.
+    """
     value = term()
     if not order:
         return Derivatives(value.detach())

@@ -269,7 +269,15 @@ def _check_split(objective: Objective, split: Objective, samples: int) -> None:
 def _check_value(
     objective: Objective, split: Objective, points: Sequence[dict[str, Tensor]]
 ) -> None:
-    """Raise UserError if losses of pieces do not add up to those of batches, relative to the sizes of all terms."""
+    r"""Raise UserError if losses of pieces do not add up to those of batches, relative to the sizes of all terms.
+
+    .. math:: \Bigl|\sum_\text{pieces} L_p - \sum_\text{batches} L_b\Bigr| \le t \,
+              \max\Bigl(\sum |L_p|, \sum |L_b|, \text{terms}\Bigr)
+
+    at both points, with t = rounding.SINGLES and the size of terms of the whole
+    (witness.size_of_terms); sums are exact (math.fsum), so that what is
+    left is that of the evaluations.
+    """
     wholes = []
     sums = []
     size = 0.0
@@ -300,7 +308,11 @@ def _check_apart(
     samples: int,
     points: Sequence[dict[str, Tensor]],
 ) -> None:
-    """Raise UserError if outputs of pieces of a batch are not those of the batch, relative to the outputs' terms."""
+    """Raise UserError if outputs of pieces of a batch are not those of the batch, relative to the outputs' terms.
+
+    The largest difference of an output at both points, over the largest of the terms
+    (witness.size_of_terms), is compared with rounding.SINGLES.
+    """
     if len(batch.inputs) <= samples:
         return
     wholes = []

@@ -107,7 +107,11 @@ class LabelSearch:
         self._fitting: dict[Labels, _Targets] | None = None
 
     def see(self, outputs: Tensor, targets: Tensor) -> None:
-        """Compare the loss with cross-entropy on a batch."""
+        """Compare the loss with cross-entropy on a batch; labels that fit remain if they fit all batches so far.
+
+        Targets that count and that do not are joined over batches: a target that does both
+        contradicts the labels (`labels`).
+        """
         fitting = dict(self._fitting_batch(outputs, targets))
         before = self._fitting
         self._fitting = fitting

@@ -313,7 +313,11 @@ class ShardedHessian:
                 parameter.grad = gradient
 
     def _checked(self) -> float:
-        """Return the roundoff of the narrowest type inside the loss. Raises UserError for what has no Hessian."""
+        """Return the roundoff of the narrowest type inside the loss. Raises UserError for what has no Hessian.
+
+        Two gradients at the same weights have to agree to half of the digits, |a - b| <=
+        sqrt(u) |a|: a loss with dropout differs by per cents.
+        """
         loss = self._function.loss(self._network, self._batches[0])
         if loss.shape != () or not loss.requires_grad:
             raise UserError(
@@ -390,7 +394,11 @@ def _difference(first: Differenced, other: Differenced) -> Differenced:
 def check_convex(
     network: nn.Module, batches: Sequence[Any], function: Function
 ) -> None:
-    """Raise UserError, on all ranks, if the loss is not convex in the outputs of a batch."""
+    """Raise UserError, on all ranks, if the loss is not convex in the outputs of a batch.
+
+    Each rank judges its own batches (loss_convexity.why_not_convex), and all ranks learn the
+    first reason of any of them, so that none goes on alone and waits for the others.
+    """
     reasons = []
     for batch in batches:
         with torch.no_grad():

@@ -149,7 +149,12 @@ def _certify_long(
     runs: Sequence[LanczosRun],
     tolerance: float,
 ) -> Extremes:
-    """Turn the bases of the runs into Ritz vectors, the outermost first, so that none of them is copied."""
+    """Turn the bases of the runs into Ritz vectors, the outermost first, so that none of them is copied.
+
+    Products are taken one vector at a time: those of the k outermost Ritz vectors of each
+    run, of `before`, and of the longest Ritz value, for the scale. All inner products are
+    Gram matrices of these few vectors and their images (`Span`).
+    """
     for run in runs:
         run.sort(end.order)
     sizes = [abs(float(dots(v, _image(operator, v)))) for v in _peaks(runs, k)]
@@ -769,7 +774,12 @@ def _converged(
 def _unseen(
     runs: Sequence[LanczosRun], goal: Goal, best: Extremes, operator: SymmetricOperator
 ) -> Tensor | None:
-    """Return vectors outside of `best` by more than the tolerance, beyond the rounding of the operator."""
+    """Return vectors outside of `best` by more than the tolerance, beyond the rounding of the operator.
+
+    A direction of squared length s in the joined bases has products with the relative error
+    rounding / s: it says something about values to the tolerance if s is above rounding /
+    tolerance, the `least` of `unseen`.
+    """
     allowed = goal.tolerance * best.scale
     least = operator.rounding / goal.tolerance
     return unseen(runs, goal.end, best, allowed, least)

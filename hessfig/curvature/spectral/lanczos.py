@@ -223,6 +223,18 @@ class LanczosRun:
     and the projection is float64 on the CPU. With a generator `fresh`, a run that breaks
     down continues from a random vector until its basis spans the whole space.
 
+    Parameters
+    ----------
+    start : tensor (n,)
+        Of any length; its component along `locked` is removed.
+    size : int
+        The most vectors of the basis; at most the dimension of the complement of `locked`.
+    locked : tensor (n, p), optional
+        Orthonormal columns: the run is that of P A P, P = I - L L^T, since every vector is
+        orthogonalised against them.
+    fresh : Generator, optional
+        Draws further starts after a breakdown.
+
     Attributes
     ----------
     vector : tensor (n,), or None
@@ -473,7 +485,11 @@ class LanczosRun:
 
 
 def advance(runs: Sequence[LanczosRun], operator: SymmetricOperator) -> bool:
-    """Advance every unfinished run by one step, with all products in one call; return whether any run advanced."""
+    """Advance every unfinished run by one step, with all products in one call; return whether any run advanced.
+
+    A v for several v together costs less than one by one where products share evaluations
+    (batched backward passes).
+    """
     going = []
     vectors = []
     for run in runs:
