@@ -1,4 +1,14 @@
-"""The number of probes of `estimator=auto`: as few as the spread over seeds allows, estimated on pilot networks."""
+r"""The number of probes of `estimator=auto`: as few as the spread over seeds allows, estimated on pilot networks.
+
+The mean of a norm over seeds has two sources of error: networks differ, with a relative
+variance s^2, and each norm is estimated, with a relative variance v / K for K probes. More
+probes than make the second a small share of the first are wasted, so that
+
+.. math:: K = \frac{v}{\text{share} \cdot s^2}.
+
+Pilots are networks of other seeds than the sweep's, with few probes, which estimate v and
+s^2 at a few values of sigma.
+"""
 
 import math
 import statistics
@@ -36,6 +46,8 @@ class Allocation:
 
     def at(self, sigma: float | None) -> dict[str, int]:
         """Return the number of probes of each column at `sigma`, interpolated linearly in log sigma and rounded up.
+
+        Empty without a sigma: as the settings say.
 
         Examples
         --------
@@ -80,7 +92,10 @@ def pilot_config(config: Config) -> Config:
 
 
 def pilot_share(config: Config, layout: Layout) -> float:
-    """Return what all pilots of a variant cost, as a share of its cells with the probes of the settings.
+    r"""Return what all pilots of a variant cost, as a share of its cells with the probes of the settings.
+
+    .. math:: \frac{\text{pilots} \cdot \text{cost of a pilot}}
+                   {\text{seeds} \cdot \text{sigmas} \cdot \text{cost of a cell}}
 
     In operations of a cell; for networks whose operations are not known, in probes.
     """
@@ -97,11 +112,19 @@ def pilot_share(config: Config, layout: Layout) -> float:
 def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
     """Return the numbers of probes that follow from the pilots' rows (by sigma); empty without pilots.
 
-    At most as many as are as precise as `num_probes` plain ones, the published recipe.
-    The rule sees settings and pilot networks only, never a network or a probe of the
-    sweep. So the number of probes is a constant as far as the sweep's numbers go, and
-    they stay unbiased; stopping when a number's own error looks small enough would
-    favour the numbers that happen to look precise.
+    At most as many as are as precise as `num_probes` plain ones, the published recipe. The
+    rule sees settings and pilot networks only, never a network or a probe of the sweep. So
+    the number of probes is a constant as far as the sweep's numbers go, and they stay
+    unbiased; stopping when a number's own error looks small enough would favour the numbers
+    that happen to look precise.
+
+    Parameters
+    ----------
+    rows : dict
+        From sigma to the rows of all pilots there; rows without probes, of zero or with
+        another status than ok are left out.
+    config : Config
+        With estimator.variance_share and estimator.num_probes.
     """
     share = config.estimator.variance_share
     ceiling = math.ceil(ALIGNED_PER_PLAIN * config.estimator.num_probes)
@@ -124,17 +147,28 @@ def allocation(rows: Mapping[float, Rows], config: Config) -> Allocation:
 def probes_needed(rows: Rows, share: float, ceiling: int) -> int:
     """Return the probes at which the estimator's variance is `share` of the variance over seeds.
 
-    Of the numbers of one column at one sigma: v, the relative variance of one probe,
-    and s^2, that of the norm over networks (the estimator's own taken off), are pooled
-    over layers and parts; K = v / (share s^2), rounded up, from FEWEST_PROBES to
-    `ceiling` (also where s^2 cannot be told from the estimator's error).
+    Of the numbers of one column at one sigma: v, the relative variance of one probe, and s^2,
+    that of the norm over networks (the estimator's own taken off), are pooled over layers and
+    parts; K = v / (share s^2), rounded up, from FEWEST_PROBES to `ceiling` (also where s^2
+    cannot be told from the estimator's error).
+
+    Examples
+    --------
+    Two networks whose norms differ by a factor e (the variance of the logarithm is 1/2), each
+    with a relative error of 0.25 from 8 probes: v = 0.5, s^2 = 0.4375, and K = 22.9 for a
+    share of 1/20.
+
+    >>> place = {"layer": 1, "row_layer": 1, "row": "W_V", "part": "H", "num_probes": 8}
+    >>> rows = [place | {"value": norm, "error": norm / 4} for norm in (1.0, math.e)]
+    >>> probes_needed(rows, share=0.05, ceiling=100), probes_needed(rows, share=0.05, ceiling=12)
+    (23, 12)
     """
     needed = min(_needed(rows, share), ceiling)
     return min(ceiling, max(FEWEST_PROBES, math.ceil(needed)))
 
 
 def few(sigmas: list[float]) -> list[float]:
-    """Return PILOT_SIGMAS values spread over the grid, including both ends.
+    """Return PILOT_SIGMAS values spread over the grid, including both ends; all of a grid that has no more.
 
     Examples
     --------
@@ -151,9 +185,9 @@ def few(sigmas: list[float]) -> list[float]:
 def _needed(rows: Rows, share: float) -> float:
     """Return K = v / (share s^2) before rounding, from the numbers of several blocks at one sigma.
 
-    With K_0 the probes of the pilots, v / K_0 is the mean of the squared relative
-    errors; the variance over networks of the logarithm of a norm is s^2 + v / K_0.
-    Infinite where s^2 is not above 0.
+    With K_0 the probes of the pilots, v / K_0 is the mean of the squared relative errors. To
+    first order an error e of a norm x changes log x by e / x, so that the variance over
+    networks of the logarithm of a norm is s^2 + v / K_0. Infinite where s^2 is not above 0.
     """
     blocks: dict[_Place, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -177,7 +211,7 @@ def _needed(rows: Rows, share: float) -> float:
 
 
 def _interpolated(counts: Mapping[float, int], sigma: float) -> int:
-    """Return the count at `sigma`, linear in log sigma between its neighbours, rounded up."""
+    """Return the count at `sigma`, linear in log sigma between its neighbours, rounded up; constant beyond the ends."""
     logs = [math.log(one) for one in counts]
     between = list(counts.values())
     return math.ceil(np.interp(math.log(sigma), logs, between) - 1e-9)

@@ -1,4 +1,9 @@
-"""Checks which approximations exist for a block, and lists the settings that enter their keys; uses no tensors."""
+"""Checks which approximations exist for a block, and lists the settings that enter their keys; uses no tensors.
+
+What an approximation needs (`Approximation.facts.needs`): the weight of a linear map (`linear`), of one matrix, of
+one with heads (`heads`), the second moments of a training (`moments`), the blocks of the
+whole network (`whole`), or nothing (`any`).
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +28,11 @@ _TABLES = (Matrix.W_E, Matrix.W_pos)
 
 
 def approximation_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return blocks, parts and products, the names and rank, the probes, and the size of the mini-batches."""
+    """Return blocks, parts and products, the names and rank, the probes, and the size of the mini-batches.
+
+    Mini-batches enter because empirical Fisher matrices are of the gradients of samples of a
+    batch; full-batch training has none.
+    """
     estimator = config.estimator
     read: dict[str, Any] = {
         "method": estimator.method.value,
@@ -52,7 +61,11 @@ def chosen_approximations(config: Config) -> list[Approximation]:
 
 
 def check_approximations(config: Config, layout: Layout) -> None:
-    """Raise UserError for an approximation by name that a block cannot have, for too few probes or too large blocks."""
+    """Raise UserError for an approximation by name that a block cannot have, for too few probes or too large blocks.
+
+    Fewer than FEWEST probes leave no error: the sum over pairs of different probes without
+    one of them divides by (K - 1) (K - 2), and the jackknife compares several such sums.
+    """
     count = config.estimator.num_probes
     if config.estimator.method == Method.dense:
         check_dense(config, layout)
@@ -103,7 +116,10 @@ def lacking(name: Approximation, block: Block, config: Config, layout: Layout) -
 
 
 def _may_be_map(side: Sequence[Weight]) -> bool:
-    """Whether weights may be a linear map's weight, its bias or both: parameters of one module that is not a norm."""
+    """Whether weights may be a linear map's weight, its bias or both: parameters of one module that is not a norm.
+
+    K-FAC of both together takes inputs with a further entry of 1.
+    """
     modules = {weight.parameter.rpartition(".")[0] for weight in side}
     is_of_norm = any(Group.norms in weight.groups for weight in side)
     return len(modules) == 1 and not is_of_norm

@@ -1,4 +1,17 @@
-"""Distances of approximations from blocks of the Hessian: relative errors and angles, exact or by probes."""
+r"""Distances of approximations from blocks of the Hessian: relative errors and angles, exact or by probes.
+
+With B the block, A its approximation, <A, B> = tr A^T B and ||.|| the Frobenius norm:
+
+.. math:: \text{error} = \frac{\|B - A\|}{\|B\|}, \qquad
+          \text{scale error} = \min_c \frac{\|B - c A\|}{\|B\|} = \sqrt{1 - \cos^2}, \qquad
+          \cos = \frac{\langle A, B \rangle}{\|A\| \, \|B\|},
+
+since c = <A, B> / ||A||^2 leaves ||B||^2 - <A, B>^2 / ||A||^2. The second says how good
+an approximation is to an optimiser whose learning rate is tuned.
+
+Signs v have E |M v|^2 = ||M||^2 and E Bv.Av = <A, B>, so that all three numbers follow
+from products of B and A with the same vectors where the block is too large for a matrix.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +75,23 @@ Numbers = tuple[Estimate, ...]  # one for each of NUMBERS_OF_APPROXIMATIONS
 def approximations(objective: Objective, request: Request) -> Measured:
     """Return NAME_error, NAME_scale_error and NAME_angle of every approximation, part and diagonal block.
 
-    With B the block, A its approximation, <A, B> = tr A^T B and ||.|| the Frobenius
-    norm:
+    The formulas are those of the module. Blocks of at most MOST_DENSE parameters (all of them
+    with estimator=dense, none with hutchinson) are exact; others come from probes, with a
+    jackknife's standard error. Parts that vanish by the network's structure have no rows.
+    Raises UserError for a name that a block cannot have.
 
-        error        ||B - A|| / ||B||
-        scale error  min_c ||B - c A|| / ||B||,  at c = <A, B> / ||A||^2
-        angle        <A, B> / (||A|| ||B||), a cosine
+    Examples
+    --------
+    A linear map with a squared loss has H = X^T X (x) I, a Kronecker product, which is what
+    K-FAC assumes. Here X^T X = [[5, 4], [4, 5]], and the diagonal keeps 50 of 82 squares:
 
-    Blocks of at most MOST_DENSE parameters (all of them with estimator=dense, none with
-    hutchinson) are exact; others come from probes, with a jackknife's standard error.
-    Parts that vanish by the network's structure have no rows. Raises UserError for a
-    name that a block cannot have.
+    >>> import hessfig
+    >>> inputs, targets = torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.zeros(2, 1)
+    >>> problem = hessfig.Problem(torch.nn.Linear(2, 1, bias=False), inputs, targets, "mse")
+    >>> table = hessfig.measure(problem, blocks=["weight"], quantities=["approximations"], parts="H")
+    >>> value = dict(zip(table.quantity, table.value.tolist()))
+    >>> round(value["diagonal_angle"] ** 2 * 82, 6), round(value["kfac_error"], 6)
+    (50.0, 0.0)
     """
     shared = _Shared(objective, request)
     is_zero = kind(request.model.kind).is_structural_zero
@@ -90,8 +109,13 @@ def approximations(objective: Objective, request: Request) -> Measured:
 def approximation_of(objective: Objective, request: Request) -> matrices.Product:
     """Return the approximation that a request names, for its one block and part.
 
-    Those of the block itself are made from the dense block; the block diagonals
-    multiply with the Hessian. Raises UserError for one that the block cannot have.
+    Those of the block itself are made from the dense block; the block diagonals multiply with
+    the Hessian. Raises UserError for one that the block cannot have.
+
+    Returns
+    -------
+    product
+        With `matmat`, from (dim, k) to A V.
     """
     ((block, column),) = square_columns(objective, request)
     shared = _Shared(objective, request)
@@ -112,7 +136,7 @@ def approximation_of(objective: Objective, request: Request) -> matrices.Product
 
 
 class _Shared:
-    """What all blocks of a cell share."""
+    """What all blocks of a cell share: the gradients of samples, and the moments of the training."""
 
     def __init__(self, objective: Objective, request: Request) -> None:
         self.problem = objective
@@ -130,7 +154,8 @@ class _Shared:
     def stored(self) -> dict[str, Tensor] | None:
         """The root of the second moment that adam keeps, corrected for its bias, plus eps; None where there is none.
 
-        sqrt(nu_t / (1 - beta2^t)) + eps is P / (1 - beta1^t), with P the preconditioner.
+        sqrt(nu_t / (1 - beta2^t)) + eps is P / (1 - beta1^t), with P the preconditioner: what adam
+        divides by, without the factor of its first moment.
         """
         at = self.request.at
         training = self.config.training
@@ -162,7 +187,10 @@ class _Shared:
                 yield name
 
     def _missing(self, name: Approximation, block: Block) -> str:
-        """Return why a block does not have an approximation, as far as shapes and modules tell; empty if it has."""
+        """Return why a block does not have an approximation, as far as shapes and modules tell; empty if it has.
+
+        This needs the network: whether a weight has two axes, and which linear map calls it.
+        """
         needs = name.facts.needs
         if needs in (Need.any, Need.moments, Need.whole):
             return ""
@@ -224,7 +252,10 @@ def _heads(model: ModelConfig, weight: Weight) -> int:
 def _reference(
     block: Block, column: Column, parts: Sequence[Part], request: Request
 ) -> _Dense | _Probed:
-    """Return the block as a matrix, or by products with probes where it is too large for one."""
+    """Return the block as a matrix, or by products with probes where it is too large for one.
+
+    As many probes as entries cost what the matrix costs.
+    """
     method = request.estimator.method
     count = request.estimator.num_probes
     # As many probes as entries cost what the matrix costs.
@@ -260,7 +291,11 @@ class _Comparison:
             return _nothing(reference)
 
     def matrix(self, name: Approximation, part: Part) -> matrices.Product:
-        """Return an approximation that is not the block's own diagonal."""
+        """Return an approximation that is not the block's own diagonal.
+
+        Those made of the part itself (Kronecker sums, block diagonals) are made for each part;
+        those of gradients and inputs are the same for all parts.
+        """
         material = self._material
         if name == Approximation.kronecker_sum:
             return self._reference.kronecker_sum(part, material.shape, self._rank)
@@ -276,6 +311,7 @@ class _Comparison:
 
 
 def _basis(name: Approximation, material: Material) -> matrices.Basis | None:
+    """Return the basis of SOAP, the eigenvectors of Shampoo's two factors; None for the diagonal in the axes."""
     return material.shampoo_basis if name == Approximation.soap else None
 
 
@@ -283,6 +319,11 @@ def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
     """Return the places of the entries of each weight, or of all weights of each layer.
 
     Weights outside the layers (layer 0) stand alone.
+
+    Parameters
+    ----------
+    weights : sequence of Weight
+        In the order of the block's entries.
     """
     sizes = [weight.size for weight in weights]
     places = torch.arange(sum(sizes)).split(sizes)
@@ -311,9 +352,9 @@ class _Dense:
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers of an approximation A of the block B.
 
-        Its size, its overlap <A, B> with B and the best scalar come from the entries.
-        An approximation that is NEGLIGIBLE counts as 0: error 1, angle 0. A block that
-        is 0 has no numbers.
+        Its size, its overlap <A, B> with B and the best scalar come from the entries. An
+        approximation that is NEGLIGIBLE counts as 0: error 1, angle 0. A block that is 0 has no
+        numbers.
         """
         block = self._of[part]
         dense = product.matmat(torch.eye(len(block), dtype=torch.float64))
@@ -337,7 +378,12 @@ class _Dense:
     def diagonal_matrix(
         self, part: Part, basis: matrices.Basis | None = None
     ) -> matrices.Product:
-        """Return the block's own diagonal, in a basis."""
+        """Return the block's own diagonal, in a basis Q: Q diag(Q^T B Q) Q^T.
+
+        It is the nearest matrix to B of all that are diagonal in Q, as the Frobenius norm does
+        not depend on the basis. With Q = Q_left (x) Q_right for a weight's matrix, Q^T B Q takes
+        products with the two small factors only.
+        """
         block = self._of[part]
         if basis is None:
             return matrices.Diagonal(block.diagonal())
@@ -347,7 +393,7 @@ class _Dense:
     def kronecker_sum(
         self, part: Part, shape: Sequence[int], rank: int
     ) -> matrices.Product:
-        """Return the nearest sum of Kronecker products."""
+        """Return the nearest sum of `rank` Kronecker products, by the singular values of the rearranged block."""
         return matrices.best_kronecker_sum(self._of[part], shape, rank)
 
     def block_diagonal(self, part: Part, pieces: Sequence[Tensor]) -> matrices.Product:
@@ -359,7 +405,17 @@ class _Dense:
 
 
 class _Probed:
-    """A block by its products with random vectors: every number is an estimate."""
+    """A block by its products with random vectors: every number is an estimate.
+
+    Parameters
+    ----------
+    block : Block
+    column : Column
+    parts : sequence of Part
+    count : int
+        K, the number of probes, at least FEWEST.
+    generator : Generator
+    """
 
     by = Method.hutchinson.value
 
@@ -387,8 +443,9 @@ class _Probed:
     def compared(self, part: Part, product: matrices.Product) -> Numbers:
         """Return the three numbers, from products of block and approximation with the same vectors.
 
-        E ||M v||^2 = ||M||_F^2 and E Bv.Av = <A, B> for signs v: every norm and inner
-        product is replaced by its mean over probes.
+        E |M v|^2 = ||M||_F^2 and E Bv.Av = <A, B> for signs v: every norm and inner product is
+        replaced by its mean over probes. Errors of numerator and denominator largely cancel in
+        the ratios, because the vectors are the same.
         """
         ours = self._products[part]
         theirs = product.matmat(self._vectors)
@@ -403,15 +460,16 @@ class _Probed:
         return self._jackknifed(_from_sums, whole, whole - sums)
 
     def diagonal(self, part: Part, basis: matrices.Basis | None = None) -> Numbers:
-        """Return the numbers of the block's own diagonal D in a basis Q.
+        r"""Return the numbers of the block's own diagonal D in a basis Q.
 
-        d_k = w_k * Q^T B Q w_k has the mean D for random signs w_k. The squares of one
-        d_k would add its variance, so pairs of different probes give the norm:
+        d_k = w_k * Q^T B Q w_k has the mean D for random signs w_k: entry i is sum_j w_i (Q^T B
+        Q)_ij w_j, and only j = i does not average out. The squares of one d_k would add its
+        variance, so pairs of different probes give the norm,
 
-            <B, D> = ||D||^2 = E d_k.d_l  for k and l apart
+        .. math:: \langle B, D \rangle = \|D\|^2 = \mathbb{E} \, d_k \cdot d_l \quad (k \ne l), \qquad
+                  \|D\|^2 \approx \frac{1}{K (K - 1)} \sum_{k \ne l} d_k \cdot d_l.
 
-        estimated from all pairs, sum_(k != l) d_k.d_l / (K (K - 1)); without probe m
-        the sum loses 2 sum_(l != m) d_m.d_l.
+        Without probe m the sum loses 2 sum_(l != m) d_m.d_l, for the jackknife.
         """
         count = self.count
         signs = self._vectors
@@ -433,7 +491,11 @@ class _Probed:
     def kronecker_sum(
         self, part: Part, shape: Sequence[int], rank: int
     ) -> matrices.Product:
-        """Return a sum of Kronecker products fitted to other random vectors than it is compared on."""
+        """Return a sum of Kronecker products fitted to other random vectors than it is compared on.
+
+        On its own vectors a fit would look better than it is. There are FITTED vectors for each
+        row or column of the weight, at least.
+        """
         vectors, products = self._for_fits(max(self.count, FITTED * max(shape)))
         return matrices.fitted_kronecker_sum(vectors, products[part], shape, rank)
 
@@ -468,10 +530,22 @@ class _Probed:
         whole: Float[Tensor, "s 1"],
         left: Float[Tensor, "s k"],
     ) -> Numbers:
-        """Return a function f of sums over K probes, and its error from the sums without each of them.
+        r"""Return a function f of sums over K probes, and its error from the sums without each of them.
 
-        The jackknife: with f_k the function of the sums without probe k and f_mean
-        their mean, the squared standard error is (K - 1) / K sum_k (f_k - f_mean)^2.
+        The jackknife: with f_k the function of the sums without probe k and f_mean their mean,
+
+        .. math:: \text{error}^2 = \frac{K - 1}{K} \sum_k (f_k - f_{mean})^2.
+
+        For f a mean this is its squared standard error, s^2 / K; for a smooth f of several means
+        it needs no derivatives of f.
+
+        Parameters
+        ----------
+        function : callable
+            From (s, k) sums to (numbers, k).
+        whole : (s, 1)
+        left : (s, K)
+            The sums without each probe.
         """
         values = function(whole)[:, 0]
         others = function(left)
@@ -484,7 +558,11 @@ class _Probed:
 
 
 class _BlockDiagonal:
-    """The diagonal blocks of a matrix for the pieces of its space, zero elsewhere."""
+    """The diagonal blocks of a matrix for the pieces of its space, zero elsewhere.
+
+    With E_p the projection to piece p, A = sum_p E_p B E_p, by a product with B for each
+    piece.
+    """
 
     def __init__(
         self, multiply: Callable[[Vectors], Vectors], pieces: Sequence[Tensor]
@@ -502,9 +580,18 @@ class _BlockDiagonal:
 
 
 def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:
-    """Return the three numbers from sums of ||(B - A) v||^2, ||B v||^2, ||A v||^2 and Bv.Av.
+    """Return the three numbers from sums of |(B - A) v|^2, |B v|^2, |A v|^2 and Bv.Av.
 
     The best scalar leaves the error sqrt(1 - cos^2), cos = <A, B> / (||A|| ||B||).
+
+    Examples
+    --------
+    B = 2 A, known from one probe with |A v| = 1: half of B is missing, and a factor of 2
+    mends it.
+
+    >>> sums = torch.tensor([[1.0], [4.0], [1.0], [2.0]]).double()
+    >>> _from_sums(sums).flatten().tolist()
+    [0.5, 0.0, 1.0]
     """
     difference, ours, theirs, overlap = sums
     is_zero = theirs < NEGLIGIBLE**2 * ours
@@ -517,8 +604,8 @@ def _from_sums(sums: Float[Tensor, "4 k"]) -> Float[Tensor, "3 k"]:
 def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
     """Return the three numbers of a projection A of B, from ||A||^2 and ||B||^2.
 
-    For a projection <A, B> = ||A||^2: with the share s = ||A||^2 / ||B||^2 the error is
-    sqrt(1 - s), no scalar improves it, and the cosine is sqrt(s).
+    For a projection <A, B> = ||A||^2: with the share s = ||A||^2 / ||B||^2 the error is sqrt(1
+    - s), no scalar improves it, and the cosine is sqrt(s).
 
     Examples
     --------
@@ -532,7 +619,7 @@ def _from_share(sums: Float[Tensor, "2 k"]) -> Float[Tensor, "3 k"]:
 
 
 def _coordinates(basis: matrices.Basis, columns: Vectors) -> Vectors:
-    """Return Q^T V for the basis Q = Q_left (x) Q_right."""
+    """Return Q^T V for the basis Q = Q_left (x) Q_right: Q_left^T V Q_right for every column, read as a matrix."""
     return basis.into(_as_weights(basis, columns)).flatten(1).T
 
 

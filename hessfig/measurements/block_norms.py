@@ -1,4 +1,14 @@
-"""Frobenius norms of blocks, column by column: by probes, dense or exact."""
+r"""Frobenius norms of blocks, column by column: by probes, dense or exact.
+
+For a block A = H_part(row, col) and vectors v with E[v v^T] = I,
+
+.. math:: \mathbb{E} \, |A v|^2 = \operatorname{tr}\big(A^T A \, \mathbb{E}[v v^T]\big) = \|A\|_F^2,
+
+so one product per probe gives a sample of the squared norm of every block and part of a
+column (`hutchinson`). Turned probes have the same mean with a smaller variance
+(`aligned`), XTrace takes more from its products (`by_xtrace`), and dense blocks and exact
+formulas have no error.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +69,11 @@ Norms = dict[tuple[Block, Part], Estimate]
 
 
 def frobenius(objective: Objective, request: Request) -> Measured:
-    """Return one row per block and part: ||H_part(row, col)||_F."""
+    """Return one row per block and part: ||H_part(row, col)||_F.
+
+    Blocks of one column share their probes, whose stream depends on the state, the layer and
+    the column, but not on blocks or parts. Published probes differ by part.
+    """
     model = request.model
     task = request.at.config.task
     settings = request.estimator
@@ -101,11 +115,21 @@ class ColumnRequest:
 
 
 class Estimator:
-    """Frobenius norms of the blocks of `problem`, column by column.
+    """Frobenius norms of the blocks of `objective`, column by column.
 
-    `allotted`: how many probes `auto` takes for a column of that name, instead of
-    settings.num_probes. `expensive`: blocks that `auto` probes although they have an
-    exact norm. `task`: the data, whose sizes say whether `auto` turns probes.
+    Parameters
+    ----------
+    objective : Objective
+    model : ModelConfig
+        For engines that know its kind.
+    settings : EstimatorConfig
+    allotted : dict, optional
+        How many probes `auto` takes for a column of that name, instead of
+        settings.num_probes.
+    expensive : collection of Block
+        Blocks that `auto` probes although they have an exact norm.
+    task : TaskConfig, optional
+        The data, whose sizes say whether `auto` turns probes.
     """
 
     def __init__(
@@ -136,7 +160,23 @@ class Estimator:
         *,
         generator: Generator,
     ) -> Norms:
-        """Return ||H_part(block)||_F for every block of one column and every part."""
+        """Return ||H_part(block)||_F for every block of one column and every part.
+
+        Parameters
+        ----------
+        layer, col
+            The column.
+        blocks : sequence of Block
+            With this `col`.
+        parts : sequence of Part
+        generator : Generator
+            Of the probes.
+
+        Returns
+        -------
+        dict
+            An Estimate for each (block, part).
+        """
         ways: dict[Method, Callable[[ColumnRequest], Norms]] = {
             Method.auto: self.by_auto,
             Method.exact: self.by_exact,
@@ -153,7 +193,10 @@ class Estimator:
         return self.engines.column(request.layer, request.col, request.blocks)
 
     def by_probes(self, request: ColumnRequest) -> Norms:
-        """Return norms from plain probes, or from probes in the axes of the diagonal block of a weight matrix."""
+        """Return norms from plain probes, or from probes in the axes of the diagonal block of a weight matrix.
+
+        `aligned` needs a matrix: biases, gains and groups have plain probes.
+        """
         column = self.column(request)
         is_matrix = len(column.shape) == 2
         is_aligned = self.settings.method == Method.aligned and is_matrix
@@ -161,12 +204,17 @@ class Estimator:
         return _probed(request, column, count, is_aligned=is_aligned)
 
     def by_dense(self, request: ColumnRequest) -> Norms:
-        """Return norms of dense blocks: the root of the sum of the squares of all entries."""
+        """Return norms of dense blocks, ||A||_F^2 = sum of A_ij^2: one product per entry of the column's weight."""
         column = self.column(request)
         return _as_norms(dense_norms(column, request.parts), column)
 
     def by_xtrace(self, request: ColumnRequest) -> Norms:
-        """Return norms by XTrace of the squared block, ||A||_F^2 = tr A^2."""
+        """Return norms by XTrace of the squared block, ||A||_F^2 = tr A^2 for a symmetric A.
+
+        XTrace (Epperly, Tropp and Webber, 2024) takes the exact trace on the span of half its
+        products and estimates the rest, with every test vector left out of the span in turn.
+        Each of the `num_probes` products is with A A, two of A.
+        """
         from hessfig.curvature.curvlinops import ColumnOperator
 
         (block,) = request.blocks
@@ -178,7 +226,7 @@ class Estimator:
         return norms
 
     def by_exact(self, request: ColumnRequest) -> Norms:
-        """Return norms from the exact engine: closed forms, without products."""
+        """Return norms from the exact engine: closed forms without products, in float64."""
         layer, col, parts = request.layer, request.col, request.parts
         rows = [block.row for block in request.blocks]
         values = self.engines.exact.column(layer, col, rows, parts)
@@ -191,8 +239,8 @@ class Estimator:
     def by_auto(self, request: ColumnRequest) -> Norms:
         """Compute exact norms where they are cheaper than probes; the other rows of the column share their probes.
 
-        Blocks with the same cheap parts are taken together. The result is in the order
-        of the blocks and parts of the request, whichever way each number was found.
+        Blocks with the same cheap parts are taken together. The result is in the order of the
+        blocks and parts of the request, whichever way each number was found.
         """
         norms: Norms = {}
         for cheap, blocks in self._by_cheap_parts(request).items():
@@ -218,7 +266,12 @@ class Estimator:
             return {}
 
     def _auto_probed(self, request: ColumnRequest) -> Norms:
-        """Return dense norms of short columns, and of longer ones those by probes, aligned where that pays."""
+        """Return dense norms of short columns, and of longer ones those by probes, aligned where that pays.
+
+        A column of no more entries than probes is dense at the cost of its probes. One of few
+        entries is dense as well: K probes see little of a block with a few directions, and their
+        standard error may be far too small.
+        """
         column = self.column(request)
         count = self.allotted.get(str(request.col), self.settings.num_probes)
         is_short = is_few(self.problem.layout, request.layer, request.col)
@@ -276,7 +329,10 @@ def _by_published_probes(
     col: str,
     blocks: Sequence[Block],
 ) -> Norms:
-    """Return norms from the published probes: each part has its own."""
+    """Return norms from the published probes: each part has its own.
+
+    H, H_o and H_f then have independent errors, and H is not the sum of the others.
+    """
     from hessfig.states.published import signs
 
     column = estimator.engines.column(layer, col, blocks)
@@ -300,7 +356,10 @@ def _by_published_probes(
 def dense_blocks(
     column: Column, parts: Sequence[Part] = SPLIT
 ) -> dict[tuple[Hashable, Part], Float[Tensor, "n dim"]]:
-    """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk."""
+    """Return `parts` of every row of `column` by multiplying with the identity, chunk by chunk.
+
+    Column j of A is A e_j: `dim` products, which are exact up to rounding.
+    """
     identity = torch.eye(column.dim, dtype=column.dtype)
     return multiplied(column, identity, parts, COLUMNS_AT_ONCE)
 
@@ -315,7 +374,7 @@ def dense_parts(
 def dense_norms(
     column: Column, parts: Sequence[Part]
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    """Return the exact ||.||_F of every row and part of `column`."""
+    """Return the exact ||.||_F of every row and part of `column`, from all entries."""
     norms = {}
     for key, matrix in dense_parts(column, parts).items():
         norms[key] = Estimate(norm(matrix), 0.0, 0)
@@ -325,11 +384,48 @@ def dense_norms(
 def hutchinson(
     column: Column, parts: Sequence[Part], num_probes: int, *, generator: Generator
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    """Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes.
+    r"""Estimate ||.||_F of every row and part of `column` from `num_probes` shared Rademacher probes.
 
-    For v with independent entries +1 or -1, E[v v^T] = I, and therefore
-    E ||A v||^2 = tr(A^T A E[v v^T]) = ||A||_F^2. One product per probe serves all rows
-    and parts of the column, so that their errors are correlated (see `root_of_mean`).
+    For v with independent entries +1 or -1, E[v v^T] = I, and therefore E |A v|^2 =
+    ||A||_F^2: the estimate of the square is unbiased. With B = A^T A,
+
+    .. math:: |A v|^2 = \operatorname{tr} B + \sum_{i \ne j} B_{ij} v_i v_j, \qquad
+              \operatorname{Var} |A v|^2 = 2 \sum_{i \ne j} B_{ij}^2,
+
+    since v_i^2 = 1 and the v_i v_j of different pairs are uncorrelated: columns of A that are
+    orthogonal give no error at all. One product per probe serves all rows and parts of the
+    column, so that their errors are correlated (see `root_of_mean`).
+
+    Parameters
+    ----------
+    column : Column
+        Operator from the space of `col`, of `dim` entries, to every row.
+    parts : sequence of Part
+    num_probes : int
+    generator : Generator
+        The first probes are the same whatever their number.
+
+    Returns
+    -------
+    dict
+        An Estimate for each row and part.
+
+    References
+    ----------
+    Hutchinson, 1989 (see `hessfig.curvature.problem.rademacher`).
+
+    Examples
+    --------
+    Inputs along the axes make H of a linear map diagonal, so that one probe is exact:
+
+    >>> import hessfig
+    >>> from hessfig.curvature import ColumnOperator
+    >>> inputs, targets = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+    >>> problem = hessfig.Problem(torch.nn.Linear(2, 1, bias=False), inputs, targets, "mse")
+    >>> column = ColumnOperator(problem.objective("float64"), 0, "weight", ["weight"])
+    >>> one = hutchinson(column, [Part.H], 1, generator=Generator().manual_seed(0))
+    >>> round(one["weight", Part.H].value ** 2, 6)
+    82.0
     """
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
     return _estimates(column, parts, probes)
@@ -338,7 +434,7 @@ def hutchinson(
 def _estimates(
     column: Column, parts: Sequence[Part], probes: Shaped[Tensor, "dim k"]
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    """Return the norms that given probes estimate."""
+    """Return the norms that given probes estimate, chunk by chunk as memory allows."""
     samples = []
     for chunk in cast_chunks(probes, column):
         samples.append(squared_norms(column, parts, chunk))
@@ -353,17 +449,44 @@ def aligned(
     *,
     generator: Generator,
 ) -> dict[tuple[Hashable, Part], Estimate]:
-    """Estimate ||.||_F of every row and part with `num_probes` products, two thirds in the axes of `block`.
+    r"""Estimate ||.||_F of every row and part with `num_probes` products, two thirds in the axes of `block`.
 
     `block` is the column's diagonal block and must be among its rows.
 
-    With Rademacher v the variance of ||A v||^2 comes from the off-diagonal entries of
-    A^2 alone, and a block of the Hessian of an m x n weight is close to a sum of few
-    Kronecker products G x P. The first third of the probes is plain; the left and right
-    singular vectors L, R of their products, read as m x n matrices, estimate the
-    eigenvectors of G and P, and every further probe is L Z R^T with Z Rademacher. E[v
-    v^T] = I whatever L and R are, so every ||A v||^2 is an unbiased sample of
-    ||A||_F^2, and all are averaged alike (axes as in EKFAC, George et al. 2018).
+    With Rademacher v the variance of |A v|^2 comes from the off-diagonal entries of A^2
+    alone (`hutchinson`), and a block of the Hessian of an m x n weight is close to a sum of
+    few Kronecker products G (x) P. In the eigenvectors of G and P such a block is diagonal.
+    The first third of the probes is plain; the left and right singular vectors L, R of their
+    products, read as m x n matrices, estimate these eigenvectors, and every further probe is
+    L Z R^T with Z Rademacher. As a vector it is (L (x) R) z, so
+
+    .. math:: \mathbb{E}[v v^T] = (L \otimes R) \, \mathbb{E}[z z^T] \, (L \otimes R)^T = I
+
+    for orthogonal L, R whatever they are, as z is independent of the first products. Every
+    |A v|^2 is an unbiased sample of ||A||_F^2, and all are averaged alike (axes as in EKFAC,
+    George et al. 2018). The first part has at most `PROBES_AT_ONCE` probes.
+
+    Parameters
+    ----------
+    column : Column
+        Of a weight matrix: `column.shape` is (m, n).
+    block : key of a row
+    parts, num_probes, generator
+        As those of `hutchinson`.
+
+    Examples
+    --------
+    Correlated inputs of a linear map with a squared loss: H is exactly G (x) I.
+
+    >>> import hessfig
+    >>> from hessfig.curvature import ColumnOperator
+    >>> inputs, targets = torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 1.0]]), torch.zeros(2, 8)
+    >>> problem = hessfig.Problem(torch.nn.Linear(3, 8, bias=False), inputs, targets, "mse")
+    >>> column = ColumnOperator(problem.objective("float64"), 0, "weight", ["weight"])
+    >>> plain = hutchinson(column, [Part.H], 30, generator=Generator().manual_seed(0))
+    >>> turned = aligned(column, "weight", [Part.H], 30, generator=Generator().manual_seed(0))
+    >>> turned["weight", Part.H].error < plain["weight", Part.H].error / 2
+    True
     """
     first = max(1, min(PROBES_AT_ONCE, num_probes // 3))
     probes = rademacher(column.dim, num_probes, generator=generator, dtype=torch.int8)
@@ -391,7 +514,10 @@ def _averaged(
 
 
 def _estimated(samples: Sequence[Squares]) -> Estimate:
-    """Return the root of the mean of squared lengths, in the unit that they are measured in."""
+    """Return the root of the mean of squared lengths, in the unit that they are measured in.
+
+    Lengths are (A v / unit)^2, so that squares of tiny products do not underflow.
+    """
     squares = Squares.joined(samples)
     norm = root_of_mean(squares.values)
     value, error = norm.value * squares.unit, norm.error * squares.unit
@@ -399,11 +525,15 @@ def _estimated(samples: Sequence[Squares]) -> Estimate:
 
 
 def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
-    """Estimate ||A||_F from ||A v_k||^2 of independent probes with E[v v^T] = I (Hutchinson).
+    r"""Estimate ||A||_F from |A v_k|^2 of K independent probes with E[v v^T] = I (Hutchinson).
 
-    E ||A v||^2 = ||A||_F^2, so frob = sqrt(m) with m the mean. Its standard error is
-    that of m taken through the square root to first order (delta method): std / sqrt(K)
-    / (2 sqrt(m)). NaN for a single probe.
+    With m the mean of the samples and s their standard deviation,
+
+    .. math:: \|A\|_F \approx \sqrt{m}, \qquad \text{error} = \frac{s / \sqrt{K}}{2 \sqrt{m}}:
+
+    the standard error of m, taken through the square root to first order (delta method).
+    The mean of the root is below the norm by about error^2 / (2 norm). The error is NaN for a
+    single probe, and 0 where all samples are 0.
 
     Examples
     --------
@@ -425,9 +555,12 @@ def root_of_mean(squared_norms: Float[Tensor, " num_probes"]) -> Estimate:
 def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
     """Return the eigenvectors of sum_k X_k X_k^T and of sum_k X_k^T X_k over the sketches X_k, read as matrices.
 
+    If A = G (x) P, a probe Z has the product G Z P, so that X X^T has the mean G^2 tr(P^2)
+    and the eigenvectors of G; X^T X has those of P.
+
     The sketches of H_o and those of H_f are divided by their size, and weigh the same.
-    Sketches that are not finite have none: the coordinate axes stand in, and the norm
-    comes out not finite.
+    Sketches that are not finite have none: the coordinate axes stand in, and the norm comes
+    out not finite.
     """
     scaled = []
     for part in (Part.H_o, Part.H_f):
@@ -446,7 +579,10 @@ def _axes(sketches: Products, block: Hashable, shape: torch.Size) -> Axes:
 
 
 def _size_of(images: Tensor) -> float:
-    """Return the norm, which is at least 1e-38 if its squares are in range."""
+    """Return the norm, which is at least 1e-38 if its squares are in range.
+
+    A norm of 0 counts as 1, so that sketches of zero are not divided by it.
+    """
     size = norm(images)
     if float(images.norm()) ** 2:
         return max(size, torch.finfo(torch.float32).tiny)
@@ -467,7 +603,7 @@ def _turned_at_once(dim: int) -> int:
 def _turned(
     probes: Shaped[Tensor, "dim k"], axes: Axes, column: Column
 ) -> Float[Tensor, "dim k"]:
-    """Return L Z R^T for every probe Z, read as a matrix."""
+    """Return L Z R^T for every probe Z, read as an m x n matrix; 2 m n (m + n) operations each."""
     left, right = axes
     signs = probes.to(left.device).double().T.unflatten(1, (len(left), len(right)))
     return (left @ signs @ right.T).flatten(1).T.to(column.dtype)
@@ -476,7 +612,10 @@ def _turned(
 def _as_norms(
     estimates: Mapping[tuple[Hashable, Part], Estimate], column: Column
 ) -> Norms:
-    """Return the estimates of blocks, with the errors of products by differences added."""
+    """Return the estimates of blocks, with the errors of products by differences added.
+
+    Rows that are not blocks, which an operator may have besides, are left out.
+    """
     norms: Norms = {}
     for (block, part), estimate in estimates.items():
         if not isinstance(block, Block):
@@ -492,6 +631,8 @@ def _as_norms(
 
 def differenced(norm: Estimate, off: float, of_zero: float = math.nan) -> Estimate:
     """Return a norm with the relative error `off` of its products added to its error.
+
+    The two are independent, so their squares add.
 
     Beyond ROUGHEST it is rough: a kink crossed by the step, or rounding as large as the
     products. A norm of zero has the error `of_zero`; without one the effect of rounding
@@ -512,7 +653,11 @@ def differenced(norm: Estimate, off: float, of_zero: float = math.nan) -> Estima
 def _xtrace_norm(
     column: ColumnOperator, part: Part, num_probes: int, generator: Generator
 ) -> Estimate:
-    """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN)."""
+    """Take the root of XTrace's estimate of ||A||_F^2; curvlinops gives no error with it (NaN).
+
+    A is divided by the unit of A 1 before it is squared, so that A A does not under- or
+    overflow; an estimate below 0 counts as 0.
+    """
     from hessfig.curvature.curvlinops import xtrace_squared_frobenius
 
     operator = column.square_operator(part)

@@ -1,4 +1,31 @@
-"""The catalogue of quantities: one row per quantity with the function that measures it, and users' own quantities."""
+"""The catalogue of quantities: one row per quantity with the function that measures it, and users' own quantities.
+
+With A a part of a block, w all parameters, g gradient and H Hessian of the loss L:
+
+- frobenius: ||A||_F; trace: tr A of a diagonal block; hessian: H as an array;
+- spectrum: all eigenvalues of a diagonal block, with rank, condition number and
+  quantiles; largest_eigenvalue, smallest_eigenvalue: the outermost ones by Lanczos;
+  density: tr A / n, tr A^2 / n and quantiles by Lanczos quadrature;
+- approximations: ||B - A|| / ||B|| of an approximation A of a block B, and their cosine;
+- jacobian_norm: ||dF/dw||_F; moment_n: ||M_n||_F of attention; zero_share: the share of
+  zeros in A;
+- loss: L; held_out_loss: L on examples that no training sees; accuracy: shares of right
+  answers; gradient_norm: |g|; weight_norm: |w|; num_parameters: entries of w;
+- residual_norm: mean |h| of the stream; score_spread: standard deviations of scores and
+  mixing weights; sink_mass: the weight of the first key;
+- gradient_covariance: tr C and the largest eigenvalue of C, the covariance of gradients
+  of examples; noise_scale: tr C / |g|^2, without bias;
+- batch_sharpness: g.H_B g / |g|^2 over mini-batches B; critical_step: the step at which
+  the loss along the next update is back at its start; predicted_decrease: that of the
+  quadratic model, and the true one; stability_threshold: 2 / eta for gradient descent;
+- preconditioned_eigenvalue: the largest eigenvalue of P^-1 H; adaptive_sharpness: of |W|
+  H |W|; training_cost: seconds and products of the training so far.
+
+The formulas are in the modules that the rows name. A row says by module name where its
+function is, so that a plan reads the catalogue without torch. Adding a quantity is adding
+a row (see hessfig.measurements.quantity); studies bring rows of their own, which
+`registry` lists.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -293,7 +320,11 @@ def source_of_quantity(name: str, config_dir: str | None) -> str:
 
 
 def check_decay(config: Config) -> None:
-    """Raise UserError for a quantity that ignores the loss of task.weight_decay."""
+    """Raise UserError for a quantity that ignores the loss of task.weight_decay, decay / 2 |w|^2.
+
+    It adds `decay` times the identity to the diagonal blocks of H and H_f, `decay` w to the
+    gradient, and nothing to H_o.
+    """
     decay = config.task.weight_decay
     if not decay:
         return
@@ -309,7 +340,10 @@ def check_decay(config: Config) -> None:
 
 
 def _guarded(own: Quantity, name: str) -> Quantity:
-    """Return a user's quantity whose functions raise UserErrors that name the quantity."""
+    """Return a user's quantity whose functions raise UserErrors that name the quantity.
+
+    Its rows are checked as well: parts, and numbers that occur twice.
+    """
 
     def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:

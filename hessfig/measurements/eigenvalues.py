@@ -1,4 +1,9 @@
-"""Eigenvalues of diagonal blocks: full spectra, outermost eigenvalues, and densities with errors over probes."""
+"""Eigenvalues of diagonal blocks: full spectra, outermost eigenvalues, and densities with errors over probes.
+
+Three ways to the eigenvalues lambda_1 <= ... <= lambda_n of a block A: all of them from
+the dense block (n products and about 4/3 n^3 operations), the outermost ones by Lanczos
+(tens of products), and their density by Lanczos quadrature from random vectors.
+"""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -81,11 +86,26 @@ def spectrum(objective: Objective, request: Request) -> Measured:
 
 
 def outermost(objective: Objective, request: Request, end: End) -> Measured:
-    """Return `k` rows for every part of every block; values, residuals and vectors as arrays.
+    r"""Return `k` rows for every part of every block; values, residuals and vectors as arrays.
 
-    The error of an eigenvalue is its residual |A v - lambda v| for the unit vector v
-    that was found: an eigenvalue of A lies within it. Rows that have not reached the
-    tolerance of the settings are `not_converged`.
+    The error of an eigenvalue is its residual |A v - lambda v| for the unit vector v that was
+    found: an eigenvalue of A lies within it, because with the orthonormal eigenvectors q_i
+
+    .. math:: |A v - \lambda v|^2 = \sum_i (\lambda_i - \lambda)^2 (q_i \cdot v)^2
+              \ge \min_i (\lambda_i - \lambda)^2.
+
+    Which eigenvalue that is, it does not say: that it is an outermost one is what two
+    independent starts check. Rows that have not reached the tolerance of the settings are
+    `not_converged`.
+
+    Parameters
+    ----------
+    objective : Objective
+    request : Request
+        Its spectrum has k, tolerance, steps and starts; `at.warm` may hold vectors of an
+        earlier state, and `Measured.warm` holds those found here.
+    end : End
+        Largest or smallest, by sign and not by size.
     """
     spectra = Spectra(request)
     warm: dict[str, Tensor] = {}
@@ -128,11 +148,17 @@ smallest_eigenvalue = partial(outermost, end=End.smallest)
 
 
 def density(objective: Objective, request: Request) -> Measured:
-    """Return the rows of every part of every block, and the nodes and weights of its probes as arrays.
+    r"""Return the rows of every part of every block, and the nodes and weights of its probes as arrays.
 
-    Stochastic Lanczos quadrature (Ghorbani et al., 2019): from a probe v, the nodes
-    theta_i and weights w_i of a Gauss rule give sum_i w_i f(theta_i) = v.f(A)v / |v|^2
-    for polynomials f of low degree, whose mean over probes is tr f(A) / n.
+    Stochastic Lanczos quadrature (Ghorbani et al., 2019): m steps from a probe v give a
+    tridiagonal matrix T with eigenvalues theta_i, the nodes, and unit eigenvectors y_i. With
+    the weights w_i = (first entry of y_i)^2,
+
+    .. math:: \sum_i w_i f(\theta_i) = \frac{v^T f(A) v}{|v|^2}
+
+    for polynomials f of degree up to 2 m - 1 (a Gauss rule). Its mean over probes with E[v
+    v^T] = I is tr f(A) / n, so that the nodes with their weights stand for the density of
+    eigenvalues.
     """
     spectra = Spectra(request)
     settings = request.spectrum
@@ -160,9 +186,11 @@ def density(objective: Objective, request: Request) -> Measured:
 
 
 def share_negative(eigenvalues: Array, cut: float) -> float:
-    """Return the share of eigenvalues below minus `cut` times the largest in size.
+    r"""Return the share of eigenvalues below minus `cut` times the largest in size.
 
-        |{i: lambda_i < -cut max_j |lambda_j|}| / n
+    .. math:: \frac{1}{n} \Big| \big\{ i : \lambda_i < -\text{cut} \cdot \max_j |\lambda_j| \big\} \Big|
+
+    The cut keeps eigenvalues of zero, which rounding puts on either side, out of the count.
 
     Examples
     --------
@@ -174,10 +202,13 @@ def share_negative(eigenvalues: Array, cut: float) -> float:
 
 
 def effective_rank(eigenvalues: Array) -> float:
-    """Return (tr |H|)^2 / ||H||_F^2: n for n equal sizes, 1 for a single one.
+    r"""Return (tr |H|)^2 / ||H||_F^2: n for n equal sizes, 1 for a single one.
 
-    Of a semi-definite matrix it is (tr H)^2 / ||H||_F^2; of a zero matrix 0. The
-    eigenvalues are divided by the largest in size first, so that no square overflows.
+    .. math:: \frac{\big(\sum_i |\lambda_i|\big)^2}{\sum_i \lambda_i^2}
+
+    Of a semi-definite matrix it is (tr H)^2 / ||H||_F^2; of a zero matrix 0. Between 1 and n
+    by the Cauchy-Schwarz inequality. The eigenvalues are divided by the largest in size
+    first, so that no square overflows.
 
     Examples
     --------
@@ -208,8 +239,9 @@ def rank(eigenvalues: Array, cut: float) -> int:
 def condition_number(eigenvalues: Array, cut: float) -> float:
     """Return the largest eigenvalue in size over the SMALL % quantile of the sizes; nan for a zero matrix.
 
-    Infinite where that quantile is no more than `cut` times the largest: more than
-    SMALL % of the eigenvalues are zero.
+    The smallest size itself would be rounding where a block is singular, as most are.
+    Infinite where that quantile is no more than `cut` times the largest: more than SMALL % of
+    the eigenvalues are zero.
 
     Examples
     --------
@@ -230,6 +262,9 @@ def condition_number(eigenvalues: Array, cut: float) -> float:
 def quantile_of_eigenvalues(eigenvalues: Array, percent: int) -> float:
     """Return the smallest eigenvalue that at least `percent` of 100 are no larger than.
 
+    It is the eigenvalue number ceil(percent n / 100) in ascending order, without
+    interpolation.
+
     Examples
     --------
     >>> import numpy as np
@@ -245,7 +280,12 @@ def moment(nodes: Array, weights: Array, power: int) -> Estimate:
     """Return the mean over probes of sum_i w_i theta_i^power, an estimate of tr A^power / n.
 
     For a probe v with |v|^2 = n and E[v v^T] = I it is v.A^power v / n, whose mean is the
-    trace over n.
+    trace over n. It is exact for that probe if power < 2 m, with m steps.
+
+    Parameters
+    ----------
+    nodes, weights : (num_probes, m)
+    power : int
 
     Examples
     --------
@@ -258,12 +298,19 @@ def moment(nodes: Array, weights: Array, power: int) -> Estimate:
 
 
 def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
-    """Return the smallest node at which the mean cumulative reaches `percent` of 100.
+    r"""Return the smallest node at which the mean cumulative reaches `percent` of 100.
 
-    The cumulative of probe k at x is the sum of its weights w_i with theta_i <= x; F(x)
-    is its mean over probes. The error of the quantile is half the span of the quantiles
-    at that level more or less one standard error of F there (Woodruff, J. Am. Stat.
-    Assoc. 47 (1952) 635): no density at the quantile is needed.
+    The cumulative of probe k at x is the sum of its weights w_i with theta_i <= x; F(x) is
+    its mean over probes,
+
+    .. math:: F(x) = \frac{1}{K} \sum_k \sum_{i : \theta_{ki} \le x} w_{ki}.
+
+    With p the level and s the standard error of F at the quantile over probes, the error is
+
+    .. math:: \tfrac{1}{2} \big[ F^{-1}(p + s) - F^{-1}(p - s) \big]
+
+    (Woodruff, J. Am. Stat. Assoc. 47 (1952) 635): no density at the quantile is needed. The
+    error of few steps is not in it.
 
     Examples
     --------
@@ -295,7 +342,7 @@ def sampled_quantile(nodes: Array, weights: Array, percent: int) -> Estimate:
 
 
 def _mean(values: Array) -> Estimate:
-    """Return the mean over probes with its standard error; nan for a single probe.
+    """Return the mean over probes with its standard error, std / sqrt(K) with divisor K - 1; nan for a single probe.
 
     In units in which squares do not overflow.
     """
@@ -308,7 +355,16 @@ def _mean(values: Array) -> Estimate:
 
 
 class Spectra:
-    """Rows and arrays of a cell, entry by entry: array `name_k` belongs to entry k of the list `entries`."""
+    """Rows and arrays of a cell, entry by entry: array `name_k` belongs to entry k of the list `entries`.
+
+    An entry is one part of one block. `entries` is JSON: for each, layer, row_layer, row, col,
+    part, dim (its number of columns), and what the quantity adds:
+
+    - `spectrum`: cut; the array eigenvalues (dim,), ascending;
+    - outermost eigenvalues: products, rough_products, scale, converged; the arrays values
+      (k,), residuals (k,), and vectors (dim, k) up to _MOST_KEPT entries;
+    - `density`: products, num_probes, steps; the arrays nodes and weights (num_probes, steps).
+    """
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -336,7 +392,10 @@ class Spectra:
     def keep(
         self, block: Block, part: Part, dim: int, label: dict[str, Any], arrays: Arrays
     ) -> None:
-        """Add an entry with its arrays; `dim` is the number of its columns."""
+        """Add an entry with its arrays; `dim` is the number of its columns.
+
+        `label` holds what else describes it, next to block, part and `dim`.
+        """
         number = len(self._labels)
         self._labels.append(
             {
@@ -396,7 +455,25 @@ def extremes_of(
     *,
     k: int = 1,
 ) -> Extremes:
-    """Return the k outermost eigenvalues at one end, as precisely as the settings say. Raises NotFinite."""
+    """Return the k outermost eigenvalues at one end, as precisely as the settings say. Raises NotFinite.
+
+    By Lanczos (hessfig.curvature.spectral.extremes), to residuals of tolerance times the
+    largest eigenvalue in size; each step is one product.
+
+    Examples
+    --------
+    H = diag(1, 9), the Hessian of half the sum of squares of (w_1, 3 w_2):
+
+    >>> import hessfig
+    >>> from hessfig.curvature import ColumnOperator
+    >>> inputs, targets = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+    >>> problem = hessfig.Problem(torch.nn.Linear(2, 1, bias=False), inputs, targets, "mse")
+    >>> column = ColumnOperator(problem.objective("float64"), 0, "weight", ["weight"])
+    >>> block, start = Square(column, "weight", Part.H), Generator().manual_seed(0)
+    >>> found = extremes_of(block, End.largest, SpectrumConfig(), start)
+    >>> round(found.values.item(), 9), found.residuals.item() < 1e-9
+    (9.0, True)
+    """
     return extremes(
         operator,
         end,
@@ -422,7 +499,10 @@ def _extremes(
     generator: Generator,
     warm: Tensor | None,
 ) -> Extremes:
-    """Return the outermost eigenvalues; those by differences to the accuracy that their products have."""
+    """Return the outermost eigenvalues; those by differences to the accuracy that their products have.
+
+    A tolerance below the error of the products would never be reached.
+    """
     source = differences_in(operator.column)
     tolerance = settings.tolerance
     if source is not None:
@@ -444,7 +524,11 @@ def _extremes(
 
 
 def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extremes:
-    """Return eigenvalues by differences with residuals |A v - value v| that include the error of A v."""
+    """Return eigenvalues by differences with residuals |A v - value v| that include the error of A v.
+
+    |A v - lambda v| <= |p - lambda v| + |A v - p| for the product p that was computed, so the
+    two are added, and convergence is decided by the sum.
+    """
     image = operator.matmat(found.vectors)
     assert operator.last_errors is not None
     apart = (image - found.vectors * found.values.to(image)).double().norm(dim=0).cpu()
@@ -464,7 +548,7 @@ def _extreme_numbers(names: list[RowName], found: Extremes) -> Numbers:
 
 
 def _extreme_arrays(found: Extremes) -> Arrays:
-    """Return what is stored of eigenvalues; long vectors are not."""
+    """Return what is stored of eigenvalues: vectors only up to _MOST_KEPT entries."""
     arrays = {"values": found.values.numpy(), "residuals": found.residuals.numpy()}
     if found.vectors.numel() <= _MOST_KEPT:
         arrays["vectors"] = found.vectors.double().cpu().numpy()
@@ -474,7 +558,11 @@ def _extreme_arrays(found: Extremes) -> Arrays:
 def _starts(
     dim: int, settings: SpectrumConfig, generator: Generator
 ) -> Shaped[Tensor, "n num_probes"]:
-    """Return the probes: those of all parts of a block are the same, and the first ones whatever their number."""
+    """Return the probes, (n, num_probes): the same for all parts of a block, and the first ones for any number.
+
+    Rademacher signs have |v|^2 = n; a Gaussian's length varies, and the quadrature divides
+    by it.
+    """
     count = settings.num_probes
     if settings.probes == Probes.rademacher:
         return rademacher(dim, count, generator=generator, dtype=torch.int8)
@@ -482,7 +570,10 @@ def _starts(
 
 
 def _density_numbers(nodes: Array, weights: Array) -> Numbers:
-    """Return tr A / n, tr A^2 / n and quantiles of the eigenvalues, from the nodes and weights of every probe."""
+    """Return tr A / n, tr A^2 / n and quantiles of the eigenvalues, from the nodes and weights of every probe.
+
+    tr A^2 / n is ||A||_F^2 / n, and exact for each probe from two steps on.
+    """
     numbers = {
         RowName("density_mean"): moment(nodes, weights, 1),
         RowName("density_second_moment"): moment(nodes, weights, 2),
@@ -494,7 +585,7 @@ def _density_numbers(nodes: Array, weights: Array) -> Numbers:
 
 
 def _spectrum_numbers(eigenvalues: Array, settings: SpectrumConfig) -> Numbers:
-    """Return the numbers of a whole spectrum, whose eigenvalues ascend."""
+    """Return the numbers of a whole spectrum, whose eigenvalues ascend: outermost ones, shares, ranks and quantiles."""
     cut = settings.cut
     numbers: dict[RowName, float] = {}
     for place, index in enumerate(indices(settings.k)):

@@ -1,4 +1,8 @@
-"""The choices of `estimator=auto` by cost: exact norms of the last layer or probes, turned probes or plain ones."""
+"""The choices of `estimator=auto` by cost: exact norms of the last layer or probes, turned probes or plain ones.
+
+Both choices compare counted operations (`hessfig.models.exact.costs`), not clocks, so
+that a cell has the same key on every machine.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +40,35 @@ def expensive_blocks(
     parts: Sequence[Part],
     dtype: DType,
 ) -> frozenset[Block]:
-    """Return the blocks of the last layer that `auto` probes, because their exact norms would take too long.
+    r"""Return the blocks of the last layer that `auto` probes, because their exact norms would take too long.
 
-    The exact norms of a cell share their derivatives behind the attention, and the
-    blocks of a column their probes. So all blocks are exact if
+    The exact norms of a cell share their derivatives behind the attention, and the blocks of
+    a column their probes. So all blocks are exact if, with K = max(num_probes, FEWEST),
 
-        shared + sum_blocks own  <=  WORTH (setup + sum_columns K probe),    K = max(num_probes, FEWEST)
+    .. math:: \text{shared} + \sum_{\text{blocks}} \text{own} \;\le\;
+              \text{WORTH} \Big( \text{setup} + \sum_{\text{columns}} K \cdot \text{probe} \Big)
 
-    in seconds (models.exact.costs). Otherwise the block with the largest own / (K
-    probe) is probed, and the rest are compared again. K is not what pilots choose, so
-    that pilots and cells of a sweep decide alike.
+    in seconds (models.exact.costs). Otherwise the block with the largest own / (K probe) is
+    probed, and the rest are compared again. K is not what pilots choose, so that pilots and
+    cells of a sweep decide alike.
+
+    Returns
+    -------
+    frozenset of Block
+        Empty for estimator.rules before version 0.5, which had no such comparison.
+
+    Examples
+    --------
+    One layer at the size of the paper: W_V is exact without norms, and takes probes with
+    LayerNorm, where each item has a d x d matrix of second derivatives.
+
+    >>> from hessfig.terms import Norm
+    >>> block = Block(1, "W_V", "W_V")
+    >>> for norm in (Norm.none, Norm.pre):
+    ...     settings = ModelConfig(norm=norm), TaskConfig(), EstimatorConfig(), [block], [Part.H]
+    ...     print(len(expensive_blocks(*settings, DType.float64)))
+    0
+    1
     """
     compared = [part for part in parts if part not in AT_SCORES]
     if estimator.rules < BY_COST or not compared:
@@ -86,11 +109,15 @@ def is_turned(
     entries: int,
     dtype: DType,
 ) -> bool:
-    """Whether `auto` turns the probes of a weight matrix (a, b) of a b `entries` into the axes of its diagonal `block`.
+    r"""Whether `auto` turns the probes of an (a, b) weight of a b `entries` into the axes of its diagonal `block`.
 
-    Turning takes 2 a b (a + b) operations for each of K probes and for both sides of
-    each sketch, and the axes EIGENVECTORS (a^3 + b^3). They are turned if K products
-    with turning take at most WORTH times K products.
+    Turning takes 2 a b (a + b) operations for each of K probes and for both sides of each of
+    the SKETCHES, and the axes EIGENVECTORS (a^3 + b^3). With WORTH = 1.5, probes are turned if
+
+    .. math:: (K + \text{SKETCHES}) \, 2 a b (a + b) + \text{EIGENVECTORS} \, (a^3 + b^3)
+
+    takes at most half the time of K products, so that K products with turning take at most
+    WORTH times K products.
     """
     if estimator.rules < BY_COST or not is_counted(model):
         return True

@@ -34,11 +34,21 @@ _NO_NUMBER = {"value": math.nan, "error": math.nan, "status": Status.nonfinite.v
 
 @dataclass(frozen=True)
 class At:
-    """The state of a network, for quantities that need more than its weights: its settings, sigma, seed and step.
+    """The state of a network, for quantities that need more than its weights.
 
-    For a training that hessfig.Monitor follows: `moments` of its optimiser
-    ({moment/parameter: tensor}), and the vectors `warm` that eigenvalue searches start
-    from, which are `Measured.warm` of an earlier state.
+    Parameters
+    ----------
+    config : Config
+    sigma : float, optional
+    seed : int
+    step : int, optional
+        Of a training: the number of updates that were made.
+    moments : dict, optional
+        Of a training that hessfig.Monitor follows: the moments of its optimiser,
+        {moment/parameter: tensor}.
+    warm : dict
+        The vectors that eigenvalue searches start from, which are `Measured.warm` of an
+        earlier state.
     """
 
     config: Config
@@ -53,10 +63,22 @@ class At:
 class Request:
     """A request to measure a quantity: blocks and parts, estimator, and random streams.
 
-    `model` holds the settings of the network, for engines that know its kind. `stream`
-    returns the generator of a column's probes. `probe_counts` is what pilots chose for
-    this cell (see hessfig.measurements.allocation); `spectrum` holds the settings of
-    eigenvalues; `at` is the state of the network.
+    Parameters
+    ----------
+    blocks : sequence of Block
+    parts : sequence of Part
+    estimator : EstimatorConfig
+    model : ModelConfig
+        The settings of the network, for engines that know its kind.
+    dtype : DType
+    stream : callable
+        Returns the generator of a column's probes, from its layer and name.
+    probe_counts : dict
+        What pilots chose for this cell (see hessfig.measurements.allocation).
+    at : At
+        The state of the network.
+    spectrum : SpectrumConfig
+        The settings of eigenvalues.
     """
 
     blocks: Sequence[Block]
@@ -74,7 +96,12 @@ class Request:
 class Measured:
     """Rows of the table (common columns are filled in: see `row_of`), and arrays to be stored next to them.
 
-    `warm`: vectors from which a search at a nearby state may start.
+    Parameters
+    ----------
+    rows : list
+    arrays : dict
+    warm : dict
+        Vectors from which a search at a nearby state may start.
     """
 
     rows: list[Row]
@@ -113,30 +140,56 @@ class Requirement:
 class Quantity:
     """A number (or several) of a network at a state: a row of hessfig.measurements.catalogue, or of the user's own.
 
-    `measure` returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where
-    the function has the quantity's name), imported when it is called, so that plans
-    need no torch. `settings` returns what enters the key of a cell; `needs` must hold
-    of the settings, and `check` raises UserError for others under which it cannot be,
-    before anything is measured; `operations` estimates the floating-point operations of
-    a cell (0: unknown, estimated from the first cells). `serves` says which blocks have
-    this quantity; next to other quantities it is measured for those alone. `of_loss`:
-    its numbers mean nothing where weights, outputs or the loss are not finite: all are
-    `nonfinite` there. `version` is part of the key: increase it when numbers change.
-    `counts_inputs`: it takes the inputs of K-FAC, whose definition changed where
-    targets are ignored: see `version_of`. `gives` names the rows if they do not have
-    the name of the quantity; two quantities with rows of the same name cannot be
-    measured together. `order`: the numbers follow from as many derivatives of the loss
-    at the measured point (hessfig.Monitor's fingerprint takes as many). `knows_decay`:
-    it is of the loss with what task.weight_decay adds, or not of the loss. For
-    quantities of the user's own, `may_be_undefined` names rows that are not finite at
-    times although nothing is wrong, and `has_part` says whether rows of a block are of
-    a part of the Hessian; for the package's, hessfig.registry.row_facts says so.
-    `needs_optimiser`: it is of the next update of a training that hessfig.Monitor
-    follows: of `any` optimiser (none: of gradient descent), or of a `given` one.
-    `walks`: it takes the loss away from the weights (on lines, in updates and searches,
-    at zero, rounded): a cell of a network of the user's own is reused only if that is
-    the same there, too; quantities of the user's own are taken to walk. `holds` names
-    the setting that counts the Lanczos vectors of a block that are held at once.
+    Parameters
+    ----------
+    name : str
+    measure : callable or str
+        Returns rows and arrays: a function, or "MODULE:FUNCTION" ("MODULE" where the
+        function has the quantity's name), imported when it is called, so that plans need no
+        torch.
+    settings : callable
+        Returns what enters the key of a cell.
+    check : callable
+        Raises UserError for settings under which it cannot be, before anything is measured.
+    operations : callable
+        Estimates the floating-point operations of a cell; 0 if they are unknown, and then
+        estimated from the first cells.
+    serves : callable
+        Says which blocks have this quantity; next to other quantities it is measured for
+        those alone.
+    version : int
+        Part of the key: increase it when numbers change.
+    counts_inputs : bool
+        It takes the inputs of K-FAC, whose definition changed where targets are ignored: see
+        `version_of`.
+    gives : tuple of str
+        Names of the rows if they do not have the name of the quantity; two quantities with
+        rows of the same name cannot be measured together.
+    order : int
+        The numbers follow from as many derivatives of the loss at the measured point
+        (hessfig.Monitor's fingerprint takes as many).
+    of_loss : bool
+        Its numbers mean nothing where weights, outputs or the loss are not finite: all are
+        `nonfinite` there.
+    needs : tuple of Requirement
+        What must hold of the settings, besides `check`.
+    knows_decay : bool
+        It is of the loss with what task.weight_decay adds, or not of the loss.
+    may_be_undefined : tuple of str
+        For quantities of the user's own: rows that are not finite at times although nothing
+        is wrong. For the package's, hessfig.registry.row_facts says so.
+    has_part : bool
+        For quantities of the user's own: whether rows of a block are of a part of the
+        Hessian.
+    needs_optimiser : str
+        It is of the next update of a training that hessfig.Monitor follows: of `any`
+        optimiser (none: of gradient descent), or of a `given` one.
+    holds : str
+        The setting that counts the Lanczos vectors of a block that are held at once.
+    walks : callable
+        Whether it takes the loss away from the weights (on lines, in updates and searches,
+        at zero, rounded): a cell of a network of the user's own is reused only if that is
+        the same there, too; quantities of the user's own are taken to walk.
     """
 
     name: str
@@ -181,9 +234,13 @@ class Quantity:
     def measured(self, objective: Objective, request: Request) -> Measured:
         """Return the result of `measure`, or of the function that it names, for a problem.
 
-        Rows of a problem that is not finite are `nonfinite`, without arrays, also where
-        a number could be computed (the zero of a part that happens not to see what is
-        not finite). Raises UserError where there are no rows then.
+        Rows of a problem that is not finite are `nonfinite`, without arrays, also where a number
+        could be computed (the zero of a part that happens not to see what is not finite).
+
+        Raises
+        ------
+        UserError
+            Where a quantity fails on a problem that is not finite, so that there are no rows.
         """
         from hessfig.curvature.gradients import is_finite
 
@@ -233,7 +290,11 @@ def asked_of(
     at: At,
     probe_counts: Mapping[str, Any] = MappingProxyType({}),
 ) -> Request:
-    """Return the request of a quantity at a state: the blocks that have it, and the streams of its probes."""
+    """Return the request of a quantity at a state: the blocks that have it, and the streams of its probes.
+
+    A stream is seeded by the seed, the quantity's name, sigma and step, and by the layer and
+    name of a column: neither the other quantities of a run nor its other cells move it.
+    """
     from hessfig.rng import probe_stream
 
     config = at.config
@@ -279,11 +340,19 @@ def row_of(block: Block | None = None, **columns: Any) -> Row:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its `error`: one standard error, 0 if the value is exact, and NaN if the estimator gives none.
+    """A number and its error.
 
-    `by` names the estimator that computed the number if it is not the configured one.
-    `is_unreliable`: its products are less accurate than allowed, so that it enters no
-    mean.
+    Parameters
+    ----------
+    value : float
+    error : float
+        One standard error, 0 if the value is exact, and NaN if the estimator gives none.
+    num_probes : int
+        0 where there are none.
+    by : str
+        The estimator that computed the number if it is not the configured one.
+    is_unreliable : bool
+        Its products are less accurate than allowed, so that it enters no mean.
     """
 
     value: float
@@ -370,7 +439,11 @@ def block_row(
     *,
     index: int | None = None,
 ) -> Row:
-    """Return the row of one part of one block. Raises ArithmeticError if a structural zero does not vanish."""
+    """Return the row of one part of one block. Raises ArithmeticError if a structural zero does not vanish.
+
+    A block that is zero by the structure of the network must come out as exactly 0: anything
+    else is a wrong product, not rounding.
+    """
     return row_of(
         block,
         part=part.value,
@@ -394,7 +467,10 @@ def state_row(
     layer: int = 0,
     index: int | None = None,
 ) -> Row:
-    """Return the row of a number that is not a structural zero; a plain float is exact."""
+    """Return the row of a number that is not a structural zero; a plain float is exact.
+
+    It is of a block and part, of a layer, or (layer 0) of the whole network.
+    """
     estimate = number if isinstance(number, Estimate) else exact(number)
     place = {} if block is not None else {"layer": layer, "row_layer": layer}
     return row_of(
@@ -463,7 +539,10 @@ def _made_by(request: Request, estimate: Estimate) -> dict[str, str]:
 def _status(
     quantity: str, request: Request, block: Block, part: Part, estimate: Estimate
 ) -> Status:
-    """Return the status of a number of a block, which may vanish by the network's structure."""
+    """Return the status of a number of a block, which may vanish by the network's structure.
+
+    Not finite first, then structural zeros, then accuracy.
+    """
     if not math.isfinite(estimate.value):
         return Status.nonfinite
     # Weight decay adds its own part to a weight's diagonal block, whatever the network.

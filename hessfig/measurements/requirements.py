@@ -1,4 +1,9 @@
-"""Checks that a quantity can be measured with the given settings, before anything is measured, without tensors."""
+"""Checks that a quantity can be measured with the given settings, before anything is measured, without tensors.
+
+Each check raises UserError with what was given, what is allowed and a setting that works.
+Bounds of memory are those of one worker: a matrix of E entries in float64 takes 8 E
+bytes, and as many again for each copy that is made of it.
+"""
 
 from collections.abc import Sequence
 
@@ -58,7 +63,12 @@ SUMMABLE = (Route.last_layer, Route.tokens, Route.gradient)
 
 
 def check_parts(config: Config, blocks: Sequence[Block]) -> None:
-    """Raise UserError for parts at the scores of a network, block or route that does not have them."""
+    """Raise UserError for parts at the scores of a network, block or route that does not have them.
+
+    H_oT and H_fT exist where T = x W_Q W_K^T x^T / c, bilinear in the two weights (Remark
+    D.1): for W_Q, W_K, W_QK and their pairs inside a layer, without norms or rotations of
+    queries and keys, and with products of the tape.
+    """
     at_scores = [part.value for part in config.parts if part in AT_SCORES]
     if not at_scores:
         return
@@ -94,7 +104,12 @@ def check_parts(config: Config, blocks: Sequence[Block]) -> None:
 
 
 def check_differences(config: Config) -> None:
-    """Raise UserError for products by differences in numbers whose error would not include that of the products."""
+    """Raise UserError for products by differences in numbers whose error would not include that of the products.
+
+    A product by differences of gradients is (g(w + h v) - g(w - h v)) / 2 h, with errors of
+    truncation and rounding. The quantities of BY_DIFFERENCES add them to their error, and
+    `loss` and `gradient_norm` take no products.
+    """
     if config.estimator.products != Products.differences:
         return
     methods = [Method.hutchinson, Method.aligned, Method.dense]
@@ -171,7 +186,11 @@ def _check_tape(config: Config, parts: str) -> None:
 
 
 def check_norms(config: Config, layout: Layout) -> None:
-    """Raise UserError for blocks that the configured estimator cannot serve, or that would not fit into memory."""
+    """Raise UserError for blocks that the configured estimator cannot serve, or that would not fit into memory.
+
+    `exact` needs a formula for every block and part, `aligned` and `xtrace` need diagonal
+    blocks of single matrices, `dense` needs the memory of a column, and many probes theirs.
+    """
     blocks = blocks_of(config.blocks, layout, config.model)
     method = config.estimator.method
     _check_probes(config, blocks, layout)
@@ -185,7 +204,11 @@ def check_norms(config: Config, layout: Layout) -> None:
 
 
 def check_dense(config: Config, layout: Layout) -> None:
-    """Raise UserError for blocks whose matrices would not fit into memory: those of one column are held at once."""
+    """Raise UserError for blocks whose matrices would not fit into memory: those of one column are held at once.
+
+    The entries of all blocks of the column, times COPIES and the bytes of a number, must not
+    exceed DENSE_BOUND.
+    """
     most = 0
     largest = ""
     for _, col, blocks in columns(blocks_of(config.blocks, layout, config.model)):
@@ -197,7 +220,10 @@ def check_dense(config: Config, layout: Layout) -> None:
 
 
 def check_moments(config: Config, layout: Layout) -> None:
-    """Raise UserError for a network whose softmax attention is not known."""
+    """Raise UserError for a network whose softmax attention is not known.
+
+    Moments are those under a row of weights that sum to one.
+    """
     del layout
     model = config.model
     shown = kinds_where(_shows_scores)
@@ -211,7 +237,10 @@ def check_moments(config: Config, layout: Layout) -> None:
 
 
 def check_trace(config: Config, layout: Layout) -> None:
-    """Raise UserError for a block whose trace the estimator does not give."""
+    """Raise UserError for a block whose trace the estimator does not give.
+
+    The exact engine has traces where blocks are sums of Kronecker products (SUMMABLE).
+    """
     blocks = diagonal_blocks(config, layout)
     _check_probes(config, blocks, layout)
     if config.estimator.method != Method.exact:
@@ -228,7 +257,10 @@ def check_trace(config: Config, layout: Layout) -> None:
 
 
 def check_hessian(config: Config, layout: Layout) -> None:
-    """Raise UserError for a Hessian, or blocks of it, that would not fit into memory."""
+    """Raise UserError for a Hessian, or blocks of it, that would not fit into memory.
+
+    n^2 entries for the n parameters of the network, or of those that Figure 1 shows.
+    """
     if names_blocks(config):
         blocks = blocks_of(config.blocks, layout, config.model)
         entries = sum(entries_of_block(block, layout) for block in blocks)
@@ -251,7 +283,7 @@ def is_published(model: ModelConfig) -> bool:
 
 
 def check_count(config: Config, layout: Layout) -> None:
-    """Raise UserError if a block has fewer eigenvalues than are requested at one end."""
+    """Raise UserError if a block has fewer eigenvalues than are requested at one end: k > n."""
     sizes = {}
     for block in diagonal_blocks(config, layout):
         sizes[block] = layout.size(block.layer, block.col)
@@ -267,7 +299,11 @@ def check_count(config: Config, layout: Layout) -> None:
 
 
 def check_spectrum(config: Config, layout: Layout) -> None:
-    """Raise UserError for a block whose matrices would exceed MATRIX_BYTES in a worker."""
+    """Raise UserError for a block whose matrices would exceed MATRIX_BYTES in a worker.
+
+    A block of n parameters takes 8 n^2 bytes for each matrix that is held at once
+    (`num_matrices`): n = 8 660 for two of them, 12 247 for one.
+    """
     check_count(config, layout)
     count = num_matrices(config.parts)
     most = int((MATRIX_BYTES / (8 * count)) ** 0.5)
@@ -413,7 +449,10 @@ def _check_probes(config: Config, blocks: Sequence[Block], layout: Layout) -> No
 
 
 def _check_memory(key: str, what: str, config: Config, entries: int) -> None:
-    """Raise UserError when `entries` numbers, with the copies their making takes, exceed DENSE_BOUND bytes."""
+    """Raise UserError when `entries` numbers, with the copies their making takes, exceed DENSE_BOUND bytes.
+
+    COPIES entries 8 bytes, or 4 in float32: 250 million entries in float64.
+    """
     number = 8 if config.dtype == DType.float64 else 4
     size = COPIES * entries * number
     if size > DENSE_BOUND:
@@ -426,7 +465,11 @@ def _check_memory(key: str, what: str, config: Config, entries: int) -> None:
 
 
 def _check_symmetric(config: Config, block: Block, layout: Layout) -> None:
-    """Raise UserError for a block that is not the diagonal one of a whole weight matrix."""
+    """Raise UserError for a block that is not the diagonal one of a whole weight matrix.
+
+    XTrace squares the block (||A||_F^2 = tr A^2), and turned probes take the axes of the
+    diagonal block; XTrace also needs fewer products than the block has rows.
+    """
     method = config.estimator.method
     size = layout.size(block.layer, block.col)
     side = layout.side(block.layer, block.col)

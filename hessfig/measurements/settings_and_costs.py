@@ -1,4 +1,10 @@
-"""Settings that enter the key of a cell, by quantity, and rough estimates of a cell's cost."""
+"""Settings that enter the key of a cell, by quantity, and rough estimates of a cell's cost.
+
+A key holds what a number depends on and nothing else: a setting that the configured
+estimator does not read is left out, so that changing it reuses the cells. Settings that
+came later are left out at the value that stands for what was before, so that older cells
+keep their keys.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +41,8 @@ _FLOPS = 4 / 3
 def frobenius_settings(config: Config, layout: Layout) -> dict[str, Any]:
     """Return the settings of norms; with `auto`, also where it does not take an exact norm, or does not turn probes.
 
-    Up to version 0.4 it did both there; every other cell keeps its key.
+    Up to version 0.4 it did both there; every other cell keeps its key. `probed` lists the
+    first, `plain` the second.
     """
     settings = norm_settings(config, layout)
     expensive = too_expensive(config, layout)
@@ -56,7 +63,10 @@ def frobenius_settings(config: Config, layout: Layout) -> dict[str, Any]:
 def _is_left_plain(
     config: Config, layout: Layout, block: Block, expensive: Collection[Block]
 ) -> bool:
-    """Whether the probes of a diagonal block are not turned into its axes, because that takes too long."""
+    """Whether the probes of a diagonal block are not turned into its axes, because that takes too long.
+
+    Only where `auto` takes probes for a single weight matrix at all.
+    """
     model = config.model
     if config.estimator.method != Method.auto or not block.is_diagonal:
         return False
@@ -96,8 +106,8 @@ def norm_settings(config: Config, layout: Layout) -> dict[str, Any]:
 def is_few(layout: Layout, layer: int, col: str) -> bool:
     """Whether `auto` computes dense blocks of a column: it has at most FEW entries, in a small network.
 
-    Four probes see so little of a block of a few directions that their error may be far
-    too small: of n directions, K probes see the squared lengths along K of them.
+    Four probes see so little of a block of a few directions that their error may be far too
+    small: of n directions, K probes see the squared lengths along K of them.
     """
     return layout.size(layer, col) <= FEW and layout.is_small
 
@@ -114,7 +124,11 @@ def _is_all_exact(
 
 
 def probe_settings(config: Config, layout: Layout) -> dict[str, Any]:
-    """Return estimator, blocks and parts as plain values, without settings that the estimator does not read."""
+    """Return estimator, blocks and parts as plain values, without settings that the estimator does not read.
+
+    A setting is read if the method's facts say so: a number of probes, the products. Blocks
+    enter as (layer of the column, layer of the row, row, column).
+    """
     estimator = config.estimator
     read: dict[str, Any] = {"method": estimator.method.value}
     if estimator.method.facts.fewest:
@@ -202,8 +216,8 @@ def reads(
 ) -> Callable[[Config, Layout], dict[str, Any]]:
     """Return the settings of a quantity that reads `names` (of _READ), and settings of `groups` by their names there.
 
-    `blocks` are the diagonal ones; `training` is the whole rule, which enters the
-    number at any state.
+    `blocks` are the diagonal ones; `training` is the whole rule, which enters the number at
+    any state.
     """
 
     def settings(config: Config, layout: Layout) -> dict[str, Any]:
@@ -227,6 +241,9 @@ def extreme_settings(config: Config, layout: Layout) -> dict[str, Any]:
 def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings, by dotted key, that the settings of a quantity are of; `training` stands for all of it.
 
+    What a table says about a quantity's settings, and what a change of a setting measures
+    anew, are read from here.
+
     Examples
     --------
     >>> sorted(keys_read({"size": 100, "spectrum": {"k": 1, "steps": 80}}))
@@ -245,10 +262,14 @@ def keys_read(settings: Mapping[str, Any]) -> frozenset[str]:
 
 
 def norm_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of floating-point operations of one cell; 0 for networks of unknown cost.
+    r"""Return a rough count of floating-point operations of one cell; 0 for networks of unknown cost.
 
-    Before the first probe, the network is evaluated, and the tape recorded. A late
-    weight's probes may take less than that.
+    .. math:: \text{evaluation} + \sum_{\text{columns}} \Big( \sum_{\text{exact blocks}} \text{own}
+              + K \cdot \text{probe} \Big),
+
+    with K probes, or entries of a dense column, for columns that have any block without an
+    exact norm. Before the first probe, the network is evaluated, and the tape recorded. A
+    late weight's probes may take less than that.
     """
     if not is_counted(config.model):
         return 0.0
@@ -265,11 +286,14 @@ def norm_operations(config: Config, layout: Layout) -> float:
 
 
 def norm_bytes(config: Config, layout: Layout) -> float:
-    """Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together.
+    r"""Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together.
 
-    At least those of the network and of the tape, which late weights do not exceed.
-    In float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is
-    the network.
+    .. math:: \max\Big( \text{exact}, \; \text{setup} + \text{probes at once} \cdot \text{probe} \Big)
+
+    over blocks and columns, and at least that of the network and of the tape, which late
+    weights do not exceed. In float32, tangents of scores and pattern are float64
+    (`Mixing.sharp`), and so is the network. Of a probe, the tensors of linear maps take half
+    the bytes there (`of_maps`, the cost without keys).
     """
     sizes = Sizes.of(config.model, config.task)
     expensive = too_expensive(config, layout)
@@ -331,7 +355,10 @@ def is_cheap(
 
 
 def hessian_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations: one product of the whole network per parameter."""
+    """Return a rough count of operations: one product of the whole network per parameter.
+
+    n products for a Hessian of n rows.
+    """
     if not is_counted(config.model):
         return 0.0
     first = layout.weights[0].name
@@ -342,7 +369,8 @@ def hessian_operations(config: Config, layout: Layout) -> float:
 def dense_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of all eigenvalues: one product per column, then the eigenvalues.
 
-    _FLOPS n^3 for each part of a block of n entries.
+    n products, and _FLOPS n^3 = 4/3 n^3 for the reduction of each part of a block of n
+    entries to tridiagonal form, next to which the rest is small.
     """
     counts = _sizes(config, layout)
     solved = sum(_FLOPS * size**3 for _, size in counts) * len(config.parts)
@@ -352,7 +380,8 @@ def dense_operations(config: Config, layout: Layout) -> float:
 def density_operations(config: Config, layout: Layout) -> float:
     """Return a rough count of operations of a density: products, and orthogonalising against all vectors before.
 
-    2 m^2 n for m steps on vectors of n entries.
+    m steps on vectors of n entries take m products, and step k is orthogonalised against k
+    vectors in 4 k n operations: 2 m^2 n in all, per probe and part.
     """
     steps = config.spectrum.steps
     probes = config.spectrum.num_probes
@@ -367,7 +396,10 @@ def density_operations(config: Config, layout: Layout) -> float:
 
 
 def extreme_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations of extreme eigenvalues, which no setting fixes."""
+    """Return a rough count of operations of extreme eigenvalues, which no setting fixes.
+
+    _ASSUMED_PRODUCTS for each of k eigenvalues and each part.
+    """
     count = _ASSUMED_PRODUCTS * config.spectrum.k * len(config.parts)
     counts = [(block, count) for block in diagonal_blocks(config, layout)]
     return _of_products(config, counts)
@@ -413,7 +445,10 @@ def _column_operations(
     blocks: Sequence[Block],
     expensive: Collection[Block],
 ) -> float:
-    """Return the operations of the exact norms of a column, and of its probes if it takes any."""
+    """Return the operations of the exact norms of a column, and of its probes if it takes any.
+
+    Blocks that are probed share the probes of the column.
+    """
     total = 0.0
     for block in blocks:
         exact = _exact_cost(config, block, expensive)

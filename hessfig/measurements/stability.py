@@ -1,4 +1,13 @@
-"""Stability of a training at a state: the loss along its next update, and curvature against the rule's threshold."""
+"""Stability of a training at a state: the loss along its next update, and curvature against the rule's threshold.
+
+Gradient descent with the rate eta on a parabola of curvature lambda multiplies the
+distance to its minimum by 1 - eta lambda, which shrinks while lambda < 2 / eta. Each rule
+has such a threshold for an eigenvalue (`stability_threshold`), for the curvature along
+its gradients (`batch_sharpness`) and along its own update (`critical_step`).
+
+Letters: w the weights, g and H gradient and Hessian of the loss L, eta the learning rate,
+u the update's direction (w' = w - eta u), d = w' - w the whole update, P a preconditioner.
+"""
 
 import copy
 import math
@@ -47,12 +56,14 @@ Named = dict[str, Tensor]
 
 
 def batch_sharpness(objective: Objective, request: Request) -> Measured:
-    """Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
+    r"""Return the mean of g.H_B g / |g|^2 over mini-batches B, with its standard error.
+
+    .. math:: \frac{1}{K} \sum_B \frac{g_B^T H_B \, g_B}{|g_B|^2}
 
     g and H_B are gradient and Hessian of the loss of the mini-batch. There are
-    estimator.num_probes of them, drawn as the training draws its own, from a stream
-    that it does not see. Full-batch training has one batch, and an error of 0; a single
-    mini-batch has none (NaN).
+    estimator.num_probes of them, drawn as the training draws its own, from a stream that it
+    does not see. Full-batch training has one batch, and an error of 0; a single mini-batch has
+    none (NaN). One product per mini-batch.
     """
     at = request.at
     training = replace(at.config.training, dtype=at.config.dtype)
@@ -78,13 +89,15 @@ def batch_sharpness(objective: Objective, request: Request) -> Measured:
 
 
 def critical_step(objective: Objective, request: Request) -> Measured:
-    """Return eta_c, the smallest step at which L(w - eta u) > L(w), and 2 / eta_c, with half the bracket as error.
+    r"""Return eta_c, the step at which L(w - eta u) passes L(w) from below, and 2 / eta_c, with half the bracket.
 
-    u is the update that the training's rule would make had its batch the measured
-    gradient, without weight decay; L is the loss of the measuring batch. On a parabola
-    along u, L crosses its start at eta_c = 2 u.g / u.Hu, so that 2 / eta_c is the
-    curvature that u sees. Where u does not lower the loss at all the number did not
-    converge.
+    u is the update that the training's rule would make had its batch the measured gradient,
+    without weight decay; L is the loss of the measuring batch. On a parabola along u,
+
+    .. math:: L(w - \eta u) = L(w) - \eta \, u \cdot g + \tfrac{1}{2} \eta^2 \, u \cdot H u
+
+    crosses its start at eta_c = 2 u.g / u.Hu, so that 2 / eta_c is u.Hu / u.g: the curvature
+    that u sees. Where u does not lower the loss at all the number did not converge.
     """
     step = crossing_step(objective, request.at)
     step = replace(step, by="losses", is_unreliable=not step.error > 0)
@@ -100,11 +113,21 @@ def critical_step(objective: Objective, request: Request) -> Measured:
 
 
 def stability_threshold(objective: Objective, request: Request) -> Measured:
-    """Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
+    r"""Return eta of update step + 1 (a cosine's last one at its end), and the threshold of the largest eigenvalue.
 
-    gd: 2 / eta. sgd: (2 + 2 momentum) / eta. adam, adamw: (2 + 2 beta1) / ((1 - beta1)
-    eta), of P^-1 H (see preconditioned_eigenvalue; arXiv 2207.14484). Weight decay is
-    left out.
+    On a parabola of curvature lambda the averages of a rule give a recurrence of two terms:
+    with m' = beta m + c lambda w and w' = w - eta m',
+
+    .. math:: w_{t+1} = (1 + \beta - \eta c \lambda) \, w_t - \beta \, w_{t-1},
+
+    whose roots lie in the unit circle while eta c lambda < 2 + 2 beta. So
+
+    - gd: 2 / eta (beta = 0, c = 1);
+    - sgd: (2 + 2 momentum) / eta (c = 1);
+    - adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (c = 1 - beta1; see
+      preconditioned_eigenvalue; arXiv 2207.14484).
+
+    Weight decay is left out.
     """
     del objective
     rate = coming_rate(request.at)
@@ -126,12 +149,14 @@ def coming_rate(at: At) -> float:
 
 
 def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measured:
-    """Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
+    r"""Return the largest eigenvalue of P^-1/2 H P^-1/2, which is that of P^-1 H, over every parameter.
 
-    P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t updates of adam or
-    adamw; H is the loss's, without the weight decay. The error is the residual norm in
-    the symmetric form. Before the first update there is no P, and no row. sgd has P = I
-    at every step.
+    .. math:: P = (1 - \beta_1^t) \left( \sqrt{\frac{\nu_t}{1 - \beta_2^t}} + \epsilon \right)
+
+    after t updates of adam or adamw; H is the loss's, without the weight decay. The two
+    matrices are similar, P^1/2 (P^-1 H) P^-1/2 being the symmetric one, which Lanczos needs.
+    The error is the residual norm in the symmetric form. Before the first update there is no
+    P, and no row. sgd has P = I at every step.
     """
     if request.at.config.training.optimiser.facts.is_adaptive and not request.at.step:
         return Measured([])
@@ -143,11 +168,29 @@ def preconditioned_eigenvalue(objective: Objective, request: Request) -> Measure
 def adaptive_sharpness(objective: Objective, request: Request) -> Measured:
     """Return the largest eigenvalue of |W| H |W|, where |W| is the diagonal of the absolute values of every parameter.
 
-    To second order it is the worst rise of the loss under relative perturbations of the
-    weights (adaptive sharpness of Kwon et al., 2021, ICML). Rescaling some weights, and
-    others so that the network stays the same function, leaves it as it is, which is not
-    true of the largest eigenvalue of H. A parameter at 0 has no part in it. The error
-    is the residual norm.
+    A relative perturbation w + |W| v with |v| <= rho raises the loss by 1/2 v.|W| H |W| v to
+    second order, apart from the gradient's term: at a critical point at most by rho^2 / 2
+    times this number (adaptive sharpness of Kwon et al., 2021, ICML). Rescaling some weights,
+    and others so that the network stays the same function, multiplies |W| by D and H by D^-1
+    from both sides, which leaves |W| H |W| as it is; the largest eigenvalue of H changes. A
+    parameter at 0 has no part in it. The error is the residual norm.
+
+    Examples
+    --------
+    f = a b with the squared loss at its target 2, where H = 2 [[b^2, a b], [a b, a^2]]: every
+    scaling has the number 4 (a b)^2 = 16.
+
+    >>> import hessfig
+    >>> numbers = []
+    >>> for a, b in ((1.0, 2.0), (4.0, 0.5)):
+    ...     network = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in "ab"))
+    ...     for linear, weight in zip(network, (a, b)):
+    ...         _ = linear.weight.data.fill_(weight)
+    ...     problem = hessfig.Problem(network, torch.ones(1, 1), torch.full((1, 1), 2.0), "mse")
+    ...     table = hessfig.measure(problem, quantities=["adaptive_sharpness"])
+    ...     numbers.append(round(table.value.item(), 6))
+    >>> numbers
+    [16.0, 16.0]
     """
     sizes = {name: weight.abs() for name, weight in _weights(objective).items()}
     scale = _in_order(objective, sizes)
@@ -173,12 +216,15 @@ def _scaled_eigenvalue(
 
 
 def predicted_decrease(objective: Objective, request: Request) -> Measured:
-    """Return how much the training's next update lowers the loss: predicted, true, and true / predicted.
+    r"""Return how much the training's next update lowers the loss: predicted, true, and true / predicted.
 
-    The prediction is that of the quadratic model: -(g.d + 1/2 d.Hd), with g and H of
-    the loss of the measuring batch and d the whole update, weight decay included. The
-    true one is L(w) - L(w + d). Where d = 0, as in SOAP's first update, the ratio is
-    not finite.
+    The prediction is that of the quadratic model,
+
+    .. math:: -\left( g \cdot d + \tfrac{1}{2} \, d \cdot H d \right),
+
+    with g and H of the loss of the measuring batch and d the whole update, weight decay
+    included: one product with H. The true one is L(w) - L(w + d). Where d = 0, as in SOAP's
+    first update, the ratio is not finite.
     """
     slope = LossGradient(objective)
     update = coming_update(objective, request.at)
@@ -197,7 +243,10 @@ def predicted_decrease(objective: Objective, request: Request) -> Measured:
 
 
 def coming_update(objective: Objective, at: At) -> Named:
-    """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network."""
+    """Return w' - w of the update that the training takes next, made by its own rule on a copy of the network.
+
+    It sees the batch of step + 1, and has its moments of the state.
+    """
     done = at.step or 0
     trial = Trial(objective, at.config.training)
     if done:
@@ -214,11 +263,29 @@ def update_of(
     """Return the update w' - w that a rule would make at the state, without weight decay and warm-up, in dtype.
 
     Entries that the rule `sign` takes from the rounding of a gradient are 0 (see
-    above_rounding). The training's own rule has its moments of the state and sees the
-    next batch. Any other one sees `gradients` batches at the weights of the state,
-    which fill its moments, and the last of its updates is taken. The measuring batch is
-    seen by full-batch rules, by followed trainings, and where there are no examples.
-    Raises UserError for a rule that divides by the curvature of several batches.
+    above_rounding). The training's own rule has its moments of the state and sees the next
+    batch. Any other one sees `gradients` batches at the weights of the state, which fill its
+    moments, and the last of its updates is taken. The measuring batch is seen by full-batch
+    rules, by followed trainings, and where there are no examples.
+
+    Parameters
+    ----------
+    objective : Objective
+    at : At
+        The state, with the moments of the training's rule.
+    optimiser : Optimiser
+    gradients : int
+        Batches that fill the moments of a rule that the training does not use.
+
+    Returns
+    -------
+    dict
+        One tensor for each parameter.
+
+    Raises
+    ------
+    UserError
+        For a rule that divides by the curvature of several batches.
     """
     training = at.config.training
     first = (at.step or 0) + 1
@@ -267,7 +334,14 @@ def update_of(
 
 
 class Trial:
-    """A step rule on a copy of a problem's network, in the training's type; `moved` is how far it is from the start."""
+    """A step rule on a copy of a problem's network, in the training's type; `moved` is how far it is from the start.
+
+    Parameters
+    ----------
+    objective : Objective
+        Its network is not changed.
+    training : TrainingConfig
+    """
 
     def __init__(self, objective: Objective, training: TrainingConfig) -> None:
         self._problem = objective
@@ -282,7 +356,10 @@ class Trial:
         self.like = next(iter(self._before.values()))
 
     def step(self, step: int, batch: Batch | None, *, seed: int) -> None:
-        """Take update `step` on a batch of the training; on all measuring batches without one."""
+        """Take update `step` on a batch of the training; on all measuring batches without one.
+
+        The gradient is taken first, as a refresh of the curvature finds one.
+        """
         self.network.zero_grad(set_to_none=True)
         problem = replace(self._problem, network=self.network)
         seen = (batch or problem.batch).to(self.like.device)
@@ -294,7 +371,7 @@ class Trial:
             self.rule.update(step)
 
     def restart(self) -> None:
-        """Restore the weights; the rule keeps its moments."""
+        """Restore the weights; the rule keeps its moments, so that several gradients at one point fill them."""
         with torch.no_grad():
             for name, parameter in self.network.named_parameters():
                 parameter.copy_(self._before[name])
@@ -327,7 +404,27 @@ def factor(training: TrainingConfig) -> float:
 
 
 def crossing_step(objective: Objective, at: At) -> Estimate:
-    """Return the step at which the loss along the next update crosses that of the start, with half its bracket."""
+    """Return the step at which the loss along the next update crosses that of the start, with half its bracket.
+
+    One evaluation of the loss per step that is tried, about ten in all. NaN where the loss at
+    the start is not finite.
+
+    Examples
+    --------
+    Gradient descent on a parabola with g = (9, 9) and H = diag(1, 9), where eta_c = 2 |g|^2 /
+    g.H g = 2 / 5:
+
+    >>> import hessfig
+    >>> from hessfig.config.schema import Config
+    >>> network = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = network.weight.data.copy_(torch.tensor([[9.0, 1.0]]))
+    >>> inputs, targets = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+    >>> objective = hessfig.Problem(network, inputs, targets, "mse").objective("float64")
+    >>> descent = At(Config(training=TrainingConfig(optimiser=Optimiser.gd)))
+    >>> step = crossing_step(objective, descent)
+    >>> abs(step.value - 0.4) <= step.error < 0.004
+    True
+    """
     update = next_update(at, LossGradient(objective).gradient)
     with _moving(objective, update) as loss_at:
         start = loss_at(0.0)
@@ -344,9 +441,12 @@ def crossing_step(objective: Objective, at: At) -> Estimate:
 def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:
     """Return the middle of a bracket [low, high] with the loss higher at `high` and not at `low`, and half of it.
 
-    From `first` on by doubling or halving, then by bisection: the bracket ends at 1 /
-    64 of `low`. The error is 0 where there is no such place within forty doublings: a
-    line that falls for ever, or rises from the start.
+    From `first` on by doubling or halving, then by bisection: a bracket [low, 2 low] is
+    halved _HALVINGS times, to 1 / 64 of its `low`. The error is 0 where there is no such
+    place within forty doublings: a line that falls for ever, or rises from the start.
+
+    Of a loss that crosses its start several times this is one of the crossings, not always
+    the first.
 
     Examples
     --------
@@ -389,7 +489,10 @@ def _bracket(is_higher: Callable[[float], bool], first: float) -> tuple[float, f
 def _moving(
     objective: Objective, update: Mapping[str, Tensor]
 ) -> Iterator[Callable[[float], float]]:
-    """Yield the function step -> loss at w - step * update; the weights are restored at the end."""
+    """Yield the function step -> loss at w - step * update; the weights are restored at the end.
+
+    They are set anew from the start for each step, so that rounding does not add up.
+    """
     parameters = dict(objective.network.named_parameters())
     before = {}
     for name, parameter in parameters.items():
@@ -411,8 +514,20 @@ def _moving(
 def along_gradient(objective: Objective) -> float:
     """Return g.H g / |g|^2 of the problem's own loss; NaN where the gradient vanishes.
 
-    It is the curvature along the gradient: on a parabola, gradient descent with the rate
-    eta multiplies the slope along g by 1 - eta g.H g / |g|^2.
+    It is the curvature along the gradient, a Rayleigh quotient and so at most the largest
+    eigenvalue. On a parabola, gradient descent with the rate eta multiplies the slope along g
+    by 1 - eta g.H g / |g|^2, as g' = g - eta H g.
+
+    Examples
+    --------
+    H = diag(1, 9) and g = H w = (9, 9) at w = (9, 1), half-way between the axes:
+
+    >>> import hessfig
+    >>> network = torch.nn.Linear(2, 1, bias=False)
+    >>> _ = network.weight.data.copy_(torch.tensor([[9.0, 1.0]]))
+    >>> inputs, targets = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+    >>> along_gradient(hessfig.Problem(network, inputs, targets, "mse").objective("float64"))
+    5.0
     """
     slope = LossGradient(objective)
     squared = float(slope.flat.square().sum())
@@ -424,7 +539,20 @@ def along_gradient(objective: Objective) -> float:
 class Scaled:
     """S A S for a diagonal S, given as a vector: symmetric as A is.
 
-    Its eigenvalues are those of S^2 A.
+    Its eigenvalues are those of S^2 A: S A S x = lambda x is S^2 A y = lambda y with y = S x.
+
+    Examples
+    --------
+    H = diag(1, 9) between the factors 3 and 1 is 9 times the identity:
+
+    >>> import hessfig
+    >>> from hessfig.curvature import ColumnOperator
+    >>> inputs, targets = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+    >>> problem = hessfig.Problem(torch.nn.Linear(2, 1, bias=False), inputs, targets, "mse")
+    >>> column = ColumnOperator(problem.objective("float64"), 0, "weight", ["weight"])
+    >>> scaled = Scaled(Square(column, "weight", Part.H), torch.tensor([3.0, 1.0]).double())
+    >>> scaled.matmat(torch.eye(2).double()).tolist()
+    [[9.0, 0.0], [0.0, 9.0]]
     """
 
     def __init__(self, operator: Square, scale: Float[Tensor, " n"]) -> None:
@@ -441,7 +569,7 @@ class Scaled:
         return self._scale * self._operator.matmat(self._scale * vectors)
 
     def check_symmetric(self, asymmetry: float, size: float) -> None:
-        """Ask what the operator inside allows."""
+        """Raise if A is not as symmetric as its products allow."""
         self._operator.check_symmetric(asymmetry, size)
 
 
@@ -461,15 +589,26 @@ def _in_order(objective: Objective, numbers: Named) -> Float[Tensor, " n"]:
 def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     """Return u of the next step w - eta u, had its batch this `gradient` g; without the weight decay.
 
-    After update t, with the moments m and nu before it (arXiv 1412.6980, algorithm 1):
+    After update t, with the moments m and nu before it (arXiv 1412.6980, algorithm 1)::
 
         adam, adamw   m' = beta1 m + (1 - beta1) g,  nu' = beta2 nu + (1 - beta2) g^2
                       u = m' / (1 - beta1^t) / (sqrt(nu' / (1 - beta2^t)) + eps)
         sgd           u = momentum * buffer + g
         gd            u = g
 
-    A parameter that an optimiser of torch does not hold has the update 0, and others
-    have a t of their own.
+    The divisors undo the bias of averages that start from zero: after t steps of a constant
+    g, m' = (1 - beta1^t) g. A parameter that an optimiser of torch does not hold has the
+    update 0, and others have a t of their own.
+
+    Examples
+    --------
+    The first update of adam is the sign of the gradient, whatever the betas are:
+
+    >>> from hessfig.config.schema import Config
+    >>> adam = Config(training=TrainingConfig(optimiser=Optimiser.adam))
+    >>> start = At(adam, moments={"updates/w": torch.tensor(0)})
+    >>> [round(entry, 4) for entry in next_update(start, {"w": torch.tensor([2.0, -0.5])})["w"].tolist()]
+    [1.0, -1.0]
     """
     training = at.config.training
     kept = _kept(at, gradient)
@@ -496,10 +635,21 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
 def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     """Return the diagonal of P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t = at.step > 0 updates.
 
-    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for
-    its bias (arXiv 2207.14484). Of rules without a preconditioner P = I. A parameter
-    that an optimiser of torch does not hold does not move: there P is infinite, as is
-    adam's of a parameter before its first update.
+    So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its
+    bias (arXiv 2207.14484). Of rules without a preconditioner P = I. A parameter that an
+    optimiser of torch does not hold does not move: there P is infinite, as is adam's of a
+    parameter before its first update.
+
+    Examples
+    --------
+    After many updates nu is the mean of squared gradients, and P their root:
+
+    >>> from hessfig.config.schema import Config
+    >>> adam = Config(training=TrainingConfig(optimiser=Optimiser.adam))
+    >>> kept = {"updates/w": torch.tensor(10**6), "exp_avg_sq/w": torch.tensor([4.0, 0.25])}
+    >>> diagonal = preconditioner(At(adam, step=10**6, moments=kept), {"w": torch.ones(2)})
+    >>> [round(entry, 4) for entry in diagonal["w"].tolist()]
+    [2.0, 0.5]
     """
     training = at.config.training
     steps = _steps(at, like)
@@ -534,7 +684,7 @@ def _moments(at: At) -> Mapping[str, Tensor]:
 
 
 def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
-    """Return the moments that the rule keeps; zeros before the first update."""
+    """Return the moments that the rule keeps, each by parameter; zeros before the first update."""
     stored = _moments(at)
     kept = []
     for moment in at.config.training.optimiser.facts.moments:

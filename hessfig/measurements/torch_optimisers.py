@@ -1,4 +1,9 @@
-"""Reads the settings and moments of a torch optimiser, for quantities of a training's next step."""
+"""Reads the settings and moments of a torch optimiser, for quantities of a training's next step.
+
+The formulas of the next step (`hessfig.measurements.stability.next_update`) know Adam,
+AdamW and SGD with momentum, each with one rule for all parameters. What they read is
+returned in the form of a stored training, so that both take the same way.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,8 +42,17 @@ _PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False
 class OptimiserState:
     """`updates` that were made, the settings of the next one, and {moment/parameter: tensor}.
 
-    STEPS/parameter is the number of updates of each parameter that the optimiser holds;
-    the others do not move.
+    STEPS/parameter is the number of updates of each parameter that the optimiser holds; the
+    others do not move.
+
+    Parameters
+    ----------
+    training : TrainingConfig
+        Rule, learning rate, betas, eps and momentum, in the terms of a training of hessfig.
+    updates : int
+        The largest number of updates of a parameter.
+    moments : dict
+        `exp_avg`, `exp_avg_sq` of Adam and AdamW, `momentum_buffer` of SGD.
     """
 
     training: TrainingConfig
@@ -63,9 +77,28 @@ def state_of_optimiser(
 ) -> OptimiserState:
     """Return the state of an optimiser of `network`; without one, that of plain gradient descent.
 
-    Raises UserError where groups of parameters have rules of their own, a rule is none
-    that the formulas know (Nesterov's momentum, dampening, amsgrad), or the optimiser
-    holds no parameter of the network.
+    The schedule is constant: the learning rate is the one that the optimiser has now, as a
+    scheduler of torch has set it.
+
+    Raises
+    ------
+    UserError
+        Where groups of parameters have rules of their own, a rule is none that the formulas
+        know (Nesterov's momentum, dampening, amsgrad), or the optimiser holds no parameter of
+        the network.
+
+    Examples
+    --------
+    One step of SGD from a gradient of ones leaves them as its momentum:
+
+    >>> import torch
+    >>> network = torch.nn.Linear(1, 1, bias=False)
+    >>> optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
+    >>> network(torch.ones(1)).backward()
+    >>> optimiser.step()
+    >>> state = state_of_optimiser(optimiser, network)
+    >>> state.training.momentum, state.updates, state.moments["momentum_buffer/weight"].tolist()
+    (0.9, 1, [[1.0]])
     """
     if optimiser is None:
         return OptimiserState(
@@ -96,7 +129,11 @@ def state_of_optimiser(
 def _moments(
     optimiser: torch.optim.Optimizer, network: nn.Module, kinds: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the moments of these kinds, and the number of updates, of every parameter of the network that is held."""
+    """Return the moments of these kinds, and the number of updates, of every parameter of the network that is held.
+
+    Parameters are known by identity, since optimisers keep no names. A moment that does not
+    exist yet is left out, and counts as zero.
+    """
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     moments = {}
     for group in optimiser.param_groups:
@@ -132,7 +169,7 @@ def steps_of(moments: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the settings that all groups of parameters share."""
+    """Return the settings that all groups of parameters share. Raises UserError where they differ, or are not plain."""
     rules = []
     for group in optimiser.param_groups:
         rules.append({key: group[key] for key in _RULES if key in group})

@@ -1,4 +1,7 @@
-"""Traces of diagonal blocks, and the Hessian of every parameter as an array."""
+r"""Traces of diagonal blocks, and the Hessian of every parameter as an array.
+
+.. math:: \operatorname{tr} A = \sum_i A_{ii} = \mathbb{E} \, v^T A v \quad\text{for } \mathbb{E}[v v^T] = I.
+"""
 
 import math
 from dataclasses import replace
@@ -38,7 +41,19 @@ _Samples = dict[Part, Float[Tensor, " k"]]
 def trace(objective: Objective, request: Request) -> Measured:
     """Return the trace of every part of every diagonal block: exact or dense where cheap, else from probes.
 
-    H_fT has none: it has no diagonal entries (Remark D.1).
+    H_fT has none: it has no diagonal entries, being B (x) I between W_Q and W_K and zero
+    elsewhere (Remark D.1).
+
+    Examples
+    --------
+    A linear map with a squared loss has H = X^T X for two samples, of trace 1 + 4 + 4 + 16:
+
+    >>> import hessfig
+    >>> inputs, targets = torch.tensor([[1.0, 2.0], [2.0, 4.0]]), torch.zeros(2, 1)
+    >>> problem = hessfig.Problem(torch.nn.Linear(2, 1, bias=False), inputs, targets, "mse")
+    >>> table = hessfig.measure(problem, blocks=["weight"], quantities=["trace"], parts="H")
+    >>> table.value.item()
+    25.0
     """
     engines = Engines(objective, request.model, request.estimator.products)
     others = [part for part in request.parts if part != Part.H_fT]
@@ -59,9 +74,11 @@ def hessian(objective: Objective, request: Request) -> Measured:
     """Return arrays `hessian` (n, n), `names` and `sizes` of the parameters in its order, and no rows.
 
     A transformer's is in the order and orientation of Figure 1 (see published_hessian);
-    other networks' parameters come in their own order, flattened as they are. Of a
-    network of the user's own whose blocks are named these are the arrays: `block_k`
-    (rows, columns; float64) for entry k of the list `entries`, each block and part.
+    other networks' parameters come in their own order, flattened as they are. Of a network
+    of the user's own whose blocks are named these are the arrays: `block_k` (rows, columns;
+    float64) for entry k of the list `entries`, each block and part.
+
+    The array of a whole network is in float32.
     """
     if names_blocks(request.at.config):
         return Measured([], _named(objective, request))
@@ -75,7 +92,11 @@ def hessian(objective: Objective, request: Request) -> Measured:
 def _traces(
     engines: Engines, request: Request, block: Block, generator: Generator
 ) -> Traces:
-    """Return the traces of one block by the configured method; `auto` takes exact ones, small blocks, or probes."""
+    """Return the traces of one block by the configured method; `auto` takes exact ones, small blocks, or probes.
+
+    A block of no more entries than probes is summed: n products with unit vectors cost no
+    more than the probes.
+    """
     method = request.estimator.method
     parts = request.parts
     may_be_exact = method in (Method.auto, Method.exact)
@@ -102,7 +123,10 @@ def _is_summable(request: Request, block: Block, part: Part) -> bool:
 
 
 def _summed(column: Column, block: Block, request: Request) -> Traces:
-    """Return the sum of the diagonal entries A_ii, column by column."""
+    """Return the sum of the diagonal entries A_ii = e_i^T A e_i, column by column.
+
+    Errors of products by differences are added without signs, as the worst case.
+    """
     units = torch.eye(column.dim, dtype=column.dtype)
     diagonals, errors = _along(column, block, units, request)
     traces = {}
@@ -116,9 +140,13 @@ def _summed(column: Column, block: Block, request: Request) -> Traces:
 def _sampled(
     column: Column, block: Block, request: Request, generator: Generator
 ) -> Traces:
-    """Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number.
+    r"""Average v.A v over Rademacher probes; its error is their standard deviation over the root of their number.
 
-    E v.A v = tr(A E v v^T) = tr A, since E v v^T = I (Hutchinson, 1990).
+    .. math:: \mathbb{E} \, v^T A v = \operatorname{tr}(A \, \mathbb{E}[v v^T]) = \operatorname{tr} A, \qquad
+              \operatorname{Var} \, v^T A v = 2 \sum_{i \ne j} A_{ij}^2
+
+    for a symmetric A (Hutchinson, 1989): a diagonal matrix has no error, unlike with
+    Gaussian probes.
     """
     count = request.estimator.num_probes
     probes = rademacher(column.dim, count, generator=generator, dtype=torch.int8)
@@ -135,7 +163,10 @@ def _sampled(
 def _differenced(
     estimate: Estimate, column: Column, block: Block, part: Part, error: Tensor
 ) -> Estimate:
-    """Return a trace with the `error` that its products by differences cause; other products have none."""
+    """Return a trace with the `error` that its products by differences cause; other products have none.
+
+    The two errors are independent, so their squares add.
+    """
     source = differences_in(column)
     if source is None:
         return estimate
@@ -147,7 +178,7 @@ def _differenced(
 
 
 def _by_xtrace(column: Column, block: Block, part: Part, request: Request) -> Estimate:
-    """Estimate traces by XTrace, with the same test vectors for every part."""
+    """Estimate traces by XTrace, with the same test vectors for every part, from a stream of the block."""
     count = request.estimator.num_probes
     generator = request.stream(block.layer, block.col)
     try:
@@ -162,7 +193,8 @@ def _along(
 ) -> tuple[_Samples, _Samples]:
     """Return v.A v for every column v of `probes`, and |v.e| for the error e of A v, in chunks that bound memory.
 
-    The errors are those of differences; there are none for other products.
+    The errors are those of differences; there are none for other products. H is the sum of
+    both parts of a split where both are requested.
     """
     source = differences_in(column)
     values: dict[Part, list[Tensor]] = {part: [] for part in request.parts}
@@ -186,7 +218,7 @@ def _joined(pieces: dict[Part, list[Tensor]]) -> _Samples:
 
 
 def _named(objective: Objective, request: Request) -> Arrays:
-    """Return every named block as a dense matrix."""
+    """Return every named block as a dense matrix, (rows, columns) in float64."""
     engines = Engines(objective, request.model, request.estimator.products)
     kept = Spectra(request)
     for layer, col, blocks in columns(request.blocks):
@@ -199,7 +231,10 @@ def _named(objective: Objective, request: Request) -> Arrays:
 
 
 def _plain(objective: Objective, request: Request) -> Arrays:
-    """Return the Hessian in all parameters, in their own order."""
+    """Return the Hessian in all parameters, in their own order.
+
+    Names end with the number of the layer if there are several layers.
+    """
     every = Block(0, Group.all, Group.all)
     engines = Engines(objective, request.model, request.estimator.products)
     whole = dense_parts(engines.column(0, Group.all, [every]), [Part.H])[every, Part.H]
@@ -230,10 +265,10 @@ _PER_LAYER = {
 def published_hessian(objective: Objective) -> Arrays:
     """Return the full Hessian of a transformer without LayerNorm, `names` of its parameters and their `sizes`.
 
-    Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer,
-    W_U, b_U (Figure 1); the attention's biases are left out. Linear maps are stored
-    (outputs, inputs) and transposed here, so that parameter names[i] takes sizes[i]
-    rows, row by row of its (inputs, outputs) matrix.
+    Order: W_E, W_pos, then W_Q, W_K, W_V, W_O, W_in, b_in, W_out, b_out of each layer, W_U,
+    b_U (Figure 1); the attention's biases are left out. Linear maps are stored (outputs,
+    inputs) and transposed here, so that parameter names[i] takes sizes[i] rows, row by row of
+    its (inputs, outputs) matrix.
     """
     from hessfig.curvature.curvlinops import whole_hessian
 
@@ -251,7 +286,10 @@ def published_hessian(objective: Objective) -> Arrays:
 
 
 def _paths(network: nn.Module) -> dict[str, str]:
-    """Return the parameters of a transformer in the order of Figure 1, by name."""
+    """Return the parameters of a transformer in the order of Figure 1, by name.
+
+    Those that the network does not have are left out.
+    """
     paths = {"W_E": "tok_embed.weight", "W_pos": "pos.weight"}
     parameters = dict(network.named_parameters())
     num_layers = len(network.layers)  # type: ignore[arg-type]
@@ -264,7 +302,18 @@ def _paths(network: nn.Module) -> dict[str, str]:
 
 
 def _published_order(paths: list[str], parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Return where the entries of each parameter are in the network's order: linear maps are transposed."""
+    """Return where the entries of each parameter are in the network's order: linear maps are transposed.
+
+    Maps are stored (outputs, inputs). Entry r of the result is the index, in the flattened
+    parameters, of row r of the published Hessian.
+
+    Examples
+    --------
+    A map of three inputs and two outputs, whose second row starts at 3:
+
+    >>> _published_order(["head.weight"], [nn.Parameter(torch.zeros(2, 3))])[0].tolist()
+    [0, 3, 1, 4, 2, 5]
+    """
     order = []
     start = 0
     for path, parameter in zip(paths, parameters, strict=True):

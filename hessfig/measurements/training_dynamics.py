@@ -1,4 +1,8 @@
-"""Quantities of a state of a training: loss, accuracy, norms, gradient noise, and the cost of the training."""
+"""Quantities of a state of a training: loss, accuracy, norms, gradient noise, and the cost of the training.
+
+Letters: w all parameters, L the loss of the measuring batch, g_i the gradient of example
+i and g = dL/dw their mean, A_ij the weight of key j for query i.
+"""
 
 from __future__ import annotations
 
@@ -70,9 +74,12 @@ def accuracy(objective: Objective, request: Request) -> Measured:
     """Return shares of training.evaluation_size sums, each with its standard error sqrt(p (1 - p) / n).
 
     `accuracy`: whole answers (no index), then digits, 1 the most significant.
-    `cascade_accuracy`: whole answers, and digits, of as many sums with three carries in
-    a row (hessfig.tasks.addition.has_cascade), uniform among those. Of pictures: the
-    share of the test pictures that are classified rightly.
+    `cascade_accuracy`: whole answers, and digits, of as many sums with three carries in a row
+    (hessfig.tasks.addition.has_cascade), uniform among those. Of pictures: the share of the
+    test pictures that are classified rightly.
+
+    The error is that of n independent draws with the probability p; it is 0 at p = 0 and p =
+    1.
     """
     task = request.at.config.task
     size = request.at.config.training.evaluation_size
@@ -85,13 +92,18 @@ def accuracy(objective: Objective, request: Request) -> Measured:
 
 
 def held_out_loss(objective: Objective, request: Request) -> Measured:
-    """Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
+    r"""Return the loss on examples that no training sees (tasks.examples.unseen_batch), with its standard error.
 
-    For cross-entropy there are the losses of two models that see no input:
-    `uniform_loss`, ln V of V equally likely classes, and `unigram_loss`,
-    -sum_c p_c ln p_c of the shares p_c that the classes have among these very targets
-    (the least there is). For text, `bigram_loss` is that of a table of pairs of
-    characters in the training text (tasks.text.bigram_losses).
+    With the losses l_i of n examples, mean l and error std(l_i) / sqrt(n).
+
+    For cross-entropy there are the losses of two models that see no input: `uniform_loss`, ln
+    V of V equally likely classes, and `unigram_loss`,
+
+    .. math:: -\sum_c p_c \ln p_c,
+
+    of the shares p_c that the classes have among these very targets (the least there is, by
+    Gibbs' inequality). For text, `bigram_loss` is that of a table of pairs of characters in
+    the training text (tasks.text.bigram_losses).
     """
     config = request.at.config
     task = config.task
@@ -127,8 +139,8 @@ def held_out_loss(objective: Objective, request: Request) -> Measured:
 def gradient_norm(objective: Objective, request: Request) -> Measured:
     """Return the norm of the loss's gradient: of all parameters, and of every requested weight.
 
-    |g| with g = dL/dw, and |g_W| of the entries of a weight W, so that the squares of
-    weights that share no entry add up.
+    |g| with g = dL/dw, and |g_W| of the entries of a weight W, so that the squares of weights
+    that share no entry add up.
     """
     gradient = LossGradient(objective).gradient
     return Measured(norm_rows("gradient_norm", objective, request, gradient))
@@ -147,7 +159,10 @@ def weight_norm(objective: Objective, request: Request) -> Measured:
 
 @torch.no_grad()
 def residual_norm(objective: Objective, request: Request) -> Measured:
-    """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which."""
+    """Return mean |h| over sequences and positions after layer 0 (the embeddings), 1, ...; `layer` says which.
+
+    Raises UserError for a network that does not show its residual stream h.
+    """
     network = objective.network
     if not isinstance(network, Layered):
         raise without_layers("residual_norm", type(network).__name__)
@@ -166,8 +181,9 @@ def residual_norm(objective: Objective, request: Request) -> Measured:
 def score_spread(objective: Objective, request: Request) -> Measured:
     """Return, layer by layer, the standard deviation over sums, heads and pairs of positions on the measuring batch.
 
-    Of the scores before the softmax (pairs that the mask allows), and of the mixing
-    weights after it (all pairs).
+    Of the scores before the softmax (pairs that the mask allows), and of the mixing weights
+    after it (all pairs, with the zeros of masked ones). The divisor is the number of pairs
+    less one.
     """
     rows = []
     for layer, (scores, masked, pattern) in enumerate(_attention(objective), start=1):
@@ -182,12 +198,15 @@ def score_spread(objective: Objective, request: Request) -> Measured:
 
 @torch.no_grad()
 def sink_mass(objective: Objective, request: Request) -> Measured:
-    """Return the distribution of attention on the measuring batch; A_ij is the weight of key j <= i for query i.
+    r"""Return the distribution of attention on the measuring batch; A_ij is the weight of key j <= i for query i.
 
-    `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and
-    queries i > 1, the weight of the first key. `key_mass`, by layer and position j of
-    the key (`index`): the mean of i A_ij over sequences, heads and queries i >= j,
-    which is 1 at every j for uniform attention.
+    `sink_mass`, by layer and head (`index`): the mean of A_i1 over sequences and queries i >
+    1, the weight of the first key. `key_mass`, by layer and position j of the key (`index`):
+
+    .. math:: \text{mean}_{i \ge j} \; i A_{ij}
+
+    over sequences, heads and queries, which is 1 at every j for uniform attention, A_ij = 1 /
+    i.
     """
     rows = []
     for layer, (_, _, pattern) in enumerate(_attention(objective), start=1):
@@ -207,9 +226,10 @@ def sink_mass(objective: Objective, request: Request) -> Measured:
 def gradient_covariance(objective: Objective, request: Request) -> Measured:
     """Return trace and largest eigenvalue of C = 1/(k - 1) sum_i (g_i - g)(g_i - g)^T, g_i the gradient of example i.
 
-    Of the measuring batch's first k = 64 examples that count (all, where it has fewer),
-    with the g_i of noise_scale; C of a mini-batch of m is C / m. No error is known of
-    one batch.
+    Of the measuring batch's first k = 64 examples that count (all, where it has fewer), with
+    the g_i of noise_scale. The gradient of a mini-batch of m examples, drawn independently, has
+    the covariance C / m. No error is known of one batch. The eigenvalues are those of a k x k
+    matrix (`gram`), which takes k gradients and no product with H.
     """
     values = gram(objective)
     numbers = {
@@ -220,19 +240,31 @@ def gradient_covariance(objective: Objective, request: Request) -> Measured:
 
 
 def noise_scale(objective: Objective, request: Request) -> Measured:
-    """Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
+    r"""Return tr(C) / |G|^2, the batch size at which the noise of a gradient is as large as the gradient.
 
-    Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix
-    A.1): with the gradients g_i of the n examples of the measuring batch that count and
-    their mean g,
+    A mini-batch of m has the noise tr(C) / m in its squared gradient, which equals |G|^2
+    there. Of McCandlish et al. (arXiv 1812.06162, equation 2.9), both without bias (appendix
+    A.1): with the gradients g_i of the n examples of the measuring batch that count and their
+    mean g,
 
-        tr(C)  =  (sum_i |g_i|^2 - n |g|^2) / (n - 1)
-        |G|^2  =  |g|^2 - tr(C) / n
+    .. math:: \operatorname{tr} C = \frac{\sum_i |g_i|^2 - n |g|^2}{n - 1}, \qquad
+              |G|^2 = |g|^2 - \frac{\operatorname{tr} C}{n},
 
-    Where examples do not count alike, g_i is n times the example's share of the
-    gradient of the loss, so that g is that gradient. Not finite where noise hides the
-    gradient, |G|^2 <= 0. No error is known of one batch. Raises UserError for examples
-    that see each other.
+    as E |g|^2 = |G|^2 + tr(C) / n. Where examples do not count alike, g_i is n times the
+    example's share of the gradient of the loss, so that g is that gradient. Not finite where
+    noise hides the gradient, |G|^2 <= 0. No error is known of one batch. Raises UserError for
+    examples that see each other.
+
+    Examples
+    --------
+    The gradients 2 and 8, with mean 5: tr C = 68 - 50 = 18, and |G|^2 = 25 - 9 = 16.
+
+    >>> import hessfig
+    >>> network = torch.nn.Linear(1, 1, bias=False)
+    >>> _ = network.weight.data.fill_(1.0)
+    >>> problem = hessfig.Problem(network, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), "mse")
+    >>> hessfig.measure(problem, quantities=["noise_scale"]).value.item()
+    1.125
     """
     squares = 0.0
     total = torch.zeros(())
@@ -262,12 +294,13 @@ def num_parameters(objective: Objective, request: Request) -> Measured:
 
 
 def training_cost(objective: Objective, request: Request) -> Measured:
-    """Return the seconds of all updates and curvature refreshes so far, the counts of products
-    and refreshes, and the seconds of one update and one refresh.
+    r"""Return the seconds of all updates and curvature refreshes so far, with counts and the seconds of one of each.
 
-    An update and a refresh are timed on a copy of this network (the median of three of
-    each, or one where it takes more than 0.2 s); the sum is what that many would take.
-    Seconds are of this machine, and differ from run to run.
+    .. math:: \text{seconds} = \text{updates} \cdot t_{update} + \text{refreshes} \cdot t_{refresh}
+
+    An update and a refresh are timed on a copy of this network (the median of three of each,
+    or fewer where refreshes take more than 0.2 s together). Seconds are of this machine, and
+    differ from run to run; the counts of refreshes (`looks`) and of their products do not.
     """
     spent = cost_of(objective, request.at)
     numbers = {
@@ -283,7 +316,11 @@ def training_cost(objective: Objective, request: Request) -> Measured:
 def norm_rows(
     quantity: str, objective: Objective, request: Request, tensors: dict[str, Tensor]
 ) -> list[Row]:
-    """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights."""
+    """Return the Euclidean norm of `tensors`, by parameter: of all of them, then of every diagonal block's weights.
+
+    Squares are added in float64; where they under- or overflow, the norm is taken in units
+    (`norm_of_all`).
+    """
     squares = [tensor.double().square().sum() for tensor in tensors.values()]
     whole = norm_of_all(tensors.values(), float(sum(squares)) ** 0.5)
     rows = [state_row(quantity, request, whole)]
@@ -317,7 +354,7 @@ def _masked(attention: SelfAttention | BareAttention, scores: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, Tensor]]:
-    """Return every attention layer with its inputs at all positions."""
+    """Return every attention layer with its inputs at all positions, recorded in one pass of the network."""
     from hessfig.models.networks import BareAttention, SelfAttention
 
     network = objective.network
@@ -338,8 +375,20 @@ def _inputs(objective: Objective) -> list[tuple[SelfAttention | BareAttention, T
 def gram(objective: Objective) -> Float[Tensor, " k"]:
     """Return the eigenvalues of C but for zeros, rising: of the Gram matrix of k centred gradients over k - 1.
 
-    C = D^T D / (k - 1) for the rows D of centred gradients has the eigenvalues of
-    D D^T / (k - 1), which has k rows however many parameters there are.
+    C = D^T D / (k - 1) for the rows D of centred gradients has the nonzero eigenvalues of D
+    D^T / (k - 1), which has k rows however many parameters there are: if D D^T x = mu x, then
+    D^T D (D^T x) = mu D^T x. Rounding below 0 counts as 0; a single example has none (NaN).
+
+    Examples
+    --------
+    Two gradients, 2 and 8, have the variance 18, and the centred ones one degree of freedom:
+
+    >>> import hessfig
+    >>> network = torch.nn.Linear(1, 1, bias=False)
+    >>> _ = network.weight.data.fill_(1.0)
+    >>> problem = hessfig.Problem(network, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), "mse")
+    >>> [round(value, 9) for value in gram(problem.objective("float64")).tolist()]
+    [0.0, 18.0]
     """
     single = list(single_gradients(objective, EXAMPLES))
     if len(single) < 2:
@@ -366,7 +415,11 @@ class Cost:
 
 
 def cost_of(objective: Objective, at: At) -> Cost:
-    """Return the cost of the training up to its step, timed at its batches' size and in its type."""
+    """Return the cost of the training up to its step, timed at its batches' size and in its type.
+
+    A rule with curvature refreshes it before the first update and every training.refresh
+    updates, ceil(updates / refresh) times.
+    """
     training = at.config.training
     updates = at.step or 0
     is_refreshed = (
@@ -381,7 +434,7 @@ def cost_of(objective: Objective, at: At) -> Cost:
 
 
 def _products(objective: Objective, training: TrainingConfig) -> int:
-    """Return the products of one refresh."""
+    """Return the products of one refresh: of a solver, or of the estimates of the curvature's blocks."""
     if training.optimiser.facts.divides:
         loss = BatchLoss(objective.network, objective.loss, objective.batch)
         return products_of_a_solver(training.optimiser, loss)
@@ -390,7 +443,10 @@ def _products(objective: Objective, training: TrainingConfig) -> int:
 
 
 def _seconds(objective: Objective, at: At) -> tuple[float, float]:
-    """Return the seconds of an update and of a refresh, on a copy of the network."""
+    """Return the seconds of an update and of a refresh, on a copy of the network.
+
+    The weights are restored after each repeat, since a large rate may lead too far.
+    """
     training = at.config.training
     dtype = getattr(torch, DType(training.dtype))
     network = copy.deepcopy(objective.network).to(dtype).requires_grad_(True)
@@ -433,7 +489,10 @@ def _time(work: Callable[[], None]) -> float:
 
 
 def _accuracy_rows(name: str, request: Request, right: Tensor) -> list[Row]:
-    """Return the share of whole answers, then that of every digit where there are several."""
+    """Return the share of whole answers, then that of every digit where there are several.
+
+    An answer is right if all its digits are; each row has its binomial error.
+    """
     hits_at: dict[int | None, Tensor] = {None: right.all(dim=1)}
     if right.shape[1] > 1:
         hits_at |= dict(enumerate(right.unbind(1), 1))

@@ -1,4 +1,8 @@
-"""The properties of a network, its loss and its state that growth rates depend on, read from a run's manifest."""
+"""The properties of a network, its loss and its state that growth rates depend on, read from a run's manifest.
+
+Only what changes an exponent is kept, so that networks with the same exponents are equal
+and share one prediction.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +43,29 @@ _LATER = (
 
 @dataclass(frozen=True)
 class Architecture:
-    """The properties that growth rates depend on. `zero_targets`: Y = 0, so that the loss gradient vanishes with sigma.
+    """The properties that growth rates depend on.
 
-    `no_power`: why no power of sigma dominates, "" if one does; structural zeros vanish
-    in any case. `shifted_scores`: constants are added to the scores (slopes of
-    positions, a sink). `most_keys`: how many keys a query sees at most, None if many.
     Settings that do not change exponents are left out: the kind of norm (RMSNorm or
     LayerNorm), rotated queries, shared keys, factors of branches, smoothed labels.
+
+    Parameters
+    ----------
+    zero_targets : bool
+        Y = 0, so that the loss gradient vanishes with sigma.
+    no_power : str
+        Why no power of sigma dominates, "" if one does; structural zeros vanish in any case.
+    shifted_scores : bool
+        Constants are added to the scores (slopes of positions, a sink), so that attention is
+        not uniform as sigma -> 0.
+    most_keys : int, optional
+        How many keys a query sees at most, None if many. One key has the weight 1 at every
+        score, and two have 1/2 and an odd function.
+    weight_decay : float
+        Adds a constant to the diagonal blocks of H and H_f.
+    norm_eps : float
+        Where a norm turns from linear to degree 0 (`growth_rates.edge`).
+
+    Others are the settings of these names.
     """
 
     kind: str = Kind.transformer
@@ -112,7 +132,13 @@ class Architecture:
 
     @property
     def is_homogeneous(self) -> bool:
-        """Whether the output is a single power of sigma, not only in the limit."""
+        """Whether the output is a single power of sigma, not only in the limit.
+
+        Then every derivative is a single power, and the exponent of H_o holds at every sigma. So
+        it is for linear MLPs and linear attention without skips that add a second power, smooth
+        activations, norms or constants; and for one layer with scores of unit length, which do
+        not depend on sigma.
+        """
         if self.kind == Kind.linear_mlp:
             return True
         is_bare = self.kind == Kind.self_attention
@@ -151,7 +177,11 @@ def _shifts_scores(model: Mapping[str, Any]) -> bool:
 
 
 def _no_power(config: Mapping[str, Any]) -> str:
-    """Return why no power of sigma dominates. Manifests without these settings have values for which one does."""
+    """Return why no power of sigma dominates. Manifests without these settings have values for which one does.
+
+    Trained or loaded weights have no scale sigma; with fixed positions the input tends to a
+    constant as sigma -> 0.
+    """
     model = config["model"]
     state = config.get("state") or {}
     state_kind = state.get("kind", INITIALISED)

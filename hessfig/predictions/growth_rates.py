@@ -229,7 +229,11 @@ def _terms(
 ) -> list[tuple[float, str]]:
     """Return the power and the words of every term of a part of a block; none where it vanishes identically.
 
-    df/dA times df/dB is the term of H_o, d2f/dAdB times the gradient that of H_f.
+    - H_o: df/dA times df/dB, e(A) + e(B);
+    - H_f: d2f/dAdB times the gradient, e(A, B) + r;
+    - H_f of a diagonal block with weight decay: a constant, power 0.
+
+    H has all of them, and the lowest power dominates.
     """
     output = Output(block, architecture, regime, axis).series()
     gradient = _gradient(output.table[VALUE], architecture)
@@ -260,8 +264,10 @@ def _terms(
 def _gradient(output: Monomial, architecture: Architecture) -> Monomial:
     """Return the leading monomial of the loss gradient by the outputs; second derivatives of the loss are of order one.
 
-    Raises NoPower for cross-entropy of logits that grow: both vanish like exponentials
-    then, or do not.
+    For squared errors it is 2 (f - Y) up to a factor: of order one for small outputs, those
+    of f where f grows or Y = 0. For cross-entropy it is softmax(f) - Y, of order one. Raises
+    NoPower for cross-entropy of logits that grow: both vanish like exponentials then, or do
+    not.
     """
     if architecture.zero_targets or (architecture.square_loss and output.power < 0):
         return output
@@ -285,7 +291,11 @@ def _told(name: str, monomial: Monomial, regime: Regime) -> str:
 def _is_exact(
     part: Part, architecture: Architecture, terms: list[tuple[float, str]]
 ) -> bool:
-    """Return whether the exponent holds at every sigma: one power in the output, and no part in its distance to Y."""
+    """Return whether the exponent holds at every sigma: one power in the output, and no part in its distance to Y.
+
+    H_f has the factor f - Y, whose two terms are different powers; weight decay alone is
+    exact.
+    """
     if part == Part.H_f:
         return all(words.startswith(_DECAY) for _, words in terms)
     is_single = len(terms) == 1
@@ -321,7 +331,11 @@ def _reference(
 
 
 def _is_printed(architecture: Architecture) -> bool:
-    """Return whether a network is made of the paper's components, and its targets are of order one."""
+    """Return whether a network is made of the paper's components, and its targets are of order one.
+
+    The properties in which the paper's own networks differ are set equal; the rest must be
+    the defaults.
+    """
     if architecture.attention not in (Attention.softmax, Attention.linear):
         return False
     if architecture.mlp not in (MLP.relu, MLP.linear, MLP.none):

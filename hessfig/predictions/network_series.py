@@ -145,7 +145,11 @@ class Output:
     met: set[str] = field(default_factory=set)
 
     def series(self) -> CountedQuantity:
-        """Return the output f = h W_U, with h the stream after all layers. Raises NoPower if no power dominates."""
+        """Return the output f = h W_U, with h the stream after all layers. Raises NoPower if no power dominates.
+
+        The stream starts as x ~ sigma, of tokens and positions; the bare layer has the mixed
+        values as its output. With tied weights, W_U is W_E ~ sigma.
+        """
         architecture = self.architecture
         sigma = self._size(SIGMA)
         if architecture.kind == Kind.self_attention:
@@ -218,7 +222,11 @@ class Output:
         layer: int,
         sublayer: Callable[[CountedQuantity, int], CountedQuantity],
     ) -> CountedQuantity:
-        """Return the output that a sublayer adds to the residual stream, with the configured norms around it."""
+        """Return the output that a sublayer adds to the residual stream, with the configured norms around it.
+
+        pre-LN: sublayer(N h); sandwich: N sublayer(N h); otherwise sublayer(h). Times the factor
+        of branches, whose power counts if it is the axis.
+        """
         norm = self.architecture.norm
         if norm in (Norm.pre, Norm.sandwich):
             hidden = self._norm(hidden)
@@ -277,7 +285,11 @@ class Output:
     def _queries_and_keys(
         self, hidden: CountedQuantity, layer: int
     ) -> list[CountedQuantity]:
-        """Return queries and keys, of length one for cosine scores; with W_QK alone the key is the stream."""
+        """Return queries and keys, of length one for cosine scores; with W_QK alone the key is the stream.
+
+        q = h W_Q and k = h W_K, both ~ sigma, so that scores are ~ sigma^2; normalised ones are
+        of degree 0.
+        """
         architecture = self.architecture
         if architecture.query_key == QueryKey.single:
             return [hidden * self._weight(Matrix.W_QK, layer), hidden]

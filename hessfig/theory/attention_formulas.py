@@ -1,4 +1,10 @@
-"""Hessian blocks of one self-attention layer, as the paper's theorems state them, and typed out literally."""
+"""Hessian blocks of one self-attention layer, as the paper's theorems state them, and typed out literally.
+
+`AttentionPoint` has the contracted forms, in which no matrix is larger than d_V^2 x d_V^2;
+`theorem_31`, `theorem_32` and their like multiply the printed Kronecker products, whose
+factors have up to L d_V^3 rows. `hessfig verify` compares both with automatic
+differentiation.
+"""
 
 import math
 from dataclasses import dataclass
@@ -29,9 +35,42 @@ def attention_hessian(
 ) -> Float[Tensor, "rows cols"]:
     """Return one block of the Hessian of ||F - Y||_F^2 / (L d_V), F = softmax(T) X W_V (Theorems 3.1, 3.2).
 
-    `weights` maps W_Q, W_K in R^{d_V x d_K} and W_V in R^{d_V x d_V}; the layer of
-    `block` is not looked at. Raises UserError when the block names another weight or
-    the numbers are not float64.
+    Parameters
+    ----------
+    X, Y : (L, d_V)
+        Tokens and targets, in float64.
+    weights : dict
+        Maps W_Q, W_K in R^{d_V x d_K} and W_V in R^{d_V x d_V}.
+    part : Part
+        H_o, H_f or their sum H.
+    block : Block
+        Two of the three weights; its layer is not looked at.
+    temperature : float
+        t in T = X W_Q W_K^T X^T / (t sqrt(d_K)).
+
+    Returns
+    -------
+    Tensor
+        With the entries of each weight row by row.
+
+    Raises
+    ------
+    UserError
+        When the block names another weight or the numbers are not float64.
+
+    Examples
+    --------
+    H_f of W_V vanishes, and H_o is (2 / (L d_V)) M_1^T M_1 (x) I:
+
+    >>> X = torch.randn(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    >>> weights = {name: torch.eye(2, dtype=torch.float64) for name in (Q, K, V)}
+    >>> values = Block(1, "W_V", "W_V")
+    >>> attention_hessian(X, 0 * X, weights, part=Part.H_f, block=values).abs().max().item()
+    0.0
+    >>> H_o = attention_hessian(X, 0 * X, weights, part=Part.H_o, block=values)
+    >>> M_1 = torch.softmax(X @ X.T / 2**0.5, dim=1) @ X
+    >>> torch.allclose(H_o, kron(M_1.T @ M_1, identity(2)) / 4)
+    True
     """
     _check(X, block)
     return AttentionPoint(X, Y, weights, temperature).hessian(
@@ -41,7 +80,34 @@ def attention_hessian(
 
 @dataclass(frozen=True)
 class AttentionPoint:
-    """Data, weights, and what every formula needs from one forward pass."""
+    r"""Data, weights, and what every formula needs from one forward pass.
+
+    With W_T = W_Q W_K^T and s = 1/(t sqrt(d_K)), t_ij = s x_i W_T x_j^T. Moments of softmax are
+    cumulants, so that in a direction dW_T
+
+    .. math:: dm_i = s \, x_i \, dW_T \, M_{2,i}, \qquad
+              d^2 m_i = s^2 \sum_j A_{ij} (x_i \, dW_T \, z_{ij}^T)^2 \, z_{ij}.
+
+    With d_i the rows of D = F - Y, F = M_1 W_V and vec_r dW_T = R_Q vec_r dW_Q + R_K vec_r dW_K
+    this gives
+
+    .. math:: H(Q, Q) = c s^2 R_Q^T (U_o + U_f) R_Q, \qquad
+              H(Q, K) = c s^2 R_Q^T (U_o + U_f) R_K + c s \, B \otimes I,
+
+    .. math:: U_o = \sum_i x_i^T x_i \otimes M_{2,i} W_V W_V^T M_{2,i}, \qquad
+              U_f = \sum_i x_i^T x_i \otimes \sum_j A_{ij} (z_{ij} W_V d_i^T) \, z_{ij}^T z_{ij},
+
+    .. math:: B = \sum_i x_i^T (d_i W_V^T M_{2,i}).
+
+    The last term of H(Q, K) is the second derivative of W_T itself. U_o is of H_o, U_f and B
+    are of H_f.
+
+    Parameters
+    ----------
+    X, Y : (L, d_V)
+    weights : dict
+    temperature : float
+    """
 
     X: Float[Tensor, "L d_V"]
     Y: Float[Tensor, "L d_V"]
@@ -50,12 +116,12 @@ class AttentionPoint:
 
     @property
     def c(self) -> float:
-        """2/(L d_V), the second derivative of the loss."""
+        """c = 2/(L d_V), the second derivative of the loss."""
         return 2 / self.X.numel()
 
     @property
     def score_scale(self) -> float:
-        """1/(t sqrt(d_K))."""
+        """s = 1/(t sqrt(d_K))."""
         return 1 / (self.temperature * math.sqrt(self.weights[Matrix.W_Q].shape[1]))
 
     @cached_property
@@ -77,7 +143,10 @@ class AttentionPoint:
 
     @cached_property
     def selectors(self) -> dict[Matrix, Float[Tensor, "dd p"]]:
-        """R_Q = I (x) W_K and R_K = (W_Q (x) I) K_{d_K,d_V}: how W_Q and W_K move W_Q W_K^T."""
+        """R_Q = I (x) W_K and R_K = (W_Q (x) I) K_{d_K,d_V}: how W_Q and W_K move W_Q W_K^T.
+
+        vec_r(dW_Q W_K^T) = (I (x) W_K) vec_r dW_Q, and vec_r(W_Q dW_K^T) = (W_Q (x) I) vec_r(dW_K^T).
+        """
         W_Q = self.weights[Matrix.W_Q]
         W_K = self.weights[Matrix.W_K]
         d_V, d_K = W_Q.shape
@@ -117,7 +186,10 @@ class AttentionPoint:
         }
 
     def gradient_of_scores(self) -> Float[Tensor, "d_V d_V"]:
-        """B = sum_i x_i (M2_i W_V d_i)^T; c B = X^T (dl/dT) X (Remark D.1)."""
+        """B = sum_i x_i (M2_i W_V d_i)^T; c B = X^T (dl/dT) X (Remark D.1).
+
+        dl/dt_ij = c A_ij z_ij . W_V d_i, and sum_j A_ij z_ij x_j^T = M2_i.
+        """
         pull = self.residual @ self.weights[Matrix.W_V].T
         return torch.einsum("ia,ibc,ic->ab", self.X, self.M2, pull)
 
@@ -139,6 +211,11 @@ class AttentionPoint:
         return block if part == Part.H_o else torch.zeros_like(block)
 
     def _value_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
+        """Return (V, .) of c s (..) R: M_1^T x W_V^T M_2 for H_o, and the residual with M_2 for H_f.
+
+        F = M_1 W_V depends on W_V and, through M_1, on the scores: dF = M_1 dW_V, and d2F = dM_1
+        dW_V with dm_i = s x_i dW_T M_2,i.
+        """
         if part == Part.H_o:
             W_V = self.weights[Matrix.W_V]
             block = torch.einsum("ia,ib,xc,ixd->acbd", self.M1, self.X, W_V, self.M2)
@@ -152,6 +229,7 @@ class AttentionPoint:
         return self.M2 @ W_V @ W_V.T @ self.M2
 
     def _third(self) -> Float[Tensor, "L d_V d_V"]:
+        """Return the inner sum of U_f, a d_V x d_V matrix per row: third central moments contracted with W_V d_i."""
         z = self.X[None] - self.M1[:, None]
         pull = self.residual @ self.weights[Matrix.W_V].T
         pull = torch.einsum("ijx,ix->ij", z, pull)
@@ -302,7 +380,11 @@ def single_matrix_point(
     W_QK: Float[Tensor, "d_V d_V"],
     W_V: Float[Tensor, "d_V d_V"],
 ) -> AttentionPoint:
-    """The map softmax(X W_QK X^T) X W_V written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I."""
+    """The map softmax(X W_QK X^T) X W_V written with two matrices: W_Q = sqrt(d_V) W_QK, W_K = I.
+
+    Then d_K = d_V and T = X sqrt(d_V) W_QK X^T / sqrt(d_V); a derivative by W_QK is sqrt(d_V)
+    times that by W_Q.
+    """
     size = X.shape[1]
     weights = {
         Matrix.W_Q: math.sqrt(size) * W_QK,
@@ -313,7 +395,7 @@ def single_matrix_point(
 
 
 def score_outer_product(point: AttentionPoint) -> Float[Tensor, "both both"]:
-    """H_o^T of Remark D.1 in the order [W_Q; W_K]: c s^2 V^T U V."""
+    """H_o^T of Remark D.1 in the order [W_Q; W_K]: c s^2 V^T U V with V = [R_Q R_K]."""
     selector = torch.cat([point.selectors[Q], point.selectors[K]], dim=1)
     left = point.c * point.score_scale**2 * selector.T
     return left @ point.curvature_of_scores(Part.H) @ selector
@@ -340,7 +422,11 @@ def printed_score_split(
 
 
 def score_functional_eigenvalues(point: AttentionPoint) -> Float[Tensor, " both"]:
-    """Ascending eigenvalues of H_f^T: +- c s times the singular values of B, each d_K times (Appendix D)."""
+    """Ascending eigenvalues of H_f^T: +- c s times the singular values of B, each d_K times (Appendix D).
+
+    With B = sum_k s_k u_k v_k^T, the vectors (u_k, +- v_k) are eigenvectors of [[0, B], [B^T,
+    0]] with the eigenvalues +- s_k.
+    """
     singular = torch.linalg.svdvals(point.gradient_of_scores())
     values = point.c * point.score_scale * singular
     d_K = point.weights[Q].shape[1]
@@ -355,14 +441,21 @@ def stacked_kronecker(
 
 
 def stacked_kronecker_rank(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> int:
-    """q rk(A) + n rk(B) - rk(A) rk(B) (Lemma D.1)."""
+    """q rk(A) + n rk(B) - rk(A) rk(B) (Lemma D.1).
+
+    The null space of the stacked matrix is that of A times that of B: q n - (n - rk A) (q -
+    rk B).
+    """
     rank_a = numerical_rank(A)
     rank_b = numerical_rank(B)
     return B.shape[1] * rank_a + A.shape[1] * rank_b - rank_a * rank_b
 
 
 def rank_bound(d_V: int, d_K: int) -> int:
-    """2 d_K d_V - d_K^2 for d_K < d_V and d_V^2 otherwise: bounds rk(H_o^T) (Lemma D.2)."""
+    """2 d_K d_V - d_K^2 for d_K < d_V and d_V^2 otherwise: bounds rk(H_o^T) (Lemma D.2).
+
+    It is the rank of [R_Q R_K] for weights of full rank d_K, by Lemma D.1.
+    """
     if d_K < d_V:
         return 2 * d_K * d_V - d_K**2
     return d_V**2
@@ -371,6 +464,8 @@ def rank_bound(d_V: int, d_K: int) -> int:
 def token_rank_bound(L: int, d_V: int) -> int:
     """min(L, d_V) min(L - 1, d_V): rk(U), since U acts on tokens (x) centred tokens; sharper for short
     sequences.
+
+    The z_ij of all i and j lie in the differences of tokens, of which L - 1 are independent.
     """
     return min(L, d_V) * min(L - 1, d_V)
 

@@ -1,4 +1,8 @@
-"""Dense derivatives by automatic differentiation, the networks to differentiate, and exponents by scaling."""
+"""Dense derivatives by automatic differentiation, the networks to differentiate, and exponents by scaling.
+
+The networks are plain functions of their weights, written from the paper's equations and
+independent of the package's modules, so that a formula and its check share no code.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Mapping
@@ -142,7 +146,36 @@ def dense_hessian(
     weights: Mapping[Key, Tensor],
     part: Part = Part.H,
 ) -> Float[Tensor, "p p"]:
-    """The Hessian of loss(network(weights)), or a part of it, rows and columns in the order of `weights`."""
+    """The Hessian of loss(network(weights)), or a part of it, rows and columns in the order of `weights`.
+
+    With f the network, J its Jacobian and g = dl/df at the point w_0, the parts are Hessians of
+    other functions of w there:
+
+    - H_o of l(f(w_0) + J (w - w_0)), in which the network is linear;
+    - H_f of <g, f(w)>, in which the loss is linear, with g held fixed;
+    - H of l(f(w)).
+
+    Parameters
+    ----------
+    network : callable
+        From the weights by key to the outputs.
+    loss : callable
+        Of the outputs.
+    weights : dict
+    part : Part
+
+    Examples
+    --------
+    f = a b with the loss (f - 1)^2 at a = 2, b = 3: H_o = 2 [[9, 6], [6, 4]], and H_f = 2 (6 - 1)
+    off the diagonal.
+
+    >>> weights = {name: torch.tensor([value]) for name, value in (("a", 2.0), ("b", 3.0))}
+    >>> product = lambda w: w["a"] * w["b"]
+    >>> dense_hessian(product, square_loss(torch.ones(1)), weights, Part.H_o).tolist()
+    [[18.0, 12.0], [12.0, 8.0]]
+    >>> dense_hessian(product, square_loss(torch.ones(1)), weights, Part.H_f).tolist()
+    [[0.0, 10.0], [10.0, 0.0]]
+    """
     point, output = flattened(network, weights)
     return hessian(_PART_FUNCTIONS[part](output, loss, point))(point)
 
@@ -187,7 +220,10 @@ def with_sum(parts: Mapping[Part, Mapping[Key, Any]]) -> dict[Part, dict[Key, An
 
 
 def exponent(low: Tensor, high: Tensor, rounding: float | Tensor = 0.0) -> Tensor:
-    """Return the power with which a norm grows from a scale to twice the scale; VANISHES for mere rounding."""
+    """Return the power with which a norm grows from a scale to twice the scale; VANISHES for mere rounding.
+
+    log2(high / low), as (2 sigma)^p / sigma^p = 2^p.
+    """
     if low > rounding:
         return torch.log2(high / low)
     return torch.full_like(low, VANISHES)
@@ -244,8 +280,17 @@ def _slices(weights: Mapping[Key, Tensor]) -> dict[Key, slice]:
 class ScaledNetwork(Generic[Key]):
     """A network with fixed weights and loss ||F - Y||^2/(L d) as a function of the scale of its input.
 
-    With `at_fixed_residual` the targets follow the outputs, so that F - Y = `Y` at
-    every scale.
+    With `at_fixed_residual` the targets follow the outputs, so that F - Y = `Y` at every scale:
+    then the powers of H_f are those of the network's second derivatives alone.
+
+    Parameters
+    ----------
+    X : (L, d_in)
+    Y : (L, d_out)
+    weights : dict
+    network : callable
+        From tokens and weights to outputs.
+    at_fixed_residual : bool
     """
 
     X: Float[Tensor, "L d_in"]

@@ -1,4 +1,10 @@
-"""Hessian blocks of linear attention and of several heads, and bounds on their norms."""
+"""Hessian blocks of linear attention and of several heads, and bounds on their norms.
+
+Linear attention, F = T X W_V with T = X W_Q W_K^T X^T / sqrt(d_K), has F = (L / sqrt(d_K)) X
+W_Q W_K^T Sigma W_V with Sigma = X^T X / L, a product in which every weight occurs once: its
+blocks are Kronecker products in Sigma alone (H_o), and in Sigma and Omega = X^T D / L
+(H_f), and the diagonal blocks of H_f vanish (Remark 4.1).
+"""
 
 import math
 from dataclasses import dataclass
@@ -54,19 +60,23 @@ class LinearPoint:
 
     @property
     def outer_scale(self) -> float:
-        """2 L^2 / (d_V d_K)."""
+        """2 L^2 / (d_V d_K): the loss's 2 / (L d_V), L of X^T X = L Sigma, and (L / sqrt(d_K))^2 of F."""
         d_V, d_K = self.weights[Q].shape
         return 2 * len(self.X) ** 2 / (d_V * d_K)
 
     @property
     def functional_scale(self) -> float:
-        """2 / (d_V sqrt(d_K))."""
+        """2 / (d_V sqrt(d_K)): the loss's 2 / (L d_V) times the L / sqrt(d_K) of F."""
         d_V, d_K = self.weights[Q].shape
         return 2 / (d_V * math.sqrt(d_K))
 
 
 def outer_product_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
-    """H_o of (V,V), (Q,Q), (V,Q), (Q,K) as printed in Remark 4.1."""
+    """H_o of (V,V), (Q,Q), (V,Q), (Q,K) as printed in Remark 4.1.
+
+    For dF = A dW B the Jacobian is A (x) B^T (eq. 15), and H_o has the products A^T A' (x) B
+    B'^T of two such.
+    """
     W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
     d_V, d_K = W_Q.shape
     c = point.outer_scale
@@ -126,8 +136,8 @@ def contracted_functional_blocks(
 ) -> dict[Pair, Float[Tensor, "rows cols"]]:
     """H_f in Omega and Sigma alone: (Q,K) is (2 L/(d_V sqrt(d_K))) (Omega W_V^T Sigma) (x) I_{d_K} (Table 1).
 
-    (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an
-    L^2-free bilinear form.
+    (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an L^2-free
+    bilinear form. That is <D, F> up to a factor, since tr(D^T X M) = L tr(Omega^T M).
     """
     W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
     c = len(point.X) * point.functional_scale
@@ -192,7 +202,17 @@ def low_rank_point(
 
 @dataclass(frozen=True)
 class SpreadMoments:
-    """What a bound assumes about attention-weighted tokens: mu, m_2 and m_3 of the module docstring."""
+    """What a bound assumes about attention-weighted tokens.
+
+    Parameters
+    ----------
+    mixed : float
+        mu, at least ||M_1||_2.
+    second : float
+        m_2, at least ||M_2,i||_2 of every row.
+    third : float
+        m_3, at least |sum_j A_ij (u . z_ij) (v . z_ij)^2| for unit vectors u, v.
+    """
 
     mixed: float
     second: float
@@ -200,13 +220,22 @@ class SpreadMoments:
 
 
 def spread_from_norm(point: AttentionPoint) -> SpreadMoments:
-    """From ||X||_2 alone: sqrt(L) x, x^2/2, sqrt(6) x^3/9."""
+    """From x = ||X||_2 alone: sqrt(L) x, x^2/2, sqrt(6) x^3/9.
+
+    Two tokens are at most sqrt(2) x apart, as |X^T (e_j - e_k)| <= sqrt(2) x, and ||A||_2 <=
+    sqrt(L).
+    """
     x = spectral_norm(point.X)
     return _spread(math.sqrt(len(point.X)) * x, math.sqrt(2) * x)
 
 
 def spread_from_diameter(point: AttentionPoint) -> SpreadMoments:
-    """From the token diameter R and the mixed tokens themselves: ||A X||_2, R^2/4, R^3/(6 sqrt(3))."""
+    """From the token diameter R and the mixed tokens themselves: ||A X||_2, R^2/4, R^3/(6 sqrt(3)).
+
+    A number in an interval of length R has at most the variance R^2 / 4 (Popoviciu), and at
+    most the third central moment R^3 max_p p (1 - p) (1 - 2 p) = R^3 / (6 sqrt(3)): both at
+    two points.
+    """
     diameter = torch.cdist(point.X, point.X).max()
     return _spread(spectral_norm(point.M1), float(diameter))
 
@@ -214,7 +243,20 @@ def spread_from_diameter(point: AttentionPoint) -> SpreadMoments:
 def block_bounds(
     point: AttentionPoint, spread: SpreadMoments, part: Part = Part.H
 ) -> dict[Pair, float]:
-    """A bound on the spectral norm of every block; the functional part of (V, V) is zero."""
+    r"""A bound on the spectral norm of every block; the functional part of (V, V) is zero.
+
+    With x, q, k, v the spectral norms of X, W_Q, W_K, W_V, s the score scale, the moments mu,
+    m_2, m_3 and rho = max |d_i|:
+
+    .. math:: (V, V): c \mu^2, \qquad (V, Q): c s x k \, m_2 (\mu v + \|D\|_2), \qquad
+              (Q, Q): c s^2 x^2 k^2 (m_2^2 v^2 + m_3 v \rho),
+
+    .. math:: (Q, K): c s^2 x^2 q k (m_2^2 v^2 + m_3 v \rho) + c s x \, m_2 v \|D\|_F,
+
+    and k -> q for keys; of each sum the first term is H_o's. They bound the contracted forms of
+    `AttentionPoint` factor by factor: ||R_Q||_2 = k, ||sum_i x_i^T x_i (x) N_i|| <= x^2 max
+    ||N_i||, and ||B||_2 <= x (sum_i |M_2,i W_V d_i|^2)^(1/2).
+    """
     if part == Part.H:
         outer = block_bounds(point, spread, Part.H_o)
         functional = block_bounds(point, spread, Part.H_f)
@@ -237,7 +279,10 @@ def block_bounds(
 
 
 def whole_bound(blocks: dict[Pair, float]) -> float:
-    """The spectral norm of the 3 x 3 matrix of block bounds bounds that of the whole."""
+    """The spectral norm of the 3 x 3 matrix of block bounds bounds that of the whole.
+
+    |H v| is at most the length of the vector of sum_b ||H_ab|| |v_b|.
+    """
     rows = [[blocks[a, b] for b in MATRICES] for a in MATRICES]
     return spectral_norm(torch.tensor(rows, dtype=torch.float64))
 
@@ -289,7 +334,10 @@ def published_bound(point: AttentionPoint) -> float:
 
 
 def softmax_jacobian_excess(point: AttentionPoint) -> float:
-    """||dA/dT||_2 times L: the published proof takes it to be at most 1; any L allows up to L/2."""
+    """||dA/dT||_2 times L: the published proof takes it to be at most 1; any L allows up to L/2.
+
+    A row with two weights of 1/2 has diag(a) - a a^T with the eigenvalue 1/2.
+    """
     return spectral_norm(softmax_jacobian(point.A)) * len(point.X)
 
 

@@ -1,4 +1,9 @@
-"""Matrix calculus and moments: commutation, vectorisation, and the moments of the attention matrix."""
+"""Matrix calculus and moments: commutation, vectorisation, and the moments of the attention matrix.
+
+Conventions: vec_r stacks rows, derivatives are in numerator layout (d vec_r F / d vec_r X,
+eq. 4), and K_{m,n} is the Magnus-Neudecker commutation matrix, K_{m,n} vec_r(B) =
+vec_r(B^T) for B in R^{n x m}. With vec_r, A X B is (A (x) B^T) vec_r X.
+"""
 
 from functools import reduce
 
@@ -35,8 +40,20 @@ def khatri_rao(
     """The block-wise Kronecker product (A_ij (x) B_ij)_ij (Definition A.2); the first two axes number the
     blocks.
 
-    Raises ValueError when the two block layouts differ: then the product is not
-    defined.
+    Parameters
+    ----------
+    left : (n, m, p, q)
+    right : (n, m, r, s)
+
+    Returns
+    -------
+    Tensor
+        The matrix of the blocks, (n p r, m q s).
+
+    Raises
+    ------
+    ValueError
+        When the two block layouts differ: then the product is not defined.
     """
     if left.shape[:2] != right.shape[:2]:
         layouts = f"{tuple(left.shape[:2])} and {tuple(right.shape[:2])}"
@@ -47,13 +64,30 @@ def khatri_rao(
 
 
 def commutation(m: int, n: int) -> Float[Tensor, "mn mn"]:
-    """K_{m,n}: K_{m,n} vec_r(B) = vec_r(B^T) for every B in R^{n x m}."""
+    """K_{m,n}: K_{m,n} vec_r(B) = vec_r(B^T) for every B in R^{n x m}.
+
+    A permutation, so that K_{m,n}^T = K_{n,m} is its inverse.
+
+    Examples
+    --------
+    >>> B = torch.arange(6, dtype=DTYPE).reshape(2, 3)
+    >>> bool((commutation(3, 2) @ vec(B) == vec(B.T)).all())
+    True
+    """
     source = torch.arange(n * m).reshape(n, m).T.reshape(-1)
     return identity(n * m)[source]
 
 
 def shuffle(size: int) -> Float[Tensor, "size_cubed size"]:
-    """S = (I (x) K_{d,d}) (vec_r I (x) I), the shuffling matrix of Theorem 3.2, with d = `size`."""
+    """S = (I (x) K_{d,d}) (vec_r I (x) I), the shuffling matrix of Theorem 3.2, with d = `size`.
+
+    It maps e_a to sum_i e_i (x) e_a (x) e_i, a vector of d^3 entries.
+
+    Examples
+    --------
+    >>> shuffle(2).shape, shuffle(2)[:, 0].nonzero().flatten().tolist()
+    (torch.Size([8, 2]), [0, 5])
+    """
     eye = identity(size)
     return kron(eye, commutation(size, size)) @ kron(vec(eye)[:, None], eye)
 
@@ -66,7 +100,11 @@ def row_times_kron(
 
 
 def vec_by_identity(A: Float[Tensor, "n m"]) -> Float[Tensor, " nm"]:
-    """Eq. 13 corrected: vec_r A = (A (x) I_m) vec_r I_m."""
+    """Eq. 13 corrected: vec_r A = (A (x) I_m) vec_r I_m.
+
+    It is vec_r(A X B) = (A (x) B^T) vec_r X with X = B = I_m; the paper prints I_n, which has
+    another size unless A is square.
+    """
     eye = identity(A.shape[1])
     return kron(A, eye) @ vec(eye)
 
@@ -90,7 +128,12 @@ def product_jacobian(
 def kron_jacobian_left(
     X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]
 ) -> Float[Tensor, "npqr nq"]:
-    """Eq. 16: d(X (x) Y)/dX = (I_n (x) K_{p,q} (x) I_r) (I_nq (x) vec_r Y)."""
+    """Eq. 16: d(X (x) Y)/dX = (I_n (x) K_{p,q} (x) I_r) (I_nq (x) vec_r Y).
+
+    Entry (i, j, k, l) of vec_r X (x) vec_r Y is X_ij Y_kl, and X (x) Y has the row (i, k) and
+    the column (j, l): vec_r(X (x) Y) has j and k exchanged, which is what K_{p,q} does. The
+    product is linear in X, whose place I_nq takes.
+    """
     (n, q), (p, r) = X.shape, Y.shape
     return kron(identity(n), commutation(p, q), identity(r)) @ kron(
         identity(n * q), vec(Y)[:, None]
@@ -100,7 +143,7 @@ def kron_jacobian_left(
 def kron_jacobian_right(
     X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]
 ) -> Float[Tensor, "npqr pr"]:
-    """Eq. 17: d(X (x) Y)/dY = (I_n (x) K_{p,q} (x) I_r) (vec_r X (x) I_pr)."""
+    """Eq. 17: d(X (x) Y)/dY = (I_n (x) K_{p,q} (x) I_r) (vec_r X (x) I_pr), as eq. 16 with Y varied."""
     (n, q), (p, r) = X.shape, Y.shape
     return kron(identity(n), commutation(p, q), identity(r)) @ kron(
         vec(X)[:, None], identity(p * r)
@@ -128,7 +171,11 @@ def first_moment(
 def second_moment(
     A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
 ) -> Float[Tensor, "L d d"]:
-    """M_2: one covariance sum_j A_ij z_ij z_ij^T per row of A (Definition 3.1)."""
+    """M_2: one covariance sum_j A_ij z_ij z_ij^T per row of A (Definition 3.1).
+
+    With z_ij = x_j - m_i. As the rows of A sum to one it is X^T (diag(a_i) - a_i a_i^T) X,
+    which is how the Jacobian of softmax enters.
+    """
     z = _centred(A, X)
     return torch.einsum("ij,ija,ijb->iab", A, z, z)
 
@@ -149,14 +196,31 @@ def softmax_jacobian(A: Float[Tensor, "L L"]) -> Float[Tensor, "LL LL"]:
 
 
 def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Float[Tensor, "L L"]:
-    """Second derivative of entry j of one softmax row with respect to the scores of that row (Lemma C.1)."""
+    r"""Second derivative of entry j of one softmax row with respect to the scores of that row (Lemma C.1).
+
+    .. math:: \frac{\partial^2 a_j}{\partial t^2} =
+              a_j \big[ (e_j - a)(e_j - a)^T - \operatorname{diag}(a) + a a^T \big],
+
+    from da_j/dt = a_j (e_j - a) and da/dt = diag(a) - a a^T. The code has the products
+    multiplied out.
+
+    Examples
+    --------
+    At two equal scores every entry has a point of inflection:
+
+    >>> softmax_entry_hessian(torch.tensor([0.5, 0.5], dtype=DTYPE), 0).abs().max().item()
+    0.0
+    """
     e = identity(len(row))[j]
     square = 2 * torch.outer(row, row) + torch.outer(e, e) - torch.diag(row)
     return row[j] * (square - torch.outer(e, row) - torch.outer(row, e))
 
 
 def softmax_second_derivative(A: Float[Tensor, "L L"]) -> Float[Tensor, "LLLL LL"]:
-    """d2A/dT2 = blockdiag(D_i) with D_i = (1_L (x) e_i) * d2a_i/dt_i2 (eq. 23)."""
+    """d2A/dT2 = blockdiag(D_i) with D_i = (1_L (x) e_i) * d2a_i/dt_i2 (eq. 23).
+
+    One row of A depends on one row of T, so that all other blocks are zero. L^4 x L^2 numbers.
+    """
     length = len(A)
     blocks = []
     for i, row in enumerate(A):
@@ -184,7 +248,10 @@ def z2_by_definition(
 def z1_by_moments(
     A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
 ) -> Float[Tensor, "Ld dd"]:
-    """Z_1 = X * M_2, both split by rows of A (Remark 3.1)."""
+    """Z_1 = X * M_2, both split by rows of A (Remark 3.1).
+
+    Block i is X^T (diag(a_i) - a_i a_i^T) (x_i^T (x) X) = x_i^T (x) M_2,i.
+    """
     return khatri_rao(X[:, None, None, :], second_moment(A, X)[:, None])
 
 

@@ -32,11 +32,17 @@ Exponents = dict[tuple[Part, Matrix, Matrix], float]
 class Surroundings:
     """The parts of a network around the mixing weights, by their powers of sigma.
 
-    `values` and `scores` are q and p of the theorem. `bend` is true if scores are not
-    linear in W_Q and W_K, as for normalised queries and keys. `first` and `second` are
-    the powers of the first and second derivative of the outputs with respect to the
-    mixed values, infinite for zero derivatives; `gradient` is the power of the loss
-    gradient.
+    Parameters
+    ----------
+    values, scores : float
+        q and p of the theorem: values ~ sigma^q, scores ~ sigma^p.
+    bend : bool
+        Whether scores are not linear in W_Q and W_K, as for normalised queries and keys.
+    first, second : float
+        Powers of the first and second derivative of the outputs with respect to the mixed
+        values, infinite for zero derivatives.
+    gradient : float
+        Power of the loss gradient.
     """
 
     values: float = 1.0
@@ -59,23 +65,32 @@ def mixing_exponents(
 ) -> Exponents:
     """Return the exponent of every block of H_o, H_f and H; blocks that vanish identically are left out.
 
-    The weights are W_V, W_Q and W_K, or W_V and W_QK where a `single` matrix makes the
-    scores.
+    The weights are W_V, W_Q and W_K, or W_V and W_QK where a `single` matrix makes the scores.
 
-    Let row i of the mixing weights be a function of row i of the scores S, and a sum of
-    terms A_n with A_n(t S) = t^n A_n(S) for t > 0. `degrees` are those of the terms
-    that are polynomials (on pieces, as ReLU is) and not zero, `non_polynomial` those of
-    all others, such as 0 of s^2 / sum of s^2, 1 of s^2 / |row| and 1.5 of |s|^1.5. With
-    scores ~ sigma^p and values ~ sigma^q, the mixed values F = A X W_V have
+    Let row i of the mixing weights be a function of row i of the scores S, and a sum of terms
+    A_n with A_n(t S) = t^n A_n(S) for t > 0. `degrees` are those of the terms that are
+    polynomials (on pieces, as ReLU is) and not zero, `non_polynomial` those of all others, such
+    as 0 of s^2 / sum of s^2, 1 of s^2 / |row| and 1.5 of |s|^1.5. With scores ~ sigma^p and
+    values ~ sigma^q, the mixed values F = A X W_V have
 
         dF/dW_V ~ sigma^(q + p m),   m the lowest degree;         d2F/dW_V2 = 0
         dF/dW_Q, dF/dW_K, d2F/dW_Q dW_K, d2F/dW_V dW_Q ~ sigma^(q + p m'),   m' the lowest of a term not constant
         d2F/dW_Q2, d2F/dW_K2 ~ sigma^(q + p m''),   m'' the lowest of a term not linear (m', where scores bend in W_Q)
 
-    for all tokens, weights and gradients except for a null set.
-    docs/studies/constant-term.md has the proof, its conditions and its exceptions.
-    Counting monomials (hessfig.predictions.network_series) gives the same numbers.
-    Raises UserError for a polynomial whose degree is not a nonnegative integer.
+    for all tokens, weights and gradients except for a null set. docs/studies/constant-term.md
+    has the proof, its conditions and its exceptions. Counting monomials
+    (hessfig.predictions.network_series) gives the same numbers. Raises UserError for a
+    polynomial whose degree is not a nonnegative integer.
+
+    Examples
+    --------
+    Softmax near equal scores has every degree (eq. 5). Without its constant, the block of W_V
+    grows with sigma^6 instead of sigma^2:
+
+    >>> values, queries = (Part.H, V, V), (Part.H, Q, Q)
+    >>> softmax, odd = mixing_exponents([0, 1, 2, 3]), mixing_exponents([1, 3])
+    >>> softmax[values], softmax[queries], odd[values], odd[queries]
+    (2.0, 5.0, 6.0, 6.0)
     """
     terms = _terms(degrees, non_polynomial)
     if single:
@@ -118,7 +133,12 @@ def _terms(
 def _power(
     terms: Iterable[tuple[float, float]], around: Surroundings, *by: Matrix
 ) -> float:
-    """Return the power of the derivative of F with respect to one or two weights, from the lowest remaining degree."""
+    """Return the power of the derivative of F with respect to one or two weights, from the lowest remaining degree.
+
+    A term of degree n has q + p n whatever is derived, as weights carry no sigma. A derivative
+    by W_V leaves every term, one by scored weights those of degree 1 and more, and a second by
+    the same one those of degree 2 and more.
+    """
     if by == (Matrix.W_V, Matrix.W_V):
         return math.inf
     scored = [matrix for matrix in by if matrix in _SCORED]

@@ -1,4 +1,24 @@
-"""Attention over scalar tokens: spectra in closed form, and attention sinks."""
+r"""Attention over scalar tokens: spectra in closed form, and attention sinks.
+
+Tokens x in R^L, weights w_V (a number), w_Q and w_K in R^{d_K}. They enter through w_V and
+s = w_Q . w_K / sqrt(d_K) alone,
+
+.. math:: \ell = \frac{1}{L} |w_V \, m(s) - y|^2,
+
+with m(s) the mixed tokens. With d = w_V m - y and derivatives m', m'' in s, the Hessian in
+(w_V, w_Q, w_K) follows from the numbers
+
+.. math:: a = \frac{2}{L} \sum m^2, \quad
+          b = \frac{2 w_V}{L \sqrt{d_K}} \sum d \, m', \quad
+          e = \frac{2}{L \sqrt{d_K}} \sum (d + w_V m) \, m', \quad
+          k = \frac{2 w_V}{L d_K} \sum (w_V m'^2 + d \, m'').
+
+b is dl/ds / sqrt(d_K), and multiplies [[0, I], [I, 0]], the Hessian of w_Q . w_K, whose
+eigenvalues are +1 and -1, d_K times each. The other terms act on w_V and on the gradient
+(w_K, w_Q) of w_Q . w_K, which has one direction in each of the two eigenspaces: (w_Q +
+w_K) / sqrt(2) with the length p, and (w_Q - w_K) / sqrt(2) with the length n. So +b and -b
+remain d_K - 1 times each, and three eigenvalues are those of a 3 x 3 matrix.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +54,17 @@ def attention_response(
 ) -> Response:
     """m = A v, m'_i = x_i Cov_{A_i}(x, v), m''_i = x_i^2 E_{A_i}[(x - mean)^2 (v - mean)].
 
+    The scores of query i are s x_i x_j, so that d/ds is x_i times a derivative of a cumulant.
     `values` v defaults to x; `score_bias` is added to the score of each token as a key.
+
+    Examples
+    --------
+    Two tokens 1 and -1 at s = 0 are mixed to 0, and both answer with their variance 1, times x_i:
+
+    >>> tokens = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    >>> response = attention_response(tokens, 0.0)
+    >>> response.value.tolist(), response.first.tolist(), response.second.tolist()
+    ([0.0, 0.0], [1.0, -1.0], [0.0, 0.0])
     """
     v = x if values is None else values
     A = torch.softmax(s * torch.outer(x, x) + score_bias, dim=1)
@@ -58,7 +88,10 @@ def linear_mlp_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
 
 @dataclass(frozen=True)
 class ScalarHessian:
-    """The five numbers that fix the spectrum: a, b, e, k and the geometry p, n of w_Q and w_K."""
+    """The five numbers that fix the spectrum: a, b, e, k and the geometry p, n of w_Q and w_K.
+
+    Their formulas are those of the module.
+    """
 
     a: float
     b: float
@@ -70,7 +103,12 @@ class ScalarHessian:
 
     @property
     def outliers(self) -> Float[Tensor, "3"]:
-        """Ascending eigenvalues of the 3 x 3 matrix."""
+        r"""Ascending eigenvalues of the 3 x 3 matrix.
+
+        .. math:: \begin{pmatrix} a & e p & e n \\ e p & k p^2 + b & k p n \\ e n & k p n & k n^2 - b \end{pmatrix}
+
+        in the basis of w_V and the directions of (w_Q + w_K) and (w_Q - w_K).
+        """
         a = self.a
         b = self.b
         e = self.e
@@ -99,12 +137,13 @@ class ScalarHessian:
 
     @property
     def condition_growth(self) -> float:
-        """Limit of condition_number / N^2 as N grows at fixed w_Q . w_K: |k (a k - e^2)| / |b (a b + 2
-        w_Q.w_K (a k - e^2))|.
+        r"""Limit of condition_number / N^2 as N = p^2 + n^2 grows at fixed w_Q . w_K.
 
-        The outliers tend to k N, (a k - e^2)/k and det/((a k - e^2) N), and det = -b (a
-        b + (p^2 - n^2)(a k
-        - e^2)) stays.
+        .. math:: \frac{|k \, (a k - e^2)|}{|b \, (a b + (p^2 - n^2) (a k - e^2))|}, \qquad
+                  p^2 - n^2 = 2 \, w_Q \cdot w_K
+
+        The outliers tend to k N, (a k - e^2)/k and det/((a k - e^2) N), and det = -b (a b + (p^2 -
+        n^2)(a k - e^2)) stays.
         """
         minor = self.a * self.k - self.e**2
         rest = self.a * self.b + (self.p**2 - self.n**2) * minor
@@ -193,7 +232,10 @@ class ScalarProblem:
     def at_critical_point(
         self, response: Response, noise: Float[Tensor, " L"]
     ) -> ScalarProblem:
-        """The problem with targets moved so that the residual, `noise` less m and m', leaves no gradient."""
+        """The problem with targets moved so that the residual, `noise` less m and m', leaves no gradient.
+
+        dl/dw_V is proportional to d . m and dl/ds to d . m'.
+        """
         span = torch.stack([response.value, response.first], 1)
         residual = noise - span @ torch.linalg.pinv(span) @ noise
         return replace(self, y=self.w_V * response.value - residual)
@@ -242,7 +284,11 @@ def outer_product_gap(problem: ScalarProblem, response: Response) -> float:
 
 
 def top_of_outer_product(problem: ScalarProblem, response: Response) -> float:
-    """The top eigenvalue of H_o in closed form: (a + k N + sqrt((a + k N)^2 - 4 (a k - e^2) N))/2."""
+    """The top eigenvalue of H_o in closed form: (a + k N + sqrt((a + k N)^2 - 4 (a k - e^2) N))/2.
+
+    At d = 0, b = 0 and the 3 x 3 matrix has rank two: a block of w_V and the direction (p, n) of
+    length sqrt(N), with trace a + k N and determinant (a k - e^2) N.
+    """
     point = scalar_outer_product(response, problem.w_V, problem.w_Q, problem.w_K)
     N = point.p**2 + point.n**2
     trace = point.a + point.k * N

@@ -1,4 +1,9 @@
-"""Statements: the text of a theorem, its source, and its check on random instances."""
+"""Statements: the text of a theorem, its source, and its check on random instances.
+
+A statement holds if its formula agrees with automatic differentiation on random instances
+of several seeds and two sets of sizes that are pairwise different. A wrong factor, sign or
+transposition shows at once; agreement is not a proof.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +203,11 @@ def _error(
 def _distance(
     value: Tensor, truth: Tensor, measure: ErrorMeasure, floor: float
 ) -> float:
-    """The distance relative to the largest true entry, or to `floor` if it is larger: tiny blocks are pure rounding."""
+    """The distance relative to the largest true entry, or to `floor` if it is larger: tiny blocks are pure rounding.
+
+    Infinite for another shape; absolute for whole numbers, exponents, and where all true
+    entries are zero.
+    """
     if value.shape != truth.shape:
         return math.inf
     difference = float((value - truth).abs().max())

@@ -1,4 +1,8 @@
-"""Derivatives of the sublayers of a transformer block: feed-forward, LayerNorm, and their composition."""
+"""Derivatives of the sublayers of a transformer block: feed-forward, LayerNorm, and their composition.
+
+For rows x_i with C = I - 1 1^T / d, n = C x / s and s^2 = |C x|^2 / d + eps: dn/dx = (C - n
+n^T / d) / s, because ds/dx = n / d. The same rule once more gives the second derivative.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -66,7 +70,7 @@ def weight_jacobians(
 def input_jacobian(
     Y: Float[Tensor, "L d"], weights: Weights, activation: Activation
 ) -> Float[Tensor, "Ld Ld"]:
-    """dG/dY = (I (x) W_out^T) diag(vec phi') (I (x) W_in^T)."""
+    """dG/dY = (I (x) W_out^T) diag(vec phi') (I (x) W_in^T): the chain rule of G = phi(Y W_in) W_out."""
     by_hidden = _slope_map(Y @ weights[IN], weights, activation)
     return by_hidden @ kron(identity(len(Y)), weights[IN].T)
 
@@ -79,8 +83,16 @@ def paired_second_derivatives(
 ) -> dict[Pair, Float[Tensor, "p q"]]:
     """sum_i g_i . d2 G_i for the pairs of W_in and W_out, g the gradient at the output.
 
-    (in,in): sum_i y_i y_i^T (x) diag(phi''(h_i) o W_out g_i), zero for ReLU; (in,out):
-    sum_i y_i (x) diag(phi'(h_i)) (x) g_i^T; (out,out): zero.
+    (in,in): sum_i y_i y_i^T (x) diag(phi''(h_i) o W_out g_i), zero for ReLU; (in,out): sum_i y_i
+    (x) diag(phi'(h_i)) (x) g_i^T; (out,out): zero.
+
+    Parameters
+    ----------
+    Y : (L, d)
+        The inputs y_i, with h_i = y_i W_in.
+    weights : dict
+        W_in in R^{d x d_ff} and W_out in R^{d_ff x d}.
+    gradient : (L, d)
     """
     hidden = Y @ weights[IN]
     d, d_ff = weights[IN].shape
@@ -117,7 +129,16 @@ def normalised(
 
 
 def jacobian(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
-    """blockdiag_i (C - n_i n_i^T/d) / s_i."""
+    """The Jacobian of LayerNorm, blockdiag_i (C - n_i n_i^T/d) / s_i (statement ln1).
+
+    Examples
+    --------
+    Adding a constant to a row does not change it, so that each row of the Jacobian sums to zero:
+
+    >>> X = torch.tensor([[1.0, 2.0, 6.0]], dtype=torch.float64)
+    >>> bool(jacobian(X).sum(1).abs().max() < 1e-15)
+    True
+    """
     n, scale = normalised(X)
     size = X.shape[1]
     rows = _centring(size) - torch.einsum("ia,ib->iab", n, n) / size
@@ -125,7 +146,11 @@ def jacobian(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
 
 
 def second_derivative(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d d"]:
-    """d2 n_a / dx_b dx_g of each row; derivatives across rows are zero."""
+    r"""d2 n_a / dx_b dx_g of each row; derivatives across rows are zero (statement ln2).
+
+    .. math:: \frac{\partial^2 n_a}{\partial x_b \, \partial x_g} =
+              -\frac{n_a C_{bg} + n_b C_{ag} + n_g C_{ab}}{d s^2} + \frac{3 \, n_a n_b n_g}{d^2 s^2}
+    """
     n, scale = normalised(X)
     size = X.shape[1]
     C = _centring(size)
@@ -206,6 +231,8 @@ def functional_block(
 ) -> Float[Tensor, "p q"]:
     """H_f(W^i, W^j), i > j, for half the mean squared error: linear in Omega = X^T D / L (Section 2, Table
     1).
+
+    <D, F> with D held fixed is linear in each of W^D, ..., W^1, so that diagonal blocks vanish.
     """
     upper, lower = pair
     rows, columns = weights[lower].shape
@@ -243,7 +270,19 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True)
 class BlockPoint:
-    """One block at one input: what its derivatives need. The eps of LayerNorm is EPS."""
+    """One block at one input: what its derivatives need. The eps of LayerNorm is EPS.
+
+    Post-LN: Y = LN(X + F(X)), S = Y + G(Y), Z = LN(S). Pre-LN: X' = X + F(LN X), Y = LN(X'), Z
+    = S = X' + G(Y). G is the feed-forward sublayer, F the attention, r = Z - target and J =
+    dZ/dS.
+
+    Parameters
+    ----------
+    X, target : (L, d)
+    weights : dict
+    activation : Activation
+    placement : Placement
+    """
 
     X: Float[Tensor, "L d"]
     target: Float[Tensor, "L d"]
@@ -299,7 +338,17 @@ class BlockPoint:
     def feed_forward_hessian(
         self, part: Part
     ) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
-        """H, H_o or H_f of (W_in, W_in), (W_in, W_out), (W_out, W_out) for ||Z - target||_F^2/(L d)."""
+        r"""H, H_o or H_f of (W_in, W_in), (W_in, W_out), (W_out, W_out) for ||Z - target||_F^2/(L d).
+
+        With J_a = dG/dW_a, Lambda the second derivative of the last norm contracted with r, and g =
+        J^T r,
+
+        .. math:: H_o(a, b) = c \, J_a^T J^T J J_b, \qquad
+                  H_f(a, b) = c \Big( J_a^T \Lambda J_b + \sum_i g_i \cdot \partial^2 G_i \Big).
+
+        Pre-LN has J = I and Lambda = 0, so that H_f(W_in, W_in) vanishes for ReLU; post-LN keeps
+        the first term.
+        """
         if part == Part.H_o:
             return self._outer_product()
         functional = self._functional()
@@ -331,6 +380,7 @@ class BlockPoint:
         return {(a, b): c * (J[a].T @ bend @ J[b] + paired[a, b]) for a, b in paired}
 
     def _attended_to_summed(self) -> Float[Tensor, "Ld Ld"]:
+        """Return dS/dF, from the attention's outputs: (I + dG/dY) J_LN post-LN, and I + dG/dY J_LN pre-LN."""
         norm = jacobian(self.attended)
         through = input_jacobian(self.Y, self.weights, self.activation)
         direct = torch.eye(self.X.numel(), dtype=self.X.dtype)

@@ -297,7 +297,12 @@ def _terms(s: Sizes, row: Entry, col: Entry) -> int:
 
 
 def _place_cost(cost: Cost, s: Sizes, entry: Entry, terms: int) -> None:
-    """Count R df and d2<dl/df, f> at the place of an entry, from those behind the attention."""
+    """Count R df and d2<dl/df, f> at the place of an entry, from those behind the attention.
+
+    R df goes on to the mixed values (V d i per item) and the scores (V i T), and the
+    curvature of the tail from both sides; softmax's own, of (h T)^2 numbers, is written
+    _SOFTMAX_PASSES times.
+    """
     scores = s.heads * s.keys
     if entry.place in (_SCORES, _MIXED):
         cost.product(s.items, s.vocabulary, s.width, s.inner)

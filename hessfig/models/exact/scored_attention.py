@@ -356,7 +356,10 @@ class LastLayer:
         )
 
     def _gradients(self, of_outputs: Float[Tensor, "n v"]) -> dict[ScoredPlace, Tensor]:
-        """Return dl/d(place) of each item for every place, from the logits back to the scores."""
+        """Return dl/d(place) of each item for every place, from the logits back to the scores.
+
+        dl/dz = dl/da W_O^T, and dl/ds_hj = A_hj (v_hj - z_h) . dl/dz_h.
+        """
         if self.tail is None:
             slopes = {ScoredPlace.mixed: of_outputs}
         else:
@@ -394,7 +397,10 @@ class LastLayer:
     def _attention_curvature(
         self, later: ScoredPlace, earlier: ScoredPlace
     ) -> ItemMatrices:
-        """Return d2<dl/df, f>/d later d earlier of the tail: (da/d later)^T (d2<dl/df, f>/da2) (da/d earlier)."""
+        """Return d2<dl/df, f>/d later d earlier of the tail: (da/d later)^T (d2<dl/df, f>/da2) (da/d earlier).
+
+        Nothing without norms and with a piecewise linear activation.
+        """
         if self._tail_curvature is None:
             return ItemMatrices()
         right, left = self._tail_curvature, self._attended_columns(later)
@@ -420,7 +426,7 @@ class LastLayer:
     def _final_curvature(
         self, left: Tensor | None, earlier: ScoredPlace
     ) -> ItemMatrices:
-        """Return left^T Lambda do/d earlier, with Lambda of the last norm."""
+        """Return left^T Lambda do/d earlier, with Lambda of the last norm, as two factors of d rows."""
         second = self.ahead.second
         if not isinstance(second, LayerNormAt):
             return ItemMatrices()

@@ -43,8 +43,7 @@ class Route(StrEnum):
 class Level(StrEnum):
     """Cost of an exact norm: a fraction of a second at the size of the paper, seconds or more, or unsupported.
 
-    `estimator=auto` decides by counted operations (`costs`); the level is what a user is
-    told.
+    `estimator=auto` takes the cheap ones, unless counted operations (`costs`) favour probes.
     """
 
     cheap = "cheap"

@@ -86,7 +86,10 @@ def _query(layer: LastLayer) -> list[ScoredEntry]:
 
 
 def _key(layer: LastLayer) -> list[ScoredEntry]:
-    """Return the entries of W_K, one per head: u_n = q_h (W_K^h)^T enters the scores of head h by the inputs x_j."""
+    """Return the entries of W_K, one per head: u_n = q_h (W_K^h)^T enters the scores of head h by the inputs x_j.
+
+    s_hj = q_h (x_j W_K^h)^T / scale = u_n . x_j / scale.
+    """
     mixing, labels = layer.mixing, _labels(layer)
     features = mixing.score_features(
         mixing.keys_in[:, None].expand(-1, mixing.heads, -1, -1)
@@ -308,7 +311,10 @@ def _matrices(
     parts: Sequence[Part],
     labels: Tensor | None = None,
 ) -> dict[Part, ItemMatrices]:
-    """Return M_n of every part, summed over each of `labels`; if H_f vanishes, H and H_o are the same object."""
+    """Return M_n of every part, summed over each of `labels`; if H_f vanishes, H and H_o are the same object.
+
+    H's M_n has the terms of both, so that no sum is formed.
+    """
     H_o = _merged(outer(layer, first, second), labels)
     if set(parts) == {Part.H_o}:
         return {Part.H_o: H_o}

@@ -236,6 +236,11 @@ class LinearisedColumn:
         """Pull back the tangents of dl/df for H_o, those of the cotangents of steps for H_f, and both for H.
 
         For H_oT both, except for the second derivative of the scores, which is H_fT.
+
+        Returns
+        -------
+        dict
+            (k, shape of the weight) for each weight of the rows; None where nothing reaches it.
         """
         tape = self.tape
         rows = list(
@@ -283,14 +288,18 @@ class LinearisedColumn:
     def _curved(
         self, df: Float[Tensor, "batch scored k vocab"]
     ) -> Float[Tensor, "batch scored k vocab"]:
-        """Return (d2l/df2) df, in the type of the recorded outputs and then in that of the products."""
+        """Return (d2l/df2) df, in the type of the recorded outputs and then in that of the products.
+
+        The outputs stay in float64 (`Tape.narrow`), because p - p^2 of a saturated softmax is
+        lost in float32.
+        """
         product: Tensor = self.loss.hessian_product(
             self.tape.output, df.to(self.tape.output.dtype)
         )  # type: ignore[operator]
         return product.to(self.dtype)
 
     def _perturbations(self, probes: Float[Tensor, "dim k"]) -> dict[Weight, Probes]:
-        """Return the probes (dim, k) as perturbations (k, *shape) of each weight of `col`."""
+        """Return the probes (dim, k) as perturbations (k, shape of the weight) of each weight of `col`."""
         pieces = probes.to(self.weights[0].device).T.split(
             [weight.numel() for weight in self.weights], dim=1
         )

@@ -245,6 +245,7 @@ class Gain(Step):
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
+        """Return w dybar + dw ybar."""
         dw = self.perturbed.get(WEIGHT)
         first = None if dy_bar is None else self.gains * dy_bar
         return [

@@ -40,6 +40,14 @@ class Builder:
     For variables that store each distinct row once, `index` maps the rows of the batch to
     these rows. Steps that act row by row keep it (`alike`); those that mix positions need
     one row per position (`spread`).
+
+    Parameters
+    ----------
+    batch : Batch
+        Its inputs are evaluated; targets are not read.
+    model : ModelConfig
+    merged : bool
+        Whether equal rows of the first layer are stored once.
     """
 
     def __init__(self, batch: Batch, model: ModelConfig, *, merged: bool) -> None:
@@ -63,9 +71,14 @@ class Builder:
     ) -> str:
         """Add a layer of a transformer, its outputs at the positions `queries`.
 
-        pre-LN: r = h + attention(LN h) W_O, out = r + MLP(LN r); post-LN: r = LN(h +
-        attention(h) W_O), out = LN(r + MLP(r)); `sandwich` is pre-LN with a norm of each branch.
-        Without `attention_skip`, h is missing from the first sum.
+        With h the residual stream that enters,
+
+        - pre-LN: r = h + attention(LN h) W_O, out = r + MLP(LN r);
+        - post-LN: r = LN(h + attention(h) W_O), out = LN(r + MLP(r));
+        - `sandwich`: pre-LN, with a norm of each branch before it is added.
+
+        Without `attention_skip`, h is missing from the first sum. Keys and values need all
+        positions, queries and all that follows only `queries`.
         """
         norm, attention = self.model.norm, layer.attn
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
@@ -209,7 +222,15 @@ class Builder:
     def _bias(
         self, attention: Attending, length: int
     ) -> Float[Tensor, "heads length length"]:
-        """Return the bias of the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention."""
+        r"""Return the bias of the scores: the sink, the slopes of ALiBi and the bias of sigmoid attention.
+
+        In head h = 1, 2, ..., for query i and key j,
+
+        .. math:: \text{bias}_{hij} = \beta \, [j = 1] - 2^{-8 h / n_{heads}} \, |i - j| - \log L,
+
+        each term where the settings have it. It is constant, so derivatives see it in the
+        pattern only.
+        """
         like = attention.v.weight
         bias = components.with_sink(
             like.new_zeros(1, length, length), components.score_sink(self.model)
@@ -248,7 +269,10 @@ class Builder:
         norm: nn.Module,
         weights: tuple[int, str] | None = None,
     ) -> str:
-        """Add a separate norm of every head, with one gain for all heads."""
+        """Add a separate norm of every head, with one gain for all heads.
+
+        Heads are cut into rows of their own, normalised, and joined again.
+        """
         rows = self.step(Fixed, f"{x}_split", x, maps=component_steps.split(heads))
         held_weights = None if weights is None else {WEIGHT: weights}
         normed = self.step(
@@ -259,7 +283,10 @@ class Builder:
         )
 
     def _one_set(self, attention: Attending, index: int, mixed: str) -> str:
-        """Add the difference of the two sets of differential attention, and its norm times 1 - lambda."""
+        """Add the difference of the two sets of differential attention, and its norm times 1 - lambda.
+
+        z = A1 v - lambda A2 v, head by head; both sets read the same values.
+        """
         if attention.sets == 1:
             return mixed
         heads, factor = self.model.n_heads, self.model.differential_lambda
@@ -276,7 +303,7 @@ class Builder:
     def _gated(
         self, attention: Attending, index: int, x: str, queries: slice, mixed: str
     ) -> str:
-        """Add the gate: mixed values times sigmoid(x W_G), entry by entry."""
+        """Add the gate: mixed values times sigmoid(x W_G + b_G), entry by entry."""
         if attention.g is None:
             return mixed
         gate = self.linear(
@@ -288,7 +315,10 @@ class Builder:
         return self.step(Multiply, f"gated{index}", mixed, self.spread(gate))
 
     def _feed_forward(self, layer: networks.Layer, index: int, residual: str) -> str:
-        """Add r + phi(z) W_out with z = y W_in, or r + (phi(y W_gate) * z) W_out, and its norms."""
+        """Add r + phi(y W_in) W_out, or r + (phi(y W_gate) * y W_in) W_out, and its norms.
+
+        y = LN r with pre-LN, and r otherwise; biases are added where the maps have them.
+        """
         norm, mlp = self.model.norm, layer.mlp
         before, after = norm in (Norm.pre, Norm.sandwich), norm == Norm.post
         if before:
@@ -434,7 +464,12 @@ def build_tape(
 
 
 def _transformer(build: Builder, network: networks.Transformer) -> None:
-    """Record token and position embeddings, the layers and the unembedding f = h W_U + b_U."""
+    """Record token and position embeddings, the layers and the unembedding f = h W_U + b_U.
+
+    Row t of a sequence starts as h = W_E[token t] + W_pos[t], times factors of the positions
+    if there is a sink of the embeddings. Pairs of token and position that occur several
+    times are one row if merged.
+    """
     tokens = build.batch.inputs[:, : build.batch.scored.stop]
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     if build.merged:
@@ -473,7 +508,11 @@ def _layers(
     *,
     last: slice,
 ) -> str:
-    """Add all layers, with outputs of the last layer at the positions `last`, and the final norm, if there is one."""
+    """Add all layers, with outputs of the last layer at the positions `last`, and the final norm, if there is one.
+
+    The last layer alone may be cut to the scored positions: below it, every position may be
+    a key of a scored one.
+    """
     for index, layer in enumerate(network.layers, start=1):
         queries = last if index == len(network.layers) else EVERY
         hidden = build.layer(layer, index, hidden, queries)  # type: ignore[arg-type]
@@ -483,7 +522,7 @@ def _layers(
 
 
 def _linear_mlp(build: Builder, network: networks.LinearMLP) -> None:
-    """Record f = E W_1 ... W_D at the scored positions, with equal tokens merged if asked."""
+    """Record f = W_E[token] W_1 ... W_D at the scored positions, each token once if merged."""
     tokens = build.batch.inputs[:, build.batch.scored]
     if build.merged:
         tokens, build.index["tokens"] = tokens.unique(return_inverse=True)

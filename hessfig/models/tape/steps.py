@@ -46,6 +46,26 @@ class Activate(Step):
 
     `curvature` (phi'') is None when phi is piecewise linear: such an activation adds
     nothing to H_f. At a kink the derivative is that of torch, 0 for ReLU.
+
+    Parameters
+    ----------
+    inputs, output : names
+    z : (batch, length, width)
+    act : callable
+        phi.
+    derivatives : callable
+        From z to phi' and phi'' (`DERIVATIVES`).
+
+    Examples
+    --------
+    y = sigmoid(z) at z = log 3, where y = 3/4, y' = 3/16 and y'' = -3/32; with ybar = 2, the
+    push of 1 and its pull-back with nothing from above:
+
+    >>> z = torch.tensor([[[3.0]]], dtype=torch.float64).log()
+    >>> step = Activate(("z",), "y", z, torch.sigmoid, of_sigmoid)
+    >>> step.cotangent, dz = torch.full((1, 1, 1), 2.0), torch.ones(1, 1, 1, 1)
+    >>> round(step.push([dz]).item(), 6), round(step.pull_back(None, [dz], [True])[0].item(), 6)
+    (0.1875, -0.1875)
     """
 
     def __init__(
@@ -68,6 +88,7 @@ class Activate(Step):
     def pull_back(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
+        """Return phi' dybar + phi'' ybar dz."""
         first = None if dy_bar is None else self.slope * dy_bar
         if (
             dxs is None
@@ -203,7 +224,10 @@ class Normalise(Step):
     def weight_product(
         self, name: str, dy_bar: Tangent, dxs: Sequence[Tangent] | None
     ) -> Probes | None:
-        """Return the tangent of wbar, n dybar + ybar dn, or of bbar, dybar, summed over batch and positions."""
+        """Return the tangent of wbar, n dybar + ybar dn, or of bbar, dybar, summed over batch and positions.
+
+        With dn = P dx; wbar = n ybar and bbar = ybar.
+        """
         if name == BIAS:
             if dy_bar is None:
                 return None
@@ -280,10 +304,28 @@ class Mixing(Step):
     ----------
     values : three tensors (batch, queries or length, heads d_head)
         q at the queries; k and v at all positions.
+    heads : int
     scale : float
         c.
+    kind : Attention
+    allowed : (queries, length)
+    bias : (heads, queries, length) or 0
     cap : float or None
         Soft cap of the scores.
+    centre : (queries, length) or None
+
+    Examples
+    --------
+    One query and two keys with equal scores, so that A = (1/2, 1/2) and m = (v_1 + v_2) / 2.
+    A change dq = 1 raises the second score by 1: dA = (-1/4, 1/4), and dm = (v_2 - v_1) / 4.
+
+    >>> q, k, v = torch.zeros(1, 1, 1), torch.tensor([[[0.0], [1.0]]]), torch.tensor([[[2.0], [6.0]]])
+    >>> step = Mixing(
+    ...     ("q", "k", "v"), "m", q, k, v, heads=1, scale=1.0,
+    ...     kind=Attention.softmax, allowed=torch.ones(1, 2, dtype=torch.bool),
+    ... )
+    >>> step.value.item(), step.push([torch.ones(1, 1, 1, 1), None, None]).item()
+    (4.0, 1.0)
     """
 
     sharp = ("weights", "_pattern_bar", "_cap_derivatives")
@@ -360,7 +402,10 @@ class Mixing(Step):
     def pull_back_scores(
         self, dy_bar: Tangent, dxs: Sequence[Tangent] | None, needed: Sequence[bool]
     ) -> list[Tangent]:
-        """Return the result of `pull_back` without `bilinear`, for H_oT: scores count as linear in q and k."""
+        """Return the result of `pull_back` without `bilinear`, for H_oT: scores count as linear in q and k.
+
+        d(qbar) = d(Tbar) k / c, d(kbar) = d(Tbar)^T q / c, and d(vbar) = A^T dmbar + dA^T mbar.
+        """
         dm_bar = None if dy_bar is None else self._split(dy_bar)
         dq, dk, dv = (None, None, None) if dxs is None else self._split_all(dxs)
         dscore = self._dscore(dq, dk)
@@ -386,7 +431,10 @@ class Mixing(Step):
     def _score_cotangent(
         self, dm_bar: Tangent, dpattern: Tangent, dv: Tangent
     ) -> Tangent:
-        """Return d(Sbar) = a'[dAbar] + a''[dS, Abar] with dAbar = dmbar v^T + mbar dv^T (Lemma C.1 for a'')."""
+        """Return d(Sbar) = a'[dAbar] + a''[dS, Abar] with dAbar = dmbar v^T + mbar dv^T (Lemma C.1 for a'').
+
+        It differentiates Sbar = a'[Abar] with Abar = mbar v^T; a' is symmetric.
+        """
         dpattern_bar = None if dm_bar is None else _rows_times(dm_bar, self.v.mT)
         if dv is not None:
             dpattern_bar = plus(dpattern_bar, _swapped(_rows_times(dv, self._m_bar.mT)))
@@ -402,7 +450,10 @@ class Mixing(Step):
         return plus(dscore_bar, second)
 
     def _through_cap(self, dscore_bar: Tangent, dscore: Tangent) -> Tangent:
-        """Return d(Tbar) from the tangent of Sbar: s' dSbar + s'' dT Sbar; without a cap they are the same."""
+        """Return d(Tbar) from the tangent of Sbar: s' dSbar + s'' dT Sbar; without a cap they are the same.
+
+        It differentiates Tbar = s'(T) Sbar, entry by entry.
+        """
         if self._cap_derivatives is None:
             return dscore_bar
         slope, curvature = self._cap_derivatives
@@ -494,7 +545,7 @@ def _capped(scores: Tensor, cap: float) -> tuple[Tensor, Tensor]:
 
 
 def mixing_of(tape: Tape, layer: int) -> Mixing:
-    """Return the attention of a layer."""
+    """Return the attention of a layer, the step whose output is the mixed values."""
     step = next(node for node in tape.nodes if node.output == f"m{layer}")
     assert isinstance(step, Mixing)
     return step

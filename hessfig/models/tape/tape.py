@@ -21,7 +21,7 @@ H_f is never a difference of two products, which would lose its digits where it 
 smaller than H_o.
 
 Tensors: values are (batch, length, width), tangents of k probes (batch, length, k,
-width), and tangents of weights (k, *shape of the weight). A tangent None is zero.
+width), and tangents of weights (k, shape of the weight). A tangent None is zero.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Holder(Node, Protocol):
         .. math:: d\bar w = F_w^T \, d\bar y + (dF_w)^T \, \bar y
 
         All steps are linear in their parameters, so that dF_w comes from dx alone. Shape (k,
-        *shape of the parameter); None is zero.
+        shape of the parameter); None is zero.
         """
 
 
@@ -401,7 +401,7 @@ class Tape:
         self.nodes[-1].value = output
 
     def push(self, dw: Mapping[Weight, Probes]) -> Tangents:
-        """Return the tangents of all variables for the perturbations `dw` of weights, (k, *shape) each.
+        """Return the tangents of all variables for the perturbations `dw` of weights, (k, shape of the weight) each.
 
         The perturbations stay in their steps, where the pull-back needs them, until `release`.
         """
