@@ -355,10 +355,7 @@ def is_cheap(
 
 
 def hessian_operations(config: Config, layout: Layout) -> float:
-    """Return a rough count of operations: one product of the whole network per parameter.
-
-    n products for a Hessian of n rows.
-    """
+    """Return a rough count of operations: one product of the whole network per parameter."""
     if not is_counted(config.model):
         return 0.0
     first = layout.weights[0].name

@@ -165,7 +165,8 @@ def _differenced(
 ) -> Estimate:
     """Return a trace with the `error` that its products by differences cause; other products have none.
 
-    The two errors are independent, so their squares add.
+    The two errors are independent, so their squares add. A trace of zero has no relative error:
+    it is rough only if the products state no error of a zero.
     """
     source = differences_in(column)
     if source is None:

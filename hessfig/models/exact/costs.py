@@ -433,7 +433,10 @@ def setup_cost(s: Sizes) -> Cost:
 
 
 def evaluation_cost(s: Sizes) -> Cost:
-    """Return what one call of the network itself takes, which computes every layer at all positions."""
+    """Return what one call of the network itself takes, which computes every layer at all positions.
+
+    The tape has the last layer at the scored positions only (`setup_cost`).
+    """
     cost = Cost()
     for _ in range(s.layers):
         cost.product(1, s.positions, s.width, 4 * s.inner + 2 * s.hidden)
