@@ -311,10 +311,10 @@ def products(
 
 
 def table(kind: str, how: str, *blocks: str) -> dict[str, Any]:
-    spectrum = {"steps": 30, "num_probes": 20, "tolerance": 1e-6}
+    spectrum = {"steps": 30, "num_probes": 4, "tolerance": 1e-6}
     own = problem(kind, how, **SPLIT)
     frame = hessfig.measure(
-        own, blocks=[*blocks], quantities=QUANTITIES, num_probes=20, spectrum=spectrum
+        own, blocks=[*blocks], quantities=QUANTITIES, num_probes=6, spectrum=spectrum
     )
     return {
         "rows": frame[["row", "part", "quantity", "value", "error", "status"]]
