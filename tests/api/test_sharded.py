@@ -71,6 +71,8 @@ PLAN[2] += [
     for name in ranks.NETWORKS[::7]
     for part in ("H", "H_o", "H_f")
 ]
+# Its encoder layer has ReLUs in one kernel with other operations, if without gradients.
+PLAN[2] += ["products:encoder:layers:H_o:float32"]
 PLAN[2] += [f"refused:{kind}" for kind in REFUSED]
 MONITORED = [(size, "monitor:mlp:layers") for size in PLAN] + [
     (2, "monitor:llama:layers")

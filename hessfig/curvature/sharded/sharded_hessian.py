@@ -249,12 +249,16 @@ class ShardedHessian:
         return float(summed) / distributed.get_world_size(), self._gradients()
 
     def _outputs(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Return the outputs of this rank's batches at given weights."""
+        """Return the outputs of this rank's batches at given weights, computed as for a gradient.
+
+        Without gradients, torch's encoder layers run in one kernel, in which nothing
+        can be held.
+        """
         self._move(weights)
         outputs = []
         for number, batch in enumerate(self._batches):
-            with torch.no_grad(), self._held_of_outputs.piece(number):
-                outputs.append(self._function.outputs(self._network, batch))
+            with self._held_of_outputs.piece(number):
+                outputs.append(self._function.outputs(self._network, batch).detach())
         reshard(self._network)
         return outputs
 
