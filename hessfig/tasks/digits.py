@@ -123,7 +123,7 @@ def _bundled() -> Pictures:
         raise UserError(
             "the bundled pictures of digits are part of scikit-learn, which is not installed",
             got="task=digits without task.path",
-            allowed="a file of one's own (task.path=FILE.npz), or scikit-learn",
+            allowed="a file of your own (task.path=FILE.npz), or scikit-learn",
             remedy=install_extra("digits"),
         ) from error
     bundled = load_digits()

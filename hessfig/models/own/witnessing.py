@@ -79,7 +79,7 @@ def factory_objective(returned: Any, *, dtype: str, source: str) -> Objective:
         or not isinstance(returned[0], nn.Module)
     ):
         raise UserError(
-            f"model.factory: {source} returned something else than a problem",
+            f"model.factory: {source} returned something other than a problem",
             got=shape_of(returned),
             allowed="(network, inputs, targets, loss), (network, inputs, targets, loss, weights) or a hessfig.Problem",
             remedy="return a torch.nn.Module, its inputs, the targets and a loss",

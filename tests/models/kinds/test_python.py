@@ -188,7 +188,7 @@ REFUSED = {
     "nowhere.module:make": "there is no module 'nowhere.module'",
     "unseen:make": r"model\.factory=unseen\.py:NAME \(a file here\)",
     "mynet.py:mak": "did you mean 'make'",
-    "mynet.py:wrong": "returned something else than a problem",
+    "mynet.py:wrong": "returned something other than a problem",
     "mynet.py:breaks": "no data here",
     "mynet.py:stumbles": "the network raises KeyError(.|\n)*no such layer",
 }
