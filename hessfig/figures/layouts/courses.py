@@ -342,7 +342,7 @@ def _draw_flow(
     points = [_points(counted(table), name) for name in wanted]
     tallest = max((rows["place"].nunique() for rows in points), default=0)
     style = SHARED.replace(
-        share_x=False, left=0.6, across=_BAR + 0.1, down=0.3, bottom=0.5, right=0.12
+        share_x=False, left=0.6, across=_BAR + 0.1, down=0.3, bottom=0.5, right=0.5
     )
     style = style.replace(right=_BAR) if style.columns(spec.paper) == 1 else style
     sheet = Sheet.grid(
@@ -469,6 +469,8 @@ def _dots(ax: Axes, last: pd.DataFrame) -> None:
     )
     ax.scatter(mean, range(len(last)), c=colours, s=9, zorder=3)
     name_sides(ax, rows=list(last["place"]))
+    # The names on the left are far away, and those of the map.
+    ax.tick_params(axis="y", labelleft=False, labelright=True)
     ax.set_ylim(len(last) - 0.5, -0.5)
     set_decades(ax, "x")
     low, high = ax.get_xlim()

@@ -178,7 +178,9 @@ def _draw(ax: Axes, place: _Place) -> None:
     words = f"slope {slope_and_half(place.slopes[_SIZE])}\nbound / mean: {in_tens(np.median(loose))}"
     if place.distance:
         numbers = place.numbers
-        words += f"\nr = {numbers['prediction_correlation']:.2f}, b = {in_tens(numbers['prediction_slope'])}"
+        correlation = numbers["prediction_correlation"]
+        slope = in_tens(numbers["prediction_slope"])
+        words += f"\n2nd order: correlation {correlation:.2f}, slope {slope}"
     corner(ax, words, "lower left")
 
 
@@ -189,5 +191,5 @@ def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
         chosen, axis, [table["other"].iloc[0]], several_points=True
     )
     words = words.replace("orders, ", "").replace("probes", "orders of the samples")
-    tail = "a few large losses dominate the rms. r, b: correlation and slope of the 2nd order with the truth"
+    tail = "a few large losses dominate the rms. Correlation and slope: of the 2nd order with the truth"
     return f"{words} Slopes ± 95% intervals: {window}; chance has slope −1 whatever the network; {tail}."

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -218,8 +219,19 @@ def _title(
 
 
 def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
-    """Draw the colour bar to the right of the first line, with the largest possible height of a map."""
+    """Draw the colour bar to the right of the first line, with the largest possible height of a map.
+
+    Below a map of few weights there is room for it.
+    """
     small = sheet.outermost.get_position()
+    if small.height < place.height / 2:
+        figure: Any = sheet.outermost.figure
+        wide = _BAR / figure.get_figheight()
+        bar = figure.add_axes(
+            (place.x0, place.y0, place.width, wide), label="<colorbar>"
+        )
+        figure.colorbar(image, cax=bar, orientation="horizontal", label="distance")
+        return
     sheet.outermost.set_position(place)
     colour_bar(sheet.outermost, image, gap=_BAR, wide=_BAR, label="distance")
     sheet.outermost.set_position(small)

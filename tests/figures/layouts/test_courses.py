@@ -94,6 +94,8 @@ def test_heat_maps_have_a_page_a_part(pages):
         float(page.figure.axes[0].images[0].get_array().max()) for page in found
     ] == [1.0, 3.0]
     (alone,) = pages("curvature_flow", table, settings=ALONG)
+    (dots,) = [ax for ax in alone.figure.axes if "at step 9" in ax.get_title()]
+    assert all(tick.label2.get_visible() for tick in dots.yaxis.get_major_ticks())
     assert (
         alone.suffix == ""
         and float(alone.figure.axes[0].images[0].get_array().max()) == 1.0

@@ -137,7 +137,9 @@ def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages):
     np.testing.assert_allclose(lines["mean"], 1.1 * 0.8 / (k + 1))
     np.testing.assert_allclose(lines["2nd order"], 1.1 * 0.7 / (k + 1))
     np.testing.assert_allclose(lines["bound"], 1.1 * 20 / (k + 1))
-    assert "r = 0.99, b = 0.55" in words(far) and "bound / mean: 25" in words(far)
+    assert "correlation 0.99, slope 0.55" in words(far) and "bound / mean: 25" in words(
+        far
+    )
     assert page.numbers["prediction_slope"].max() == pytest.approx(0.55)
     assert "2nd order" not in {line.get_label() for line in at_state.lines}
 
