@@ -147,7 +147,8 @@ def multiplied(
     for chunk in chunks(vectors.to(column.dtype), column, at_once):
         pieces.append(column.split_matmat(chunk, parts))
     if len(pieces) == 1:
-        return pieces[0]
+        # Row by row in memory, as joined ones are: norms depend on the order of sums.
+        return {key: product.contiguous() for key, product in pieces[0].items()}
     joined = {}
     for key in pieces[0]:
         joined[key] = torch.cat([piece[key] for piece in pieces], dim=1)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Norm, QueryKey
 from hessfig.config.science import ModelConfig, TaskConfig
+from hessfig.curvature.column import multiplied
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.measurements.block_norms import dense_blocks
 from hessfig.models.blocks import is_structural_zero, matrices_of
@@ -115,3 +116,18 @@ def test_float32_products_are_close_to_float64():
             LinearisedNetwork(problem, model).column(1, weight, [weight])
         )[weight, Part.H_f].norm()
     assert torch.isclose(norms[DType.float32].double(), norms[DType.float64], rtol=1e-4)
+
+
+def test_products_lie_in_memory_as_joined_ones_do():
+    """Norms depend on the order of sums: products of one piece have the layout of those of several."""
+    problem = toy_problem(ModelConfig(d_model=4), SMALL)
+    column = LinearisedNetwork(problem, ModelConfig(d_model=4)).column(
+        1, "W_V", ["W_V", "W_Q"]
+    )
+    identity = torch.eye(column.dim, dtype=torch.float64)
+    products = column.split_matmat(identity, (Part.H_o, Part.H_f))
+    assert not all(product.is_contiguous() for product in products.values())
+    whole = multiplied(column, identity)
+    for key, product in products.items():
+        assert whole[key].is_contiguous(), key
+        assert torch.allclose(whole[key], product, rtol=1e-12, atol=1e-15), key
