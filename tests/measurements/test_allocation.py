@@ -116,7 +116,7 @@ def test_pilots_cost_at_most_a_quarter_of_the_cells():
     )
     assert not few.pilots and len(many.pilots) == 2 * PILOT_REPEATS and not many.notes
     assert few.notes == [
-        "pilots would cost 178% of the cells, more than 25%: 20 probes without them"
+        "pilots would cost 189% of the cells, more than 25%: 20 probes without them"
     ]
     assert all(cell.probe_counts == {} for cell in few.cells)
     assert few.notes[0] in preview.describe_plan(few)
