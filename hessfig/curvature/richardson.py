@@ -250,6 +250,8 @@ def extrapolated(
             # A shorter step was worse, by rounding: this one was not too long.
             shortest, longest = (longest, math.inf)
             octave = best.octave + trial.jump
+        # Its tensors would add to those of the next one.
+        del trial
         trial = steps.tried(octave)
         if trial.error < best.error:
             best = trial
