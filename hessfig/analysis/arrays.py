@@ -74,11 +74,8 @@ def listed(folder: Path, form: Form) -> list[Entry]:
 
     Raises UserError for an invalid list, and if it has no file of this quantity.
     """
-    entries = [
-        entry
-        for entry in entries_of(folder, form)
-        if entry["quantity"] == form.quantity
-    ]
+    every = entries_of(folder, form)
+    entries = [entry for entry in every if entry["quantity"] == form.quantity]
     if not entries:
         raise UserError(
             f"{folder} contains no stored {form.name}: the sweep was not run, or keeps none",
@@ -120,10 +117,11 @@ def read(
 
 def place_of(entry: Entry) -> dict[str, float]:
     """Return sigma and step of a listed file; nan where they do not apply."""
-    return {
-        key: math.nan if entry[key] is None else float(entry[key])
-        for key in ("sigma", "step")
-    }
+    place = {"sigma": math.nan, "step": math.nan}
+    for key in place:
+        if entry[key] is not None:
+            place[key] = float(entry[key])
+    return place
 
 
 def entries_of(folder: Path, form: Form = ANY) -> list[Entry]:
@@ -220,12 +218,9 @@ class StoredHessian:
         borders = self.borders()
         index = np.concatenate([np.arange(borders[k], borders[k + 1]) for k in kept])
         matrix = self.matrix[np.ix_(index, index)]
-        return replace(
-            self,
-            matrix=matrix,
-            names=[self.names[k] for k in kept],
-            sizes=[self.sizes[k] for k in kept],
-        )
+        stored = [self.names[k] for k in kept]
+        sizes = [self.sizes[k] for k in kept]
+        return replace(self, matrix=matrix, names=stored, sizes=sizes)
 
     def block(self, name: str) -> NDArray[np.float32]:
         """Return the diagonal block of a parameter. Raises UserError for an unknown parameter."""
@@ -250,13 +245,10 @@ def read_hessians(folder: Path) -> list[StoredHessian]:
     (content or label differ from the manifest) or not of the documented form: arrays
     `hessian` (n, n), `names`, `sizes` and `label`. Nothing is unpickled.
     """
-    entries = listed(folder, _FORM)
-    variants = dict.fromkeys(entry["variant"] for entry in entries)
-    chosen = (
-        min((e for e in entries if e["variant"] == variant), key=_rank)
-        for variant in variants
-    )
-    return [_read(folder, entry) for entry in chosen]
+    of_variant: dict[str, list[Entry]] = {}
+    for entry in listed(folder, _FORM):
+        of_variant.setdefault(entry["variant"], []).append(entry)
+    return [_read(folder, min(each, key=_rank)) for each in of_variant.values()]
 
 
 def histogram(
@@ -338,12 +330,10 @@ _ARRAYS: dict[str, dict[str, tuple[int, ...]]] = {
     },
 }
 _NAMES_OF: dict[str, tuple[str, ...]] = {SLICES: ("rays", "plane_rays"), DESCENT: ()}
-_LOSS_FORMS = {
-    name: Form(
-        name, name.removesuffix("s"), ", ".join([*arrays, *_NAMES_OF[name], "label"])
-    )
-    for name, arrays in _ARRAYS.items()
-}
+_LOSS_FORMS = {}
+for _name, _arrays in _ARRAYS.items():
+    _words = ", ".join([*_arrays, *_NAMES_OF[_name], "label"])
+    _LOSS_FORMS[_name] = Form(_name, _name.removesuffix("s"), _words)
 
 
 @dataclass(frozen=True)
@@ -375,10 +365,16 @@ def read_courses(folder: Path, quantity: str) -> list[StoredLosses]:
     form, courses = _LOSS_FORMS[quantity], []
     for entry in listed(folder, form):
         numbers, names = read(folder, entry, form, partial(_take_losses, quantity))
-        place: dict[str, Any] = {
-            key: entry[key] for key in ("variant", "num_layers", "seed")
-        } | place_of(entry)
-        courses.append(StoredLosses(**place, numbers=numbers, names=names))
+        courses.append(
+            StoredLosses(
+                variant=entry["variant"],
+                num_layers=entry["num_layers"],
+                seed=entry["seed"],
+                numbers=numbers,
+                names=names,
+                **place_of(entry),
+            )
+        )
     return courses
 
 
@@ -386,13 +382,12 @@ def _take_losses(
     quantity: str, stored: Stored
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, list[str]]]:
     """Return numbers and names of one file. Raises ValueError for arrays of another form."""
-    numbers = {
-        name: _numbers(stored, name, shape) for name, shape in _ARRAYS[quantity].items()
-    }
-    names = {
-        name: [plain(str(one)) for one in stored[name].tolist()]
-        for name in _NAMES_OF[quantity]
-    }
+    numbers = {}
+    for name, shape in _ARRAYS[quantity].items():
+        numbers[name] = _numbers(stored, name, shape)
+    names = {}
+    for name in _NAMES_OF[quantity]:
+        names[name] = [plain(str(one)) for one in stored[name].tolist()]
     if quantity == SLICES and len(names["rays"]) != len(numbers["distances"]):
         raise ValueError(
             f"{len(names['rays'])} directions, {len(numbers['distances'])} slices"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from types import MappingProxyType
 
 import pandas as pd
@@ -25,28 +26,29 @@ def settings_of(variant: str) -> Mapping[str, str]:
 def with_settings(rows: pd.DataFrame, *keys: str, default: str = "") -> pd.DataFrame:
     """Return the rows with one column of texts per setting: its value in the row's variant, or `default`."""
     varied = [settings_of(variant) for variant in rows["variant"]]
-    return rows.assign(
-        **{key: [settings.get(key, default) for settings in varied] for key in keys}
-    )
+    columns = {}
+    for key in keys:
+        columns[key] = [settings.get(key, default) for settings in varied]
+    return rows.assign(**columns)
 
 
 def varied_settings(variants: Iterable[str]) -> dict[str, list[str]]:
     """Return the values of every varied setting by its dotted key: one for each variant, "" where it has none."""
     parsed = [settings_of(variant) for variant in variants]
-    keys = dict.fromkeys(key for settings in parsed for key in settings)
-    return {key: [settings.get(key, "") for settings in parsed] for key in keys}
+    varied = {}
+    for key in dict.fromkeys(chain(*parsed)):
+        varied[key] = [settings.get(key, "") for settings in parsed]
+    return varied
 
 
 def variants_in_order(variants: Iterable[str]) -> list[str]:
     """Return the distinct variants in natural order: numbers rise, and words keep the order of their appearance."""
     different = list(dict.fromkeys(variants))
     places = [_places(values) for values in varied_settings(different).values()]
-    return [
-        different[rank]
-        for rank in sorted(
-            range(len(different)), key=lambda rank: [one[rank] for one in places]
-        )
-    ]
+    ranks = sorted(
+        range(len(different)), key=lambda rank: [one[rank] for one in places]
+    )
+    return [different[rank] for rank in ranks]
 
 
 def _places(texts: list[str]) -> Sequence[float]:
@@ -59,9 +61,10 @@ def _places(texts: list[str]) -> Sequence[float]:
 
 def without(variant: str, *keys: str) -> str:
     """Return the variant without some of its settings."""
-    return as_variant(
-        {key: value for key, value in settings_of(variant).items() if key not in keys}
-    )
+    settings = dict(settings_of(variant))
+    for key in keys:
+        settings.pop(key, None)
+    return as_variant(settings)
 
 
 def as_variant(settings: Mapping[str, str]) -> str:
@@ -105,7 +108,7 @@ def setting_name(key: str) -> str:
 def varied_setting(variants: Iterable[str]) -> tuple[str, list[str]]:
     """Return the varied settings in words and the value of each variant, e.g. ('temperature', ['0.5', '1.0'])."""
     settings = [settings_of(variant) for variant in variants]
-    names = dict.fromkeys(setting_name(key) for setting in settings for key in setting)
+    names = dict.fromkeys(map(setting_name, chain(*settings)))
     return ", ".join(names), [", ".join(setting.values()) for setting in settings]
 
 
@@ -208,15 +211,12 @@ def check_places(table: pd.DataFrame, axis: Axis) -> None:
 
 def fixed_words(table: pd.DataFrame, axis: Axis) -> str:
     """Return as a sentence the sigma or step of all numbers where it is not the axis; otherwise ""."""
-    others = [Axis(name) for name in _COORDINATES if name != axis.name]
-    values = {other.symbol: table[other.name].unique() for other in others}
-    single = {symbol: found[0] for symbol, found in values.items() if len(found) == 1}
-    words = ", ".join(
-        f"{symbol} = {value:g}"
-        for symbol, value in single.items()
-        if not math.isnan(value)
-    )
-    return f" At {words}." if words else ""
+    words = []
+    for name in _COORDINATES:
+        values = table[name].unique()
+        if name != axis.name and len(values) == 1 and not math.isnan(values[0]):
+            words.append(f"{Axis(name).symbol} = {values[0]:g}")
+    return f" At {', '.join(words)}." if words else ""
 
 
 def _placed(table: pd.DataFrame, axis: Axis, asked: str) -> pd.DataFrame:
@@ -266,8 +266,7 @@ def _numbers(key: str, values: pd.Series, asked: str) -> list[float]:
 
 def _joined(table: pd.DataFrame, name: str) -> pd.Series:
     """Return the variants with 'name=value' joined to them."""
-    values = table[name].map(
-        lambda value: "" if math.isnan(value) else f"{name}={value:.12g}"
-    )
+    values = table[name].map(f"{name}={{:.12g}}".format)
+    values = values.mask(table[name].isna(), "")
     between = ((table["variant"] != "") & (values != "")).map({True: ",", False: ""})
     return table["variant"] + between + values

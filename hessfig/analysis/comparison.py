@@ -62,13 +62,8 @@ def _columns(place: Path) -> pd.DataFrame:
 
 def _published(place: Path, values: pd.DataFrame) -> pd.DataFrame:
     try:
-        numeric = values.astype(
-            {
-                name: float
-                for name in ("layer", "sigma", "value", "repeat")
-                if name in values
-            }
-        )
+        names = values.columns.intersection(["layer", "sigma", "value", "repeat"])
+        numeric = values.astype(dict.fromkeys(names, float))
     except ValueError as error:
         raise _unusable(place, str(error)) from error
     columns = {
@@ -173,13 +168,11 @@ def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:
 
 def _placed(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """Return places, values, errors and statuses; sigma and step as texts of nine digits."""
-    texts = {
-        name: table[name].map("{:.9g}".format)
-        for name in ("sigma", "step")
-        if name in keys
-    }
-    columns = [*keys, *_ON_BOTH_SIDES, "dtype"]
-    return table.assign(**texts).assign(error=table["error"].fillna(0.0))[columns]
+    placed = table.assign(error=table["error"].fillna(0.0))
+    for name in ("sigma", "step"):
+        if name in keys:
+            placed[name] = table[name].map("{:.9g}".format)
+    return placed[[*keys, *_ON_BOTH_SIDES, "dtype"]]
 
 
 def _judged(pairs: pd.DataFrame) -> pd.DataFrame:

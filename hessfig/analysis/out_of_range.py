@@ -62,13 +62,11 @@ def _knows_zeros(table: Path) -> bool:
 
 def _where(bad: Iterable[Row], rows: Iterable[Row]) -> str:
     """Return the places of the bad rows, network by network and quantity by quantity."""
-    groups = dict.fromkeys(map(_group, bad))
-    return first_few(
-        [
-            f"{_places(_of_group(bad, group), _of_group(rows, group))} ({group})"
-            for group in groups
-        ]
-    )
+    words = []
+    for group in dict.fromkeys(map(_group, bad)):
+        places = _places(_of_group(bad, group), _of_group(rows, group))
+        words.append(f"{places} ({group})")
+    return first_few(words)
 
 
 def _group(row: Row) -> str:
@@ -81,11 +79,11 @@ def _group(row: Row) -> str:
 def _of_group(rows: Iterable[Row], group: str) -> tuple[str, list[float]]:
     """Return what the rows of a group lie along (of sigma and step what has more places), and these in rising order."""
     here = [row for row in rows if _group(row) == group]
-    counts = {
-        name: len({row[name] for row in here} - {""}) for name in ("sigma", "step")
-    }
-    axis = max(counts, key=lambda name: counts[name]) if any(counts.values()) else ""
-    return axis, sorted({float(row[axis]) for row in here if row[axis]}) if axis else []
+    sigmas = {row["sigma"] for row in here} - {""}
+    steps = {row["step"] for row in here} - {""}
+    if len(steps) > len(sigmas):
+        return "step", sorted(set(map(float, steps)))
+    return "sigma" if sigmas else "", sorted(set(map(float, sigmas)))
 
 
 def _places(bad: tuple[str, list[float]], grid: tuple[str, list[float]]) -> str:

@@ -145,22 +145,17 @@ def _take(
 def _place(entry: Entry, item: Any) -> SpectrumKey:
     """Return the key of one entry. Raises ValueError or TypeError for an invalid entry."""
     odd = [key for key in _COUNTS if type(item[key]) is not int or item[key] < 0]
-    odd += [
-        key
-        for key in _NAMES
-        if not isinstance(item[key], str)
-        or plain(item[key], most=_LONGEST) != item[key]
-    ]
-    if odd or item["dim"] < 1:
-        raise ValueError(
-            f"entries: {odd[0] if odd else 'dim'}={item[odd[0] if odd else 'dim']!r}"[
-                :200
-            ]
-        )
+    for key in _NAMES:
+        name = item[key]
+        if not isinstance(name, str) or plain(name, most=_LONGEST) != name:
+            odd.append(key)
+    if not odd and item["dim"] < 1:
+        odd.append("dim")
+    if odd:
+        raise ValueError(f"entries: {odd[0]}={item[odd[0]]!r}"[:200])
     block = {key: item[key] for key in ("layer", "row_layer", "row", "col", "dim")}
-    network = {key: entry[key] for key in ("variant", "num_layers", "seed")} | place_of(
-        entry
-    )
+    network = {key: entry[key] for key in ("variant", "num_layers", "seed")}
+    network |= place_of(entry)
     return SpectrumKey(**network, part=Part(item["part"]).value, **block)
 
 

@@ -134,9 +134,8 @@ def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
         interval = geometric_interval(
             ratios if np.isfinite(ratios).all() else [math.nan]
         )
-        rows.append(
-            (budget, rule, interval.mean, interval.low, interval.high, interval.count)
-        )
+        ends = (interval.mean, interval.low, interval.high)
+        rows.append((budget, rule, *ends, interval.count))
     return pd.DataFrame(
         rows,
         columns=["budget", "rule", "ratio", "ratio_low", "ratio_high", "ratio_count"],
@@ -144,24 +143,26 @@ def against_plain(tuned: pd.DataFrame, reference: str = "") -> pd.DataFrame:
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
-    given = [settings_of(variant) for variant in table["variant"]]
-    rates = [
-        float(settings.get(DAMPING, settings.get(RATE, "nan"))) for settings in given
-    ]
-    return table.assign(rule=[_rule(settings) for settings in given], rate=rates)
+    rates = []
+    rules = []
+    for variant in table["variant"]:
+        settings = settings_of(variant)
+        rates.append(float(settings.get(DAMPING, settings.get(RATE, "nan"))))
+        rules.append(_rule(settings))
+    return table.assign(rule=rules, rate=rates)
 
 
 def _rule(given: Mapping[str, str]) -> str:
     optimiser = given.get(OPTIMISER, "").replace("_", " ")
     curvature = given.get(CURVATURE, "none")
+    words = [optimiser]
     if MOMENTUM in given and optimiser == "sgd":
-        momentum = f", momentum {given[MOMENTUM]}"
-    else:
-        momentum = ""
-    clipping = f", clipping {given[CLIPPING]}" if CLIPPING in given else ""
-    return f"{optimiser}{momentum}{clipping}" + (
-        "" if curvature == "none" else f", {curvature.replace('_', ' ')}"
-    )
+        words.append(f"momentum {given[MOMENTUM]}")
+    if CLIPPING in given:
+        words.append(f"clipping {given[CLIPPING]}")
+    if curvature != "none":
+        words.append(curvature.replace("_", " "))
+    return ", ".join(words)
 
 
 def _seconds(counted: pd.DataFrame) -> pd.DataFrame:
@@ -223,12 +224,10 @@ def tuned_rates(losses: pd.DataFrame) -> pd.Series:
 
     With a single seed, its own losses decide. Runs that diverged have infinite losses.
     """
-    several = len(losses.columns) > 1
-    others = {
-        seed: losses.drop(columns=seed) if several else losses
-        for seed in losses.columns
-    }
-    return pd.Series(
-        {seed: float(one.mean(axis=1).idxmin()) for seed, one in others.items()},
-        dtype=float,
-    )
+    rates = {}
+    for seed in losses.columns:
+        others = losses
+        if len(losses.columns) > 1:
+            others = losses.drop(columns=seed)
+        rates[seed] = float(others.mean(axis=1).idxmin())
+    return pd.Series(rates, dtype=float)

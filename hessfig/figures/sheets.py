@@ -7,7 +7,7 @@ from hessfig.errors import UserError, did_you_mean, unknown_name
 from hessfig.figures.layouts.core_layouts import CORE_LAYOUTS
 from hessfig.figures.parts.figure_spec import FigureLayout, FigureSpec
 from hessfig.figures.parts.page import styled
-from hessfig.figures.parts.saving import save_each
+from hessfig.figures.parts.saving import save_sheets
 
 __all__ = ["LAYOUTS", "FigureLayout", "FigureSpec", "draw"]
 
@@ -27,11 +27,7 @@ def draw(spec: FigureSpec, outputs: Path, *, into: Path | None = None) -> list[P
     folder = into or outputs / "figures"
     with styled(spec.paper):
         pages = LAYOUTS[spec.layout].draw(spec, outputs / spec.sweep)
-        return [
-            path
-            for _, paths in save_each(pages, folder, spec.name, spec.paper)
-            for path in paths
-        ]
+        return save_sheets(pages, folder, spec.name, spec.paper)
 
 
 def check(spec: FigureSpec) -> None:
@@ -43,11 +39,10 @@ def check(spec: FigureSpec) -> None:
     layout = LAYOUTS[spec.layout]
     for key in ("x", "colour", "dashes"):
         if getattr(spec, key) is not None and key not in layout.takes:
-            takers = [
-                f"figure.layout={name}"
-                for name, other in LAYOUTS.items()
-                if key in other.takes
-            ]
+            takers = []
+            for name, other in LAYOUTS.items():
+                if key in other.takes:
+                    takers.append(f"figure.layout={name}")
             raise UserError(
                 f"figure.{key}: the layout {spec.layout} does not take it",
                 got=f"figure.{key}={getattr(spec, key)}",

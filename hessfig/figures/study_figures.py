@@ -24,10 +24,9 @@ def read_study(path: Path) -> pd.DataFrame:
         return pd.read_csv(path)
     except (OSError, ValueError) as error:
         # What pandas raises for broken text are ValueErrors.
+        what = "is not a study's table" if path.exists() else "is missing"
         raise UserError(
-            f"{path} is missing"
-            if not path.exists()
-            else f"{path} is not a study's table",
+            f"{path} {what}",
             got=f"{type(error).__name__}: {error}",
             allowed="a table that `hessfig plot` computed",
             remedy=f"`hessfig plot figure={path.parent.name}` computes it and draws",
@@ -111,7 +110,8 @@ def bounds_sheet(table: pd.DataFrame, paper: Paper | None = None) -> Sheet:
         ax.set_ylim(top=ax.get_ylim()[1] * (300 if column == 0 else 20))
         ax.legend(loc="upper left", ncols=1 + (column > 0))
     blocks = [ax for (_, column), ax in sheet.panels.items() if column > 0]
-    blocks[-1].sharey(blocks[0]) if blocks else None
+    if blocks:
+        blocks[-1].sharey(blocks[0])
     sheet.label_sides(["bound / spectral norm"])
     return sheet
 

@@ -49,16 +49,12 @@ def published_slope(
 @cache
 def _records() -> dict[PublishedKey, tuple[float, float]]:
     text = files("hessfig.data").joinpath("published_slopes.csv").read_text()
-    return {
-        (
-            r["sweep"],
-            r["row"],
-            r["col"],
-            r["part"],
-            (_end(r["window_low"]), _end(r["window_high"])),
-        ): (float(r["slope"]), float(r["slope_se"] or "nan"))
-        for r in csv.DictReader(text.splitlines())
-    }
+    slopes = {}
+    for row in csv.DictReader(text.splitlines()):
+        window = (_end(row["window_low"]), _end(row["window_high"]))
+        key = (row["sweep"], row["row"], row["col"], row["part"], window)
+        slopes[key] = float(row["slope"]), float(row["slope_se"] or "nan")
+    return slopes
 
 
 def _end(text: str) -> float | None:
@@ -234,13 +230,12 @@ def own_predictions(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]
     """Return the exponents that the sweep itself predicts, from its manifest. Raises UserError for anything else."""
     stated = config.get("sweep", {}).get("predictions") or {}
     try:
-        return {
-            block: {
-                part: one if one == "zero" else float(one)
-                for part, one in parts.items()
-            }
-            for block, parts in stated.items()
-        }
+        predictions: dict[str, dict[str, Any]] = {}
+        for block, parts in stated.items():
+            predictions[block] = {}
+            for part, one in parts.items():
+                predictions[block][part] = one if one == "zero" else float(one)
+        return predictions
     except (AttributeError, TypeError, ValueError) as error:
         raise UserError(
             "the manifest's sweep.predictions are not exponents",
@@ -390,11 +385,9 @@ def _context(
     )
     rate = theory if stated is None else _stated(stated)
     shown = of_norms and not variant and not block.is_across
-    published, error = (
-        published_slope(settings.preset, row, col, part, window)
-        if shown
-        else (math.nan, math.nan)
-    )
+    published = error = math.nan
+    if shown:
+        published, error = published_slope(settings.preset, row, col, part, window)
     return {
         **dict(zip(CURVE, key, strict=True)),
         "axis": axis.name,
@@ -424,16 +417,11 @@ def _check_stated(
     blocks = numbers["row"].where(
         numbers["row"] == numbers["col"], numbers["row"] + "," + numbers["col"]
     )
-    known = sorted(
-        {
-            f"{block}: {part}"
-            for block, part in zip(blocks, numbers["part"], strict=True)
-        }
-    )
-    stated = [
-        f"{block}: {part}" for block, parts in predictions.items() for part in parts
-    ]
-    unknown = [name for name in stated if name not in known]
+    known = sorted((blocks + ": " + numbers["part"]).unique())
+    unknown = []
+    for block, parts in predictions.items():
+        stated = [f"{block}: {part}" for part in parts]
+        unknown += [name for name in stated if name not in known]
     if unknown:
         raise UserError(
             "sweep.predictions: the table has no such block and part",
@@ -471,11 +459,8 @@ ACROSS = "no prediction where a window does not lie in one regime of sigma"
 
 def _across(architecture: Architecture, reach: tuple[float, float]) -> str:
     """Return why the window has no prediction, and which windows have one."""
-    ends, meet = (
-        ", ".join(f"{sigma:.2g}" for sigma in some)
-        for some in (reach, borders(architecture))
-    )
-    reached = ends.replace(", ", " to ")
+    reached = " to ".join(f"{sigma:.2g}" for sigma in reach)
+    meet = ", ".join(f"{sigma:.2g}" for sigma in borders(architecture))
     return (
         f"{ACROSS}: this one reaches from {reached}; "
         f"regimes begin or end at {meet} (sweep.windows)"

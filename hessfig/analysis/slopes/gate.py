@@ -29,22 +29,26 @@ def summary(frame: pd.DataFrame, tolerance: float) -> tuple[list[str], int]:
     rows, count = len(frame), len(checked(frame))
     if not count:
         return [NOTHING], 1
-    noted, wrong = asymptotic(frame, tolerance), violations(frame, tolerance)
-    judged = [
-        (judge(row, tolerance), _lost(row)) for row in checked(frame).itertuples()
-    ]
-    verdicts = Counter(verdict for verdict, _ in judged)
+    noted = asymptotic(frame, tolerance)
+    wrong = violations(frame, tolerance)
+    verdicts: Counter[SlopeVerdict] = Counter()
+    passed = 0
+    left_out = 0
+    for row in checked(frame).itertuples():
+        verdict = judge(row, tolerance)
+        verdicts[verdict] += 1
+        if verdict in _PASSES and _lost(row):
+            left_out += 1
+        elif verdict in _PASSES:
+            passed += 1
     rest = {
         "undecided (the error is too large to tell)": verdicts[SlopeVerdict.undecided],
         "with too few points": verdicts[SlopeVerdict.too_few_points],
-        "with numbers left out": sum(
-            bool(lost) and verdict in _PASSES for verdict, lost in judged
-        ),
+        "with numbers left out": left_out,
         "asymptote only (notes above)": len(noted),
         "where no prediction applies": rows - count,
     }
     words = "".join(f", {number} {what}" for what, number in rest.items() if number)
-    passed = sum(verdict in _PASSES and not lost for verdict, lost in judged)
     outside = f"{verdicts[SlopeVerdict.deviates]} outside tolerance {tolerance:g}"
     last = f"{count} slopes checked, {passed} pass, {outside}{words}"
     return [*(f"note: {line}" for line in noted), *wrong, last], int(bool(wrong))
@@ -73,29 +77,30 @@ def violations(frame: pd.DataFrame, tolerance: float) -> list[str]:
     rows = checked(frame)
     if rows.empty:
         return [NOTHING]
-    return [line for row in rows.itertuples() for line in _complaints(row, tolerance)]
+    lines: list[str] = []
+    for row in rows.itertuples():
+        lines += _complaints(row, tolerance)
+    return lines
 
 
 def asymptotic(frame: pd.DataFrame, tolerance: float) -> list[str]:
     """Return one line for every checked row that starts at its limit but bends away from it, and so does not pass."""
-    judged = [(row, judge(row, tolerance)) for row in checked(frame).itertuples()]
-    return [
-        _line(row, verdict, tolerance)
-        for row, verdict in judged
-        if verdict == SlopeVerdict.asymptote_only
-    ]
+    lines = []
+    for row in checked(frame).itertuples():
+        verdict = judge(row, tolerance)
+        if verdict == SlopeVerdict.asymptote_only:
+            lines.append(_line(row, verdict, tolerance))
+    return lines
 
 
 def _complaints(row: Any, tolerance: float) -> list[str]:
     verdict = judge(row, tolerance)
-    if verdict in (*_PASSES, SlopeVerdict.asymptote_only):
-        wrong = []
-    else:
-        wrong = [_line(row, verdict, tolerance)]
-    return wrong + [
-        f"{_name(row)}: numbers in the window that {what}: {n}"
-        for what, n in _lost(row).items()
-    ]
+    lines = []
+    if verdict not in (*_PASSES, SlopeVerdict.asymptote_only):
+        lines.append(_line(row, verdict, tolerance))
+    for what, number in _lost(row).items():
+        lines.append(f"{_name(row)}: numbers in the window that {what}: {number}")
+    return lines
 
 
 def _lost(row: Any) -> dict[str, int]:

@@ -170,11 +170,9 @@ def _trends(of_seeds: pd.DataFrame, axis: Axis) -> pd.DataFrame:
     The fit, its error and its interval are those of fit.fit_slope: the values of a
     setting share their seeds.
     """
-    rows = [
-        row
-        for setting in _settings(of_seeds)
-        for row in _trend(along(of_seeds, Axis(setting)), setting, axis)
-    ]
+    rows: list[Any] = []
+    for setting in _settings(of_seeds):
+        rows.extend(_trend(along(of_seeds, Axis(setting)), setting, axis))
     return pd.DataFrame(rows, columns=[*CURVE, *_WINDOW, *_TREND])
 
 

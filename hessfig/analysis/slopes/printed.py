@@ -28,8 +28,10 @@ WHOLE: Window = (None, None)
 def within(x: Any, window: Window) -> Any:
     """Return whether x (number, array or column; positive) lies in the window, up to rounding."""
     low, high = window
-    above = x >= (0.0 if low is None else low * (1 - 1e-9))
-    return above & (x <= (math.inf if high is None else high * (1 + 1e-9)))
+    inside = x >= (low or 0.0) * (1 - 1e-9)
+    if high is not None:
+        inside = inside & (x <= high * (1 + 1e-9))
+    return inside
 
 
 def label(window: Window, symbol: str = "σ") -> str:
@@ -147,7 +149,7 @@ def rich_table(frame: pd.DataFrame) -> Table:
     from rich.markup import escape
 
     title, heads, rows = cells(frame)
-    escaped = ([escape(cell) for cell in row] for row in rows)
+    escaped = (list(map(escape, row)) for row in rows)
     return terminal_table(
         heads, escaped, title=escape(title), wrapped=("variant", "verdict")
     )
@@ -156,11 +158,11 @@ def rich_table(frame: pd.DataFrame) -> Table:
 def cells(frame: pd.DataFrame) -> tuple[str, list[str], list[Sequence[str]]]:
     """Return title, column heads and rows of slopes or levels for print, without columns that hold no information."""
     title, columns = _kind(frame)
-    shown = {
-        name: [cell(row) for row in frame.itertuples()]
-        for name, cell in columns.items()
-    }
-    shown = {name: texts for name, texts in shown.items() if any(texts)}
+    shown = {}
+    for name, cell in columns.items():
+        texts = list(map(cell, frame.itertuples()))
+        if any(texts):
+            shown[name] = texts
     return title, list(shown), list(zip(*shown.values(), strict=True))
 
 
@@ -200,7 +202,8 @@ def _title(frame: pd.DataFrame) -> str:
         measured = "||block||_F"
     else:
         measured = str(quantity).replace("_", " ")
-    return f"Growth rates: slope of log {measured} against log {'sigma' if axis.is_sigma else axis.symbol}"
+    against = "sigma" if axis.is_sigma else axis.symbol
+    return f"Growth rates: slope of log {measured} against log {against}"
 
 
 def _block(row: Any) -> str:
@@ -217,10 +220,14 @@ def _number(value: float, digits: int = 2) -> str:
     return "" if math.isnan(value) else f"{value:.{digits}f}"
 
 
+def _with_error(value: str, error: float, digits: str = ".2f") -> str:
+    return f"{value} ± {error:{digits}}" if error >= 0 else value
+
+
 def _slope(row: Any) -> str:
     if row.is_zero:
         return "= 0"
-    return _number(row.slope) + (f" ± {row.slope_se:.2f}" if row.slope_se >= 0 else "")
+    return _with_error(_number(row.slope), row.slope_se)
 
 
 def _interval(row: Any) -> str:
@@ -258,9 +265,7 @@ _CURVE: dict[str, Callable[[Any], str]] = {
 }
 _LEVELS: dict[str, Callable[[Any], str]] = {
     **_CURVE,
-    "level ± se": lambda row: (
-        f"{row.level:.4g}" + (f" ± {row.level_se:.2g}" if row.level_se >= 0 else "")
-    ),
+    "level ± se": lambda row: _with_error(f"{row.level:.4g}", row.level_se, ".2g"),
     "95 % interval": lambda row: (
         "" if math.isnan(row.ci_low) else f"[{row.ci_low:.4g}, {row.ci_high:.4g}]"
     ),
@@ -270,10 +275,7 @@ _LEVELS: dict[str, Callable[[Any], str]] = {
 _TRENDS: dict[str, Callable[[Any], str]] = {
     **_CURVE,
     "setting": lambda row: row.setting,
-    "exponent ± se": lambda row: (
-        _number(row.exponent)
-        + (f" ± {row.exponent_se:.2f}" if row.exponent_se >= 0 else "")
-    ),
+    "exponent ± se": lambda row: _with_error(_number(row.exponent), row.exponent_se),
     "95 % interval": _interval,
     "values": lambda row: str(row.num_values),
 }

@@ -1,6 +1,7 @@
 """Maps of the errors of approximations of blocks."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -81,13 +82,11 @@ def rows_of(number: str) -> dict[str, Approximation]:
 def _points(run: RecordedRun, number: str) -> pd.DataFrame:
     """Return the means over seeds of one number for every approximation in the table."""
     measured = set(run.table["quantity"])
-    curves = [
-        growth_curves(run.table, axis=run.axis, quantity=quantity).assign(
-            approximation=name.value
-        )
-        for quantity, name in rows_of(number).items()
-        if quantity in measured
-    ]
+    curves = []
+    for quantity, name in rows_of(number).items():
+        if quantity in measured:
+            points = growth_curves(run.table, axis=run.axis, quantity=quantity)
+            curves.append(points.assign(approximation=name.value))
     return pd.concat(curves, ignore_index=True)
 
 
@@ -106,36 +105,26 @@ def _places(
 def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) -> Sheet:
     """Draw one panel per network and place below each other, with a common scale from 0 to 1."""
     networks = _once(networks_of(points))
-    panels = [
-        (network, place)
-        for network in networks
-        for place in dict.fromkeys(points["place"])
-    ]
+    panels = list(product(networks, points["place"].unique()))
     blocks = {key: _blocks(_of(points, *key)) for key in panels}
     columns = [name for name in Approximation if name in set(points["approximation"])]
     names = [
         [page_suffix(*network, networks).lstrip("_") + f" {place}"]
         for network, place in panels
     ]
-    sheet = Sheet.grid(
-        spec.paper,
-        names,
-        note,
-        _STYLE.replace(height=[_ROW * max(len(blocks[key]), 2) for key in panels]),
-    )
-    scale = Normalize(-1.0 if number == "angle" else 0.0, 1.0)
+    heights = [_ROW * max(len(own), 2) for own in blocks.values()]
+    sheet = Sheet.grid(spec.paper, names, note, _STYLE.replace(height=heights))
     # Dark: far from the block.
-    colours = "viridis" if number == "angle" else "viridis_r"
+    scale, colours = Normalize(0.0, 1.0), "viridis_r"
+    if number == "angle":
+        scale, colours = Normalize(-1.0, 1.0), "viridis"
     for row, _, ax in sheet:
-        (network, place), own = panels[row], blocks[panels[row]]
+        network, place = panels[row]
+        own = blocks[panels[row]]
         square = _square(_of(points, network, place), own, columns)
-        written = width_in(ax) / len(columns) >= _WRITTEN
-        if written:
-            words = np.array([_cell(value) for value in square.flat]).reshape(
-                square.shape
-            )
-        else:
-            words = None
+        words = None
+        if width_in(ax) / len(columns) >= _WRITTEN:
+            words = np.vectorize(_cell, otypes=[str])(square)
         image = draw_matrix(
             ax, square, scale, words=words, size=TINY - 1.4, cmap=colours
         )
@@ -144,11 +133,7 @@ def draw_maps(points: pd.DataFrame, number: str, note: str, spec: FigureSpec) ->
         rows = [
             labels.weight_words(name, layer if several else 0) for layer, name in own
         ]
-        name_sides(
-            ax,
-            rows=rows,
-            columns=[name.facts.label for name in columns] if is_last else (),
-        )
+        name_sides(ax, rows=rows, columns=[name.facts.label for name in columns])
         if not is_last:
             ax.set_xticks([])
         ax.set_title(", ".join(filter(None, (labels.variant_words(network[0]), place))))

@@ -1,6 +1,7 @@
 """Blocks by pair: values as annotated matrices, and curves of pairs."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def blocks(spec: FigureSpec, source: Source) -> Iterator[Page]:
         for layer in sorted(set(network["layer"]) - {0}) or [0]:
             rows = as_written(network[network["layer"].isin([0, layer])], run.axis)
             which = f" {labels.variant_words(variant)}." if several and variant else ""
-            end = suffix + (f"_layer{layer}" if depth > 1 else "")
+            end = f"{suffix}_layer{layer}" if depth > 1 else suffix
             yield from draw_blocks(rows, spec, note=note + which, suffix=end)
 
 
@@ -115,37 +116,26 @@ def _draw_page(
     columns = min(len(parts), style.columns(spec.paper))
     width = style.width(spec.paper, columns)
     squares = [norm_matrix(where(norms, part=part), names) for part in parts]
-    fits = max(
-        width_of(_cell(value)) for square in squares for value in square.flat
-    ) <= 0.95 * width / len(names)
-    note += (
-        " A dot: not measured."
-        if any(np.isnan(square).any() for square in squares)
-        else ""
-    )
-    note += "" if fits else " Numbers are in the CSV file."
-    style = style.replace(height=width * (1.0 if columns > 1 else 0.72))
+    values = np.concatenate(squares, axis=None)
+    widest = max(width_of(_cell(value)) for value in values)
+    fits = widest <= 0.95 * width / len(names)
+    if np.isnan(values).any():
+        note += " A dot: not measured."
+    if not fits:
+        note += " Numbers are in the CSV file."
+    style = style.replace(height=width if columns > 1 else 0.72 * width)
     sheet = Sheet.grid(spec.paper, [[part.value for part in parts]], note, style)
     weights = [labels.weight_words(name) for name in names]
     for _, column, ax in sheet:
         square = squares[column]
         with np.errstate(divide="ignore", invalid="ignore"):
             logs = np.log10(square)
-        if fits:
-            words = np.array([_cell(value) for value in square.flat]).reshape(
-                square.shape
-            )
-        else:
-            words = None
+        words = np.vectorize(_cell, otypes=[str])(square) if fits else None
         image = panels.draw_matrix(ax, logs, scale, words=words)
         panels.name_sides(ax, rows=weights, columns=weights, upright=bool(long))
-        ax.set_title(
-            fitting(
-                [labels.part_title(parts[column]), labels.symbol(parts[column])],
-                width_in(ax),
-                8,
-            )
-        )
+        part = parts[column]
+        titles = [labels.part_title(part), labels.symbol(part)]
+        ax.set_title(fitting(titles, width_in(ax), 8))
     label = rf"$\log_{{10}}$ {labels.quantity_label(norms['quantity'].iloc[0])}"
     # One formula, not two.
     panels.colour_bar(sheet.outermost, image, gap=0.07, label=label.replace("$ $", ""))
@@ -154,17 +144,12 @@ def _draw_page(
 
 def _length(names: list[str]) -> float:
     """Return how many inches the longest name needs beyond the width of a weight of the paper."""
-    named = {name: labels.weight_words(name) for name in names}
-    return max(
-        [
-            0.0,
-            *(
-                width_of(words) - 0.2
-                for name, words in named.items()
-                if words == labels.plain(name)
-            ),
-        ]
-    )
+    longest = 0.0
+    for name in names:
+        words = labels.weight_words(name)
+        if words == labels.plain(name):
+            longest = max(longest, width_of(words) - 0.2)
+    return longest
 
 
 def _cell(value: float) -> str:
@@ -190,10 +175,8 @@ def pairs(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, network in read_measured(spec, source).pages():
         several = network.curves["num_layers"].max() > 1 or len(network.layers()) > 1
         for layer in network.layers():
-            yield draw_pairs(
-                network.of(layer=layer),
-                suffix=suffix + (f"_layer{layer}" if several else ""),
-            )
+            end = f"{suffix}_layer{layer}" if several else suffix
+            yield draw_pairs(network.of(layer=layer), suffix=end)
 
 
 def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
@@ -208,7 +191,7 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     note = f"{measured.how()} In brackets: predicted exponent. {slopes}"
     names = [[f"{row}:{col}" for col in matrices] for row in matrices]
     measured_pairs = set(measured.curves["row"] + ":" + measured.curves["col"])
-    empty = [name for line in names for name in line if name not in measured_pairs]
+    empty = [name for name in chain(*names) if name not in measured_pairs]
     style = ONE_SCALE.replace(right=right, narrowest=_NARROWEST)
     sheet = Sheet.grid(measured.paper, names, note, style, left_out=empty)
     drawn = measured.curves[measured.curves["part"].isin(parts)]
@@ -216,12 +199,10 @@ def draw_pairs(measured: MeasuredCurves, *, suffix: str = "") -> Page:
     for i, j, ax in sheet:
         _draw_cell(ax, measured, matrices[i], matrices[j], parts)
     weights = [labels.weight_words(name) for name in matrices]
-    rows = [
-        labels.norm_label(name, quantity=measured.quantity).replace(
-            " block", ":  block", 1
-        )
-        for name in matrices
-    ]
+    rows = []
+    for name in matrices:
+        norm = labels.norm_label(name, quantity=measured.quantity)
+        rows.append(norm.replace(" block", ":  block", 1))
     sheet.label(
         measured.axis.symbol,
         weights,

@@ -83,13 +83,8 @@ def _all_bars(
     points, place = at_one_place(
         with_pairs(pd.concat(every)), spec.number("at"), run.axis
     )
-    look = Encoding(
-        run.axis,
-        seen(spec, points)[0] if spec.colour else _LAYER,
-        "",
-        "",
-        run.unchanged,
-    )
+    colour = seen(spec, points)[0] if spec.colour else _LAYER
+    look = Encoding(run.axis, colour, "", "", run.unchanged)
     paired = points.assign(variant=unseen(points, [look.colour])["variant"])
     networks = networks_of(paired)
     several = [name for name in _BARS_PAGE[2:] if len(points[name].unique()) > 1]
@@ -267,16 +262,14 @@ def lines(spec: FigureSpec, source: Source) -> Iterator[Page]:
         curves, table, look, spec, _fits(spec, run, table, axis, quantities)
     )
     for names, here, suffix in _pages(curves, look):
+        blocks = blocks_in_order(here)
         if together:
             here = here[(here["row"] == here["col"]) & (here["row"] != "")]
-        else:
-            here = here
+            blocks = _TOGETHER
         note = labels.note_words(
             table, axis, names, several_points=True, config=run.config
         ) + _fit_words(drawing)
-        for rows, end in in_sheets(
-            _TOGETHER if together else blocks_in_order(here), _ROWS
-        ):
+        for rows, end in in_sheets(blocks, _ROWS):
             yield _draw_page(replace(drawing, curves=here), rows, note, suffix + end)
 
 
@@ -298,19 +291,18 @@ def _pages(
     several = [name for name in _PAGE[2:] if len(rest[name].unique()) > 1]
     for key, group in rest.groupby(_PAGE, sort=False):
         place, here = dict(zip(_PAGE, key, strict=True)), curves.loc[group.index]
-        named = [name for name in several if place[name] != ""]
-        words = "".join(
-            f"_{name if name in ('layer', 'index') else ''}{place[name]}"
-            for name in named
-        )
-        suffix = page_suffix(place["variant"], place["num_layers"], networks) + words
-        of = [
-            labels.part_words(place[name])
-            if name == "part"
-            else f"{name} {place[name]}"
-            for name in named
-        ]
-        yield [labels.variant_words(place["variant"]), *of], here, suffix
+        suffix = page_suffix(place["variant"], place["num_layers"], networks)
+        words = [labels.variant_words(place["variant"])]
+        for name in several:
+            value = place[name]
+            if value == "":
+                continue
+            suffix += f"_{name}{value}" if name in ("layer", "index") else f"_{value}"
+            if name == "part":
+                words.append(labels.part_words(value))
+            else:
+                words.append(f"{name} {value}")
+        yield words, here, suffix
 
 
 def _draw_page(
@@ -333,26 +325,17 @@ def _draw_page(
         down=0.22, top=style.top + above * _ABOVE + 0.04 * bool(above)
     )
     sheet = Sheet.grid(paper, _names(rows, columns), note, style)
-    blocks = [
-        curves
-        if key in _TOGETHER
-        else where(curves, **dict(zip(BLOCK_KEY, key, strict=True)))
-        for key in rows
-    ]
+    blocks = []
+    for key in rows:
+        place = dict(zip(BLOCK_KEY, key, strict=True))
+        blocks.append(curves if key in _TOGETHER else where(curves, **place))
     drawn: list[tuple[Axes, _Named]] = []
     for row, column, ax in sheet:
+        here = blocks[row]
         if look.column:
-            rows_here = where(blocks[row], **{look.column: columns[column]})
-        else:
-            rows_here = blocks[row]
-        drawn.append(
-            (
-                ax,
-                _draw_panel(
-                    ax, rows_here, rows_here if apart else blocks[row], drawing
-                ),
-            )
-        )
+            here = where(here, **{look.column: columns[column]})
+        scaled = here if apart else blocks[row]
+        drawn.append((ax, _draw_panel(ax, here, scaled, drawing)))
     for ax, lines_of in drawn:  # only now do shared limits include every panel
         _write_slopes(ax, lines_of, drawing)
     quantity = "" if apart else str(curves["quantity"].iloc[0])
@@ -361,12 +344,12 @@ def _draw_page(
         titles = [unit]
     else:
         titles = [labels.block_title(*key, quantity=quantity) for key in rows]
-    named = [
-        labels.plain(labels.quantity_words(one))
-        if apart
-        else (labels.part_title(one), labels.symbol(one))
-        for one in columns
-    ]
+    named: list[str | tuple[str, str]] = []
+    for one in columns:
+        if apart:
+            named.append(labels.plain(labels.quantity_words(one)))
+        else:
+            named.append((labels.part_title(one), labels.symbol(one)))
     short = [labels.block_title(*key, quantity="") for key in rows]
     sheet.label(labels.plain(look.axis.symbol), named, titles, short, unit)
     if named_at_ends:
@@ -390,14 +373,13 @@ def _lines_above(drawing: _Lines) -> int:
 
 def _names(rows: Sequence[BlockKey], columns: list[Any]) -> list[list[str]]:
     """Return the names of panels: W_Q:H_o, or W_Q-W_V:H_o for a pair (@1,2 across layers)."""
-    blocks = [
-        labels.block_name(row, col) + (f"@{across}" if across else "")
-        for row, col, across in rows
-    ]
-    return [
-        [":".join(filter(None, [block, str(column)])) for column in columns]
-        for block in blocks
-    ]
+    names = []
+    for row, col, across in rows:
+        block = labels.block_name(row, col)
+        if across:
+            block += f"@{across}"
+        names.append([f"{block}:{column}".strip(":") for column in columns])
+    return names
 
 
 _Named = list[tuple[str, pd.DataFrame]]  # the lines of a panel, with their names
@@ -482,11 +464,8 @@ def _write_slopes(
     every = pd.concat([curve for _, curve in named])
     rising = panels.is_rising(every)
     if fits:
-        panels.corner(
-            ax,
-            _slopes_in_words([(words, fit) for words, _, fit in fits]),
-            "upper left" if rising else "lower left",
-        )
+        slopes = _slopes_in_words([(words, fit) for words, _, fit in fits])
+        panels.corner(ax, slopes, "upper left" if rising else "lower left")
     exponents: dict[float, list[float]] = {}
     for _, curve, fit in fits:
         if fit.prediction == Prediction.exponent:
@@ -504,12 +483,9 @@ def _write_slopes(
         )
     ax.set(xlim=ends, ylim=keep)
     if exponents:
-        panels.beside_one(
-            ax,
-            _powers_in_words(fits, drawing),
-            drawing.look.axis,
-            at="lower" if rising else "upper",
-        )
+        powers = _powers_in_words(fits, drawing)
+        at = "lower" if rising else "upper"
+        panels.beside_one(ax, powers, drawing.look.axis, at=at)
 
 
 def _powers_in_words(
@@ -543,10 +519,10 @@ def _fit_of(curve: pd.DataFrame, slopes: pd.DataFrame) -> Any:
 def _slopes_in_words(fits: Sequence[tuple[str, Any]]) -> str:
     """Return each slope with its error, or only the lowest and the highest if there are many lines."""
     if len(fits) > _LISTED:
-        low, high = (f"{end(fit.slope for _, fit in fits):.2f}" for end in (min, max))
-        if low != high:
-            return f"slopes {low} to {high}".replace("-", "−")
-        return f"slopes {low}".replace("-", "−")
+        slopes = [fit.slope for _, fit in fits]
+        low = f"{min(slopes):.2f}".replace("-", "−")
+        high = f"{max(slopes):.2f}".replace("-", "−")
+        return f"slopes {low}" if low == high else f"slopes {low} to {high}"
     return "\n".join(
         f"{words or 'slope'}{':' * bool(words)} {panels.slope_and_half(fit)}"
         for words, fit in fits

@@ -75,14 +75,12 @@ def how(table: pd.DataFrame, words: str, spread: str = "") -> str:
 
 def variant_titles(variants: Sequence[str]) -> list[tuple[str, ...]]:
     """Return titles of columns for variants: their settings, or only the values if there is less room."""
-    values = [
-        labels.plain(", ".join(settings_of(variant).values())) for variant in variants
-    ]
-    words = [labels.variant_words(variant) for variant in variants]
-    return [
-        (long, short) if long else ("as configured",)
-        for long, short in zip(words, values, strict=True)
-    ]
+    titles: list[tuple[str, ...]] = []
+    for variant in variants:
+        words = labels.variant_words(variant)
+        values = labels.plain(", ".join(settings_of(variant).values()))
+        titles.append((words, values) if words else ("as configured",))
+    return titles
 
 
 _SHARE, _THRESHOLD = "Share of unseen examples right", "Preconditioned, and threshold"
@@ -152,11 +150,11 @@ def training(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 
 def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
-    every = [
-        (title, filled)
-        for title, lines in _PANELS.items()
-        if (filled := _found(counted(table), lines))
-    ]
+    every = []
+    for title, lines in _PANELS.items():
+        found = _found(counted(table), lines)
+        if found:
+            every.append((title, found))
     panels, others = every[:_MOST], every[_MOST:]
     style = SHARED.replace(
         share_y=False, height=1.1, right=_NAMES + 0.05, across=_NAMES + 0.5, down=0.3
@@ -172,21 +170,18 @@ def _draw_course(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         spec.paper, in_rows(names, columns), note, style.replace(most=columns)
     )
     steps = counted(table)[STEP].dropna()
-    drawn = [
-        _draw_panel(ax, *panels[row * columns + column], steps)
-        for row, column, ax in sheet
-        if panels
-    ]
-    drawn += [
-        _means(rows, title, quantity, name)
-        for title, lines in others
-        for quantity, name, rows in lines
-    ]
-    if not panels:
+    drawn = [pd.DataFrame()]
+    if panels:
+        for row, column, ax in sheet:
+            drawn.append(_draw_panel(ax, *panels[row * columns + column], steps))
+    else:
         sheet.first.set_axis_off()
         say(sheet.first, "(nothing of the whole network)")
+    for title, filled in others:
+        for quantity, name, rows in filled:
+            drawn.append(_means(rows, title, quantity, name))
     sheet.label_below("step")
-    return sheet.page(suffix, pd.concat([pd.DataFrame(), *drawn], ignore_index=True))
+    return sheet.page(suffix, pd.concat(drawn, ignore_index=True))
 
 
 def _means(rows: pd.DataFrame, title: str, quantity: str, name: str) -> pd.DataFrame:
@@ -196,24 +191,15 @@ def _means(rows: pd.DataFrame, title: str, quantity: str, name: str) -> pd.DataF
 def _found(
     table: pd.DataFrame, lines: Mapping[str, str]
 ) -> list[tuple[str, str, pd.DataFrame]]:
-    named = [(*words.partition("/")[::2], name) for name, words in lines.items()]
-    chosen = [
-        (quantity, name, of_whole(table, quantity, part))
-        for quantity, part, name in named
-    ]
-    sized = [
-        (
-            quantity,
-            name,
-            rows.assign(value=-rows["value"]) if name.startswith(_NEGATIVE) else rows,
-        )
-        for quantity, name, rows in chosen
-    ]
-    return [
-        (quantity, name, _one_a_seed(rows))
-        for quantity, name, rows in sized
-        if len(rows)
-    ]
+    found = []
+    for name, words in lines.items():
+        quantity, _, part = words.partition("/")
+        rows = of_whole(table, quantity, part)
+        if name.startswith(_NEGATIVE):
+            rows = rows.assign(value=-rows["value"])
+        if len(rows):
+            found.append((quantity, name, _one_a_seed(rows)))
+    return found
 
 
 def _one_a_seed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -226,48 +212,38 @@ def _draw_panel(
     ax: Axes, title: str, lines: list[tuple[str, str, pd.DataFrame]], steps: pd.Series
 ) -> pd.DataFrame:
     """Draw the lines of a panel, named where they end; `steps` are those of all panels."""
-    scale(ax, [rows for _, _, rows in lines], steps)
+    every = [rows for _, _, rows in lines]
+    are_positive = all((rows["value"] > 0).any() for rows in every)
+    scale(ax, every, steps)
     if title == _SHARE:
         ax.set_yscale("linear")
-    elif _UNITS.get(title) == "eigenvalue" and all(
-        (rows["value"] > 0).any() for *_, rows in lines
-    ):
+    elif _UNITS.get(title) == "eigenvalue" and are_positive:
         set_decades(ax, "y")
     means_of, ends = [], []
     for rank, (quantity, name, rows) in enumerate(lines):
-        guide = quantity == "stability_threshold"
-        style = {"linestyle": "--" if guide or name.startswith(_NEGATIVE) else "-"} | (
-            {"marker": ""} if guide else {}
-        )
-        colour = GUIDE if guide else _colour(name, rank)
+        style = {"linestyle": "--" if name.startswith(_NEGATIVE) else "-"}
+        if quantity == "stability_threshold":
+            colour = GUIDE
+            style = {"linestyle": "--", "marker": ""}
+        else:
+            colour = _colour(name, rank)
         means = draw_means(ax, rows, STEP, colour=colour, **style)
         means_of.append(means.assign(panel=title, quantity=quantity, line=name))
-        ends += [
-            (float(y), _words(name), colour) for y in means["mean"].dropna().tail(1)
-        ]
+        for y in means["mean"].dropna().tail(1):
+            ends.append((float(y), _words(name), colour))
     if title == _SHARE:
         ax.set_ylim(-0.02, 1.02)
     if title == _THRESHOLD:
-        _keep_in_sight(
-            ax,
-            pd.concat(
-                [
-                    rows
-                    for quantity, _, rows in lines
-                    if quantity != "stability_threshold"
-                ]
-            ),
-        )
+        near = [rows for name, _, rows in lines if name != "stability_threshold"]
+        _keep_in_sight(ax, pd.concat(near))
     ax.set_title(title)
     label_side(ax, _UNITS.get(title, ""))
     if len(lines) > 1:
-        name_ends(
-            ax,
-            [
-                (float(np.clip(y, *ax.get_ylim())), words, colour)
-                for y, words, colour in ends
-            ],
-        )
+        limits = ax.get_ylim()
+        inside = []
+        for y, words, colour in ends:
+            inside.append((float(np.clip(y, *limits)), words, colour))
+        name_ends(ax, inside)
     return pd.concat(means_of)
 
 
@@ -324,13 +300,8 @@ def curvature_flow(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for suffix, _, rows in by_network(table):
         for part in parts:
             here = rows[rows["part"].isin(["", part])]
-            yield _draw_flow(
-                here,
-                wanted,
-                spec,
-                suffix + (f"_{part}" if len(parts) > 1 else ""),
-                part,
-            )
+            end = f"{suffix}_{part}" if len(parts) > 1 else suffix
+            yield _draw_flow(here, wanted, spec, end, part)
 
 
 def _draw_flow(
@@ -422,13 +393,13 @@ def _points(table: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def _decades(low: float, high: float) -> dict[float, str]:
     """Return ticks and labels of a scale of logarithms: whole decades, or both ends if fewer than two decades fit."""
-    fit = [
-        tick
-        for tick in MaxNLocator(4, integer=True).tick_values(low, high)
-        if low <= tick <= high
-    ]
-    whole = {tick: f"$10^{{{tick:.0f}}}$" for tick in fit if tick == round(tick)}
-    return whole if len(whole) > 1 else {end: f"{10**end:.2g}" for end in (low, high)}
+    whole = {}
+    for tick in MaxNLocator(4, integer=True).tick_values(low, high):
+        if low <= tick <= high and tick == round(tick):
+            whole[tick] = f"$10^{{{tick:.0f}}}$"
+    if len(whole) > 1:
+        return whole
+    return {low: f"{10**low:.2g}", high: f"{10**high:.2g}"}
 
 
 def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
@@ -441,12 +412,9 @@ def _heat(ax: Axes, points: pd.DataFrame, name: str, *, named: bool) -> None:
     image = draw_matrix(ax, wide.to_numpy(), Normalize(low, high), **style)
     ticks = _decades(low, high)
     colour_bar(ax, image).set_ticks([*ticks], labels=[*ticks.values()])
-    name_sides(
-        ax,
-        rows=list(wide.index),
-        columns=[f"{step:g}" for step in wide.columns] if named else (),
-    )
+    name_sides(ax, rows=list(wide.index))
     if named:
+        name_sides(ax, columns=[f"{step:g}" for step in wide.columns])
         ax.set_xlabel("step")
     else:
         ax.set_xticks([])
@@ -511,7 +479,12 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
         if column == 0:
             _mass_map(ax, maps, last)
             continue
-        rows, place = (sink, STEP) if column == 1 else (where(key, step=last), "index")
+        if column == 1:
+            rows, place, panel = sink, STEP, "steps"
+            title, below = "mean over heads", "step"
+        else:
+            rows, place, panel = where(key, step=last), "index", "keys"
+            title, below = "relative to uniform attention", "position of the key"
         set_x_scale(ax, rows[place].astype(float))
         for layer, of_layer in rows.groupby("layer"):
             heads = of_layer.groupby(["seed", place], as_index=False)["value"].mean()
@@ -519,13 +492,9 @@ def _draw_mass(table: pd.DataFrame, spec: FigureSpec, suffix: str) -> Page:
                 ax, heads, place, colour=tone(int(layer) - 1), label=f"layer {layer}"
             )
             named = means.rename(columns={place: "place"})
-            curves.append(
-                named.assign(layer=layer, panel="steps" if column == 1 else "keys")
-            )
-        ax.set_title(
-            "mean over heads" if column == 1 else "relative to uniform attention"
-        )
-        ax.set_xlabel("step" if column == 1 else "position of the key")
+            curves.append(named.assign(layer=layer, panel=panel))
+        ax.set_title(title)
+        ax.set_xlabel(below)
         ax.legend(loc="best")
     return sheet.page(
         suffix, pd.concat([maps.assign(panel="first_key"), *curves], ignore_index=True)

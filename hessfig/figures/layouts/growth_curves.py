@@ -80,17 +80,12 @@ def write_powers(ax: Axes, measured: MeasuredCurves) -> None:
     """Write the predicted powers and their layers into the right corner that the curve leaves free."""
     predicted = measured.slopes[measured.slopes["prediction"] == Prediction.exponent]
     groups = predicted.groupby("predicted", sort=True)["layer"].unique()
-    words = [
-        panels.power(exponent) + _for_layers(layers, measured)
-        for exponent, layers in groups.items()
-    ]
+    words = []
+    for exponent, layers in groups.items():
+        words.append(panels.power(exponent) + _for_layers(layers, measured))
     if words:
-        panels.beside_one(
-            ax,
-            words,
-            measured.axis,
-            at="lower" if panels.is_rising(measured.curves) else "upper",
-        )
+        at = "lower" if panels.is_rising(measured.curves) else "upper"
+        panels.beside_one(ax, words, measured.axis, at=at)
 
 
 def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
@@ -100,9 +95,9 @@ def _draw_fits(ax: Axes, measured: MeasuredCurves) -> None:
             curves = measured.of(layer=layer)
             slope = float(curves.slopes["slope"].iloc[style])
             x = curves.curves[X].to_numpy()
-            c = panels.coefficient(curves.curves, slope, window) * (
-                1.0 if window == WHOLE else panels.dropped(ax)
-            )
+            c = panels.coefficient(curves.curves, slope, window)
+            if window != WHOLE:
+                c *= panels.dropped(ax)
             panels.draw_guide(ax, x[within(x, window)], slope, c, style=style)
 
 
@@ -188,7 +183,10 @@ def label_parts(
 ) -> None:
     """Label rows by their weights (and `what` of them is drawn, if not the quantity) and columns by their parts."""
     weights = [weight_words(matrix) for matrix in shown_matrices(measured)]
-    rows = [f"{what} of {weight}" for weight in weights] if what else _norms(measured)
+    if what:
+        rows = [f"{what} of {weight}" for weight in weights]
+    else:
+        rows = _norms(measured)
     columns = [(part_title(part), symbol(part)) for part in PARTS]
     sheet.label(
         x or measured.axis.symbol,
@@ -214,14 +212,9 @@ def draw_panel(ax: Axes, measured: MeasuredCurves, colour: str) -> None:
         return
     layers = measured.layers()
     for shade, layer in zip(shades(colour, len(layers)), layers, strict=True):
-        curve, alone = measured.of(layer=layer), len(layers) == 1
-        panels.draw_curve(
-            ax,
-            curve.curves,
-            curve.table,
-            colour=shade,
-            label="" if alone else layer_words(curve, layer),
-        )
+        curve = measured.of(layer=layer)
+        words = layer_words(curve, layer) if len(layers) > 1 else ""
+        panels.draw_curve(ax, curve.curves, curve.table, colour=shade, label=words)
     at = "upper" if panels.is_rising(measured.curves) else "lower"
     place = f"{at} left"
     if len(layers) > 1:
@@ -257,9 +250,9 @@ def linear_axes(spec: FigureSpec, source: Source) -> Iterator[Page]:
             network.axis.is_sigma
             and network.curves[X].min() < 1 < network.curves[X].max()
         )
-        note = how(network) + (
-            " They average over the bend at σ = 1." if crosses else ""
-        )
+        note = how(network)
+        if crosses:
+            note += " They average over the bend at σ = 1."
         sheet = _blocks_by(
             _PARTS,
             network,
@@ -338,7 +331,8 @@ def one_panel(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     measured = read_measured(spec, source)
     parts = parts_of(measured.curves)
-    part = Part(spec.choice("part", parts, Part.H if Part.H in parts else parts[0]))
+    usual = Part.H if Part.H in parts else parts[0]
+    part = Part(spec.choice("part", parts, usual))
     for suffix, network in measured.pages(by_depth=False):
         yield draw_depths(network.of(part=part), part, suffix=suffix)
 

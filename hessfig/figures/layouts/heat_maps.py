@@ -50,9 +50,8 @@ def heat(spec: FigureSpec, source: Source) -> Iterator[Page]:
     quantities = spec.words("quantities") or [spec.quantity]
     for quantity in quantities:
         chosen = replace(spec, options={**spec.options, "quantity": quantity})
-        yield from _pages(
-            chosen, source, f"_{file_words(quantity)}" if len(quantities) > 1 else ""
-        )
+        end = f"_{file_words(quantity)}" if len(quantities) > 1 else ""
+        yield from _pages(chosen, source, end)
 
 
 def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
@@ -68,11 +67,8 @@ def _pages(spec: FigureSpec, source: Source, end: str) -> Iterator[Page]:
     curves = growth_curves(diagonal, axis=run.axis, quantity=spec.quantity)
     here, place = at_one_place(curves, spec.number("at"), run.axis)
     for suffix, (variant, _), rows in by_network(here):
-        note = _note(
-            spec.quantity,
-            diagonal,
-            ", ".join(filter(None, (labels.variant_words(variant), place))),
-        )
+        words = filter(None, (labels.variant_words(variant), place))
+        note = _note(spec.quantity, diagonal, ", ".join(words))
         sheet = draw_heat(rows, spec.quantity, note, spec)
         yield sheet.page(suffix + end, as_written(rows, run.axis))
 
@@ -102,16 +98,11 @@ def draw_heat(
         square, zero = _matrix(where(points, part=parts[column]), layers, names)
         image = _draw_panel(ax, square, zero, scale, signed=signed)
         name_sides(ax, columns=words)
-        ax.set_title(
-            labels.part_title(parts[column])
-            if in_full
-            else labels.symbol(parts[column])
-        )
+        title = labels.part_title if in_full else labels.symbol
+        ax.set_title(title(parts[column]))
+    rows = [str(layer) if layer else _OUTSIDE for layer in layers]
     for line in sheet.lines:
-        name_sides(
-            sheet.panels[line[0]],
-            rows=[str(layer) if layer else _OUTSIDE for layer in layers],
-        )
+        name_sides(sheet.panels[line[0]], rows=rows)
         sheet.panels[line[0]].set_ylabel("layer")
     if signed:
         label = labels.quantity_label(quantity)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,9 @@ def draw_bars(
     every: Sequence[StoredHessian],
 ) -> pd.DataFrame:
     """Draw a network's histograms, e.g. of (V, V) and (Q, Q), in bins common to `every` one; return the shares."""
-    edges = log_bins([one.block(name) for one in every for name in weights])
-    highest = max(
-        histogram(one.block(name), edges).max() for one in every for name in weights
-    )
+    blocks = [one.block(name) for one in every for name in weights]
+    edges = log_bins(blocks)
+    highest = max(histogram(block, edges).max() for block in blocks)
     rows = []
     for matrix in weights[::-1]:
         shares, colour = histogram(hessian.block(matrix), edges), matrix_colour(matrix)
@@ -114,7 +114,9 @@ def _legend(
     zeros = 100 * float((hessian.block(weight) == 0).mean())
     digits, _, exponent = f"{peak:.1e}".partition("e")
     words = rf"{block_words(weight, weight)}: peak at ${digits}\times10^{{{int(exponent)}}}$"
-    return words + (f", {zeros:.0f} % exactly 0" if zeros >= 0.5 else "")
+    if zeros >= 0.5:
+        words += f", {zeros:.0f} % exactly 0"
+    return words
 
 
 def describe(hessian: StoredHessian) -> str:
@@ -168,11 +170,11 @@ def entries(spec: FigureSpec, source: Source) -> Iterator[Page]:
     networks = [(hessian.variant, 0) for hessian in picture]
     weights = spec.words("weights") or ATTENTION
     settings = setting_words_of(source.folder)
-    maps = [
-        [log_entries(one.matrix) for one in (hessian, hessian.restricted(weights))]
-        for hessian in picture
-    ]
-    scale = _scale([logs for both in maps for logs in both])
+    maps = []
+    for hessian in picture:
+        restricted = hessian.restricted(weights)
+        maps.append([log_entries(hessian.matrix), log_entries(restricted.matrix)])
+    scale = _scale(list(chain(*maps)))
     for hessian, both in zip(picture, maps, strict=True):
         note = f"{describe(hessian)}{settings} Heat maps: log10(|H| + 1e-6), smoothed over 5 x 5 entries."
         sheet, numbers = draw_entries(hessian, weights, both, scale, spec, note=note)
@@ -249,13 +251,10 @@ def draw_heat_map(
             draw(border, color="white", linestyle="--", linewidth=0.4)
     middles = (borders[:-1] + borders[1:]) / 2
     inches = np.diff(borders) / size * width_in(ax)
-    named = {
-        middle: words
-        for middle, room, words in zip(
-            middles, inches, map(weight_words, names), strict=True
-        )
-        if room >= _SMALLEST_LABEL
-    }
+    named = {}
+    for middle, room, name in zip(middles, inches, names, strict=True):
+        if room >= _SMALLEST_LABEL:
+            named[middle] = weight_words(name)
     ax.set_xticks(list(named), list(named.values()), rotation=90)
     ax.set_yticks(list(named), list(named.values()))
     ax.tick_params(length=0, labelsize=TINY)

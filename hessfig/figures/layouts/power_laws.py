@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ def _laws(spec: FigureSpec, run: RecordedRun, quantities: Sequence[str]) -> Laws
     }
     windows, fits = list(spec.windows) or [WHOLE], fits_of(spec, run)
     curves, slopes, tables = [], [], []
-    for name in [*quantities, *(name for names in nulls.values() for name in names)]:
+    for name in chain(quantities, *nulls.values()):
         table = along(_of_whole(of_quantity(run.table, name)), run.axis)
         curves.append(growth_curves(table, axis=run.axis, quantity=name))
         slopes.append(
@@ -163,13 +164,8 @@ def _over_repeats(run: RecordedRun, asked: str) -> RecordedRun:
     own = with_settings(run.table, key)[key]
     table = run.table.assign(variant=rest, seed=pd.factorize(own)[0])
     numbers = counted(table).groupby(NUMBER, sort=False, dropna=False, as_index=False)
-    means = numbers.agg(
-        {
-            name: "mean" if name == "value" else "first"
-            for name in table
-            if name not in NUMBER
-        }
-    )
+    kinds = dict.fromkeys([name for name in table if name not in NUMBER], "first")
+    means = numbers.agg(kinds | {"value": "mean"})
     return replace(run, table=means[list(table)])
 
 
@@ -181,10 +177,10 @@ def _law_sheet(
     note: str,
 ) -> tuple[Sheet, pd.DataFrame]:
     titles = [_title(block) for block in blocks]
-    names = [
-        [f"{_panel_name(block)}:{quantity}" for quantity in quantities]
-        for block in blocks
-    ]
+    names = []
+    for block in blocks:
+        panel = _panel_name(block)
+        names.append([f"{panel}:{quantity}" for quantity in quantities])
     sheet = Sheet.grid(
         spec.paper, names, note, OWN_Y.replace(height=1.3, down=0.2, narrowest=None)
     )
@@ -203,23 +199,17 @@ def _law_sheet(
 def _panel_name(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
     name = labels.block_name(row, col) or "network"
-    return name + (
-        f"@{row_layer},{layer}"
-        if layer != row_layer
-        else f"{layer}"
-        if layer > 1
-        else ""
-    )
+    if layer != row_layer:
+        return f"{name}@{row_layer},{layer}"
+    return f"{name}{layer}" if layer > 1 else name
 
 
 def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.DataFrame:
     """Draw one panel and return its numbers, the slope of its curve next to each."""
-    curves, slopes = (
-        _of(frame, block, quantity) for frame in (laws.curves, laws.slopes)
-    )
-    nulls = pd.concat(
-        [_of(laws.curves, block, name) for name in laws.nulls[quantity]] or [curves[:0]]
-    )
+    curves = _of(laws.curves, block, quantity)
+    slopes = _of(laws.slopes, block, quantity)
+    chance = [_of(laws.curves, block, name) for name in laws.nulls[quantity]]
+    nulls = pd.concat(chance or [curves[:0]])
     shown = pd.concat([curves, nulls])
     if not positive(shown).any():
         say(ax, why_no_line(curves))
@@ -233,10 +223,9 @@ def _panel(ax: Axes, laws: Laws, block: tuple[Any, ...], quantity: str) -> pd.Da
         for tone, variant in zip(tones, several, strict=True):
             curve = where(here, variant=variant)
             slope = where(slopes, part=part, variant=variant).iloc[0]
-            names = [
-                labels.symbol(str(part)) if len(set(curves["part"])) > 1 else "",
-                labels.variant_words(variant),
-            ]
+            names = [labels.variant_words(variant)]
+            if len(set(curves["part"])) > 1:
+                names.insert(0, labels.symbol(str(part)))
             label = _labelled(", ".join(filter(None, names)), curve, slope, laws)
             draw_curve(
                 ax, curve, numbers_behind(curve, laws.table), colour=tone, label=label
@@ -330,9 +319,10 @@ def _of(frame: pd.DataFrame, block: tuple[Any, ...], quantity: str) -> pd.DataFr
 def _title(block: tuple[Any, ...]) -> str:
     layer, row_layer, row, col = block
     across = f"{row_layer},{layer}" if layer != row_layer else ""
-    return labels.block_title(row, col, across, quantity="") + (
-        f" {layer}" if layer > 1 and not across else ""
-    )
+    title = labels.block_title(row, col, across, quantity="")
+    if layer > 1 and not across:
+        title += f" {layer}"
+    return title
 
 
 def _law_note(run: RecordedRun, laws: Laws, quantities: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, cycle
 from typing import Any
 
 import numpy as np
@@ -52,28 +53,27 @@ def seen(spec: FigureSpec, curves: pd.DataFrame) -> tuple[str, str]:
 
     Raises UserError for a name that does not vary, and when both show the same.
     """
-    named = {key: _canonical(spec, key, curves) for key in ("colour", "dashes")}
-    if named["colour"] and named["colour"] == named["dashes"]:
+    colour = _canonical(spec, "colour", curves)
+    dashes = _canonical(spec, "dashes", curves)
+    if colour and colour == dashes:
         raise UserError(
             "figure.colour and figure.dashes are the same",
-            got=named["colour"],
+            got=colour,
             allowed=", ".join(_varying(curves)) or "nothing varies here",
             remedy="leave one of them out",
         )
-    shown = {"part", *_told_by(curves, list(named.values()))}
-    shown |= (
-        set(varied_settings(curves["variant"].unique()))
-        if VARIANT in named.values()
-        else set()
-    )
+    shown = {"part", *_told_by(curves, [colour, dashes])}
+    if VARIANT in (colour, dashes):
+        shown.update(varied_settings(curves["variant"].unique()))
     free = [name for name in _varying(curves) if name not in shown]
-    colour = named["colour"] or next(iter(free), "")
-    few = [
-        name
-        for name in free
-        if name != colour and len(ordered(values_of(curves, name))) <= MOST_DASHES
-    ]
-    return colour, named["dashes"] or next(iter(few), "")
+    if not colour and free:
+        colour = free[0]
+    if dashes:
+        return colour, dashes
+    for name in free:
+        if name != colour and len(values_of(curves, name).unique()) <= MOST_DASHES:
+            return colour, name
+    return colour, ""
 
 
 def values_of(curves: pd.DataFrame, name: str) -> pd.Series:
@@ -95,25 +95,31 @@ def ordered(values: pd.Series) -> list[Any]:
 def unseen(curves: pd.DataFrame, used: Sequence[str]) -> pd.DataFrame:
     """Return what still distinguishes the points, in the columns variant, num_layers, layer, part and index."""
     shown = _told_by(curves, used)
-    rest = {name: curves[name] if name not in shown else 0 for name in COLUMNS}
-    variants = curves["variant"].map(
-        lambda one: "" if VARIANT in used else without(one, *used)
-    )
-    return pd.DataFrame({"variant": variants, **rest})
+    rest = curves[["variant", *COLUMNS]].copy()
+    rest[[name for name in COLUMNS if name in shown]] = 0
+    if VARIANT in used:
+        rest["variant"] = ""
+    else:
+        rest["variant"] = rest["variant"].map(lambda one: without(one, *used))
+    return rest
 
 
 def _told_by(curves: pd.DataFrame, used: Sequence[str]) -> set[str]:
     """Return the names that `used` distinguishes. Weights distinguish layers where each belongs to a single layer."""
-    one_each = curves[["row", "layer"]].drop_duplicates()["row"].is_unique
-    return {*used, *(["layer"] if WEIGHT in used and one_each else [])}
+    told = set(used)
+    if WEIGHT in used and curves[["row", "layer"]].drop_duplicates()["row"].is_unique:
+        told.add("layer")
+    return told
 
 
 def _canonical(spec: FigureSpec, key: str, curves: pd.DataFrame) -> str:
     word = getattr(spec, key)
     if word is None:
         return ""
-    if word in (*COLUMNS, VARIANT, *DEPTHS, *([WEIGHT] if key == "colour" else [])):
-        return "num_layers" if word in DEPTHS else word
+    if word in DEPTHS:
+        return "num_layers"
+    if word in (*COLUMNS, VARIANT) or (key == "colour" and word == WEIGHT):
+        return word
     return varied_key(
         word,
         curves["variant"].unique(),
@@ -177,13 +183,9 @@ class Encoding:
         values = ordered(values_of(page, self.colour))
         if self.colour == WEIGHT:
             return dict.fromkeys(values, 1.0)
-        return dict(
-            zip(
-                values,
-                np.linspace(1.6, 0.8, len(values)) if len(values) > 1 else [1.0],
-                strict=True,
-            )
-        )
+        if len(values) == 1:
+            return {values[0]: 1.0}
+        return dict(zip(values, np.linspace(1.6, 0.8, len(values)), strict=True))
 
     def strokes(self, page: pd.DataFrame) -> dict[Any, Any]:
         """Return the dashes of each value."""
@@ -194,18 +196,14 @@ class Encoding:
         """Return the marker of each value of the dashes, or of the colours where there are no dashes."""
         name = self.dashes or self.colour
         values = ordered(values_of(page, name))
-        usual = [_MARKS[rank % len(_MARKS)] for rank in range(len(values))]
-        if name == WEIGHT:
-            usual = [
-                matrix_mark(value) or mark
-                for value, mark in zip(values, usual, strict=True)
-            ]
-        apart = len(values) > 1 and (name == WEIGHT or len(values) <= len(_MARKS))
-        kinds = [
-            {"marker": mark, "markersize": _MARK_SIZE} if apart else {}
-            for mark in usual
-        ]
-        return dict(zip(values, kinds, strict=True))
+        kinds: dict[Any, Any] = {}
+        for value, mark in zip(values, cycle(_MARKS), strict=False):
+            kinds[value] = {"marker": mark, "markersize": _MARK_SIZE}
+            if name == WEIGHT:
+                kinds[value]["marker"] = matrix_mark(value) or mark
+        if len(values) > 1 and (name == WEIGHT or len(values) <= len(_MARKS)):
+            return kinds
+        return {value: {} for value in values}
 
     def style(self, page: pd.DataFrame, colour: Any, dashes: Any) -> dict[str, Any]:
         """Return dashes, width and marker of the line of one colour value and one dash value."""
@@ -218,11 +216,12 @@ class Encoding:
 
     def line_name(self, colour: Any, dashes: Any) -> str:
         """Return the values of one line in words."""
-        return ", ".join(
-            self._words(name, value)
-            for name, value in ((self.colour, colour), (self.dashes, dashes))
-            if name
-        )
+        words = []
+        if self.colour:
+            words.append(self._words(self.colour, colour))
+        if self.dashes:
+            words.append(self._words(self.dashes, dashes))
+        return ", ".join(words)
 
     def ends(self, page: pd.DataFrame) -> list[tuple[float, str, Any]]:
         """Return (last mean, name, colour) of the line of every colour."""
@@ -233,10 +232,10 @@ class Encoding:
             values_of(drawn, self.colour).rename("colour"), sort=False
         )["mean"].last()
         tones = self.tones(page, "")
-        return [
-            (float(y), self._words(self.colour, value), tones[value])
-            for value, y in lasts.items()
-        ]
+        ends = []
+        for value, y in lasts.items():
+            ends.append((float(y), self._words(self.colour, value), tones[value]))
+        return ends
 
     def entries(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
         """Return the handles and words of the legend: all dashes, and at most a few of the colours."""
@@ -246,29 +245,20 @@ class Encoding:
         step = 1 if self.colour == WEIGHT else -(-len(tones) // _NAMED)
         dot = {"marker": "o"}
         entries = []
-        for value in list(tones)[::step] if self.colour else []:
-            if self.dashes and len(marks) > 1:
-                mark: Mapping[str, Any] = {"marker": ""}
-            else:
-                mark = marks.get(value) or dot
-            entries.append(
-                (
-                    Line2D([], [], color=tones[value], **mark),
-                    self._words(self.colour, value),
-                )
-            )
-        for value in strokes if self.dashes else ():
-            words = (
-                f"{plain(setting_name(self.dashes))} {self._words(self.dashes, value)}"
-            )
-            entries.append(
-                (
-                    Line2D(
-                        [], [], color=_NEUTRAL, linestyle=strokes[value], **marks[value]
-                    ),
-                    words,
-                )
-            )
+        if self.colour:
+            for value in list(tones)[::step]:
+                if self.dashes and len(marks) > 1:
+                    mark: Mapping[str, Any] = {"marker": ""}
+                else:
+                    mark = marks.get(value) or dot
+                handle = Line2D([], [], color=tones[value], **mark)
+                entries.append((handle, self._words(self.colour, value)))
+        if self.dashes:
+            setting = plain(setting_name(self.dashes))
+            for value, dashes in strokes.items():
+                style = {"color": _NEUTRAL, "linestyle": dashes, **marks[value]}
+                words = f"{setting} {self._words(self.dashes, value)}"
+                entries.append((Line2D([], [], **style), words))
         return entries
 
     @property
@@ -293,9 +283,7 @@ class Encoding:
         """Write the legend above all panels of a page of this width. It takes `lines_above` lines."""
         entries, columns = self._all_named(page), self._columns(page, inches)
         # Matplotlib's order.
-        by_column = [
-            entry for column in range(columns) for entry in entries[column::columns]
-        ]
+        by_column = chain(*(entries[column::columns] for column in range(columns)))
         handles, names = zip(*by_column, strict=True)
         figure.legend(
             handles,
@@ -329,4 +317,6 @@ class Encoding:
     def _all_named(self, page: pd.DataFrame) -> list[tuple[Line2D, str]]:
         """Return the entries of a legend without a title. The first entry names what the colours show."""
         (line, words), *rest = self.entries(page)
-        return [(line, f"{self.title} {words}" if self.title else words), *rest]
+        if self.title:
+            words = f"{self.title} {words}"
+        return [(line, words), *rest]

@@ -65,10 +65,8 @@ class FigureSpec:
         values = self.options.get(key)
         if values is None:
             return None
-        numbers = [
-            self._as_number(key, value)
-            for value in (values if isinstance(values, list) else [values])
-        ]
+        every = values if isinstance(values, list) else [values]
+        numbers = [self._as_number(key, value) for value in every]
         if not all(value > 0 for value in numbers):
             raise _bad_option(
                 key,
@@ -83,10 +81,9 @@ class FigureSpec:
         values = self.options.get(key)
         if values is None:
             return None
-        return [
-            str(value)
-            for value in (values if isinstance(values, list | tuple) else [values])
-        ]
+        if isinstance(values, list | tuple):
+            return list(map(str, values))
+        return [str(values)]
 
     def choice(self, key: str, choices: Sequence[str], default: str) -> str:
         """Return an option that is one of `choices`. Raises UserError for anything else."""
@@ -158,12 +155,15 @@ def _picked(table: pd.DataFrame, where: Mapping[str, Any]) -> pd.DataFrame:
     Raises UserError for a name that is neither, and for values that no row has.
     """
     for word, wanted in where.items():
-        key = word if word in _COLUMNS else "num_layers" if word in DEPTHS else ""
-        key = key or varied_key(
-            word, table["variant"].unique(), asked="figure.where", others=_COLUMNS
-        )
-        column = (table if key in _COLUMNS else with_settings(table, key))[key]
-        values = [_as_text(item) for item in column]
+        if word in _COLUMNS:
+            key = word
+        elif word in DEPTHS:
+            key = "num_layers"
+        else:
+            variants = table["variant"].unique()
+            key = varied_key(word, variants, asked="figure.where", others=_COLUMNS)
+        named = table if key in _COLUMNS else with_settings(table, key)
+        values = list(map(_as_text, named[key]))
         asked = wanted if isinstance(wanted, list | tuple) else [wanted]
         for item in asked:
             if _as_text(item) not in values:
@@ -213,11 +213,13 @@ class Requires:
             else:
                 lacks = f" draws {self.name}, and the table has none"
             again = f"{run_command(source.folder)} 'quantities=[{self.name}]'"
+            if self.sweep:
+                again = f"hessfig run sweep={self.sweep}"
             raise UserError(
                 f"figure.layout={spec.layout}{lacks}",
                 got=", ".join(table["quantity"].unique()),
                 allowed=f"a sweep with quantities=[{self.name}]",
-                remedy=f"hessfig run sweep={self.sweep}" if self.sweep else again,
+                remedy=again,
             )
 
 

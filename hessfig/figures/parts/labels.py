@@ -176,14 +176,11 @@ def note_words(
     """Return the note of a general sheet: page, place, repeats, marks, settings, estimator, exclusions."""
     where = f" At {place}." if place else fixed_words(table, axis)
     dotted = "; dotted: σ = 1" if axis.is_sigma and several_points else ""
-    page = "".join(
-        f"{name[:1].upper()}{name[1:]}. "
-        for name in [", ".join(filter(None, names))]
-        if name
-    )
-    about = made_words(
-        table, axis, setting_words(config or {}, table, axis), where=where
-    )
+    page = ", ".join(filter(None, names))
+    if page:
+        page = f"{page[:1].upper()}{page[1:]}. "
+    setting = setting_words(config or {}, table, axis)
+    about = made_words(table, axis, setting, where=where)
     return f"{page}{_marks(table, several_points)}{dotted}.{about}"
 
 
@@ -205,33 +202,23 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     model, task, sweep = (
         config.get(group) or {} for group in ("model", "task", "sweep")
     )
-    depths = sorted(
-        map(
-            int,
-            table["num_layers"].unique()
-            if "num_layers" in table
-            else [model.get("n_layers", 1)],
-        )
-    )
+    if not model or model.get("kind") == OWN_KIND:
+        return ""
+    depths = [model.get("n_layers", 1)]
+    if "num_layers" in table:
+        depths = table["num_layers"].unique()
+    depths = sorted(map(int, depths))
     shown = {axis.name, *(sweep.get("vary") or {})}
-    layers = " to ".join(map(str, dict.fromkeys([*depths[:1], *depths[-1:]])))
-    words = {
-        "model.d_model": f"width {model.get('d_model')}"
-        if model.get("kind") != _LOADED_KIND
-        else "",
-        "layers": f"{layers} layer{'' if depths[-1:] == [1] else 's'}"
-        if depths
-        else "",
-        "task.batch_size": f"batch {task.get('batch_size')}",
-    }
-    kept = ", ".join(
-        text
-        for key, text in words.items()
-        if key not in shown and text and not text.endswith("None")
-    )
-    if model and model.get("kind") != OWN_KIND:
-        return f" {kept[:1].upper()}{kept[1:]}."
-    return ""
+    words = []
+    if "model.d_model" not in shown and model.get("kind") != _LOADED_KIND:
+        words.append(f"width {model.get('d_model')}")
+    if "layers" not in shown and depths:
+        layers = " to ".join(map(str, sorted({depths[0], depths[-1]})))
+        words.append(f"{layers} layer" if depths[-1] == 1 else f"{layers} layers")
+    if "task.batch_size" not in shown:
+        words.append(f"batch {task.get('batch_size')}")
+    kept = ", ".join(text for text in words if not text.endswith("None"))
+    return f" {kept[:1].upper()}{kept[1:]}."
 
 
 def variant_words(variant: str) -> str:
@@ -240,16 +227,14 @@ def variant_words(variant: str) -> str:
     Settings that the kind of network does not have, such as the attention of an MLP,
     are left out.
     """
-    kind = settings_of(variant).get("model.kind")
+    settings = settings_of(variant)
+    kind = settings.get("model.kind")
     if kind == "mlp":
         settings = settings_of(without(variant, "model.attention"))
-    else:
-        settings = settings_of(variant)
-    words = _SETTINGS | (_OF_CNN if kind == "cnn" else {})
-    named = [
-        words.get((key, value)) or _in_words(key, value)
-        for key, value in settings.items()
-    ]
+    words = _SETTINGS | _OF_CNN if kind == "cnn" else _SETTINGS
+    named = []
+    for setting in settings.items():
+        named.append(words.get(setting) or _in_words(*setting))
     return plain(", ".join(dict.fromkeys(named)))
 
 
@@ -262,15 +247,17 @@ def _in_words(key: str, value: str) -> str:
 
 def changed_words(settings: Mapping[str, str]) -> tuple[str, ...]:
     """Return changed settings in words, 'post-LN' or 'n_heads 2', without the folders of files."""
-    layers = "1 layer" if settings.get("model.n_layers") == "1" else "{} layers"
-    named = {"task.batch_size": "batch {}", "model.n_layers": layers}
-    return tuple(
-        _SETTINGS.get(
-            (key, value), named.get(key, f"{setting_name(key)} {{}}").format(value)
-        )
-        for key, value in settings.items()
-        if not key.endswith((".path", ".factory", ".options"))
-    )
+    words = []
+    for key, value in settings.items():
+        if key.endswith((".path", ".factory", ".options")):
+            continue
+        named = f"{setting_name(key)} {value}"
+        if key == "task.batch_size":
+            named = f"batch {value}"
+        elif key == "model.n_layers":
+            named = f"{value} layer" if value == "1" else f"{value} layers"
+        words.append(_SETTINGS.get((key, value), named))
+    return tuple(words)
 
 
 def seeds_words(table: pd.DataFrame) -> str:
@@ -302,11 +289,8 @@ def interval_words(table: pd.DataFrame) -> str:
 def estimator_words(table: pd.DataFrame) -> str:
     """Return estimators, dtypes and probes of the numbers in words, by quantity if there are at most three."""
     probes = sorted({int(count) for count in table["num_probes"] if count > 0})
-    how = ", ".join(
-        dict.fromkeys(
-            _ESTIMATORS.get(name, name) for name in sorted(table["estimator"].unique())
-        )
-    )
+    names = sorted(table["estimator"].unique())
+    how = ", ".join(dict.fromkeys(_ESTIMATORS.get(name, name) for name in names))
     span = " to ".join(map(str, sorted({*probes[:1], *probes[-1:]})))
     count = f", {span} probes" if probes else ""
     return (
@@ -316,19 +300,14 @@ def estimator_words(table: pd.DataFrame) -> str:
 
 def left_out_words(table: pd.DataFrame) -> str:
     """Return how many numbers are excluded from means, and why; "" if none are."""
-    bad, rough = (
-        (table["status"] == status).sum()
-        for status in (Status.nonfinite, Status.not_converged)
-    )
+    words = ""
+    bad = (table["status"] == Status.nonfinite).sum()
+    rough = (table["status"] == Status.not_converged).sum()
     if bad:
-        words = f" Left out: {bad} of {len(table)} numbers that are not finite."
-    else:
-        words = ""
-    return words + (
-        f" Left out: {rough} of {len(table)} numbers that did not converge."
-        if rough
-        else ""
-    )
+        words += f" Left out: {bad} of {len(table)} numbers that are not finite."
+    if rough:
+        words += f" Left out: {rough} of {len(table)} numbers that did not converge."
+    return words
 
 
 def _marks(table: pd.DataFrame, several_points: bool) -> str:
@@ -337,7 +316,10 @@ def _marks(table: pd.DataFrame, several_points: bool) -> str:
         if several_points:
             return "Dots: one seed"
         return "Dots: one seed; bars: ± the estimate's own error"
-    return f"Dots: mean over {repeats}; {interval_words(table) if several_points else 'bars: 95% interval of the mean'}"
+    spread = "bars: 95% interval of the mean"
+    if several_points:
+        spread = interval_words(table)
+    return f"Dots: mean over {repeats}; {spread}"
 
 
 def _measured(table: pd.DataFrame) -> str:

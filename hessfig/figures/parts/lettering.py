@@ -37,21 +37,17 @@ def fitting(candidates: Sequence[str], room: float, size: float = TINY) -> str:
     words = candidates[-1]
     if is_math_text(words):
         return words
-    keep = next(
-        (
-            n
-            for n in range(len(words) - 1, 2, -1)
-            if width_of(_cut(words, n), size) <= room
-        ),
-        2,
-    )
-    return _cut(words, keep)
+    for keep in range(len(words) - 1, 2, -1):
+        shorter = _cut(words, keep)
+        if width_of(shorter, size) <= room:
+            return shorter
+    return _cut(words, 2)
 
 
 def broken(words: str, room: float, size: float = TINY) -> list[str]:
     """Return a text as lines that fit into `room` inches; a longer word is cut."""
     lines = [""]
-    for word in words.split(" ") if words else []:
+    for word in words.split(" "):
         longer = f"{lines[-1]} {word}".strip()
         if width_of(longer, size) <= room:
             lines[-1] = longer

@@ -163,11 +163,10 @@ class MeasuredCurves:
             broken = "dashed: power law"
         dashed = f"; {broken}" if guides else ""
         dotted = "; dotted: σ = 1" if self.axis.is_sigma else ""
-        variant = "".join(
-            _sentence(name)
-            for name in self.curves["variant"].unique()[:1]
-            if name and guides
-        )
+        variant = ""
+        if guides and len(self.curves):
+            first = self.curves["variant"].iloc[0]
+            variant = _sentence(first) if first else ""
         mean = "geometric mean" if self.average == GEOMETRIC else "mean"
         marks = f"{variant}Dots: {mean} over {seeds_words(self.table)}; {interval_words(self.table)}{dashed}{dotted}."
         if (self.table[X] <= 0).any():

@@ -111,47 +111,39 @@ def _installed(families: Sequence[str]) -> list[str]:
 
 _TICKS = ("xtick", "ytick")
 RC = {
-    **{"font.family": _FAMILIES, "mathtext.fontset": "stix", "font.size": 7.5},
-    **{
-        "axes.titlesize": 8,
-        "axes.labelsize": 7.5,
-        "axes.linewidth": 0.5,
-        "axes.titlepad": 4,
-        "axes.labelpad": 2,
-    },
+    "font.family": _FAMILIES,
+    "mathtext.fontset": "stix",
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "axes.linewidth": 0.5,
+    "axes.titlepad": 4,
+    "axes.labelpad": 2,
     "axes.titley": 1.0,  # a fixed place: finding one costs a layout of every tick label
-    **{"axes.spines.top": False, "axes.spines.right": False},
-    **{f"{tick}.labelsize": SMALL for tick in _TICKS},
-    **{
-        f"{tick}.major.{key}": value
-        for tick in _TICKS
-        for key, value in (("width", 0.5), ("size", 2.2), ("pad", 2))
-    },
-    **{
-        "lines.linewidth": 1.0,
-        "lines.markersize": 2.0,
-        "legend.fontsize": TINY,
-        "legend.title_fontsize": TINY,
-    },
-    **{
-        "legend.framealpha": 0.8,
-        "legend.edgecolor": "none",
-        "legend.fancybox": False,
-        "legend.handlelength": 1.2,
-    },
-    **{
-        "legend.labelspacing": 0.15,
-        "legend.borderpad": 0.1,
-        "legend.handletextpad": 0.4,
-        "legend.borderaxespad": 0.2,
-    },
-    **{
-        "pdf.fonttype": 42,
-        "svg.hashsalt": "hessfig",
-        "savefig.dpi": 300,
-        "figure.dpi": 100,
-    },
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 2.0,
+    "legend.fontsize": TINY,
+    "legend.title_fontsize": TINY,
+    "legend.framealpha": 0.8,
+    "legend.edgecolor": "none",
+    "legend.fancybox": False,
+    "legend.handlelength": 1.2,
+    "legend.labelspacing": 0.15,
+    "legend.borderpad": 0.1,
+    "legend.handletextpad": 0.4,
+    "legend.borderaxespad": 0.2,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "hessfig",
+    "savefig.dpi": 300,
+    "figure.dpi": 100,
 }
+for _tick in _TICKS:
+    RC[f"{_tick}.labelsize"] = SMALL
+    RC[f"{_tick}.major.width"] = 0.5
+    RC[f"{_tick}.major.size"] = 2.2
+    RC[f"{_tick}.major.pad"] = 2
 
 
 @contextmanager
@@ -213,12 +205,11 @@ def relabel(
         room = figure.get_figwidth() - 0.1
         # An equation stays on one line.
         whole = title.replace(" = ", "\u00a0=\u00a0")
-        lines = [
-            piece.replace("\u00a0", " ")
-            for line in whole.split("\n")
-            for piece in broken(line, room, _TITLE_SIZE)
-        ]
-        figure.suptitle("\n".join(lines), y=1.0, va="bottom", fontsize=_TITLE_SIZE)
+        lines: list[str] = []
+        for line in whole.split("\n"):
+            lines.extend(broken(line, room, _TITLE_SIZE))
+        words = "\n".join(lines).replace("\u00a0", " ")
+        figure.suptitle(words, y=1.0, va="bottom", fontsize=_TITLE_SIZE)
         # They stay on the page below, which grows upwards when it is saved.
         for above in figure.legends:
             above.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
@@ -228,11 +219,11 @@ def relabel(
         if ylabel is not None and ax.get_ylabel():
             # Matplotlib's own names of axes are in angle brackets.
             row = str(ax.get_label())
-            ax.set_ylabel(
-                ylabel if not row or row.startswith("<") else f"{row}: {ylabel}"
-            )
-    legends = [*(ax.get_legend() for ax in figure.axes), *figure.legends]
-    for drawn in legends if legend is not None else ():
+            is_named = row and not row.startswith("<")
+            ax.set_ylabel(f"{row}: {ylabel}" if is_named else ylabel)
+    if legend is None:
+        return
+    for drawn in [*(ax.get_legend() for ax in figure.axes), *figure.legends]:
         if drawn is not None and legend == "none":
             drawn.remove()
         elif drawn is not None:
@@ -244,18 +235,7 @@ def check_words(key: str, words: str) -> None:
 
     The message names the setting `key` and the position of the error.
     """
-    wrong = next(
-        (
-            letter
-            for letter in words
-            if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")
-        ),
-        None,
-    )
-    if wrong is not None:
-        why, place = "a control character", words.index(wrong)
-    else:
-        why, place = _unreadable(words)
+    why, place = _control_character(words) or _unreadable(words)
     if why:
         raise UserError(
             f"{key}: {why} at character {place + 1}",
@@ -263,6 +243,13 @@ def check_words(key: str, words: str) -> None:
             allowed=r"words, and formulas between dollar signs as matplotlib's mathtext has them: $\sigma^2$",
             remedy=r"a formula without packages of LaTeX, or \$ for a dollar sign",
         )
+
+
+def _control_character(words: str) -> tuple[str, int] | None:
+    for place, letter in enumerate(words):
+        if letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs"):
+            return "a control character", place
+    return None
 
 
 def _unreadable(words: str) -> tuple[str, int]:
@@ -274,9 +261,9 @@ def _unreadable(words: str) -> tuple[str, int]:
                 _parser().parse(line)
         except ValueError as error:
             position = re.search(r"\(at char (\d+)\)", str(error))
-            return "this formula cannot be read", start + (
-                int(position[1]) if position else 0
-            )
+            if position:
+                start += int(position[1])
+            return "this formula cannot be read", start
         start += len(line) + 1
     return "", 0
 

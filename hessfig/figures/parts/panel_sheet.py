@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -124,11 +124,10 @@ def label_side(ax: Axes, words: str) -> None:
 
 def whole_note(paper: Paper, note: str) -> str:
     """Return the note with the settings that differ from the preset at its end, unless it names them already."""
-    untold = [
-        one
-        for one in paper.changed
-        if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE)
-    ]
+    untold = []
+    for one in paper.changed:
+        if not re.search(rf"(?<!\w){re.escape(one)}(?!\w)", note, re.IGNORECASE):
+            untold.append(one)
     if untold:
         return f"{note} Changed from the preset: {', '.join(untold)}.".strip()
     return note
@@ -210,23 +209,15 @@ class Sheet:
         else:
             heights = [style.height] * len(names)
         tall = [heights[line[0][0]] for line in lines]
-        figure = _page(
-            paper,
-            note,
-            style.top + sum(tall) + (len(lines) - 1) * style.down + style.bottom,
-        )
-        every = tuple(dict.fromkeys(name for row in names for name in row))
+        between = (len(lines) - 1) * style.down
+        figure = _page(paper, note, style.top + sum(tall) + between + style.bottom)
+        every = tuple(dict.fromkeys(chain(*names)))
         figure.set_visible(not paper.panels or not set(paper.panels).isdisjoint(every))
-        most = max(style.most, *map(len, lines)) if is_folded or style.most else 0
-        panels = dict(
-            _placed(
-                figure,
-                lines,
-                [style.width(paper, most or len(line)) for line in lines],
-                tall,
-                style,
-            )
-        )
+        columns = list(map(len, lines))
+        if is_folded or style.most:
+            columns = [max(style.most, *columns)] * len(lines)
+        widths = [style.width(paper, count) for count in columns]
+        panels = dict(_placed(figure, lines, widths, tall, style))
         return cls(figure, panels, lines, is_folded, every, style.across)
 
     def __iter__(self) -> Iterator[tuple[int, int, Axes]]:
@@ -275,22 +266,18 @@ class Sheet:
         """
         short = rows if names is None else names
         titles = [(title,) if isinstance(title, str) else title for title in columns]
-        titled = [
-            cell
-            for line in (self.lines if self.is_folded else self.lines[:1])
-            for cell in line
-        ]
-        before, sides = (
-            (short, [unit] * len(rows)) if self.is_folded else ([""] * len(rows), rows)
-        )
-        self._title(
-            {
-                (i, j): [
-                    ", ".join(filter(None, [before[i], title])) for title in titles[j]
-                ]
-                for i, j in titled
-            }
-        )
+        titled = self.lines[0]
+        before: Sequence[str] = [""] * len(rows)
+        sides = rows
+        if self.is_folded:
+            titled = list(chain(*self.lines))
+            before = short
+            sides = [unit] * len(rows)
+        titles_of = {}
+        for i, j in titled:
+            pairs = [filter(None, (before[i], title)) for title in titles[j]]
+            titles_of[i, j] = list(map(", ".join, pairs))
+        self._title(titles_of)
         self.label_sides(sides)
         if not self.is_folded and len(self.lines) > 1:
             # Where a y label of the reader's own stands, the row keeps its name.
@@ -386,7 +373,8 @@ def _clear(ax: Axes, box: BboxBase, lines: Sequence[Line2D]) -> None:
     is_top, room = box.y0 + box.y1 > 1, 1 - (box.y1 - box.y0) - 0.04
     if not len(inside) or not room > 0.3 or box.x0 > 1:
         return
-    reach = (places[across, 1] if is_top else 1 - places[across, 1]).max()
+    heights = places[across, 1]
+    reach = heights.max() if is_top else (1 - heights).max()
     scaled = ax.yaxis.get_transform()
     low, high = scaled.transform(np.array(ax.get_ylim()))
     span = (high - low) * reach / room
@@ -409,16 +397,17 @@ def _along(ax: Axes, line: Line2D) -> NDArray[np.float64]:
         return points
     ranks = np.arange(len(points))
     finer = np.linspace(0, ranks[-1], (_BETWEEN + 1) * ranks[-1] + 1)
-    return np.stack(
-        [np.interp(finer, ranks, points[:, side]) for side in (0, 1)], axis=1
-    )
+    x, y = points.T
+    return np.stack([np.interp(finer, ranks, x), np.interp(finer, ranks, y)], axis=1)
 
 
 def _page(paper: Paper, note: str, tall: float) -> Figure:
     """Return an empty page with room for panels of this height in inches above the note."""
     words = whole_note(paper, note)
     written = note_lines(paper, words) if paper.note else []
-    total = tall + (_LINE * len(written) + _EDGE if written else 0.0)
+    total = tall
+    if written:
+        total += _LINE * len(written) + _EDGE
     figure = Figure(figsize=(paper.inches, total))
     figure.set_label(words)
     for index, line in enumerate(reversed(written)):
@@ -436,22 +425,21 @@ def _arranged(
     left_out: Sequence[str],
 ) -> tuple[list[list[Cell]], bool]:
     """Return the positions of the panels line by line, and whether the lines differ from the rows of the matrix."""
-    cells = {name: (i, j) for i, row in enumerate(names) for j, name in enumerate(row)}
-    picked = [cells[name] for name in paper.panels if name in cells]
     whole = [[(i, j) for j in range(len(row))] for i, row in enumerate(names)]
+    cells = {names[i][j]: (i, j) for i, j in chain(*whole)}
+    picked = [cells[name] for name in paper.panels if name in cells]
     if picked:
-        rows, columns = (
-            list(dict.fromkeys(cell[side] for cell in picked)) for side in (0, 1)
-        )
+        rows, columns = (dict.fromkeys(side) for side in zip(*picked, strict=True))
         whole = [[(i, j) for j in columns] for i in rows]
-    chosen = [cell for line in whole for cell in line]
+    chosen = list(chain(*whole))
     is_matrix = not picked or chosen == picked
     if is_matrix and max(map(len, whole)) <= style.columns(paper):
         return whole, False
     own_scales = style.share_y is False or (style.share_y == "row" and len(whole) > 1)
-    most = (
-        style.replace(across=max(style.across, _INNER)) if own_scales else style
-    ).columns(paper)
+    apart = style
+    if own_scales:
+        apart = style.replace(across=max(style.across, _INNER))
+    most = apart.columns(paper)
     chosen = picked or [(i, j) for i, j in chosen if names[i][j] not in left_out]
     if 1 < len(whole) <= most and is_matrix:
         chosen, most = sorted(chosen, key=lambda cell: (cell[1], cell[0])), len(whole)
@@ -460,19 +448,17 @@ def _arranged(
 
 def _with_room(lines: list[list[Cell]], style: SheetStyle) -> SheetStyle:
     """Return a style with room for a title above every panel, and for ticks and labels between panels."""
-    inner = any(
-        not _same(line[at], line[at - 1], style)
-        for line in lines
-        for at in range(1, len(line))
-    )
     ragged = any(len(line) > len(below) for line, below in pairwise(lines))
-    if style.share_x:
-        down = _TITLE + (_TICKS if ragged else 0.0)
-    else:
+    down = _TITLE
+    if not style.share_x:
         down = _TITLE + _TICKS + _PANEL_LABEL
-    return style.replace(
-        across=max(style.across, _INNER if inner else 0.0), down=max(style.down, down)
-    )
+    elif ragged:
+        down = _TITLE + _TICKS
+    across = style.across
+    for cell, other in chain(*map(pairwise, lines)):
+        if not _same(other, cell, style):
+            across = max(across, _INNER)
+    return style.replace(across=across, down=max(style.down, down))
 
 
 def _same(cell: Cell, other: Cell, style: SheetStyle) -> bool:

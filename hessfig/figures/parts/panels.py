@@ -98,8 +98,9 @@ def draw_errors(
         alpha=0.25,
         **line,
     )
-    for rows in seeds if are_few(len(seeds)) else ():
-        draw_seed(ax, rows[X], rows["value"], colour=colour)
+    if are_few(len(seeds)):
+        for rows in seeds:
+            draw_seed(ax, rows[X], rows["value"], colour=colour)
 
 
 def reach(points: pd.DataFrame, *, logs: bool) -> np.ndarray:
@@ -121,13 +122,12 @@ def seed_means(
     for key, group in rows.assign(used=values).groupby(
         list(by), sort=True, dropna=False
     ):
-        interval = student_interval(np.log10(group["used"]) if logs else group["used"])
+        used = np.log10(group["used"]) if logs else group["used"]
+        interval = student_interval(used)
         ends = np.array([interval.mean, interval.low, interval.high])
-        mean, low, high = 10**ends if logs else ends
-        place = dict(zip(by, key, strict=True))
-        means.append(
-            {**place, "mean": mean, "low": low, "high": high, "count": interval.count}
-        )
+        if logs:
+            ends = 10**ends
+        means.append((*key, *ends, interval.count))
     return pd.DataFrame(means, columns=[*by, "mean", "low", "high", "count"])
 
 
@@ -334,22 +334,13 @@ def beside_one(
         lines,
         lines.replace("layers ", "").replace("layer ", ""),
     )
-    widths = [(width_of(text) + _GAP) / width_in(ax) for text in texts]
+    widths = {text: (width_of(text) + _GAP) / width_in(ax) for text in texts}
     free = not axis.is_sigma or not 0 <= line <= 1
-    right = next(
-        (
-            text
-            for text, wide in zip(texts, widths, strict=True)
-            if free or line + wide <= 0.97
-        ),
-        None,
-    )
-    left = next(
-        (text for text, wide in zip(texts, widths, strict=True) if line >= wide),
-        texts[-1],
-    )
+    right = [text for text, wide in widths.items() if free or line + wide <= 0.97]
+    left = [text for text, wide in widths.items() if line >= wide]
+    shown = (right or left or texts[-1:])[0]
     end = 0.97 if right else line - _GAP / width_in(ax)
-    corner(ax, right or left, f"{at} right", colour=GUIDE, right=end)
+    corner(ax, shown, f"{at} right", colour=GUIDE, right=end)
 
 
 def fitted(slope: float, error: float) -> str:
@@ -357,9 +348,9 @@ def fitted(slope: float, error: float) -> str:
     if math.isnan(slope):
         return "too few points"
     digits = 3 if error < 0.005 else 2
-    words = f"{slope:.{digits}f}" + (
-        f" ± {max(error, 0.001):.{digits}f}" if math.isfinite(error) else ""
-    )
+    words = f"{slope:.{digits}f}"
+    if math.isfinite(error):
+        words += f" ± {max(error, 0.001):.{digits}f}"
     return words.replace("-", "−")
 
 
@@ -421,7 +412,8 @@ def in_tens(value: float) -> str:
 
 def power(exponent: float, axis: Axis = SIGMA) -> str:
     """Return 'σ⁶', or 'x⁻²' along any other axis."""
-    return ("σ" if axis.is_sigma else "x") + f"{exponent:g}".translate(SUPERSCRIPTS)
+    base = "σ" if axis.is_sigma else "x"
+    return base + f"{exponent:g}".translate(SUPERSCRIPTS)
 
 
 def dropped(ax: Axes) -> float:
@@ -470,13 +462,14 @@ def draw_matrix(
         shown, norm=scale, **{"cmap": "viridis", "aspect": "auto", **image}
     )
     ax.set_facecolor(missing or "#e6e6e6")
-    for (i, j), text in np.ndenumerate(words) if words is not None else ():
+    if words is None:
+        words = np.empty((0, 0))
+    for (i, j), text in np.ndenumerate(words):
         if text:
-            is_dark = (
-                np.isfinite(shown[i, j])
-                and lightness(drawn.cmap(scale(shown[i, j]))) < _DARK
-            )
-            colour = "white" if is_dark else "black"
+            colour = "black"
+            value = shown[i, j]
+            if np.isfinite(value) and lightness(drawn.cmap(scale(value))) < _DARK:
+                colour = "white"
             ax.text(
                 j, i, str(text), ha="center", va="center", color=colour, fontsize=size
             )

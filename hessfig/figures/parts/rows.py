@@ -1,6 +1,7 @@
 """Selection and order of the rows of a table: by network, part, block or place on the axis."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -92,9 +93,8 @@ def at_one_place(
     else:
         distance = np.abs(places - target)
     place = float(places[distance.argmin()])
-    return curves[
-        curves[X] == place
-    ], f"{axis.symbol} = {place:{'.2g' if axis.is_sigma else 'g'}}"
+    words = f"{place:.2g}" if axis.is_sigma else f"{place:g}"
+    return curves[curves[X] == place], f"{axis.symbol} = {words}"
 
 
 def as_written(frame: pd.DataFrame, axis: Axis) -> pd.DataFrame:
@@ -113,7 +113,7 @@ def with_pairs(curves: pd.DataFrame) -> pd.DataFrame:
 def blocks_in_order(curves: pd.DataFrame) -> list[BlockKey]:
     """Return (row, col, across) of every block, in the order of the weights."""
     keys = different(curves, *BLOCK_KEY)
-    rank = name_order([name for row, col, _ in keys for name in (row, col)])
+    rank = name_order(list(chain(*(key[:2] for key in keys))))
     return sorted(keys, key=lambda key: (rank(key[0]), rank(key[1]), key[2]))
 
 

@@ -4,6 +4,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -36,9 +37,10 @@ def save_sheets(
     pages: Iterable[Page], folder: Path, name: str, paper: Paper
 ) -> list[Path]:
     """Write every sheet of a figure by save_page; return the paths. Raises UserError as save_each does."""
-    return [
-        path for _, paths in save_each(pages, folder, name, paper) for path in paths
-    ]
+    saved: list[Path] = []
+    for _, paths in save_each(pages, folder, name, paper):
+        saved.extend(paths)
+    return saved
 
 
 def save_each(
@@ -51,29 +53,28 @@ def save_each(
     if paper.panels:
         # The names of all panels are known once all sheets are drawn.
         pages = list(pages)
-        _check_panels(
-            paper.panels,
-            list(dict.fromkeys(panel for page in pages for panel in page.panels)),
-        )
+        offered = dict.fromkeys(chain(*(page.panels for page in pages)))
+        _check_panels(paper.panels, list(offered))
     for page in pages:
         yield page, save_page(page, folder, name, paper)
 
 
 def _check_panels(asked: Sequence[str], offered: Sequence[str]) -> None:
     for name in asked:
-        if name not in offered:
+        if not offered:
             raise UserError(
-                f"figure.panels: there is no panel {name!r}"
-                if offered
-                else "figure.panels: no panel can be picked here",
+                "figure.panels: no panel can be picked here",
                 got=name,
-                allowed=", ".join(offered) or "the whole figure",
-                remedy=did_you_mean(name, offered)
-                or (
-                    f"for example figure.panels=[{offered[0]}]"
-                    if offered
-                    else "leave it out"
-                ),
+                allowed="the whole figure",
+                remedy="leave it out",
+            )
+        if name not in offered:
+            otherwise = f"for example figure.panels=[{offered[0]}]"
+            raise UserError(
+                f"figure.panels: there is no panel {name!r}",
+                got=name,
+                allowed=", ".join(offered),
+                remedy=did_you_mean(name, offered) or otherwise,
             )
 
 
@@ -112,7 +113,9 @@ def page_suffix(variant: str, num_layers: int, networks: list[tuple[str, int]]) 
     variants = list(dict.fromkeys(name for name, _ in networks))
     several_depths = len({depth for _, depth in networks}) > 1
     words = f"_{_distinct(variant, variants)}" if len(variants) > 1 else ""
-    return words + (f"_depth{num_layers}" if several_depths else "")
+    if several_depths:
+        words += f"_depth{num_layers}"
+    return words
 
 
 def panel_names(networks: list[tuple[str, int]]) -> list[str]:
@@ -129,11 +132,12 @@ def variant_names(variants: Sequence[str]) -> list[str]:
 
 def _pictures(figure: Figure, path: Path, formats: Sequence[str]) -> dict[Path, bytes]:
     FigureCanvasAgg(figure)
-    return {
-        path.with_name(f"{path.name}.{kind}"): _drawn_as(kind, figure)
-        for kind in _FORMATS
-        if kind in formats
-    }
+    pictures = {}
+    for kind in _FORMATS:
+        if kind in formats:
+            named = path.with_name(f"{path.name}.{kind}")
+            pictures[named] = _drawn_as(kind, figure)
+    return pictures
 
 
 def _drawn_as(kind: str, figure: Figure) -> bytes:
@@ -153,8 +157,8 @@ def _distinct(variant: str, variants: list[str]) -> str:
 
 def _words(variant: str) -> str:
     settings = settings_of(variant)
-    named = {
-        key: PurePath(value).name if last_word(key) == "path" else value
-        for key, value in settings.items()
-    }
+    named = dict(settings)
+    for key, value in settings.items():
+        if last_word(key) == "path":
+            named[key] = PurePath(value).name
     return file_words(short_variant(as_variant(named)).replace("=", "_")) or "plain"

@@ -55,14 +55,11 @@ def window_words(measured: MeasuredCurves) -> tuple[str, str]:
     The lines of a later window that contains all others are the second text: its slope
     is not that of a power law, and serves to compare with a published one.
     """
-    rows = rows_of(measured.levels if measured.printed == LEVEL else measured.slopes)
+    fits = measured.levels if measured.printed == LEVEL else measured.slopes
+    rows = rows_of(fits)
     if len(rows) == 1 and rows[0].num_points >= MIN_POINTS:
-        return "\n".join(
-            [
-                f"{measured.printed} {number_of(rows[0], measured)}",
-                *_published(rows[0], measured),
-            ]
-        ), ""
+        number = f"{measured.printed} {number_of(rows[0], measured)}"
+        return "\n".join([number, *_published(rows[0], measured)]), ""
     lines: dict[bool, list[str]] = {False: [], True: []}
     for row in rows:
         words = (
@@ -92,7 +89,10 @@ def layer_words(measured: MeasuredCurves, layer: int) -> str:
     else:
         telling = measured.telling_slopes()
     row = rows_of(telling)[0]
-    return f"{layer}: {number_of(row, measured)}{'' if window_of(row) == measured.windows[0] else DAGGER}"
+    words = f"{layer}: {number_of(row, measured)}"
+    if window_of(row) != measured.windows[0]:
+        words += DAGGER
+    return words
 
 
 def number_of(row: Any, measured: MeasuredCurves) -> str:
@@ -111,10 +111,12 @@ def in_digits(value: float, error: float) -> str:
     value, error = value / 10**shown, error / 10**shown
     known = math.isfinite(error) and error > 0
     digits = min(max(1 - math.floor(math.log10(error)), 0), 4) if known else 2
-    words = f"{value:.{digits}f}" + (f" ± {error:.{digits}f}" if known else "")
-    return (
-        f"({words})·10{str(shown).translate(SUPERSCRIPTS)}" if shown else words
-    ).replace("-", "−")
+    words = f"{value:.{digits}f}"
+    if known:
+        words += f" ± {error:.{digits}f}"
+    if shown:
+        words = f"({words})·10{str(shown).translate(SUPERSCRIPTS)}"
+    return words.replace("-", "−")
 
 
 def window_of(row: Any) -> Window:

@@ -48,14 +48,10 @@ def set_x_scale(ax: Axes, places: pd.Series) -> bool:
         ax.set_xscale("symlog", linthresh=positive[0], linscale=0.4)
     if len(different) <= _TICKED and all(map(_is_round, different)):
         labelled = _labelled(ax, different)
-    else:
-        labelled = None
-    if labelled is not None:
-        ax.set_xticks(
-            different,
-            [f"{place:g}" if place in labelled else "" for place in different],
-        )
-        ax.xaxis.set_minor_locator(NullLocator())
+        if labelled is not None:
+            names = [f"{place:g}" if place in labelled else "" for place in different]
+            ax.set_xticks(different, names)
+            ax.xaxis.set_minor_locator(NullLocator())
     return is_log
 
 
@@ -113,12 +109,11 @@ class Decades(LogLocator):
         """Return the places between two positive ends."""
         low, high = (math.log10(end) for end in sorted((vmin, vmax)))
         powers = range(math.ceil(low - _CLOSE), math.floor(high + _CLOSE) + 1)
-        step = next(
-            step
-            for step in _STEPS
-            if len([power for power in powers if power % step == 0]) <= _MOST_DECADES
-        )
-        return [10.0**power for power in powers if power % step == 0]
+        for step in _STEPS:
+            kept = [power for power in powers if power % step == 0]
+            if len(kept) <= _MOST_DECADES:
+                break
+        return [10.0**power for power in kept]
 
 
 def between_decades(ax: Axes, which: str) -> None:
@@ -130,10 +125,10 @@ def between_decades(ax: Axes, which: str) -> None:
             digits: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
         else:
             digits = (1.0, 2.0, 5.0)
-        is_shortest = high - low < _SHORTEST
-        axis.set_major_locator(
-            MaxNLocator(4) if is_shortest else LogLocator(subs=digits, numticks=12)
-        )
+        if high - low < _SHORTEST:
+            axis.set_major_locator(MaxNLocator(4))
+        else:
+            axis.set_major_locator(LogLocator(subs=digits, numticks=12))
         axis.set_major_formatter(FuncFormatter(_digit_and_power))
 
 

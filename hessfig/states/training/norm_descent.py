@@ -22,47 +22,46 @@ def steepest(slopes: Tensors, norm: StepNorm) -> tuple[list[Tensor], float]:
     of G_l = U_l S_l V_l^T, without what belongs to singular values 0; sum tr S_l. What
     is 0 stays 0.
     """
-    if norm == StepNorm.largest_entry:
-        return [slope.sign() for slope in slopes], math.fsum(
-            float(slope.abs().sum()) for slope in slopes
-        )
-    if norm == StepNorm.spectral:
-        pairs = [_orthogonalised(slope) for slope in slopes]
-        return [direction for direction, _ in pairs], math.fsum(
-            size for _, size in pairs
-        )
-    sizes = [float(slope.norm()) for slope in slopes]
-    if norm == StepNorm.blockwise:
-        return [
-            _over(slope, size) for slope, size in zip(slopes, sizes, strict=True)
-        ], math.fsum(sizes)
-    whole = math.hypot(*sizes)
-    return [_over(slope, whole) for slope in slopes], whole
+    if norm == StepNorm.euclidean:
+        whole = math.hypot(*(float(slope.norm()) for slope in slopes))
+        return [_over(slope, whole) for slope in slopes], whole
+    directions = []
+    sizes = []
+    for slope in slopes:
+        if norm == StepNorm.largest_entry:
+            direction, size = slope.sign(), float(slope.abs().sum())
+        elif norm == StepNorm.spectral:
+            direction, size = _orthogonalised(slope)
+        else:
+            size = float(slope.norm())
+            direction = _over(slope, size)
+        directions.append(direction)
+        sizes.append(size)
+    return directions, math.fsum(sizes)
 
 
 def length(tensors: Tensors, norm: StepNorm) -> float:
     """Return the norm of a vector that is given as one tensor per parameter; tensors may be empty."""
-    tensors = [tensor for tensor in tensors if tensor.numel()]
-    if norm == StepNorm.largest_entry:
-        return max(float(tensor.abs().max()) for tensor in tensors)
-    if norm == StepNorm.spectral:
-        return max(
-            float(torch.linalg.matrix_norm(_matrix(tensor), 2)) for tensor in tensors
-        )
-    sizes = [float(tensor.norm()) for tensor in tensors]
-    if norm == StepNorm.blockwise:
-        return max(sizes)
-    return math.hypot(*sizes)
+    sizes = []
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        if norm == StepNorm.largest_entry:
+            size = tensor.abs().max()
+        elif norm == StepNorm.spectral:
+            size = torch.linalg.matrix_norm(_matrix(tensor), 2)
+        else:
+            size = tensor.norm()
+        sizes.append(float(size))
+    if norm == StepNorm.euclidean:
+        return math.hypot(*sizes)
+    return max(sizes)
 
 
 def _orthogonalised(slope: Tensor) -> tuple[Tensor, float]:
     left, values, right = torch.linalg.svd(_matrix(slope), full_matrices=False)
-    kept = (
-        values
-        > torch.finfo(values.dtype).eps
-        * max(left.shape[0], right.shape[1])
-        * values[:1]
-    )
+    rounding = torch.finfo(values.dtype).eps * max(left.shape[0], right.shape[1])
+    kept = values > rounding * values[:1]
     return (left[:, kept] @ right[kept]).view_as(slope), float(values.sum())
 
 
@@ -94,13 +93,12 @@ class NormDescent(torch.optim.Optimizer):
         """Take a step along the current gradients; parameters without a gradient do not move."""
         del closure
         for group in self.param_groups:
-            parameters = [
-                parameter for parameter in group["params"] if parameter.grad is not None
-            ]
-            slopes = [
-                parameter.grad + group["weight_decay"] * parameter
-                for parameter in parameters
-            ]
+            parameters = []
+            slopes = []
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameters.append(parameter)
+                    slopes.append(parameter.grad + group["weight_decay"] * parameter)
             directions, dual = steepest(slopes, StepNorm(group["norm"]))
             for parameter, direction in zip(parameters, directions, strict=True):
                 parameter -= group["lr"] * dual * direction

@@ -1,6 +1,7 @@
 """Steps divided by a curvature matrix: Newton, Gauss-Newton (whole or in blocks) and K-FAC, all with damping."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,9 +63,12 @@ def solver(kind: Optimiser, loss: BatchLoss, damping: float) -> Solver:
     sizes = [parameter.numel() for parameter in parameters]
     ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
     blocks = [_damped(whole[a:b, a:b], damping) for a, b in pairwise(ends)]
-    return lambda slopes: [
-        solve([slope])[0] for solve, slope in zip(blocks, slopes, strict=True)
-    ]
+
+    def solve(slopes: Slopes) -> Slopes:
+        pairs = zip(blocks, slopes, strict=True)
+        return [of_block([slope])[0] for of_block, slope in pairs]
+
+    return solve
 
 
 def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
@@ -78,10 +82,10 @@ def products_of_a_solver(kind: Optimiser, loss: BatchLoss) -> int:
     if kind != Optimiser.kfac:
         return sum(parameter.numel() for parameter in parameters)
     outputs, calls = _calls(loss)
-    inside = {parameter for module in calls for parameter in module.parameters()}
-    return outputs[0].numel() + sum(
-        parameter.numel() for parameter in parameters if parameter not in inside
-    )
+    others = set(parameters)
+    for module in calls:
+        others.difference_update(module.parameters())
+    return outputs[0].numel() + sum(parameter.numel() for parameter in others)
 
 
 def dense_hessian(loss: BatchLoss) -> Float[Tensor, "n n"]:
@@ -127,9 +131,7 @@ def _damped(matrix: Float[Tensor, "n n"], damping: float) -> Solver:
     def solve(slopes: Slopes) -> Slopes:
         solution = torch.cholesky_solve(_flat(slopes)[:, None], root).flatten()
         pieces = solution.split([slope.numel() for slope in slopes])
-        return [
-            piece.view_as(slope) for piece, slope in zip(pieces, slopes, strict=True)
-        ]
+        return list(map(torch.Tensor.view_as, pieces, slopes))
 
     return solve
 
@@ -149,17 +151,14 @@ def _curved(
 
 def _maps(network: nn.Module) -> list[nn.Module]:
     """Return the linear maps and embeddings whose parameters no other module shares."""
-    maps = [
-        module
-        for module in network.modules()
-        if type(module) in (nn.Linear, nn.Embedding)
-    ]
-    owners = [id(p) for module in maps for p in module.parameters()]
-    return [
-        module
-        for module in maps
-        if all(owners.count(id(p)) == 1 for p in module.parameters())
-    ]
+    maps = []
+    owners: Counter[Tensor] = Counter()
+    for module in network.modules():
+        if type(module) in (nn.Linear, nn.Embedding):
+            maps.append(module)
+            owners.update(module.parameters())
+    shared = {parameter for parameter, count in owners.items() if count > 1}
+    return [module for module in maps if shared.isdisjoint(module.parameters())]
 
 
 @dataclass
@@ -179,9 +178,8 @@ class _Kronecker:
         if table:
             matrix = slopes[own[0]].T
         else:
-            matrix = torch.cat(
-                [slopes[p].reshape(len(slopes[p]), -1) for p in own], dim=1
-            )
+            rows = [slopes[p].reshape(len(p), -1) for p in own]
+            matrix = torch.cat(rows, dim=1)
         (b, ub), (a, ua) = self.left, self.right
         solution = ub @ ((ub.T @ matrix @ ua) / (b[:, None] * a + damping)) @ ua.T
         if table:
@@ -193,15 +191,19 @@ class _Kronecker:
 
 def _kfac(loss: BatchLoss, parameters: list[nn.Parameter], damping: float) -> Solver:
     factored = _factored(loss)
-    inside = {p for block in factored for p in block.module.parameters()}
-    others = [p for p in parameters if p not in inside]
-    whole = [_damped(gauss_newton(loss, [p]), damping) for p in others]
+    inside: set[nn.Parameter] = set()
+    for block in factored:
+        inside.update(block.module.parameters())
+    whole = {}
+    for p in parameters:
+        if p not in inside:
+            whole[p] = _damped(gauss_newton(loss, [p]), damping)
 
     def solve(slopes: Slopes) -> Slopes:
         at: dict[Tensor, Tensor] = dict(zip(parameters, slopes, strict=True))
-        steps: dict[Tensor, Tensor] = {
-            p: solve_one([at[p]])[0] for p, solve_one in zip(others, whole, strict=True)
-        }
+        steps: dict[Tensor, Tensor] = {}
+        for p, solve_one in whole.items():
+            (steps[p],) = solve_one([at[p]])
         for block in factored:
             steps |= block.solve(at, damping)
         return [steps[p] for p in parameters]
@@ -214,21 +216,14 @@ def _factored(loss: BatchLoss) -> list[_Kronecker]:
     outputs, calls = _calls(loss)
     leaves = [of for _, of in calls.values()]
     with torch.enable_grad():
-        sent = pulled_back(outputs, leaves, _roots(loss, outputs)).split(
-            [of.numel() for of in leaves], dim=1
-        )
-    return [
-        _Kronecker(
-            module,
-            *map(
-                _eigen,
-                kronecker_factors(
-                    back.reshape(-1, of.shape[-1]), _inputs(module, given)
-                ),
-            ),
-        )
-        for (module, (given, of)), back in zip(calls.items(), sent, strict=True)
-    ]
+        every = pulled_back(outputs, leaves, _roots(loss, outputs))
+    sent = every.split([of.numel() for of in leaves], dim=1)
+    blocks = []
+    for (module, (given, of)), back in zip(calls.items(), sent, strict=True):
+        rows = back.reshape(-1, of.shape[-1])
+        left, right = kronecker_factors(rows, _inputs(module, given))
+        blocks.append(_Kronecker(module, _eigen(left), _eigen(right)))
+    return blocks
 
 
 def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tensor]]]:
@@ -248,27 +243,18 @@ def _calls(loss: BatchLoss) -> tuple[Tensor, dict[nn.Module, tuple[Tensor, Tenso
 def _roots(loss: BatchLoss, outputs: Tensor) -> Float[Tensor, "columns m"]:
     """Return one vector per scored position and column of a root of H_L there, for all samples together."""
     count, width = outputs[0].numel(), outputs.shape[-1]
-    units = (
-        torch.eye(width)
-        .to(outputs)
-        .expand(*outputs.shape[:-1], -1, -1)
-        .movedim(-1, 0)
-        .flatten(1)
-    )
-    hessian = (
-        _curved(loss, outputs, units)
-        .reshape(width, len(outputs), -1, width)
-        .permute(1, 2, 0, 3)
-    )
+    eye = torch.eye(width).to(outputs)
+    units = eye.expand(*outputs.shape[:-1], -1, -1).movedim(-1, 0).flatten(1)
+    hessian = _curved(loss, outputs, units)
+    hessian = hessian.reshape(width, len(outputs), -1, width).permute(1, 2, 0, 3)
     values, vectors = _eigenpairs(hessian)
     # Samples, positions, width * columns.
     root = (vectors * values.clamp(min=0).sqrt()[..., None, :]).flatten(-1)
     places = count // width
     spread = torch.zeros(places, width, len(outputs), places, width).to(outputs)
     for place in range(places):
-        spread[place, :, :, place] = (
-            root[:, place].reshape(-1, width, width).permute(2, 0, 1)
-        )
+        columns = root[:, place].reshape(-1, width, width)
+        spread[place, :, :, place] = columns.permute(2, 0, 1)
     return spread.reshape(places * width, -1)
 
 

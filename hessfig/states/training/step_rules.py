@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,9 +29,8 @@ Loss = Callable[[], Tensor]
 
 def products_of_a_refresh(kind: Curvature, parameters: int) -> int:
     """Return how many Hessian products one refresh takes in a network of so many parameters (tensors)."""
-    return {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}.get(
-        kind, 0
-    )
+    products = {Curvature.whole: PRODUCTS, Curvature.blocks: PRODUCTS * parameters}
+    return products.get(kind, 0)
 
 
 def factors(
@@ -43,32 +43,19 @@ def factors(
     times the steepest. gradient_norm: the estimate min(1, (largest / smallest norm of a
     parameter's gradient)^(-1/4)) from the current gradients.
     """
-    if kind == Curvature.gradient_norm:
-        return _stand_in(
-            [
-                parameter.grad
-                for parameter in named.values()
-                if parameter.grad is not None
-            ]
-        )
     parameters = list(named.values())
+    if kind == Curvature.gradient_norm:
+        return _stand_in([one.grad for one in parameters if one.grad is not None])
+    groups = [parameters]
     if kind == Curvature.blocks:
         groups = [[parameter] for parameter in parameters]
-    else:
-        groups = [parameters]
     with torch.enable_grad():
         slopes = gradients(loss(), parameters, create_graph=True)
     at = dict(zip(parameters, slopes, strict=True))
-    steepest = [
-        _largest(
-            group,
-            [at[parameter] for parameter in group],
-            seed=seed,
-            step=step,
-            number=number,
-        )
-        for number, group in enumerate(groups)
-    ]
+    steepest = []
+    for number, group in enumerate(groups):
+        own = [at[parameter] for parameter in group]
+        steepest.append(_largest(group, own, seed=seed, step=step, number=number))
     curvatures = torch.tensor(steepest, dtype=torch.float64)
     curvatures = curvatures.clamp(min=max(FLATTEST * float(curvatures.max()), _TINY))
     if kind == Curvature.whole:
@@ -136,19 +123,18 @@ class StepRule:
     def __init__(self, network: nn.Module, training: TrainingConfig) -> None:
         self._training, self._named = training, dict(network.named_parameters())
         self._optimisers = list(_optimisers(self._named, training))
-        self._owners = {
-            id(p): one
-            for one in self._optimisers
-            for group in one.param_groups
-            for p in group["params"]
-        }
+        self._owners = {}
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                for parameter in group["params"]:
+                    self._owners[id(parameter)] = optimiser
         self._factors = torch.ones(len(self._groups), dtype=torch.float64)
         self._refreshed: dict[str, Tensor] = {}
         self._solver: Solver | None = None
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
-        return [group for one in self._optimisers for group in one.param_groups]
+        return list(chain(*(one.param_groups for one in self._optimisers)))
 
     def refresh_curvature(self, step: int, loss: BatchLoss, *, seed: int) -> None:
         """Estimate the curvature before update `step` if due: at the first and after every training.refresh updates.
@@ -160,9 +146,8 @@ class StepRule:
             self._factors = factors(kind, self._named, loss, seed=seed, step=step)
         if self._training.optimiser.facts.divides and (due or self._solver is None):
             if due:
-                self._refreshed = {
-                    name: one.detach().clone() for name, one in self._named.items()
-                }
+                for name, one in self._named.items():
+                    self._refreshed[name] = one.detach().clone()
             with self._at(self._refreshed):
                 self._solver = solver(
                     self._training.optimiser, loss, self._training.damping
@@ -197,52 +182,47 @@ class StepRule:
         rates. A rule that divides by a curvature matrix adds REFRESHED/parameter, the
         weights at which the matrix was computed.
         """
-        if self._training.curvature == Curvature.none:
-            looked = {}
-        else:
-            looked = {FACTORS: self._factors}
-        looked |= {f"{REFRESHED}/{name}": one for name, one in self._refreshed.items()}
-        return looked | self._kept()
+        moments = {}
+        if self._training.curvature != Curvature.none:
+            moments[FACTORS] = self._factors
+        for name, weight in self._refreshed.items():
+            moments[f"{REFRESHED}/{name}"] = weight
+        return moments | self._kept()
 
     def restore(self, moments: Mapping[str, Tensor], step: int) -> None:
         """Restore what `moments` returned after `step` updates."""
         facts = self._training.optimiser.facts
         self._factors = moments.get(FACTORS, self._factors)
-        refreshed = {
-            key: one for key, one in moments.items() if key.startswith(f"{REFRESHED}/")
-        }
-        self._refreshed = {
-            key.partition("/")[2]: row_major(one.clone())
-            for key, one in refreshed.items()
-        }
+        self._refreshed = {}
+        kept = {}
+        for key, one in moments.items():
+            head, _, name = key.partition("/")
+            if head == REFRESHED:
+                self._refreshed[name] = row_major(one.clone())
+            elif key != FACTORS:
+                kept[key] = one.clone()
         self._solver = None
-        self._put_back(
-            {
-                key: one.clone()
-                for key, one in moments.items()
-                if key not in {FACTORS, *refreshed}
-            }
-        )
+        self._put_back(kept)
         for parameter in self._named.values():
             state = self._state(parameter)
             if "exp_avg" in state and not facts.is_of_extra:
                 state["step"] = torch.tensor(float(step), device=parameter.device)
-            state |= facts.state(self._training) if state else {}
-            for moment in facts.by_axis if state else ():
-                _put(state, moment, None, parameter.ndim)
-        for group in self._groups if facts.is_of_extra else []:
-            group["step"] = step
+            if state:
+                state |= facts.state(self._training)
+                for moment in facts.by_axis:
+                    _put(state, moment, None, parameter.ndim)
+        if facts.is_of_extra:
+            for group in self._groups:
+                group["step"] = step
 
     def _kept(self) -> dict[str, Tensor]:
         """Return the moments that the optimisers store for the parameters."""
-        return {
-            key: tensor
-            for name, parameter in self._named.items()
-            for moment in self._training.optimiser.facts.moments
-            for key, tensor in _tensors(
-                self._state(parameter).get(moment), moment, name
-            )
-        }
+        kept: dict[str, Tensor] = {}
+        for name, parameter in self._named.items():
+            state = self._state(parameter)
+            for moment in self._training.optimiser.facts.moments:
+                kept.update(_tensors(state.get(moment), moment, name))
+        return kept
 
     def _put_back(self, kept: Mapping[str, Tensor]) -> None:
         """Return the result of `_kept` to the optimisers, in one memory order even if a run was interrupted."""
@@ -281,11 +261,9 @@ def _copy(weights: Mapping[str, Tensor], named: Mapping[str, Tensor]) -> None:
 def _tensors(value: Any, moment: str, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yield a moment under its name; a list of matrices, one per axis of the parameter, under moment.AXIS."""
     if isinstance(value, list):
-        yield from (
-            (f"{moment}.{axis}/{name}", one)
-            for axis, one in enumerate(value)
-            if len(one)
-        )
+        for axis, one in enumerate(value):
+            if len(one):
+                yield f"{moment}.{axis}/{name}", one
     elif value is not None:
         yield f"{moment}/{name}", value
 
@@ -320,11 +298,10 @@ def _optimisers(
         "lr": training.learning_rate,
         "weight_decay": training.weight_decay,
     }
-    read = {
-        name: getattr(training, name)
-        for name in ("betas", "eps", "momentum")
-        if name in facts.reads
-    }
+    read = {}
+    for name in ("betas", "eps", "momentum"):
+        if name in facts.reads:
+            read[name] = getattr(training, name)
     if facts.of_matrices:
         # So both take one rate.
         matrices = _hidden_matrices(named)
@@ -332,21 +309,22 @@ def _optimisers(
         yield getattr(package, facts.of_matrices)(
             matrices, **every, momentum=read.pop("momentum"), **of_both
         )
-        parameters = [
-            one for one in parameters if not any(one is matrix for matrix in matrices)
-        ]
-    groups: Any = (
-        [{"params": [one]} for one in parameters] if _by_block(training) else parameters
-    )
+        updated = set(matrices)
+        parameters = [one for one in parameters if one not in updated]
+    groups: Any = parameters
+    if _by_block(training):
+        groups = [{"params": [one]} for one in parameters]
     if parameters:
         yield getattr(package, facts.made_by)(groups, **every, **read, **facts.options)
 
 
 def _hidden_matrices(named: Mapping[str, nn.Parameter]) -> list[nn.Parameter]:
     """Return the matrices of the layers, or all matrices of a network without layers."""
-    matrices = {
-        name: parameter for name, parameter in named.items() if parameter.ndim == 2
-    }
-    return [
-        parameter for name, parameter in matrices.items() if name.startswith("layers.")
-    ] or list(matrices.values())
+    every = []
+    inside = []
+    for name, parameter in named.items():
+        if parameter.ndim == 2:
+            every.append(parameter)
+            if name.startswith("layers."):
+                inside.append(parameter)
+    return inside or every

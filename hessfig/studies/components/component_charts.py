@@ -69,9 +69,8 @@ def components(spec: FigureSpec, source: Source) -> Iterator[Page]:
         yield _ratios(measured, part)
         return
     for number, window in enumerate(measured.windows):
-        yield _exponents(
-            spec, measured, part, window, f"_window{number + 1}" if number else ""
-        )
+        suffix = f"_window{number + 1}" if number else ""
+        yield _exponents(spec, measured, part, window, suffix)
 
 
 def _ratios(measured: MeasuredCurves, part: Part) -> Page:
@@ -127,25 +126,20 @@ def _ratios(measured: MeasuredCurves, part: Part) -> Page:
 
 def _ratio_points(numbers: pd.DataFrame) -> pd.DataFrame:
     """Return the geometric mean over seeds of the ratio, with its interval, for every network and sigma."""
-    of_block = [where(numbers, row=name, col=name) for name in _PAIR]
-    value, query = (
-        rows.groupby(["variant", X, "seed"], sort=False)["value"].mean()
-        for rows in of_block
-    )
+    value, query = (_means_of(numbers, name) for name in _PAIR)
+    ratios = (query / value).groupby(level=["variant", X], sort=False)
+    part = numbers["part"].iloc[0]
     points = []
-    for (variant, sigma), ratios in (query / value).groupby(
-        level=["variant", X], sort=False
-    ):
-        found = geometric_interval(ratios)
-        points.append(
-            {
-                "variant": variant,
-                X: sigma,
-                "part": numbers["part"].iloc[0],
-                **found.found,
-            }
-        )
+    for (variant, sigma), here in ratios:
+        interval = geometric_interval(here).found
+        points.append({"variant": variant, X: sigma, "part": part, **interval})
     return pd.DataFrame(points)
+
+
+def _means_of(numbers: pd.DataFrame, name: str) -> pd.Series:
+    """Return the mean norm of a diagonal block by network, place and seed."""
+    rows = where(numbers, row=name, col=name)
+    return rows.groupby(["variant", X, "seed"], sort=False)["value"].mean()
 
 
 def _stripe(ax: Axes, count: int) -> None:
@@ -169,12 +163,8 @@ def _exponents(
     sheet = Sheet.grid(spec.paper, [words], _note(measured, part, window), style)
     for _, column, ax in sheet:
         row, col, _ = blocks[column]
-        _draw_exponents(
-            ax,
-            where(here, row=row, col=col),
-            variants,
-            matrix_colour(row if row == col else ""),
-        )
+        colour = matrix_colour(row if row == col else "")
+        _draw_exponents(ax, where(here, row=row, col=col), variants, colour)
         ax.set_title(labels.block_title(row, col, quantity=""))
         ax.set_xlabel("exponent")
     _set_range(sheet.first, here)
@@ -250,15 +240,13 @@ def _by_exponent(slopes: pd.DataFrame) -> list[BlockKey]:
 # any value, which replaces {}.
 _NAMES: dict[str, dict[str, str]] = {
     "attention": {
-        **{
-            one: f"{one} attention"
-            for one in ("linear", "sigmoid", "kernel", "differential")
-        },
-        **{
-            "sparsemax": "sparsemax",
-            "entmax15": "entmax, α = 1.5",
-            "off_by_one": "softmax off by one",
-        },
+        "linear": "linear attention",
+        "sigmoid": "sigmoid attention",
+        "kernel": "kernel attention",
+        "differential": "differential attention",
+        "sparsemax": "sparsemax",
+        "entmax15": "entmax, α = 1.5",
+        "off_by_one": "softmax off by one",
     },
     "attention_bias": {"log_length": "bias −log L"},
     "differential_norm": {"False": "no norm"},
@@ -282,13 +270,10 @@ _NAMES: dict[str, dict[str, str]] = {
 
 def name_of(variant: str) -> str:
     """Return the changes of a network in words: 'sigmoid attention, bias −log L'; 'base' for no changes."""
-    return (
-        ", ".join(
-            _worded(last_word(key), value)
-            for key, value in settings_of(variant).items()
-        )
-        or _BASE
-    )
+    words = []
+    for key, value in settings_of(variant).items():
+        words.append(_worded(last_word(key), value))
+    return ", ".join(words) or _BASE
 
 
 def _worded(name: str, value: str) -> str:
@@ -404,37 +389,34 @@ def _draw_gaps(ax: Axes, run: RecordedRun) -> pd.DataFrame:
 def _predicted_gap(run: RecordedRun, centring: str) -> float:
     variant = f"{per_seed.CENTRING}={centring}" if centring else ""
     architecture = run.architectures[variant, 1]
-    query, value = (
-        growth_rate(Block(1, name, name), Part.H, architecture).exponent
-        for name in (Matrix.W_Q, Matrix.W_V)
-    )
+    query = growth_rate(Block(1, Matrix.W_Q, Matrix.W_Q), Part.H, architecture).exponent
+    value = growth_rate(Block(1, Matrix.W_V, Matrix.W_V), Part.H, architecture).exponent
     return math.nan if query is None or value is None else query - value
 
 
 def _draw_ratios(ax: Axes, run: RecordedRun) -> pd.DataFrame:
     rows = per_seed.log_norms(run.table, per_seed.CENTRING)
     place = [per_seed.CENTRING, "sigma", "seed"]
-    query, value = (
-        rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR[::-1]
+    value, query = (
+        rows[rows["row"] == name].groupby(place)["value"].mean() for name in _PAIR
     )
-    ratios, points, ends = query - value, [], []
+    ratios = query - value
+    points = []
+    ends = []
     names = list(dict.fromkeys(ratios.index.get_level_values(0)))
     for mark, sigma, colour in zip(
         _MARKS, _SIGMAS, shades(tone(0), len(_SIGMAS)), strict=True
     ):
         if sigma not in set(ratios.index.get_level_values("sigma")):
             continue
-        intervals = [
-            student_interval(ratios.xs((name, sigma), level=(0, 1))) for name in names
-        ]
-        means = [10**one.mean for one in intervals]
+        means = []
+        for name in names:
+            interval = student_interval(ratios.xs((name, sigma), level=(0, 1)))
+            means.append(10**interval.mean)
+            shown = {"line": f"sigma {sigma:g}", "place": float(name or 0)}
+            points.append({**shown, **interval.found})
         ax.plot(range(len(names)), means, f"{mark}-", color=colour, markersize=3.5)
         ends.append((means[-1], f"σ = {sigma:g}", colour))
-        lines = dict(zip(names, intervals, strict=True))
-        points += [
-            {"line": f"sigma {sigma:g}", "place": float(name or 0), **one.found}
-            for name, one in lines.items()
-        ]
     set_decades(ax, "y")
     panels.name_ends(ax, ends)
     _name_places(ax, [f"{float(name or 0):g}" for name in names])
@@ -445,30 +427,25 @@ def _draw_losses(ax: Axes, log_losses: pd.Series, table: pd.DataFrame) -> pd.Dat
     losses, points = 10**log_losses, []
     for rank, (optimiser, words) in enumerate(_OPTIMISERS.items()):
         own = losses[losses.index.get_level_values("optimiser") == optimiser]
-        by_network = {
-            name: student_interval(one) for name, one in own.groupby(level="network")
-        }
-        shown = {
-            place: by_network[name]
-            for place, name in enumerate(_NETWORKS)
-            if name in by_network
-        }
+        shown = {}
+        for place, name in enumerate(_NETWORKS):
+            here = own[own.index.get_level_values("network") == name]
+            if len(here):
+                shown[place] = student_interval(here)
         means = [one.mean for one in shown.values()]
-        reach = np.array(
-            [np.ravel(one.reach) if one.reach else (0.0, 0.0) for one in shown.values()]
-        ).T
-        look = {"color": tone(rank), "fmt": _MARKS[rank], "markersize": 3.5}
-        style: dict[str, Any] = {**look, "elinewidth": 0.8, "label": words}
-        ax.errorbar(list(shown), means, reach if reach.size else None, **style)
-        joined = [
-            (place, one.mean)
-            for place, one in shown.items()
-            if place <= len(per_seed.CENTRED)
-        ]
-        ax.plot(*zip(*joined, strict=True), color=tone(rank), linewidth=0.8)
-        points += [
-            {"line": words, "place": place, **one.found} for place, one in shown.items()
-        ]
+        ends = [np.ravel(one.reach or (0.0, 0.0)) for one in shown.values()]
+        style: dict[str, Any] = {
+            "color": tone(rank),
+            "fmt": _MARKS[rank],
+            "markersize": 3.5,
+            "elinewidth": 0.8,
+            "label": words,
+        }
+        ax.errorbar(list(shown), means, np.array(ends).T if ends else None, **style)
+        joined = [place for place in shown if place <= len(per_seed.CENTRED)]
+        ax.plot(joined, means[: len(joined)], color=tone(rank), linewidth=0.8)
+        for place, one in shown.items():
+            points.append({"line": words, "place": place, **one.found})
     bigram = per_seed.rows_of(table, "bigram_loss")["value"]
     if len(bigram):
         ax.axhline(float(bigram.iloc[0]), color=GUIDE, linestyle="--", linewidth=0.8)

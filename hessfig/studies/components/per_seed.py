@@ -41,15 +41,14 @@ def gaps(table: pd.DataFrame, setting: str, *, window: Window) -> pd.Series:
     """
     norms = log_norms(table, setting)
     norms = norms[within(norms["sigma"], window)]
-    slopes = {
-        weight: norms[norms["row"] == weight]
-        .groupby([setting, "seed"])[["sigma", "value"]]
-        .apply(_exponent)
-        for weight in ("W_Q", "W_V")
-    }
-    if any(one.empty for one in slopes.values()):
+    slopes = []
+    for weight in ("W_Q", "W_V"):
+        curves = norms[norms["row"] == weight].groupby([setting, "seed"])
+        slopes.append(curves[["sigma", "value"]].apply(_exponent))
+    query, value = slopes
+    if query.empty or value.empty:
         return pd.Series(dtype=float)
-    return (slopes["W_Q"] - slopes["W_V"]).dropna()
+    return (query - value).dropna()
 
 
 def _exponent(curve: pd.DataFrame) -> float:

@@ -8,15 +8,13 @@ from hessfig.terms import SliceDirection
 STUDY = Study(
     rows={
         **dict.fromkeys(NORM_SHARPNESS, RowFacts()),
-        **{
-            f"{ray}_ray_departure": RowFacts(may_be_undefined=True)
-            for ray in SliceDirection
-        },
+        **dict.fromkeys(
+            [f"{ray}_ray_departure" for ray in SliceDirection],
+            RowFacts(may_be_undefined=True),
+        ),
         "descent_horizon": RowFacts(may_be_undefined=True),
-        **{
-            name: RowFacts(has_part=name not in WITHOUT_PART, may_be_undefined=True)
-            for name in ALONG
-        },
+        **dict.fromkeys(ALONG, RowFacts(may_be_undefined=True)),
+        **dict.fromkeys(WITHOUT_PART, RowFacts(has_part=False, may_be_undefined=True)),
         "curvature_exponent": RowFacts(
             "exponent α of the curvature", may_be_undefined=True
         ),

@@ -72,10 +72,8 @@ class StateDirections:
                 vector, is_found = self._eigenvector(End(heading.value), block, column)
                 yield f"{heading}_direction", vector, is_found
             elif heading == NamedDirection.update:
-                yield from (
-                    (f"{rule}_update", self.entries(one, block), True)
-                    for rule, one in self._updates.items()
-                )
+                for rule, one in self._updates.items():
+                    yield f"{rule}_update", self.entries(one, block), True
             elif heading != NamedDirection.singular:
                 yield f"{heading}_direction", self._plain(heading, block), True
 
@@ -169,10 +167,10 @@ def _facts(
     unit: float,
 ) -> list[Row]:
     length = float(vector.norm())
-    facts = {
-        f"{name}_slope": float(slope @ vector) / length if length else math.nan,
-        f"{name}_length": length * unit,
-    }
+    per_length = math.nan
+    if length:
+        per_length = float(slope @ vector) / length
+    facts = {f"{name}_slope": per_length, f"{name}_length": length * unit}
     return state_rows(request, facts, block=block)
 
 
@@ -186,14 +184,12 @@ def _rows(
     index: int | None = None,
     is_unreliable: bool = False,
 ) -> list[Row]:
-    estimates = {
-        f"{name}_{number}": exact(value, _BY, is_unreliable=is_unreliable)
-        for number, value in numbers.items()
-    }
-    return [
-        block_row(number, request, block, part, estimate, index=index)
-        for number, estimate in estimates.items()
-    ]
+    rows = []
+    for number, value in numbers.items():
+        estimate = exact(value, _BY, is_unreliable=is_unreliable)
+        key = f"{name}_{number}"
+        rows.append(block_row(key, request, block, part, estimate, index=index))
+    return rows
 
 
 def _split(
@@ -217,9 +213,8 @@ def _split(
             shares = pieces.T @ product / squared
         else:
             shares = torch.full((len(side),) * 2, math.nan)
-        by_part[part] = _whole(
-            float(shares.sum()), product.sum(dim=1), squared
-        ) | _within(shares, side)
+        whole = _whole(float(shares.sum()), product.sum(dim=1), squared)
+        by_part[part] = whole | _within(shares, side)
     return by_part
 
 
@@ -233,11 +228,8 @@ def _multiplied(
 
 def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
     size = norm(product) / squared**0.5 if squared else math.nan
-    return {
-        "curvature": curvature,
-        "product": size,
-        "cosine": curvature / size if size else math.nan,
-    }
+    cosine = curvature / size if size else math.nan
+    return {"curvature": curvature, "product": size, "cosine": cosine}
 
 
 def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:

@@ -26,7 +26,7 @@ from hessfig.figures.parts.panel_sheet import (
     in_rows,
     say,
 )
-from hessfig.figures.parts.rows import where
+from hessfig.figures.parts.rows import Network, where
 from hessfig.figures.parts.saving import file_words
 from hessfig.figures.parts.ticks import set_decades
 
@@ -112,12 +112,9 @@ def trajectories(spec: FigureSpec, source: Source) -> Iterator[Page]:
     run, courses = _first_seed(source, DESCENT)
     states = list(dict.fromkeys(course.where for course in courses))
     for state in states:
-        chosen = sorted(
-            (course for course in courses if course.where == state), key=_rate
-        )
-        yield _descent_page(
-            spec, run, chosen, f"_{file_words(state)}" if len(states) > 1 else ""
-        )
+        chosen = [course for course in courses if course.where == state]
+        suffix = f"_{file_words(state)}" if len(states) > 1 else ""
+        yield _descent_page(spec, run, sorted(chosen, key=_rate), suffix)
     yield _horizon_page(spec, run)
 
 
@@ -132,17 +129,12 @@ def _first_seed(
 def _by_variant(
     stored: Sequence[StoredLosses],
 ) -> Iterator[tuple[str, list[StoredLosses]]]:
-    networks = list(
-        dict.fromkeys((state.variant, state.num_layers) for state in stored)
-    )
-    for number, network in enumerate(networks, 1):
-        states = [
-            state for state in stored if (state.variant, state.num_layers) == network
-        ]
-        yield (
-            (f"_network{number}" if len(networks) > 1 else ""),
-            sorted(states, key=lambda at: (at.step, at.sigma)),
-        )
+    networks: dict[Network, list[StoredLosses]] = {}
+    for state in stored:
+        networks.setdefault((state.variant, state.num_layers), []).append(state)
+    for number, states in enumerate(networks.values(), 1):
+        suffix = f"_network{number}" if len(networks) > 1 else ""
+        yield suffix, sorted(states, key=lambda at: (at.step, at.sigma))
 
 
 def _setting(run: RecordedRun) -> str:
@@ -164,7 +156,8 @@ def _lines_page(
 ) -> Page:
     rays = list(states[0].names["rays"])
     shown = [ray for ray in _SHOWN if ray in rays] or rays[: len(_SHOWN)]
-    names = [[f"{ray}:{state.where or 'state'}" for state in states] for ray in shown]
+    places = [state.where or "state" for state in states]
+    names = [[f"{ray}:{place}" for place in places] for ray in shown]
     note = f"{_note(run, states[0])} Dotted: the expansion is off by {_share(run)} of the loss's largest change so far."
     note += f" Directions u: {', '.join(_RAYS.get(ray, ray) for ray in shown)}."
     # Words above each panel.
@@ -174,19 +167,22 @@ def _lines_page(
     sheet.label_sides(["loss"] * len(shown))
     sheet.label_below("distance from the state")
     for row, column, ax in sheet:
-        bent = f"{_number(run, states[column], f'{shown[row]}_ray_curvature'):.2g}".replace(
-            "-", "−"
-        )
-        ax.set_title(f"{states[column].where or 'state'}, {shown[row]}: u·Hu = {bent}")
-    drawn = [_along_ray(state, k) for k in range(len(rays)) for state in states]
+        ray = shown[row]
+        bent = _number(run, states[column], f"{ray}_ray_curvature")
+        words = f"{bent:.2g}".replace("-", "−")
+        ax.set_title(f"{places[column]}, {ray}: u·Hu = {words}")
+    drawn: list[pd.DataFrame] = []
+    for k in range(len(rays)):
+        drawn.extend(_along_ray(state, k) for state in states)
     return sheet.page(suffix, pd.concat(drawn))
 
 
 def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
     ray = state.names["rays"][k]
-    t, losses, expansions = _ray_numbers(state, k)
+    t = state.numbers["distances"][k]
+    losses = state.numbers["losses"][k]
     ax.plot(t, losses, color=_TRUE)
-    ax.plot(t, expansions, **_DASHED)
+    ax.plot(t, state.numbers["expansions"][k], **_DASHED)
     _hold(ax, losses)
     for side, sign in ((1, 1), (2, -1)):
         departure = _number(run, state, f"{ray}_ray_departure", side)
@@ -194,24 +190,16 @@ def _line(ax: Axes, run: RecordedRun, state: StoredLosses, k: int) -> None:
             ax.axvline(sign * departure, color=GUIDE, linestyle=":", linewidth=0.8)
 
 
-def _ray_numbers(state: StoredLosses, k: int) -> tuple[NDArray[np.float64], ...]:
-    return tuple(
-        state.numbers[name][k] for name in ("distances", "losses", "expansions")
-    )
-
-
 def _along_ray(state: StoredLosses, k: int) -> pd.DataFrame:
-    ray = state.names["rays"][k]
-    numbers = dict(
-        zip(("distance", "loss", "expansion"), _ray_numbers(state, k), strict=True)
-    )
     return pd.DataFrame(
         {
             "step": state.step,
             "sigma": state.sigma,
             "seed": state.seed,
-            "direction": ray,
-            **numbers,
+            "direction": state.names["rays"][k],
+            "distance": state.numbers["distances"][k],
+            "loss": state.numbers["losses"][k],
+            "expansion": state.numbers["expansions"][k],
         }
     )
 
@@ -230,16 +218,17 @@ def _hold(ax: Axes, losses: NDArray[np.float64]) -> None:
 def _number(
     run: RecordedRun, state: StoredLosses, quantity: str, index: int | None = None
 ) -> float:
-    place = {
-        name: getattr(state, name)
-        for name in ("variant", "num_layers", "seed", "step", "sigma")
-    }
     rows = where(
         run.table,
         quantity=quantity,
-        **place,
-        **({} if index is None else {"index": index}),
+        variant=state.variant,
+        num_layers=state.num_layers,
+        seed=state.seed,
+        step=state.step,
+        sigma=state.sigma,
     )
+    if index is not None:
+        rows = where(rows, index=index)
     return float(rows["value"].iloc[0]) if len(rows) else math.nan
 
 
@@ -319,14 +308,9 @@ def _draw_searches(ax: Axes, points: pd.DataFrame, name: str) -> None:
                 "markeredgewidth": 0.7,
                 "linestyle": "none",
             }
-            ax.plot(
-                dots["loss"],
-                dots[name],
-                "o",
-                color=tone,
-                label=label if len(dots) else None,
-                **style,
-            )
+            if dots.empty:
+                label = None
+            ax.plot(dots["loss"], dots[name], "o", color=tone, label=label, **style)
     if name == "gradient":
         set_decades(ax, "y")
     else:

@@ -42,15 +42,14 @@ def norm_sharpness(objective: Objective, request: Request) -> Measured:
     steepest descent in any norm.
     """
     search = _Search(objective, request)
-    rows = [row for norm in StepNorm for row in search.rows(norm)]
-    is_training = (
-        request.at.moments is not None or request.at.config.task.data.facts.is_trainable
-    )
-    if is_training:
-        edge = [state_row("sharpness_edge", request, 2 / coming_rate(request.at))]
-    else:
-        edge = []
-    return Measured([*rows, *edge])
+    rows: list[Row] = []
+    for norm in StepNorm:
+        rows += search.rows(norm)
+    data = request.at.config.task.data
+    if request.at.moments is not None or data.facts.is_trainable:
+        edge = 2 / coming_rate(request.at)
+        rows.append(state_row("sharpness_edge", request, edge))
+    return Measured(rows)
 
 
 class _Search:

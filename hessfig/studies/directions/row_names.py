@@ -1,15 +1,15 @@
 """Names of the rows of this study."""
 
+from itertools import product
+
 from hessfig.terms import NamedDirection, Optimiser, SliceDirection, StepNorm
 
-_WHOLE = (
-    *(
-        f"{heading}_direction"
-        for heading in NamedDirection
-        if heading not in (NamedDirection.update, NamedDirection.singular)
-    ),
-    *(f"{rule}_update" for rule in Optimiser),
-)
+_WHOLE = []
+for _heading in NamedDirection:
+    if _heading not in (NamedDirection.update, NamedDirection.singular):
+        _WHOLE.append(f"{_heading}_direction")
+for _rule in Optimiser:
+    _WHOLE.append(f"{_rule}_update")
 _OF_PARTS = ("curvature", "product", "cosine")
 _OF_DIRECTIONS = ("slope", "length")
 _NUMBERS = (
@@ -21,24 +21,20 @@ _NUMBERS = (
     *_OF_DIRECTIONS,
 )
 ALONG = (
-    *(f"{name}_{number}" for name in _WHOLE for number in _NUMBERS),
+    *map("_".join, product(_WHOLE, _NUMBERS)),
     *(f"singular_direction_{number}" for number in (*_OF_PARTS, "value")),
     *("singular_decay", "curvature_exponent", "curvature_decay", "curvature_positive"),
 )
-WITHOUT_PART = {
-    *(f"{name}_{number}" for name in _WHOLE for number in _OF_DIRECTIONS),
+WITHOUT_PART = (
+    *map("_".join, product(_WHOLE, _OF_DIRECTIONS)),
     *("singular_direction_value", "singular_decay"),
-}
+)
 CRITICAL_POINT = (
     *("critical_gradient", "critical_loss", "critical_index", "critical_flat"),
     *("critical_distance", "critical_start"),
 )
 SLICES = (
-    *(
-        f"{ray}_ray_{number}"
-        for ray in SliceDirection
-        for number in ("slope", "curvature", "departure")
-    ),
+    *map("_ray_".join, product(SliceDirection, ("slope", "curvature", "departure"))),
     *("convex_directions", "flat_directions", "concave_directions"),
 )
 DESCENT = (
@@ -48,10 +44,6 @@ DESCENT = (
     "descent_line_curvature",
 )
 NORM_SHARPNESS = (
-    *(
-        f"{norm}_{number}"
-        for norm in StepNorm
-        for number in ("sharpness", "steepest_curvature")
-    ),
+    *map("_".join, product(StepNorm, ("sharpness", "steepest_curvature"))),
     "sharpness_edge",
 )

@@ -52,12 +52,11 @@ def slices(objective: Objective, request: Request) -> Measured:
         ray: _Line(axes, ray)
         for ray in dict.fromkeys([*settings.along, *settings.plane])
     }
-    rows = [row for ray in settings.along for row in lines[ray].rows(request)]
+    rows: list[Row] = []
+    for ray in settings.along:
+        rows += lines[ray].rows(request)
     drawn = [lines[ray].drawn(settings.points) for ray in settings.along]
-    arrays = {
-        name: np.stack([line[name] for line in drawn])
-        for name in ("distances", "losses", "expansions")
-    }
+    arrays = {name: np.stack([line[name] for line in drawn]) for name in drawn[0]}
     plane = _Plane(axes, [lines[ray] for ray in settings.plane])
     names = {
         "rays": [*map(str, settings.along)],
@@ -185,24 +184,20 @@ class _Line:
         """Return slope, curvature and both departures."""
         name = f"{self.ray}_ray"
         numbers = {f"{name}_slope": self.slope, f"{name}_curvature": self.curvature}
-        departures = [
-            state_row(
-                f"{name}_departure",
-                request,
-                Estimate(value, error, 0, "losses"),
-                index=side,
-            )
-            for side, (value, error) in enumerate(self.departures, 1)
-        ]
-        return state_rows(request, numbers) + departures
+        rows = state_rows(request, numbers)
+        for side, (value, error) in enumerate(self.departures, 1):
+            departure = Estimate(value, error, 0, "losses")
+            rows.append(state_row(f"{name}_departure", request, departure, index=side))
+        return rows
 
     def drawn(self, points: int) -> dict[str, Array]:
         """Return distances from -reach to reach, and the loss and its expansion there."""
         places = np.linspace(-self.reach, self.reach, points)
-        losses, expansions = (
-            np.array([f(float(t)) for t in places]) for f in (self.loss, self.expansion)
-        )
-        return {"distances": places, "losses": losses, "expansions": expansions}
+        return {
+            "distances": places,
+            "losses": np.array([self.loss(t) for t in places.tolist()]),
+            "expansions": np.array([self.expansion(t) for t in places.tolist()]),
+        }
 
 
 class _Plane:
@@ -232,11 +227,9 @@ class _Plane:
     def drawn(self, points: int) -> Arrays:
         """Return the arrays of the plane."""
         x, y = (np.linspace(-reach, reach, points) for reach in self.reaches)
-        grid = [[np.array([a, b]) for a in x] for b in y]
-        losses, expansions = (
-            np.array([[f(at) for at in row] for row in grid])
-            for f in (self.loss, self.expansion)
-        )
+        grid = np.stack(np.meshgrid(x, y), axis=-1)
+        losses = np.apply_along_axis(self.loss, -1, grid)
+        expansions = np.apply_along_axis(self.expansion, -1, grid)
         angles = 2 * np.pi * np.arange(_ANGLES) / _ANGLES
         ways = np.stack([np.cos(angles), np.sin(angles)], axis=1) * np.array(
             self.reaches
@@ -255,4 +248,6 @@ class _Plane:
         t, _ = self.axes.rule.departure(
             lambda t: self.loss(t * way), lambda t: self.expansion(t * way)
         )
-        return (t if np.isfinite(t) else np.nan) * way
+        if not np.isfinite(t):
+            t = np.nan
+        return t * way

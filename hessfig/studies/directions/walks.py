@@ -45,11 +45,12 @@ def descent(objective: Objective, request: Request) -> Measured:
     rate = settings.rate * 2 / largest if largest > 0 else math.nan
     course = _course(surface, rate, settings.steps)
     rule = ExpansionRule(settings.departure, surface.rounding, surface.size)
+    horizon = math.nan
+    if math.isfinite(rate):
+        horizon = rule.horizon(course["losses"], course["model_losses"])
     numbers = {
         "rate": rate,
-        "horizon": rule.horizon(course["losses"], course["model_losses"])
-        if math.isfinite(rate)
-        else math.nan,
+        "horizon": horizon,
         "run_curvature": _ratio(course["run_curvatures"], course["curvatures"]),
         "line_curvature": _ratio(course["line_curvatures"], course["curvatures"]),
     }

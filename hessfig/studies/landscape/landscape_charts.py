@@ -78,13 +78,12 @@ def _page(
     suffix: str,
 ) -> Page:
     """Draw a page; `fixed` is the common distance of all numbers if the sweep does not vary it ('None': at w*)."""
-    directions, distances = (
-        list(dict.fromkeys(table[key])) for key in (DIRECTION, DISTANCE)
-    )
-    names = [
-        [f"{one or 'direction'}:{distance or fixed}" for one in directions]
-        for distance in distances
-    ]
+    directions = list(dict.fromkeys(table[DIRECTION]))
+    distances = list(dict.fromkeys(table[DISTANCE]))
+    names = []
+    for distance in distances:
+        at = distance or fixed
+        names.append([f"{one or 'direction'}:{at}" for one in directions])
     style = ONE_SCALE.replace(height=1.6, top=0.52, down=0.3, narrowest=None)
     sheet = Sheet.grid(spec.paper, names, _note(spec, table, axis), style)
     drawn = []
@@ -97,21 +96,15 @@ def _page(
         _draw(ax, place)
         for name, curve in place.curves.items():
             drawn.append(curve.assign(**place.slopes[name][_FITTED], **place.numbers))
-    for which in ("x", "y"):
-        set_decades(sheet.first, which)
-    places = [distance or fixed for distance in distances]
-    places = [
-        f"at distance {labels.plain(one)}" if one != "None" else "at $w^*$"
-        for one in places
-    ]
+    set_decades(sheet.first, "x")
+    set_decades(sheet.first, "y")
+    places = []
+    for distance in distances:
+        at = distance or fixed
+        places.append("at $w^*$" if at == "None" else f"at distance {labels.plain(at)}")
     columns = [f"{labels.plain(one)} direction" if one else "" for one in directions]
-    sheet.label(
-        "number of samples k",
-        columns,
-        [f"{_DIFFERENCE} {one}" for one in places],
-        places,
-        _DIFFERENCE,
-    )
+    sides = [f"{_DIFFERENCE} {place}" for place in places]
+    sheet.label("number of samples k", columns, sides, places, _DIFFERENCE)
     low, high = sheet.first.get_ylim()
     sheet.first.set_ylim(low / _ROOM, high)
     sheet.name_above(sheet.outermost, long=1.2)
@@ -130,17 +123,12 @@ def _place(
             table, {}, windows, fits, axis=axis, quantity=name
         ).iloc[0]
     used = counted(table)
-    numbers = {
-        name: float(where(used, quantity=name)["value"].mean()) for name in _SINGLE
-    }
+    numbers = {}
+    for name in _SINGLE:
+        numbers[name] = float(where(used, quantity=name)["value"].mean())
     differences = along(where(table, quantity=_SIZE), axis)
-    return _Place(
-        differences,
-        curves,
-        numbers,
-        slopes,
-        0.0 if distance == "None" else float(distance),
-    )
+    length = 0.0 if distance == "None" else float(distance)
+    return _Place(differences, curves, numbers, slopes, length)
 
 
 def _draw(ax: Axes, place: _Place) -> None:

@@ -92,13 +92,13 @@ def landscape_integrals(objective: Objective, request: Request) -> Measured:
             torch.randn(samples.dim, dtype=torch.float64, generator=generator)
         )
         losses.append(samples.losses(samples.moved(shift, settings.spread)))
-    changes = [differences(in_orders(one, orders), at) for one in losses]
     kept_losses = torch.stack(losses).double().cpu().numpy()
-    numbers = {
-        "delta_1": [mean_size(one).value for one in changes],
-        "delta_2": [(one**2).mean(axis=0) for one in changes],
-        "delta_2_null": [null_difference(one, at) ** 2 for one in kept_losses],
-    }
+    numbers: dict[str, list[Array]] = {"delta_1": [], "delta_2": [], "delta_2_null": []}
+    for one, kept in zip(losses, kept_losses, strict=True):
+        change = differences(in_orders(one, orders), at)
+        numbers["delta_1"].append(mean_size(change).value)
+        numbers["delta_2"].append((change**2).mean(axis=0))
+        numbers["delta_2_null"].append(null_difference(kept, at) ** 2)
     rows = []
     for name, values in numbers.items():
         # One number per point w: the errors are over these.
@@ -120,9 +120,8 @@ def stationarity(objective: Objective, request: Request) -> Measured:
     """
     samples, settings = samples_of(objective, request), request.at.config.landscape
     at = places(settings.first, samples.count, settings.points)
-    lengths = np.stack(
-        [_lengths(samples, order, at) for order in orders_of(request, samples.count)]
-    )
+    orders = orders_of(request, samples.count)
+    lengths = np.stack([_lengths(samples, order, at) for order in orders])
     squares, mean = samples.gradient_lengths(), float(lengths[0, -1])
     spread = max(float(squares.sum()) - samples.count * mean**2, 0.0) / (
         samples.count - 1
@@ -201,14 +200,15 @@ def root_mean_square(values: Array) -> Averaged:
 
 def rank_correlation(one: Array, other: Array) -> tuple[float, float]:
     """Return Spearman's correlation and its standard error sqrt((1 - r^2) / (n - 2)); nan where one is constant."""
-    ranks = [
-        np.argsort(np.argsort(values, kind="stable"), kind="stable").astype(float)
-        for values in (one, other)
-    ]
     if min(np.ptp(one), np.ptp(other)) == 0 or len(one) < 3:
         return float("nan"), float("nan")
-    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    correlation = float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
     return correlation, float(np.sqrt(max(1 - correlation**2, 0.0) / (len(one) - 2)))
+
+
+def _ranks(values: Array) -> Array:
+    order = np.argsort(values, kind="stable")
+    return np.argsort(order, kind="stable").astype(float)
 
 
 def regression(predicted: Array, true: Array) -> tuple[float, float]:
@@ -274,12 +274,11 @@ def averaged_rows(
     """Return means as rows with `index` k. Errors are over `number` values of `over` (by default, all orders)."""
     count = request.at.config.landscape.permutations if number is None else number
     numbers = zip(at, averaged.value, averaged.error, strict=True)
-    return [
-        state_row(
-            name, request, Estimate(float(v), float(e), count, over), index=int(k)
-        )
-        for k, v, e in numbers
-    ]
+    rows = []
+    for k, value, error in numbers:
+        estimate = Estimate(float(value), float(error), count, over)
+        rows.append(state_row(name, request, estimate, index=int(k)))
+    return rows
 
 
 def exact_rows(name: str, request: Request, at: Places, values: Array) -> list[Row]:
@@ -301,7 +300,9 @@ def direction_of(samples: Samples, request: Request) -> Mapping[str, Tensor]:
         generator = request.stream(0, "direction")
         flat = torch.randn(samples.dim, dtype=torch.float64, generator=generator)
     length = float(flat.norm())
-    return samples.shaped(flat / length if length else flat)
+    if length:
+        flat = flat / length
+    return samples.shaped(flat)
 
 
 def largest_curvature(objective: Objective, chosen: list[int]) -> float:
@@ -351,10 +352,7 @@ def _curvature_rows(
     number = min(request.at.config.landscape.curvatures, len(sizes))
     chosen = torch.argsort(sizes, descending=True, stable=True)[:number]
     norm = Estimate(
-        largest_curvature(objective, [int(sample) for sample in chosen]),
-        np.nan,
-        number,
-        "power",
+        largest_curvature(objective, chosen.tolist()), np.nan, number, "power"
     )
     return state_rows(
         request,

@@ -79,18 +79,10 @@ def landscape_subspace(objective: Objective, request: Request) -> Measured:
             share = (value - start) / (bent.value - start)
             error = abs(share / (bent.value - start)) * bent.error
             ratio = replace(bent, value=share, error=error)
-            rows.append(
-                _row(
-                    f"landscape_{name}_quadratic",
-                    request,
-                    exact(value, _CLOSED),
-                    count,
-                    extremes,
-                )
-            )
-            rows.append(
-                _row(f"landscape_{name}_share", request, ratio, count, extremes)
-            )
+            shown = {"quadratic": exact(value, _CLOSED), "share": ratio}
+            for number, estimate in shown.items():
+                key = f"landscape_{name}_{number}"
+                rows.append(_row(key, request, estimate, count, extremes))
     return Measured(rows)
 
 
@@ -115,11 +107,11 @@ class Expansion:
             mixed = (both - bent[:, i] - bent[:, j]) / 2
             curvatures[:, i, j] = curvatures[:, j, i] = mixed
         slopes = torch.stack([curve.slopes.double() for curve in single], dim=1)
+        losses = single[0].losses.double()
         return cls(
-            *(
-                terms - terms.mean(dim=0)
-                for terms in (single[0].losses.double(), slopes, curvatures)
-            )
+            losses - losses.mean(dim=0),
+            slopes - slopes.mean(dim=0),
+            curvatures - curvatures.mean(dim=0),
         )
 
     def within(self, count: int) -> Expansion:

@@ -132,12 +132,13 @@ def _split_blocks(measured: MeasuredCurves) -> tuple[list[tuple[str, str]], list
     zero = functional.groupby(["row", "col"])["is_zero"].all()
     every = _blocks(measured)
     drawn = [block for block in every if not zero.get(block, False)]
-    words = [
-        f"({row.removeprefix('W_')}, {col.removeprefix('W_')})"
-        for row, col in every
-        if (row, col) not in drawn
-    ]
-    return (drawn, words) if drawn else (every, [])
+    if not drawn:
+        return every, []
+    words = []
+    for row, col in every:
+        if (row, col) not in drawn:
+            words.append(f"({row.removeprefix('W_')}, {col.removeprefix('W_')})")
+    return drawn, words
 
 
 def _blocks(measured: MeasuredCurves) -> list[tuple[str, str]]:
@@ -158,9 +159,8 @@ def _chosen_places(
     low = known[known <= 1.0 + 1e-9] if measured.axis.is_sigma else known
     practical = low if low.size else known
     targets = wanted or np.geomspace(practical[0], practical[-1], _SHOWN)
-    return sorted(
-        {float(known[np.abs(np.log(known / target)).argmin()]) for target in targets}
-    )
+    nearest = {np.abs(np.log(known / target)).argmin() for target in targets}
+    return sorted(float(known[rank]) for rank in nearest)
 
 
 def _draw_shares(
@@ -187,16 +187,10 @@ def _draw_shares(
     for words, here, style in lines:
         if here.empty:
             continue
-        ax.errorbar(
-            here["x"],
-            here["mean"],
-            np.nan_to_num(reach(here, logs=False)),
-            elinewidth=0.8,
-            **style,
-        )
-        ends.append(
-            (float(here.sort_values("x")["mean"].iloc[-1]), words, style["color"])
-        )
+        bars = np.nan_to_num(reach(here, logs=False))
+        ax.errorbar(here["x"], here["mean"], bars, elinewidth=0.8, **style)
+        last = here.sort_values("x")["mean"].iloc[-1]
+        ends.append((float(last), words, style["color"]))
     name_ends(ax, ends)
 
 
@@ -225,11 +219,10 @@ def _by_variant(
 ) -> Iterator[_Line]:
     """Yield a line per variant along the axis."""
     rows = list(block.curves["row"].unique())
-    weight, colour = (
-        (f"{labels.weight_words(rows[0])}, ", matrix_colour(rows[0]))
-        if len(rows) == 1
-        else ("", "#555555")
-    )
+    weight, colour = "", "#555555"
+    if len(rows) == 1:
+        weight = f"{labels.weight_words(rows[0])}, "
+        colour = matrix_colour(rows[0])
     for rank, (tone, variant) in enumerate(
         zip(shades(colour, len(variants)), variants, strict=True)
     ):
@@ -292,17 +285,20 @@ def score_split(spec: FigureSpec, source: Source) -> Iterator[Page]:
         _draw_score_shares(
             ax, where(shares, num_layers=depth, layer=layer, row=row, col=col), run.axis
         )
-        ax.set_title(
-            labels.block_words(row, col)
-            + (f", layer {layer} of {depth}" if depth > 1 else "")
-        )
+        title = labels.block_words(row, col)
+        if depth > 1:
+            title += f", layer {layer} of {depth}"
+        ax.set_title(title)
     outer, functional = (labels.symbol(part) for part in AT_SCORES)
     label_side(sheet.first, rf"$\|${functional}$\|/(\|${outer}$\|+\|${functional}$\|)$")
     yield sheet.page("", as_written(shares.assign(part="H_fT/(H_oT+H_fT)"), run.axis))
 
 
 def _name(depth: int, layer: int, row: str, col: str) -> str:
-    return labels.block_name(row, col) + (f" {layer} of {depth}" if depth > 1 else "")
+    name = labels.block_name(row, col)
+    if depth > 1:
+        name += f" {layer} of {depth}"
+    return name
 
 
 def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
@@ -335,9 +331,8 @@ def _draw_score_shares(ax: Axes, shares: pd.DataFrame, axis: Axis) -> None:
     places = sorted(numbers or shares[X].unique())
     name_values(ax, [f"{place:g}" for place in places], places)
     ax.set_xticks(places[:: 1 + len(places) // _MOST_NAMED])
-    ax.xaxis.set_major_formatter(
-        FuncFormatter(lambda place, _: _as_ratio(place) if numbers else f"{place:g}")
-    )
+    form = _as_ratio if numbers else "{:g}".format
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda place, _: form(place)))
     name_ends(ax, ends)
 
 

@@ -61,14 +61,15 @@ class PerturbedBlock:
     @cached_property
     def pieces(self) -> list[tuple[Weight, torch.Size, Tensor]]:
         """Each weight of the block with its shape and the positions of its entries in the block's vector."""
-        shapes = [
-            view_of(self.problem.network.get_parameter(weight.parameter), weight).shape
-            for weight in self.side
-        ]
-        places = torch.arange(sum(shape.numel() for shape in shapes)).split(
-            [shape.numel() for shape in shapes]
-        )
-        return list(zip(self.side, shapes, places, strict=True))
+        pieces = []
+        start = 0
+        for weight in self.side:
+            parameter = self.problem.network.get_parameter(weight.parameter)
+            shape = view_of(parameter, weight).shape
+            end = start + shape.numel()
+            pieces.append((weight, shape, torch.arange(start, end)))
+            start = end
+        return pieces
 
     @property
     def matrices(self) -> list[tuple[Weight, torch.Size, Tensor]]:
@@ -89,10 +90,9 @@ class PerturbedBlock:
 
     def _loss(self, step: Float[Tensor, " dim"]) -> Tensor:
         moved = {f"network.{name}": value for name, value in self._moved(step).items()}
-        terms = [
-            scalar(self._suffix.at(moved, start))
-            for start, scalar in self._suffix.terms(Part.H)
-        ]
+        terms = []
+        for start, scalar in self._suffix.terms(Part.H):
+            terms.append(scalar(self._suffix.at(moved, start)))
         return torch.stack(terms).sum()
 
     def _moved(self, step: Tensor) -> dict[str, Tensor]:
@@ -120,10 +120,9 @@ class PerturbedBlock:
     ) -> dict[Surrogate, Float[Tensor, "dim dim"]]:
         """Return the block's matrices with these names."""
         parts = dense_parts(self._column, [Part.H, Part.H_o])
-        by_part = {Surrogate.hessian: Part.H, Surrogate.gauss_newton: Part.H_o}
         matrices = {
-            name: parts[self.block, part].double().cpu()
-            for name, part in by_part.items()
+            Surrogate.hessian: parts[self.block, Part.H].double().cpu(),
+            Surrogate.gauss_newton: parts[self.block, Part.H_o].double().cpu(),
         }
         outer = matrices[Surrogate.gauss_newton].diagonal()
         if Surrogate.empirical_fisher in names:
@@ -204,10 +203,8 @@ def pruning(objective: Objective, request: Request) -> Measured:
         pruned = _Pruned(PerturbedBlock(objective, request, block, column), request)
         rows += pruned.rows()
         place = f"{block.layer}_{block.col}"
-        arrays |= {
-            f"{place}_{name}": values.numpy()
-            for name, values in pruned.of_weights().items()
-        }
+        for name, values in pruned.of_weights().items():
+            arrays[f"{place}_{name}"] = values.numpy()
         arrays[f"{place}_weights"] = [one.name for one in pruned.subject.side]
         arrays[f"{place}_sizes"] = [one.size for one in pruned.subject.side]
     return Measured(rows, arrays)
@@ -242,9 +239,9 @@ class _Pruned:
         self._rounding = _ROUNDINGS * torch.finfo(subject.weights.dtype).eps
         eye = torch.arange(size)
         self._rises = self._rise(zeroed_each([one[None] for one in eye], self._weights))
-        self._rows = [
-            row for _, shape, places in subject.matrices for row in places.view(shape)
-        ]
+        self._rows: list[Tensor] = []
+        for _, shape, places in subject.matrices:
+            self._rows.extend(places.view(shape))
         self._heads = _heads(subject, request)
         self._saliencies = dict(self._all(request.stream(0, "random")))
 
@@ -253,10 +250,8 @@ class _Pruned:
         yield from self._along(
             "removed_share", [count / len(self._weights) for count in self._counts]
         )
-        of_rows, of_heads = (
-            self._rise(zeroed_each(one, self._weights))
-            for one in (self._rows, self._heads)
-        )
+        of_rows = self._rise(zeroed_each(self._rows, self._weights))
+        of_heads = self._rise(zeroed_each(self._heads, self._weights))
         yield from self._along("head_increase", of_heads.tolist(), first=1)
         for name, saliency in self._saliencies.items():
             yield self._correlation(f"{name}_correlation", saliency.single, self._rises)
@@ -416,9 +411,10 @@ def quantisation(objective: Objective, request: Request) -> Measured:
     matrix.
     """
     subjects = _rounded("quantisation", objective, request)
-    return Measured(
-        [row for subject in subjects for row in _of_block(subject, request)]
-    )
+    rows: list[Row] = []
+    for subject in subjects:
+        rows.extend(_of_block(subject, request))
+    return Measured(rows)
 
 
 def rounding(objective: Objective, request: Request) -> Measured:
@@ -505,13 +501,10 @@ def _rounded(
 def _of_block(subject: PerturbedBlock, request: Request) -> Iterator[Row]:
     weights, bits = subject.weights.double().cpu(), request.at.config.compression.bits
     places = torch.cat([one for _, _, one in subject.matrices])
-    square, damping = (places[:, None], places), request.at.config.compression.damping
-    grids = [
-        brain_surgeon.RowGrids(
-            [weights[one].view(shape) for _, shape, one in subject.matrices], count
-        )
-        for count in bits
-    ]
+    square = (places[:, None], places)
+    damping = request.at.config.compression.damping
+    matrices = [weights[one].view(shape) for _, shape, one in subject.matrices]
+    grids = [brain_surgeon.RowGrids(matrices, count) for count in bits]
     rounded = {"nearest": [grid(weights[places]) for grid in grids]}
     for surrogate, matrix in subject.surrogates(list(Surrogate)).items():
         inverse = brain_surgeon.damped_inverse(matrix[square], damping)

@@ -78,14 +78,13 @@ def pruning(spec: FigureSpec, source: Source) -> Iterator[Page]:
     for layer, name in blocks:
         rows = where(table, layer=layer, row=name)
         suffix = f"_{name}{layer or ''}" if len(blocks) > 1 else ""
-        block = f"{'All weights' if name == 'all' else name}, {place}."
-        few = are_few(rows["seed"].nunique())
-        note = _note(
-            run,
-            rows,
-            f"{block} {_LOSSES}",
-            "their 95% intervals are in the CSV file" if few else _INTERVALS,
-        )
+        block = f"{name}, {place}."
+        if name == "all":
+            block = f"All weights, {place}."
+        intervals = _INTERVALS
+        if are_few(rows["seed"].nunique()):
+            intervals = "their 95% intervals are in the CSV file"
+        note = _note(run, rows, f"{block} {_LOSSES}", intervals)
         yield _draw_pruned(rows, names, "loss", note, spec, suffix)
         note = _note(run, rows, f"{block} {_CORRELATIONS}")
         yield _draw_pruned(
@@ -119,16 +118,12 @@ def _draw_pruned(
     networks, is_loss = networks_of(rows), number == "loss"
     marks = [[f"{network}:{number}" for network in panel_names(networks)]]
     if is_loss:
-        left = _STYLE.left
+        style = _STYLE.replace(top=0.5, height=2.0)
     else:
         left = 0.2 + max(width_of(SALIENCIES[name]) for name in names)
-    style = _STYLE.replace(left=left, top=0.5 if is_loss else 0.24)
-    sheet = Sheet.grid(
-        spec.paper,
-        marks,
-        note,
-        style.replace(height=2.0 if is_loss else _LINE * len(names) + 0.1),
-    )
+        height = _LINE * len(names) + 0.1
+        style = _STYLE.replace(left=left, top=0.24, height=height)
+    sheet = Sheet.grid(spec.paper, marks, note, style)
     drawn = []
     for _, column, ax in sheet:
         variant, depth = networks[column]
@@ -287,12 +282,10 @@ def quantisation(spec: FigureSpec, source: Source) -> Iterator[Page]:
 def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
     rounded = rows.rename(columns={"index": "bits"})
     names = [name for name in ROUNDINGS if f"{name}_increase" in set(rows["quantity"])]
-    curves = [
-        seed_means(where(rounded, quantity=f"{name}_increase"), ["bits"]).assign(
-            rounding=name
-        )
-        for name in names
-    ]
+    curves = []
+    for name in names:
+        here = where(rounded, quantity=f"{name}_increase")
+        curves.append(seed_means(here, ["bits"]).assign(rounding=name))
     _set_scale(ax, pd.concat(curves)["mean"])
     for name, points in zip(names, curves, strict=True):
         draw_interval(

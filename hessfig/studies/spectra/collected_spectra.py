@@ -43,17 +43,15 @@ class Collected:
     @cached_property
     def places(self) -> list[SpectrumKey]:
         """The keys of all spectra and densities."""
-        return [
-            *(one.place for one in self.spectra),
-            *(one.place for one in self.densities),
-        ]
+        places = [one.place for one in self.spectra]
+        places += [one.place for one in self.densities]
+        return places
 
     @cached_property
     def networks(self) -> list[Network]:
         """(variant, num_layers) of every network, as stored."""
-        return list(
-            dict.fromkeys((place.variant, place.num_layers) for place in self.places)
-        )
+        networks = [(place.variant, place.num_layers) for place in self.places]
+        return list(dict.fromkeys(networks))
 
     @cached_property
     def seeds(self) -> list[int]:
@@ -72,19 +70,16 @@ class Collected:
 
     @cached_property
     def _sigmas(self) -> list[str]:
-        return [
-            f"σ = {sigma:g}"
-            for sigma in {
-                place.sigma for place in self.places if not math.isnan(place.sigma)
-            }
-        ]
+        sigmas = {place.sigma for place in self.places}
+        return [f"σ = {sigma:g}" for sigma in sigmas if not math.isnan(sigma)]
 
     @cached_property
     def step(self) -> float | None:
         """The common step of the training, if there is one."""
-        return next(
-            (place.step for place in self.places if not math.isnan(place.step)), None
-        )
+        for place in self.places:
+            if not math.isnan(place.step):
+                return place.step
+        return None
 
     @property
     def step_words(self) -> str:
@@ -93,21 +88,17 @@ class Collected:
 
     def blocks(self, *, whole: bool) -> list[BlockName]:
         """Return (layer, name) of groups of weights (`whole`) or of single weights, in the network's order."""
-        blocks = {
-            (place.layer, place.row)
-            for place in self.places
-            if (place.row in list(Group)) == whole
-        }
-        return in_network_order(blocks)
+        blocks = {(place.layer, place.row) for place in self.places}
+        groups = list(Group)
+        return in_network_order(
+            [block for block in blocks if (block[1] in groups) == whole]
+        )
 
     @cached_property
     def parts(self) -> list[str]:
         """The parts, the full Hessian last."""
-        return [
-            part.value
-            for part in Part
-            if any(place.part == part for place in self.places)
-        ]
+        present = {place.part for place in self.places}
+        return [part.value for part in Part if part in present]
 
     def spectra_of(
         self, network: Network, block: BlockName, part: str
@@ -152,10 +143,11 @@ def collected(
     densities of diagonal blocks are stored.
     """
     folder, measured = source.folder, source.table["quantity"].unique()
-    every = Collected(
-        read_spectra(folder, _both(wanted)) if has_spectra(folder) else [],
-        read_densities(folder, _both(wanted)) if has_densities(folder) else [],
-    )
+    every = Collected([], [])
+    if has_spectra(folder):
+        every.spectra.extend(read_spectra(folder, _both(wanted)))
+    if has_densities(folder):
+        every.densities.extend(read_densities(folder, _both(wanted)))
     if not every.places:
         raise UserError(
             f"{folder} contains neither eigenvalues nor densities of such blocks",
@@ -165,10 +157,8 @@ def collected(
         )
     sigmas = {place.sigma for place in every.places if not math.isnan(place.sigma)}
     alone = sigmas.pop() if len(sigmas) == 1 else None
-    coordinates = list(
-        dict.fromkeys(_coordinates(place, alone) for place in every.places)
-    )
-    several = [len({place[axis] for place in coordinates}) > 1 for axis in range(2)]
+    coordinates = dict.fromkeys(_coordinates(place, alone) for place in every.places)
+    several = [len(set(values)) > 1 for values in zip(*coordinates, strict=True)]
     for place in coordinates:
         yield _words(place, several), _at(every, place, alone)
 
@@ -217,16 +207,18 @@ def _is_of(place: SpectrumKey, network: Network, block: BlockName, part: str) ->
 
 def _coordinates(place: SpectrumKey, alone: float | None) -> Coordinates:
     """Return sigma and step of a place; `alone` replaces a missing sigma."""
-    return alone if math.isnan(place.sigma) else place.sigma, None if math.isnan(
-        place.step
-    ) else place.step
+    sigma = alone if math.isnan(place.sigma) else place.sigma
+    step = None if math.isnan(place.step) else place.step
+    return sigma, step
 
 
 def _words(coordinates: Coordinates, several: Sequence[bool]) -> str:
+    words = []
     named = zip(("sigma", "step"), coordinates, several, strict=True)
-    return "_".join(
-        f"{name}_{value:g}" for name, value, told in named if told and value is not None
-    )
+    for name, value, varies in named:
+        if varies and value is not None:
+            words.append(f"{name}_{value:g}")
+    return "_".join(words)
 
 
 def _at(every: Collected, coordinates: Coordinates, alone: float | None) -> Collected:
@@ -265,24 +257,17 @@ def extremes_page(table: pd.DataFrame, spec: FigureSpec) -> Iterator[Page]:
     names = [name for name in _WORDS if name in set(table["quantity"])]
     if len(names) > len(_MOMENTS):
         names = [name for name in names if name not in _MOMENTS]
-    else:
-        names = names
     if not names:
         return
     first = table[table["quantity"].isin(names) & (table["index"] <= 1)]
-    points = pd.concat(
-        [growth_curves(first, axis=SIGMA, quantity=name) for name in names]
-    )
-    whole = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
-    shown = whole if len(whole) else points
+    curves = [growth_curves(first, axis=SIGMA, quantity=name) for name in names]
+    points = pd.concat(curves)
+    shown = points[points["row"].isin(list(Group)) & (points["layer"] == 0)]
+    if shown.empty:
+        shown = points
     known = set(shown[np.isfinite(shown["mean"])]["quantity"])
-    yield _draw(
-        shown,
-        points,
-        [name for name in names if name in known],
-        len(set(table["seed"])),
-        spec,
-    )
+    names = [name for name in names if name in known]
+    yield _draw(shown, points, names, len(set(table["seed"])), spec)
 
 
 def _draw(
@@ -320,16 +305,15 @@ def _draw(
 def _row_words(key: tuple[object, ...], keys: list[tuple[object, ...]]) -> str:
     """Return the network and part of a row in words, with block, depth and sigma if several are shown."""
     variant, depth, layer, row, part, sigma = key
-    several = [len({str(one[k]) for one in keys}) > 1 for k in range(len(key))]
     texts = {
         1: f"{depth} layers",
         3: f"{row} {layer or ''}".strip(),
         5: f"σ = {sigma:g}",
     }
-    words = [
-        variant_words(str(variant)),
-        *(text for place, text in texts.items() if several[place]),
-    ]
+    words = [variant_words(str(variant))]
+    for place, text in texts.items():
+        if len({str(one[place]) for one in keys}) > 1:
+            words.append(text)
     return f"{symbol(str(part))}  {', '.join(filter(None, words))}"
 
 
@@ -338,13 +322,12 @@ def _number(points: pd.DataFrame, key: tuple[object, ...], name: str) -> str:
     if chosen.empty or not np.isfinite(chosen["mean"].iloc[0]):
         return "—"
     mean, error = chosen[["mean", "sem"]].iloc[0]
-    if abs(mean) < _ROUNDING * points["mean"].abs().max() and abs(mean) <= max(
-        2 * error, _ROUNDING
-    ):
+    is_small = abs(mean) < _ROUNDING * points["mean"].abs().max()
+    if is_small and abs(mean) <= max(2 * error, _ROUNDING):
         return "0"
-    return _short(mean) + (
-        f" ± {_short(error, digits=1)}" if np.isfinite(error) else ""
-    )
+    if np.isfinite(error):
+        return f"{_short(mean)} ± {_short(error, digits=1)}"
+    return _short(mean)
 
 
 def _short(value: float, *, digits: int = 3) -> str:
@@ -353,6 +336,5 @@ def _short(value: float, *, digits: int = 3) -> str:
         words = f"{value:.0f}"
     else:
         words = f"{value:.{digits}g}"
-    return re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words).replace(
-        "-", "−"
-    )
+    words = re.sub(r"e([+-])0?", lambda found: "e" + found[1].strip("+"), words)
+    return words.replace("-", "−")

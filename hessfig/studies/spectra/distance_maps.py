@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -66,28 +67,19 @@ def heterogeneity(spec: FigureSpec, source: Source) -> Iterator[Page]:
     """
     name = spec.choice("kernel", list(KERNELS), "published")
     kernel = FIXED if name == "fixed" else kernel_of(spec, PUBLISHED)
-    pages = [
-        (words, [_distances(one, kernel) for one in states])
-        for words, states in side_by_side(source, is_weight)
-    ]
-    scale = _distance_scale([one.pairs for _, states in pages for one in states])
-    for words, states in pages:
-        first = states[0].of
+    pages = {}
+    for words, states in side_by_side(source, is_weight):
+        pages[words] = [_distances(one, kernel) for one in states]
+    scale = _distance_scale([one.pairs for one in chain(*pages.values())])
+    for words, shown in pages.items():
+        first = shown[0].of
         for part in first.parts:
-            end = (f"_{part}" if len(first.parts) > 1 else "") + (
-                f"_{words}" if words else ""
+            end = f"_{words}" if words else ""
+            if len(first.parts) > 1:
+                end = f"_{part}{end}"
+            sheet, numbers = _draw_page(
+                shown, part, scale, _note(shown, part, kernel), spec
             )
-            steps = [state.of.step_words for state in states]
-            if _is_split(states):
-                sides = f" Below the diagonal: {steps[0]}; above: {steps[1]}."
-            else:
-                sides = ""
-            note = (
-                f"{labels.part_words(part)}, {'exact eigenvalues' if first.spectra else 'Lanczos densities'}, mean over"
-                f" {len(first.seeds)} seeds. Divided by the 10th largest in size; {kernel.words}; natural logarithms."
-                f"{first.where if len(states) == 1 else first.where_but_steps}{sides}"
-            )
-            sheet, numbers = _draw_page(states, part, scale, note, spec)
             yield sheet.page(end, numbers)
 
 
@@ -105,6 +97,21 @@ class _Distances:
         return where(self.pairs, **place), where(self.means, **place)
 
 
+def _note(states: Sequence[_Distances], part: str, kernel: Kernel) -> str:
+    """Return what the maps of a part are computed from, and where."""
+    first = states[0].of
+    kind = "exact eigenvalues" if first.spectra else "Lanczos densities"
+    setting = first.where if len(states) == 1 else first.where_but_steps
+    sides = ""
+    if _is_split(states):
+        below, above = (state.of.step_words for state in states)
+        sides = f" Below the diagonal: {below}; above: {above}."
+    return (
+        f"{labels.part_words(part)}, {kind}, mean over {len(first.seeds)} seeds. Divided by the 10th largest in size;"
+        f" {kernel.words}; natural logarithms.{setting}{sides}"
+    )
+
+
 def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
     """Return one scale for all pages: from 0 to the largest mean distance of a pair, in steps of 0.1; ln 2 at most."""
     keys = [*NETWORK, "part", *PAIR]
@@ -112,19 +119,18 @@ def _distance_scale(every: Sequence[pd.DataFrame]) -> Normalize:
         (pairs.groupby(keys)["distance"].mean().max() for pairs in every),
         default=math.nan,
     )
-    return Normalize(
-        0,
-        min(math.ceil(10 * largest) / 10, math.log(2)) if largest > 0 else math.log(2),
-    )
+    top = math.log(2)
+    if largest > 0:
+        top = min(math.ceil(10 * largest) / 10, top)
+    return Normalize(0, top)
 
 
 def _distances(state: Collected, kernel: Kernel) -> _Distances:
     """Return distances and averages under one kernel, with those under another in columns other_..., and its words."""
     stored = state.spectra or state.densities
     other = PUBLISHED if kernel == FIXED else FIXED
-    (pairs, means), (other_pairs, other_means) = (
-        pair_distances(stored, each) for each in (kernel, other)
-    )
+    pairs, means = pair_distances(stored, kernel)
+    other_pairs, other_means = pair_distances(stored, other)
     pairs = pairs.assign(
         other_distance=other_pairs["distance"],
         kernel=kernel.words,
@@ -151,46 +157,43 @@ def _draw_page(
     """
     networks = states[0].of.networks
     of_map = [tuple(states)] if _is_split(states) else [(state,) for state in states]
-    maps = [(network, shown) for network in networks for shown in of_map]
-    blocks = {
-        network: _blocks(states[0].map_of(network, part)[0]) for network in networks
-    }
+    has_step = len(of_map) > 1
+    maps = list(product(networks, of_map))
+    blocks = {}
+    for network in networks:
+        pairs, _ = states[0].map_of(network, part)
+        blocks[network] = _blocks(pairs)
     most = max(map(len, blocks.values()))
     is_comparable = len(states) > 1 or len(set(map(tuple, blocks.values()))) == 1
-    columns = min(
-        1 if most > _MANY else max(len(of_map), _COLUMNS), _STYLE.columns(spec.paper)
-    )
+    columns = 1 if most > _MANY else max(len(of_map), _COLUMNS)
+    columns = min(columns, _STYLE.columns(spec.paper))
     lines = in_rows(maps, columns)
     cell = _STYLE.width(spec.paper, columns) / most
-    heights = [
-        cell * max(len(blocks[network]) for network, _ in line) for line in lines
-    ]
-    names = in_rows(
-        [_map_name(network, shown, len(of_map) > 1) for network, shown in maps], columns
-    )
-    sheet = Sheet.grid(
-        spec.paper, names, note, _STYLE.replace(height=heights, most=columns)
-    )
+    heights = []
+    for line in lines:
+        heights.append(cell * max(len(blocks[network]) for network, _ in line))
+    names = [_map_name(network, shown, has_step) for network, shown in maps]
+    style = _STYLE.replace(height=heights, most=columns)
+    sheet = Sheet.grid(spec.paper, in_rows(names, columns), note, style)
     numbers = []
     place = sheet.outermost.get_position()
     for row, column, ax in sheet:
         network, shown = lines[row][column]
-        found = [state.map_of(network, part) for state in shown]
+        halves = []
+        averages = []
         _shrink(ax, len(blocks[network]) / most, heights[row] / cell / most)
-        image = _draw_map(ax, [pairs for pairs, _ in found], blocks[network], scale)
-        averages = [
-            [student_interval(means[name]) for name in ("average", "other_average")]
-            for _, means in found
-        ]
-        told = averages if is_comparable else []
-        ax.set_title(
-            _title(network, shown, told, len(blocks[network]), len(of_map) > 1),
-            loc="left",
-        )
-        for state, (pairs, _), (average, other) in zip(
-            shown, found, averages, strict=True
-        ):
+        for state in shown:
+            pairs, means = state.map_of(network, part)
+            average = student_interval(means["average"])
+            other = student_interval(means["other_average"])
+            halves.append(pairs)
+            averages.append(average)
             numbers.append(_written(pairs, network, average, other, state.of.step))
+        image = _draw_map(ax, halves, blocks[network], scale)
+        if not is_comparable:
+            averages = []
+        title = _title(network, shown, averages, len(blocks[network]), has_step)
+        ax.set_title(title, loc="left")
     _place_bar(sheet, place, image)
     return sheet, pd.concat(numbers, ignore_index=True)
 
@@ -198,24 +201,22 @@ def _draw_page(
 def _title(
     network: Network,
     shown: Sequence[_Distances],
-    averages: Sequence[Sequence[Interval]],
+    averages: Sequence[Interval],
     blocks: int,
     has_step: bool,
 ) -> str:
     """Return the network, its step if the page has several maps of it, the number of pairs, and their averages."""
-    step = shown[0].of.step_words if has_step else ""
-    network_words = ", ".join(
-        filter(None, [labels.variant_words(network[0]) or "network", step])
-    )
-    if averages and all(math.isnan(average.mean) for average, _ in averages):
-        return f"{network_words}\nno distances"
+    words = labels.variant_words(network[0]) or "network"
+    step = shown[0].of.step_words
+    if has_step and step:
+        words = f"{words}, {step}"
+    if averages and all(math.isnan(average.mean) for average in averages):
+        return f"{words}\nno distances"
     pairs = blocks * (blocks - 1) // 2
-    lines = [f"{network_words}: {pairs} {'pair' if pairs == 1 else 'pairs'}"]
+    title = f"{words}: {pairs} {'pair' if pairs == 1 else 'pairs'}"
     if averages:
-        lines.append(
-            f"JS⁰ = {' → '.join(_average_words(average) for average, _ in averages)}"
-        )
-    return "\n".join(lines)
+        title += f"\nJS⁰ = {' → '.join(map(_average_words, averages))}"
+    return title
 
 
 def _place_bar(sheet: Sheet, place: Bbox, image: AxesImage) -> None:
@@ -266,21 +267,21 @@ def _draw_map(
     square, *above = (_square(pairs, names) for pairs in halves)
     for other in above:
         square = np.tril(square) + np.triu(other, 1)
-    fits = width_in(ax) / max(len(names), 1) >= _WRITTEN
-    words = np.array(
-        [f"{value:.2f}".lstrip("0") if value > 0 else "" for value in square.flat]
-    ).reshape(square.shape)
+    words = None
+    if width_in(ax) / max(len(names), 1) >= _WRITTEN:
+        words = np.vectorize(_cell_words, otypes=[str])(square)
     style = {"cmap": "magma", "aspect": "equal", "missing": "#bbbbbb"}
-    image = draw_matrix(
-        ax, square, scale, words=words if fits else None, size=_DIGITS, **style
-    )
+    image = draw_matrix(ax, square, scale, words=words, size=_DIGITS, **style)
     alone = Counter(name for _, name in names)
-    words_of = [
-        labels.weight_words(name, layer if alone[name] > 1 else 0)
-        for layer, name in names
-    ]
+    words_of = []
+    for layer, name in names:
+        words_of.append(labels.weight_words(name, layer if alone[name] > 1 else 0))
     name_sides(ax, rows=words_of, columns=words_of)
     return image
+
+
+def _cell_words(value: float) -> str:
+    return f"{value:.2f}".lstrip("0") if value > 0 else ""
 
 
 def _square(pairs: pd.DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray:
@@ -294,9 +295,10 @@ def _square(pairs: pd.DataFrame, names: Sequence[tuple[int, str]]) -> np.ndarray
 
 def _average_words(interval: Interval) -> str:
     """Return in words the average with its margin."""
-    return f"{interval.mean:.3f}" + (
-        f" ± {interval.mean - interval.low:.3f}" if math.isfinite(interval.low) else ""
-    )
+    words = f"{interval.mean:.3f}"
+    if math.isfinite(interval.low):
+        words += f" ± {interval.mean - interval.low:.3f}"
+    return words
 
 
 def _written(
@@ -308,25 +310,16 @@ def _written(
 ) -> pd.DataFrame:
     """Return mean, standard error and count of every pair, with the network's average next to them."""
     grouped = pairs.groupby(PAIR, sort=False)
-    rows = (
-        grouped["distance"]
-        .agg(["mean", "sem", "count"])
-        .assign(other_mean=grouped["other_distance"].mean())
-    )
-    rows = rows.reset_index()
-    averages = {"average": interval, "other_average": other}
-    bounds = {"": "mean", "_low": "low", "_high": "high"}
-    beside = {
-        f"{name}{end}": getattr(one, bound)
-        for name, one in averages.items()
-        for end, bound in bounds.items()
-    }
-    beside |= {name: pairs[name].iloc[0] for name in ("kernel", "other_kernel")}
-    network_of = {
-        "variant": network[0],
-        "num_layers": network[1],
-        "part": pairs["part"].iloc[0],
-    }
-    return rows.assign(
-        **network_of, **({} if step is None else {"step": step}), **beside
-    )
+    rows = grouped["distance"].agg(["mean", "sem", "count"])
+    rows = rows.assign(other_mean=grouped["other_distance"].mean()).reset_index()
+    rows["variant"], rows["num_layers"] = network
+    rows["part"] = pairs["part"].iloc[0]
+    if step is not None:
+        rows["step"] = step
+    for name, average in {"average": interval, "other_average": other}.items():
+        rows[name] = average.mean
+        rows[f"{name}_low"] = average.low
+        rows[f"{name}_high"] = average.high
+    for name in ("kernel", "other_kernel"):
+        rows[name] = pairs[name].iloc[0]
+    return rows

@@ -89,7 +89,8 @@ def draw_sorted(ax: Axes, spectra: list[Spectrum], part: str) -> pd.DataFrame:
             draw_seed(ax, shares, spectrum.eigenvalues[ranks], colour=part_colour(part))
     style: dict[str, Any] = {"alpha": 0.25, "linewidth": 0.9, "marker": ""}
     # H lies on H_f where that is the larger part.
-    style |= {"linestyle": _DASHED, "zorder": 3} if part == Part.H else {}
+    if part == Part.H:
+        style |= {"linestyle": _DASHED, "zorder": 3}
     draw_mean(
         ax, shares, points["mean"], (shares, *ends), colour=part_colour(part), **style
     )
@@ -244,38 +245,28 @@ def spectra(spec: FigureSpec, source: Source) -> Iterator[Page]:
         first = states[0]
         needed = {_SORTED: first.spectra, _DENSITY: True, _CUMULATIVE: first.densities}
         kinds = [kind for kind in _LABELS if needed[kind]]
-        weights = [
-            block
-            for block in first.blocks(whole=False)
-            if chosen is None or block[1] in chosen
-        ]
-        every = [
-            _Column(state, network, len(states) > 1)
-            for network in first.networks
-            for state in states
-        ]
+        weights = first.blocks(whole=False)
+        if chosen is not None:
+            weights = [block for block in weights if block[1] in chosen]
+        every: list[_Column] = []
+        for network in first.networks:
+            every.extend(_Column(one, network, len(states) > 1) for one in states)
         for columns, beside in in_sheets(every, _COLUMNS, "columns"):
-            suffix = (f"_{words}" if words else "") + beside
+            suffix = f"_{words}{beside}" if words else beside
             for block in first.blocks(whole=True):
                 name = "" if block == (0, "all") else f"_{block[1]}{block[0] or ''}"
                 # Without eigenvalues, densities come first.
                 for rank, kind in enumerate(kinds):
-                    yield _page(
-                        columns,
-                        [block],
-                        kind,
-                        asked,
-                        suffix=suffix + name + (_PAGES[kind] if rank else ""),
-                    )
+                    end = suffix + name
+                    if rank:
+                        end += _PAGES[kind]
+                    yield _page(columns, [block], kind, asked, suffix=end)
             for kind, name in ((_SORTED, "_weights"), (_DENSITY, "_densities")):
-                for blocks, below in (
-                    in_sheets(weights, _ROWS, "rows")
-                    if weights and kind in kinds
-                    else ()
-                ):
-                    yield _page(
-                        columns, blocks, kind, asked, suffix=suffix + name + below
-                    )
+                if not weights or kind not in kinds:
+                    continue
+                for blocks, below in in_sheets(weights, _ROWS, "rows"):
+                    end = suffix + name + below
+                    yield _page(columns, blocks, kind, asked, suffix=end)
     yield from extremes_page(source.table, spec)
 
 
@@ -291,13 +282,12 @@ class _Column:
     def title(self) -> str:
         """The network and, if there are several steps, the step."""
         depths = len({depth for _, depth in self.of.networks}) > 1
-        words = [
-            variant_words(self.network[0]),
-            f"{self.network[1]} layers" if depths else "",
-        ]
-        return ", ".join(
-            filter(None, [*words, self.of.step_words if self.of_several_steps else ""])
-        )
+        words = [variant_words(self.network[0])]
+        if depths:
+            words.append(f"{self.network[1]} layers")
+        if self.of_several_steps:
+            words.append(self.of.step_words)
+        return ", ".join(filter(None, words))
 
     @property
     def name(self) -> str:
@@ -334,45 +324,48 @@ def _page(
 ) -> Page:
     """Draw a page of one kind of panel: one row per block, one column per network and step."""
     first, several = columns[0].of, len(blocks) > 1 or blocks[0] != (0, "all")
-    names = [
-        [f"{block[1]}{block[0] or ''}:{kind}:{column.name}" for column in columns]
-        for block in blocks
-    ]
+    names = []
+    for layer, name in blocks:
+        row = f"{name}{layer or ''}:{kind}"
+        names.append([f"{row}:{column.name}" for column in columns])
     note = _note(first, asked.kernel, asked.part, kind)
     note += first.where_but_steps if columns[0].of_several_steps else first.where
-    style = _STYLE.replace(
-        height=1.5 if len(blocks) == 1 else 1.15 if len(blocks) <= 4 else 0.8
-    )
+    height = 0.8
+    if len(blocks) <= 4:
+        height = 1.5 if len(blocks) == 1 else 1.15
+    style = _STYLE.replace(height=height)
     if kind == _SORTED:
         style = style.replace(
             share_x=True, share_y="row", across=0.14, down=0.16, right=0.26
         )
-    sheet, numbers = Sheet.grid(asked.spec.paper, names, note, style), []
-    for row, column, ax in sheet:
-        block, (here, network) = (
-            blocks[row],
-            (columns[column].of, columns[column].network),
-        )
+    sheet = Sheet.grid(asked.spec.paper, names, note, style)
+    numbers = []
+    for line, column, ax in sheet:
+        block = blocks[line]
+        here = columns[column].of
+        network = columns[column].network
         place: dict[str, Any] = {
             "variant": network[0],
             "num_layers": network[1],
             "layer": block[0],
             "row": block[1],
         }
-        place |= {"step": here.step} if columns[column].of_several_steps else {}
+        if columns[column].of_several_steps:
+            place["step"] = here.step
         drawn = _draw(ax, here, network, block, kind, asked)
         numbers.append(drawn.assign(**place, panel=kind, column=column))
         if kind != _SORTED:
             ax.set_xlabel("eigenvalue", labelpad=0)
-    short = [
-        weight_words(name, layer if layer > 1 else 0) if several else ""
-        for layer, name in blocks
-    ]
-    labels = [": ".join(filter(None, (words, _LABELS[kind]))) for words in short]
+    short = [""] * len(blocks)
+    labels = [_LABELS[kind]] * len(blocks)
+    if several:
+        short = [
+            weight_words(name, layer if layer > 1 else 0) for layer, name in blocks
+        ]
+        labels = [f"{words}: {_LABELS[kind]}" for words in short]
     titles = [column.title for column in columns]
-    sheet.label(
-        "share below" if kind == _SORTED else "", titles, labels, short, _LABELS[kind]
-    )
+    below = "share below" if kind == _SORTED else ""
+    sheet.label(below, titles, labels, short, _LABELS[kind])
     every = pd.concat(numbers, ignore_index=True)
     if kind == _SORTED:
         _scale_rows(sheet, blocks, every, asked.floor)
@@ -407,15 +400,14 @@ def _draw(
 def _draw_parts(
     ax: Axes, state: Collected, network: Network, block: BlockName
 ) -> pd.DataFrame:
-    found = {part: state.spectra_of(network, block, part) for part in state.parts}
-    numbers = [
-        draw_sorted(ax, spectra, part).assign(part=part)
-        for part, spectra in found.items()
-        if spectra
-    ]
-    if not numbers:
+    numbers = [pd.DataFrame()]
+    for part in state.parts:
+        spectra = state.spectra_of(network, block, part)
+        if spectra:
+            numbers.append(draw_sorted(ax, spectra, part).assign(part=part))
+    if len(numbers) == 1:
         say(ax, "(not measured)")
-    return pd.concat([pd.DataFrame(), *numbers])
+    return pd.concat(numbers)
 
 
 def _scale_rows(
@@ -424,24 +416,18 @@ def _scale_rows(
     """Give every row the scale of its largest eigenvalue, and name the parts where the lines of each line end."""
     for row, (layer, name) in enumerate(blocks):
         here = where(drawn, layer=layer, row=name)
+        largest = float(here["mean"].abs().max()) if len(here) else 0.0
         for ax in sheet.row(row):
-            set_sorted_scales(
-                ax, float(here["mean"].abs().max() if len(here) else 0.0), floor=floor
-            )
+            set_sorted_scales(ax, largest, floor=floor)
     for line in sheet.lines:
-        last, (layer, name) = line[-1], blocks[line[-1][0]]
+        last = line[-1]
+        layer, name = blocks[last[0]]
         here = where(drawn, layer=layer, row=name, column=last[1])
+        ends = []
         if len(here):
-            lasts = here.groupby("part", sort=False)["mean"].last()
-        else:
-            lasts = pd.Series()
-        name_ends(
-            sheet.panels[last],
-            [
-                (y, symbol(str(part)), part_colour(str(part)))
-                for part, y in lasts.items()
-            ],
-        )
+            for part, y in here.groupby("part", sort=False)["mean"].last().items():
+                ends.append((y, symbol(str(part)), part_colour(str(part))))
+        name_ends(sheet.panels[last], ends)
 
 
 def _note(state: Collected, kernel: Kernel, part: str, kind: str) -> str:
@@ -459,6 +445,7 @@ def _note(state: Collected, kernel: Kernel, part: str, kind: str) -> str:
         marks.append(
             f"line and band: Lanczos, {probes} probes of {steps} steps, 95% interval over probes (Student's t)"
         )
-    marks += ["dotted: half the steps"] if kind == _CUMULATIVE else []
+    if kind == _CUMULATIVE:
+        marks.append("dotted: half the steps")
     what = "Density" if kind == _DENSITY else "Error of the cumulative"
     return f"{what} of the {Part(part).label}, seed {state.seeds[0]}; {'; '.join([*marks, kernel.words])}."

@@ -95,10 +95,10 @@ def _draw_scaled(
     part = labels.part_words(table["part"].iloc[0])
     means = f"{part}: geometric mean" if part else "Geometric mean"
     words = f"{means} over {labels.seeds_words(table)}, {labels.spread_words(table['seed'].nunique())}."
-    blocks = [
-        f"{row}{layer if layer > 1 else ''}:{quantity}" for quantity, layer, row in rows
-    ]
-    names = [[f"{block}:{column}" for column in columns] for block in blocks]
+    names = []
+    for quantity, layer, row in rows:
+        block = f"{row}{layer if layer > 1 else ''}:{quantity}"
+        names.append([f"{block}:{column}" for column in columns])
     note = words + labels.made_words(table, axis)
     style = BY_COLUMN.replace(left=0.62, down=0.12, height=1.1)
     sheet = Sheet.grid(spec.paper, names, note, style)
@@ -197,9 +197,8 @@ def sinks(spec: FigureSpec, source: Source) -> Iterator[Page]:
     check_places(table, axis)
     for suffix, rows in by_part(table):
         for layer, here in rows.groupby("layer"):
-            yield _draw_stretch(
-                here, axis, spec, suffix + (f"_layer{layer}" if layer else "")
-            )
+            end = f"{suffix}_layer{layer}" if layer else suffix
+            yield _draw_stretch(here, axis, spec, end)
 
 
 def outstanding(table: pd.DataFrame) -> pd.DataFrame:
@@ -225,9 +224,10 @@ def _draw_stretch(
         f" Below: seed by seed, relative to {first}, with the 95% interval of the mean (grey: within a tenth of a"
         f" decade of it).{labels.made_words(table, axis)}"
     )
+    networks_named = panel_names(networks)
     names = [
-        [f"{network}:{kind}" for network in panel_names(networks)]
-        for kind in ("eigenvalue", "ratio")
+        [f"{network}:eigenvalue" for network in networks_named],
+        [f"{network}:ratio" for network in networks_named],
     ]
     sheet = Sheet.grid(
         spec.paper, names, note, BY_COLUMN.replace(left=0.62, down=0.16, height=1.5)
@@ -235,11 +235,10 @@ def _draw_stretch(
     numbers = []
     for row, column, ax in sorted(sheet, key=lambda cell: (cell[1], cell[0])):
         here = of_network(rows, networks[column])
-        numbers.append(
-            _draw_ends(ax, here, floor)
-            if row == 0
-            else _draw_changes(ax, outstanding(here))
-        )
+        if row == 0:
+            numbers.append(_draw_ends(ax, here, floor))
+        else:
+            numbers.append(_draw_changes(ax, outstanding(here)))
     set_x_scale(sheet.axes[-1], rows[X])
     titles = [labels.variant_words(variant) or "network" for variant, _ in networks]
     sheet.label(axis.symbol, titles, ["eigenvalue", "outermost / bulk width"])
@@ -304,7 +303,8 @@ def _quantile(table: pd.DataFrame, percent: int) -> pd.DataFrame:
 def _check_stretch(table: pd.DataFrame, block: str) -> None:
     measured = set(table["quantity"])
     missing = [name for name in (LARGEST, SMALLEST) if name not in measured]
-    missing += [] if measured & {QUANTILES, EXACT_QUANTILES} else [QUANTILES]
+    if not measured & {QUANTILES, EXACT_QUANTILES}:
+        missing.append(QUANTILES)
     if missing:
         raise UserError(
             f"the table has no {', '.join(missing)} of the block {block}",
@@ -355,6 +355,12 @@ _DRAWN: dict[str, tuple[tuple[str, Any], ...]] = {
 }
 
 
+_SIDES = {
+    _RATIO: r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$",
+    LARGEST: "largest eigenvalue",
+}
+
+
 def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
     of_parts = ratios(table)
     note = (
@@ -380,11 +386,7 @@ def _draw_proxies(table: pd.DataFrame, axis: Axis, spec: FigureSpec) -> Page:
         if kind == _RATIO:
             ax.axhline(1, color="black", linewidth=0.5, linestyle=(0, (4, 1.5)))
         mark_one(ax, axis)
-        ax.set_ylabel(
-            r"$\lambda_1(H_\mathrm{o})\,/\,\lambda_1(H)$"
-            if kind == _RATIO
-            else "largest eigenvalue"
-        )
+        ax.set_ylabel(_SIDES[kind])
     sheet.axes[-1].set_xlabel(axis.symbol)
     _align_labels(sheet)
     return sheet.page("", as_written(pd.concat(numbers, ignore_index=True), axis))
@@ -403,8 +405,10 @@ def _draw_lines(
                 "marker": _MARKS[rank % len(_MARKS)],
                 "markersize": 2.6,
             }
-            style |= {"colour": tone(rank), "label": words if kind == _RATIO else ""}
-            means = draw_means(ax, here.assign(value=here[name]), *_CURVE, **style)
+            style["colour"] = tone(rank)
+            label = words if kind == _RATIO else ""
+            here = here.assign(value=here[name])
+            means = draw_means(ax, here, *_CURVE, label=label, **style)
             yield means.assign(shown=kind, part="" if kind == _RATIO else name)
 
 
@@ -412,21 +416,16 @@ def _ends(
     lines: list[pd.DataFrame], named: dict[Network, str]
 ) -> list[tuple[float, str, Any]]:
     """Return (last mean, words, colour) of every network: of its ratio, or of H."""
-    drawn = [
-        means.dropna(subset=["mean"])
-        for means in lines
-        if set(means["part"]) <= {"", Part.H.value}
-    ]
-    lasts = {
-        tuple(means[NETWORK].iloc[0]): means["mean"].iloc[-1]
-        for means in drawn
-        if len(means)
-    }
-    return [
-        (float(lasts[key]), words, tone(rank))
-        for rank, (key, words) in enumerate(named.items())
-        if key in lasts
-    ]
+    lasts = {}
+    for means in lines:
+        drawn = means.dropna(subset=["mean"])
+        if len(drawn) and set(drawn["part"]) <= {"", Part.H.value}:
+            lasts[tuple(drawn[NETWORK].iloc[0])] = float(drawn["mean"].iloc[-1])
+    ends = []
+    for rank, (network, words) in enumerate(named.items()):
+        if network in lasts:
+            ends.append((lasts[network], words, tone(rank)))
+    return ends
 
 
 def _align_labels(sheet: Sheet) -> None:

@@ -205,11 +205,10 @@ def distances(
     """
     units = [kth_in_size(block, UNIT) for block in blocks]
     usable = [k for k, unit in enumerate(units) if unit > 0]
-    scaled = [
-        (numbers / units[k], shares)
-        for k in usable
-        for numbers, shares in [as_weighted(blocks[k])]
-    ]
+    scaled = []
+    for k in usable:
+        numbers, shares = as_weighted(blocks[k])
+        scaled.append((numbers / units[k], shares))
     matrix = np.full((len(blocks), len(blocks)), math.nan)
     probabilities = on_common_grid(scaled, kernel)
     for place, i in enumerate(usable):
@@ -238,7 +237,8 @@ def on_common_grid(
     """
     if not spectra:
         return []
-    low, high = min(x.min() for x, _ in spectra), max(x.max() for x, _ in spectra)
+    every = np.concatenate([x for x, _ in spectra])
+    low, high = every.min(), every.max()
     deviation = kernel.deviation(float(low), float(high))
     low, high = low - _REACH * deviation, high + _REACH * deviation
     cells = min(_MOST_CELLS, math.ceil((high - low) / deviation * _CELLS))

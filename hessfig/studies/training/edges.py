@@ -51,39 +51,31 @@ def heterogeneity_trained(spec: FigureSpec, source: Source) -> Iterator[Page]:
 
 def _ratios(rows: pd.DataFrame) -> pd.DataFrame:
     place = ["variant", "num_layers", "layer", "part", "seed", "step"]
-    above, below = (
-        rows[rows["row"] == name].groupby(place)["value"].mean() for name in _OVER
-    )
-    return (above / below).rename("value").dropna().reset_index()
+    above, below = (where(rows, row=name).groupby(place)["value"] for name in _OVER)
+    return (above.mean() / below.mean()).rename("value").dropna().reset_index()
 
 
 def _draw_survival(table: pd.DataFrame, ratios: pd.DataFrame, spec: FigureSpec) -> Page:
-    variants = [
-        name
-        for name in dict.fromkeys(table["variant"])
-        if name in set(ratios["variant"])
-    ]
+    drawn_at = set(ratios["variant"])
+    variants = [name for name in table["variant"].unique() if name in drawn_at]
     layers = sorted(ratios["layer"].unique())
     note = how(
         table,
         "Geometric means of the ratio of the two blocks' norms; dashed: as large.",
     )
-    names = [
-        [f"{variant}:{layer}" for variant in variant_names(variants)]
-        for layer in layers
-    ]
+    columns = variant_names(variants)
+    names = [[f"{variant}:{layer}" for variant in columns] for layer in layers]
     sheet = Sheet.grid(spec.paper, names, note, BY_COLUMN.replace(height=1.5))
     drawn = []
     for row, column, ax in sheet:
         scale(ax, [ratios])
-        drawn.append(
-            _draw_survival_panel(
-                ax, where(ratios, variant=variants[column], layer=layers[row])
-            )
-        )
+        here = where(ratios, variant=variants[column], layer=layers[row])
+        drawn.append(_draw_survival_panel(ax, here))
     sheet.first.legend(loc="best")
     words = f"{_OVER[0][2:]} / {_OVER[1][2:]}: {labels.plain(labels.quantity_words(spec.quantity))}"
-    short = [f"layer {layer}" if len(layers) > 1 else "" for layer in layers]
+    short = [f"layer {layer}" for layer in layers]
+    if len(layers) == 1:
+        short = [""]
     sheet.label("step", variant_titles(variants), [words] * len(layers), short, words)
     return sheet.page("", pd.concat(drawn, ignore_index=True))
 
@@ -92,17 +84,11 @@ def _draw_survival_panel(ax: Axes, ratios: pd.DataFrame) -> pd.DataFrame:
     ax.axhline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     if ratios.empty:
         say(ax, "(no ratio)")
-    drawn = [
-        draw_means(
-            ax,
-            where(ratios, part=part),
-            *_PLACE,
-            colour=part_colour(part),
-            label=labels.symbol(part),
-        )
-        for part in parts_of(ratios)
-    ]
-    return pd.concat([pd.DataFrame(), *drawn], ignore_index=True)
+    drawn = [pd.DataFrame()]
+    for part in parts_of(ratios):
+        style = {"colour": part_colour(part), "label": labels.symbol(part)}
+        drawn.append(draw_means(ax, where(ratios, part=part), *_PLACE, **style))
+    return pd.concat(drawn, ignore_index=True)
 
 
 # Its own words are longer than a panel is high.
@@ -149,14 +135,12 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
         "Dashed: the threshold. Numbers: mean of the last third of the steps ± its 95% interval.",
     )
     rows = [*wanted, "loss"] if (table["quantity"] == "loss").any() else wanted
-    names = [
-        [f"{name}:{variant}" for variant in variant_names(variants)] for name in rows
-    ]
+    columns = variant_names(variants)
+    names = [[f"{name}:{variant}" for variant in columns] for name in rows]
     sheet = Sheet.grid(
         spec.paper, names, note, BY_COLUMN.replace(height=1.3, down=0.16)
     )
     values = [_values(table, name) for name in rows]
-    ends = [late_shares(table, name) if name != "loss" else {} for name in rows]
     drawn = []
     for row, column, ax in sheet:
         scale(ax, [values[row]])
@@ -166,15 +150,16 @@ def _draw_page(table: pd.DataFrame, wanted: list[str], spec: FigureSpec) -> Page
             say(ax, "(no number)")
         points = draw_means(ax, here, "step", colour=tone(row))
         drawn.append(points.assign(quantity=rows[row], variant=variants[column]))
+    ends = {name: late_shares(table, name) for name in rows if name != "loss"}
     for row, column, ax in sheet:
         # After the curves: lines at 1 widen the range of the axis.
         if rows[row] != "loss":
-            _mark(ax, ends[row].get(variants[column]))
-    named = [
-        _PRECONDITIONED.get(name, labels.plain(labels.quantity_words(name)))
-        for name in rows
-    ]
-    words = [f"{name} / threshold" if name != "loss" else name for name in named]
+            _mark(ax, ends[rows[row]].get(variants[column]))
+    words = []
+    for name in rows:
+        named = labels.plain(labels.quantity_words(name))
+        named = _PRECONDITIONED.get(name, named)
+        words.append(named if name == "loss" else f"{named} / threshold")
     sheet.label("step", variant_titles(variants), words)
     return sheet.page("", pd.concat(drawn, ignore_index=True))
 
@@ -191,12 +176,11 @@ def _mark(ax: Axes, end: Interval | None) -> None:
     if end is not None:
         half = (end.high - end.low) / 2
         form = ".3f" if end.mean < 100 else ".3g"
-        words = f"{end.mean:{form}}" + (f" ± {half:{form}}" if half == half else "")
-        words += (
-            "\nat the edge"
-            if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE
-            else ""
-        )
+        words = f"{end.mean:{form}}"
+        if half == half:
+            words += f" ± {half:{form}}"
+        if end.low > 1 - EDGE_TOLERANCE and end.high < 1 + EDGE_TOLERANCE:
+            words += "\nat the edge"
         box = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
         ax.text(
             0.97,

@@ -94,10 +94,10 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
         for along in _BUDGETS
     }
     points = {rule: _points(result, rule, "step", "step") for rule in rules}
-    ends = {
-        rule: frame["mean"].iloc[-1] if len(frame) else math.inf
-        for rule, frame in points.items()
-    }
+    ends = dict.fromkeys(rules, math.inf)
+    for rule, frame in points.items():
+        if len(frame):
+            ends[rule] = frame["mean"].iloc[-1]
     # The rows of dots, from below, stand as the curves end.
     order = sorted(rules, key=ends.__getitem__)
     words = (
@@ -116,12 +116,8 @@ def race_of_rules(spec: FigureSpec, source: Source) -> Iterator[Page]:
             ax.set_xlabel("gradients")
             label_side(ax, "loss")
         else:
-            _draw_ratios(
-                ax,
-                [_in_rows(results[along], order) for along in _BUDGETS],
-                rules,
-                reference,
-            )
+            ordered = [_in_rows(results[along], order) for along in _BUDGETS]
+            _draw_ratios(ax, ordered, rules, reference)
     _name_rules(sheet, ends, order, rules)
     yield sheet.page("", _written(result, points, results))
 
@@ -135,9 +131,9 @@ def _draw_ratios(
     ax: Axes, results: list[pd.DataFrame], rules: list[str], reference: str
 ) -> None:
     """Draw a row of dots per rule: its loss over that of the reference (or its loss) with an interval per budget."""
-    name, low, high = (
-        ("ratio", "ratio_low", "ratio_high") if reference else ("mean", "low", "high")
-    )
+    name, low, high = "mean", "low", "high"
+    if reference:
+        name, low, high = "ratio", "ratio_low", "ratio_high"
     set_decades(ax, "x")
     for rows, (_, face) in zip(results, _BUDGETS.values(), strict=True):
         shift = 0.16 if face is None else -0.16
@@ -151,13 +147,8 @@ def _draw_ratios(
                 "markersize": 3.5,
                 "elinewidth": 0.8,
             }
-            ax.errorbar(
-                [row[name]],
-                [rank + shift],
-                xerr=ends if np.isfinite(ends).all() else None,
-                fmt="o",
-                **style,
-            )
+            reach = ends if np.isfinite(ends).all() else None
+            ax.errorbar([row[name]], [rank + shift], xerr=reach, fmt="o", **style)
     if reference:
         ax.axvline(1, color=GUIDE, linestyle="--", linewidth=0.8, zorder=0)
     ax.set_ylim(-0.6, len(results[0]) - 0.4)
@@ -168,11 +159,10 @@ def _draw_ratios(
         "linestyle": "",
         "markersize": 3.5,
     }
-    keys = [
-        Line2D([], [], **dot, markerfacecolor=fill or "#333333")
-        for _, fill in _BUDGETS.values()
-    ]
-    words = [f"after the {budget}" for budget, _ in _BUDGETS.values()]
+    keys, words = [], []
+    for budget, fill in _BUDGETS.values():
+        keys.append(Line2D([], [], **dot, markerfacecolor=fill or "#333333"))
+        words.append(f"after the {budget}")
     ax.legend(
         keys, words, loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=0.8
     )
@@ -302,17 +292,12 @@ def _results_of(
         lost = int(np.isinf(runs["loss"]).sum())
         interval = geometric_interval([math.nan] if lost else runs["loss"])
         words = " or ".join(f"{rate:g}" for rate in sorted(runs["rate"].unique()))
-        words += ("*" if runs["at_edge"].any() else "") + (
-            f"; {lost} of {len(runs)} diverged" if lost else ""
-        )
-        rows.append(
-            {
-                "budget": tuned["budget"].iloc[0],
-                "rule": rule,
-                **interval.found,
-                "rates": words,
-            }
-        )
+        if runs["at_edge"].any():
+            words += "*"
+        if lost:
+            words += f"; {lost} of {len(runs)} diverged"
+        place = {"budget": tuned["budget"].iloc[0], "rule": rule}
+        rows.append({**place, **interval.found, "rates": words})
     return pd.DataFrame(rows).merge(
         against_plain(tuned, reference), on=["budget", "rule"], how="left"
     )
@@ -333,9 +318,8 @@ def _draw_dots(ax: Axes, results: pd.DataFrame) -> None:
             "markersize": 3,
             "color": _tone(rank),
         }
-        ax.errorbar(
-            [row.mean], [rank], xerr=ends if np.isfinite(ends).all() else None, **style
-        )
+        reach = ends if np.isfinite(ends).all() else None
+        ax.errorbar([row.mean], [rank], xerr=reach, **style)
 
 
 def _draw_results(ax: Axes, results: pd.DataFrame) -> None:
