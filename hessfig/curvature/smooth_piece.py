@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from hessfig.curvature.dispatch import Dispatch
 
 _aten = torch.ops.aten
 
@@ -23,7 +25,7 @@ class Constant(NamedTuple):
     value: Tensor
 
 
-class PieceOf(TorchDispatchMode):
+class PieceOf(Dispatch):
     r"""Runs a function on the smooth piece that contains a point.
 
     A function such as f(w) = sum |w| consists of smooth pieces. On each of them f has a
@@ -82,11 +84,6 @@ class PieceOf(TorchDispatchMode):
     """
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps the method below for its compiler, which it would import for that (two seconds)."""
-        return False
 
     def __init__(self, constants: Sequence[Constant] | None = None) -> None:
         super().__init__()
@@ -357,6 +354,22 @@ def _divided(entries: Tensor, other: Any, rounding_mode: str | None = None) -> T
 
 # What compares inside a kernel, written as comparisons that can be seen (hardtanh is
 # ReLU6 too); then the decompositions of torch.
+def _without_compiler(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a decomposition of torch that does not import torch's compiler, which takes more than a second.
+
+    Its wrappers do. They promote types with fewer digits than float32, which are left
+    to them.
+    """
+    bare = unwrap(decomposition)
+
+    def of_floats(entries: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if entries.dtype in (torch.float32, torch.float64):
+            return bare(entries, *args, **kwargs)
+        return decomposition(entries, *args, **kwargs)
+
+    return of_floats
+
+
 _WRITTEN_OUT: dict[Any, Callable[..., Any]] = {
     _aten.abs.default: lambda entries: entries * entries.sgn(),
     _aten.clamp.default: _clamped,
@@ -409,7 +422,7 @@ _DECOMPOSED = (
 )
 for _name in _DECOMPOSED.split():
     _function = getattr(_aten, _name).default
-    _WRITTEN_OUT[_function] = decomposition_table[_function]
+    _WRITTEN_OUT[_function] = _without_compiler(decomposition_table[_function])
 _IN_PLACE = "abs clamp clamp_min clamp_max hardtanh relu threshold leaky_relu elu"
 for _name in _IN_PLACE.split():
     _function = getattr(_aten, _name).default

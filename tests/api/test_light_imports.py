@@ -73,10 +73,12 @@ def test_workers_import_no_library_of_models():
 COUNTED = """
 import sys, torch, hessfig
 
-network = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, {width}))
+network = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.ReLU(), torch.nn.Linear(40, {width}))
 batches = [(torch.randn(4, 20), torch.randint(0, {width}, (4,))) for _ in range(2)]
-operator = hessfig.Problem(network, batches).operator("2.bias")
-operator @ torch.ones(operator.shape[1])
+problem = hessfig.Problem(network, batches)
+for products in ("auto", "differences"):
+    operator = problem.operator("0.bias", products=products)
+    operator @ torch.ones(operator.shape[1])
 print(*{{"torch._dynamo", "torch._inductor", "triton"}} & {{*sys.modules}})
 print(*[name for name in sys.modules if name.startswith({elsewhere!r})])
 """

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hessfig.curvature.dispatch import Dispatch
 from hessfig.curvature.problem import Batch, Objective, evaluating
 from hessfig.curvature.rounding import SINGLES
 from hessfig.curvature.samples import (
@@ -143,18 +143,13 @@ def _free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] + reserve
 
 
-class _Live(TorchDispatchMode):
+class _Live(Dispatch):
     """Counts the bytes of all storages that operations create, while they live.
 
     A storage is counted once, when the first tensor of it is returned, and subtracted when
     Python frees it; views share the storage of their base. Temporary memory inside a
     kernel is not seen.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Whether torch wraps the method below for its compiler, which it would import for that (two seconds)."""
-        return False
 
     def __init__(self, beside: Iterable[Tensor]) -> None:
         super().__init__()

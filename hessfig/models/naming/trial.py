@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from hessfig.curvature.dispatch import Dispatch
 from hessfig.errors import plain
 from hessfig.models.naming.suggested import WIDTHS, first, is_cross
 
@@ -56,7 +56,7 @@ _PLACES = {
 _VECTORS = ("mm", "bmm", "_grouped_mm", "addmm", "baddbmm", "linear")
 
 
-class Watch(TorchDispatchMode):
+class Watch(Dispatch):
     """Records the uses of `parameters` while it is active, and replaces the outputs of those in `changes`.
 
     The inputs of parameters in `kept` are kept. A bias in `blank` that is added
