@@ -23,6 +23,7 @@ from hessfig.curvature.problem import (
     recurrence_like,
     scored_outputs,
 )
+from hessfig.curvature.rounding import SYMMETRY
 from hessfig.errors import plain
 from hessfig.rng import in_turn
 
@@ -158,10 +159,11 @@ class WholeHessian:
     def check_symmetric(self, asymmetry: float, size: float) -> None:
         """Raise ArithmeticError if products by double backward are not symmetric.
 
-        The bound is 1e7 eps of the size of the products: 2e-9 in float64. In float32 it is
-        above 1 and never exceeded.
+        The bound is 1e7 eps of the size of the products, 2e-9 in float64, but at most
+        SYMMETRY: in float32 that is above 1, and no operator would exceed it.
         """
-        if asymmetry > 1e5 * self.rounding * size:
+        dtype = self._slope.flat.dtype
+        if asymmetry > min(1e5 * self.rounding, SYMMETRY.of(dtype)) * size:
             raise ArithmeticError(
                 f"products of H are not symmetric: off by {asymmetry / size:.2g}"
             )

@@ -532,7 +532,7 @@ class OutputSide:
             for place in range(leaf.shape[-1]):
                 (row,) = gradients(slope[..., place].sum(), [leaf])
                 rows.append(row)
-            factors = _spaced(-1, 1, leaf)
+            factors = _factors(leaf)
             (product,) = gradients((slope * factors).sum(), [leaf])
         hessian = torch.stack(rows, dim=-2)
         off = norm((hessian @ factors[..., None]).squeeze(-1) - product)
@@ -556,15 +556,10 @@ class OutputSide:
 
 def _factors(outputs: Tensor) -> Tensor:
     """Return distinct nonzero factors, one for every entry of the outputs."""
-    return _spaced(1, 2, outputs)
-
-
-def _spaced(low: float, high: float, like: Tensor) -> Tensor:
-    """Return evenly spaced numbers with the shape, type and device of a tensor."""
-    numbers = torch.linspace(
-        low, high, like.numel(), dtype=like.dtype, device=like.device
+    factors = torch.linspace(
+        1, 2, outputs.numel(), dtype=outputs.dtype, device=outputs.device
     )
-    return numbers.view_as(like)
+    return factors.view_as(outputs)
 
 
 def _size_of_sum(back: Tensor, inputs: Tensor) -> Tensor:

@@ -206,7 +206,7 @@ class Sizes:
         ramps = [
             float(
                 one
-                @ torch.linspace(-1, 1, len(one), dtype=one.dtype, device=one.device)
+                @ torch.linspace(0.5, 1, len(one), dtype=one.dtype, device=one.device)
             )
             for one in slopes
         ]
