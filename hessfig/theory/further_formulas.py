@@ -33,6 +33,7 @@ from hessfig.theory.matrix_formulas import (
 )
 
 Pair = tuple[Matrix, Matrix]
+Tokens = Float[Tensor, "L d_V"]
 Q = Matrix.W_Q
 K = Matrix.W_K
 V = Matrix.W_V
@@ -42,8 +43,8 @@ V = Matrix.W_V
 class LinearPoint:
     """Data, weights and the two covariances."""
 
-    X: Float[Tensor, "L d_V"]
-    Y: Float[Tensor, "L d_V"]
+    X: Tokens
+    Y: Tokens
     weights: Weights
 
     @property
@@ -51,7 +52,7 @@ class LinearPoint:
         return self.X.T @ self.X / len(self.X)
 
     @property
-    def residual(self) -> Float[Tensor, "L d_V"]:
+    def residual(self) -> Tokens:
         return linear_attention(self.X, self.weights) - self.Y
 
     @property
@@ -158,14 +159,14 @@ O, U = Matrix.W_O, Matrix.W_U  # noqa: E741
 
 
 def head_jacobians(
-    X: Float[Tensor, "L d_V"], weights: IndexedWeights, head: int
+    X: Tokens, weights: IndexedWeights, head: int
 ) -> dict[Matrix, Tensor]:
     """dF/dW^h: the single-head Jacobians of Lemma B.1 with the weights of that head alone (Remark E.1)."""
     return jacobians(AttentionPoint(X, 0 * X, at_index(weights, head)))
 
 
 def low_rank_blocks(
-    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights
+    X: Tokens, Y: Tokens, weights: Weights
 ) -> dict[Part, dict[Pair, Float[Tensor, "rows cols"]]]:
     """Blocks, by part, of W_O in R^{d_V x r} and W_U in R^{r x d_V}, G = M_1^T M_1, residual D (Appendix E.1):
 
@@ -188,9 +189,7 @@ def low_rank_blocks(
     return with_sum({Part.H_o: outer, Part.H_f: functional})
 
 
-def low_rank_point(
-    X: Float[Tensor, "L d_V"], Y: Float[Tensor, "L d_V"], weights: Weights
-) -> AttentionPoint:
+def low_rank_point(X: Tokens, Y: Tokens, weights: Weights) -> AttentionPoint:
     """The same layer with the product W_V = W_O W_U: its query-key blocks are those of any W_V."""
     full = {
         Matrix.W_Q: weights[Matrix.W_Q],

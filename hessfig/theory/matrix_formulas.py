@@ -12,6 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 DTYPE = torch.float64
+Pattern = Float[Tensor, "L L"]
+Tokens = Float[Tensor, "L d"]
 
 
 def vec(matrix: Float[Tensor, "n m"]) -> Float[Tensor, " nm"]:
@@ -161,16 +163,12 @@ def _kron(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> Float[Tensor, "mp
     return (A[:, None, :, None] * B[None, :, None, :]).reshape(m * p, n * q)
 
 
-def first_moment(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "L d"]:
+def first_moment(A: Pattern, X: Tokens) -> Tokens:
     """M_1 = A X (Definition 3.1)."""
     return A @ X
 
 
-def second_moment(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "L d d"]:
+def second_moment(A: Pattern, X: Tokens) -> Float[Tensor, "L d d"]:
     """M_2: one covariance sum_j A_ij z_ij z_ij^T per row of A (Definition 3.1).
 
     With z_ij = x_j - m_i. As the rows of A sum to one it is X^T (diag(a_i) - a_i a_i^T) X,
@@ -180,22 +178,20 @@ def second_moment(
     return torch.einsum("ij,ija,ijb->iab", A, z, z)
 
 
-def third_moment(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "L dd d"]:
+def third_moment(A: Pattern, X: Tokens) -> Float[Tensor, "L dd d"]:
     """M_3: one matrix sum_j A_ij z_ij (x) z_ij z_ij^T per row of A (Definition 3.1)."""
     z = _centred(A, X)
     return torch.einsum("ij,ija,ijb,ijc->iabc", A, z, z, z).flatten(1, 2)
 
 
-def softmax_jacobian(A: Float[Tensor, "L L"]) -> Float[Tensor, "LL LL"]:
+def softmax_jacobian(A: Pattern) -> Float[Tensor, "LL LL"]:
     """dA/dT = blockdiag(diag(a_i) - a_i a_i^T) for row-wise softmax (eq. 19)."""
     return block_diagonal(
         torch.stack([torch.diag(row) - torch.outer(row, row) for row in A])
     )
 
 
-def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Float[Tensor, "L L"]:
+def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Pattern:
     r"""Second derivative of entry j of one softmax row with respect to the scores of that row (Lemma C.1).
 
     .. math:: \frac{\partial^2 a_j}{\partial t^2} =
@@ -216,7 +212,7 @@ def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Float[Tensor, "L 
     return row[j] * (square - torch.outer(e, row) - torch.outer(row, e))
 
 
-def softmax_second_derivative(A: Float[Tensor, "L L"]) -> Float[Tensor, "LLLL LL"]:
+def softmax_second_derivative(A: Pattern) -> Float[Tensor, "LLLL LL"]:
     """d2A/dT2 = blockdiag(D_i) with D_i = (1_L (x) e_i) * d2a_i/dt_i2 (eq. 23).
 
     One row of A depends on one row of T, so that all other blocks are zero. L^4 x L^2 numbers.
@@ -230,24 +226,18 @@ def softmax_second_derivative(A: Float[Tensor, "L L"]) -> Float[Tensor, "LLLL LL
     return block_diagonal(torch.stack(blocks))
 
 
-def z1_by_definition(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "Ld dd"]:
+def z1_by_definition(A: Pattern, X: Tokens) -> Float[Tensor, "Ld dd"]:
     """Z_1 = (I_L (x) X^T) (dA/dT) (X (x) X) (Theorem 3.1)."""
     return kron(identity(len(X)), X.T) @ softmax_jacobian(A) @ kron(X, X)
 
 
-def z2_by_definition(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "Lddd dd"]:
+def z2_by_definition(A: Pattern, X: Tokens) -> Float[Tensor, "Lddd dd"]:
     """Z_2 = (I_L (x) X^T (x) X^T (x) X^T) (d2A/dT2) (X (x) X) (Theorem 3.2)."""
     outer = kron(identity(len(X)), X.T, X.T, X.T)
     return outer @ softmax_second_derivative(A) @ kron(X, X)
 
 
-def z1_by_moments(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "Ld dd"]:
+def z1_by_moments(A: Pattern, X: Tokens) -> Float[Tensor, "Ld dd"]:
     """Z_1 = X * M_2, both split by rows of A (Remark 3.1).
 
     Block i is X^T (diag(a_i) - a_i a_i^T) (x_i^T (x) X) = x_i^T (x) M_2,i.
@@ -255,9 +245,7 @@ def z1_by_moments(
     return khatri_rao(X[:, None, None, :], second_moment(A, X)[:, None])
 
 
-def z2_by_moments(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "Lddd dd"]:
+def z2_by_moments(A: Pattern, X: Tokens) -> Float[Tensor, "Lddd dd"]:
     """Z_2 = (I_L (x) K_{d,d} (x) I_d) [x_i x_i^T (x) M_3,i]_i (Remark 3.1).
 
     NOTE(paper): the bracket is printed as X * X^T * M_3, whose block layouts do not
@@ -269,7 +257,5 @@ def z2_by_moments(
     return kron(identity(length), commutation(size, size), identity(size)) @ bracket
 
 
-def _centred(
-    A: Float[Tensor, "L L"], X: Float[Tensor, "L d"]
-) -> Float[Tensor, "L L d"]:
+def _centred(A: Pattern, X: Tokens) -> Float[Tensor, "L L d"]:
     return X[None, :, :] - (A @ X)[:, None, :]

@@ -35,22 +35,25 @@ from hessfig.terms import Part
 from hessfig.theory.autodiff import dense_hessian, square_loss
 from hessfig.theory.statement import normal
 
+PerToken = Float[Tensor, " L"]
+PerWidth = Float[Tensor, " d_K"]
+
 
 @dataclass(frozen=True)
 class Response:
     """What the tokens answer to the score scale s: m(s), m'(s), m''(s), one number per token."""
 
-    value: Float[Tensor, " L"]
-    first: Float[Tensor, " L"]
-    second: Float[Tensor, " L"]
+    value: PerToken
+    first: PerToken
+    second: PerToken
 
 
 def attention_response(
-    x: Float[Tensor, " L"],
+    x: PerToken,
     s: Tensor | float,
     *,
-    values: Float[Tensor, " L"] | None = None,
-    score_bias: Float[Tensor, " L"] | float = 0.0,
+    values: PerToken | None = None,
+    score_bias: PerToken | float = 0.0,
 ) -> Response:
     """m = A v, m'_i = x_i Cov_{A_i}(x, v), m''_i = x_i^2 E_{A_i}[(x - mean)^2 (v - mean)].
 
@@ -75,13 +78,13 @@ def attention_response(
     return Response(A @ v, first, second)
 
 
-def linear_attention_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
+def linear_attention_response(x: PerToken, s: Tensor | float) -> Response:
     """m = s x |x|^2: the softmax taken out."""
     slope = x * x.square().sum()
     return Response(s * slope, slope, torch.zeros_like(x))
 
 
-def linear_mlp_response(x: Float[Tensor, " L"], s: Tensor | float) -> Response:
+def linear_mlp_response(x: PerToken, s: Tensor | float) -> Response:
     """m = s x: three linear layers, the first two meeting in s."""
     return Response(s * x, x, torch.zeros_like(x))
 
@@ -151,16 +154,13 @@ class ScalarHessian:
 
 
 def scalar_outer_product(
-    response: Response,
-    w_V: float,
-    w_Q: Float[Tensor, " d_K"],
-    w_K: Float[Tensor, " d_K"],
+    response: Response, w_V: float, w_Q: PerWidth, w_K: PerWidth
 ) -> ScalarHessian:
     """H_o: the same formulas with the residual d set to zero."""
     return _assemble(response, torch.zeros_like(response.value), w_V, w_Q, w_K)
 
 
-def score_scale(w_Q: Float[Tensor, " d_K"], w_K: Float[Tensor, " d_K"]) -> Tensor:
+def score_scale(w_Q: PerWidth, w_K: PerWidth) -> Tensor:
     """s = w_Q . w_K / sqrt(d_K)."""
     return w_Q @ w_K / math.sqrt(len(w_Q))
 
@@ -205,11 +205,11 @@ MIXINGS: dict[str, Callable[[Tensor], Mixing]] = {
 class ScalarProblem:
     """Tokens x, targets y and the weights w_V, w_Q, w_K of the scalar-token model."""
 
-    x: Float[Tensor, " L"]
-    y: Float[Tensor, " L"]
+    x: PerToken
+    y: PerToken
     w_V: float
-    w_Q: Float[Tensor, " d_K"]
-    w_K: Float[Tensor, " d_K"]
+    w_Q: PerWidth
+    w_K: PerWidth
 
     @property
     def s(self) -> Tensor:
@@ -229,9 +229,7 @@ class ScalarProblem:
         """The same network with w_Q times and w_K over `factor`: s stays, |w_Q|^2 + |w_K|^2 grows."""
         return replace(self, w_Q=factor * self.w_Q, w_K=self.w_K / factor)
 
-    def at_critical_point(
-        self, response: Response, noise: Float[Tensor, " L"]
-    ) -> ScalarProblem:
+    def at_critical_point(self, response: Response, noise: PerToken) -> ScalarProblem:
         """The problem with targets moved so that the residual, `noise` less m and m', leaves no gradient.
 
         dl/dw_V is proportional to d . m and dl/ds to d . m'.
@@ -313,7 +311,7 @@ class SinkEffect:
 
 
 def sink_inputs(
-    sink: AttentionSink, x: Float[Tensor, " L"], beta: float
+    sink: AttentionSink, x: PerToken, beta: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, values and score biases with a sink of size beta at the first token."""
     bias = torch.zeros_like(x)
@@ -326,14 +324,14 @@ def sink_inputs(
 
 
 def sink_response(
-    sink: AttentionSink, x: Float[Tensor, " L"], s: Tensor | float, beta: float
+    sink: AttentionSink, x: PerToken, s: Tensor | float, beta: float
 ) -> Response:
     """m, m', m'' of softmax attention with the sink, in closed form."""
     tokens, values, score_bias = sink_inputs(sink, x, beta)
     return attention_response(tokens, s, values=values, score_bias=score_bias)
 
 
-def sink_mixing(sink: AttentionSink, x: Float[Tensor, " L"], beta: float) -> Mixing:
+def sink_mixing(sink: AttentionSink, x: PerToken, beta: float) -> Mixing:
     """The same map s -> m written plainly, for automatic differentiation."""
     tokens, values, bias = sink_inputs(sink, x, beta)
     return lambda s: torch.softmax(s * torch.outer(tokens, tokens) + bias, 1) @ values

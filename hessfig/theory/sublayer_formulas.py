@@ -27,6 +27,8 @@ from hessfig.theory.matrix_formulas import (
 
 Pair = tuple[Matrix, Matrix]
 IN, OUT = Matrix.W_in, Matrix.W_out
+Rows = Float[Tensor, "L d"]
+Square = Float[Tensor, "Ld Ld"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ GELU = Activation("gelu", torch.nn.functional.gelu, _gelu_slope, _gelu_curvature
 
 
 def weight_jacobians(
-    Y: Float[Tensor, "L d"], weights: Weights, activation: Activation
+    Y: Rows, weights: Weights, activation: Activation
 ) -> dict[Matrix, Float[Tensor, "Ld p"]]:
     """dG/dW_in = (I (x) W_out^T) diag(vec phi') (Y (x) I) and dG/dW_out = phi(Y W_in) (x) I."""
     hidden = Y @ weights[IN]
@@ -67,19 +69,14 @@ def weight_jacobians(
     }
 
 
-def input_jacobian(
-    Y: Float[Tensor, "L d"], weights: Weights, activation: Activation
-) -> Float[Tensor, "Ld Ld"]:
+def input_jacobian(Y: Rows, weights: Weights, activation: Activation) -> Square:
     """dG/dY = (I (x) W_out^T) diag(vec phi') (I (x) W_in^T): the chain rule of G = phi(Y W_in) W_out."""
     by_hidden = _slope_map(Y @ weights[IN], weights, activation)
     return by_hidden @ kron(identity(len(Y)), weights[IN].T)
 
 
 def paired_second_derivatives(
-    Y: Float[Tensor, "L d"],
-    weights: Weights,
-    activation: Activation,
-    gradient: Float[Tensor, "L d"],
+    Y: Rows, weights: Weights, activation: Activation, gradient: Rows
 ) -> dict[Pair, Float[Tensor, "p q"]]:
     """sum_i g_i . d2 G_i for the pairs of W_in and W_out, g the gradient at the output.
 
@@ -119,16 +116,14 @@ def _slope_map(
 EPS = 1e-5
 
 
-def normalised(
-    X: Float[Tensor, "L d"],
-) -> tuple[Float[Tensor, "L d"], Float[Tensor, " L"]]:
+def normalised(X: Rows) -> tuple[Rows, Float[Tensor, " L"]]:
     """The normalised rows n_i and their scales s_i."""
     centred = X - X.mean(dim=1, keepdim=True)
     scale = (centred.square().mean(dim=1) + EPS).sqrt()
     return centred / scale[:, None], scale
 
 
-def jacobian(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
+def jacobian(X: Rows) -> Square:
     """The Jacobian of LayerNorm, blockdiag_i (C - n_i n_i^T/d) / s_i (statement ln1).
 
     Examples
@@ -145,7 +140,7 @@ def jacobian(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
     return block_diagonal(rows / scale[:, None, None])
 
 
-def second_derivative(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d d"]:
+def second_derivative(X: Rows) -> Float[Tensor, "L d d d"]:
     r"""d2 n_a / dx_b dx_g of each row; derivatives across rows are zero (statement ln2).
 
     .. math:: \frac{\partial^2 n_a}{\partial x_b \, \partial x_g} =
@@ -163,9 +158,7 @@ def second_derivative(X: Float[Tensor, "L d"]) -> Float[Tensor, "L d d d"]:
     return (-pairs / size + 3 * cubic / size**2) / scale.square()[:, None, None, None]
 
 
-def contracted_second_derivative(
-    X: Float[Tensor, "L d"], r: Float[Tensor, "L d"]
-) -> Float[Tensor, "Ld Ld"]:
+def contracted_second_derivative(X: Rows, r: Rows) -> Square:
     """Lambda = blockdiag_i sum_a r_ia d2 n_ia/dx_i2, without building the third-order object.
 
     Lambda_i = -[(r.n) C + n (C r)^T + (C r) n^T]/(d s^2) + 3 (r.n) n n^T/(d^2 s^2).
@@ -180,7 +173,7 @@ def contracted_second_derivative(
     return block_diagonal((pairs + cubic) / scale.square()[:, None, None])
 
 
-def jacobian_with_frozen_scale(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"]:
+def jacobian_with_frozen_scale(X: Rows) -> Square:
     """blockdiag_i C/s_i: what (P (x) I) G of the follow-up's code computes, the derivative with s held fixed.
 
     NOTE(paper): not the Jacobian of LayerNorm; it lacks the rank-one term -n n^T/(d s).
@@ -189,9 +182,7 @@ def jacobian_with_frozen_scale(X: Float[Tensor, "L d"]) -> Float[Tensor, "Ld Ld"
     return block_diagonal(_centring(X.shape[1]) / scale[:, None, None])
 
 
-def second_derivative_of_scale_only(
-    X: Float[Tensor, "L d"],
-) -> Float[Tensor, "L d d d"]:
+def second_derivative_of_scale_only(X: Rows) -> Float[Tensor, "L d d d"]:
     """mu_a d2(1/s)/dx_b dx_g: what is left when only second derivatives of P = 1/s are kept (the follow-up's
     remark).
 
@@ -284,30 +275,30 @@ class BlockPoint:
     placement : Placement
     """
 
-    X: Float[Tensor, "L d"]
-    target: Float[Tensor, "L d"]
+    X: Rows
+    target: Rows
     weights: Weights
     activation: Activation
     placement: Placement
 
     @cached_property
-    def attended(self) -> Float[Tensor, "L d"]:
+    def attended(self) -> Rows:
         """X + F(X) post-LN, X + F(LN X) pre-LN."""
         return self.X + attention(self._attention_input, self.weights)
 
     @cached_property
-    def Y(self) -> Float[Tensor, "L d"]:
+    def Y(self) -> Rows:
         """The input of the feed-forward sublayer."""
         return normalised(self.attended)[0]
 
     @cached_property
-    def summed(self) -> Float[Tensor, "L d"]:
+    def summed(self) -> Rows:
         """S, what enters the last norm (post-LN) or leaves the block (pre-LN)."""
         stream = self.Y if self.placement == Placement.post else self.attended
         return stream + feed_forward(self.Y, self.weights, self.activation.function)
 
     @cached_property
-    def residual(self) -> Float[Tensor, "L d"]:
+    def residual(self) -> Rows:
         """r = Z - target."""
         if self.placement == Placement.post:
             output = normalised(self.summed)[0]
@@ -316,14 +307,14 @@ class BlockPoint:
         return output - self.target
 
     @cached_property
-    def output_jacobian(self) -> Float[Tensor, "Ld Ld"]:
+    def output_jacobian(self) -> Square:
         """J = dZ/dS."""
         if self.placement == Placement.post:
             return jacobian(self.summed)
         return identity(self.X.numel())
 
     @property
-    def _attention_input(self) -> Float[Tensor, "L d"]:
+    def _attention_input(self) -> Rows:
         return self.X if self.placement == Placement.post else normalised(self.X)[0]
 
     def jacobian(self, matrix: Matrix) -> Float[Tensor, "Ld p"]:
@@ -379,7 +370,7 @@ class BlockPoint:
         bend = contracted_second_derivative(self.summed, self.residual)
         return {(a, b): c * (J[a].T @ bend @ J[b] + paired[a, b]) for a, b in paired}
 
-    def _attended_to_summed(self) -> Float[Tensor, "Ld Ld"]:
+    def _attended_to_summed(self) -> Square:
         """Return dS/dF, from the attention's outputs: (I + dG/dY) J_LN post-LN, and I + dG/dY J_LN pre-LN."""
         norm = jacobian(self.attended)
         through = input_jacobian(self.Y, self.weights, self.activation)
