@@ -62,6 +62,18 @@ def keep_batches(
     return batches
 
 
+def check_targets(targets: Any) -> None:
+    """Raise UserError for a function or a module in the place of targets."""
+    if callable(targets):
+        raise UserError(
+            "targets: a function stands in the place of the targets",
+            got=shape_of(targets),
+            allowed="tensors, or None if the batches contain them",
+            remedy="hessfig.Problem(network, batches, loss=f) for a loss f(outputs, targets), or "
+            "hessfig.Problem(network, batches, compute_loss=f) for a function f(network, batch)",
+        )
+
+
 def as_tensors(given: Any) -> Any:
     """Return a batch with its arrays of NumPy as tensors, also in tuples, lists and dictionaries."""
     if isinstance(given, numpy.ndarray) and given.dtype.kind in "biuf":
@@ -228,16 +240,8 @@ def _unknown(what: str, inputs: Any, targets: Any) -> UserError:
         f"the batch cannot be read: {what}",
         got=f"{shape_of(inputs)} and {shape_of(targets)}",
         allowed=_ALLOWED,
-        remedy=_as_function(targets)
-        or "hessfig.Problem(network, inputs, targets), or targets='NAME' of an entry of a dictionary",
+        remedy="hessfig.Problem(network, inputs, targets), or targets='NAME' of an entry of a dictionary",
     )
-
-
-def _as_function(targets: Any) -> str:
-    """Return the remedy for a function in place of targets; empty for anything else."""
-    if not callable(targets):
-        return ""
-    return "hessfig.Problem(network, batch, compute_loss=f), if the function is f(network, batch)"
 
 
 def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
@@ -255,8 +259,7 @@ def tensor_batches(inputs: Any, targets: Any, real: torch.dtype) -> list[Batch]:
             "inputs and targets are not tensors, or lists of as many tensors",
             got=f"{shape_of(inputs)} and {shape_of(targets)}",
             allowed="tensors whose first axis runs over samples",
-            remedy=_as_function(targets)
-            or "torch.as_tensor(array); wrap networks of other inputs in a module that takes one tensor",
+            remedy="torch.as_tensor(array); wrap networks of other inputs in a module that takes one tensor",
         )
     for name, side in (("inputs", xs), ("targets", ys)):
         for tensor in side:

@@ -11,7 +11,13 @@ from torch import nn
 
 from hessfig.config.machine import bytes_of
 from hessfig.curvature.double_backward import differentiating
-from hessfig.models.own.batches import as_tensors, is_plain, keep_batches, read_batches
+from hessfig.models.own.batches import (
+    as_tensors,
+    check_targets,
+    is_plain,
+    keep_batches,
+    read_batches,
+)
 from hessfig.models.own.own_checks import checked_network
 from hessfig.models.own.weight_names import FOUND, TRAINABLE
 from hessfig.models.own.wrappers import opener_of
@@ -71,6 +77,7 @@ def open_request(
     """
     most = None if memory is None else bytes_of(memory)
     network = checked_network(network)
+    check_targets(targets)
     inputs = as_tensors(keep_batches(inputs))
     targets = as_tensors(keep_batches(targets, "targets"))
     is_found = isinstance(weights, str) and weights == FOUND
