@@ -78,11 +78,10 @@ def _own_files(
 def _requirements(manifest: Mapping[str, Any]) -> str:
     """Return the versions that made the table, as requirements for pip. hessfig itself is installed from its source."""
     versions = manifest.get("versions") or {}
-    lines = [
-        f"{name}=={str(number).partition('+')[0]}"
-        for name, number in sorted(versions.items())
-        if number
-    ]
+    lines = []
+    for name, number in sorted(versions.items()):
+        if number:
+            lines.append(f"{name}=={str(number).partition('+')[0]}")
     return "".join(f"{plain(line)}\n" for line in lines)
 
 

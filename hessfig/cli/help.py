@@ -43,18 +43,15 @@ def _group_help(group: str, own: Path | None) -> str:
 
 def _settings_help(verb: Verb) -> str:
     """Return one line per setting; those that make a table are listed where a table is made."""
-    listed = {
-        key: setting
-        for key, setting in settings().items()
-        if verb.takes(key)
-        and (verb.makes_table or setting.role not in TABLE or setting.role == Role.fit)
-    }
+    listed = {}
+    for key, setting in settings().items():
+        is_read = setting.role not in TABLE or setting.role == Role.fit
+        if verb.takes(key) and (verb.makes_table or is_read):
+            listed[key] = setting
     lines = [_line(key, _meaning(setting)) for key, setting in listed.items()]
-    return (
-        "settings:\n"
-        + "\n".join(lines)
-        + ("" if verb.makes_table else f"\n{_OF_A_TABLE}")
-    )
+    if not verb.makes_table:
+        lines.append(_OF_A_TABLE)
+    return "\n".join(["settings:", *lines])
 
 
 def _meaning(setting: Setting) -> str:

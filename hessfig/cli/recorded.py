@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,8 @@ def job_of(manifest: Mapping[str, Any], own: Path | None) -> Job:
 
 def code_of(job: Job) -> list[str]:
     """Return the names of the user's own code in the settings: factories and quantities."""
-    return list(
-        dict.fromkeys(spec for _, config in job.variants for spec in specs_of(config))
-    )
+    specs = [specs_of(config) for _, config in job.variants]
+    return list(dict.fromkeys(chain(*specs)))
 
 
 def check_code(job: Job, given: Mapping[str, str]) -> None:

@@ -46,13 +46,14 @@ def _no_figure(job: Job) -> UserError:
             "no figure chosen", got="figure=none", allowed="figure=NAME", remedy=lists
         )
     drawn = [figure.name for figure in shipped_figures() if figure.sweep == sweep]
+    remedy = f"figure.name={sweep} figure.layout=lines; {lists}"
+    if drawn:
+        remedy = f"figure={drawn[0]}"
     return UserError(
         f"no figure of sweep {sweep} is chosen",
         got="figure=none",
         allowed=f"figure=NAME ({first_few(drawn)}), or figure.name=NAME figure.layout=LAYOUT",
-        remedy=f"figure={drawn[0]}"
-        if drawn
-        else f"figure.name={sweep} figure.layout=lines; {lists}",
+        remedy=remedy,
     )
 
 

@@ -86,11 +86,8 @@ class Workers:
             )
         if shard is None:
             return run_sweep(sweep, command=command)
-        words = [
-            word
-            for word in words_without(job, Role.machine)
-            if not word.startswith("shard=")
-        ]
+        words = words_without(job, Role.machine)
+        words = [word for word in words if not word.startswith("shard=")]
         done = run_shard(sweep, Shard(*parse_shard(shard)))
         return replace(done, collect=command_line("run", *job.flags, *words))
 

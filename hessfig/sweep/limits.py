@@ -78,11 +78,10 @@ def unread_setting(variant: Variant, key: str) -> UserError | None:
         and key not in read
         and not any(map(is_own, config.quantities))
     ):
-        readers = [
-            row.name
-            for row in CATALOGUE.values()
-            if key in keys_read(row.settings(config, variant.layout))
-        ]
+        readers = []
+        for row in CATALOGUE.values():
+            if key in keys_read(row.settings(config, variant.layout)):
+                readers.append(row.name)
         remedy = f"quantities=[{readers[0]}]" if readers else ""
         return _idle(
             key,
@@ -193,16 +192,14 @@ def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:
     config, layout = variant.config, variant.layout
     number = 8 if config.dtype == DType.float64 else 4
     weights = sum(weight.size for weight in layout.parameters or layout.weights)
-    yield from _activations(config, number) if config.task.data.facts.length else ()
+    if config.task.data.facts.length:
+        yield from _activations(config, number)
     place = kind(config.model.kind).place  # without one its width says how large it is
     is_given = (
         bool(place) and getattr(config.model, place.partition(".")[2]) is not None
     )
-    yield (
-        place if is_given else "model.d_model",
-        f"a network of {weights} weights",
-        number * weights,
-    )
+    key = place if is_given else "model.d_model"
+    yield key, f"a network of {weights} weights", number * weights
     if config.estimator.method.facts.fewest:
         count = config.estimator.num_probes
         yield (

@@ -125,27 +125,20 @@ class MonitoredTraining:
             ]
             self._begun = True
         if self._parts:
-            self._moved |= {
-                name
-                for name in {*self._parts, *parts}
-                if self._parts.get(name) != parts.get(name)
-            }
+            for name in {*self._parts, *parts}:
+                if self._parts.get(name) != parts.get(name):
+                    self._moved.add(name)
         self._parts = dict(parts)
 
     def _check_same(self, step: int, parts: Mapping[str, str]) -> None:
         """Raise OtherTraining unless the measurements before `step` may be of the training that is at it now."""
         steps = sorted({cell.step for cell in self._cells})
         measured = f"steps {steps[0]} to {steps[-1]}"
-        other = [
-            name
-            for name in dict.fromkeys((*self._parts, *parts))
-            if self._parts.get(name) != parts.get(name)
-        ]
-        other = [
-            name
-            for name in other
-            if name not in self._moved and not name.endswith(_RUNNING)
-        ]
+        other = []
+        for name in dict.fromkeys([*self._parts, *parts]):
+            is_free = name in self._moved or name.endswith(_RUNNING)
+            if not is_free and self._parts.get(name) != parts.get(name):
+                other.append(name)
         if other or steps[0] >= step:
             if other:
                 what = f"where these were others: {first_few(other)}"
@@ -254,8 +247,7 @@ class MonitoredTraining:
             cell for entry in listed if (cell := self._read(*entry)) is not None
         ]
         self._tell_lost(
-            [(step, name) for step, name, _ in listed],
-            [(step, name) for step, name in seen["lost"]],
+            [(step, name) for step, name, _ in listed], list(map(tuple, seen["lost"]))
         )
 
     def _tell_lost(self, listed: list[Measurement], before: list[Measurement]) -> None:
@@ -263,9 +255,8 @@ class MonitoredTraining:
         lost = self._gone(listed)
         self._lost = self._gone(before) + lost
         if lost:
-            steps = first_few(
-                [str(step) for step in dict.fromkeys(step for step, _ in lost)], most=10
-            )
+            distinct = dict.fromkeys(str(step) for step, _ in lost)
+            steps = first_few(list(distinct), most=10)
             words = (
                 f"{len(lost)} of {len(listed)} measurements are lost: "
                 f"their cells are gone, or damaged (steps {steps})"
@@ -288,16 +279,12 @@ class MonitoredTraining:
     def _table(self) -> str:
         cells = sorted(self._cells, key=lambda cell: cell.step)
         shared = {"sweep": self.folder.name}
-        return table_text(
-            {
-                **shared,
-                "config": self._hashes[cell.quantity][:12],
-                **self._labels(cell),
-                **row,
-            }
-            for cell in cells
-            for row in cell.rows
-        )
+        rows = []
+        for cell in cells:
+            config = self._hashes[cell.quantity][:12]
+            place = {**shared, "config": config, **self._labels(cell)}
+            rows.extend({**place, **row} for row in cell.rows)
+        return table_text(rows)
 
     def _manifest(self, every: int, seal: Mapping[str, str]) -> str:
         # Except what was measured again since.

@@ -104,11 +104,9 @@ def manifest_text(sweep: Sweep, run: dict[str, Any]) -> str:
 
 def config_hash(variants: Sequence[Variant]) -> str:
     """Return a hash of everything on which a table's numbers depend."""
-    sciences = [
-        variant.science(name)
-        for variant in variants
-        for name in variant.config.quantities
-    ]
+    sciences: list[Any] = []
+    for variant in variants:
+        sciences.extend(map(variant.science, variant.config.quantities))
     own = [networks for variant in variants if (networks := variant.networks())]
     return digest(
         [without_added(in_manifest(unpinned(variants[0].config))), sciences, *own]
@@ -170,12 +168,10 @@ def _cpu() -> str | None:
         lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named = [
-        line.partition(":")[2].strip()
-        for line in lines
-        if line.startswith("model name")
-    ]
-    return (named[0] if named else platform.processor()) or None
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip() or None
+    return platform.processor() or None
 
 
 def _version(name: str) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ class Sweep:
         sigma and seed has no such spread, and no pilots; nor has a trained state, for
         which every pilot would be a training.
         """
-        return [cell for pilots in self._pilots for cell in pilots]
+        return list(chain(*self._pilots))
 
     @cached_property
     def allocations(self) -> list[Allocation]:
@@ -157,20 +157,14 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """The cells, repeat by repeat, so that an early stop leaves whole curves."""
         planned = list(zip(self.variants, self.allocations, strict=True))
-        return [
-            Cell(
-                variant,
-                sigma,
-                seed,
-                name,
-                chosen.at(sigma) if name == FROBENIUS else {},
-                step,
-            )
-            for seed in self.variants[0].seeds()
-            for variant, chosen in planned
-            for sigma, step in product(variant.sigmas(), variant.steps())
-            for name in variant.config.quantities
-        ]
+        cells = []
+        for seed in self.variants[0].seeds():
+            for variant, chosen in planned:
+                for sigma, step in product(variant.sigmas(), variant.steps()):
+                    for name in variant.config.quantities:
+                        probes = chosen.at(sigma) if name == FROBENIUS else {}
+                        cells.append(Cell(variant, sigma, seed, name, probes, step))
+        return cells
 
     @property
     def notes(self) -> list[str]:
@@ -226,10 +220,8 @@ def _left_out(asked: Config, planned: Config) -> list[str]:
 
 def _pilots(variant: Variant) -> list[Cell]:
     pilot = replace(variant, config=pilot_config(variant.config))
-    return [
-        Cell(pilot, sigma, seed)
-        for index, sigma in enumerate(few(sigma_values(variant.config.grid)))
-        for seed in range(
-            -1 - index * PILOT_REPEATS, -1 - (index + 1) * PILOT_REPEATS, -1
-        )
-    ]
+    cells = []
+    for sigma in few(sigma_values(variant.config.grid)):
+        for _ in range(PILOT_REPEATS):
+            cells.append(Cell(pilot, sigma, -1 - len(cells)))
+    return cells

@@ -58,7 +58,8 @@ def describe_plan(sweep: Sweep, *, title: str = "", unread: bool = True) -> str:
     lines.append(f"cells: {len(cells)} ({kinds}): {counts}")
     lines += _failure_lines(sweep.failures, [*pilots_todo, *todo])
     lines.append(_time_line([*pilots, *cells], [*pilots_todo, *todo], sweep.store))
-    lines += _memory_lines(sweep.variants) if todo else []
+    if todo:
+        lines += _memory_lines(sweep.variants)
     return "\n".join(lines)
 
 
@@ -196,16 +197,13 @@ def _failure_lines(failures: Failures, todo: list[Cell]) -> list[str]:
     ]
     for cause, cells in kinds[:_CAUSES]:
         first, *rest = cause[:_LONGEST_CAUSE].splitlines() or [""]
-        lines += [
-            f"  {len(cells)} cells, such as {cells[0]}: {first}",
-            *(f"    {line}" for line in rest),
-        ]
+        lines.append(f"  {len(cells)} cells, such as {cells[0]}: {first}")
+        lines += [f"    {line}" for line in rest]
     more = len(kinds) - _CAUSES
-    return [
-        *lines,
-        *([f"  and {more} more causes"] if more > 0 else []),
-        f"  the causes of each: {failures.folder}",
-    ]
+    if more > 0:
+        lines.append(f"  and {more} more causes")
+    lines.append(f"  the causes of each: {failures.folder}")
+    return lines
 
 
 def reasons(failures: Failures, cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
@@ -223,19 +221,18 @@ def _blocks(variant: Variant) -> str:
     """Return the names of the blocks: of every layer, or each with its layers where some are left out."""
     layers: dict[str, set[int]] = {}
     for block in variant.blocks:
-        layers.setdefault(_name(block), set()).update(
-            [] if block.is_across else [block.layer]
-        )
+        numbers = layers.setdefault(_name(block), set())
+        if not block.is_across:
+            numbers.add(block.layer)
     inside = [numbers for numbers in layers.values() if numbers - {0}]
     everywhere = all(
         numbers >= set(range(1, variant.layout.num_layers + 1)) for numbers in inside
     )
-    names = [
-        name
-        if everywhere or not numbers - {0}
-        else f"{name}@{','.join(map(str, sorted(numbers)))}"
-        for name, numbers in layers.items()
-    ]
+    names = []
+    for name, numbers in layers.items():
+        if not everywhere and numbers - {0}:
+            name += f"@{','.join(map(str, sorted(numbers)))}"
+        names.append(name)
     words = ", ".join(names) if len(names) <= 6 else f"{len(names)} pairs"
     return words + " of every layer" * (bool(inside) and everywhere)
 
@@ -290,22 +287,21 @@ def _alike(cell: Cell) -> tuple[Variant, str]:
 
 def _memory_lines(variants: Sequence[Variant]) -> list[str]:
     """Return the memory of a worker for the smallest and the largest network, if the settings determine it."""
-    known = sorted(
-        (size, _network(variant))
-        for variant in variants
-        if (size := expected_memory(variant)) is not None
-    )
+    known = []
+    for variant in variants:
+        size = expected_memory(variant)
+        if size is not None:
+            known.append((size, _network(variant)))
+    known.sort()
     if not known:
         return [
             "memory: not known for this network before it is run, whose last line tells it"
         ]
     # One, where they are equal.
-    ends = {
-        f"{size / 2**30:.1f} GiB": network for size, network in (known[-1], known[0])
-    }
-    where = " to ".join(
-        f"{size} ({network})" for size, network in reversed(ends.items())
-    )
+    ends = {}
+    for size, network in (known[-1], known[0]):
+        ends[f"{size / 2**30:.1f} GiB"] = f" ({network})"
+    where = " to ".join(map("".join, reversed(ends.items())))
     return [f"memory: about {where} per worker (a guess)"]
 
 

@@ -84,7 +84,9 @@ class NotebookBar:
         completed: int | None = None,
     ) -> None:
         """Count, and redraw the bar unless that was done a moment ago."""
-        self._done = (self._done if completed is None else completed) + advance
+        if completed is not None:
+            self._done = completed
+        self._done += advance
         self._note = note
         self._total = self._total if total is None else total
         if time.perf_counter() - self._drawn > REDRAWN:
@@ -226,10 +228,8 @@ class Reporter:
 
     def _show_training(self, outcome: CellOutcome) -> None:
         self.peak = max(self.peak, outcome.peak)
-        self._bar.update(
-            self._task,
-            note=outcome.cause if outcome.kind == "training" else self._note(),
-        )
+        note = outcome.cause if outcome.kind == "training" else self._note()
+        self._bar.update(self._task, note=note)
         last_line = self._told.get(str(outcome.cell), self._started)
         now = time.perf_counter()
         if not self.counts["measured"]:

@@ -200,11 +200,12 @@ def _lacks(sweep: Sweep, missing: list[Cell], diverged: list[Cell]) -> list[str]
         (diverged, "their trainings diverged"),
         (others, "run the same command again"),
     )
-    return [
-        f"{len(cells)} of {len(planned)} cells are not in the table ({_first(cells)}): {words}"
-        for cells, words in kinds
-        if cells
-    ]
+    lines = []
+    for cells, words in kinds:
+        if cells:
+            what = f"{len(cells)} of {len(planned)} cells are not in the table"
+            lines.append(f"{what} ({_first(cells)}): {words}")
+    return lines
 
 
 def _first(cells: Sequence[Cell]) -> str:

@@ -72,11 +72,10 @@ def trained_for(
                 yield outcome
     finally:
         pool.stop()
-    causes = {
-        cell: lost[cell.trajectory.key]
-        for cell in cells
-        if cell.trajectory and cell.trajectory.key in lost
-    }
+    causes = {}
+    for cell in cells:
+        if cell.trajectory and cell.trajectory.key in lost:
+            causes[cell] = lost[cell.trajectory.key]
     for cell, cause in causes.items():
         yield CellOutcome(cell, "failed", f"its training failed: {cause}")
     return [cell for cell in cells if cell not in causes]

@@ -137,7 +137,8 @@ class Variant:
         contents, witness = planned_contents(
             self.config, sigma, seed, twice=is_first, distances=distances
         )
-        self.witness.update({} if self.witness else witness)
+        if not self.witness:
+            self.witness.update(witness)
         return dict(zip(labels, contents, strict=True))
 
     @cached_property
@@ -154,22 +155,20 @@ class Variant:
         else:
             seeds = range(self.config.first_seed, self.config.first_seed + 1)
         places = product(self.sigmas(), seeds, self._distances)
-        contents = {
-            self._label(sigma, seed, is_far=is_far): self.content(
-                sigma, seed, is_far=is_far
-            )
-            for sigma, seed, is_far in places
-        }
+        contents = {}
+        for sigma, seed, is_far in places:
+            label = self._label(sigma, seed, is_far=is_far)
+            contents[label] = self.content(sigma, seed, is_far=is_far)
         return {label: content for label, content in contents.items() if content}
 
     def reusable_contents(self) -> dict[str, str]:
         """Return the contents of its networks by settings, sigma and seed, for runs with reuse=sources."""
         networks = self.networks().items()
-        return {
-            digest([self._network, label]): content
-            for label, content in networks
-            if not content.startswith(ONCE)
-        }
+        reusable = {}
+        for label, content in networks:
+            if not content.startswith(ONCE):
+                reusable[digest([self._network, label])] = content
+        return reusable
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity called `name`, of the package or of the user's own files."""
@@ -301,11 +300,9 @@ class Variant:
 
 def note_contents(folder: Path, variants: Sequence[Variant]) -> None:
     """Keep, next to the table, what the user's code returned in this run and those before."""
-    met = {
-        label: content
-        for variant in variants
-        for label, content in variant.reusable_contents().items()
-    }
+    met: dict[str, str] = {}
+    for variant in variants:
+        met |= variant.reusable_contents()
     if met:
         write_text(
             folder / MET, sealed_text({"networks": {**_read_contents(folder), **met}})
