@@ -279,7 +279,7 @@ class MonitoredTraining:
     def _table(self) -> str:
         cells = sorted(self._cells, key=lambda cell: cell.step)
         shared = {"sweep": self.folder.name}
-        rows = []
+        rows: list[dict[str, Any]] = []
         for cell in cells:
             config = self._hashes[cell.quantity][:12]
             place = {**shared, "config": config, **self._labels(cell)}

@@ -220,7 +220,7 @@ def _left_out(asked: Config, planned: Config) -> list[str]:
 
 def _pilots(variant: Variant) -> list[Cell]:
     pilot = replace(variant, config=pilot_config(variant.config))
-    cells = []
+    cells: list[Cell] = []
     for sigma in few(sigma_values(variant.config.grid)):
         for _ in range(PILOT_REPEATS):
             cells.append(Cell(pilot, sigma, -1 - len(cells)))
