@@ -313,6 +313,10 @@ def test_lora_of_peft():
             {"inputs": [(X, GOAL), (X, GOAL), (X, GOAL)], "targets": [GOAL]},
             "3 batches and 1 targets",
         ),
+        (
+            {"inputs": [(X, GOAL)], "targets": F.cross_entropy},
+            "a function stands in the place of the targets",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(changes, message):
