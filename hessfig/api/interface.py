@@ -310,6 +310,7 @@ class Problem:
             single,
             config.parts[0],
             lambda of: engines.column(of.layer, of.col, [of]),
+            self._kept_checks.made(problem, products),
         )
 
     def approximation(

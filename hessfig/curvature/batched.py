@@ -138,6 +138,10 @@ class SmallNetwork:
             return None
         return _OneVector(batches, [self.at[name] for name in columns])
 
+    def shares_graphs(self, part: Part) -> bool:
+        """Whether the graphs of a part exist, and are those of every SmallNetwork of the objective."""
+        return part in self._shared.graphs
+
     def graphs(self, part: Part) -> _Graphs:
         """Return the graphs of a part, which are created once."""
         for place in (self._shared.graphs, self._large_graphs):
@@ -534,6 +538,10 @@ class BatchedColumn(SidedColumn):
             return None
         columns = self._names_of(self.col)
         return self._network.kept_product(part, columns, self._names_of(self.rows[row]))
+
+    def shares_graphs(self, part: Part) -> bool:
+        """Whether graphs are those of all columns, as SidedColumn says."""
+        return self._network.holds(part) and self._network.shares_graphs(part)
 
     def _names_of(self, side: Sequence[Weight]) -> list[str]:
         """Return the names of the parameters of one side of a block, as the network has them."""

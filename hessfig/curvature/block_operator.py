@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -120,6 +120,15 @@ def _described(tensor: Any) -> str:
     return f"{tuple(tensor.shape)}{complex_numbers}"
 
 
+class Made(NamedTuple):
+    """What an operator made, for operators of the same block and part that come later."""
+
+    rows: Entries
+    columns: Entries
+    column: Column
+    product: KeptProduct | None
+
+
 class BlockOperator(ImplicitMatrix):
     r"""A block A of the Hessian as an operator, for products and for solvers of other libraries.
 
@@ -166,20 +175,26 @@ class BlockOperator(ImplicitMatrix):
         block: Block,
         part: Part,
         column: Callable[[Block], Column],
+        made: dict[tuple[Block, Part], Made] | None = None,
     ) -> None:
         self.block = block
         self.part = part
         self._problem = objective
         self._column_of = column
-        self.rows = Entries(objective, block.row_layer, block.row)
-        # Both sides of a diagonal block are the same weights.
-        self.columns = self.rows
-        if not block.is_diagonal:
-            self.columns = Entries(objective, block.layer, block.col)
-        self.names = self.columns.names
-        self.sizes = self.columns.sizes
         self._made: Column | None = None
         self._kept: KeptProduct | None = None
+        self._shared = {} if made is None else made
+        before = self._shared.get((block, part))
+        if before is not None:
+            self.rows, self.columns, self._made, self._kept = before
+        else:
+            self.rows = Entries(objective, block.row_layer, block.row)
+            # Both sides of a diagonal block are the same weights.
+            self.columns = self.rows
+            if not block.is_diagonal:
+                self.columns = Entries(objective, block.layer, block.col)
+        self.names = self.columns.names
+        self.sizes = self.columns.sizes
         self._transposed: BlockOperator | None = self if block.is_diagonal else None
         shape = (sum(self.rows.sizes), sum(self.columns.sizes))
         device = next(objective.network.parameters()).device
@@ -200,7 +215,7 @@ class BlockOperator(ImplicitMatrix):
             block = self.block
             mirrored = Block(block.row_layer, block.col, block.row, block.layer)
             self._transposed = BlockOperator(
-                self._problem, mirrored, self.part, self._column_of
+                self._problem, mirrored, self.part, self._column_of, self._shared
             )
             self._transposed._transposed = self
         return self._transposed
@@ -305,7 +320,15 @@ class BlockOperator(ImplicitMatrix):
         if is_single:
             # The product has created the graphs.
             self._kept = self._kept_product()
+            self._share()
         return product
+
+    def _share(self) -> None:
+        """Leave column and kept product to later operators, if they hold no graphs of their own."""
+        column = self._made_column()
+        if isinstance(column, SidedColumn) and column.shares_graphs(self.part):
+            made = Made(self.rows, self.columns, column, self._kept)
+            self._shared[self.block, self.part] = made
 
     def _kept_product(self) -> KeptProduct | None:
         """Return the product with one vector, if its graphs are kept."""

@@ -405,6 +405,11 @@ class SidedColumn:
         del row, part
         return None
 
+    def shares_graphs(self, part: Part) -> bool:
+        """Whether the graphs of a part are those of all columns of the problem, which hold them in any case."""
+        del part
+        return False
+
     @property
     def _is_of_whole(self) -> bool:
         """Whether every weight of every side is a parameter."""

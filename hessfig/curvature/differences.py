@@ -194,17 +194,42 @@ class DifferencedColumn(SidedColumn):
 
         Of a part that vanishes, such as H_f of the weights of a last linear layer, the
         error has no product to be compared with: it is compared with the usual error of
-        products of H.
+        products of H (`most_of_zero`).
         """
         deviation, size = self._squares[row, part].tolist()
+        if size:
+            return float("nan")
         most = self._squared_lengths**0.5 * self.most_of_zero(row)
-        if size or not deviation**0.5 <= most:
+        if not deviation**0.5 <= most:
             return float("nan")
         return float(deviation**0.5)
 
     def most_of_zero(self, row: Hashable) -> float:
-        """Return the largest error of a product that is zero, for a vector of length 1."""
-        return self.usual_error * self.typical(row, Part.H)
+        r"""Return the largest error of a product that is zero, for a vector v of length 1.
+
+        The usual error of products of H, whose length is taken to be the first of these
+        that is not zero, for a random unit vector u in the weights of the column:
+
+        .. math:: |H_\text{block} u|, \qquad |H u| \text{ in the parameters of all rows and of the column},
+                  \qquad |g| / |w| \text{ in these}.
+
+        The block of two weights that do not interact is zero itself. The last one is the
+        length that a product has if the gradient g changes by its own length over a step as
+        long as the weights.
+        """
+        size = self.typical(row, Part.H)
+        if not size:
+            size = self._size_beside
+        return self.usual_error * size
+
+    @cached_property
+    def _size_beside(self) -> float:
+        """|H u| in all parameters of the column and its rows, or |g| / |w| in these if H is zero there."""
+        products, _ = self._of_parameters(self._random_unit, [Part.H])
+        size = length(products[Part.H])
+        if size:
+            return size
+        return length(self._gradient_sizes) / (length(self._here) or 1.0)
 
     def typical(self, row: Hashable, part: Part) -> float:
         """Return |A v| / |v| for a random vector v: the root mean square of the singular values of A.
@@ -213,16 +238,20 @@ class DifferencedColumn(SidedColumn):
         of the squared singular values. It costs one product, and is kept.
         """
         if part not in self._typical:
-            draws = stream(0, "typical product")
-            draw = torch.randn(
-                self.dim, 1, dtype=torch.float64, generator=draws, device="cpu"
-            )
-            probe = (draw / draw.norm()).to(self._here[0])
-            products, _ = self._products(probe, to_multiply([part]))
+            products, _ = self._products(self._random_unit, to_multiply([part]))
             self._typical[part] = {}
             for (key, _), product in products.items():
                 self._typical[part][key] = float(product.double().norm())
         return self._typical[part][row]
+
+    @property
+    def _random_unit(self) -> Float[Tensor, "dim 1"]:
+        """A random vector of length 1, always the same."""
+        draws = stream(0, "typical product")
+        draw = torch.randn(
+            self.dim, 1, dtype=torch.float64, generator=draws, device="cpu"
+        )
+        return (draw / draw.norm()).to(self._here[0])
 
     @cached_property
     def unit(self) -> float:
@@ -245,7 +274,14 @@ class DifferencedColumn(SidedColumn):
     def _products(
         self, probes: Tensor, parts: Sequence[Part]
     ) -> tuple[Products, Products]:
-        """Return the products and their deviations, one search of the step for each vector and part."""
+        """Return the products of the rows and their deviations."""
+        products, deviations = self._of_parameters(probes, parts)
+        return self.gathered(products), self.gathered(deviations)
+
+    def _of_parameters(
+        self, probes: Tensor, parts: Sequence[Part]
+    ) -> tuple[dict[Part, list[Tensor]], dict[Part, list[Tensor]]]:
+        """Return the products in all parameters and their deviations, a search of the step for each vector and part."""
         spread = self.spread(probes)
         for parameter, direction in zip(self.parameters, spread, strict=True):
             if id(parameter) in self._unreached:
@@ -260,7 +296,7 @@ class DifferencedColumn(SidedColumn):
             self.gradients += sum(one.gradients for one in each)
             products[part] = _stacked([one.product for one in each])
             deviations[part] = _stacked([one.deviation for one in each])
-        return self.gathered(products), self.gathered(deviations)
+        return products, deviations
 
     def _product(self, vector: Sequence[Tensor], part: Part) -> Differenced:
         """Return A v with its deviation, for one vector; a zero vector takes no gradient and has no error.
@@ -437,7 +473,7 @@ def check_errors(
     for a random u. A product that is shorter than a typical one may have the error that
     is allowed for that: the product of a vector that A maps to zero consists of
     rounding errors, and no step makes its relative error small. A product that is
-    exactly zero may have the usual error of products of H.
+    exactly zero may have the usual error of products of H (DifferencedColumn.most_of_zero).
     """
     source = differences_in(column)
     sizes = product.double().norm(dim=0).cpu()
@@ -446,8 +482,10 @@ def check_errors(
     lengths = vectors.double().norm(dim=0).cpu()
     row, _ = key
     allowed = ROUGHEST * sizes.maximum(lengths * source.typical(*key))
-    of_zero = lengths * source.most_of_zero(row)
-    allowed = torch.where(sizes == 0, allowed.maximum(of_zero), allowed)
+    is_zero = sizes == 0
+    if bool(is_zero.any()):
+        of_zero = lengths * source.most_of_zero(row)
+        allowed = torch.where(is_zero, allowed.maximum(of_zero), allowed)
     excess = errors - allowed
     if not bool((excess <= 0).all()):
         worst = int(excess.argmax())

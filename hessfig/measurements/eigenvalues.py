@@ -6,6 +6,7 @@ the dense block (n products and about 4/3 n^3 operations), the outermost ones by
 """
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -527,13 +528,17 @@ def _with_errors(found: Extremes, operator: Square, tolerance: float) -> Extreme
     """Return eigenvalues by differences with residuals |A v - value v| that include the error of A v.
 
     |A v - lambda v| <= |p - lambda v| + |A v - p| for the product p that was computed, so the
-    two are added, and convergence is decided by the sum.
+    two are added, and convergence is decided by the sum. Eigenvalues of a part that vanishes
+    have no scale: they are zero if the products state an error of zero.
     """
     image = operator.matmat(found.vectors)
     assert operator.last_errors is not None
     apart = (image - found.vectors * found.values.to(image)).double().norm(dim=0).cpu()
     residuals = apart + operator.last_errors
     is_small = bool((residuals <= tolerance * found.scale).all())
+    source = differences_in(operator.column)
+    if not found.scale and source is not None:
+        is_small = not math.isnan(source.error_of_zero(operator.row, operator.part))
     return replace(found, residuals=residuals, converged=found.converged and is_small)
 
 

@@ -41,7 +41,7 @@ from hessfig.weights import Layout, Weight
 DENSE_BOUND = 8e9  # bytes of a worker
 MANY = 1000  # probes
 COPIES = 4  # H_o and H_f, each once more while its columns are put together
-# Of all matrices of a block at once: two of 8 192 rows, or one of 12 247.
+# Of all matrices of a block at once: two of 8 660 rows, or one of 12 247.
 MATRIX_BYTES = 1.2e9
 # Weights of a network whose Hessian is decomposed; a minute, and 0.5 GB.
 MOST_DENSE = 4096

@@ -156,6 +156,86 @@ def test_a_part_that_vanishes_is_zero_within_an_error_that_is_small_beside_h(dty
     assert not operator.split(vector)["H_f"].any()
 
 
+class _Towers(nn.Module):
+    """Two maps side by side: no output depends on both, and the second is linear in what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.right = nn.Linear(4, 3)
+
+    def forward(self, x):
+        """Return outputs (batch, 6)."""
+        return torch.cat([self.left(x), self.right(x)], dim=1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("is_linear", [False, True], ids=["curved", "linear"])
+def test_the_block_of_weights_that_do_not_interact_is_zero_within_its_error(
+    dtype, is_linear
+):
+    """If the loss is linear in the outputs, H of the weights of the column is zero, too."""
+
+    def loss(outputs, targets):
+        right = outputs[:, 3:]
+        bent = right if is_linear else right.square()
+        return (outputs[:, :3] - targets).square().mean() + bent.mean()
+
+    loss.reduction = "mean"
+    torch.manual_seed(0)
+    problem = hessfig.Problem(_Towers(), torch.randn(6, 4), torch.randn(6, 3), loss)
+    pair = ("left.2.weight", "right.weight")
+    table = hessfig.measure(
+        problem,
+        blocks=[pair, "left.2.weight"],
+        parts="H",
+        products="differences",
+        dtype=dtype,
+    )
+    by_row = table.set_index(["row", "col"])
+    lost, beside = by_row.loc[pair], by_row.loc["left.2.weight", "left.2.weight"]
+    assert lost["value"] == 0.0 and lost["status"] == "ok"
+    most = {"float64": 1e-7, "float32": 1e-2}[dtype]
+    assert 0 < lost["error"] <= most * beside["value"]
+    operator = problem.operator(pair, dtype=dtype, products="differences")
+    assert not (operator @ torch.linspace(-1, 1, 12)).any()
+    assert 0 < float(operator.last_errors) <= most * beside["value"]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_eigenvalues_of_a_part_that_vanishes_are_zero_within_their_error(dtype):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    problem = hessfig.Problem(network, torch.randn(6, 4), torch.randint(0, 3, (6,)))
+    table = hessfig.measure(
+        problem,
+        blocks=["2.weight"],
+        quantities=["largest_eigenvalue", "smallest_eigenvalue"],
+        products="differences",
+        dtype=dtype,
+        spectrum={"tolerance": 1e-2},
+    )
+    of_h = table[(table["part"] == "H") & (table["quantity"] == "largest_eigenvalue")]
+    lost = table[table["part"] == "H_f"]
+    assert len(lost) == 2 and (table["status"] == "ok").all()
+    most = {"float64": 1e-7, "float32": 1e-2}[dtype] * float(of_h["value"].iloc[0])
+    assert (lost["value"] == 0.0).all() and lost["error"].between(1e-30, most).all()
+
+
+def test_eigenvalues_of_zero_without_a_small_error_have_not_converged(monkeypatch):
+    monkeypatch.setattr(DifferencedColumn, "most_of_zero", lambda column, row: 0.0)
+    torch.manual_seed(0)
+    problem = hessfig.Problem(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    table = hessfig.measure(
+        problem,
+        blocks=["weight"],
+        quantities=["largest_eigenvalue"],
+        products="differences",
+    ).set_index("part")
+    assert table.loc["H_f", "status"] == "not_converged"
+    assert table.loc["H_f", "value"] == 0.0 and table.loc["H", "status"] == "ok"
+
+
 def test_zeros_whose_error_is_not_small_beside_h_are_rough(monkeypatch):
     model = ARCHITECTURES["linear mlp"]
     problem = toy_problem(model, toy_task(model, loss=Loss.mse))

@@ -345,6 +345,11 @@ class LargeNetwork:
         """Whether the graphs of a batch are kept."""
         return number < self._kept
 
+    @property
+    def shares_graphs(self) -> bool:
+        """Whether the graphs of all batches are kept, and are those of every column."""
+        return self._shared is not None
+
     def graphs(self, number: int, at: Mapping[str, Tensor]) -> Graphs:
         """Return the graphs of a batch. Raises UserError if its features have changed since the first time."""
         every = self._parameters()
@@ -574,6 +579,10 @@ class OwnColumn(LargeColumn):
         if not (part == Part.H and are_kept and self.network.holds(part)):
             return None
         return partial(self._product, self.rows[row])
+
+    def shares_graphs(self, part: Part) -> bool:
+        """Whether graphs are those of all columns, as SidedColumn says."""
+        return self.network.holds(part) and self.network.shares_graphs
 
     def _product(self, row: Sequence[Weight], vector: Tensor) -> Tensor:
         """Return H v in the weights of a row, through graphs that are kept: one backward pass per batch."""

@@ -142,11 +142,11 @@ class ShardedHessian:
 
         With the estimated error e of the product p, it is returned if
 
-        .. math:: |e| \le \frac{1}{10} \max\Bigl(|p|, \frac{1}{10} |v| \frac{|H u|}{|u|}\Bigr)
+        .. math:: |e| \le \frac{1}{10} \max\Bigl(|p|, |v| \frac{|H u|}{|u|}\Bigr)
 
-        for a random u (for H_o, |H_o u|): the product of a vector that H maps to zero consists
-        of rounding, and may have the error that is allowed for a tenth of a typical product. The
-        typical one is evaluated only if the first bound fails.
+        for a random u (for H_o, |H_o u|), as in differences.check_errors: the product of a
+        vector that H maps to zero consists of rounding, and may have the error that is allowed
+        for a typical product. The typical one is evaluated only if the first bound fails.
 
         Parameters
         ----------
@@ -182,13 +182,13 @@ class ShardedHessian:
     @cached_property
     def _typical(self) -> float:
         # H_f = H - H_o may be zero up to rounding.
-        """A tenth of |A u| / |u| for a random vector u, which is computed once.
+        """|A u| / |u| for a random vector u, which is computed once.
 
         For H_f it is that of H: H_f = H - H_o may be zero up to rounding.
         """
         summand = Part.H if self._part == Part.H_f else self._part
         done, along = self._differenced(self.shards.probe(0, "typical"), summand)
-        return ROUGHEST * length(done.product) / length(along)
+        return length(done.product) / length(along)
 
     def _differenced(
         self, vector: Tensor, part: Part

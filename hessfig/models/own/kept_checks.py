@@ -140,6 +140,12 @@ class KeptChecks:
         with request.preserved():
             return self._checked(request)
 
+    def made(self, objective: Objective, products: str) -> dict[Any, Any]:
+        """Return what operators of the kept objective made, for later ones with the same products; else nothing."""
+        if self._last is None or not self._last.holds(objective):
+            return {}
+        return self._last.made.setdefault(products, {})
+
     def _checked(self, request: Request) -> Objective:
         """Return the problem of a request, checked anew, and keep it if that takes less time than the checks."""
         started = time.perf_counter()
@@ -167,6 +173,12 @@ class _Kept:
         self._compared = checking.compared()
         self._versions = _versions(objective)
         self._sizes = self._compared.sizes(request)
+        # What operators made, by their kind of products.
+        self.made = dict[str, dict[Any, Any]]()
+
+    def holds(self, objective: Objective) -> bool:
+        """Whether this is the objective, and it is kept between operators."""
+        return self._held is objective
 
     def objective(self, request: Request) -> Objective | None:
         """Return the objective, if a request is for the same function; None if not."""

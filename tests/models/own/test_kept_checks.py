@@ -407,3 +407,49 @@ def test_columns_of_a_large_network_share_graphs():
         for part in ("H", "H_o", "H_f"):
             mine, own = (one.split(vector, [part])[part] for one in (operator, alone))
             assert torch.equal(mine, own), (block, part)
+
+
+@pytest.mark.parametrize("width", [5, 300])
+def test_a_second_operator_multiplies_through_the_graphs_of_the_first(width):
+    """A weight that changes, or another kind of products, has graphs of its own."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Linear(20, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 4)
+    )
+    problem = hessfig.Problem(
+        network, torch.randn(32, 20), torch.randint(4, (32,)), "cross_entropy"
+    )
+    for block in ["all", "0.weight", ("0.bias", "2.weight")]:
+        first = problem.operator(block)
+        vector = torch.linspace(-1, 1, first.shape[1], dtype=torch.float64)
+        products = [first @ vector, first @ vector]
+        second = problem.operator(block)
+        assert second is not first and second._kept is first._kept is not None
+        assert second.rows is first.rows and second.columns is first.columns
+        products.append(second @ vector)
+        assert all(torch.equal(one, products[0]) for one in products)
+        transposed = torch.linspace(1, 2, first.shape[0], dtype=torch.float64)
+        fresh = copy.copy(problem).operator(block)
+        assert torch.equal(second.T @ transposed, fresh.T @ transposed)
+    assert problem.operator("all", "H_f")._kept is None
+    assert problem.operator("all", products="differences")._kept is None
+    with torch.no_grad():
+        network[0].weight[0, 0] += 0.1
+    third = problem.operator("all")
+    assert third._kept is None
+    vector = torch.linspace(-1, 1, third.shape[1], dtype=torch.float64)
+    assert torch.equal(third @ vector, copy.copy(problem).operator("all") @ vector)
+
+
+def test_graphs_that_no_other_column_holds_are_not_kept(monkeypatch):
+    """They are freed with their operator, since they may be large."""
+    monkeypatch.setattr("hessfig.curvature.batched.KEPT_BYTES", 0)
+    problem = hessfig.Problem(
+        Network().eval(), torch.randn(6, 3), torch.randn(6, 2), "mse"
+    )
+    operator = problem.operator("last.weight")
+    vector = torch.ones(operator.shape[1], dtype=torch.float64)
+    first, again = operator @ vector, operator @ vector
+    second = problem.operator("last.weight")
+    assert second._made is None and torch.equal(second @ vector, first)
+    assert torch.equal(first, again)
