@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from inspect import isgeneratorfunction
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import jaxtyping
@@ -34,15 +36,10 @@ def _modules() -> Iterator[tuple[str, Path]]:
 
 def _imported(path: Path) -> set[str]:
     """Return the libraries that a module imports when it is imported itself."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.ImportFrom):
-            found.add((node.module or "").partition(".")[0])
-        elif isinstance(node, ast.Import):
-            found |= {one.name.partition(".")[0] for one in node.names}
-    return found
+    return {*_IMPORTED.findall(path.read_text("utf-8"))}
 
 
+_IMPORTED = re.compile(r"^(?:from|import) (\w+)", flags=re.MULTILINE)
 COMPUTING = [name for name, path in _modules() if _imported(path) & LIBRARIES]
 CHECKED = [
     name
@@ -57,16 +54,79 @@ checked = beartype(
 _with_shapes = jaxtyping.jaxtyped
 
 
-def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
-    """Check types alone where no annotation has a shape, and else types and shapes in one go.
+@dataclass
+class Span:
+    """The test that is running: how many ran before it, and whether it has all calls checked."""
 
-    What the hook does by default binds the arguments of every function, and checks them
-    again with the result: a tenth of all time that the tests take, and three of four
-    functions have no shapes that could be bound.
+    number: int = 0
+    is_thorough: bool = False
+
+
+SPAN = Span()
+
+
+def begin(*, is_thorough: bool) -> None:
+    """Begin a test: the calls of every function are counted anew."""
+    SPAN.number += 1
+    SPAN.is_thorough = is_thorough
+
+
+def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
+    """Check a function's 1st, 2nd, 4th, 8th, ... call of every test; all calls of a test that is long.
+
+    To check every call took a quarter of all time of the tests, for calls that are like
+    the first ones of the same test. What checks is made when it is needed first: most
+    functions are never called by one process.
     """
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)
-    shapes = _shapes(function) if isinstance(function, FunctionType) else None
+    if not isinstance(function, FunctionType):
+        return _with_shapes(function, typechecker=typechecker)
+    if isgeneratorfunction(function):
+        return _always(function, typechecker)
+    counted = _COUNTED.setdefault(id(function.__code__), _Counted(function.__code__))
+    checking: Any = None
+
+    @wraps(function)
+    def call(*given: Any, **named: Any) -> Any:
+        nonlocal checking
+        if counted.is_checked():
+            checking = checking or _always(function, typechecker)
+            return checking(*given, **named)
+        return function(*given, **named)
+
+    return call
+
+
+class _Counted:
+    """How often the functions of one code were called in the present test: those made anew inside of others, too."""
+
+    __slots__ = ("calls", "code", "span")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code  # held: its identity stays its own
+        self.span = -1
+        self.calls = 0
+
+    def is_checked(self) -> bool:
+        """Count a call; return whether its number is a power of two."""
+        if self.span != SPAN.number:
+            self.span = SPAN.number
+            self.calls = 0
+        self.calls += 1
+        return SPAN.is_thorough or not self.calls & (self.calls - 1)
+
+
+_COUNTED: dict[int, _Counted] = {}
+
+
+def _always(function: FunctionType, typechecker: Any) -> Any:
+    """Check types alone where no annotation has a shape, and else types and shapes in one go.
+
+    What the hook does by default binds the arguments of every function, and checks them
+    again with the result; three of four functions have no shapes that could be bound.
+    """
+    shapes = _shapes(function)
     if shapes is None or (shapes and isgeneratorfunction(function)):
         return _with_shapes(function, typechecker=typechecker)
     return (

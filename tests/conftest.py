@@ -30,7 +30,7 @@ import jaxtyping
 import pytest
 
 from tests import runs
-from tests.checked import CHECKED, TYPECHECKER, jaxtyped
+from tests.checked import CHECKED, TYPECHECKER, begin, jaxtyped
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="torch.jit")
 # A shell's background jobs start with SIGINT ignored, and so would their children:
@@ -70,6 +70,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have all calls checked in long tests, and a share of them in those of every day."""
+    begin(is_thorough=item.get_closest_marker("long") is not None)
 
 
 def pytest_unconfigure() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from tests.checked import CHECKED, COMPUTING, UNCHECKED
+from tests.checked import CHECKED, COMPUTING, UNCHECKED, begin
 
 _UNCHECKED = tuple(f"{one}." for one in UNCHECKED)
 
@@ -56,3 +56,21 @@ def test_another_type_is_refused_where_there_are_no_shapes():
 
     with pytest.raises(TypeCheckError, match="seed"):
         stream("zero", "name")
+
+
+@pytest.mark.parametrize(
+    ("is_thorough", "expected"), [(False, [1, 2, 4]), (True, [1, 2, 3, 4, 5])]
+)
+def test_the_calls_of_a_test_that_are_checked(is_thorough, expected):
+    from hessfig.rng import stream
+
+    begin(is_thorough=is_thorough)
+    checked = []
+    for number in range(1, 6):
+        try:
+            stream("zero", "name")
+        except TypeCheckError:
+            checked.append(number)
+        except ValueError:
+            pass
+    assert checked == expected
