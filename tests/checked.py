@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial, wraps
-from inspect import isgeneratorfunction
+from inspect import CO_GENERATOR
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -75,16 +75,21 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
     """Check a function's 1st, 2nd, 4th, 8th, ... call of every test; all calls of a test that is long.
 
     To check every call took a quarter of all time of the tests, for calls that are like
-    the first ones of the same test. What checks is made when it is needed first: most
-    functions are never called by one process.
+    the first ones of the same test. Of a function that others define when they are
+    called, the definitions are counted, not the calls. What checks is made when it is
+    needed first: most functions are never called by one process.
     """
     if function is None:
         return partial(jaxtyped, typechecker=typechecker)
     if not isinstance(function, FunctionType):
         return _with_shapes(function, typechecker=typechecker)
-    if isgeneratorfunction(function):
+    if function.__code__.co_flags & CO_GENERATOR:
         return _always(function, typechecker)
-    counted = _COUNTED.setdefault(id(function.__code__), _Counted(function.__code__))
+    counted = _COUNTED.get(id(function.__code__))
+    if counted is None:
+        counted = _COUNTED[id(function.__code__)] = _Counted(function.__code__)
+    if SPAN.number and "<locals>" in function.__qualname__:
+        return _always(function, typechecker) if counted.is_checked() else function
     checking: Any = None
 
     @wraps(function)
@@ -99,7 +104,7 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
 
 
 class _Counted:
-    """How often the functions of one code were called in the present test: those made anew inside of others, too."""
+    """How often the functions of one code were called, or defined, in the present test."""
 
     __slots__ = ("calls", "code", "span")
 
@@ -109,7 +114,7 @@ class _Counted:
         self.calls = 0
 
     def is_checked(self) -> bool:
-        """Count a call; return whether its number is a power of two."""
+        """Count once more; return whether the number is a power of two."""
         if self.span != SPAN.number:
             self.span = SPAN.number
             self.calls = 0
@@ -127,7 +132,7 @@ def _always(function: FunctionType, typechecker: Any) -> Any:
     again with the result; three of four functions have no shapes that could be bound.
     """
     shapes = _shapes(function)
-    if shapes is None or (shapes and isgeneratorfunction(function)):
+    if shapes is None or (shapes and function.__code__.co_flags & CO_GENERATOR):
         return _with_shapes(function, typechecker=typechecker)
     return (
         _with_shapes(checked(function), typechecker=None)

@@ -81,6 +81,14 @@ for products in ("auto", "differences"):
     operator @ torch.ones(operator.shape[1])
 print(*{{"torch._dynamo", "torch._inductor", "triton"}} & {{*sys.modules}})
 print(*[name for name in sys.modules if name.startswith({elsewhere!r})])
+layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+problem = hessfig.Problem(layer, torch.randn(3, 4, 8), torch.randn(3, 4, 8), loss="mse")
+torch.set_num_threads(2)
+assert (hessfig.measure(problem, num_probes=4)["status"] != "nonfinite").all()
+assert torch.get_num_threads() == 2
+hessfig.lens
+heavy = ("torch._dynamo", "curvlinops", "transformers", "transformer_lens")
+print(*[name for name in sys.modules if name.startswith(heavy)])
 """
 # What other networks, other numbers or the command line need.
 ELSEWHERE = (
@@ -100,6 +108,9 @@ ELSEWHERE = (
     daily([3, 1700], 3),
     ids=["small, two batches", "more than 65 536 parameters"],
 )
-def test_an_operator_imports_neither_a_compiler_nor_what_others_need(width):
+def test_a_network_needs_no_compiler_nor_what_others_need_and_leaves_threads_alone(
+    width,
+):
+    """Operators need nothing of other networks, and all norms no library of models."""
     program = COUNTED.format(width=width, elsewhere=ELSEWHERE)
     assert printed(program) == []

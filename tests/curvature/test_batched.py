@@ -1,7 +1,5 @@
 """Batched double backward of small foreign networks: against the dense oracle, and where it is not taken."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -20,20 +18,6 @@ from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
 from tests.daily import thinned
 from tests.foreign_networks import CASES, dense_parts
-
-LIGHT = """
-import sys
-import torch, hessfig
-layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-problem = hessfig.Problem(layer, torch.randn(3, 4, 8), torch.randn(3, 4, 8), loss="mse")
-threads = 2
-torch.set_num_threads(threads)
-assert (hessfig.measure(problem, num_probes=4)["status"] != "nonfinite").all()
-assert torch.get_num_threads() == threads
-hessfig.lens
-heavy = ("torch._dynamo", "curvlinops", "transformers", "transformer_lens")
-print(*(one for one in sys.modules if one.startswith(heavy)))
-"""
 
 
 class Unbatchable(torch.autograd.Function):
@@ -169,18 +153,6 @@ def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part):
     # Products of every batch, before they are added.
     added = 9 * 2 * 8 * sum(one.numel() for one in whole.at.values())
     assert taken[1] <= 1.02 * taken[0] + 2 * added
-
-
-def test_a_small_network_needs_no_compiler_and_leaves_threads_alone():
-    """Nor transformers or TransformerLens: these are imported for a model of theirs alone."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LIGHT],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
 
 
 @pytest.mark.parametrize("block", thinned(["all", "0.weight", "2.weight"], 2))

@@ -1,7 +1,6 @@
 """Products with one vector: the bits of the first one, in every mode, and no trace of the code of users in them."""
 
 import random
-import subprocess
 import sys
 from contextlib import nullcontext
 
@@ -12,6 +11,7 @@ from torch import nn
 
 import hessfig
 from tests.daily import daily, thinned
+from tests.runs import script
 
 DRAWN_FROM = {"torch": False}
 
@@ -290,9 +290,8 @@ print("alone")
 """
 
 
-def test_products_of_torch_alone_enter_no_context():
+@pytest.mark.usefixtures("workers")
+def test_products_of_torch_alone_enter_no_context(tmp_path):
     """Of what users add, nothing is lost: in another process, since checks of types are code of others, which draws."""
-    run = subprocess.run(
-        [sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False
-    )
-    assert run.stdout == "alone\n", run.stderr
+    (tmp_path / "alone.py").write_text(_ALONE)
+    assert script("alone.py", folder=tmp_path) == "alone\n"
