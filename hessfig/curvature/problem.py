@@ -447,7 +447,11 @@ class Objective:
         return [batch.size / total for batch in self.batches]
 
     def to(self, device: torch.device) -> Objective:
-        """Return the same problem on `device`."""
+        """Return the same problem on `device`; itself if it is there, with what engines made for it."""
+        tensors = (*self.network.parameters(), *self.network.buffers())
+        data = (one for batch in self.batches for one in (batch.inputs, batch.targets))
+        if all(one.device == device for one in (*tensors, *data)):
+            return self
         more = tuple(batch.to(device) for batch in self.more)
         return replace(
             self,

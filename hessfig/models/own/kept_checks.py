@@ -26,7 +26,7 @@ from hessfig.rng import kept_draws, made_on
 
 _DIGITS = 100  # allowed rounding of value and gradient, in units of the last place
 # A larger copy of a network is kept only while an operator holds it, too.
-_MOST_BYTES = 2**30
+MOST_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -164,14 +164,11 @@ class _Kept:
 
     def __init__(self, checking: Checking, fingerprint: str, request: Request) -> None:
         objective = checking.objective
-        tensors = (*objective.network.parameters(), *objective.network.buffers())
-        is_large = (
-            sum(one.numel() * one.element_size() for one in tensors) > _MOST_BYTES
-        )
+        is_large = size_of(objective) > MOST_BYTES
         self._held, self._seen = None if is_large else objective, weakref.ref(objective)
         self._fingerprint = fingerprint
         self._compared = checking.compared()
-        self._versions = _versions(objective)
+        self._versions = versions_of(objective)
         self._sizes = self._compared.sizes(request)
         # What operators made, by their kind of products.
         self.made = dict[str, dict[Any, Any]]()
@@ -185,7 +182,7 @@ class _Kept:
         found = self._seen()
         if (
             found is None
-            or _versions(found) != self._versions
+            or versions_of(found) != self._versions
             or request.fingerprint() != self._fingerprint
         ):
             return None
@@ -292,7 +289,16 @@ def _contents(thing: Any) -> Any:
     return type(thing)(map(_contents, thing)) if type(thing) in (list, tuple) else thing
 
 
-def _versions(objective: Objective) -> list[int]:
-    """Return the versions of the tensors of a copy, which count changes in place."""
+def size_of(objective: Objective) -> int:
+    """Return the bytes of the parameters and buffers of a network."""
+    return sum(one.numel() * one.element_size() for one in _tensors(objective))
+
+
+def versions_of(objective: Objective) -> list[int]:
+    """Return the versions of the tensors of a network, which count changes in place."""
+    return [one._version for one in _tensors(objective)]
+
+
+def _tensors(objective: Objective) -> list[Tensor]:
     network = objective.network
-    return [one._version for one in (*network.parameters(), *network.buffers())]
+    return [*network.parameters(), *network.buffers()]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hessfig.config.schema import Config, with_defaults
+from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError, plain, unknown_name
 from hessfig.models.found_weights import find_weights
@@ -18,6 +19,7 @@ from hessfig.models.lens_bridge import check_causal, following
 from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored.architectures import SIZES, ModelSizes
+from hessfig.models.stored.kept_problem import KEPT, opening
 from hessfig.models.stored.lens_saved import saved_bridge
 from hessfig.rng import global_draws, stream
 from hessfig.tasks.tokens import Ids
@@ -48,13 +50,16 @@ def layout_of_bridge(config: Config) -> Layout:
 
 def drawn_bridge(config: Config, seed: int, ids: Ids, at_once: int) -> Objective:
     """Return the network (weights read, or drawn from `seed`), sequences in batches of `at_once`, cross-entropy."""
-    batches = list(torch.tensor(ids).split(at_once))
-    targets = [following(batch, config.task.first_scored) for batch in batches]
     bridge = _bridge(config, seed)
-    return witnessed(
-        open_request(bridge, batches, targets, "cross_entropy", _named(bridge)),
-        config.dtype,
-    )
+
+    def opened() -> Objective:
+        batches = list(torch.tensor(ids).split(at_once))
+        targets = [following(batch, config.task.first_scored) for batch in batches]
+        asked = open_request(bridge, batches, targets, CrossEntropy(), _named(bridge))
+        return witnessed(asked, config.dtype)
+
+    # A bridge is opened once for the content of its files.
+    return KEPT.problem(opening(config, seed, ids, at_once, bridge), opened)
 
 
 @lru_cache(maxsize=2)  # names are found by running the network

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessfig.config.schema import Config
+from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
 from hessfig.models.lens_bridge import following
@@ -17,6 +18,7 @@ from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored import model_folder
 from hessfig.models.stored.architectures import ENCODERS, LoadedSizes, Settings, public
+from hessfig.models.stored.kept_problem import KEPT, opening
 from hessfig.models.stored.loaded_layout import layout_of
 from hessfig.models.stored.stored_weights import (
     check_finite,
@@ -221,14 +223,17 @@ def drawn(
 
     Raises UserError if the folder does not match its config.json.
     """
-    inputs, targets = _batches(config, sizes, ids, at_once)
-    network = _logits_of(load(config, seed), sizes)
-    return witnessed(
-        open_request(
-            network, inputs, targets, "cross_entropy", layout, memory=config.memory
-        ),
-        config.dtype,
-    )
+
+    def opened() -> Objective:
+        inputs, targets = _batches(config, sizes, ids, at_once)
+        network = _logits_of(load(config, seed), sizes)
+        asked = open_request(
+            network, inputs, targets, CrossEntropy(), layout, memory=config.memory
+        )
+        return witnessed(asked, config.dtype)
+
+    made_of = opening(config, seed, ids, at_once, model_folder.files(config))
+    return KEPT.problem(made_of, opened)
 
 
 def _logits_of(model: nn.Module, sizes: LoadedSizes) -> Logits:
