@@ -17,6 +17,7 @@ from hessfig.measurements.exact_choice import expensive_blocks, is_turned
 from hessfig.measurements.quantity import ColumnOfBlocks, columns
 from hessfig.models.blocks import blocks_of, matrices_of
 from hessfig.models.exact.costs import (
+    COLUMNS_AT_ONCE,
     MEMORY_BOUND,
     PROBES_AT_ONCE,
     Cost,
@@ -286,14 +287,15 @@ def norm_operations(config: Config, layout: Layout) -> float:
 
 
 def norm_bytes(config: Config, layout: Layout) -> float:
-    r"""Return what a cell of norms holds at once: the tensors of one exact norm, or of the probes taken together.
+    r"""Return what a cell holds at once: the tensors of one exact norm, or of the vectors multiplied together.
 
     .. math:: \max\Big( \text{exact}, \; \text{setup} + \text{probes at once} \cdot \text{probe} \Big)
 
-    over blocks and columns, and at least that of the network and of the tape, which late
-    weights do not exceed. In float32, tangents of scores and pattern are float64
-    (`Mixing.sharp`), and so is the network. Of a probe, the tensors of linear maps take half
-    the bytes there (`of_maps`, the cost without keys).
+    over blocks and columns, with unit vectors in place of probes where a column is dense,
+    and at least that of the network and of the tape, which late weights do not exceed. In
+    float32, tangents of scores and pattern are float64 (`Mixing.sharp`), and so is the
+    network. Of a probe, the tensors of linear maps take half the bytes there (`of_maps`,
+    the cost without keys).
     """
     sizes = Sizes.of(config.model, config.task)
     expensive = too_expensive(config, layout)
@@ -310,7 +312,11 @@ def norm_bytes(config: Config, layout: Layout) -> float:
             whole = probe_cost(sizes, block, config.parts).held
             of_maps = probe_cost(replace(sizes, keys=0), block, config.parts).held
             each = whole - (1 - number / 8) * of_maps
-            at_once = min(PROBES_AT_ONCE, max(1, int(MEMORY_BOUND / each)))
+            if _is_dense(config, layout, layer, col):
+                vectors = min(COLUMNS_AT_ONCE, layout.size(layer, col))
+            else:
+                vectors = PROBES_AT_ONCE
+            at_once = min(vectors, max(1, int(MEMORY_BOUND / each)))
             if _is_turned(config, layout, blocks, expensive):
                 # The probes that give the axes are multiplied together.
                 sketches = min(PROBES_AT_ONCE, config.estimator.num_probes // 3)
@@ -458,12 +464,19 @@ def _column_operations(
 
 def _product_operations(config: Config, layout: Layout, layer: int, col: str) -> float:
     """Return the operations of a column's products: one for every entry if it is dense, else one for every probe."""
-    estimator = config.estimator
-    is_dense = estimator.method == Method.dense or (
-        estimator.method == Method.auto and is_few(layout, layer, col)
-    )
-    count = layout.size(layer, col) if is_dense else estimator.num_probes
+    if _is_dense(config, layout, layer, col):
+        count = layout.size(layer, col)
+    else:
+        count = config.estimator.num_probes
     return count * _probe_operations(config, Block(layer, col, col))
+
+
+def _is_dense(config: Config, layout: Layout, layer: int, col: str) -> bool:
+    """Whether a column is multiplied with all unit vectors."""
+    method = config.estimator.method
+    if method == Method.auto:
+        return is_few(layout, layer, col)
+    return method == Method.dense
 
 
 def _probe_operations(config: Config, block: Block) -> float:

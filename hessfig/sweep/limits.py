@@ -1,6 +1,7 @@
 """Limits of a sweep, checked before planning: variants that differ, settings that are read, cells, bytes and years."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from hessfig.config.enums import DType, Method, State
 from hessfig.config.given import is_off, setting_of
@@ -10,7 +11,11 @@ from hessfig.config.settings import settings, value_of
 from hessfig.config.user.user_code import is_own
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import CATALOGUE
-from hessfig.measurements.settings_and_costs import keys_read, norm_bytes
+from hessfig.measurements.settings_and_costs import (
+    dense_operations,
+    keys_read,
+    norm_bytes,
+)
 from hessfig.models import network_checks
 from hessfig.models.exact.support import is_counted
 from hessfig.models.protocol import kind
@@ -173,8 +178,12 @@ def expected_memory(variant: Variant) -> float | None:
     if facts.place or not task.data.facts.length:
         return None
     number = 8 if config.dtype == DType.float64 else 4
-    dense = variant.widest**2 if config.estimator.method == Method.dense else 0
-    if is_counted(model) and FROBENIUS in config.quantities:
+    is_dense = _is_dense(variant)
+    dense = variant.widest**2 if is_dense else 0
+    if is_counted(model) and (is_dense or FROBENIUS in config.quantities):
+        if is_dense:
+            estimator = replace(config.estimator, method=Method.dense)
+            config = replace(config, estimator=estimator)
         return (
             _START
             + norm_bytes(config, layout)
@@ -185,6 +194,15 @@ def expected_memory(variant: Variant) -> float | None:
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
     return _START + number * (kept + dense) + sum(size for _, _, size in _held(variant))
+
+
+def _is_dense(variant: Variant) -> bool:
+    """Whether blocks are made dense: by the estimator, or for all of their eigenvalues."""
+    config = variant.config
+    quantities = [variant.quantity(name) for name in config.quantities]
+    return config.estimator.method == Method.dense or any(
+        quantity.operations is dense_operations for quantity in quantities
+    )
 
 
 def _held(variant: Variant) -> Iterator[tuple[str, str, int]]:

@@ -30,7 +30,8 @@ from hessfig.terms import Block, Matrix, Part
 ITEMS_FLOPS, PROBES_FLOPS = (2.5e10, 4e10)
 BYTES_PER_SECOND = 4e9
 NUMBER = 8  # bytes, of float64
-PROBES_AT_ONCE, MEMORY_BOUND = 5, 2**30  # of curvature.column, which needs torch
+# Of curvature.column, which needs torch.
+PROBES_AT_ONCE, COLUMNS_AT_ONCE, MEMORY_BOUND = 5, 64, 2**30
 _SOFTMAX_PASSES = 4  # over diag(g) - g A^T - A g^T of each head, which is formed, spread by head and added
 _PROBE_PASSES = (
     6  # over a probe and its product: drawn, cast, shaped, multiplied, squared

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import flop_registry
 from hessfig.config.enums import DType, Method, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, TaskConfig
+from hessfig.curvature import column
 from hessfig.measurements.block_norms import Estimator
 from hessfig.measurements.exact_choice import WORTH, expensive_blocks, is_turned
 from hessfig.measurements.settings_and_costs import (
@@ -21,7 +22,10 @@ from hessfig.measurements.settings_and_costs import (
 )
 from hessfig.models.blocks import weight_size
 from hessfig.models.exact.costs import (
+    COLUMNS_AT_ONCE,
     ITEMS_FLOPS,
+    MEMORY_BOUND,
+    PROBES_AT_ONCE,
     PROBES_FLOPS,
     Sizes,
     exact_cost,
@@ -229,3 +233,23 @@ def test_memory_of_turned_probes_counts_the_sketches_that_are_multiplied_togethe
         size[method] = norm_bytes(config, Variant("", config).layout)
     assert size[Method.hutchinson] < 1.1 * 2**30
     assert size[Method.auto] > 1.5 * size[Method.hutchinson]
+
+
+def test_memory_of_dense_columns_counts_the_unit_vectors_that_are_multiplied_together():
+    model = ModelConfig(n_layers=1, n_heads=4, d_model=32)
+    size = {}
+    for method in (Method.dense, Method.hutchinson):
+        estimator = EstimatorConfig(method=method)
+        config = Config(model=model, estimator=estimator, blocks=["W_Q"])
+        size[method] = norm_bytes(config, Variant("", config).layout)
+    probes = COLUMNS_AT_ONCE / PROBES_AT_ONCE
+    assert 0.5 * probes < size[Method.dense] / size[Method.hutchinson] <= probes
+
+
+def test_costs_know_how_many_vectors_are_multiplied_together():
+    """They stand twice, because settings are checked without torch."""
+    assert (PROBES_AT_ONCE, COLUMNS_AT_ONCE, MEMORY_BOUND) == (
+        column.PROBES_AT_ONCE,
+        column.COLUMNS_AT_ONCE,
+        column.MEMORY_BOUND,
+    )
