@@ -534,8 +534,10 @@ def fault(
     beside = [one[..., 0] for one in truth]
     is_right = all(worst(mine, theirs, beside)[1] <= bound for mine, theirs in pairs)
     is_right = is_right and _asymmetry(vectors, products, truth) <= SYMMETRY.of(dtype)
+    if is_right:
+        return ""
     others = truth
-    if other_part is not reliable and not is_right:
+    if other_part is not reliable:
         # These can only make relative differences smaller.
         others = other_part @ vectors
     beside += [one[..., 0] for one in others]

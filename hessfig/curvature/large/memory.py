@@ -164,7 +164,9 @@ class _Live(Dispatch):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         results = function(*args, **(kwargs or {}))
-        for result in tree_leaves(results):
+        # Most operations return one tensor.
+        leaves = [results] if isinstance(results, Tensor) else tree_leaves(results)
+        for result in leaves:
             if isinstance(result, Tensor):
                 self._add(result.untyped_storage())
         return results

@@ -6,6 +6,7 @@ from torch import nn
 
 from hessfig.curvature.problem import LONG, rademacher, recurrence_like
 from hessfig.curvature.spectral import extremes as module
+from hessfig.curvature.spectral import vectors
 from hessfig.curvature.spectral.extremes import End, Goal, extremes, long_sizes
 from hessfig.curvature.spectral.vectors import (
     combined,
@@ -192,3 +193,20 @@ def test_only_long_vectors_of_other_networks_are_float32():
     assert types == {"own": torch.float64, "other": torch.float32}
     assert recurrence_like(other, torch.float32, LONG - 1).dtype == torch.float64
     assert recurrence_like(other, torch.float64, LONG).dtype == torch.float64
+
+
+@pytest.mark.parametrize("rows", [3, 32])
+def test_rotations_have_the_same_bits_in_bands_of_any_length(rows, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.randn(rows, 70_001, generator=generator)
+    turn = torch.randn(rows, rows, generator=generator, dtype=torch.float64)
+    coefficients = torch.linalg.qr(turn)[0][:, : rows - 1]
+    found = []
+    for cached in (vectors._CACHED, 2**30, 1):
+        monkeypatch.setattr(vectors, "_CACHED", cached)
+        rotate(turned := basis.clone(), coefficients)
+        found.append(turned)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(found[0][rows - 1], basis[rows - 1])
+    whole = coefficients.T @ basis.double()
+    assert torch.allclose(found[0][: rows - 1].double(), whole, rtol=1e-6, atol=1e-7)
