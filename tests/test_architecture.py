@@ -94,15 +94,23 @@ def name_of(path):
 
 
 @cache
+def statements_of(path):
+    """Return the imports of a module: all, and those at its top or for its types; its tree is not kept."""
+    tree = ast.parse(path.read_text())
+    top = [*_top_of(tree.body)]
+    return [node for node in ast.walk(tree) if isinstance(node, _IMPORTS)], [
+        node for node in top if isinstance(node, _IMPORTS)
+    ]
+
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
 def imports_of(path):
-    return list(_imports_of(path))
-
-
-def _imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in statements_of(path)[0]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             yield node.module
 
 
@@ -112,12 +120,12 @@ def wing_of(module):
 
 def top_imports(path):
     """Yield what a module imports when it is imported, or for its types: submodules that `from` names included."""
-    yield from _imported(_top_of(ast.parse(path.read_text()).body))
+    yield from _imported(statements_of(path)[1])
 
 
 def submodule_imports(path):
     """Yield what a module imports anywhere, inside of functions too."""
-    yield from _imported(ast.walk(ast.parse(path.read_text())))
+    yield from _imported(statements_of(path)[0])
 
 
 def _imported(nodes):

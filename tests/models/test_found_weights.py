@@ -204,6 +204,12 @@ def model_of(name, **further):
     return network
 
 
+@cache
+def layout_of(name):
+    """Return the weights that are found in the model of a type."""
+    return find_weights(model_of(name))
+
+
 def view(weight, tensor):
     shaped = tensor.view(*weight.axes, *tensor.shape[1:]) if weight.axes else tensor
     return shaped if weight.index is None else shaped[weight.index]
@@ -216,7 +222,7 @@ def weight_of(layout, name, layer):
 
 @pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::5]))
 def test_names_of_a_layer_are_all_there(name):
-    layout, expected = find_weights(model_of(name)), TYPES[name][1]
+    layout, expected = layout_of(name), TYPES[name][1]
     last = {
         weight.name
         for weight in layout.weights
@@ -232,7 +238,7 @@ def test_names_of_a_layer_are_all_there(name):
 @pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::5]))
 def test_every_entry_has_one_name_and_heads_and_experts_divide_their_weight(name):
     network = model_of(name)
-    layout = find_weights(network)
+    layout = layout_of(name)
     counts = {
         path: torch.zeros(one.shape, dtype=torch.int)
         for path, one in network.named_parameters()
@@ -294,7 +300,7 @@ _BY_POSITION = [
 def test_queries_are_those_of_one_position_and_keys_and_values_of_all(name):
     """In the last layer the output at one position reads one query, hence a gradient of rank one, but every key."""
     network = model_of(name)
-    layout = find_weights(network)
+    layout = layout_of(name)
     weights = [
         weight_of(layout, one, layout.num_layers) for one in ("W_Q", "W_K", "W_V")
     ]
@@ -310,7 +316,7 @@ _WITHOUT_QUERIES = [name for name in TYPES if name not in ("albert", "t5")]
 @pytest.mark.parametrize("name", daily(_WITHOUT_QUERIES, *_WITHOUT_QUERIES[1::5]))
 def test_without_queries_keys_do_nothing_and_values_do(name):
     network = model_of(name)
-    layout = find_weights(network)
+    layout = layout_of(name)
     last = layout.num_layers
     network = copy.deepcopy(network)
     with torch.no_grad():

@@ -129,10 +129,13 @@ class Whole(nn.Module):
         return torch.stack([view(col, one).flatten() for one in rows])
 
 
+whole_of = cache(Whole)
+
+
 @pytest.mark.parametrize("name", BRIDGES)
 def test_every_named_block_is_that_of_double_backward(name):
     objective = hessfig.Problem(bridge(name), tokens()).objective("float64")
-    whole = Whole(name)
+    whole = whole_of(name)
     layout = objective.layout
     matrices = {"W_Q", "W_K", "W_V", "W_O", "W_in", "W_out"}
     assert matrices | {"W_E", "W_U"} <= {
@@ -152,7 +155,7 @@ def test_every_named_block_is_that_of_double_backward(name):
 
 @pytest.mark.parametrize("name", BRIDGES)
 def test_pairs_and_heads_by_their_short_name(name):
-    problem, whole = hessfig.Problem(bridge(name), tokens()), Whole(name)
+    problem, whole = hessfig.Problem(bridge(name), tokens()), whole_of(name)
     layout = problem.objective("float64").layout
     head, value = layout.members(1, "W_Q.head2")[0], layout.members(1, "W_V")[0]
     found = problem.operator(("W_Q.h2@1", "W_V@1")).dense()
