@@ -37,6 +37,8 @@ _ALIKE = 0.1
 # enough for rounding of the type.
 _NEARER = {torch.float64: 1e-3}
 _NEARER_OF_FEW_DIGITS = 0.1
+# The same for differences of values, whose rounding grows with one over the step.
+_SHORTER = 0.3
 # Roundoffs that a sum of many terms may be off by.
 _ROUNDOFFS = 100
 # Allowed asymmetry, relative to the length of a product.
@@ -408,6 +410,9 @@ def refusal_of(
     explains the difference, a point one step away decides, since kinks at zeros (of
     biases, of penalties) are not there; if it is near another kink, nothing is refused.
     Products that are not finite are not judged.
+
+    Differences of gradients are the remedy if these gradients are those of the loss
+    (_Ray.misses_values): of l * l.detach() they are those of l^2 / 2.
     """
     if here.failure or len(here.products) < 2:
         return None
@@ -433,7 +438,9 @@ def refusal_of(
         if not ray.is_outside:
             where, _ = ray.off(ray.product(), rounding)
     if where:
-        remedy = DIFFERENCES if ray.is_symmetric(ones) else _NO_GRADIENT
+        remedy = _NO_GRADIENT
+        if ray.is_symmetric(ones) and not ray.misses_values():
+            remedy = DIFFERENCES
         return _refused(
             objective,
             "autograd's second derivative does not match differences of the gradient of this loss",
@@ -445,34 +452,30 @@ def refusal_of(
     return None
 
 
-def follows_values(objective: Objective, here: Derivatives, vector: Tensors) -> bool:
-    """Whether the gradient g times a vector is the central difference of the loss along this vector.
+def refusal_by_values(
+    objective: Objective, here: Derivatives, vector: Tensors
+) -> UserError | None:
+    """Return an error if the gradient by autograd is not that of the values of the loss.
 
-    |(L(w + h v) - L(w - h v)) / 2h - g.v| <= AGREE |g|, up to rounding. It is not if
-    autograd takes for a constant what changes the loss: detached values, and what our
-    contexts of evaluation may have taken from the graph.
-
-    The rounding of the quotient is 100 eps |L| / h. h is that of differences.step, for the
-    third derivative of L the same balance of truncation and rounding.
+    Of f + g.detach() gradient and second derivatives are those of f, without a
+    contradiction between them: only the values tell. They are compared at the weights
+    and one step away, since central differences at a kink are the mean of both slopes.
     """
-    leaves = leaves_of(objective, vector)
-    at = {name: leaf.detach() for name, leaf in leaves.items()}
-    along = _like(vector, at)
-    h = step(_flat(at), _flat(along))
-
-    def value(sign: int) -> float:
-        moved = {}
-        for name, weight in at.items():
-            moved[name] = (weight + sign * h * along[name]).requires_grad_()
-        return float(derivatives(terms_of(objective, moved), moved, (), 0).value)
-
-    ahead = value(1)
-    behind = value(-1)
-    slopes = list(here.slopes.values())
-    expected = float(inner(slopes, [vector[name] for name in here.slopes]))
-    rounding = _ROUNDOFFS * torch.finfo(here.value.dtype).eps * abs(ahead) / h
-    off = abs((ahead - behind) / (2 * h) - expected)
-    return off <= AGREE * length(slopes) + rounding
+    if not here.reached or not _is_finite(here.slopes):
+        return None
+    ray = _ray(objective, here.reached, vector)
+    if not ray.misses_values():
+        return None
+    beside = _Ray(ray.problem, here.reached, vector, moved=True)
+    if beside.is_outside or not beside.misses_values():
+        return None
+    rise, expected = beside.slope_of_values(), beside.slope_by_autograd
+    return _refused(
+        objective,
+        "the gradient of this loss is not that of its values",
+        f"along a random vector the loss rises by {rise:.3g}, its gradient says {expected:.3g}",
+        _NO_GRADIENT,
+    )
 
 
 def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray:
@@ -571,6 +574,46 @@ class _Ray:
             raise
         except Exception:  # whatever it raises
             return False
+
+    def misses_values(self) -> bool:
+        r"""Whether the loss changes along the vector by something else than its gradient g says.
+
+        .. math:: \Bigl|\frac{L(w + h v) - L(w - h v)}{2 h} - g^\top v\Bigr| >
+                  \text{AGREE} \, |g| + 100 \, u \, \frac{|L|}{h}.
+
+        It does if autograd takes for a constant what changes the loss: detached values, and
+        what our contexts of evaluation may have taken from the graph. As in `off`, a
+        disagreement counts if a shorter step confirms it: where truncation, rounding or a
+        kink explain it, the two steps differ.
+        """
+        rise = self.slope_of_values()
+        apart = abs(rise - self.slope_by_autograd)
+        eps = torch.finfo(self._inside).eps
+        size = abs(float(self._first.value))
+        allowed = AGREE * length(self._first.slopes.values())
+        # A loss that is not finite is not judged.
+        if not apart > allowed + _ROUNDOFFS * eps * size / self._step:
+            return False
+        shorter = self.slope_of_values(_SHORTER)
+        return abs(shorter - rise) <= _ALIKE * apart
+
+    @property
+    def slope_by_autograd(self) -> float:
+        """The gradient times the vector."""
+        slopes = self._first.slopes
+        return float(inner(list(slopes.values()), list(self.vector.values())))
+
+    def slope_of_values(self, stretch: float = 1.0) -> float:
+        """Return the central difference of the loss along the vector; `stretch` multiplies the step."""
+        h = stretch * self._step
+        ahead = self._derivatives(h, (), 0).value
+        behind = self._derivatives(-h, (), 0).value
+        return float(ahead.double() - behind.double()) / (2 * h)
+
+    @cached_property
+    def _first(self) -> Derivatives:
+        """Value and gradient at this point."""
+        return self._derivatives(0.0, (), 1)
 
     @cached_property
     def near(self) -> Tensors:

@@ -422,6 +422,10 @@ def measured(network, batches, compute_loss, dtype="float64", **further):
     )
 
 
+def _decay(network):
+    return sum(one.square().sum() for one in network.parameters()) / 2
+
+
 def _inner(network, batch, *, keep):
     """Return the mean square of the outputs times their slopes in the inputs."""
     x = batch.detach().requires_grad_()
@@ -498,6 +502,16 @@ REFUSED = {
             small(),
             (X, small()(X + 1).detach()),
             lambda network, batch: (network(batch[0]) - batch[1]).square().mean(),
+        ),
+    ),
+    "a penalty that is added as a number": (
+        "is not that of its values",
+        "give what is detached or rounded as data",
+        lambda: measured(
+            small(), X, lambda network, x: squares(network, x) + _decay(network).item()
+        ),
+        lambda: measured(
+            small(), X, lambda network, x: squares(network, x) + _decay(network)
         ),
     ),
     "an inner gradient without its graph": (
@@ -1063,3 +1077,67 @@ def test_refusals_name_the_function_that_is_meant():
             blocks=["all"],
             parts="H_o",
         )
+
+
+DETACHED = {
+    "added": lambda network, x: squares(network, x) + _decay(network).detach(),
+    "times itself": lambda network, x: (network(x) * network(x).detach()).mean(),
+    "over itself": lambda network, x: (
+        squares(network, x) / squares(network, x).detach()
+    ),
+    "a ratio of probabilities": lambda network, x: (
+        (network(x) - network(x).detach()).exp() * x[:, :1]
+    ).mean(),
+}
+
+
+@pytest.mark.parametrize("products", ["auto", "differences"])
+@pytest.mark.parametrize("name", DETACHED)
+def test_a_gradient_that_is_not_that_of_the_values_is_refused(name, products):
+    """Differences of such gradients are symmetric: l * l.detach() has those of l^2 / 2."""
+    problem = hessfig.Problem(small(), X, compute_loss=DETACHED[name])
+    with pytest.raises(
+        hessfig.errors.UserError, match="give what is detached or rounded as data"
+    ):
+        hessfig.measure(problem, blocks=["all"], products=products)
+
+
+def _of_zeros():
+    """Return a network whose units sit at their kinks: zero weights below a ReLU."""
+    network = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    with torch.no_grad():
+        network[0].weight.zero_()
+        network[0].bias.zero_()
+    return network
+
+
+def _taught(network, x):
+    """Return a loss that is zero at the network's weights, with its gradient."""
+    return (network(x) - small().to(x)(x).detach()).square().mean()
+
+
+def _shifted(network, x):
+    """Return a softmax that subtracts its largest score, a number."""
+    scores = network[0](x)
+    sizes = (scores - scores.max(-1, keepdim=True)[0].detach()).exp()
+    return (sizes / sizes.sum(-1, keepdim=True)).square().mean() + squares(network, x)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "compute_loss"),
+    [
+        (small, _taught),
+        (small, _shifted),
+        (_of_zeros, squares),
+        (
+            _of_zeros,
+            lambda network, x: sum(one.abs().sum() for one in network.parameters()),
+        ),
+        (small, lambda network, x: 1e9 + squares(network, x)),
+    ],
+)
+def test_a_gradient_that_is_that_of_the_values_is_measured(kind, compute_loss, dtype):
+    """At a minimum, at kinks of zero weights, with constants that are detached or large."""
+    torch.manual_seed(0)
+    measured(kind(), X, compute_loss, dtype)

@@ -24,6 +24,7 @@ from hessfig.curvature.witness import (
     Directions,
     derivatives,
     leaves_of,
+    refusal_by_values,
     refusal_of,
     terms_of,
 )
@@ -648,7 +649,8 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
     """Return an error if second derivatives by autograd are not those of the function; and the size of its terms.
 
     Products must be symmetric, and equal to differences of gradients
-    (witness.refusal_of). Raises UserError if the function changes from its first
+    (witness.refusal_of); the gradient must be that of the values
+    (witness.refusal_by_values). Raises UserError if the function changes from its first
     `value`, has no gradient, or does not depend on parameters.
     """
     named = {name: one.detach() for name, one in _real_parameters(problem.network)}
@@ -675,7 +677,10 @@ def _refusal(problem: Objective, value: float) -> tuple[UserError | None, float]
             allowed="a loss that autograd can follow back to the parameters of the network it is given",
             remedy="remove .detach(), .item() and torch.no_grad(); call the network that is the first argument",
         )
-    return refusal_of(problem, here, vectors), size
+    refusal = refusal_of(problem, here, vectors)
+    if refusal is None:
+        refusal = refusal_by_values(problem, here, vectors[0])
+    return refusal, size
 
 
 def _is_equal(first: Tensor, other: Tensor) -> bool:

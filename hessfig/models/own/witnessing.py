@@ -25,8 +25,8 @@ from hessfig.curvature.witness import (
     Tensors,
     apart,
     derivatives,
-    follows_values,
     leaves_of,
+    refusal_by_values,
     refusal_of,
     terms_of,
 )
@@ -366,20 +366,21 @@ class Witnessing:
     ) -> UserError | None:
         """Return an error if second derivatives by autograd are not those of the function, or the gradient is lost.
 
-        It is lost if it is not that of the user's program, where compiled functions are
-        compiled. One that explains the change of the loss is right; one that does not
-        may stop at detached values.
+        One that explains the change of the loss is right. One that does not stops at
+        detached values, or is lost: it is not that of the user's program, where compiled
+        functions are compiled.
         """
         vectors = self.own.directions.like(here.slopes)
         refusal = refusal_of(objective, here, vectors)
-        # Nothing has been compiled.
-        if refusal is not None or "torch._dynamo" not in sys.modules:
+        if refusal is not None:
             return refusal
-        if follows_values(objective, here, vectors[0]):
-            return None
+        refusal = refusal_by_values(objective, here, vectors[0])
+        # Nothing has been compiled.
+        if refusal is None or "torch._dynamo" not in sys.modules:
+            return refusal
         lost = own.lost(shares)
         if not lost:
-            return None
+            return refusal
         return UserError(
             "the gradient of this network is another one in Python than compiled",
             got=f"parameters {first_few(lost)}",
