@@ -478,6 +478,11 @@ def refusal_by_values(
     )
 
 
+def misses_values(objective: Objective, vector: Tensors) -> bool:
+    """Whether the loss changes along a vector otherwise than its gradient says; also by parameters not reached."""
+    return _ray(objective, frozenset(vector), vector).misses_values()
+
+
 def _ray(objective: Objective, reached: frozenset[str], vector: Tensors) -> _Ray:
     """Return the loss along a vector, in float64 where the loss can be evaluated in it."""
     ray = _Ray(objective.cast(torch.float64), reached, vector)

@@ -260,9 +260,14 @@ class Variant:
 
     def _check_quantities(self) -> None:
         names = self.config.quantities
-        if not names or len({self.quantity(name).name for name in names}) < len(names):
+        what = ""
+        if not names:
+            what = "quantities is empty"
+        elif len({self.quantity(name).name for name in names}) < len(names):
+            what = "quantities: each is named once"
+        if what:
             raise UserError(
-                "quantities: each is named once",
+                what,
                 got=names,
                 allowed="a list of names",
                 remedy="for example quantities=[frobenius,trace]",

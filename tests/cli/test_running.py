@@ -270,6 +270,9 @@ EQUAL = {
         "two values of sigma are equal, to 12 digits"
     ],
     "parts=[H,H]": ["each is named once", "[H,H]"],
+    "quantities=[]": ["error: quantities is empty", "quantities=[frobenius,trace]"],
+    "quantities=[trace,trace]": ["quantities: each is named once"],
+    "model=": ["there is no model ''", "remedy:  for example model="],
     "sweep.vary={model.n_layers:[1,'+1']}": [
         "two variants are the same",
         "1 layers, twice",

@@ -146,6 +146,8 @@ def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError
             what, choice, known, "fix the file's list of defaults", got=path
         )
     otherwise = f"--config-dir FOLDER, a folder of yours with {group}/{choice}.yaml"
+    if not choice:
+        otherwise = f"for example {group}={known[0]}"
     return unknown_name(
         f"there is no {group} {choice!r}",
         choice,

@@ -26,6 +26,7 @@ from hessfig.curvature.witness import (
     apart,
     derivatives,
     leaves_of,
+    misses_values,
     refusal_by_values,
     refusal_of,
     terms_of,
@@ -374,19 +375,12 @@ class Witnessing:
         refusal = refusal_of(objective, here, vectors)
         if refusal is not None:
             return refusal
-        refusal = refusal_by_values(objective, here, vectors[0])
-        # Nothing has been compiled.
-        if refusal is None or "torch._dynamo" not in sys.modules:
-            return refusal
-        lost = own.lost(shares)
-        if not lost:
-            return refusal
-        return UserError(
-            "the gradient of this network is another one in Python than compiled",
-            got=f"parameters {first_few(lost)}",
-            allowed="functions that compute the same, compiled or not",
-            remedy="elementary operations in place of operators that compile what they are given",
-        )
+        # Nothing has been compiled otherwise.
+        if "torch._dynamo" in sys.modules and misses_values(objective, vectors[0]):
+            lost = own.lost(shares)
+            if lost:
+                return _lost(lost)
+        return refusal_by_values(objective, here, vectors[0])
 
     @cached_property
     def _runs(self) -> bool:
@@ -399,6 +393,15 @@ class Witnessing:
     @cached_property
     def _reads_more(self) -> bool:
         return self.own.reads_more()
+
+
+def _lost(names: list[str]) -> UserError:
+    return UserError(
+        "the gradient of this network is another one in Python than compiled",
+        got=f"parameters {first_few(names)}",
+        allowed="functions that compute the same, compiled or not",
+        remedy="elementary operations in place of operators that compile what they are given",
+    )
 
 
 def _run(objective: Objective, at: Tensors) -> tuple[float, set[str]]:
