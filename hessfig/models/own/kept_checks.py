@@ -142,9 +142,11 @@ class KeptChecks:
 
     def made(self, objective: Objective, products: str) -> dict[Any, Any]:
         """Return what operators of the kept objective made, for later ones with the same products; else nothing."""
-        if self._last is None or not self._last.holds(objective):
+        # Another thread may take the last one away meanwhile.
+        last = self._last
+        if last is None or not last.holds(objective):
             return {}
-        return self._last.made.setdefault(products, {})
+        return last.made.setdefault(products, {})
 
     def _checked(self, request: Request) -> Objective:
         """Return the problem of a request, checked anew, and keep it if that takes less time than the checks."""

@@ -453,3 +453,19 @@ def test_graphs_that_no_other_column_holds_are_not_kept(monkeypatch):
     second = problem.operator("last.weight")
     assert second._made is None and torch.equal(second @ vector, first)
     assert torch.equal(first, again)
+
+
+def test_another_thread_may_check_anew_while_an_operator_asks_what_was_made(
+    monkeypatch,
+):
+    problem = hessfig.Problem(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
+    checks = problem._kept_checks
+    plain = kept_checks._Kept.holds
+
+    def holds(self, objective):
+        checks._last = None
+        return plain(self, objective)
+
+    monkeypatch.setattr(kept_checks._Kept, "holds", holds)
+    operator = problem.operator("weight")
+    assert torch.isfinite(operator @ torch.ones(6)).all()
