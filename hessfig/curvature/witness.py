@@ -37,8 +37,11 @@ _ALIKE = 0.1
 # enough for rounding of the type.
 _NEARER = {torch.float64: 1e-3}
 _NEARER_OF_FEW_DIGITS = 0.1
-# The same for differences of values, whose rounding grows with one over the step.
-_SHORTER = 0.3
+# A longer step that has to confirm a difference of values, by the type of the loss, and
+# for types with fewer digits: 0.6 % of the weights, where a value that terms of any size
+# have left few digits still changes.
+_LONGER = {torch.float64: 1e3}
+_LONGER_OF_FEW_DIGITS = 30
 # Roundoffs that a sum of many terms may be off by.
 _ROUNDOFFS = 100
 # Allowed asymmetry, relative to the length of a product.
@@ -587,20 +590,23 @@ class _Ray:
                   \text{AGREE} \, |g| + 100 \, u \, \frac{|L|}{h}.
 
         It does if autograd takes for a constant what changes the loss: detached values, and
-        what our contexts of evaluation may have taken from the graph. As in `off`, a
-        disagreement counts if a shorter step confirms it: where truncation, rounding or a
-        kink explain it, the two steps differ.
+        what our contexts of evaluation may have taken from the graph. A disagreement counts
+        if the difference with a longer step is nearer to that with h than to the gradient.
+        Rounding errors fall with the step, and |L| does not tell those of a value whose terms
+        cancel, such as (f + 1e12) - 1e12.
         """
         rise = self.slope_of_values()
-        apart = abs(rise - self.slope_by_autograd)
+        expected = self.slope_by_autograd
+        apart = abs(rise - expected)
         eps = torch.finfo(self._inside).eps
         size = abs(float(self._first.value))
         allowed = AGREE * length(self._first.slopes.values())
         # A loss that is not finite is not judged.
         if not apart > allowed + _ROUNDOFFS * eps * size / self._step:
             return False
-        shorter = self.slope_of_values(_SHORTER)
-        return abs(shorter - rise) <= _ALIKE * apart
+        stretch = _LONGER.get(self._inside, _LONGER_OF_FEW_DIGITS)
+        longer = self.slope_of_values(stretch)
+        return abs(longer - rise) < abs(longer - expected)
 
     @property
     def slope_by_autograd(self) -> float:

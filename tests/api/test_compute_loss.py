@@ -1135,9 +1135,10 @@ def _shifted(network, x):
             lambda network, x: sum(one.abs().sum() for one in network.parameters()),
         ),
         (small, lambda network, x: 1e9 + squares(network, x)),
+        (small, lambda network, x: (1e11 + squares(network, x)) - 1e11),
     ],
 )
 def test_a_gradient_that_is_that_of_the_values_is_measured(kind, compute_loss, dtype):
-    """At a minimum, at kinks of zero weights, with constants that are detached or large."""
+    """At a minimum, at kinks of zero weights, with constants that are detached, large or cancel."""
     torch.manual_seed(0)
     measured(kind(), X, compute_loss, dtype)

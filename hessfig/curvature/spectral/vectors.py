@@ -13,8 +13,8 @@ _BAND, _BANDS = (2**16, 64)
 # stored entries.
 _SINGLE = 2**12
 _ALONE = 2**7  # the same for norms, whose terms all have one sign
-# Numbers in float64 that are cast at once on the CPU, 1 MB, which its caches hold; the
-# least entries of each row.
+# Of a rotation on the CPU: numbers of a band, 1 MB in float64, which fits into the caches,
+# and the fewest entries of each row.
 _CACHED = 2**17
 _SHORTEST = 2**11
 Rows = Float[Tensor, "p n"] | Sequence[Float[Tensor, " n"]]
@@ -123,8 +123,9 @@ def rotate(basis: Float[Tensor, "p n"], coefficients: Float[Tensor, "j k"]) -> N
     """Replace the first k rows of `basis` by combinations of its first j rows, band by band, in place.
 
     Row i becomes sum_l coefficients[l, i] row_l, for i < k. With orthonormal coefficients
-    the rows stay orthonormal. Each band is cast to float64, combined and cast back. Sums are
-    over rows, so that bands do not change them: on the CPU these are as short as its caches.
+    the rows stay orthonormal. Each band is cast to float64, combined and cast back. Every
+    sum is over rows, so that the length of a band does not change it; on the CPU, bands fit
+    into the caches.
     """
     before, after = coefficients.shape
     dim = basis.shape[1]
