@@ -76,7 +76,8 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
 
     To check every call took a quarter of all time of the tests, for calls that are like
     the first ones of the same test. Of a function that others define when they are
-    called, the definitions are counted, not the calls. What checks is made when it is
+    called, the definitions are counted, not the calls, and the first of every test is
+    checked: to make its checks anew takes a millisecond. What checks is made when it is
     needed first: most functions are never called by one process.
     """
     if function is None:
@@ -89,7 +90,10 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
     if counted is None:
         counted = _COUNTED[id(function.__code__)] = _Counted(function.__code__)
     if SPAN.number and "<locals>" in function.__qualname__:
-        return _always(function, typechecker) if counted.is_checked() else function
+        is_first = counted.number() == 1
+        if is_first or SPAN.is_thorough:
+            return _always(function, typechecker)
+        return function
     checking: Any = None
 
     @wraps(function)
@@ -113,13 +117,18 @@ class _Counted:
         self.span = -1
         self.calls = 0
 
-    def is_checked(self) -> bool:
-        """Count once more; return whether the number is a power of two."""
+    def number(self) -> int:
+        """Count once more; return the number."""
         if self.span != SPAN.number:
             self.span = SPAN.number
             self.calls = 0
         self.calls += 1
-        return SPAN.is_thorough or not self.calls & (self.calls - 1)
+        return self.calls
+
+    def is_checked(self) -> bool:
+        """Count once more; return whether the number is a power of two."""
+        number = self.number()
+        return SPAN.is_thorough or not number & (number - 1)
 
 
 _COUNTED: dict[int, _Counted] = {}

@@ -62,6 +62,8 @@ class _LibrariesFirst(MetaPathFinder):
 
 sys.meta_path.insert(0, _LibrariesFirst())
 
+# Objects that are made before the young ones are collected: 700 cost a tenth of the time.
+_YOUNG = 20_000
 gc.disable()  # while modules are imported: a fifth of that time were collections that find nothing
 
 
@@ -69,6 +71,7 @@ def pytest_collection_finish() -> None:
     """Keep what was imported out of every later collection."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(_YOUNG)
     gc.enable()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 
-from tests.checked import CHECKED, COMPUTING, UNCHECKED, begin
+from tests.checked import CHECKED, COMPUTING, TYPECHECKER, UNCHECKED, begin, jaxtyped
 
 _UNCHECKED = tuple(f"{one}." for one in UNCHECKED)
 
@@ -73,4 +73,20 @@ def test_the_calls_of_a_test_that_are_checked(is_thorough, expected):
             checked.append(number)
         except ValueError:
             pass
+    assert checked == expected
+
+
+@pytest.mark.parametrize(("is_thorough", "expected"), [(False, [1]), (True, [1, 2, 3])])
+def test_the_definitions_in_a_test_that_are_checked(is_thorough, expected):
+    begin(is_thorough=is_thorough)
+    checked = []
+    for number in range(1, 4):
+
+        def half(x: float):
+            return x / 2 if isinstance(x, float) else None
+
+        try:
+            jaxtyped(half, typechecker=TYPECHECKER)("one")
+        except TypeCheckError:
+            checked.append(number)
     assert checked == expected

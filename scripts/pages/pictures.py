@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -141,12 +142,16 @@ def _note_opened(event: str, arguments: tuple[Any, ...]) -> None:
         _OPENED[-1].add(Path(os.fspath(arguments[0])))
 
 
-sys.addaudithook(_note_opened)
+@cache
+def _listen() -> None:
+    """Have every file noted from the first drawing on: a hook cannot be taken away again, and slows what follows."""
+    sys.addaudithook(_note_opened)
 
 
 @contextmanager
 def _files_opened() -> Iterator[set[Path]]:
     """Collect the files that are opened meanwhile: what a layout reads, whatever it is."""
+    _listen()
     _OPENED.append(set())
     try:
         yield _OPENED[-1]

@@ -119,7 +119,7 @@ def check(found, truth, case, allowed):
         assert float((rows - other).norm()) <= allowed * size
 
 
-@pytest.mark.parametrize("name", daily(SMALL, *DAILY))
+@pytest.mark.parametrize("name", daily(SMALL, *DAILY[::2]))
 def test_every_function_equals_double_backward_by_parameter(name):
     make = CASES[name]
     truth, case = dense(make), make()
@@ -328,7 +328,7 @@ SPLIT = {
 }
 
 
-@pytest.mark.parametrize("name", daily(SPLIT, "denoising_autoencoder", "oscillator"))
+@pytest.mark.parametrize("name", daily(SPLIT, "oscillator"))
 def test_h_o_and_h_f_are_those_of_the_definition(name):
     """H_o = J^T B J and H_f = sum_i (dl / df_i) d^2 f_i, by products with one vector, of the user's own objects."""
     compute_outputs, compute_loss = SPLIT[name]
@@ -677,7 +677,7 @@ def _large(batches):
     return given.operator("all", dtype="float32")
 
 
-@pytest.mark.parametrize("name", thinned(REFUSED, 2))
+@pytest.mark.parametrize("name", thinned(REFUSED, 4))
 def test_a_refusal_names_a_remedy_that_works(name):
     what, remedy, refused, followed = REFUSED[name]
     with pytest.raises(hessfig.errors.UserError, match=what) as caught:
@@ -1092,7 +1092,7 @@ DETACHED = {
 
 
 @pytest.mark.parametrize("products", ["auto", "differences"])
-@pytest.mark.parametrize("name", DETACHED)
+@pytest.mark.parametrize("name", thinned(DETACHED, 2))
 def test_a_gradient_that_is_not_that_of_the_values_is_refused(name, products):
     """Differences of such gradients are symmetric: l * l.detach() has those of l^2 / 2."""
     problem = hessfig.Problem(small(), X, compute_loss=DETACHED[name])
@@ -1123,7 +1123,7 @@ def _shifted(network, x):
     return (sizes / sizes.sum(-1, keepdim=True)).square().mean() + squares(network, x)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float32"))
 @pytest.mark.parametrize(
     ("kind", "compute_loss"),
     [

@@ -9,7 +9,7 @@ from torch import nn
 
 import hessfig
 from hessfig.curvature.gradients import is_finite, loss_value
-from tests.daily import daily
+from tests.daily import daily, thinned
 from tests.double_backward import hessian
 
 
@@ -104,7 +104,7 @@ def truth(problem):
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", thinned(KINDS, 2))
 def test_it_is_measured(kind):
     problem = problem_of(kind)
     dense = truth(problem)

@@ -349,7 +349,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "quantity"), thinned(PAIRS, 2))
+@pytest.mark.parametrize(("name", "quantity"), thinned(PAIRS, 4))
 def test_every_quantity_is_measured(name, quantity):
     with warnings.catch_warnings():
         warnings.filterwarnings(

@@ -51,7 +51,7 @@ def secret(monkeypatch):
 
 
 @pytest.mark.parametrize("place", daily(PLACES, next(iter(PLACES))))
-@pytest.mark.parametrize("reference", thinned(REFERENCES, 4))
+@pytest.mark.parametrize("reference", thinned(REFERENCES, 8))
 def test_a_file_of_ones_own_refers_to_settings_alone(tmp_path, place, reference):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/mine.yaml").write_text(PLACES[place].format(reference))
@@ -124,7 +124,12 @@ def test_a_setting_may_be_another_ones(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "default", ["/other/x", "/other@sweep: x", "sub/x", "/sweep/sub/x", "../x"]
+    "default",
+    daily(
+        ["/other/x", "/other@sweep: x", "sub/x", "/sweep/sub/x", "../x"],
+        "/other@sweep: x",
+        "../x",
+    ),
 )
 def test_a_default_elsewhere_is_refused_for_what_it_holds(tmp_path, default):
     for folder in ("sweep/sub", "other"):

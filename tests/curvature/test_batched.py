@@ -16,7 +16,7 @@ from hessfig.curvature.large.memory import live_bytes
 from hessfig.curvature.large.own_column import OwnColumn
 from hessfig.models.routes import Engines
 from hessfig.terms import PARTS, Block, Part
-from tests.daily import thinned
+from tests.daily import daily, thinned
 from tests.foreign_networks import CASES, dense_parts
 
 
@@ -47,7 +47,7 @@ def engine(objective, products=Products.linearised):
     return Engines(objective, ModelConfig("python"), products)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", daily(CASES, "mlp", "convolutional", "fused and tied"))
 def test_every_product_is_that_of_the_dense_hessian(name):
     problem = CASES[name]()[0]
     problem = hessfig.Problem(
@@ -124,7 +124,7 @@ def pictures(count, memory=None):
     )
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", daily(PARTS, Part.H_f))
 def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part):
     """Products are the same, and more batches take no more memory."""
     taken = []

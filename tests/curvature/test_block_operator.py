@@ -14,7 +14,7 @@ from hessfig.config.enums import DType
 from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.terms import Approximation, Need
-from tests.daily import thinned
+from tests.daily import daily, thinned
 from tests.foreign_networks import CASES, dense_parts
 from tests.toys import build_model
 
@@ -170,7 +170,7 @@ def test_products_are_those_of_the_dense_hessian(name):
             )
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", daily(NETWORKS, "transformer", "cnn", "mlp"))
 def test_parts_share_their_products_and_add_up(name):
     problem, blocks, _, _ = case(name)
     operator = problem.operator(blocks[-1])
@@ -180,7 +180,7 @@ def test_parts_share_their_products_and_add_up(name):
     np.testing.assert_allclose(found["H"], operator @ vector, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", thinned(NETWORKS, 2))
+@pytest.mark.parametrize("name", daily(NETWORKS, "transformer_lens", "mlp"))
 def test_scipy_finds_eigenvalues_and_singular_values(name):
     problem, blocks, _, _ = case(name)
     square = blocks[0]
@@ -203,7 +203,7 @@ def test_scipy_finds_eigenvalues_and_singular_values(name):
     assert found == pytest.approx(float(sizes[0]), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", thinned(NETWORKS, 2))
+@pytest.mark.parametrize("name", daily(NETWORKS, "transformer_lens", "mlp"))
 def test_estimators_of_curvlinops_take_it(name):
     from curvlinops import hutchinson_squared_fro, hutchinson_trace
 
@@ -276,7 +276,7 @@ def test_a_system_without_a_solution_is_told():
     "name",
     thinned(
         [one.value for one in Approximation if one.facts.needs not in (Need.moments,)],
-        3,
+        6,
     ),
 )
 def test_approximations_are_operators(name):

@@ -28,7 +28,7 @@ from hessfig.rng import stream
 from hessfig.states.point import drawn
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.curvature.oracle import dense_oracle
-from tests.daily import thinned
+from tests.daily import daily, thinned
 from tests.toys import ARCHITECTURES, toy_config, toy_problem, toy_task
 
 SMOOTH = ARCHITECTURES["heads"]
@@ -51,7 +51,7 @@ def norm_of(objective, col, part, method=Method.dense):
     return found[block, part]
 
 
-@pytest.mark.parametrize("col", thinned(COLUMNS, 2))
+@pytest.mark.parametrize("col", thinned(COLUMNS, 4))
 @pytest.mark.parametrize("part", PARTS)
 def test_products_are_those_of_the_oracle(col, part):
     rows = matrices_of(SMOOTH)
@@ -69,7 +69,10 @@ def test_products_are_those_of_the_oracle(col, part):
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype",
+    daily([torch.float64, torch.float32, torch.bfloat16], torch.float64, torch.float32),
+)
 @pytest.mark.parametrize("part", thinned([Part.H, Part.H_o], 2))
 def test_the_error_covers_what_the_norm_is_off_by(dtype, part):
     truth = float(oracle()[part][Matrix.W_V, Matrix.W_V].norm())
@@ -80,7 +83,7 @@ def test_the_error_covers_what_the_norm_is_off_by(dtype, part):
 
 
 @pytest.mark.parametrize("mlp", [MLP.gelu, MLP.relu])
-@pytest.mark.parametrize("col", thinned(COLUMNS, 2))
+@pytest.mark.parametrize("col", thinned(COLUMNS, 4))
 def test_products_are_as_accurate_as_stated_across_kinks_too(col, mlp):
     model = ModelConfig(d_model=4, n_heads=2, mlp=mlp)
     task = TaskConfig(digits=1, batch_size=3)
@@ -116,6 +119,7 @@ def test_a_quadratic_loss_leaves_rounding_alone():
     assert column.relative_error(col, Part.H_o) <= 1e-8
 
 
+@pytest.mark.long
 def test_a_kink_at_the_weights_is_that_of_double_backward():
     model = ARCHITECTURES["softmax"]
     problem = toy_problem(model)
@@ -133,7 +137,7 @@ def test_a_kink_at_the_weights_is_that_of_double_backward():
         assert abs(found.value - truth) <= found.error
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float32"))
 def test_a_part_that_vanishes_is_zero_within_an_error_that_is_small_beside_h(dtype):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -169,7 +173,7 @@ class _Towers(nn.Module):
         return torch.cat([self.left(x), self.right(x)], dim=1)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float32"))
 @pytest.mark.parametrize("is_linear", [False, True], ids=["curved", "linear"])
 def test_the_block_of_weights_that_do_not_interact_is_zero_within_its_error(
     dtype, is_linear
@@ -202,7 +206,7 @@ def test_the_block_of_weights_that_do_not_interact_is_zero_within_its_error(
     assert 0 < float(operator.last_errors) <= most * beside["value"]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float32"))
 def test_eigenvalues_of_a_part_that_vanishes_are_zero_within_their_error(dtype):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))

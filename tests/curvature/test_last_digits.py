@@ -221,6 +221,7 @@ def moved(make, left):
     return moved_by_a_constant(make(), left)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", daily(CANCELLING, *[*CANCELLING][::8]))
 def test_terms_that_cancel_choose_no_way(name):
     """The samples of all these are independent, and none is refused for it."""

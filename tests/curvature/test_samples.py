@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import hessfig
 from hessfig.curvature.samples import single_gradients
 from hessfig.errors import UserError
-from tests.daily import thinned
+from tests.daily import daily, thinned
 
 WORDS, IGNORED = 7, -100
 
@@ -73,7 +73,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", thinned(PLAIN, 2))
 def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(name):
     network, (loss, plain) = mlp(), PLAIN[name]
     whole = pulled(network, plain(network(X), SOME))
@@ -109,7 +109,7 @@ def test_samples_that_do_not_count_may_as_well_not_be_there():
         )
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", thinned(PLAIN, 2))
 def test_unequal_batches_are_the_whole_of_them(name):
     network, (loss, _) = mlp(), PLAIN[name]
     # Of several batches a sum has to say that it is one.
@@ -163,7 +163,7 @@ def arguments(samples, *, spread):
     return hessfig.Problem(network, batch, labels(samples, 5, seed=3), "cross_entropy")
 
 
-@pytest.mark.parametrize("samples", [2, 5, 6])
+@pytest.mark.parametrize("samples", daily([2, 5, 6], 2))
 def test_arguments_without_an_axis_of_samples_are_not_cut(samples):
     one, other = (arguments(samples, spread=spread) for spread in (False, True))
     assert number(one) == pytest.approx(number(other), rel=1e-12)
@@ -289,7 +289,7 @@ def meeting(name):
     return hessfig.Problem(Seen(how).double(), draws(6, 4, seed=7), targets, loss)
 
 
-@pytest.mark.parametrize("name", thinned(MEETING, 3))
+@pytest.mark.parametrize("name", thinned(MEETING, 6))
 @pytest.mark.parametrize(
     "approximation", ["empirical_fisher", "shampoo", "adam_expected", "soap"]
 )
@@ -301,7 +301,7 @@ def test_approximations_of_samples_that_meet_are_refused(name, approximation):
         meeting(name).approximation(approximation, "first.weight")
 
 
-@pytest.mark.parametrize("name", thinned(MEETING, 3))
+@pytest.mark.parametrize("name", thinned(MEETING, 6))
 @pytest.mark.parametrize(
     "quantity",
     ["noise_scale", "gradient_covariance", "landscape_difference", "hessian_distance"],
@@ -393,7 +393,12 @@ def test_a_loss_of_several_outputs_is_taken_by_sample_where_they_count_alike():
 
 
 @pytest.mark.parametrize(
-    "quantity", ["landscape_difference", "stationarity", "hessian_distance"]
+    "quantity",
+    daily(
+        ["landscape_difference", "stationarity", "hessian_distance"],
+        "landscape_difference",
+        "hessian_distance",
+    ),
 )
 def test_samples_with_as_many_ignored_targets_count_alike(quantity):
     last = Y.clone()

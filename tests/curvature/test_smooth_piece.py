@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations
 
 import hessfig
 from hessfig.curvature.smooth_piece import PieceOf
+from tests.daily import daily, thinned
 
 SAMPLES = 2048
 
@@ -141,7 +142,11 @@ def problem_of(make, dtype):
 
 
 @pytest.mark.parametrize(
-    "name", [*KINKED, *(pytest.param(name, marks=pytest.mark.long) for name in RARE)]
+    "name",
+    [
+        *thinned(KINKED, 2),
+        *(pytest.param(name, marks=pytest.mark.long) for name in RARE),
+    ],
 )
 def test_products_in_float32_do_not_count_kinks(name):
     """Differences that cross kinks were off by 8 to 57 % here, and the stated error did not cover all of them.
@@ -227,7 +232,7 @@ class Conditional(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "is_deep", [False, True], ids=["parameters are lost", "not traced"]
+    "is_deep", daily([False, True], False), ids=["parameters are lost", "not traced"]
 )
 def test_operators_that_compile_are_not_watched(is_deep):
     torch.manual_seed(0)

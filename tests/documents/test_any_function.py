@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hessfig
+from tests.daily import thinned
 from tests.double_backward import hessian
 from tests.pages import text_of
 
@@ -19,7 +20,7 @@ def kinds():
     return dict(names["kinds"])
 
 
-@pytest.mark.parametrize("name", kinds())
+@pytest.mark.parametrize("name", thinned(kinds(), 2))
 def test_the_hessian_of_every_kind(name):
     network, batches, function = kinds()[name]
     found = (

@@ -32,11 +32,13 @@ _FAINT = 8  # of 255: last digits of numbers may differ between processors, and 
 _MOVED = 1e-4  # share of the pixels that may differ by more; a curve that is moved by 1 % of a decade changes more
 
 
-@pytest.fixture
-def modules(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts/pages"))
+@pytest.fixture(scope="module")
+def modules():
+    """Imported once: every import of `pictures` that draws adds a hook to all that follows in this process."""
     names = ("kept_tables", "pictures", "gallery")
-    yield {name: import_module(name) for name in names}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts/pages"))
+        yield {name: import_module(name) for name in names}
     for name in names:
         sys.modules.pop(name, None)
 

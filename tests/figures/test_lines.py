@@ -12,6 +12,7 @@ from hessfig.analysis.curves import growth_curves
 from hessfig.errors import UserError
 from hessfig.figures.parts.page import page_box, relabel
 from tests.analysis.synthetic import CONFIG, make_table
+from tests.daily import daily
 from tests.figures.conftest import guides, words
 
 WIDTHS = (16, 32, 64, 128)
@@ -425,10 +426,13 @@ def test_several_predicted_powers_name_their_lines(pages):
 @pytest.mark.parametrize(
     ("where", "names"),
     [
-        ({"activation": "gelu"}, ["width: 8", "16", "128"]),
-        (
+        pytest.param(
+            {"activation": "gelu"}, ["width: 8", "16", "128"], marks=pytest.mark.long
+        ),
+        pytest.param(
             {"width": [128, 8], "model.options.activation": ["tanh", "relu"]},
             ["activation: relu", "tanh", "width 8", "width 128"],
+            marks=pytest.mark.long,
         ),
         (
             {"sigma": [0.01, 10], "width": 8, "row": "W_Q"},
@@ -519,7 +523,7 @@ def test_variants_come_in_natural_order():
     assert shown == found
 
 
-@pytest.mark.parametrize("tall", ["H_o", "H_f", "H"])
+@pytest.mark.parametrize("tall", daily(["H_o", "H_f", "H"], "H_f"))
 def test_limits_hold_the_points_of_all_panels_of_a_row(pages, tall):
     """Slopes were written, and limits kept, when only the first panel of a row was drawn."""
     table = make_table(
@@ -537,7 +541,13 @@ def test_limits_hold_the_points_of_all_panels_of_a_row(pages, tall):
         )
 
 
-@pytest.mark.parametrize("variants", [("", "model.mlp=gelu"), ("model.mlp=gelu", "")])
+@pytest.mark.parametrize(
+    "variants",
+    [
+        ("", "model.mlp=gelu"),
+        pytest.param(("model.mlp=gelu", ""), marks=pytest.mark.long),
+    ],
+)
 def test_a_variant_that_does_not_change_a_setting_is_named_by_its_value(
     pages, variants
 ):

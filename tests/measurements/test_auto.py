@@ -88,7 +88,7 @@ def kept_sweeps():
     )
 
 
-@pytest.mark.parametrize("sweep", daily(kept_sweeps(), *kept_sweeps()[::30]))
+@pytest.mark.parametrize("sweep", daily(kept_sweeps(), *kept_sweeps()[::60]))
 def test_shipped_sweeps_keep_their_exact_norms_and_pilots(sweep):
     """Their cells of 0.4.0 are found again: where the rules by cost would change them, the preset names the first."""
     for name, made in compose([f"sweep={sweep}"]).variants:

@@ -682,10 +682,7 @@ DAILY = (
     "positions ignored",
     "squares",
     "squares of classes",
-    "a mask by sample",
-    "twice, beside and in sequence",
     "recurrent inputs",
-    "a state of another axis",
 )
 
 

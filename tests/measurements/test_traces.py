@@ -86,6 +86,7 @@ def test_the_last_layer_is_exact_whatever_its_size():
     assert made == {16: {1: "dense", 2: "exact"}, 17: {1: "hutchinson", 2: "exact"}}
 
 
+@pytest.mark.long
 def test_sampled_traces_cover_the_truth_within_their_error():
     settings = config(
         ARCHITECTURES["two layers"],

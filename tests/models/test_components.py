@@ -19,6 +19,7 @@ from hessfig.sweep.plan import Cell
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Block, Part
 from tests.curvature.oracle import places, whole_oracle
+from tests.daily import thinned
 from tests.toys import toy_problem, toy_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:H.*curvlinops:RuntimeWarning")
@@ -129,7 +130,7 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=thinned(CASES, 2))
 def case(request):
     """Return a network whose biases and gains are drawn too, and its dense Hessians."""
     model = CASES[request.param]

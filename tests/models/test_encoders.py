@@ -148,7 +148,7 @@ def test_a_layer_of_several_passes_is_one_weight(home):
 
 
 @pytest.mark.parametrize("at_once", daily([1, 3], 3))
-@pytest.mark.parametrize("name", ["albert", "roberta"])
+@pytest.mark.parametrize("name", thinned(["albert", "roberta"], 2))
 def test_micro_batches_weigh_the_tokens_that_they_mask(name, at_once, home):
     problem, parts = truth(name, home)
     split = problem_of(saved(name, home), at_once)
@@ -162,7 +162,7 @@ def test_micro_batches_weigh_the_tokens_that_they_mask(name, at_once, home):
 
 
 @pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
-@pytest.mark.parametrize("at_once", [4, 3])
+@pytest.mark.parametrize("at_once", thinned([4, 3], 2))
 def test_curvlinops_and_double_backward_give_the_same_blocks(at_once, home):
     _, parts = truth("bert", home)
     split = problem_of(saved("bert", home), at_once)

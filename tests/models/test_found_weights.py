@@ -12,7 +12,7 @@ from torch import nn
 import hessfig
 from hessfig.errors import UserError
 from hessfig.models.found_weights import find_weights
-from tests.daily import daily
+from tests.daily import daily, thinned
 
 WORDS, LENGTH = 11, 6
 _LLAMA = {
@@ -220,7 +220,7 @@ def weight_of(layout, name, layer):
     return found
 
 
-@pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::5]))
+@pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::10]))
 def test_names_of_a_layer_are_all_there(name):
     layout, expected = layout_of(name), TYPES[name][1]
     last = {
@@ -296,7 +296,7 @@ _BY_POSITION = [
 ]
 
 
-@pytest.mark.parametrize("name", daily(_BY_POSITION, *_BY_POSITION[::6]))
+@pytest.mark.parametrize("name", daily(_BY_POSITION, *_BY_POSITION[::12]))
 def test_queries_are_those_of_one_position_and_keys_and_values_of_all(name):
     """In the last layer the output at one position reads one query, hence a gradient of rank one, but every key."""
     network = model_of(name)
@@ -313,7 +313,7 @@ def test_queries_are_those_of_one_position_and_keys_and_values_of_all(name):
 _WITHOUT_QUERIES = [name for name in TYPES if name not in ("albert", "t5")]
 
 
-@pytest.mark.parametrize("name", daily(_WITHOUT_QUERIES, *_WITHOUT_QUERIES[1::5]))
+@pytest.mark.parametrize("name", daily(_WITHOUT_QUERIES, *_WITHOUT_QUERIES[1::10]))
 def test_without_queries_keys_do_nothing_and_values_do(name):
     network = model_of(name)
     layout = layout_of(name)
@@ -330,7 +330,7 @@ def test_without_queries_keys_do_nothing_and_values_do(name):
     assert key <= 1e-4 * value and value > 0
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", thinned(ASKED, 2))
 def test_what_cannot_be_told_is_asked_for_and_an_answer_is_taken(name):
     network, where = model_of(name), ASKED[name][1]
     with pytest.raises(UserError, match="do not tell what they do") as caught:

@@ -18,6 +18,7 @@ from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.terms import Block, Part
 from tests.config.composing import configs
+from tests.daily import daily
 
 WORDS, LENGTH = 5, 4
 _HF = {
@@ -132,7 +133,7 @@ class Whole(nn.Module):
 whole_of = cache(Whole)
 
 
-@pytest.mark.parametrize("name", BRIDGES)
+@pytest.mark.parametrize("name", daily(BRIDGES, "gpt2"))
 def test_every_named_block_is_that_of_double_backward(name):
     objective = hessfig.Problem(bridge(name), tokens()).objective("float64")
     whole = whole_of(name)
@@ -153,7 +154,7 @@ def test_every_named_block_is_that_of_double_backward(name):
     assert len(layout.weights) > 25
 
 
-@pytest.mark.parametrize("name", BRIDGES)
+@pytest.mark.parametrize("name", daily(BRIDGES, "gpt2"))
 def test_pairs_and_heads_by_their_short_name(name):
     problem, whole = hessfig.Problem(bridge(name), tokens()), whole_of(name)
     layout = problem.objective("float64").layout
@@ -181,6 +182,7 @@ def test_the_bridge_stays_as_it_was():
     )
 
 
+@pytest.mark.long
 def test_targets_of_ones_own_and_several_batches_count():
     held, every = bridge("native"), tokens()
     targets = every.roll(1, 1)
@@ -349,7 +351,7 @@ def test_an_architecture_of_the_registry_by_name(name):
     )
 
 
-@pytest.mark.parametrize("asked", ["gemma2", "qwen3", "mixtral"])
+@pytest.mark.parametrize("asked", daily(["gemma2", "qwen3", "mixtral"], "qwen3"))
 def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked):
     """The class of gemma2 is the remedy's example; the class of any other is the one that transformers names."""
     from transformers.models.auto.modeling_auto import (

@@ -40,6 +40,7 @@ def test_the_page_prints_what_slopes_csv_holds(cli, tmp_path):
     assert "undecided" in (tmp_path / "outputs/sigma/slopes.csv").read_text()
 
 
+@pytest.mark.long
 def test_a_damaged_sweep_is_named_and_the_others_are_shown(cli, tmp_path):
     write(tmp_path / "outputs")
     broken = write(tmp_path / "outputs", "mine")

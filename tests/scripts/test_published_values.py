@@ -18,6 +18,7 @@ from hessfig.errors import UserError
 from hessfig.predictions.architecture import Architecture, Attention, Kind
 from scripts.published_values import GRIDS, SWEEPS, load, main, write_values
 from tests.analysis.synthetic import make_table, write_sweep
+from tests.daily import thinned
 
 CE = "norm=none_num_layers={}_scale=log_residual_scaling=1.0_linear_attention=False_loss=ce_frob_{}.pickle"
 CHAIN = "norm=none_num_layers={}_scale=log_short_residual_scaling=0.0_linear_attention=True_loss=mse_frob_{}.pickle"
@@ -159,7 +160,7 @@ def test_grids_and_other_networks(tmp_path):
     )
 
 
-@pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.parametrize("sweep", thinned(SWEEPS, 2))
 def test_networks_and_grids_are_those_of_the_shipped_sweeps(sweep):
     job = compose([f"sweep={sweep}"])
     network = Architecture.from_config(as_plain(job.variants[0][1]))

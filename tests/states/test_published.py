@@ -14,6 +14,7 @@ from hessfig.states.initialised import initialised
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.terms import Part
+from tests.daily import thinned
 
 FULL = ("state=published", "estimator=published", "dtype=float64")
 
@@ -299,22 +300,25 @@ def test_keys_change_with_the_grid_and_with_the_draws(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "what"),
-    [
-        (["sweep=sigma", *FULL, "blocks=[W_K]"], "draws no probes for this"),
-        (["sweep=sigma", *FULL, "quantities=[trace]"], "draws no probes for this"),
-        (["sweep=sigma", "estimator=published"], "draws no probes for this"),
-        (
-            ["sweep=sigma", "state=published", "model.n_heads=2"],
-            "does not draw this network",
-        ),
-        (
-            ["sweep=sigma", "state=published", "model.mlp=swiglu"],
-            "does not draw this network",
-        ),
-        (["sweep=mlp", "state=published", "first_seed=2000"], "one stream"),
-        (["sweep=mlp", "state=published", "grid.points=5"], "one stream"),
-        (["sweep=training", "state.draw=published"], r"state\.draw is read with"),
-    ],
+    thinned(
+        [
+            (["sweep=sigma", *FULL, "blocks=[W_K]"], "draws no probes for this"),
+            (["sweep=sigma", *FULL, "quantities=[trace]"], "draws no probes for this"),
+            (["sweep=sigma", "estimator=published"], "draws no probes for this"),
+            (
+                ["sweep=sigma", "state=published", "model.n_heads=2"],
+                "does not draw this network",
+            ),
+            (
+                ["sweep=sigma", "state=published", "model.mlp=swiglu"],
+                "does not draw this network",
+            ),
+            (["sweep=mlp", "state=published", "first_seed=2000"], "one stream"),
+            (["sweep=mlp", "state=published", "grid.points=5"], "one stream"),
+            (["sweep=training", "state.draw=published"], r"state\.draw is read with"),
+        ],
+        2,
+    ),
 )
 def test_what_was_not_published_is_refused(words, what):
     with pytest.raises(UserError, match=what):

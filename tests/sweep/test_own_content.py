@@ -106,7 +106,7 @@ def _cells(monkeypatch, rule, quantities):
     return cells
 
 
-@pytest.mark.parametrize("rule", thinned(RULES, 2))
+@pytest.mark.parametrize("rule", thinned(RULES, 4))
 def test_what_walks_is_measured_again_and_nothing_else(monkeypatch, rule):
     quantities = (*NEAR, *FAR, "landscape_difference", "mine.py:QUANTITY")
     first, again, other = (

@@ -26,7 +26,7 @@ from hessfig.sweep.plan import Sweep
 from hessfig.sweep.runner import on_this_machine, run_sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import Part
-from tests.daily import thinned
+from tests.daily import daily, thinned
 from tests.toys import ARCHITECTURES, toy_config, toy_task
 
 FACTORY = """
@@ -358,7 +358,7 @@ def turned(**settings):
     return own("turned.py:make", **{"blocks": ["all"], "parts": [Part.H], **settings})
 
 
-@pytest.mark.parametrize("dtype", [DType.float32, DType.float64])
+@pytest.mark.parametrize("dtype", daily([DType.float32, DType.float64], DType.float32))
 @pytest.mark.parametrize(
     "changes", thinned([{"stop": 1}, {"penalty": 1}, {"eps": 1.003e-5}], 2), ids=str
 )

@@ -83,7 +83,7 @@ def numbers(network, inputs, targets, loss):
 @pytest.mark.parametrize(
     "network", [NET, SMOOTH], ids=["curvlinops", "double backward"]
 )
-@pytest.mark.parametrize("name", daily(LOSSES, *[*LOSSES][::4]))
+@pytest.mark.parametrize("name", daily(LOSSES, *[*LOSSES][::8]))
 def test_batches_are_the_whole_of_them(name, network):
     loss, targets = LOSSES[name]
     pieces = [slice(0, 1), slice(1, 5), slice(5, 7)]

@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 
 from hessfig.rng import stream
@@ -24,6 +25,7 @@ def digits_of(number):
     return [number // 100, number // 10 % 10, number % 10]
 
 
+@pytest.mark.long
 def test_cascades_of_three_digit_sums_are_those_found_by_hand():
     pairs = [
         *itertools.product(range(0, 1000, 7), range(0, 1000, 3)),

@@ -68,6 +68,7 @@ def test_a_wrong_exponent_is_caught():
     assert max(float((value - found[key]).abs()) for key, value in wrong.items()) > 0.9
 
 
+@pytest.mark.long
 def test_a_rule_that_forgets_what_a_component_does_is_caught(monkeypatch):
     statement = CATALOGUE["components-mixing"]
     # As if it were not odd.

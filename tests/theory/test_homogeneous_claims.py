@@ -122,6 +122,7 @@ def test_every_condition_is_needed():
     )
 
 
+@pytest.mark.long
 def test_the_page_prints_the_example_at_which_no_leading_term_vanishes():
     assert (
         float(check(CATALOGUE["mixing-witness"], [Dims()], 1).error_as_printed or 9)

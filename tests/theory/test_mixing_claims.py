@@ -126,6 +126,7 @@ def _largest_error(drawn, found):
     )
 
 
+@pytest.mark.long
 def test_every_block_is_named_by_the_theorem(exponents):
     drawn, found = exponents
     assert _largest_error(drawn, found) < 0.01

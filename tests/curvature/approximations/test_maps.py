@@ -265,7 +265,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("held", daily(SIDES, SIDES[1], SIDES[3]), ids=" and ".join)
+@pytest.mark.parametrize("held", daily(SIDES, SIDES[3]), ids=" and ".join)
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_kfac_is_what_its_definition_says(name, held):
     case = CASES[name]()
@@ -346,7 +346,7 @@ def test_it_is_exact_for_a_single_linear_map(held):
         )
 
 
-@pytest.mark.parametrize("held", daily(SIDES, SIDES[1], SIDES[3]), ids=" and ".join)
+@pytest.mark.parametrize("held", daily(SIDES, SIDES[3]), ids=" and ".join)
 def test_expand_and_reduce_are_exact_in_their_settings(held):
     """Eschenhagen et al. 2023, propositions 1 and 2: deep linear networks, with a loss by position, and with means."""
     loss_by_position = drawn(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
@@ -388,7 +388,7 @@ NAMES = [
 LOSSES = ["cross_entropy", "weighted", "sum", "own"]
 
 
-@pytest.mark.parametrize("loss", daily(LOSSES, *LOSSES[1:]))
+@pytest.mark.parametrize("loss", daily(LOSSES, LOSSES[1]))
 def test_several_batches_are_one(loss):
     """Batches cut from one, with ignored targets, class weights, a sum, and a function of one's own."""
     cost = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)

@@ -165,7 +165,7 @@ def cases():
     }
 
 
-@pytest.mark.parametrize("name", daily(cases(), *[*cases()][::5]))
+@pytest.mark.parametrize("name", daily(cases(), *[*cases()][::10]))
 def test_micro_batches_have_the_products_of_the_whole(name):
     """Four samples at once, in place of all twelve; curvlinops multiplies by the whole."""
     make = cases()[name]
@@ -272,7 +272,7 @@ def apart():
     }
 
 
-@pytest.mark.parametrize("name", thinned(apart(), 2))
+@pytest.mark.parametrize("name", thinned(apart(), 4))
 def test_batches_whose_samples_interact_are_not_split(name):
     """They are measured whole while they fit."""
     make = apart()[name]
@@ -358,6 +358,7 @@ def test_the_estimate_is_that_of_a_product_within_a_fifth(batches, length):
     assert expected is not None and 0.8 < expected / counted(column) < 1.25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", thinned([1, 2], 2))
 def test_products_stay_within_the_bound(samples):
     """Graphs are kept for as many micro-batches as fit, and made again for the others: more batches take no more."""
@@ -390,7 +391,7 @@ def test_an_operator_tells_what_its_products_take():
     assert small.operator("all").memory is None
 
 
-@pytest.mark.parametrize("loss", ["cross_entropy", "a sum"])
+@pytest.mark.parametrize("loss", daily(["cross_entropy", "a sum"], "cross_entropy"))
 def test_first_samples_that_do_not_count_bound_memory_too(loss):
     """What a product takes is measured as if every target counted."""
     x, y = data()

@@ -12,6 +12,7 @@ from hessfig.errors import UserError
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import read_measured
 from tests.analysis.synthetic import SIGMA, config, make_table, write_sweep
+from tests.daily import thinned
 from tests.figures.conftest import curves, guides, words
 
 EXPONENTS = {(0, 0): 2, (0, 2): 2, (1, 0): 6, (1, 1): 5, (1, 2): 5}
@@ -273,7 +274,7 @@ def test_other_weights_get_rows_of_their_own(pages):
 
 
 @pytest.mark.parametrize(
-    "layout", ["growth", "growth_by_depth", "linear_axes", "one_panel"]
+    "layout", thinned(["growth", "growth_by_depth", "linear_axes", "one_panel"], 2)
 )
 def test_a_table_of_pairs_alone_says_what_is_not_measured(pages, layout):
     table = make_table(seeds=2, sigma=[0.1, 0.3, 1.0], blocks=[("W_K", "W_Q")])

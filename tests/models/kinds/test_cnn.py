@@ -134,6 +134,7 @@ def config(**settings):
     return Config(**chosen)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*curvlinops.*:RuntimeWarning")
 def test_groups_and_norms_are_measured_and_sigma_means_nothing():
     chosen = config(

@@ -433,6 +433,7 @@ REPLACED = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", daily(REPLACED, "weights"))
 def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_another_key(
     what, home, tmp_path

@@ -361,7 +361,6 @@ def test_what_is_hashed_is_what_transformers_would_read(home, tmp_path):
             ["sdpa", "flash_attention_2", "kernels-community/flash-attn"],
         ),
         ("attn_implementation", "flash_attention_2"),
-        ("_experts_implementation", "kernels-community/flash-attn"),
     ),
 )
 def test_a_folder_that_asks_for_a_kernel_gets_the_eager_one(

@@ -230,7 +230,7 @@ def product(problem):
         return str(error)
 
 
-@pytest.mark.parametrize(("change", "form"), daily(FORMS, *FORMS[::5]))
+@pytest.mark.parametrize(("change", "form"), daily(FORMS, *FORMS[::10]))
 def test_every_change_is_noticed(change, form):
     one = case()
     problem = getattr(one, form)
@@ -260,7 +260,7 @@ NEUTRAL = {
 }
 
 
-@pytest.mark.parametrize("form", ["problem", "function"])
+@pytest.mark.parametrize("form", daily(["problem", "function"], "problem"))
 def test_without_a_change_nothing_is_checked_again(form, monkeypatch):
     problem, made = getattr(case(), form), list[object]()
     checking = kept_checks.Checking
@@ -307,6 +307,7 @@ def test_an_operator_keeps_its_function_when_the_problem_changed():
     assert torch.equal(operator @ vector, before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", thinned([5, 20_000], 2))
 def test_what_is_kept_is_freed_with_the_problem(width):
     network = Network(width).eval()
@@ -392,6 +393,7 @@ def test_copies_of_a_problem_keep_nothing():
         assert torch.equal(product(other), first)
 
 
+@pytest.mark.long
 def test_columns_of_a_large_network_share_graphs():
     torch.manual_seed(0)
     network = nn.Sequential(
@@ -409,7 +411,7 @@ def test_columns_of_a_large_network_share_graphs():
             assert torch.equal(mine, own), (block, part)
 
 
-@pytest.mark.parametrize("width", [5, 300])
+@pytest.mark.parametrize("width", daily([5, 300], 5))
 def test_a_second_operator_multiplies_through_the_graphs_of_the_first(width):
     """A weight that changes, or another kind of products, has graphs of its own."""
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ def is_alike(one, other):
 
 
 @pytest.mark.parametrize("real", daily(TYPES, "float64"))
-@pytest.mark.parametrize("name", thinned(RIGHT, 2))
+@pytest.mark.parametrize("name", thinned(RIGHT, 4))
 def test_every_block_is_that_of_the_users_own_function(name, real):
     one = RIGHT[name](TYPES[real])
     before = state_of(one)
@@ -116,7 +116,7 @@ def test_every_block_is_that_of_the_users_own_function(name, real):
     assert not table.attrs["witness"].get("not_taken")
 
 
-@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::2]))
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::4]))
 def test_operators_and_factories_too(name):
     one, blocks = RIGHT[name](torch.float64), truth(RIGHT[name](torch.float64))
     largest = max(blocks, key=lambda block: float(blocks[block].norm()))
@@ -126,7 +126,7 @@ def test_operators_and_factories_too(name):
     assert drawn.witness is not None and max(drawn.witness.off.values()) < 1e-9
 
 
-@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::2]))
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::4]))
 def test_a_monitor_too(name, tmp_path):
     """At two steps: weights, and what is no parameter, may change between them."""
     one = RIGHT[name](torch.float64)
@@ -242,7 +242,7 @@ def test_what_has_no_hessian_is_refused_by_name(name, real):
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", thinned(REFUSED, 2))
 def test_first_samples_are_enough_to_refuse_what_has_no_hessian(name, monkeypatch):
     """Derivatives of large networks are compared on a few samples; what differs there is compared on all of them."""
     monkeypatch.setattr(batched, "SMALL", 0)
@@ -251,7 +251,7 @@ def test_first_samples_are_enough_to_refuse_what_has_no_hessian(name, monkeypatc
         problem(make(torch.float64)).operator("all").dense()
 
 
-@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[:4]))
+@pytest.mark.parametrize("name", daily(RIGHT, *DAILY[1:3]))
 def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
     name, monkeypatch
 ):
@@ -523,7 +523,7 @@ def with_l1(power):
     )
 
 
-@pytest.mark.parametrize("make", [at_kink, with_l1])
+@pytest.mark.parametrize("make", daily([at_kink, with_l1], with_l1))
 @pytest.mark.parametrize("small", [2**16, 0])
 def test_a_kink_at_the_weights_hides_no_wrong_derivative(make, small, monkeypatch):
     """Differences say nothing there; a step away they do, and the same function with right derivatives is measured."""
@@ -596,7 +596,9 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize("small", [2**16, 0])
-@pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"padding_idx": 0}])
+@pytest.mark.parametrize(
+    "options", thinned([{"scale_grad_by_freq": True}, {"padding_idx": 0}], 2)
+)
 def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refused(
     options, small, monkeypatch
 ):

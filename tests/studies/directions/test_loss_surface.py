@@ -86,6 +86,7 @@ def statuses(measured):
     return {row["status"] for row in measured.rows}
 
 
+@pytest.mark.long
 def test_a_quadratic_loss_is_its_expansion_everywhere():
     measured = found(quadratic(), "slices")
     for where in ("", "plane_"):

@@ -168,6 +168,7 @@ def test_points_in_all_weights_and_in_the_eigenspace(found):
     )
 
 
+@pytest.mark.long
 def test_all_directions_are_all_weights():
     """In closed form over all twelve directions: what points in all weights estimate."""
     every = measured(dimensions=[12], draws=400)

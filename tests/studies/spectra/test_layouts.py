@@ -158,6 +158,7 @@ def test_densities_alone_show_what_the_steps_miss(tmp_path):
     assert np.abs(half.get_ydata()).max() > 0
 
 
+@pytest.mark.long
 def test_eigenvalues_alone_need_no_density(tmp_path):
     found = [
         page.suffix
