@@ -98,6 +98,7 @@ def test_predict_needs_no_torch_and_returns_a_frame():
         hessfig.predict("workers=2")
 
 
+@pytest.mark.long
 def test_every_network_of_the_sweep_of_components_is_predicted():
     found = list(rows(compose(["sweep=components"])))
     small = [

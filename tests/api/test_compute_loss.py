@@ -807,6 +807,7 @@ def test_a_network_nested_deeply_keeps_its_own_tensors(depth, form, tmp_path):
     assert float((product - truth).norm()) <= 1e-9 * float(truth.norm())
 
 
+@pytest.mark.long
 def test_what_a_function_reaches_stays_as_it_was():
     names = [
         "preference_of_an_object",

@@ -243,6 +243,7 @@ PARTS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", daily(PARTS, "a layer"))
 def test_a_network_with_a_compiled_part_is_followed(part, tmp_path):
     plain, model = watched.network(), watched.network()

@@ -86,6 +86,7 @@ def test_a_table_with_missing_cells_is_not(tmp_path):
     assert title(manifested(tmp_path, missing_cells=3)) is None
 
 
+@pytest.mark.long
 def test_sequences_that_a_plan_takes_from_the_models_folder_are_no_change(tmp_path):
     (seen,) = [
         figure.seen

@@ -138,6 +138,7 @@ def test_figures_are_matplotlibs_and_nothing_is_written(swept):
     assert set(swept.parent.rglob("*")) == files
 
 
+@pytest.mark.long
 def test_a_title_is_in_the_file_that_is_saved(swept, tmp_path):
     """It stands above the panels, where matplotlib's own savefig would cut it off; the width is as asked for."""
     pictures = []
@@ -212,6 +213,7 @@ def test_arrays_of_a_measured_table_are_drawn():
         assert len(hessfig.plot(table, layout=layout).axes) == panels
 
 
+@pytest.mark.long
 def test_another_quantity_of_a_monitor_is_drawn(tmp_path):
     """Each of these names the quantity; its folder is not below outputs, and no preset has its name."""
     network, batch = nn.Linear(3, 2), (torch.eye(3), torch.tensor([0, 1, 1]))

@@ -168,6 +168,7 @@ def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli, undisturbed, tmp_path
     assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
 
 
+@pytest.mark.long
 def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(tmp_path, capsys):
     write_sweep(make_table(seeds=2), tmp_path, settings=None)
     where = f"output_dir={tmp_path}"

@@ -81,6 +81,7 @@ def test_nothing_in_the_current_folder_is_imported_but_the_factory(trapped):
     assert "1 cells measured" in done.stdout
 
 
+@pytest.mark.long
 def test_python_m_leaves_the_current_folder_too(trapped):
     (
         trapped / "hessfig/__init__.py"

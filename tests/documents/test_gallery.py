@@ -224,6 +224,7 @@ def apart(before, now):
     return float((np.abs(pixels[0] - pixels[1]).max(axis=2) > _FAINT).mean())
 
 
+@pytest.mark.long
 def test_a_moved_curve_is_another_picture_and_last_digits_are_not(modules, tmp_path):
     """One of the curves of Figure 3a is multiplied by 1 + 4 eps, and by 1 % of a decade."""
 

@@ -73,6 +73,7 @@ def test_one_panel_for_all_layers_of_all_depths(pages):
     ] and not under_legends(page.figure)
 
 
+@pytest.mark.long
 def test_pairs_show_measured_beside_predicted(pages):
     networks = [("model.attention=softmax", 1), ("model.attention=linear", 1)]
     table = make_table(

@@ -89,6 +89,7 @@ def test_correlations_and_shares_keep_a_linear_scale(pages):
         assert page.figure.axes[0].get_yscale() == scale
 
 
+@pytest.mark.long
 def test_without_names_colour_and_dashes_are_what_varies_first(pages):
     (page,) = pages("lines", width_table())
     assert sorted(legend(page)) == [
@@ -132,6 +133,7 @@ def test_weights_stand_in_one_panel_in_their_colours(pages):
     assert ax.get_ylabel() == r"block $\|\cdot\|_F$"
 
 
+@pytest.mark.long
 def test_layers_and_depths(pages):
     table = make_table(
         networks=[("", depth) for depth in (1, 2, 3)],

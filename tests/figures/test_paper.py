@@ -99,6 +99,7 @@ def test_words_that_fit_nowhere_beside_the_line_break(made):
     assert ax.texts[-1].get_text() == "σ³ (layers 1–2)\nσ⁵ (layers 3–4)"
 
 
+@pytest.mark.long
 def test_columns_fold_and_panels_say_what_they_are(made):
     (page,) = made("3a", Paper(width=3.25))
     titles = [ax.get_title() for ax in page.figure.axes]

@@ -320,6 +320,7 @@ def test_the_value_block_is_one_kronecker_product_and_kfac_is_another(
     assert found["W_V", "H_o", "kfac_scale_error"][0] > 0.05
 
 
+@pytest.mark.long
 def test_the_whole_taken_apart_by_weight_and_by_layer():
     model = replace(ARCHITECTURES["pre"], d_model=2, d_mlp=3)
     task = toy_task(model)

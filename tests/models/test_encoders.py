@@ -141,6 +141,7 @@ def test_a_tied_embedding_counts_in_both_roles(home):
     assert float(parts[Part.H_f][rows][:, rows].abs().max()) > 1e-3
 
 
+@pytest.mark.long
 def test_a_layer_of_several_passes_is_one_weight(home):
     layout = truth("albert", home)[0].layout
     assert layout.num_layers == 1 and layout.layers_of("W_Q") == [1]
@@ -200,6 +201,7 @@ def test_masks_are_of_the_stated_share_and_of_a_stream_of_their_own(home):
     assert not torch.equal(other.inputs, batch.inputs)
 
 
+@pytest.mark.long
 def test_mixed_masks_keep_some_words_and_change_others(home, tmp_path):
     np.save(tmp_path / "long.npy", np.tile([0, 2, 3, 2], (600, 1)))
     config = saved("bert", home)

@@ -422,6 +422,7 @@ def test_a_given_role_says_how_a_map_is_fused():
         find_weights(network)
 
 
+@pytest.mark.long
 def test_measured_under_names_that_were_found():
     network = model_of("gpt_neox")
     tokens = torch.randint(

@@ -33,6 +33,7 @@ def test_a_sweep_has_figure_slopes_verdicts_and_links(cli, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_the_page_prints_what_slopes_csv_holds(cli, tmp_path):
     write(tmp_path / "outputs")
     cli("report", "tolerance=1e-9")

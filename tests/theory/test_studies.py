@@ -63,6 +63,7 @@ def test_the_same_command_mends_a_study(cli, tmp_path):
         } == whole, name
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small")
 def test_whole_tables_are_not_computed_again(cli, tmp_path):
     cli("plot", "figure=bounds", "figure.formats=[svg]")

@@ -332,6 +332,7 @@ def ignoring_the_first(outputs, targets):
     return F.cross_entropy(outputs[1:], targets[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("samples", thinned([1, 2], 2))
 def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples):
     for name in ("next token", "padding", "sum"):

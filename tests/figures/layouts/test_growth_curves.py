@@ -97,6 +97,7 @@ def test_sigma_one_is_marked(pages):
         assert any(list(line.get_xdata()) == [1.0, 1.0] for line in ax.lines)
 
 
+@pytest.mark.long
 def test_no_panel_is_blank(pages):
     table = make_table(parts=["H_o", "H"])
     table.loc[(table["row"] == "W_Q") & (table["part"] == "H"), ["value", "status"]] = [

@@ -124,6 +124,7 @@ def landscape_table():
     )
 
 
+@pytest.mark.long
 def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages):
     (page,) = pages(
         "landscape", landscape_table(), settings=ALONG_K, windows=[(None, None)]

@@ -196,6 +196,7 @@ def test_the_logits_are_transformer_lens_own(settings, digits, home, tmp_path):
         assert (network(tokens) - own).abs().max() < digits * own.abs().max()
 
 
+@pytest.mark.long
 def test_a_model_of_transformers_through_its_bridge(home, tmp_path):
     """Saved as docs/real-models.md shows, it is read; its own state has its axes in another order, and is refused."""
     from transformer_lens.model_bridge import TransformerBridge
@@ -321,6 +322,7 @@ def test_cells_are_measured_and_keyed_by_content(home, tmp_path):
     ) != cell.variant.science("frobenius")
 
 
+@pytest.mark.long
 def test_a_state_without_a_last_bias_has_zeros(home, tmp_path):
     tensors = state(GPT2)
     del tensors["unembed.b_U"]

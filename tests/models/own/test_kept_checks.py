@@ -324,6 +324,7 @@ def test_what_is_kept_is_freed_with_the_problem(width):
     assert kept() is None
 
 
+@pytest.mark.long
 def test_a_large_copy_is_kept_only_while_an_operator_holds_it(monkeypatch):
     monkeypatch.setattr(kept_checks, "MOST_BYTES", 100)
     problem = case().problem

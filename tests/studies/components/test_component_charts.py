@@ -129,6 +129,7 @@ def test_the_figure_has_gaps_ratios_and_tuned_losses(pages, tmp_path):
     ) and not under_legends(page.figure)
 
 
+@pytest.mark.long
 def test_lines_join_softmax_and_centred_softmax_alone(pages, tmp_path):
     write_sweep(untrained(), tmp_path, settings=ALONG)
     table = trainings()
@@ -142,6 +143,7 @@ def test_lines_join_softmax_and_centred_softmax_alone(pages, tmp_path):
     assert joined == [[0, 1]] * 4
 
 
+@pytest.mark.long
 def test_without_small_sigmas_there_are_no_gaps(pages, tmp_path):
     table = untrained()
     write_sweep(table[table["sigma"] >= 0.1], tmp_path, settings=ALONG)

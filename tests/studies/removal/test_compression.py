@@ -21,6 +21,7 @@ from hessfig.studies.removal.compression import spearman
 from hessfig.studies.removal.row_names import ROUNDINGS, SALIENCIES, Surrogate
 from hessfig.terms import Approximation, Part
 from tests.curvature.oracle import dense_oracle
+from tests.daily import daily
 from tests.measurements.test_approximations import as_ones_own
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
@@ -83,7 +84,7 @@ def without(held, *groups):
 
 @pytest.mark.parametrize(
     "model",
-    [HEADS, ARCHITECTURES["post"], ARCHITECTURES["bare"]],
+    daily([HEADS, ARCHITECTURES["post"], ARCHITECTURES["bare"]], HEADS),
     ids=["heads", "post", "bare"],
 )
 def test_rises_and_saliencies_are_those_of_plain_autograd(model):
@@ -139,6 +140,7 @@ def test_rises_and_saliencies_are_those_of_plain_autograd(model):
     )
 
 
+@pytest.mark.long
 def test_other_matrices_are_those_of_their_definitions():
     """K-FAC and the empirical Fisher matrix of one's own network; in a whole one, K-FAC is apart by weight."""
     problem, found = measured("pruning", HEADS, ["W_V", "all"], shares=[0.5])

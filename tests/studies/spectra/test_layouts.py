@@ -66,6 +66,7 @@ def stored(tmp_path, *, exact=True, densities=True, seeds=2):
     return write_sweep(spectral_table(rows), tmp_path, arrays=entries)
 
 
+@pytest.mark.long
 def test_sorted_eigenvalues_densities_and_their_errors_have_pages_of_their_own(
     tmp_path,
 ):
