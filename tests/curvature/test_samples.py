@@ -9,20 +9,9 @@ import hessfig
 from hessfig.curvature.samples import single_gradients
 from hessfig.errors import UserError
 from tests.daily import daily, thinned
+from tests.draws import draws, labels
 
 WORDS, IGNORED = 7, -100
-
-
-def draws(*shape, seed=0):
-    return torch.randn(
-        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-
-
-def labels(*shape, classes=3, seed=0):
-    return torch.randint(
-        0, classes, shape, generator=torch.Generator().manual_seed(seed)
-    )
 
 
 def mlp():

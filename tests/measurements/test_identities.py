@@ -23,6 +23,7 @@ from hessfig.errors import UserError
 from hessfig.terms import Approximation
 from tests.daily import daily
 from tests.double_backward import hessian, jacobian
+from tests.draws import draws, labels
 
 A = Approximation
 # Need a training's moments, or heads of the package: test_approximations.py.
@@ -308,18 +309,6 @@ IDENTITIES = {
     A.block_diagonal: lambda case: apart(case, A.block_diagonal),
     A.layer_diagonal: lambda case: apart(case, A.layer_diagonal),
 }
-
-
-def draws(*shape, seed=0):
-    return torch.randn(
-        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-
-
-def labels(*shape, classes=CLASSES, seed=0):
-    return torch.randint(
-        0, classes, shape, generator=torch.Generator().manual_seed(seed)
-    )
 
 
 def mlp(width=CLASSES):

@@ -19,6 +19,7 @@ from hessfig.models.routes import Engines
 from hessfig.terms import Block, Part
 from tests.config.composing import configs
 from tests.daily import daily
+from tests.models.test_found_weights import view
 
 WORDS, LENGTH = 5, 4
 _HF = {
@@ -92,11 +93,6 @@ def tokens():
     return torch.randint(
         0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(1)
     )
-
-
-def view(weight, tensor):
-    shaped = tensor.view(*weight.axes, *tensor.shape[1:]) if weight.axes else tensor
-    return shaped if weight.index is None else shaped[weight.index]
 
 
 class Whole(nn.Module):

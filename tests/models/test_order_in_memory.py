@@ -11,6 +11,7 @@ import hessfig
 from hessfig.curvature.problem import Batch
 from hessfig.models.weight_files import read_weights
 from hessfig.rng import is_row_major, lay_out, row_major
+from tests.draws import draws
 
 OTHER = {
     "transposed": lambda one: (
@@ -25,12 +26,6 @@ OTHER = {
         one.to(memory_format=torch.channels_last) if one.ndim == 4 else one
     ),
 }
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(
-        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
 
 
 def maps():
@@ -60,8 +55,8 @@ def made(name):
     network = make().double().eval().requires_grad_(True)
     for place, one in enumerate([*network.parameters(), *network.buffers()]):
         if one.is_floating_point():
-            one.data = drawn(*one.shape, seed=place).abs() + 0.1
-    return network, drawn(*shape, seed=99), torch.arange(shape[0]) % 3
+            one.data = draws(*one.shape, seed=place).abs() + 0.1
+    return network, draws(*shape, seed=99), torch.arange(shape[0]) % 3
 
 
 def numbers(*problem, **settings):
@@ -99,14 +94,14 @@ def test_expanded_batches_and_weights():
     assert numbers(network, alike, same) == expected
     shared = copy.deepcopy(network)
     for place in (network, shared):
-        place[0].weight.data = drawn(1, 7).expand(9, 7)
+        place[0].weight.data = draws(1, 7).expand(9, 7)
     network[0].weight.data = network[0].weight.data.clone()
     assert numbers(shared, alike, same) == numbers(network, alike, same)
 
 
 def test_weights_of_a_loss():
     network, inputs, targets = made("maps")
-    weights = drawn(3).abs()
+    weights = draws(3).abs()
     apart = weights.repeat_interleave(2)[::2]
     losses = [nn.CrossEntropyLoss(weight=one) for one in (weights, apart)]
     assert len({numbers(network, inputs, targets, loss) for loss in losses}) == 1
@@ -115,7 +110,7 @@ def test_weights_of_a_loss():
 
 @pytest.mark.parametrize("word", OTHER)
 def test_a_batch_is_by_rows(word):
-    batch = Batch(OTHER[word](drawn(4, 1, 3, 3)), OTHER[word](drawn(4, 5)), slice(None))
+    batch = Batch(OTHER[word](draws(4, 1, 3, 3)), OTHER[word](draws(4, 5)), slice(None))
     assert all(
         one.stride() == torch.empty(one.shape).stride()
         for one in (batch.inputs, batch.targets)
@@ -125,7 +120,7 @@ def test_a_batch_is_by_rows(word):
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (4, 1, 3, 3), (2, 3, 4)])
 def test_row_major(shape):
     """The strides are those of a new tensor, along axes of length one too."""
-    plain = drawn(*shape)
+    plain = draws(*shape)
     assert row_major(plain) is plain
     for reordered in OTHER.values() if plain.ndim else ():
         found = row_major(reordered(plain))
@@ -145,6 +140,6 @@ def test_a_module_is_laid_out_with_its_buffers():
 
 
 def test_weights_of_a_file_are_by_rows(tmp_path):
-    torch.save({"weight": drawn(4, 5).T}, tmp_path / "weights.pt")
+    torch.save({"weight": draws(4, 5).T}, tmp_path / "weights.pt")
     found = read_weights(tmp_path / "weights.pt")["weight"]
-    assert is_row_major(found) and torch.equal(found, drawn(4, 5).T)
+    assert is_row_major(found) and torch.equal(found, draws(4, 5).T)

@@ -17,22 +17,11 @@ from hessfig.curvature.problem import hooked
 from hessfig.errors import UserError
 from tests.daily import daily, thinned
 from tests.double_backward import hessian, jacobian
+from tests.draws import draws, labels
 
 CLASSES, IGNORED = 3, -100
 SIDES = (["weight"], ["bias"], ["weight", "bias"], ["bias", "weight"])
 Batches = list[tuple[Tensor, Tensor]]
-
-
-def draws(*shape, seed=0):
-    return torch.randn(
-        shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-
-
-def labels(*shape, seed=0):
-    return torch.randint(
-        0, CLASSES, shape, generator=torch.Generator().manual_seed(seed)
-    )
 
 
 @dataclass
