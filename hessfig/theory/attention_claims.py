@@ -49,14 +49,15 @@ def _eq2_oracle(point: AttentionPoint) -> Values:
 def _eq2_printed(point: AttentionPoint) -> Values:
     """J^T (d2l/dF2) J + (dl/dF (x) I) d2F/dW2 with the layout of eq. 4."""
     flat, output = autodiff.flattened(_network(point), point.weights)
-    loss, F = autodiff.square_loss(point.Y), output(flat)
+    loss = autodiff.square_loss(point.Y)
+    F = output(flat)
+    count = F.numel()
     J = autodiff.jacobian(output, flat)
-    outer = J.T @ (2 / F.numel() * identity(F.numel())) @ J
+    curvature = 2 / count * identity(count)
     gradient = grad(loss)(F).reshape(1, -1)
-    return {
-        "H": outer
-        + kron(gradient, identity(len(flat))) @ autodiff.second_derivative(output, flat)
-    }
+    second = autodiff.second_derivative(output, flat)
+    functional = kron(gradient, identity(len(flat))) @ second
+    return {"H": J.T @ curvature @ J + functional}
 
 
 def _lemma_b1_oracle(point: AttentionPoint) -> Values:
@@ -109,12 +110,15 @@ def _remark_c1(A: Tensor) -> Tensor:
     """The 16 x 4 matrix of Remark C.1, b_ij = 1 - 2 a_ij."""
     matrix = torch.zeros(16, 4, dtype=A.dtype)
     for i, (p, q) in enumerate(A):
-        b1, b2 = 1 - 2 * p, 1 - 2 * q
+        b1 = 1 - 2 * p
+        b2 = 1 - 2 * q
         first = [[(p - p**2) * b1, -p * q * b1], [-p * q * b1, -p * q * b2]]
         second = [[-p * q * b1, -p * q * b2], [-p * q * b2, (q - q**2) * b2]]
         for j, block in enumerate((first, second)):
-            row, col = 8 * i + 4 * j + 2 * i, 2 * i
-            matrix[row : row + 2, col : col + 2] = torch.tensor(block, dtype=A.dtype)
+            row = 8 * i + 4 * j + 2 * i
+            col = 2 * i
+            numbers = torch.tensor(block, dtype=A.dtype)
+            matrix[row : row + 2, col : col + 2] = numbers
     return matrix
 
 

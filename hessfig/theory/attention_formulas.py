@@ -22,6 +22,8 @@ from hessfig.theory.matrix_formulas import commutation, identity, kron, shuffle,
 
 QUERY_KEY = (Matrix.W_Q, Matrix.W_K)
 MATRICES = (Matrix.W_Q, Matrix.W_K, Matrix.W_V)
+Pair = tuple[Matrix, Matrix]
+Blocks = dict[Pair, Float[Tensor, "rows cols"]]
 
 
 def attention_hessian(
@@ -122,11 +124,13 @@ class AttentionPoint:
     @property
     def score_scale(self) -> float:
         """s = 1/(t sqrt(d_K))."""
-        return 1 / (self.temperature * math.sqrt(self.weights[Matrix.W_Q].shape[1]))
+        d_K = self.weights[Matrix.W_Q].shape[1]
+        return 1 / (self.temperature * math.sqrt(d_K))
 
     @cached_property
     def A(self) -> Float[Tensor, "L L"]:
-        return torch.softmax(scores(self.X, self.weights, self.temperature), dim=-1)
+        T = scores(self.X, self.weights, self.temperature)
+        return torch.softmax(T, dim=-1)
 
     @cached_property
     def M1(self) -> Float[Tensor, "L d_V"]:
@@ -150,15 +154,17 @@ class AttentionPoint:
         W_Q = self.weights[Matrix.W_Q]
         W_K = self.weights[Matrix.W_K]
         d_V, d_K = W_Q.shape
+        by_query = kron(identity(d_V), W_K)
         by_key = kron(W_Q, identity(d_V)) @ commutation(d_K, d_V)
-        return {Matrix.W_Q: kron(identity(d_V), W_K), Matrix.W_K: by_key}
+        return {Matrix.W_Q: by_query, Matrix.W_K: by_key}
 
     def hessian(
         self, part: Part, row: Matrix, col: Matrix
     ) -> Float[Tensor, "rows cols"]:
         """The block (row, col) of `part`."""
         if part == Part.H:
-            return self.hessian(Part.H_o, row, col) + self.hessian(Part.H_f, row, col)
+            outer = self.hessian(Part.H_o, row, col)
+            return outer + self.hessian(Part.H_f, row, col)
         if Matrix.W_V not in (row, col):
             return self._query_key(part, row, col)
         if row == col:
@@ -207,7 +213,8 @@ class AttentionPoint:
         return block + self.c * self.score_scale * kron(B, identity(d_K))
 
     def _value_value(self, part: Part) -> Float[Tensor, "dd dd"]:
-        block = self.c * kron(self.M1.T @ self.M1, identity(self.X.shape[1]))
+        d_V = self.X.shape[1]
+        block = self.c * kron(self.M1.T @ self.M1, identity(d_V))
         return block if part == Part.H_o else torch.zeros_like(block)
 
     def _value_scores(self, part: Part) -> Float[Tensor, "dd dd"]:
@@ -253,7 +260,6 @@ def _check(X: Tensor, block: Block) -> None:
         )
 
 
-Pair = tuple[Matrix, Matrix]
 Q = Matrix.W_Q
 K = Matrix.W_K
 V = Matrix.W_V
@@ -262,45 +268,52 @@ V = Matrix.W_V
 def jacobians(point: AttentionPoint) -> dict[Matrix, Float[Tensor, "Ld p"]]:
     """dF/dW_V and dF/dW_Q of Lemma B.1, and dF/dW_K = (I (x) W_V^T) Z_1 R_K / sqrt(d_K)."""
     X, W_K, W_V, d_K, L = _sizes(point)
+    s = 1 / math.sqrt(d_K)
     by_scores = matrix_formulas.softmax_jacobian(point.A)
     scores_to_output = kron(identity(L), W_V.T @ X.T) @ by_scores
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
+    scores_by_keys = kron(identity(L), W_V.T) @ Z_1
+    d_V = X.shape[1]
     return {
-        V: kron(point.A @ X, identity(X.shape[1])),
-        Q: scores_to_output @ kron(X, X @ W_K) / math.sqrt(d_K),
-        K: kron(identity(L), W_V.T) @ Z_1 @ point.selectors[K] / math.sqrt(d_K),
+        V: kron(point.A @ X, identity(d_V)),
+        Q: s * scores_to_output @ kron(X, X @ W_K),
+        K: s * scores_by_keys @ point.selectors[K],
     }
 
 
-def theorem_31(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def theorem_31(point: AttentionPoint) -> Blocks:
     """H_o of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.1."""
     X, _, W_V, d_K, L = _sizes(point)
     c = point.c
+    M1 = point.M1
     R_Q = point.selectors[Q]
+    R_K = point.selectors[K]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
-    middle = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
+    values = kron(identity(L), W_V @ W_V.T)
+    left = c / d_K * R_Q.T @ Z_1.T @ values @ Z_1
+    mixed = c / math.sqrt(d_K) * kron(M1.T, W_V.T)
+    d_V = X.shape[1]
     return {
-        (V, V): c * kron(point.M1.T @ point.M1, identity(X.shape[1])),
-        (Q, Q): c / d_K * R_Q.T @ middle @ R_Q,
-        (V, Q): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_Q,
-        (Q, K): c / d_K * R_Q.T @ middle @ point.selectors[K],
+        (V, V): c * kron(M1.T @ M1, identity(d_V)),
+        (Q, Q): left @ R_Q,
+        (V, Q): mixed @ Z_1 @ R_Q,
+        (Q, K): left @ R_K,
     }
 
 
-def theorem_31_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def theorem_31_keys(point: AttentionPoint) -> Blocks:
     """H_o of (K,K) and (V,K), which the paper leaves out: R_Q becomes R_K."""
     X, _, W_V, d_K, L = _sizes(point)
     c = point.c
     R_K = point.selectors[K]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
-    left = c / d_K * R_K.T @ Z_1.T
-    return {
-        (K, K): left @ kron(identity(L), W_V @ W_V.T) @ Z_1 @ R_K,
-        (V, K): c / math.sqrt(d_K) * kron(point.M1.T, W_V.T) @ Z_1 @ R_K,
-    }
+    values = kron(identity(L), W_V @ W_V.T)
+    left = c / d_K * R_K.T @ Z_1.T @ values
+    mixed = c / math.sqrt(d_K) * kron(point.M1.T, W_V.T)
+    return {(K, K): left @ Z_1 @ R_K, (V, K): mixed @ Z_1 @ R_K}
 
 
-def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def theorem_32(point: AttentionPoint) -> Blocks:
     """H_f of (V,V), (Q,Q), (V,Q) and (Q,K), Theorem 3.2; the last is read as [R (..) (..) S] (x) I."""
     X, W_K, W_V, d_K, L = _sizes(point)
     c = point.c
@@ -308,19 +321,22 @@ def theorem_32(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
     R_Q = point.selectors[Q]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     Z_2 = matrix_formulas.z2_by_definition(point.A, X)
+    s = 1 / math.sqrt(d_K)
     through = kron(identity(L), W_V.T, identity(d_V), W_K.T)
-    left = duplicated_residual(point, d_V * d_K) @ through @ Z_2
-    values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
-    hollow = c / math.sqrt(d_K) * kron(literal_B(point), identity(d_K))
+    left = c / d_K * duplicated_residual(point, d_V * d_K) @ through @ Z_2
+    shuffled = kron(identity(L), shuffle(d_V))
+    values = c * s * duplicated_residual(point, d_V**2) @ shuffled @ Z_1
+    hollow = c * s * kron(literal_B(point), identity(d_K))
+    nothing = 0 * identity(d_V**2)
     return {
-        (V, V): torch.zeros(d_V**2, d_V**2, dtype=X.dtype),
-        (Q, Q): c / d_K * left @ R_Q,
-        (V, Q): c / math.sqrt(d_K) * values @ R_Q,
-        (Q, K): c / d_K * left @ point.selectors[K] + hollow,
+        (V, V): nothing,
+        (Q, Q): left @ R_Q,
+        (V, Q): values @ R_Q,
+        (Q, K): left @ point.selectors[K] + hollow,
     }
 
 
-def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def theorem_32_keys(point: AttentionPoint) -> Blocks:
     """H_f of (K,K) and (V,K), left out in the paper: (c/d_K) R (I (x) W_V^T (x) R_K^T) Z_2 R_K and R (I (x)
     S) Z_1 R_K.
     """
@@ -329,12 +345,12 @@ def theorem_32_keys(point: AttentionPoint) -> dict[Pair, Float[Tensor, "rows col
     R_K = point.selectors[K]
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     Z_2 = matrix_formulas.z2_by_definition(point.A, X)
-    left = duplicated_residual(point, d_V * d_K) @ kron(identity(L), W_V.T, R_K.T)
-    values = duplicated_residual(point, d_V**2) @ kron(identity(L), shuffle(d_V)) @ Z_1
-    return {
-        (K, K): point.c / d_K * left @ Z_2 @ R_K,
-        (V, K): point.c / math.sqrt(d_K) * values @ R_K,
-    }
+    through = kron(identity(L), W_V.T, R_K.T)
+    left = point.c / d_K * duplicated_residual(point, d_V * d_K) @ through @ Z_2
+    shuffled = kron(identity(L), shuffle(d_V))
+    scale = point.c / math.sqrt(d_K)
+    values = scale * duplicated_residual(point, d_V**2) @ shuffled @ Z_1
+    return {(K, K): left @ R_K, (V, K): values @ R_K}
 
 
 def duplicated_residual(point: AttentionPoint, m: int) -> Float[Tensor, "m mLd"]:
@@ -348,8 +364,9 @@ def literal_B(point: AttentionPoint) -> Float[Tensor, "d_V d_V"]:
     d_V = X.shape[1]
     eye = identity(d_V)
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
-    spread = kron(identity(L), W_V.T, eye) @ kron(Z_1, eye)
-    return duplicated_residual(point, d_V) @ spread @ shuffle(d_V)
+    through = kron(identity(L), W_V.T, eye)
+    left = duplicated_residual(point, d_V) @ through
+    return left @ kron(Z_1, eye) @ shuffle(d_V)
 
 
 def literal_U(point: AttentionPoint) -> Float[Tensor, "dd dd"]:
@@ -357,21 +374,29 @@ def literal_U(point: AttentionPoint) -> Float[Tensor, "dd dd"]:
     X, _, W_V, _, L = _sizes(point)
     Z_1 = matrix_formulas.z1_by_definition(point.A, X)
     Z_2 = matrix_formulas.z2_by_definition(point.A, X)
-    pulled = vec(point.residual)[None, :] @ kron(identity(L), W_V.T)
-    outer = Z_1.T @ kron(identity(L), W_V @ W_V.T) @ Z_1
-    return outer + kron(pulled, identity(X.shape[1] ** 2)) @ Z_2
+    delta = vec(point.residual)[None, :]
+    pulled = delta @ kron(identity(L), W_V.T)
+    values = kron(identity(L), W_V @ W_V.T)
+    d_V = X.shape[1]
+    functional = kron(pulled, identity(d_V**2)) @ Z_2
+    return Z_1.T @ values @ Z_1 + functional
 
 
 def literal_bytes(L: int, d_V: int, d_K: int) -> int:
     """Bytes of the largest matrix these forms build: I_L (x) W_V^T (x) I (x) W_K^T, or Z_2, or d2A/dT2."""
     rows = L * d_V**3
-    largest_d = max(d_V, d_K)
-    return 8 * max(rows * L * d_V**2 * largest_d, rows * L**4, L**6)
+    through = rows * L * d_V**2 * max(d_V, d_K)
+    second_derivative = L**6
+    return 8 * max(through, rows * L**4, second_derivative)
 
 
 def _sizes(point: AttentionPoint) -> tuple[Tensor, Tensor, Tensor, int, int]:
+    """Return X, W_K, W_V, d_K and L."""
     W_K = point.weights[K]
-    return point.X, W_K, point.weights[V], W_K.shape[1], len(point.X)
+    W_V = point.weights[V]
+    d_K = W_K.shape[1]
+    L = len(point.X)
+    return point.X, W_K, W_V, d_K, L
 
 
 def single_matrix_point(
@@ -396,7 +421,9 @@ def single_matrix_point(
 
 def score_outer_product(point: AttentionPoint) -> Float[Tensor, "both both"]:
     """H_o^T of Remark D.1 in the order [W_Q; W_K]: c s^2 V^T U V with V = [R_Q R_K]."""
-    selector = torch.cat([point.selectors[Q], point.selectors[K]], dim=1)
+    R_Q = point.selectors[Q]
+    R_K = point.selectors[K]
+    selector = torch.cat([R_Q, R_K], dim=1)
     left = point.c * point.score_scale**2 * selector.T
     return left @ point.curvature_of_scores(Part.H) @ selector
 
@@ -413,7 +440,9 @@ def printed_score_split(
 ) -> dict[Part, Float[Tensor, "both both"]]:
     """Remark D.1 as printed: no factor c, V = [R_K R_Q], [[0, B^T], [B, 0]]."""
     d_K = point.weights[Q].shape[1]
-    selector = torch.cat([point.selectors[K], point.selectors[Q]], dim=1)
+    R_Q = point.selectors[Q]
+    R_K = point.selectors[K]
+    selector = torch.cat([R_K, R_Q], dim=1)
     hollow = _hollow(literal_B(point).T)
     return {
         Part.H_o: selector.T @ literal_U(point) @ selector / d_K,
@@ -430,14 +459,17 @@ def score_functional_eigenvalues(point: AttentionPoint) -> Float[Tensor, " both"
     singular = torch.linalg.svdvals(point.gradient_of_scores())
     values = point.c * point.score_scale * singular
     d_K = point.weights[Q].shape[1]
-    return torch.cat([values, -values]).sort().values.repeat_interleave(d_K)
+    both = torch.cat([values, -values])
+    return both.sort().values.repeat_interleave(d_K)
 
 
 def stacked_kronecker(
     A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]
 ) -> Float[Tensor, "rows qn"]:
     """[I_q (x) A; B (x) I_n], the matrix of Lemma D.1."""
-    return torch.cat([kron(identity(B.shape[1]), A), kron(B, identity(A.shape[1]))])
+    n = A.shape[1]
+    q = B.shape[1]
+    return torch.cat([kron(identity(q), A), kron(B, identity(n))])
 
 
 def stacked_kronecker_rank(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> int:
@@ -446,9 +478,11 @@ def stacked_kronecker_rank(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> 
     The null space of the stacked matrix is that of A times that of B: q n - (n - rk A) (q -
     rk B).
     """
+    n = A.shape[1]
+    q = B.shape[1]
     rank_a = numerical_rank(A)
     rank_b = numerical_rank(B)
-    return B.shape[1] * rank_a + A.shape[1] * rank_b - rank_a * rank_b
+    return q * rank_a + n * rank_b - rank_a * rank_b
 
 
 def rank_bound(d_V: int, d_K: int) -> int:
@@ -481,7 +515,9 @@ def multiplicities(
 ) -> list[int]:
     """Sizes of the groups of equal numbers, in ascending order of the number."""
     ordered = eigenvalues.sort().values
-    breaks = (ordered.diff() > tolerance * ordered.abs().max()).nonzero().flatten() + 1
+    largest = ordered.abs().max()
+    is_step = ordered.diff() > tolerance * largest
+    breaks = is_step.nonzero().flatten() + 1
     return [len(group) for group in torch.tensor_split(ordered, breaks)]
 
 

@@ -41,7 +41,8 @@ def scores(
     """T = X W_Q W_K^T X^T / (t sqrt(d_K)) (Section 2; temperature t of Section 4.3)."""
     W_Q = weights[Matrix.W_Q]
     W_K = weights[Matrix.W_K]
-    return X @ W_Q @ W_K.T @ X.T / (temperature * math.sqrt(W_Q.shape[1]))
+    d_K = W_Q.shape[1]
+    return X @ W_Q @ W_K.T @ X.T / (temperature * math.sqrt(d_K))
 
 
 def attention(X: Tokens, weights: Weights, temperature: float = 1.0) -> Tokens:
@@ -57,8 +58,8 @@ def linear_attention(X: Tokens, weights: Weights) -> Tokens:
 
 def single_matrix_attention(X: Tokens, weights: Weights) -> Tokens:
     """F = softmax(X W_QK X^T) X W_V (Section 4.2)."""
-    pattern = torch.softmax(X @ weights[Matrix.W_QK] @ X.T, dim=-1)
-    return pattern @ X @ weights[Matrix.W_V]
+    T = X @ weights[Matrix.W_QK] @ X.T
+    return torch.softmax(T, dim=-1) @ X @ weights[Matrix.W_V]
 
 
 def low_rank_attention(X: Tokens, weights: Weights) -> Tokens:
@@ -69,8 +70,10 @@ def low_rank_attention(X: Tokens, weights: Weights) -> Tokens:
 
 def multi_head_attention(X: Tokens, weights: IndexedWeights) -> Tokens:
     """F = sum_h A^h X W_V^h with keys (head, Matrix) (Appendix E)."""
-    heads = sorted({head for head, _ in weights})
-    return torch.stack([attention(X, at_index(weights, head)) for head in heads]).sum(0)
+    outputs = []
+    for head in sorted({head for head, _ in weights}):
+        outputs.append(attention(X, at_index(weights, head)))
+    return torch.stack(outputs).sum(0)
 
 
 def stacked(
@@ -192,7 +195,8 @@ def flattened(
             parts[key] = flat[slices[key]].reshape(weight.shape)
         return network(parts)
 
-    return torch.cat([w.reshape(-1) for w in weights.values()]), output
+    point = torch.cat([weight.reshape(-1) for weight in weights.values()])
+    return point, output
 
 
 def hessian_blocks(
@@ -238,12 +242,17 @@ def weight_jacobian(
     network: Network[Key], weights: Mapping[Key, Tensor], key: Key
 ) -> Float[Tensor, "outputs inputs"]:
     """The Jacobian of a network with respect to one of its weights."""
-    return jacobian(lambda weight: network({**weights, key: weight}), weights[key])
+
+    def outputs(weight: Tensor) -> Tensor:
+        return network({**weights, key: weight})
+
+    return jacobian(outputs, weights[key])
 
 
 def second_derivative(function: Function, at: Tensor) -> Float[Tensor, "_ inputs"]:
     """The second derivative as a column of blocks, one Hessian per output entry (eq. 4, Fig. 2)."""
-    return jacfwd(jacrev(function))(at).reshape(-1, at.numel())
+    derivative = jacfwd(jacrev(function))(at)
+    return derivative.reshape(-1, at.numel())
 
 
 def _full(output: Function, loss: Loss, point: Tensor) -> Function:
@@ -305,8 +314,11 @@ class ScaledNetwork(Generic[Key]):
         """
         low = self.norms(part, sigma)
         high = self.norms(part, 2 * sigma)
-        seen = [pair for pair, norm in low.items() if norm > 0]
-        return {pair: torch.log2(high[pair] / low[pair]) for pair in seen}
+        exponents = {}
+        for pair, norm in low.items():
+            if norm > 0:
+                exponents[pair] = torch.log2(high[pair] / norm)
+        return exponents
 
     def norms(self, part: Part, sigma: float) -> dict[tuple[Key, Key], Tensor]:
         """The Frobenius norm of every block at the input sigma X."""
@@ -321,9 +333,11 @@ class ScaledNetwork(Generic[Key]):
         Y = self.Y
         if self.at_fixed_residual:
             Y = self.network(X, self.weights) - Y
-        return hessian_blocks(
-            lambda weights: self.network(X, weights), square_loss(Y), self.weights, part
-        )
+
+        def outputs(weights: Mapping[Key, Tensor]) -> Tensor:
+            return self.network(X, weights)
+
+        return hessian_blocks(outputs, square_loss(Y), self.weights, part)
 
 
 Rows = Float[Tensor, "L d"]
@@ -374,10 +388,13 @@ class ComponentNetwork:
         )
         if self.of.attention_skip:
             attended = X + attended
-        X = self._norm(attended) if after else attended
+        X = attended
+        if after:
+            X = self._norm(X)
         if self.of.mlp != MLP.none:
             X = X + self._branch(X, lambda rows: self._fed_forward(rows, weights))
-            X = self._norm(X) if after else X
+            if after:
+                X = self._norm(X)
         return X
 
     def _branch(self, X: Rows, sublayer: Callable[[Rows], Rows]) -> Rows:
@@ -446,7 +463,7 @@ class ComponentNetwork:
     def _normalised(self, rows: Rows) -> Rows:
         """Return queries or keys of length one, of root mean square one, or as they are."""
         if self.of.scores == Scores.cosine:
-            return rows / rows.square().sum(-1, keepdim=True).sqrt()
+            return rows / rows.norm(dim=-1, keepdim=True)
         if self.of.scores == Scores.qk_norm:
             return _rms(rows, self.eps)
         return rows
@@ -474,7 +491,8 @@ class ComponentNetwork:
         if name == Attention.entmax15:
             return entmax15(scores)
         if name == Attention.off_by_one:
-            return torch.softmax(nn.functional.pad(scores, (0, 1)), -1)[:, :-1]
+            with_zero = nn.functional.pad(scores, (0, 1))
+            return torch.softmax(with_zero, -1)[:, :-1]
         return torch.softmax(scores, -1) - self.of.centring / length
 
     def _rotated(self, rows: Rows) -> Rows:
@@ -493,22 +511,30 @@ class ComponentNetwork:
 def sparsemax(scores: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows keys"]:
     """Return the projection of every row onto the simplex: max(s - tau, 0), which sums to one."""
     ordered = scores.sort(-1, descending=True).values
-    counts = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
-    threshold = (ordered.cumsum(-1) - 1) / counts
-    tau = threshold.gather(-1, (ordered > threshold).sum(-1, keepdim=True) - 1)
+    thresholds = (ordered.cumsum(-1) - 1) / _counts(scores)
+    last = (ordered > thresholds).sum(-1, keepdim=True) - 1
+    tau = thresholds.gather(-1, last)
     return torch.relu(scores - tau)
 
 
 def entmax15(scores: Float[Tensor, "rows keys"]) -> Float[Tensor, "rows keys"]:
     """Return max(s / 2 - tau, 0)^2 with the tau that makes every row sum to one."""
     ordered = (scores / 2).sort(-1, descending=True).values
-    counts = torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
+    counts = _counts(scores)
     mean = ordered.cumsum(-1) / counts
-    spread = (ordered.square().cumsum(-1) / counts - mean.square()) * counts
-    threshold = mean - ((1 - spread).clamp(min=0) / counts).sqrt()
-    tau = threshold.gather(-1, (ordered >= threshold).sum(-1, keepdim=True) - 1)
+    variance = ordered.square().cumsum(-1) / counts - mean.square()
+    left = (1 - variance * counts).clamp(min=0)
+    thresholds = mean - (left / counts).sqrt()
+    last = (ordered >= thresholds).sum(-1, keepdim=True) - 1
+    tau = thresholds.gather(-1, last)
     return torch.relu(scores / 2 - tau).square()
 
 
+def _counts(scores: Float[Tensor, "rows keys"]) -> Float[Tensor, " keys"]:
+    """Return 1, 2, ..., the number of keys."""
+    return torch.arange(1, scores.shape[-1] + 1, dtype=scores.dtype)
+
+
 def _rms(rows: Rows, eps: float) -> Rows:
-    return rows / (rows.square().mean(-1, keepdim=True) + eps).sqrt()
+    mean_square = rows.square().mean(-1, keepdim=True)
+    return rows / (mean_square + eps).sqrt()

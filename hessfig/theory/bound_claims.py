@@ -65,7 +65,8 @@ def _of_every_rank(matrix: Tensor) -> list[Tensor]:
     U, values, Vh = torch.linalg.svd(matrix, full_matrices=False)
     matrices = []
     for rank in range(1, len(values) + 1):
-        matrices.append(U[:, :rank] @ torch.diag(values[:rank]) @ Vh[:rank])
+        scaled_columns = U[:, :rank] * values[:rank]
+        matrices.append(scaled_columns @ Vh[:rank])
     return matrices
 
 
@@ -172,8 +173,9 @@ def _published_step(points: list[AttentionPoint]) -> Values:
 def _rescaled_draw(dims: Dims, generator: torch.Generator) -> list[AttentionPoint]:
     """The same network written with a large W_Q and a small W_K."""
     point = attention_point(dims, generator)
-    factors = {Matrix.W_Q: RESCALING, Matrix.W_K: 1 / RESCALING, Matrix.W_V: 1.0}
-    weights = {m: factors[m] * w for m, w in point.weights.items()}
+    weights = dict(point.weights)
+    weights[Q] = RESCALING * weights[Q]
+    weights[Matrix.W_K] = weights[Matrix.W_K] / RESCALING
     return [AttentionPoint(point.X, point.Y, weights)]
 
 
@@ -232,10 +234,11 @@ def _points(p: Instance) -> list[AttentionPoint]:
 def _value_product(p: Instance) -> Values:
     """(c Sum_b M_1b^T M_1b) (x) I, c = 2 / (number of outputs)."""
     width = p.X.shape[-1]
+    c = 2 / p.Y.numel()
     inputs = torch.zeros(width, width).double()
     for point in _points(p):
         inputs = inputs + point.M1.T @ point.M1
-    return {_VALUE: 2 / p.Y.numel() * kron(inputs, identity(width))}
+    return {_VALUE: c * kron(inputs, identity(width))}
 
 
 def _value_kfac(p: Instance) -> Values:
@@ -244,34 +247,37 @@ def _value_kfac(p: Instance) -> Values:
     squares = sum(float(point.A.square().sum()) for point in _points(p))
     outputs = 2 / p.Y.numel() * squares
     inputs = tokens.T @ tokens / len(tokens)
-    return {_VALUE: outputs * kron(inputs, identity(p.X.shape[-1]))}
+    width = p.X.shape[-1]
+    return {_VALUE: outputs * kron(inputs, identity(width))}
 
 
 def _query_terms(p: Instance) -> list[tuple[Tensor, Tensor]]:
     """x_i x_i^T and (c / d_K) W_K^T M_2,i W_V W_V^T M_2,i W_K of every position of every sequence."""
-    W_K, W_V = p.weights[Matrix.W_K], p.weights[Matrix.W_V]
+    W_K = p.weights[Matrix.W_K]
+    W_V = p.weights[Matrix.W_V]
     scale = 2 / p.Y.numel() / W_K.shape[1]
     terms = []
     for point in _points(p):
         for x, second in zip(point.X, point.M2, strict=True):
             reach = W_K.T @ second @ W_V
-            terms.append((torch.outer(x, x), scale * reach @ reach.T))
+            token = torch.outer(x, x)
+            terms.append((token, scale * reach @ reach.T))
     return terms
 
 
 def _query_product(p: Instance) -> Values:
     """The nearest Kronecker product, from the leading pair of singular vectors of sum vec(P_i) vec(G_i)^T."""
     left, right = map(torch.stack, zip(*_query_terms(p), strict=True))
-    U, S, Vh = torch.linalg.svd(
-        left.flatten(1).T @ right.flatten(1), full_matrices=False
-    )
+    rearranged = left.flatten(1).T @ right.flatten(1)
+    U, S, Vh = torch.linalg.svd(rearranged, full_matrices=False)
     first = U[:, 0].reshape(left.shape[1:])
     second = Vh[0].reshape(right.shape[1:])
     return {_QUERY: float(S[0]) * kron(first, second)}
 
 
 def _query_sum(p: Instance) -> Values:
-    return {_QUERY: torch.stack([kron(*term) for term in _query_terms(p)]).sum(dim=0)}
+    products = [kron(*term) for term in _query_terms(p)]
+    return {_QUERY: torch.stack(products).sum(dim=0)}
 
 
 KRONECKER = {

@@ -24,13 +24,21 @@ class _Matrices:
 
 
 def _draw(dims: Dims, generator: torch.Generator) -> _Matrices:
-    n, m, p = dims.L, dims.d_V, dims.d_K
-    shapes = ((n, m), (m, p), (m, m), (n, m, p), (n,))
-    return _Matrices(*(normal(*shape, generator=generator) for shape in shapes))
+    n = dims.L
+    m = dims.d_V
+    p = dims.d_K
+    return _Matrices(
+        A=normal(n, m, generator=generator),
+        B=normal(m, p, generator=generator),
+        square=normal(m, m, generator=generator),
+        blocks=normal(n, m, p, generator=generator),
+        v=normal(n, generator=generator),
+    )
 
 
 def _eq13_printed(d: _Matrices) -> Values:
-    return {"square": kron(d.square, identity(len(d.square))) @ vec(d.square)}
+    I_n = identity(len(d.square))
+    return {"square": kron(d.square, I_n) @ vec(d.square)}
 
 
 def _eq13_corrected(d: _Matrices) -> Values:
@@ -42,26 +50,23 @@ def _eq13_corrected(d: _Matrices) -> Values:
 
 def _lemma_b2_left(d: _Matrices) -> Values:
     M, N = d.A.shape
-    return {
-        "identity": kron(identity(M), _own_commutation(M, N))
-        @ kron(vec(identity(M))[:, None], identity(N))
-    }
+    I_M = identity(M)
+    exchanged = kron(I_M, _own_commutation(M, N))
+    return {"identity": exchanged @ kron(vec(I_M)[:, None], identity(N))}
 
 
 def _lemma_b2_right(d: _Matrices) -> Values:
     M, N = d.A.shape
-    return {
-        "identity": kron(_own_commutation(N, M), identity(M))
-        @ kron(identity(N), vec(identity(M))[:, None])
-    }
+    I_M = identity(M)
+    exchanged = kron(_own_commutation(N, M), I_M)
+    return {"identity": exchanged @ kron(identity(N), vec(I_M)[:, None])}
 
 
 def _lemma_b2_usual(d: _Matrices) -> Values:
     M, N = d.A.shape
-    return {
-        "identity": kron(commutation(M, N), identity(M))
-        @ kron(identity(N), vec(identity(M))[:, None])
-    }
+    I_M = identity(M)
+    exchanged = kron(commutation(M, N), I_M)
+    return {"identity": exchanged @ kron(identity(N), vec(I_M)[:, None])}
 
 
 def _own_commutation(M: int, N: int) -> Tensor:
@@ -75,14 +80,14 @@ def _own_commutation(M: int, N: int) -> Tensor:
 
 def _lemma_b3_left(d: _Matrices) -> Values:
     m, n = d.A.shape
-    return {
-        "identity": kron(identity(m), commutation(m, n)) @ kron(vec(d.A)[:, None], d.A)
-    }
+    exchanged = kron(identity(m), commutation(m, n))
+    return {"identity": exchanged @ kron(vec(d.A)[:, None], d.A)}
 
 
 def _lemma_b3_right(d: _Matrices) -> Values:
     n = d.A.shape[1]
-    return {"identity": kron(d.A, d.A, identity(n)) @ mc.shuffle(n)}
+    left = kron(d.A, d.A, identity(n))
+    return {"identity": left @ mc.shuffle(n)}
 
 
 CALCULUS = {
@@ -131,22 +136,22 @@ def _z2_printed(point: AttentionPoint) -> Values:
     """X by rows times X^T by columns: the block layouts L x 1 and 1 x L differ, khatri_rao raises
     ValueError.
     """
-    by_rows, by_columns = point.X[:, None, None, :], point.X[None, :, :, None]
+    by_rows = point.X[:, None, None, :]
+    by_columns = point.X[None, :, :, None]
     return {"bracket": khatri_rao(by_rows, by_columns)}
 
 
 def _one_hot_draw(dims: Dims, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    targets = torch.randint(dims.L, (dims.L,), generator=generator)
-    return identity(dims.L)[targets], normal(dims.L, dims.d_V, generator=generator)
+    L = dims.L
+    targets = torch.randint(L, (L,), generator=generator)
+    tokens = normal(L, dims.d_V, generator=generator)
+    return identity(L)[targets], tokens
 
 
 def _one_hot_oracle(problem: tuple[Tensor, Tensor]) -> Values:
     X = problem[1]
     L, d = X.shape
-    return {
-        "M_2": torch.zeros(L, d, d, dtype=X.dtype),
-        "M_3": torch.zeros(L, d * d, d, dtype=X.dtype),
-    }
+    return {"M_2": X.new_zeros(L, d, d), "M_3": X.new_zeros(L, d * d, d)}
 
 
 MOMENTS = {

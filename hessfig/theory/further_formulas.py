@@ -15,7 +15,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hessfig.terms import Matrix, Part
-from hessfig.theory.attention_formulas import MATRICES, AttentionPoint, jacobians
+from hessfig.theory.attention_formulas import (
+    MATRICES,
+    AttentionPoint,
+    Blocks,
+    Pair,
+    jacobians,
+)
 from hessfig.theory.autodiff import (
     IndexedWeights,
     Weights,
@@ -32,7 +38,6 @@ from hessfig.theory.matrix_formulas import (
     vec,
 )
 
-Pair = tuple[Matrix, Matrix]
 Tokens = Float[Tensor, "L d_V"]
 Q = Matrix.W_Q
 K = Matrix.W_K
@@ -72,86 +77,101 @@ class LinearPoint:
         return 2 / (d_V * math.sqrt(d_K))
 
 
-def outer_product_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def outer_product_blocks(point: LinearPoint) -> Blocks:
     """H_o of (V,V), (Q,Q), (V,Q), (Q,K) as printed in Remark 4.1.
 
     For dF = A dW B the Jacobian is A (x) B^T (eq. 15), and H_o has the products A^T A' (x) B
     B'^T of two such.
     """
-    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
+    W_Q = point.weights[Q]
+    W_K = point.weights[K]
+    W_V = point.weights[V]
     d_V, d_K = W_Q.shape
     c = point.outer_scale
     S = point.Sigma
     chain = S @ W_K @ W_Q.T @ S
+    mixed = chain @ W_Q @ W_K.T @ S
     values = S @ W_V @ W_V.T @ S
+    by_keys = W_K.T @ values
+    permute = commutation(d_K, d_V)
     return {
-        (V, V): c * kron(chain @ W_Q @ W_K.T @ S, identity(d_V)),
-        (Q, Q): c * kron(S, W_K.T @ values @ W_K),
+        (V, V): c * kron(mixed, identity(d_V)),
+        (Q, Q): c * kron(S, by_keys @ W_K),
         (V, Q): c * kron(chain, W_V.T @ S @ W_K),
-        (Q, K): c * kron(S @ W_Q, W_K.T @ values) @ commutation(d_K, d_V),
+        (Q, K): c * kron(S @ W_Q, by_keys) @ permute,
     }
 
 
-def outer_product_key_blocks(
-    point: LinearPoint,
-) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def outer_product_key_blocks(point: LinearPoint) -> Blocks:
     """H_o of (K,K) and (V,K), left out of Remark 4.1, with K = K_{d_K,d_V}."""
-    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
+    W_Q = point.weights[Q]
+    W_K = point.weights[K]
+    W_V = point.weights[V]
     d_V, d_K = W_Q.shape
     c = point.outer_scale
     S = point.Sigma
+    queries = W_Q.T @ S @ W_Q
+    values = S @ W_V @ W_V.T @ S
+    chain = S @ W_K @ queries
     permute = commutation(d_K, d_V)
     return {
-        (K, K): c * permute.T @ kron(W_Q.T @ S @ W_Q, S @ W_V @ W_V.T @ S) @ permute,
-        (V, K): c * kron(S @ W_K @ W_Q.T @ S @ W_Q, W_V.T @ S) @ permute,
+        (K, K): c * permute.T @ kron(queries, values) @ permute,
+        (V, K): c * kron(chain, W_V.T @ S) @ permute,
     }
 
 
-def functional_blocks(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def functional_blocks(point: LinearPoint) -> Blocks:
     """H_f of (V,Q) and (Q,K) as printed in Remark 4.1; the second is read as [(..) S] (x) I."""
-    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
-    d_V, d_K = W_Q.shape
+    X = point.X
+    W_K = point.weights[K]
+    W_V = point.weights[V]
+    d_V, d_K = W_K.shape
     delta = vec(point.residual)[None, :]
     c = point.functional_scale
     S = point.Sigma
-    values = kron(delta, identity(d_V**2)) @ kron(identity(len(point.X)), shuffle(d_V))
-    keys = kron(delta @ kron(point.X, W_V.T @ S), identity(d_V)) @ shuffle(d_V)
+    shuffled = kron(identity(len(X)), shuffle(d_V))
+    values = kron(delta, identity(d_V**2)) @ shuffled
+    pulled = delta @ kron(X, W_V.T @ S)
+    keys = kron(pulled, identity(d_V)) @ shuffle(d_V)
     return {
-        (V, Q): c * values @ kron(point.X, S @ W_K),
+        (V, Q): c * values @ kron(X, S @ W_K),
         (Q, K): c * kron(keys, identity(d_K)),
     }
 
 
-def functional_key_block(point: LinearPoint) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def functional_key_block(point: LinearPoint) -> Blocks:
     """H_f of (V,K), left out of Remark 4.1: (delta^T (x) I) (I (x) S) (X W_Q (x) Sigma) K_{d_K,d_V}."""
+    X = point.X
     W_Q = point.weights[Q]
     d_V, d_K = W_Q.shape
-    delta = kron(vec(point.residual)[None, :], identity(d_V**2))
-    queries = kron(point.X @ W_Q, point.Sigma)
-    spread = kron(identity(len(point.X)), shuffle(d_V)) @ queries
-    return {(V, K): point.functional_scale * delta @ spread @ commutation(d_K, d_V)}
+    c = point.functional_scale
+    delta = vec(point.residual)[None, :]
+    shuffled = kron(identity(len(X)), shuffle(d_V))
+    values = kron(delta, identity(d_V**2)) @ shuffled
+    queries = kron(X @ W_Q, point.Sigma)
+    return {(V, K): c * values @ queries @ commutation(d_K, d_V)}
 
 
-def contracted_functional_blocks(
-    point: LinearPoint,
-) -> dict[Pair, Float[Tensor, "rows cols"]]:
+def contracted_functional_blocks(point: LinearPoint) -> Blocks:
     """H_f in Omega and Sigma alone: (Q,K) is (2 L/(d_V sqrt(d_K))) (Omega W_V^T Sigma) (x) I_{d_K} (Table 1).
 
     (V,Q) and (V,K) are the second derivatives of <Omega, W_Q W_K^T Sigma W_V>, an L^2-free
     bilinear form. That is <D, F> up to a factor, since tr(D^T X M) = L tr(Omega^T M).
     """
-    W_Q, W_K, W_V = (point.weights[m] for m in MATRICES)
+    W_Q = point.weights[Q]
+    W_K = point.weights[K]
+    W_V = point.weights[V]
+    d_V, d_K = W_Q.shape
     c = len(point.X) * point.functional_scale
     S = point.Sigma
     Omega = point.Omega
-    d_K = W_Q.shape[1]
-    permute = commutation(Omega.shape[1], Omega.shape[0])
-    by_query = c * permute @ kron(Omega.T, S @ W_K)
-    by_key = c * permute @ kron(Omega.T @ W_Q, S) @ commutation(d_K, len(S))
+    B = Omega @ W_V.T @ S
+    left = c * commutation(d_V, d_V)
+    keys = kron(Omega.T @ W_Q, S) @ commutation(d_K, d_V)
     return {
-        (Q, K): c * kron(Omega @ W_V.T @ S, identity(d_K)),
-        (V, Q): by_query,
-        (V, K): by_key,
+        (Q, K): c * kron(B, identity(d_K)),
+        (V, Q): left @ kron(Omega.T, S @ W_K),
+        (V, K): left @ keys,
     }
 
 
@@ -165,9 +185,7 @@ def head_jacobians(
     return jacobians(AttentionPoint(X, 0 * X, at_index(weights, head)))
 
 
-def low_rank_blocks(
-    X: Tokens, Y: Tokens, weights: Weights
-) -> dict[Part, dict[Pair, Float[Tensor, "rows cols"]]]:
+def low_rank_blocks(X: Tokens, Y: Tokens, weights: Weights) -> dict[Part, Blocks]:
     """Blocks, by part, of W_O in R^{d_V x r} and W_U in R^{r x d_V}, G = M_1^T M_1, residual D (Appendix E.1):
 
     H_o(O,O) = c G (x) W_U W_U^T, H_o(U,U) = c W_O^T G W_O (x) I, H_o(O,U) = c G W_O (x)
@@ -178,14 +196,18 @@ def low_rank_blocks(
     W_U = weights[U]
     r, d_V = W_U.shape
     c = point.c
-    M1 = point.M1
+    G = point.M1.T @ point.M1
     outer = {
-        (O, O): c * kron(M1.T @ M1, W_U @ W_U.T),
-        (U, U): c * kron(W_O.T @ M1.T @ M1 @ W_O, identity(d_V)),
-        (O, U): c * kron(M1.T @ M1 @ W_O, W_U),
+        (O, O): c * kron(G, W_U @ W_U.T),
+        (U, U): c * kron(W_O.T @ G @ W_O, identity(d_V)),
+        (O, U): c * kron(G @ W_O, W_U),
     }
-    mixed = c * kron(M1.T @ point.residual, identity(r)) @ commutation(d_V, r)
-    functional = {(O, O): 0 * outer[O, O], (U, U): 0 * outer[U, U], (O, U): mixed}
+    pulled = c * kron(point.M1.T @ point.residual, identity(r))
+    functional = {
+        (O, O): 0 * outer[O, O],
+        (U, U): 0 * outer[U, U],
+        (O, U): pulled @ commutation(d_V, r),
+    }
     return with_sum({Part.H_o: outer, Part.H_f: functional})
 
 
@@ -225,7 +247,8 @@ def spread_from_norm(point: AttentionPoint) -> SpreadMoments:
     sqrt(L).
     """
     x = spectral_norm(point.X)
-    return _spread(math.sqrt(len(point.X)) * x, math.sqrt(2) * x)
+    L = len(point.X)
+    return _spread(math.sqrt(L) * x, math.sqrt(2) * x)
 
 
 def spread_from_diameter(point: AttentionPoint) -> SpreadMoments:
@@ -263,15 +286,19 @@ def block_bounds(
     x = spectral_norm(point.X)
     c = point.c
     s = point.score_scale
-    pull = {Q: spectral_norm(point.weights[K]), K: spectral_norm(point.weights[Q])}
+    q = spectral_norm(point.weights[Q])
+    k = spectral_norm(point.weights[K])
+    pull = {Q: s * x * k, K: s * x * q}
     core, values, hollow = _factors(point, spread, part)
-    claimed = {(V, V): c * spread.mixed**2 if part == Part.H_o else 0.0}
+    claimed = {(V, V): 0.0}
+    if part == Part.H_o:
+        claimed[V, V] = c * spread.mixed**2
     for a in pull:
         for b in pull:
-            claimed[a, b] = c * s**2 * x**2 * pull[a] * pull[b] * core
+            claimed[a, b] = c * pull[a] * pull[b] * core
             if a != b:
                 claimed[a, b] += c * s * x * hollow
-        mixed = c * s * x * spread.second * pull[a] * values
+        mixed = c * pull[a] * spread.second * values
         claimed[V, a] = mixed
         claimed[a, V] = mixed
     return claimed
@@ -312,18 +339,20 @@ def published_terms(point: AttentionPoint) -> dict[Pair, float]:
     L, d_V = point.X.shape
     d_K = point.weights[Q].shape[1]
     x = spectral_norm(point.X)
-    q, k, v = (spectral_norm(point.weights[m]) for m in MATRICES)
-    root = math.sqrt(min(L, d_V))
-    far = L * x * v + spectral_norm(point.Y)
+    q = spectral_norm(point.weights[Q])
+    k = spectral_norm(point.weights[K])
+    v = spectral_norm(point.weights[V])
+    s = 1 / math.sqrt(d_K)
+    far = math.sqrt(min(L, d_V)) * (L * x * v + spectral_norm(point.Y))
+    outer = 8 * s**2 / (L**3 * d_V) * v**2 * x**6
+    query = 12 * s**2 / d_V * far * v * k**2 * x**5
+    value = 4 * s / (L * d_V) * v * k * x**4
     mixed = v * (3 * L * k * q * x**5 + d_V / L * x**3)
     return {
         (V, V): 2 * L / d_V * x**2,
-        (Q, Q): 8 / (L**3 * d_V * d_K) * k**2 * v**2 * x**6
-        + 12 / (d_V * d_K) * root * far * v * k**2 * x**5,
-        (V, Q): 4 / (L * d_V * math.sqrt(d_K)) * v * k * x**4
-        + 4 * root / (L**2 * math.sqrt(d_K)) * far * k * x**3,
-        (Q, K): 8 / (L**3 * d_V * d_K) * k * q * v**2 * x**6
-        + 4 * root * far / (L * d_V * math.sqrt(d_K)) * mixed,
+        (Q, Q): outer * k**2 + query,
+        (V, Q): value + 4 * s / L**2 * far * k * x**3,
+        (Q, K): outer * k * q + 4 * s / (L * d_V) * far * mixed,
     }
 
 
@@ -361,6 +390,6 @@ def _factors(
     if part == Part.H_o:
         return spread.second**2 * v**2, spread.mixed * v, 0.0
     D = point.residual
-    farthest = float(torch.linalg.vector_norm(D, dim=1).max())
+    farthest = float(D.norm(dim=1).max())
     hollow = spread.second * v * float(torch.linalg.matrix_norm(D))
     return spread.third * v * farthest, spectral_norm(D), hollow

@@ -277,14 +277,19 @@ class DrawnCase(Instance):
 
     def norms(self, regime: Regime, scale: float) -> Norms:
         """The Frobenius norms of the blocks of the seen weights; above sqrt(eps) means eps = 0."""
-        case, axis = self.case, self.case.axis
-        X = scale * self.X if axis == SIGMA else self.X
-        weights = {
-            key: scale * w if key[1] == axis else w for key, w in self.weights.items()
-        }
-
+        case = self.case
+        axis = case.axis
+        X = self.X
+        weights = dict(self.weights)
+        for key in weights:
+            if key[1] == axis:
+                weights[key] = scale * weights[key]
+        branch = 1.0
+        if axis == SIGMA:
+            X = scale * X
+        if axis == BRANCH:
+            branch = scale
         eps = 0.0 if regime == Regime.between else 1.0
-        branch = scale if axis == BRANCH else 1.0
         network = ComponentNetwork(
             case.architecture, eps, case.norm_kind, case.is_rotated, branch
         )

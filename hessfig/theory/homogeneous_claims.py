@@ -111,7 +111,8 @@ def _draw(case: MixingCase, dims: Dims, generator: torch.Generator) -> DrawnMixi
 def minors(scores: Scores) -> Scores:
     """Return the 2 x 2 minors of neighbours: of degree 2, and zero where scores are of rank 1."""
     below = scores.roll(-1, 0)
-    return scores * below.roll(-1, 1) - scores.roll(-1, 1) * below
+    right = scores.roll(-1, 1)
+    return scores * below.roll(-1, 1) - right * below
 
 
 def _apart(scores: Scores) -> Scores:
@@ -291,8 +292,9 @@ def _centred_blocks(point: AttentionPoint) -> Values:
 
 def _blocks(point: AttentionPoint, centring: float) -> Values:
     def network(X: Tensor, weights: Mapping[Matrix, Tensor]) -> Tensor:
-        pattern = torch.softmax(scores(X, weights), -1) - centring / len(X)
-        return pattern @ X @ weights[V]
+        pattern = torch.softmax(scores(X, weights), -1)
+        centred = pattern - centring / len(X)
+        return centred @ X @ weights[V]
 
     net = ScaledNetwork(
         point.X, point.Y, point.weights, network, at_fixed_residual=True
@@ -303,10 +305,13 @@ def _blocks(point: AttentionPoint, centring: float) -> Values:
 
 def _from_softmax(point: AttentionPoint) -> Values:
     """Return the blocks that centring leaves unchanged, from softmax, and H_o(V, V), in closed form."""
-    X, weights, values = point.X, point.weights, {}
+    X = point.X
+    weights = point.weights
+    values = {}
     plain = _blocks(point, 0.0)
     pattern = torch.softmax(scores(X, weights), -1)
-    identity = torch.eye(weights[V].shape[1], dtype=X.dtype)
+    width = weights[V].shape[1]
+    identity = torch.eye(width, dtype=X.dtype)
     for centring in LAMBDAS:
         mixed = (pattern - centring / len(X)) @ X
         outer = 2 / X.numel() * torch.kron(mixed.T @ mixed, identity)

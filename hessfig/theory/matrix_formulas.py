@@ -62,7 +62,8 @@ def khatri_rao(
         raise ValueError(f"Khatri-Rao product of block layouts {layouts}")
     n, m, p, q = left.shape
     r, s = right.shape[2:]
-    return torch.einsum("nmpq,nmrs->nprmqs", left, right).reshape(n * p * r, m * q * s)
+    blocks = torch.einsum("nmpq,nmrs->nprmqs", left, right)
+    return blocks.reshape(n * p * r, m * q * s)
 
 
 def commutation(m: int, n: int) -> Float[Tensor, "mn mn"]:
@@ -76,8 +77,8 @@ def commutation(m: int, n: int) -> Float[Tensor, "mn mn"]:
     >>> bool((commutation(3, 2) @ vec(B) == vec(B.T)).all())
     True
     """
-    source = torch.arange(n * m).reshape(n, m).T.reshape(-1)
-    return identity(n * m)[source]
+    places = torch.arange(n * m).reshape(n, m)
+    return identity(n * m)[places.T.flatten()]
 
 
 def shuffle(size: int) -> Float[Tensor, "size_cubed size"]:
@@ -91,7 +92,8 @@ def shuffle(size: int) -> Float[Tensor, "size_cubed size"]:
     (torch.Size([8, 2]), [0, 5])
     """
     eye = identity(size)
-    return kron(eye, commutation(size, size)) @ kron(vec(eye)[:, None], eye)
+    exchanged = kron(eye, commutation(size, size))
+    return exchanged @ kron(vec(eye)[:, None], eye)
 
 
 def row_times_kron(
@@ -115,9 +117,10 @@ def block_diagonal_times_kron(
     blocks: Float[Tensor, "m q r"], B: Float[Tensor, "m n"], C: Float[Tensor, "r t"]
 ) -> Float[Tensor, "mq nt"]:
     """Eq. 14: blockdiag(A_i) (B (x) C) has the block rows b_i^T (x) A_i C."""
-    return torch.cat(
-        [kron(row[None, :], block @ C) for row, block in zip(B, blocks, strict=True)]
-    )
+    block_rows = []
+    for row, block in zip(B, blocks, strict=True):
+        block_rows.append(kron(row[None, :], block @ C))
+    return torch.cat(block_rows)
 
 
 def product_jacobian(
@@ -136,20 +139,20 @@ def kron_jacobian_left(
     the column (j, l): vec_r(X (x) Y) has j and k exchanged, which is what K_{p,q} does. The
     product is linear in X, whose place I_nq takes.
     """
-    (n, q), (p, r) = X.shape, Y.shape
-    return kron(identity(n), commutation(p, q), identity(r)) @ kron(
-        identity(n * q), vec(Y)[:, None]
-    )
+    n, q = X.shape
+    p, r = Y.shape
+    exchanged = kron(identity(n), commutation(p, q), identity(r))
+    return exchanged @ kron(identity(n * q), vec(Y)[:, None])
 
 
 def kron_jacobian_right(
     X: Float[Tensor, "n q"], Y: Float[Tensor, "p r"]
 ) -> Float[Tensor, "npqr pr"]:
     """Eq. 17: d(X (x) Y)/dY = (I_n (x) K_{p,q} (x) I_r) (vec_r X (x) I_pr), as eq. 16 with Y varied."""
-    (n, q), (p, r) = X.shape, Y.shape
-    return kron(identity(n), commutation(p, q), identity(r)) @ kron(
-        vec(X)[:, None], identity(p * r)
-    )
+    n, q = X.shape
+    p, r = Y.shape
+    exchanged = kron(identity(n), commutation(p, q), identity(r))
+    return exchanged @ kron(vec(X)[:, None], identity(p * r))
 
 
 def transpose_jacobian(n: int, q: int) -> Float[Tensor, "nq nq"]:
@@ -159,8 +162,10 @@ def transpose_jacobian(n: int, q: int) -> Float[Tensor, "nq nq"]:
 
 def _kron(A: Float[Tensor, "m n"], B: Float[Tensor, "p q"]) -> Float[Tensor, "mp nq"]:
     """torch.kron, which (2.13) fails on transposed matrices with an axis of length one."""
-    (m, n), (p, q) = A.shape, B.shape
-    return (A[:, None, :, None] * B[None, :, None, :]).reshape(m * p, n * q)
+    m, n = A.shape
+    p, q = B.shape
+    products = A[:, None, :, None] * B[None, :, None, :]
+    return products.reshape(m * p, n * q)
 
 
 def first_moment(A: Pattern, X: Tokens) -> Tokens:
@@ -181,14 +186,14 @@ def second_moment(A: Pattern, X: Tokens) -> Float[Tensor, "L d d"]:
 def third_moment(A: Pattern, X: Tokens) -> Float[Tensor, "L dd d"]:
     """M_3: one matrix sum_j A_ij z_ij (x) z_ij z_ij^T per row of A (Definition 3.1)."""
     z = _centred(A, X)
-    return torch.einsum("ij,ija,ijb,ijc->iabc", A, z, z, z).flatten(1, 2)
+    moments = torch.einsum("ij,ija,ijb,ijc->iabc", A, z, z, z)
+    return moments.flatten(1, 2)
 
 
 def softmax_jacobian(A: Pattern) -> Float[Tensor, "LL LL"]:
     """dA/dT = blockdiag(diag(a_i) - a_i a_i^T) for row-wise softmax (eq. 19)."""
-    return block_diagonal(
-        torch.stack([torch.diag(row) - torch.outer(row, row) for row in A])
-    )
+    squares = torch.einsum("ij,ik->ijk", A, A)
+    return block_diagonal(torch.diag_embed(A) - squares)
 
 
 def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Pattern:
@@ -208,8 +213,9 @@ def softmax_entry_hessian(row: Float[Tensor, " L"], j: int) -> Pattern:
     0.0
     """
     e = identity(len(row))[j]
-    square = 2 * torch.outer(row, row) + torch.outer(e, e) - torch.diag(row)
-    return row[j] * (square - torch.outer(e, row) - torch.outer(row, e))
+    square = 2 * torch.outer(row, row) + torch.outer(e, e)
+    mixed = torch.outer(e, row) + torch.outer(row, e)
+    return row[j] * (square - torch.diag(row) - mixed)
 
 
 def softmax_second_derivative(A: Pattern) -> Float[Tensor, "LLLL LL"]:
@@ -219,16 +225,18 @@ def softmax_second_derivative(A: Pattern) -> Float[Tensor, "LLLL LL"]:
     """
     length = len(A)
     blocks = []
-    for i, row in enumerate(A):
-        unit = identity(length)[i].reshape(1, 1, length, 1).expand(length, 1, length, 1)
-        hessians = torch.stack([softmax_entry_hessian(row, j) for j in range(length)])
-        blocks.append(khatri_rao(unit, hessians[:, None]))
+    for unit, row in zip(identity(length), A, strict=True):
+        units = unit[:, None].expand(length, 1, length, 1)
+        entries = range(length)
+        hessians = torch.stack([softmax_entry_hessian(row, j) for j in entries])
+        blocks.append(khatri_rao(units, hessians[:, None]))
     return block_diagonal(torch.stack(blocks))
 
 
 def z1_by_definition(A: Pattern, X: Tokens) -> Float[Tensor, "Ld dd"]:
     """Z_1 = (I_L (x) X^T) (dA/dT) (X (x) X) (Theorem 3.1)."""
-    return kron(identity(len(X)), X.T) @ softmax_jacobian(A) @ kron(X, X)
+    outer = kron(identity(len(X)), X.T)
+    return outer @ softmax_jacobian(A) @ kron(X, X)
 
 
 def z2_by_definition(A: Pattern, X: Tokens) -> Float[Tensor, "Lddd dd"]:
@@ -242,7 +250,8 @@ def z1_by_moments(A: Pattern, X: Tokens) -> Float[Tensor, "Ld dd"]:
 
     Block i is X^T (diag(a_i) - a_i a_i^T) (x_i^T (x) X) = x_i^T (x) M_2,i.
     """
-    return khatri_rao(X[:, None, None, :], second_moment(A, X)[:, None])
+    M2 = second_moment(A, X)
+    return khatri_rao(X[:, None, None, :], M2[:, None])
 
 
 def z2_by_moments(A: Pattern, X: Tokens) -> Float[Tensor, "Lddd dd"]:
@@ -252,10 +261,13 @@ def z2_by_moments(A: Pattern, X: Tokens) -> Float[Tensor, "Lddd dd"]:
     match; the proof's last display but one has the blocks that are meant.
     """
     length, size = X.shape
-    outer_products = torch.einsum("ia,ib->iab", X, X)[:, None]
-    bracket = khatri_rao(outer_products, third_moment(A, X)[:, None])
-    return kron(identity(length), commutation(size, size), identity(size)) @ bracket
+    M3 = third_moment(A, X)
+    squares = torch.einsum("ia,ib->iab", X, X)
+    bracket = khatri_rao(squares[:, None], M3[:, None])
+    exchange = commutation(size, size)
+    return kron(identity(length), exchange, identity(size)) @ bracket
 
 
 def _centred(A: Pattern, X: Tokens) -> Float[Tensor, "L L d"]:
-    return X[None, :, :] - (A @ X)[:, None, :]
+    means = A @ X
+    return X[None] - means[:, None]

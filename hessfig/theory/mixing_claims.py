@@ -103,9 +103,8 @@ def mixing_exponents(
         second = _power(terms, around, col)
         both = _power(terms, around, row, col)
         outer = 2 * around.first + first + second
-        functional = around.gradient + min(
-            around.first + both, around.second + first + second
-        )
+        bent = around.second + first + second
+        functional = around.gradient + min(around.first + both, bent)
         exponents[Part.H_o, row, col] = outer
         exponents[Part.H_f, row, col] = functional
         exponents[Part.H, row, col] = min(outer, functional)
@@ -162,8 +161,10 @@ def polynomial_mixing(
     scores: Float[Tensor, "L L"], coefficients: Coefficients
 ) -> Float[Tensor, "L L"]:
     """Return c_0 + c_1 s + c_2 s^2 + ..., entry by entry, with the coefficients by their powers."""
-    terms = [c * scores**n for n, c in coefficients.items()]
-    return torch.stack(terms).sum(0) if terms else torch.zeros_like(scores)
+    mixed = torch.zeros_like(scores)
+    for n, c in coefficients.items():
+        mixed = mixed + c * scores**n
+    return mixed
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,9 @@ class MixingCase:
             return X @ weights[QK] @ X.T
         if not self.around.bend:
             return autodiff.scores(X, weights)
-        return _unit(X @ weights[Q]) @ _unit(X @ weights[K]).T
+        queries = _unit(X @ weights[Q])
+        keys = _unit(X @ weights[K])
+        return queries @ keys.T
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -267,7 +270,8 @@ class DrawnMixing:
 
     def exponents(self) -> Values:
         """Return the exponents of all blocks between two scales, by automatic differentiation."""
-        low, high = self._norms(SMALL), self._norms(2 * SMALL)
+        low = self._norms(SMALL)
+        high = self._norms(2 * SMALL)
         return {name: exponent(norm, high[name]) for name, norm in low.items()}
 
     def _norms(self, sigma: float) -> Values:
@@ -290,8 +294,9 @@ def _coefficients(
     powers: Sequence[int] | None, generator: torch.Generator
 ) -> dict[int, float]:
     """Draw a coefficient for every power, with absolute value from 1/2 to 3/2 and a random sign."""
-    sizes, signs = torch.rand(2, 4, generator=generator, dtype=torch.float64)
-    drawn = (0.5 + sizes) * torch.sign(signs - 0.5)
+    uniform = torch.rand(2, 4, generator=generator, dtype=torch.float64)
+    sizes = 0.5 + uniform[0]
+    drawn = sizes * torch.sign(uniform[1] - 0.5)
     return {n: float(drawn[n]) for n in powers or ()}
 
 
@@ -313,10 +318,8 @@ def draw_mixing(
     def network(X: Tensor, weights: Weights) -> Tensor:
         return case.network(X, weights, coefficients, bent)
 
-    return DrawnMixing(
-        case,
-        ScaledNetwork(point.X, point.Y * (not case.zero_targets), weights, network),
-    )
+    Y = point.Y * (not case.zero_targets)
+    return DrawnMixing(case, ScaledNetwork(point.X, Y, weights, network))
 
 
 def _draw_cases(dims: Dims, generator: torch.Generator) -> list[DrawnMixing]:
@@ -348,16 +351,16 @@ class LeadingTerms:
 def softmax_terms(L: int) -> LeadingTerms:
     """Return the terms of softmax: weights 1/L, and covariance and third cumulant of a uniform choice of keys."""
     identity = torch.eye(L, dtype=torch.float64)
+    rows = torch.ones(L, dtype=torch.float64)
     covariance = (identity - 1 / L) / L
     three = torch.einsum("jl,jm->jlm", identity, identity)
-    pairs = identity[:, :, None] + identity[:, None, :] + identity[None, :, :]
+    pairs = identity[:, :, None] + identity[:, None] + identity[None]
     cumulant = (three - pairs / L + 2 / L**2) / L
-    rows = torch.ones(L, dtype=torch.float64)
     return LeadingTerms(
-        torch.full_like(identity, 1 / L),
-        torch.einsum("i,jl->ijl", rows, covariance),
-        torch.zeros(L, L, L, L, dtype=torch.float64),
-        torch.einsum("i,jlm->ijlm", rows, cumulant),
+        zeroth=torch.full_like(identity, 1 / L),
+        first=torch.einsum("i,jl->ijl", rows, covariance),
+        second=identity.new_zeros(L, L, L, L),
+        twice=torch.einsum("i,jlm->ijlm", rows, cumulant),
     )
 
 
@@ -374,12 +377,15 @@ def polynomial_terms(
         factor = coefficients.get(n, 0.0) * math.perm(n, order)
         return factor * scores ** max(n - order, 0)
 
-    first = lowest(1)
+    def bend(n: int) -> Tensor:
+        return torch.einsum("ij,jl,jm->ijlm", slope(n, 2), identity, identity)
+
+    first = slope(lowest(1), 1)
     return LeadingTerms(
-        slope(lowest(0), 0),
-        torch.einsum("ij,jl->ijl", slope(first, 1), identity),
-        torch.einsum("ij,jl,jm->ijlm", slope(first, 2), identity, identity),
-        torch.einsum("ij,jl,jm->ijlm", slope(lowest(2), 2), identity, identity),
+        zeroth=slope(lowest(0), 0),
+        first=torch.einsum("ij,jl->ijl", first, identity),
+        second=bend(lowest(1)),
+        twice=bend(lowest(2)),
     )
 
 
@@ -393,44 +399,42 @@ def leading_blocks(
     the loss gradient: H_o is 2 / (L d_V) times products of Jacobians, and H_f(Q, Q) =
     sum_i x_i x_i^T (x) sum_jlm A''_ijlm (g_i . v_j) k_l k_m^T, the others alike.
     """
-    X, W = point.X, point.weights
+    X = point.X
+    W = point.weights
+    width = W[V].shape[1]
     root = math.sqrt(W[Q].shape[1])
     q = X @ W[Q] / root
     k = X @ W[K] / root
     v = X @ W[V]
-    count, width = X.numel(), W[V].shape[1]
+    c = 2 / X.numel()
     unit = torch.eye(width, dtype=X.dtype)
     J = {
         V: torch.einsum("ir,ab->iarb", terms.zeroth @ X, unit),
         Q: torch.einsum("ir,ijl,lc,ja->iarc", X, terms.first, k, v),
         K: torch.einsum("ic,ijl,lr,ja->iarc", q, terms.first, X, v),
     }
-    jacobians = {name: one.reshape(count, -1) for name, one in J.items()}
-    g = 2 / count * point.Y
+    jacobians = {name: one.reshape(X.numel(), -1) for name, one in J.items()}
+    g = c * point.Y
     pull = torch.einsum("ia,ja->ij", g, v)
-    bends = torch.einsum("ir,lc,mR,iC,ijlm,ij->rcRC", X, k, X, q, terms.second, pull)
+    first = torch.einsum("ijl,ij->ijl", terms.first, pull)
+    second = torch.einsum("ijlm,ij->ijlm", terms.second, pull)
+    twice = torch.einsum("ijlm,ij->ijlm", terms.twice, pull)
     shares = torch.eye(k.shape[1], dtype=X.dtype) / root
+    scores_twice = torch.einsum("ir,lR,ijl,cC->rcRC", X, X, first, shares)
+    bends = torch.einsum("ir,lc,mR,iC,ijlm->rcRC", X, k, X, q, second)
     functional = {
-        (Q, Q): torch.einsum(
-            "ir,iR,ijlm,ij,lc,mC->rcRC", X, X, terms.twice, pull, k, k
-        ),
-        (K, K): torch.einsum(
-            "ic,iC,ijlm,ij,lr,mR->rcRC", q, q, terms.twice, pull, X, X
-        ),
-        (Q, K): torch.einsum("ir,lR,ijl,ij,cC->rcRC", X, X, terms.first, pull, shares)
-        + bends,
+        (Q, Q): torch.einsum("ir,iR,ijlm,lc,mC->rcRC", X, X, twice, k, k),
+        (K, K): torch.einsum("ic,iC,ijlm,lr,mR->rcRC", q, q, twice, X, X),
+        (Q, K): scores_twice + bends,
         (V, Q): torch.einsum("ib,jr,ijl,iR,lC->rbRC", g, X, terms.first, X, k),
         (V, K): torch.einsum("ib,jr,ijl,lR,iC->rbRC", g, X, terms.first, X, q),
     }
-    pairs = [(V, V), (V, Q), (V, K), (Q, Q), (Q, K), (K, K)]
-    outer = {
-        (Part.H_o, a, b): 2 / count * jacobians[a].T @ jacobians[b] for a, b in pairs
-    }
-    flat = {
-        (Part.H_f, a, b): one.reshape(W[a].numel(), W[b].numel())
-        for (a, b), one in functional.items()
-    }
-    return outer | flat
+    blocks = {}
+    for a, b in combinations_with_replacement((V, Q, K), 2):
+        blocks[Part.H_o, a, b] = c * jacobians[a].T @ jacobians[b]
+    for (a, b), block in functional.items():
+        blocks[Part.H_f, a, b] = block.reshape(W[a].numel(), W[b].numel())
+    return blocks
 
 
 @dataclass(frozen=True)
@@ -448,9 +452,8 @@ class DrawnTerms:
             net = _network(self.point, case, coefficients or {})
             dense = {part: net.blocks(part, TINY) for part in AT_OUTPUTS}
             for (part, row, col), power in self._exponents(coefficients).items():
-                blocks[f"{name}: {part}({row}, {col})"] = (
-                    dense[part][row, col] / TINY**power
-                )
+                block = dense[part][row, col]
+                blocks[f"{name}: {part}({row}, {col})"] = block / TINY**power
         return blocks
 
     def leading(self) -> Values:
@@ -503,12 +506,14 @@ def _draw_cancelling(
     last = torch.zeros(dims.d_V, dtype=torch.float64)
     last[-1] = 1
     apart = {**point.weights, V: point.weights[V] * (1 - last)}
+    X = point.X
     drawn = {
-        "mean zero": replace(point, X=point.X - point.X.mean(0)),
-        "equal": replace(point, X=point.X[:1].expand_as(point.X).clone()),
+        "mean zero": replace(point, X=X - X.mean(0)),
+        "equal": replace(point, X=X[:1].repeat(len(X), 1)),
         "apart": replace(point, Y=point.Y * last, weights=apart),
     }
-    softmax, powers = MixingCase("softmax", None), MixingCase("powers", (0, 1, 2))
+    softmax = MixingCase("softmax", None)
+    powers = MixingCase("powers", (0, 1, 2))
     coefficients = _coefficients(powers.powers, generator)
     nets = {}
     for case in (softmax, powers):
@@ -532,11 +537,14 @@ def _cancelling_exponents(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
 def _cancelling_predictions(nets: dict[str, ScaledNetwork[Matrix]]) -> Values:
     """Return the theorem's exponents that remain at each exception."""
     usual = mixing_exponents(_SOFTMAX)
-    centred = {(Part.H_o, V, V): 6.0, (Part.H_o, V, Q): 6.0, (Part.H_o, V, K): 6.0}
-    alike = dict.fromkeys([key for key in usual if key[1:] != (V, V)], VANISHES)
-    apart = dict.fromkeys(
-        [(Part.H_f, Q, Q), (Part.H_f, Q, K), (Part.H_f, K, K)], VANISHES
-    )
+    centred = {(Part.H_o, V, col): 6.0 for col in (V, Q, K)}
+    scored = [key for key in usual if key[1:] != (V, V)]
+    alike = dict.fromkeys(scored, VANISHES)
+    apart = {
+        (Part.H_f, Q, Q): VANISHES,
+        (Part.H_f, Q, K): VANISHES,
+        (Part.H_f, K, K): VANISHES,
+    }
     changes = {
         "softmax, mean zero": centred,
         "softmax, equal": alike,

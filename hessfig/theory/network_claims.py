@@ -68,8 +68,9 @@ def _remark_printed(point: LinearPoint) -> Values:
     functional = la.functional_blocks(point)
     for m in MATRICES:
         size = point.weights[m].numel()
-        functional[m, m] = torch.zeros(size, size, dtype=point.X.dtype)
-    return named({Part.H_o: la.outer_product_blocks(point), Part.H_f: functional})
+        functional[m, m] = point.X.new_zeros(size, size)
+    outer = la.outer_product_blocks(point)
+    return named({Part.H_o: outer, Part.H_f: functional})
 
 
 def _remark_keys(point: LinearPoint) -> Values:
@@ -77,7 +78,8 @@ def _remark_keys(point: LinearPoint) -> Values:
         **la.functional_key_block(point),
         **la.contracted_functional_blocks(point),
     }
-    return named({Part.H_o: la.outer_product_key_blocks(point), Part.H_f: functional})
+    outer = la.outer_product_key_blocks(point)
+    return named({Part.H_o: outer, Part.H_f: functional})
 
 
 def _mlp_draw(dims: Dims, generator: torch.Generator) -> Instance:
@@ -107,11 +109,10 @@ def _mlp_oracle(p: Instance) -> Values:
 
 def _mlp_blocks(p: Instance, name: str, scale: float) -> dict[str, Tensor]:
     values = {}
-    for layer, weight in p.weights.items():
+    for layer in p.weights:
         outer = sublayer_formulas.outer_product_block(p.X, p.weights, layer)
-        zeros = torch.zeros(weight.numel(), weight.numel(), dtype=p.X.dtype)
         values[f"{name} H_o{(layer, layer)}"] = scale * outer
-        values[f"{name} H_f{(layer, layer)}"] = zeros
+        values[f"{name} H_f{(layer, layer)}"] = torch.zeros_like(outer)
     return values
 
 
@@ -179,8 +180,9 @@ def _heads_printed(p: _Problem) -> Values:
     for name in p.losses:
         for a, b in product(p.weights, p.weights):
             if a[0] != b[0]:
-                sizes = (p.weights[a].numel(), p.weights[b].numel())
-                values[f"{name} {a}{b}"] = torch.zeros(sizes, dtype=p.X.dtype)
+                rows = p.weights[a].numel()
+                cols = p.weights[b].numel()
+                values[f"{name} {a}{b}"] = p.X.new_zeros(rows, cols)
     return values
 
 
@@ -315,14 +317,15 @@ BLOCK = {
 
 
 def _norm_oracle(p: BlockProblem) -> Values:
-    rows = []
-    for x in p.X:
-        bend = second_derivative(lambda x: autodiff.layer_norm(x[None])[0], x)
-        rows.append(bend.reshape(len(x), len(x), len(x)))
-    contracted = second_derivative(
-        lambda X: (p.target * autodiff.layer_norm(X)).sum(), p.X
-    )
-    return {"d2LN": torch.stack(rows), "Lambda": contracted}
+    def norm(x: Tensor) -> Tensor:
+        return autodiff.layer_norm(x[None])[0]
+
+    def contracted(X: Tensor) -> Tensor:
+        return (p.target * autodiff.layer_norm(X)).sum()
+
+    d = p.X.shape[1]
+    rows = [second_derivative(norm, x).reshape(d, d, d) for x in p.X]
+    return {"d2LN": torch.stack(rows), "Lambda": second_derivative(contracted, p.X)}
 
 
 def _norm_corrected(p: BlockProblem) -> Values:
@@ -354,7 +357,8 @@ def _sublayer_formulas(p: BlockProblem) -> Values:
     c = 2 / p.X.numel()
     for activation in (RELU, GELU):
         J = sublayer_formulas.weight_jacobians(p.X, p.weights, activation)
-        residual = autodiff.feed_forward(p.X, p.weights, activation.function) - p.target
+        outputs = autodiff.feed_forward(p.X, p.weights, activation.function)
+        residual = outputs - p.target
         functional = sublayer_formulas.paired_second_derivatives(
             p.X, p.weights, activation, c * residual
         )

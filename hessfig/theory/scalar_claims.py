@@ -62,8 +62,10 @@ def _spectrum_corrected(problem: scalar.ScalarProblem) -> Values:
 
 def _unpaired(eigenvalues: Tensor) -> Tensor:
     """How many have no partner of opposite sign and equal size."""
-    gaps = (eigenvalues[:, None] + eigenvalues[None, :]).abs().amin(1)
-    return (gaps > 1e-10 * eigenvalues.abs().max()).sum()
+    sums = eigenvalues[:, None] + eigenvalues
+    gaps = sums.abs().amin(1)
+    largest = eigenvalues.abs().max()
+    return (gaps > 1e-10 * largest).sum()
 
 
 def _condition_draw(
@@ -79,8 +81,10 @@ def _condition_oracle(problems: list[scalar.ScalarProblem]) -> Values:
         moved = [problem.unbalanced(factor) for problem in problems]
         return torch.stack([scalar.condition_number(problem) for problem in moved])
 
-    low, high = condition(NORM_FACTOR), condition(2 * NORM_FACTOR)
-    return {"median exponent": (torch.log2(high / low) / 2).median()}
+    low = condition(NORM_FACTOR)
+    high = condition(2 * NORM_FACTOR)
+    exponents = torch.log2(high / low) / 2
+    return {"median exponent": exponents.median()}
 
 
 Comparison = list[tuple[scalar.ScalarProblem, Tensor]]
@@ -96,8 +100,9 @@ def _comparison_draw(dims: Dims, generator: torch.Generator) -> Comparison:
 
 def _gap(problem: scalar.ScalarProblem, model: str, noise: Tensor | None) -> float:
     response = problem.response(model)
-    moved = problem if noise is None else problem.at_critical_point(response, noise)
-    return scalar.outer_product_gap(moved, response)
+    if noise is not None:
+        problem = problem.at_critical_point(response, noise)
+    return scalar.outer_product_gap(problem, response)
 
 
 def _share_worse(comparison: Comparison, *, critical: bool) -> Tensor:

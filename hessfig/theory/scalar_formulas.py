@@ -69,12 +69,16 @@ def attention_response(
     >>> response.value.tolist(), response.first.tolist(), response.second.tolist()
     ([0.0, 0.0], [1.0, -1.0], [0.0, 0.0])
     """
-    v = x if values is None else values
+    v = x
+    if values is not None:
+        v = values
     A = torch.softmax(s * torch.outer(x, x) + score_bias, dim=1)
     x_c = x - (A @ x)[:, None]
     v_c = v - (A @ v)[:, None]
-    first = x * (A * x_c * v_c).sum(1)
-    second = x.square() * (A * x_c.square() * v_c).sum(1)
+    covariance = (A * x_c * v_c).sum(1)
+    cumulant = (A * x_c.square() * v_c).sum(1)
+    first = x * covariance
+    second = x.square() * cumulant
     return Response(A @ v, first, second)
 
 
@@ -149,7 +153,8 @@ class ScalarHessian:
         n^2)(a k - e^2)) stays.
         """
         minor = self.a * self.k - self.e**2
-        rest = self.a * self.b + (self.p**2 - self.n**2) * minor
+        overlap = self.p**2 - self.n**2
+        rest = self.a * self.b + overlap * minor
         return abs(self.k * minor / (self.b * rest))
 
 
@@ -178,8 +183,8 @@ def _assemble(
         b=per_token / root * w_V * float(d @ m1),
         e=per_token / root * float((d + w_V * m) @ m1),
         k=per_token / len(w_Q) * w_V * float(w_V * m1 @ m1 + d @ m2),
-        p=float(torch.linalg.vector_norm(w_Q + w_K)) / math.sqrt(2),
-        n=float(torch.linalg.vector_norm(w_Q - w_K)) / math.sqrt(2),
+        p=float((w_Q + w_K).norm()) / math.sqrt(2),
+        n=float((w_Q - w_K).norm()) / math.sqrt(2),
         d_K=len(w_Q),
     )
 
@@ -339,7 +344,8 @@ def sink_mixing(sink: AttentionSink, x: PerToken, beta: float) -> Mixing:
 
 def sink_effect(problem: ScalarProblem, sink: AttentionSink, beta: float) -> SinkEffect:
     """The spectrum's bulk and outliers under a sink."""
-    hessian = problem.hessian(sink_response(sink, problem.x, problem.s, beta))
+    response = sink_response(sink, problem.x, problem.s, beta)
+    hessian = problem.hessian(response)
     sizes = hessian.outliers.abs().sort(descending=True).values
     return SinkEffect(abs(hessian.b), sizes)
 

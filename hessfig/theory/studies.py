@@ -126,9 +126,8 @@ def _over_scales() -> Iterator[tuple[object, ...]]:
     points = []
     for k in range(RANDOM_SCALES):
         generator = stream(BOUNDS_SEED, "bounds", "scales", k)
-        sizes = 10 ** (
-            1.5 * torch.rand(3, generator=generator, dtype=torch.float64) - 1
-        )
+        uniform = torch.rand(3, generator=generator, dtype=torch.float64)
+        sizes = 10 ** (1.5 * uniform - 1)
         points.append(scaled(attention_point(DIMS, generator), *sizes.tolist()))
     for names, values in ratios(points).items():
         violations = sum(value * SLACK < 1 for value in values)

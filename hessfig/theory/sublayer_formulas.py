@@ -42,11 +42,13 @@ class Activation:
 
 
 def _normal_density(h: Tensor) -> Tensor:
-    return torch.exp(-h.square() / 2) / math.sqrt(2 * math.pi)
+    normaliser = math.sqrt(2 * math.pi)
+    return torch.exp(-h.square() / 2) / normaliser
 
 
 def _gelu_slope(h: Tensor) -> Tensor:
-    return (1 + torch.erf(h / math.sqrt(2))) / 2 + h * _normal_density(h)
+    distribution = (1 + torch.erf(h / math.sqrt(2))) / 2
+    return distribution + h * _normal_density(h)
 
 
 def _gelu_curvature(h: Tensor) -> Tensor:
@@ -63,9 +65,10 @@ def weight_jacobians(
     """dG/dW_in = (I (x) W_out^T) diag(vec phi') (Y (x) I) and dG/dW_out = phi(Y W_in) (x) I."""
     hidden = Y @ weights[IN]
     by_hidden = _slope_map(hidden, weights, activation)
+    d, d_ff = weights[IN].shape
     return {
-        IN: by_hidden @ kron(Y, identity(hidden.shape[1])),
-        OUT: kron(activation.function(hidden), identity(Y.shape[1])),
+        IN: by_hidden @ kron(Y, identity(d_ff)),
+        OUT: kron(activation.function(hidden), identity(d)),
     }
 
 
@@ -102,7 +105,7 @@ def paired_second_derivatives(
     return {
         (IN, IN): inner.reshape(size, size),
         (IN, OUT): mixed.reshape(size, size),
-        (OUT, OUT): torch.zeros(size, size, dtype=Y.dtype),
+        (OUT, OUT): Y.new_zeros(size, size),
     }
 
 
@@ -119,7 +122,8 @@ EPS = 1e-5
 def normalised(X: Rows) -> tuple[Rows, Float[Tensor, " L"]]:
     """The normalised rows n_i and their scales s_i."""
     centred = X - X.mean(dim=1, keepdim=True)
-    scale = (centred.square().mean(dim=1) + EPS).sqrt()
+    variance = centred.square().mean(dim=1)
+    scale = (variance + EPS).sqrt()
     return centred / scale[:, None], scale
 
 
@@ -155,7 +159,8 @@ def second_derivative(X: Rows) -> Float[Tensor, "L d d d"]:
         + torch.einsum("ig,ab->iabg", n, C)
     )
     cubic = torch.einsum("ia,ib,ig->iabg", n, n, n)
-    return (-pairs / size + 3 * cubic / size**2) / scale.square()[:, None, None, None]
+    by_row = scale.square()[:, None, None, None]
+    return (3 * cubic / size**2 - pairs / size) / by_row
 
 
 def contracted_second_derivative(X: Rows, r: Rows) -> Square:
@@ -170,7 +175,8 @@ def contracted_second_derivative(X: Rows, r: Rows) -> Square:
     mixed = torch.einsum("ia,ib->iab", n, r @ C)
     pairs = -(overlap * C + mixed + mixed.mT) / size
     cubic = 3 * overlap * torch.einsum("ia,ib->iab", n, n) / size**2
-    return block_diagonal((pairs + cubic) / scale.square()[:, None, None])
+    by_row = scale.square()[:, None, None]
+    return block_diagonal((pairs + cubic) / by_row)
 
 
 def jacobian_with_frozen_scale(X: Rows) -> Square:
@@ -191,9 +197,10 @@ def second_derivative_of_scale_only(X: Rows) -> Float[Tensor, "L d d d"]:
     """
     n, scale = normalised(X)
     size = X.shape[1]
-    own = -torch.einsum("ia,bg->iabg", n, _centring(size)) / size
-    cubic = 3 * torch.einsum("ia,ib,ig->iabg", n, n, n) / size**2
-    return (own + cubic) / scale.square()[:, None, None, None]
+    own = torch.einsum("ia,bg->iabg", n, _centring(size))
+    cubic = torch.einsum("ia,ib,ig->iabg", n, n, n)
+    by_row = scale.square()[:, None, None, None]
+    return (3 * cubic / size**2 - own / size) / by_row
 
 
 def _centring(size: int) -> Float[Tensor, "d d"]:
@@ -230,7 +237,8 @@ def functional_block(
     later = {k: w for k, w in weights.items() if k > lower}
     between = below(later, upper, rows)
     Omega = X.T @ residual / len(X)
-    right = below(weights, lower, X.shape[1]) @ Omega @ above(weights, upper)
+    before = below(weights, lower, X.shape[1])
+    right = before @ Omega @ above(weights, upper)
     return kron(right.T, between) @ commutation(columns, rows)
 
 
@@ -315,7 +323,9 @@ class BlockPoint:
 
     @property
     def _attention_input(self) -> Rows:
-        return self.X if self.placement == Placement.post else normalised(self.X)[0]
+        if self.placement == Placement.post:
+            return self.X
+        return normalised(self.X)[0]
 
     def jacobian(self, matrix: Matrix) -> Float[Tensor, "Ld p"]:
         """dZ/dW for any of the five weights."""
@@ -361,20 +371,24 @@ class BlockPoint:
     def _functional(self) -> dict[tuple[Matrix, Matrix], Float[Tensor, "p q"]]:
         c = 2 / self.X.numel()
         J = weight_jacobians(self.Y, self.weights, self.activation)
-        gradient = self.output_jacobian.T @ self.residual.reshape(-1)
+        gradient = self.output_jacobian.T @ vec(self.residual)
+        by_token = gradient.reshape(self.X.shape)
         paired = paired_second_derivatives(
-            self.Y, self.weights, self.activation, gradient.reshape(self.X.shape)
+            self.Y, self.weights, self.activation, by_token
         )
         if self.placement == Placement.pre:
             return {pair: c * paired[pair] for pair in paired}
         bend = contracted_second_derivative(self.summed, self.residual)
-        return {(a, b): c * (J[a].T @ bend @ J[b] + paired[a, b]) for a, b in paired}
+        blocks = {}
+        for (a, b), second in paired.items():
+            blocks[a, b] = c * (J[a].T @ bend @ J[b] + second)
+        return blocks
 
     def _attended_to_summed(self) -> Square:
         """Return dS/dF, from the attention's outputs: (I + dG/dY) J_LN post-LN, and I + dG/dY J_LN pre-LN."""
         norm = jacobian(self.attended)
         through = input_jacobian(self.Y, self.weights, self.activation)
-        direct = torch.eye(self.X.numel(), dtype=self.X.dtype)
+        direct = identity(self.X.numel())
         if self.placement == Placement.post:
             return (direct + through) @ norm
         return direct + through @ norm
