@@ -128,6 +128,7 @@ class Sweep:
         )
         self.unread += [note for _, note in unread]
         self.unread += _left_out(asked[0][1], self.variants[0].config)
+        self.unread += _not_measured(self.variants)
         self.config = self.variants[0].config
         self.name = self.config.sweep.name
         self.folder = Path(self.config.output_dir) / self.name
@@ -216,6 +217,25 @@ def _left_out(asked: Config, planned: Config) -> list[str]:
         f"{name} is among the rows of {', '.join(planned.quantities)}, and is measured once"
         for name in names
     ]
+
+
+def _not_measured(variants: Sequence[Variant]) -> list[str]:
+    """Return a note for each exponent of sweep.predictions whose block and part no variant measures."""
+    measured = set()
+    for variant in variants:
+        for block in variant.blocks:
+            name = block.row if block.row == block.col else f"{block.row},{block.col}"
+            for part in variant.config.parts:
+                measured.add((name, str(part)))
+    notes = []
+    for name, parts in variants[0].config.sweep.predictions.items():
+        for part in parts:
+            if (name, part) not in measured:
+                notes.append(
+                    f"sweep.predictions: {name}: {part} is not measured by this sweep, "
+                    "and `hessfig slopes` refuses an exponent without its block"
+                )
+    return notes
 
 
 def _pilots(variant: Variant) -> list[Cell]:

@@ -155,3 +155,20 @@ def test_a_cell_says_where_it_is():
         str(Cell(Variant("model.norm=pre", Config()), 0.1, 7))
         == "model.norm=pre, n_layers=1, sigma=0.1, seed=7"
     )
+
+
+@pytest.mark.parametrize(
+    ("predictions", "named"),
+    [
+        ({"W_Q": {"H": 5}, "W_V": {"H_f": "zero"}}, []),
+        ({"W_Q": {"H": 5}, "W_K": {"H": 5}}, ["W_K: H"]),
+        ({"W_V,W_Q": {"H_o": 4, "H": 3}}, ["W_V,W_Q: H_o", "W_V,W_Q: H"]),
+        ({"W_Q": {"H_oT": 5}}, ["W_Q: H_oT"]),
+    ],
+)
+def test_a_stated_exponent_of_what_is_not_measured_is_noted(predictions, named):
+    config = Config(blocks=["W_Q", "W_V"], sweep=SweepConfig(predictions=predictions))
+    notes = Sweep([("", config)]).unread
+    assert [note.partition(" is not")[0] for note in notes] == [
+        f"sweep.predictions: {name}" for name in named
+    ]

@@ -152,9 +152,11 @@ def _check_weight_norm(network: nn.Module) -> None:
         for path, one in network.named_modules()
         for hook in one._forward_pre_hooks.values()
     ]
-    parts = [
-        path or "the network" for path, hook in named if isinstance(hook, OldWeightNorm)
-    ]
+    parts = []
+    for path, hook in named:
+        if isinstance(hook, OldWeightNorm):
+            where = f"module {path!r}" if path else "the network itself"
+            parts.append(f"the {hook.name} of {where}")
     if parts:
         raise UserError(
             "torch.nn.utils.weight_norm: its second derivatives are wrong in torch",

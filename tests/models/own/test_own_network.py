@@ -204,7 +204,8 @@ def test_the_old_weight_norm_is_refused_with_a_remedy_that_works(dtype):
         lambda: hessfig.Problem(model, X, Y).operator("all", dtype=dtype),
     ):
         with pytest.raises(
-            UserError, match=r"torch\.nn\.utils\.weight_norm(.|\n)*got:     2\n"
+            UserError,
+            match=r"torch\.nn\.utils\.weight_norm(.|\n)*got:     the weight of module '2'\n",
         ) as refused:
             ask()
     outputs = model(X).detach()
