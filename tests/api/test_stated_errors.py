@@ -101,6 +101,7 @@ def test_an_error_is_stated_for_every_vector(name, dtype):
     assert truth.last_errors is None
 
 
+@pytest.mark.long
 def test_eigenvalues_of_scipy_are_those_of_double_backward():
     truth, value, _ = exact("llama")
     operator = problem("llama").operator("all", dtype="float32", products="differences")

@@ -15,6 +15,7 @@ from hessfig.config.compose.provenance import (
 from hessfig.config.keys import as_plain
 from hessfig.errors import UserError
 from tests.config.composing import job
+from tests.daily import thinned
 
 
 def made(folder, *words):
@@ -135,22 +136,25 @@ ABOUT = "Figure 3a: one layer, softmax, no LayerNorm, cross-entropy"
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["sweep=sigma"], f"sweep sigma: {ABOUT}"),
-        (["sweep=sigma", "sweep.name=mine", "workers=1"], f"sweep mine: {ABOUT}"),
-        (
-            ["sweep=sigma", "model.norm=post"],
-            f"sweep sigma (preset: {ABOUT}) with model.norm=post",
-        ),
-        (
-            ["model.d_model=8", "sweep.name=m"],
-            f"sweep m (preset sigma: {ABOUT}) with model.d_model=8",
-        ),
-        (["sweep=depth", "model.n_layers=2"], "with model.n_layers=2"),
-        (["sweep=training", "state.step=[0,1]"], "8 steps) with state.step=[0, 1]"),
-        (["sweep=sigma", "seeds=2", "sweep.about=mine"], "sweep sigma: mine"),
-        (["sweep.about='\x1b[31mred'"], "sweep sigma: ?[31mred"),
-    ],
+    thinned(
+        [
+            (["sweep=sigma"], f"sweep sigma: {ABOUT}"),
+            (["sweep=sigma", "sweep.name=mine", "workers=1"], f"sweep mine: {ABOUT}"),
+            (
+                ["sweep=sigma", "model.norm=post"],
+                f"sweep sigma (preset: {ABOUT}) with model.norm=post",
+            ),
+            (
+                ["model.d_model=8", "sweep.name=m"],
+                f"sweep m (preset sigma: {ABOUT}) with model.d_model=8",
+            ),
+            (["sweep=depth", "model.n_layers=2"], "with model.n_layers=2"),
+            (["sweep=training", "state.step=[0,1]"], "8 steps) with state.step=[0, 1]"),
+            (["sweep=sigma", "seeds=2", "sweep.about=mine"], "sweep sigma: mine"),
+            (["sweep.about='\x1b[31mred'"], "sweep sigma: ?[31mred"),
+        ],
+        2,
+    ),
 )
 def test_the_title_holds_while_settings_are_the_presets(words, said):
     assert title(job(*words)).endswith(said)
@@ -158,38 +162,41 @@ def test_the_title_holds_while_settings_are_the_presets(words, said):
 
 @pytest.mark.parametrize(
     ("words", "command", "preset", "changed", "other"),
-    [
-        (["sweep=sigma"], "hessfig run sweep=sigma", "sigma", [], []),
-        (["sweep=sigma", "seeds=3"], "", "sigma", ["seeds"], []),
-        (
-            ["sweep=layernorm", "sweep.name=mine"],
-            "hessfig run sweep=layernorm",
-            "layernorm",
-            [],
-            [],
-        ),
-        (
-            ["sweep.name=mine", "model.norm=pre"],
-            "hessfig run x=1",
-            "sigma",
-            ["model.norm"],
-            ["model.norm"],
-        ),
-        (
-            ["sweep=mlp", "model.n_layers=3"],
-            "hessfig run sweep=mlp",
-            "mlp",
-            ["model.n_layers"],
-            [],
-        ),
-        (
-            ["sweep=sigma", "task.seed=3"],
-            "hessfig run sweep='sigma",
-            "sigma",
-            ["task.seed"],
-            [],
-        ),
-    ],
+    thinned(
+        [
+            (["sweep=sigma"], "hessfig run sweep=sigma", "sigma", [], []),
+            (["sweep=sigma", "seeds=3"], "", "sigma", ["seeds"], []),
+            (
+                ["sweep=layernorm", "sweep.name=mine"],
+                "hessfig run sweep=layernorm",
+                "layernorm",
+                [],
+                [],
+            ),
+            (
+                ["sweep.name=mine", "model.norm=pre"],
+                "hessfig run x=1",
+                "sigma",
+                ["model.norm"],
+                ["model.norm"],
+            ),
+            (
+                ["sweep=mlp", "model.n_layers=3"],
+                "hessfig run sweep=mlp",
+                "mlp",
+                ["model.n_layers"],
+                [],
+            ),
+            (
+                ["sweep=sigma", "task.seed=3"],
+                "hessfig run sweep='sigma",
+                "sigma",
+                ["task.seed"],
+                [],
+            ),
+        ],
+        2,
+    ),
 )
 def test_the_preset_of_a_table_is_the_sweep_its_command_named(
     tmp_path, words, command, preset, changed, other

@@ -291,6 +291,7 @@ def test_pairs_across_layers_and_numbers_of_no_block(pages):
     assert page.figure.axes[0].get_ylabel() == "network loss"
 
 
+@pytest.mark.long
 def test_many_blocks_take_several_pages(pages):
     table = make_table(
         blocks=[(f"w{k}", f"w{k}") for k in range(32)],

@@ -243,6 +243,7 @@ def test_words_are_measured_and_cut_to_fit():
         )
 
 
+@pytest.mark.long
 def test_a_figure_prints_the_levels_that_levels_csv_holds(made, tmp_path):
     from hessfig.analysis.slopes import levels
 
@@ -289,6 +290,7 @@ def test_no_settings_are_known_without_a_manifest(tmp_path):
     assert "d_model" not in paths[1].read_text() and CONFIG["model"]["d_model"] == 128
 
 
+@pytest.mark.long
 def test_every_note_tells_what_is_changed_from_the_preset(tmp_path):
     """Settings that a note tells already are not told twice; the page is as much higher as the note is longer."""
     changed = changed_words(

@@ -76,6 +76,7 @@ def test_unknown_layout(tmp_path):
         draw(FigureSpec("3a", "sigma", "grwth"), tmp_path)
 
 
+@pytest.mark.long
 def test_what_a_figure_prints_is_what_slopes_csv_holds(tmp_path):
     windows = [(None, 1.0)]
     folder = write_sweep(make_table(seeds=4, wander=0.5, noise=0.3), tmp_path)
@@ -318,6 +319,7 @@ def test_every_layout_says_how_to_read_it_and_what_it_requires():
         )
 
 
+@pytest.mark.long
 def test_the_reading_wing_stands_alone():
     code = (
         "import sys, hessfig.figures.sheets;"

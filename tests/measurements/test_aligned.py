@@ -49,6 +49,7 @@ def test_unbiased_with_honest_errors(columns, matrix):
         assert ((frobs - exact).abs() < 2 * sems).double().mean() > 0.8, part
 
 
+@pytest.mark.long
 def test_rows_beside_the_diagonal_share_its_axes_and_are_unbiased(network):
     column = network.column(1, Matrix.W_Q, [Matrix.W_Q, Matrix.W_V])
     exact = dense_norms(column, [Part.H])[Matrix.W_V, Part.H].value

@@ -170,7 +170,7 @@ def as_ones_own(objective, names):
 OF_THE_BLOCK = {A.diagonal, A.soap, A.kfoc, A.kronecker_sum}
 
 
-@pytest.mark.parametrize("network", daily(NETWORKS, "bare", "mlp"))
+@pytest.mark.parametrize("network", daily(NETWORKS, "mlp"))
 def test_every_number_is_that_of_the_matrices(network):
     """The matrices are those of the same network as one's own; test_identities compares these with definitions."""
     model, task, matrices = NETWORKS[network]

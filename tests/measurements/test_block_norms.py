@@ -56,6 +56,7 @@ def estimates(num_probes):
     return frob, sem, matrix.norm().item()
 
 
+@pytest.mark.long
 def test_the_standard_error_is_the_spread_of_repeated_estimates():
     """The spread of 800 estimates is itself known to 1 / sqrt(2 * 800) = 2.5 %; the delta method adds 1 / K."""
     frob, sem, _ = estimates(num_probes=50)

@@ -162,6 +162,7 @@ def test_micro_batches_weigh_the_tokens_that_they_mask(name, at_once, home):
         assert off(split, parts, Block(layer, col, col)) < 1e-10, col
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*curvlinops:RuntimeWarning")
 @pytest.mark.parametrize("at_once", thinned([4, 3], 2))
 def test_curvlinops_and_double_backward_give_the_same_blocks(at_once, home):

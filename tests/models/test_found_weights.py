@@ -220,7 +220,7 @@ def weight_of(layout, name, layer):
     return found
 
 
-@pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::10]))
+@pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::20]))
 def test_names_of_a_layer_are_all_there(name):
     layout, expected = layout_of(name), TYPES[name][1]
     last = {
@@ -313,7 +313,7 @@ def test_queries_are_those_of_one_position_and_keys_and_values_of_all(name):
 _WITHOUT_QUERIES = [name for name in TYPES if name not in ("albert", "t5")]
 
 
-@pytest.mark.parametrize("name", daily(_WITHOUT_QUERIES, *_WITHOUT_QUERIES[1::10]))
+@pytest.mark.parametrize("name", daily(_WITHOUT_QUERIES, *_WITHOUT_QUERIES[1::20]))
 def test_without_queries_keys_do_nothing_and_values_do(name):
     network = model_of(name)
     layout = layout_of(name)

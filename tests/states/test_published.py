@@ -317,7 +317,7 @@ def test_keys_change_with_the_grid_and_with_the_draws(tmp_path):
             (["sweep=mlp", "state=published", "grid.points=5"], "one stream"),
             (["sweep=training", "state.draw=published"], r"state\.draw is read with"),
         ],
-        2,
+        4,
     ),
 )
 def test_what_was_not_published_is_refused(words, what):

@@ -168,7 +168,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("what", FILES)
+@pytest.mark.parametrize("what", thinned(FILES, 2))
 def test_a_file_replaced_after_planning_fails_the_cell_by_name_and_is_another_cell_afterwards(
     folder, what
 ):

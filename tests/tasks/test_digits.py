@@ -18,6 +18,7 @@ from hessfig.errors import UserError
 from hessfig.tasks import digits
 from hessfig.tasks.batch import draw_batch
 from hessfig.tasks.digits import number_of_training, pictures, split
+from tests.daily import thinned
 
 
 def own(path, *, images=None, labels=None):
@@ -153,7 +154,7 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize("name", CLAIMS)
+@pytest.mark.parametrize("name", thinned(CLAIMS, 2))
 def test_what_a_file_claims_is_looked_at_before_memory_is_taken(tmp_path, name):
     """Alone, and blown up: zeros that a small file stands for."""
     for tail in (b"", bytes(10**7)):

@@ -369,7 +369,7 @@ def test_a_text_goes_through_the_tokenizer_of_the_folder(home, tmp_path):
     assert KIND.source(config) != before  # other ids of the same text are other data
 
 
-@pytest.mark.parametrize("name", thinned(SETTINGS, 2))
+@pytest.mark.parametrize("name", thinned(SETTINGS, 4))
 @pytest.mark.parametrize("dtype", daily(["float64", "float32"], "float64"))
 def test_the_logits_are_those_of_from_pretrained(name, dtype, home):
     from transformers import AutoModelForCausalLM

@@ -274,6 +274,7 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name, home):
             )
 
 
+@pytest.mark.long
 def test_a_layout_is_every_parameter_once(home):
     problem = problem_of("gpt2", home)
     held = {

@@ -230,7 +230,7 @@ def product(problem):
         return str(error)
 
 
-@pytest.mark.parametrize(("change", "form"), daily(FORMS, *FORMS[::10]))
+@pytest.mark.parametrize(("change", "form"), daily(FORMS, *FORMS[::20]))
 def test_every_change_is_noticed(change, form):
     one = case()
     problem = getattr(one, form)

@@ -100,7 +100,7 @@ def is_alike(one, other):
 
 
 @pytest.mark.parametrize("real", daily(TYPES, "float64"))
-@pytest.mark.parametrize("name", thinned(RIGHT, 4))
+@pytest.mark.parametrize("name", thinned(RIGHT, 8))
 def test_every_block_is_that_of_the_users_own_function(name, real):
     one = RIGHT[name](TYPES[real])
     before = state_of(one)

@@ -133,7 +133,7 @@ def of_version_020(path, step):
     save_file(load_file(path), path, {"hessfig": json.dumps(about, sort_keys=True)})
 
 
-@pytest.mark.parametrize("step", [12, 10])
+@pytest.mark.parametrize("step", thinned([12, 10], 2))
 def test_checkpoints_of_version_020_are_gone_on_from_where_their_log_ends(
     whole, tmp_path, monkeypatch, step
 ):
@@ -171,7 +171,7 @@ def test_step_zero_is_the_initial_network_bit_by_bit(whole):
     )
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "adam", "sgd", "gd"])
+@pytest.mark.parametrize("optimiser", thinned(["adamw", "adam", "sgd", "gd"], 2))
 def test_a_training_is_that_of_a_plain_loop(tmp_path, optimiser):
     data = TrainingData.fixed if optimiser == "gd" else TrainingData.fresh
     # a large eps: the keys' biases have no gradient but rounding, which adam would blow

@@ -76,6 +76,7 @@ def rows_of(rows):
     return rows
 
 
+@pytest.mark.long
 def test_a_short_way_off_the_prediction_is_the_truth():
     near = config(distance=1e-4, direction=SampleDirection.gradient)
     truth, predicted = (

@@ -15,6 +15,7 @@ from hessfig.studies.spectra.scaling import outstanding, ratios
 from hessfig.studies.spectra.spectral_distances import Kernel, of_eigenvalues
 from tests.analysis.spectral import spectral_table, store_density, store_spectrum
 from tests.analysis.synthetic import config, write_sweep
+from tests.daily import thinned
 from tests.figures.conftest import curves, words
 from tests.figures.test_heat import colour_bar
 
@@ -457,12 +458,18 @@ def test_scaled_weights_are_columns_and_means_geometric(tmp_path):
 
 @pytest.mark.parametrize(
     ("layout", "panels"),
-    [
-        ("sinks", ["sink_both:eigenvalue", "sink_scores:ratio"]),
-        ("weight_norms", ["W_K:condition_number:mlp", "all:largest_eigenvalue:W_Q"]),
-        ("gauss_newton", ["eigenvalue"]),
-        ("spectra", ["all1:sorted:attention_softmax"]),
-    ],
+    thinned(
+        [
+            ("sinks", ["sink_both:eigenvalue", "sink_scores:ratio"]),
+            (
+                "weight_norms",
+                ["W_K:condition_number:mlp", "all:largest_eigenvalue:W_Q"],
+            ),
+            ("gauss_newton", ["eigenvalue"]),
+            ("spectra", ["all1:sorted:attention_softmax"]),
+        ],
+        2,
+    ),
 )
 def test_panels_can_be_picked_and_narrow_pages_fold(tmp_path, layout, panels):
     tables = {
