@@ -355,6 +355,8 @@ class SidedColumn:
 
     Attributes
     ----------
+    objective : Objective
+        The loss whose Hessian it is.
     col : sequence of hessfig.weights.Weight
         The weights of the column.
     rows : dict
@@ -375,6 +377,7 @@ class SidedColumn:
         self, objective: Objective, layer: int, col: str, rows: Sequence[str] | Rows
     ) -> None:
         layout, network = objective.layout, objective.network
+        self.objective = objective
         self.col = layout.side(layer, col)
         self.rows = {}
         self.weights = list(self.col)

@@ -127,12 +127,17 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
     - adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (c = 1 - beta1; see
       preconditioned_eigenvalue; arXiv 2207.14484).
 
-    Weight decay is left out.
+    Weight decay is left out. While the rate is 0, as in the first update of a warm-up, no
+    curvature is too large: the threshold is infinite, which is not a finite number of the
+    table.
     """
     del objective
     rate = coming_rate(request.at)
+    threshold = math.inf
+    if rate:
+        threshold = factor(request.at.config.training) / rate
     numbers = {
-        "stability_threshold": factor(request.at.config.training) / rate,
+        "stability_threshold": threshold,
         "learning_rate": rate,
     }
     return Measured(state_rows(request, numbers))
@@ -435,7 +440,8 @@ def crossing_step(objective: Objective, at: At) -> Estimate:
             # A loss that is nan counts as larger than every loss.
             return not loss_at(step) <= start
 
-        return crossing(is_higher, first=at.config.training.learning_rate)
+        # A schedule may have set the rate to 0, from which doubling never leads away.
+        return crossing(is_higher, first=at.config.training.learning_rate or 1.0)
 
 
 def crossing(is_higher: Callable[[float], bool], *, first: float) -> Estimate:

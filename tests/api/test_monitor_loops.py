@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import warnings
 from pathlib import Path
 
@@ -330,3 +331,29 @@ def test_a_bridge_is_followed_while_it_is_trained(name, listed, tmp_path):
         quantities=["loss", "largest_eigenvalue"],
     )
     assert [*found.values()] == pytest.approx([*table["value"]], rel=1e-6)
+
+
+def test_a_warm_up_that_begins_at_rate_zero_has_no_finite_threshold_and_a_critical_step(
+    tmp_path,
+):
+    model = watched.network()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
+    names = ["stability_threshold", "critical_step"]
+    watch = watched.monitor(
+        model,
+        tmp_path / "mine",
+        quantities=names,
+        optimiser=optimiser,
+        on_error="raise",
+    )
+    watch(0)
+    table = hessfig.read(tmp_path / "mine").table.set_index("quantity")
+    assert table.loc["learning_rate", "value"] == 0
+    assert table.loc["stability_threshold", "value"] == math.inf
+    assert table.loc["stability_threshold", "status"] == "nonfinite"
+    # Of plain gradient descent, whatever its rate is.
+    crossing = table.loc["critical_step"]
+    assert crossing["status"] == "ok"
+    gradient, hessian = curvature(model)
+    parabola = 2 * (gradient @ gradient) / (gradient @ hessian @ gradient)
+    assert crossing["value"] == pytest.approx(float(parabola), rel=0.5)

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.column import SPLIT, Column
+from hessfig.curvature.column import SPLIT, Column, SidedColumn
 from hessfig.curvature.differences import multiplied_with_errors
+from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
 from hessfig.curvature.spectral.vectors import (
     divided,
@@ -129,6 +130,11 @@ class Square:
         and the root of the sum of all squared errors so far, twice, bounds a norm of such
         differences.
 
+        A whole block may vanish up to rounding, such as that of a bias that the next
+        norm removes, or of the biases of keys under a softmax. Its rounding comes from
+        terms that cancel, whose size is that of the Hessian in all parameters, so that it
+        may be as asymmetric as 100 eps of a product with that.
+
         Parameters
         ----------
         asymmetry : float
@@ -139,6 +145,8 @@ class Square:
         allowed = SYMMETRY.of(self.column.dtype)
         bound = max(allowed * size, 2 * self._squared_errors**0.5)
         if asymmetry <= bound or asymmetry <= allowed * _BESIDE * self._size_of_parts:
+            return
+        if asymmetry <= self.rounding * self._size_of_whole:
             return
         raise ArithmeticError(
             f"the products of {self.part} are not those of a symmetric operator: u.Av differs from v.Au by "
@@ -155,6 +163,22 @@ class Square:
         unit = (vector / vector.norm()).to(self.column.dtype)
         products = self.column.split_matmat(unit, parts=SPLIT)
         return max(norm(products[self.row, part]) for part in SPLIT)
+
+    @cached_property
+    def _size_of_whole(self) -> float:
+        """The norm of the product of H in all parameters with a random unit vector; 0 for products by differences and of a tape.
+
+        A tape's network is built in: its blocks that vanish are known.
+        """
+        if self.last_errors is not None or not isinstance(self.column, SidedColumn):
+            return 0.0
+        slope = LossGradient(self.column.objective)
+        generator = stream(0, "size of the whole")
+        vector = torch.randn(
+            len(slope.flat), dtype=torch.float64, generator=generator, device="cpu"
+        )
+        unit = (vector / vector.norm()).to(slope.flat)
+        return norm(slope.product(unit))
 
 
 class InUnits:

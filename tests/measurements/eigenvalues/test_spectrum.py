@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+import hessfig
 from hessfig.config.enums import Attention, DType, Method, Probes, Products
 from hessfig.config.schema import Config
 from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
+from hessfig.curvature import ColumnOperator, Square
 from hessfig.errors import UserError
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
 from hessfig.sweep.plan import Cell
@@ -367,3 +369,36 @@ def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other():
             )
             > 0
         )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("quantity", ["largest_eigenvalue", "spectrum"])
+def test_a_block_that_vanishes_up_to_rounding_need_not_be_symmetric(quantity, dtype):
+    """A bias that the next norm removes: its whole block is rounding, of terms that cancel."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv1d(5, 4, 1),
+        torch.nn.InstanceNorm1d(4, affine=True),
+        torch.nn.Tanh(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 3),
+    )
+    problem = hessfig.Problem(network, torch.randn(6, 5, 4), torch.randint(0, 3, (6,)))
+    table = hessfig.measure(
+        problem, blocks=["0.bias"], quantities=[quantity], dtype=dtype
+    )
+    largest = table[table["quantity"] == "largest_eigenvalue"]
+    assert len(largest) == 3
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    assert largest["value"].abs().max() <= 10 * eps
+
+
+def test_products_that_are_not_symmetric_beside_a_large_hessian_are_refused():
+    """A sum of products that is wrong by a millionth of the whole Hessian is no rounding."""
+    network = torch.nn.Linear(3, 2)
+    problem = hessfig.Problem(network, torch.eye(3), torch.tensor([0, 1, 1]))
+    objective = problem.objective("float64")
+    square = Square(ColumnOperator(objective, 0, "bias", ["bias"]), "bias", Part.H)
+    square.check_symmetric(1e-17, 1e-17)
+    with pytest.raises(ArithmeticError, match="not those of a symmetric operator"):
+        square.check_symmetric(1e-6, 1e-6)
