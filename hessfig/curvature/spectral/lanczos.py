@@ -166,9 +166,10 @@ class Square:
 
     @cached_property
     def _size_of_whole(self) -> float:
-        """The norm of the product of H in all parameters with a random unit vector; 0 for products by differences and of a tape.
+        """The norm of the product of H in all parameters with a random unit vector.
 
-        A tape's network is built in: its blocks that vanish are known.
+        0 for products by differences, whose errors are known, and of a tape, whose network
+        is built in.
         """
         if self.last_errors is not None or not isinstance(self.column, SidedColumn):
             return 0.0
