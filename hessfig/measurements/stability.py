@@ -136,10 +136,7 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
     threshold = math.inf
     if rate:
         threshold = factor(request.at.config.training) / rate
-    numbers = {
-        "stability_threshold": threshold,
-        "learning_rate": rate,
-    }
+    numbers = {"stability_threshold": threshold, "learning_rate": rate}
     return Measured(state_rows(request, numbers))
 
 
