@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -133,11 +134,23 @@ def check_causal(bridge: Any) -> None:
 
 
 class Logits(Shell):
-    """A model's logits as a function of tokens (samples, length); parameters and modules are the model's own."""
+    """A model's logits as a function of tokens (samples, length); parameters and modules are the model's own.
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits (samples, length, vocabulary)."""
-        return _logits(self._inside[0](tokens))
+    No position attends to the token `padding`, if it is given.
+    """
+
+    def __init__(self, model: nn.Module, padding: int | None = None) -> None:
+        super().__init__(model)
+        self._padding = padding
+
+    def forward(
+        self, tokens: Int[Tensor, "batch length"]
+    ) -> Float[Tensor, "batch length vocabulary"]:
+        """Return the logits at every position."""
+        words = {}
+        if self._padding is not None:
+            words["attention_mask"] = tokens.ne(self._padding).long()
+        return _logits(self._inside[0](tokens, **words))
 
 
 def _logits(found: Any) -> Tensor:

@@ -439,7 +439,10 @@ def test_a_full_disk_loses_nothing_once_there_is_room(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss": lambda f, y: f}, r"the loss is not a scalar(.|\n)*\.mean\(\)"),
+        (
+            {"loss": lambda f, y: f},
+            r"the loss does not return one real number(.|\n)*\.mean\(\)",
+        ),
         (
             {"batch": (torch.ones(2, 5), torch.ones(2).long())},
             "cannot take the batch: it raises RuntimeError",

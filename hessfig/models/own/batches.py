@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from hessfig.config.machine import memory
@@ -74,40 +75,38 @@ def check_targets(targets: Any) -> None:
         )
 
 
-def as_tensors(given: Any) -> Any:
-    """Return a batch with its arrays of NumPy as tensors, also in tuples, lists and dictionaries."""
-    if isinstance(given, numpy.ndarray) and given.dtype.kind in "biuf":
-        return torch.from_numpy(given)
-    if type(given) in (tuple, list):
-        return type(given)(map(as_tensors, given))
-    if type(given) is dict:
-        return {name: as_tensors(one) for name, one in given.items()}
-    return given
+def as_tensors(batch: Any, image: Callable[[Tensor], Tensor] = lambda one: one) -> Any:
+    """Return a batch with the image of every tensor and array of NumPy, in tuples, lists and mappings, too.
+
+    Mappings of other libraries become dictionaries.
+
+    Examples
+    --------
+    >>> import numpy
+    >>> from hessfig.models.own.batches import as_tensors
+    >>> as_tensors(({"x": numpy.ones(2)}, "word"))
+    ({'x': tensor([1., 1.], dtype=torch.float64)}, 'word')
+    """
+    if isinstance(batch, numpy.ndarray) and batch.dtype.kind in "biuf":
+        batch = torch.from_numpy(batch)
+    if isinstance(batch, Tensor):
+        return image(batch)
+    if isinstance(batch, Mapping):
+        return {name: as_tensors(one, image) for name, one in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(as_tensors(one, image) for one in batch))
+    if type(batch) in (list, tuple):
+        return type(batch)(as_tensors(one, image) for one in batch)
+    return batch
 
 
 def copy_batch(batch: Any) -> Any:
     """Return a copy of a batch, so that later changes to the tensors of the caller do not affect measurements."""
-    if isinstance(batch, Tensor):
-        return batch.detach().clone()
-    if isinstance(batch, Mapping):
-        return {name: copy_batch(one) for name, one in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(copy_batch, batch))
-    if type(batch) in (list, tuple):
-        return type(batch)(map(copy_batch, batch))
-    return batch
+    return as_tensors(batch, lambda tensor: tensor.detach().clone())
 
 
 def _bytes(batch: Any) -> int:
-    if isinstance(batch, Tensor):
-        return batch.numel() * batch.element_size()
-    if isinstance(batch, dict):
-        parts: Iterable[Any] = batch.values()
-    elif isinstance(batch, list | tuple):
-        parts = batch
-    else:
-        parts = ()
-    return sum(map(_bytes, parts))
+    return sum(one.nbytes for one in tree_leaves(batch) if isinstance(one, Tensor))
 
 
 def _too_many(what: str, count: int, size: int, most: int) -> UserError:

@@ -32,16 +32,14 @@ from hessfig.errors import UserError, first_few
 from hessfig.models.own.border import by_role
 from hessfig.models.own.copies import only_trainable
 from hessfig.models.own.in_place import InPlace, held_by
-from hessfig.models.own.opaque import (
-    Image,
-    cast_to,
-    mapped,
-    opaque_batches,
-    tensors_in,
-    twin,
-    without_graph,
+from hessfig.models.own.opaque import Image, cast_to, mapped, opaque_batches, twin
+from hessfig.models.own.own_checks import (
+    Raised,
+    checked_network,
+    not_one_number,
+    shape_of,
+    words_of,
 )
-from hessfig.models.own.own_checks import Raised, checked_network, shape_of, words_of
 from hessfig.models.own.own_network import Built
 from hessfig.models.own.preserved import methods_of, preserved, reached_by
 from hessfig.models.own.run_checks import CUT
@@ -159,7 +157,7 @@ class Computed(InPlace):
         # In a tuple: no module of this one.
         self._functions, self._read = ((function,), read)
         self.opaque_batches = [
-            self._copied(_without_graphs(batch), cast_to(self._like))
+            self._copied(batch, cast_to(self._like, is_data=True))
             for batch in asked.batches
         ]
         self._start, self._drawn = NO_STATES, set[int]()
@@ -547,12 +545,6 @@ def _reachable(functions: Iterable[Any], network: nn.Module) -> list[Any]:
     return things
 
 
-def _without_graphs(batch: Any) -> Any:
-    for tensor in tensors_in(batch):
-        without_graph(tensor)
-    return batch
-
-
 def _batch_weights(given: Any, batches: Sequence[Any]) -> list[float]:
     """Return the weight of every batch. Raises UserError for what is not one number of at least 0 per batch."""
     if given is None:
@@ -592,17 +584,7 @@ def one_number(value: Any) -> Tensor:
     """Return a loss as a tensor of shape (). Raises UserError for anything but one real number."""
     if isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point():
         return value.reshape(())
-    remedy = "return the tensor: no .item() or float()"
-    if isinstance(value, Tensor):
-        remedy = "end it with .mean() or .sum(), or .real of a complex number"
-    if isinstance(value, tuple | list | Mapping):
-        remedy = "return the loss alone: compute_loss=lambda network, batch: f(network, batch)[0]"
-    raise UserError(
-        "compute_loss does not return one real number",
-        got=shape_of(value),
-        allowed="a tensor of shape ()",
-        remedy=remedy,
-    )
+    raise not_one_number("compute_loss", value)
 
 
 def _to_be_added(value: Tensor, like: Tensor) -> Tensor:

@@ -126,10 +126,10 @@ def mapped(batch: Any, image: Image = twin, network: nn.Module | None = None) ->
         ) from error
 
 
-def without_graph(tensor: Tensor) -> Tensor:
-    """Return the tensor. Raises UserError if it was computed from parameters, whose changes it would not follow."""
+def _check_constant(tensor: Tensor) -> None:
+    """Raise UserError for a tensor that was computed from parameters, whose changes it would not follow."""
     if tensor.grad_fn is None:
-        return tensor
+        return
     raise UserError(
         "batches: a tensor of a batch has a graph, so that it was computed beforehand",
         got=f"{shape_of(tensor)}, from {tensor.grad_fn.name()}",
@@ -138,22 +138,15 @@ def without_graph(tensor: Tensor) -> Tensor:
     )
 
 
-def tensors_in(batch: Any) -> list[Tensor]:
-    """Return the tensors of a batch."""
-    found = list[Tensor]()
+def cast_to(like: Tensor, *, is_data: bool = False) -> Image:
+    """Return the image of tensors on the device of another one, real and complex ones in its precision.
 
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(batch, note)
-    return found
-
-
-def cast_to(like: Tensor) -> Image:
-    """Return the image of tensors on the device of another one, real and complex ones in its precision."""
+    The image raises UserError for data that was computed from parameters.
+    """
 
     def image(tensor: Tensor) -> Tensor:
+        if is_data:
+            _check_constant(tensor)
         real = like.dtype
         if tensor.is_floating_point():
             kind = real

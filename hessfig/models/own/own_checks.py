@@ -1,7 +1,7 @@
 """Checks of the modules of a user's network, and replacements for modules that torch cannot differentiate twice."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -223,6 +223,23 @@ def check_tensor(name: str, tensor: Tensor) -> None:
 
 class Raised(UserError):
     """A network or a loss raises an exception when it is called."""
+
+
+def not_one_number(what: str, value: Any) -> UserError:
+    """Return the error for a loss that returns something else than one real number."""
+    remedy = "return the tensor: no .item() or float()"
+    if isinstance(value, Tensor):
+        remedy = (
+            "end it with .mean(), .sum() or .squeeze(), or .real of a complex number"
+        )
+    if isinstance(value, tuple | list | Mapping):
+        remedy = "return the loss alone: compute_loss=lambda network, batch: f(network, batch)[0]"
+    return UserError(
+        f"{what} does not return one real number",
+        got=shape_of(value),
+        allowed="a tensor of shape ()",
+        remedy=remedy,
+    )
 
 
 def words_of(error: BaseException) -> str:

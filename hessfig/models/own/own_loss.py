@@ -29,7 +29,13 @@ from hessfig.models.own.any_batch import LABELS, Given, Rows, far
 from hessfig.models.own.batches import read_batches
 from hessfig.models.own.border import Asked
 from hessfig.models.own.copies import cast_module, copied
-from hessfig.models.own.own_checks import Raised, check_mode, shape_of, words_of
+from hessfig.models.own.own_checks import (
+    Raised,
+    check_mode,
+    not_one_number,
+    shape_of,
+    words_of,
+)
 
 # Allowed difference of a loss to a known loss, relative to its terms, before
 # derivatives are compared: sums of many terms in another order (rows that do not count
@@ -437,10 +443,5 @@ def _scalar(value: Any) -> Tensor:
         or value.numel() != 1
         or not value.is_floating_point()
     ):
-        raise UserError(
-            "the loss is not a scalar",
-            got=shape_of(value),
-            allowed="one real number: a tensor of shape ()",
-            remedy=".mean() or .sum() over what it returns",
-        )
+        raise not_one_number("the loss", value)
     return value.reshape(1)

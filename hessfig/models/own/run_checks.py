@@ -19,7 +19,13 @@ from hessfig.curvature.rounding import OUTPUTS
 from hessfig.curvature.witness import peak
 from hessfig.errors import UserError
 from hessfig.models.own.any_batch import far
-from hessfig.models.own.own_checks import Raised, oddity, shape_of, words_of
+from hessfig.models.own.own_checks import (
+    Raised,
+    not_one_number,
+    oddity,
+    shape_of,
+    words_of,
+)
 
 _REMEDY = "for cross_entropy: outputs (..., classes), targets (...) of class numbers"
 _ALLOWED = (
@@ -163,15 +169,7 @@ def _check_loss(loss: nn.Module, outputs: Tensor, targets: Tensor) -> None:
     with torch.enable_grad():
         value = _called("the loss", loss, leaf, targets)
         if not isinstance(value, Tensor) or value.shape != ():
-            end = "end it with .mean(), .sum() or .squeeze()"
-            raise UserError(
-                "the loss is not a scalar",
-                got=f"it returned {shape_of(value)}",
-                allowed=_ALLOWED,
-                remedy=end
-                if isinstance(value, Tensor)
-                else "return the tensor: no .item(), float() or tuple",
-            )
+            raise not_one_number("the loss", value)
         if not value.is_floating_point():
             _misfit(outputs, targets, f"it returned {shape_of(value)}")
         if value.requires_grad:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hessfig.config.schema import Config
-from hessfig.errors import UserError, first_few, plain
+from hessfig.errors import UserError, plain
 from hessfig.files import check_pin
 from hessfig.files import fingerprint as content
 from hessfig.models.stored.lens_settings import digest, served, settings_of, weights_of
 from hessfig.models.stored.model_folder import KEY, pin_of
+from hessfig.models.stored.stored_weights import check_finite, in_words
 from hessfig.models.weight_files import FLOATING, hashed, tensors_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _opened(
         name: one.to(number) if one.dtype in FLOATING else one
         for name, one in state.items()
     }
-    _check_finite(state, where)
+    check_finite(state, where, dtype)
     return _booted(json.loads(settings), state, where, is_hooked=is_hooked)
 
 
@@ -121,25 +122,7 @@ def _check_shapes(
     ]
     if missing or surplus or other:
         lists = {"missing": missing, "surplus": surplus, "of another shape": other}
-        raise _misfit(
-            where,
-            "; ".join(f"{what}: {first_few(names)}" for what, names in lists.items()),
-        )
-
-
-def _check_finite(state: Mapping[str, Tensor], where: str) -> None:
-    bad = [
-        name
-        for name, tensor in state.items()
-        if not (tensor.dtype in FLOATING and tensor.isfinite().all())
-    ]
-    if bad:
-        raise UserError(
-            f"{KEY}: {where} contains numbers that are not finite, or not of a floating-point type",
-            got=first_few(bad),
-            allowed="finite floating-point numbers",
-            remedy="save the weights again, from before the training diverged",
-        )
+        raise _misfit(where, in_words(lists))
 
 
 def _misfit(where: str, got: str) -> UserError:

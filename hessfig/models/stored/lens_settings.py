@@ -66,13 +66,18 @@ def served(settings: Mapping[str, Any], where: str) -> dict[str, Any]:
     given = {**settings, "d_head": head, "d_mlp": settings.get("d_mlp") or 4 * width}
     counts = {name: count_of(given.get(name), name, where) for name in _COUNTS}
     check_pieces(counts["n_layers"], counts["n_heads"], where)
+    # TransformerLens takes -1 for the square root of d_head.
+    scale = _number(settings, "attn_scale", -1.0, where)
+    eps = _number(settings, "eps", 1e-5, where)
+    if eps <= 0:
+        raise _unserved(where, "eps", eps, "a number > 0")
     return {
         **counts,
         "attn_only": bool(settings.get("attn_only")),
         "act_fn": settings.get("act_fn") or "relu",
         "normalization_type": _norm(settings),
-        "attn_scale": _scale(settings, where),
-        "eps": _eps(settings, where),
+        "attn_scale": scale if scale > 0 else -1.0,
+        "eps": eps,
     }
 
 
@@ -108,33 +113,16 @@ def _norm(settings: Mapping[str, Any]) -> Any:
     return settings.get("normalization_type", settings.get("normalization", "LN"))
 
 
-def _scale(settings: Mapping[str, Any], where: str) -> float:
-    """Return the divisor of the scores; TransformerLens takes -1 for the square root of d_head."""
-    scale = settings.get("attn_scale", -1.0)
+def _number(settings: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    """Return a setting. Raises UserError for anything but a finite number."""
+    number = settings.get(key, default)
     if (
-        isinstance(scale, bool)
-        or not isinstance(scale, int | float)
-        or not math.isfinite(scale)
+        isinstance(number, bool)
+        or not isinstance(number, int | float)
+        or not math.isfinite(number)
     ):
-        raise _unserved(
-            where, "attn_scale", scale, "a number; -1 for the square root of d_head"
-        )
-    if scale > 0:
-        return float(scale)
-    return -1.0
-
-
-def _eps(settings: Mapping[str, Any], where: str) -> float:
-    eps = settings.get("eps", 1e-5)
-    if (
-        isinstance(eps, bool)
-        or not isinstance(eps, int | float)
-        or not 0 < eps < math.inf
-    ):
-        raise UserError(
-            f"{where}: eps", got=eps, allowed="a number > 0", remedy="fix the file"
-        )
-    return float(eps)
+        raise _unserved(where, key, number, "a finite number")
+    return float(number)
 
 
 def _unserved(where: str, key: str, got: Any, allowed: str) -> UserError:
@@ -168,26 +156,20 @@ def weights_of(config: Config) -> Path:
     place = Path(config.model.path)
     if is_file(place):
         return place
-    if place.is_dir():
-        files = sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
+    files = sorted(path for pattern in _PATTERNS for path in place.glob(pattern))
+    if len(files) == 1:
+        return files[0]
+    remedy = "torch.save(model.state_dict(), 'DIR/state.pth'), and the configuration's numbers as DIR/config.json"
+    if files:
+        what = "the folder has several files of weights"
+        remedy = f"for example model.path={files[-1]}"
+    elif place.is_dir():
+        what = "the folder has no weights"
     else:
-        files = []
-    if len(files) != 1:
-        raise UserError(
-            f"{KEY}: {_odd(place, bool(files))}",
-            got=first_few([path.name for path in files]) if files else place,
-            allowed=f"{_FORM}, or that file",
-            remedy=f"for example model.path={files[-1]}" if files else _HOW,
-        )
-    return files[0]
-
-
-_HOW = "torch.save(model.state_dict(), 'DIR/state.pth'), and the configuration's numbers as DIR/config.json"
-
-
-def _odd(place: Path, several: bool) -> str:
-    if several:
-        return "the folder has several files of weights"
-    if place.is_dir():
-        return "the folder has no weights"
-    return "there is no such folder"
+        what = "there is no such folder"
+    raise UserError(
+        f"{KEY}: {what}",
+        got=first_few([path.name for path in files]) if files else place,
+        allowed=f"{_FORM}, or that file",
+        remedy=remedy,
+    )

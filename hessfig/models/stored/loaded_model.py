@@ -4,16 +4,13 @@ from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from hessfig.config.schema import Config
 from hessfig.curvature.losses import CrossEntropy
 from hessfig.curvature.problem import Objective
 from hessfig.errors import UserError
-from hessfig.models.lens_bridge import following
-from hessfig.models.own.any_batch import Shell
+from hessfig.models.lens_bridge import Logits, following
 from hessfig.models.own.border import open_request
 from hessfig.models.own.witnessing import witnessed
 from hessfig.models.stored import model_folder
@@ -33,41 +30,6 @@ from hessfig.rng import global_draws, stream
 from hessfig.tasks.batch import Special, masked_batches
 from hessfig.tasks.tokens import Ids, is_text
 from hessfig.weights import Layout
-
-
-class Logits(Shell):
-    """A model's logits as a function of tokens (samples, length); no position attends to the token `padding`."""
-
-    def __init__(self, model: nn.Module, padding: int | None) -> None:
-        super().__init__(model)
-        self._padding = padding
-
-    def forward(
-        self, tokens: Int[Tensor, "batch length"]
-    ) -> Float[Tensor, "batch length vocabulary"]:
-        """Return the logits at every position."""
-        mask = None if self._padding is None else tokens.ne(self._padding).long()
-        logits: Tensor = self._inside[0](input_ids=tokens, attention_mask=mask).logits
-        return logits
-
-
-_UNMADE = (
-    StrictDataclassError,
-    ValueError,
-    TypeError,
-    KeyError,
-    OSError,
-    RuntimeError,
-    ImportError,
-)
-_ODD = (
-    *_UNMADE,
-    AttributeError,
-    IndexError,
-    AssertionError,
-    ArithmeticError,
-    NotImplementedError,
-)
 
 
 def load(config: Config, seed: int) -> transformers.PreTrainedModel:
@@ -116,7 +78,7 @@ def load_model(
                 dtype=torch.float32,
                 trust_remote_code=False,
             )
-    except _ODD as error:
+    except Exception as error:  # of any kind, from settings of any kind
         raise _unmade(where, error) from error
     if is_encoder:
         _tie_biases(model)
@@ -140,7 +102,7 @@ def _configuration(settings: Settings, where: str) -> transformers.PreTrainedCon
     try:
         with alone():
             found = transformers.AutoConfig.for_model(settings["model_type"], **words)
-    except _ODD as error:
+    except Exception as error:  # of any kind, from settings of any kind
         raise _unmade(where, error) from error
     share = (getattr(found, "rope_parameters", None) or {}).get(
         "partial_rotary_factor", 1.0
@@ -185,7 +147,7 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
             )
-    except _ODD as error:
+    except Exception as error:  # of any kind, from settings of any kind
         raise _unmade(str(place), error) from error
     odd = {
         name: str(tensor.dtype)
@@ -193,7 +155,7 @@ def _read(config: Config) -> tuple[transformers.PreTrainedModel, list[str]]:
         if name not in weights
     }
     check_report(str(place), report, odd)
-    check_finite(model, str(place))
+    check_finite(dict(model.named_parameters()), str(place), config.dtype)
     surplus = listed_names(report["unexpected_keys"])
     if is_encoder:
         head = _tie_biases(model)
@@ -286,7 +248,7 @@ def check(config: Config, sizes: LoadedSizes, ids: Ids) -> None:
     try:
         with torch.no_grad():
             _logits_of(model, sizes)(first)
-    except _ODD as error:
+    except Exception as error:  # of any kind, from settings of any kind
         raise _unmade(str(config.model.path), error) from error
 
 

@@ -1,16 +1,16 @@
 """Reads the weights in the folder of a model, and checks them against its config.json."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hessfig.config.schema import Config
 from hessfig.errors import UserError, first_few
 from hessfig.files import check_pin
 from hessfig.models.stored import model_folder
-from hessfig.models.weight_files import hashed, tensors_of
+from hessfig.models.weight_files import FLOATING, hashed, tensors_of
 
 
 def read_tensors(config: Config, place: Path) -> dict[str, Tensor]:
@@ -66,12 +66,15 @@ def check_report(place: str, report: dict[str, Any], odd: dict[str, str]) -> Non
         lists |= {"of another type": types} if types else {}
         raise UserError(
             f"{model_folder.KEY}: the weights in {place} are not those of its config.json",
-            got="; ".join(
-                f"{what}: {first_few(names)}" for what, names in lists.items()
-            ),
+            got=in_words(lists),
             allowed="every weight of the architecture that config.json names, in floating point",
             remedy="save the model again: model.save_pretrained(DIR)",
         )
+
+
+def in_words(lists: Mapping[str, list[str]]) -> str:
+    """Return lists of names under what is wrong with them."""
+    return "; ".join(f"{what}: {first_few(names)}" for what, names in lists.items())
 
 
 def check_surplus(place: str, surplus: list[str], base: str, head: str) -> None:
@@ -86,13 +89,17 @@ def check_surplus(place: str, surplus: list[str], base: str, head: str) -> None:
         )
 
 
-def check_finite(model: nn.Module, place: str) -> None:
+def check_finite(weights: Mapping[str, Tensor], place: str, dtype: str) -> None:
+    """Raise UserError for weights in `dtype` that are not finite, or not of a floating-point type."""
     bad = [
-        name for name, weight in model.named_parameters() if not weight.isfinite().all()
+        name
+        for name, weight in weights.items()
+        if not (weight.dtype in FLOATING and weight.isfinite().all())
     ]
     if bad:
         raise UserError(
-            f"{model_folder.KEY}: {place} contains numbers that are not finite in {next(model.parameters()).dtype}",
+            f"{model_folder.KEY}: {place} contains numbers that are not finite in torch.{dtype}, "
+            "or not of a floating-point type",
             got=first_few(bad),
             allowed="finite floating-point numbers",
             remedy="save the weights again, from before the training diverged; or dtype=float64",

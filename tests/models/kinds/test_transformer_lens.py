@@ -339,6 +339,9 @@ SETTINGS = {
     "norm": ({"normalization_type": "RMS"}, "normalization_type(.|\n)*LN, LNPre, null"),
     "no width": ({"d_model": None}, "d_model(.|\n)*whole number"),
     "outputs": ({"d_vocab_out": 2}, "d_vocab_out(.|\n)*d_vocab=5"),
+    "eps of zero": ({"eps": 0}, "eps(.|\n)*a number > 0"),
+    "eps in words": ({"eps": "small"}, "eps(.|\n)*a finite number"),
+    "scale without end": ({"attn_scale": 1e999}, "attn_scale(.|\n)*a finite number"),
 }
 
 
