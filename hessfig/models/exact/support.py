@@ -144,14 +144,33 @@ def check_exact(
         for part in parts:
             verdict = exactness(model, block, part)
             if verdict.level == Level.unsupported:
+                got, allowed = _refused(model, block, part)
                 raise UserError(
                     f"estimator.method=exact: no exact {part} of block {block}: {verdict.reason}",
-                    got=f"model.kind={model.kind}, model.n_layers={model.n_layers}, part {part}",
-                    allowed="below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings"
-                    if is_counted(model)
-                    else f"model.kind={', '.join(kinds_where(lambda record: record.structure is not None))}",
+                    got=got,
+                    allowed=allowed,
                     remedy=verdict.remedy,
                 )
+
+
+def _refused(model: ModelConfig, block: Block, part: Part) -> tuple[str, str]:
+    """Return what has no exact norm, and what would have one: of the kind, a component, the block or the part."""
+    if kind(model.kind).structure is None:
+        known = kinds_where(lambda record: record.structure is not None)
+        return f"model.kind={model.kind}", f"model.kind={', '.join(known)}"
+    others = components(model)
+    if others:
+        got = ", ".join(f"model.{name}={value}" for name, value in others.items())
+        return got, f"{', '.join(others)} of the paper's network"
+    if part in AT_SCORES:
+        return f"part {part}", f"part {Part.H_fT}"
+    if not _is_known(model, block):
+        single = ", ".join(map(str, matrices_of(model)))
+        return f"block {block}", f"two of {single}, in one layer"
+    return (
+        f"part {part} of block {block}, model.n_layers={model.n_layers}",
+        "below the last layer H_o of any block, H_f and H of W_Q, W_K, W_QK and of embeddings",
+    )
 
 
 def _is_wide(model: ModelConfig, block: Block) -> bool:

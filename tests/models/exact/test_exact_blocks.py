@@ -20,7 +20,7 @@ from hessfig.errors import UserError
 from hessfig.measurements.block_norms import dense_norms, hutchinson
 from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.models.exact.exact_blocks import ExactEngine
-from hessfig.models.exact.support import Level, exactness
+from hessfig.models.exact.support import Level, check_exact, exactness
 from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, PAPER, exact_norms, toy_problem, toy_task
@@ -191,6 +191,25 @@ def test_no_exact_functional_part_below_the_last_layer():
         match=r"no exact H_f of block \(W_V, W_V\) of layer 1(.|\n)*hutchinson",
     ):
         engine.column(1, Matrix.W_V, [Matrix.W_V], [Part.H_o, Part.H_f])
+
+
+@pytest.mark.parametrize(
+    ("changes", "block", "part", "got"),
+    [
+        ({}, Block(0, "all", "all"), "H_o", r"block \(all, all\) of layer 0"),
+        ({}, Block(1, "W_Q", "W_Q"), "H_oT", "part H_oT"),
+        ({"tied": True}, Block(1, "W_Q", "W_Q"), "H_o", "model.tied=True"),
+        ({"kind": "mlp"}, Block(1, "W_in", "W_in"), "H_o", "model.kind=mlp"),
+        ({"n_layers": 2}, Block(1, "W_V", "W_V"), "H_f", "part H_f of block"),
+    ],
+)
+def test_a_missing_exact_norm_is_refused_by_what_is_not_allowed(
+    changes, block, part, got
+):
+    model = ModelConfig(**changes)
+    with pytest.raises(UserError, match=rf"got:     {got}") as refused:
+        check_exact(model, [block], [Part(part)])
+    assert refused.value.got not in refused.value.allowed.split(", ")
 
 
 @pytest.mark.slow
