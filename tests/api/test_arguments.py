@@ -170,7 +170,10 @@ PROBLEMS = {
         {"loss": Loss(lambda f, y: f.mean(1))},
         "tensor .4,.(.|\n)*mean",
     ),
-    "a loss that is no tensor": ({"loss": Loss(lambda f, y: 3.0)}, "returned float"),
+    "a loss that is no tensor": (
+        {"loss": Loss(lambda f, y: 3.0)},
+        "the loss does not return one real number(.|\n)*float",
+    ),
     "a loss that raises": (
         {"loss": Loss(fails)},
         "loss raises RuntimeError(.|\n)*nothing for 2",
