@@ -154,7 +154,12 @@ def check_exact(
 
 
 def _refused(model: ModelConfig, block: Block, part: Part) -> tuple[str, str]:
-    """Return what has no exact norm, and what would have one: of the kind, a component, the block or the part."""
+    """Return what has no exact norm, and what would have one: of the part, the kind, a component or the block.
+
+    In the order of `route_of`, so that it is what the reason is about.
+    """
+    if part in AT_SCORES:
+        return f"part {part}", f"part {Part.H_fT}"
     if kind(model.kind).structure is None:
         known = kinds_where(lambda record: record.structure is not None)
         return f"model.kind={model.kind}", f"model.kind={', '.join(known)}"
@@ -162,8 +167,6 @@ def _refused(model: ModelConfig, block: Block, part: Part) -> tuple[str, str]:
     if others:
         got = ", ".join(f"model.{name}={value}" for name, value in others.items())
         return got, f"{', '.join(others)} of the paper's network"
-    if part in AT_SCORES:
-        return f"part {part}", f"part {Part.H_fT}"
     if not _is_known(model, block):
         single = ", ".join(map(str, matrices_of(model)))
         return f"block {block}", f"two of {single}, in one layer"

@@ -198,6 +198,7 @@ def test_no_exact_functional_part_below_the_last_layer():
     [
         ({}, Block(0, "all", "all"), "H_o", r"block \(all, all\) of layer 0"),
         ({}, Block(1, "W_Q", "W_Q"), "H_oT", "part H_oT"),
+        ({"tied": True}, Block(1, "W_Q", "W_Q"), "H_oT", "part H_oT"),
         ({"tied": True}, Block(1, "W_Q", "W_Q"), "H_o", "model.tied=True"),
         ({"kind": "mlp"}, Block(1, "W_in", "W_in"), "H_o", "model.kind=mlp"),
         ({"n_layers": 2}, Block(1, "W_V", "W_V"), "H_f", "part H_f of block"),
