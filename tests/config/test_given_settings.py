@@ -60,7 +60,13 @@ NETWORKS = {
         "model.n_heads=2",
         "model.n_layers=1",
     ),
-    "python": (*SMALL[2:], "model=python", "task=python", "model.factory=net.py:make"),
+    "python": (
+        *SMALL[2:],
+        "model=python",
+        "task=python",
+        "model.factory=net.py:make",
+        "grid.points=3",  # every point is drawn, and its function is witnessed, at every plan
+    ),
 }
 STATES = {
     "loaded": ("state=loaded", "state.path=weights.pt"),
