@@ -197,6 +197,21 @@ def test_every_figure_names_itself_and_a_sweep_that_exists(figure):
     assert not config.sweep or config.sweep in SWEEPS
 
 
+@pytest.mark.parametrize(
+    ("words", "drawn"),
+    [
+        ([], {"landscape.distance": 0.5}),
+        (["figure.where={}"], {}),
+        (["figure.where={seed: 1}"], {"seed": 1}),
+        (["figure.where={}", "figure.where.seed=1"], {"seed": 1}),
+        (["figure.where.seed=1"], {"landscape.distance": 0.5, "seed": 1}),
+        (["figure.where={landscape.distance: 1}"], {"landscape.distance": 1}),
+    ],
+)
+def test_numbers_to_draw_that_are_given_replace_those_of_the_figure(words, drawn):
+    assert job("figure=landscape", *words).config.figure.where == drawn
+
+
 def test_figures_have_orders_of_their_own_and_those_of_the_theory_no_sweep():
     found = [one for one in shipped_figures() if one.group != FigureGroup.own]
     assert len({figure.order for figure in found}) == len(found)

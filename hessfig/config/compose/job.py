@@ -294,15 +294,30 @@ def compose(words: Sequence[str], own: Path | None = None) -> Job:
     except REFUSED as error:
         raise composition_error(error, words, own) from error
     Job(composed, tuple(words), own).made()
+    given = command_settings(words)
     vary: Any = OmegaConf.to_container(composed.sweep.vary)
-    composed.sweep.vary = values_to_vary(vary, command_settings(words))
+    composed.sweep.vary = values_to_vary(vary, given)
     composed.sweep.variants = changed(
-        OmegaConf.to_container(composed.sweep.variants), command_settings(words)
+        OmegaConf.to_container(composed.sweep.variants), given
     )
+    _drop_where_of_preset(composed, given)
     composed.config_dir = str(own) if own else None
     job = Job(composed, tuple(words), own)
     _check_own_names(job)
     return job
+
+
+def _drop_where_of_preset(composed: DictConfig, given: Mapping[str, Any]) -> None:
+    """Let a `figure.where={...}` that is given replace the figure's own; Hydra joins the two, so {} would keep all."""
+    if "figure.where" not in given:
+        return
+    kept = set(given["figure.where"])
+    for key in given:
+        if key.startswith("figure.where."):
+            kept.add(key.removeprefix("figure.where."))
+    composed.figure.where = {
+        name: value for name, value in composed.figure.where.items() if name in kept
+    }
 
 
 def settled_again(
