@@ -106,10 +106,15 @@ class Comparison:
     more: int
 
     @cached_property
+    def judged(self) -> pd.DataFrame:
+        """The pairs that are compared: all but those that are `left_out`."""
+        return self.pairs[self.pairs["left_out"] == ""]
+
+    @cached_property
     def counts(self) -> dict[str, int]:
-        """How many numbers agree, by how closely; each line includes those before it."""
-        relative, errors = self.pairs["relative"], self.pairs["errors"]
-        is_equal = self.pairs["value"] == self.pairs["value_other"]
+        """How many of the `judged` numbers agree, by how closely; all lines include the first."""
+        relative, errors = self.judged["relative"], self.judged["errors"]
+        is_equal = self.judged["value"] == self.judged["value_other"]
         return {
             "equal to the bit": int(is_equal.sum()),
             f"within {CLOSE:g}": int((relative <= CLOSE).sum()),
@@ -123,16 +128,11 @@ class Comparison:
 
         Published values have no status.
         """
-        is_compared = self.pairs["left_out"] == ""
-        is_far = ~(self.pairs["relative"] <= tolerance)
-        has_status = self.pairs["status_other"] != ""
-        return self.pairs[
-            is_compared
-            & (
-                is_far
-                | (has_status & (self.pairs["status"] != self.pairs["status_other"]))
-            )
-        ]
+        pairs = self.judged
+        is_far = ~(pairs["relative"] <= tolerance)
+        has_status = pairs["status_other"] != ""
+        is_other = has_status & (pairs["status"] != pairs["status_other"])
+        return pairs[is_far | is_other]
 
 
 def compared(first: pd.DataFrame, other: pd.DataFrame) -> Comparison:

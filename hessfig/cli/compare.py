@@ -78,7 +78,7 @@ def _tolerance(given: dict[str, str]) -> float:
 def _table(comparison: Comparison) -> Table:
     from hessfig.analysis.presented import terminal_table
 
-    total = len(comparison.pairs)
+    total = max(1, len(comparison.judged))
     rows = [
         [words, str(count), f"{100 * count / total:.1f} %"]
         for words, count in comparison.counts.items()
@@ -92,7 +92,7 @@ def _lines(
     """Return what is compared, what differs, what is left out, and the largest difference with its place."""
     pairs = comparison.pairs
     lines = [
-        f"{len(pairs)} numbers compared, {len(different)} differ by more than {tolerance:g}"
+        f"{len(comparison.judged)} numbers compared, {len(different)} differ by more than {tolerance:g}"
     ]
     if comparison.lost or comparison.more:
         lines.append(

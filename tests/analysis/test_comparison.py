@@ -39,6 +39,15 @@ def test_numbers_are_counted_by_how_closely_they_agree(factor, agree):
     assert list(compared(table, other).counts.values()) == agree
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_numbers_that_are_not_finite_count_in_no_line(value):
+    table = make_table()
+    table.loc[3, ["value", "status"]] = [value, "nonfinite"]
+    found = compared(table, table)
+    assert set(found.counts.values()) == {len(table) - 1} == {len(found.judged)}
+    assert len(found.pairs) == len(table) and found.different(0.0).empty
+
+
 def test_one_changed_number_is_found_with_its_place():
     table = make_table()
     other = table.copy()
