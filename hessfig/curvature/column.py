@@ -140,18 +140,24 @@ def multiplied(
     """Return A V by (row, part), for every row and each of `parts`, computed for `at_once` vectors at a time.
 
     A V = [A V_1, A V_2, ...] for the chunks V = [V_1, V_2, ...], so that the joined
-    result is the product; its last bits are those of the chunks. Vectors are cast to the
-    type of the column before they are cut.
+    result is the product; its last bits are those of the chunks. Every chunk is written
+    into the result at once, which is held a single time. Vectors are cast to the type of
+    the column before they are cut.
     """
-    pieces = []
+    joined: Products = {}
+    begin = 0
+    total = vectors.shape[1]
     for chunk in chunks(vectors.to(column.dtype), column, at_once):
-        pieces.append(column.split_matmat(chunk, parts))
-    if len(pieces) == 1:
-        # Row by row in memory, as joined ones are: norms depend on the order of sums.
-        return {key: product.contiguous() for key, product in pieces[0].items()}
-    joined = {}
-    for key in pieces[0]:
-        joined[key] = torch.cat([piece[key] for piece in pieces], dim=1)
+        piece = column.split_matmat(chunk, parts)
+        end = begin + chunk.shape[1]
+        if chunk.shape[1] == total:
+            # Row by row in memory, as joined ones are: norms depend on the order of sums.
+            return {key: product.contiguous() for key, product in piece.items()}
+        for key, product in piece.items():
+            if begin == 0:
+                joined[key] = product.new_empty(len(product), total)
+            joined[key][:, begin:end] = product
+        begin = end
     return joined
 
 

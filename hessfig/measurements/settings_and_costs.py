@@ -325,6 +325,26 @@ def norm_bytes(config: Config, layout: Layout) -> float:
     return most
 
 
+def dense_bytes(config: Config, layout: Layout) -> float:
+    r"""Return what the dense blocks of the largest column hold at once: unit vectors, and its rows of every part.
+
+    .. math:: b n \Big(n + p \sum_{\text{rows}} m\Big)
+
+    for n entries of the column, m of a row, b bytes a number, and p parts; H is the sum of
+    two that are held beside it.
+    """
+    number = 4 if config.dtype == DType.float32 else 8
+    num_parts = len(config.parts)
+    if Part.H in config.parts:
+        num_parts = max(num_parts, 3)
+    most = 0
+    for layer, col, blocks in _columns(config, layout):
+        entries = layout.size(layer, col)
+        rows = sum(layout.size(block.row_layer, block.row) for block in blocks)
+        most = max(most, entries * (entries + num_parts * rows))
+    return number * most
+
+
 def _is_turned(
     config: Config,
     layout: Layout,

@@ -12,6 +12,7 @@ from hessfig.config.user.user_code import is_own
 from hessfig.errors import UserError, typed
 from hessfig.measurements.catalogue import CATALOGUE
 from hessfig.measurements.settings_and_costs import (
+    dense_bytes,
     dense_operations,
     keys_read,
     norm_bytes,
@@ -179,7 +180,7 @@ def expected_memory(variant: Variant) -> float | None:
         return None
     number = 8 if config.dtype == DType.float64 else 4
     is_dense = _is_dense(variant)
-    dense = variant.widest**2 if is_dense else 0
+    dense = dense_bytes(config, layout) if is_dense else 0.0
     if is_counted(model) and (is_dense or FROBENIUS in config.quantities):
         if is_dense:
             estimator = replace(config.estimator, method=Method.dense)
@@ -187,13 +188,13 @@ def expected_memory(variant: Variant) -> float | None:
         return (
             _START
             + norm_bytes(config, layout)
-            + number * dense
+            + dense
             + sum(size for _, _, size in _held(variant))
         )
     scores = model.n_heads * task.num_tokens if facts.has_scores else 0
     positions = task.batch_size * task.num_tokens * max(layout.num_layers, 1)
     kept = positions * (_OF_A_LAYER * model.d_model + scores) * _TOGETHER
-    return _START + number * (kept + dense) + sum(size for _, _, size in _held(variant))
+    return _START + number * kept + dense + sum(size for _, _, size in _held(variant))
 
 
 def _is_dense(variant: Variant) -> bool:

@@ -1,5 +1,7 @@
 """The linearised network agrees with curvlinops to rounding, for every block of random architectures."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -131,3 +133,26 @@ def test_products_lie_in_memory_as_joined_ones_do():
     for key, product in products.items():
         assert whole[key].is_contiguous(), key
         assert torch.allclose(whole[key], product, rtol=1e-12, atol=1e-15), key
+
+
+def test_the_product_of_a_chunk_is_written_into_the_result_and_freed():
+    """All of them would be as large as the dense block once more."""
+    problem = toy_problem(ModelConfig(d_model=4), SMALL)
+    column = LinearisedNetwork(problem, ModelConfig(d_model=4)).column(
+        1, "W_V", ["W_V"]
+    )
+    seen, alive = [], []
+    multiply = column.split_matmat
+
+    def noted(vectors, parts):
+        alive.append(sum(one() is not None for one in seen))
+        products = multiply(vectors, parts)
+        seen.extend(map(weakref.ref, products.values()))
+        return products
+
+    column.split_matmat = noted
+    identity = torch.eye(column.dim, dtype=torch.float64)
+    multiplied(column, identity, (Part.H_o, Part.H_f), at_once=3)
+    # Those of the last chunk alone.
+    assert alive == [0, *[2] * (len(alive) - 1)]
+    assert len(alive) > 3

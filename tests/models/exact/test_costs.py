@@ -14,6 +14,7 @@ from hessfig.curvature import column
 from hessfig.measurements.block_norms import Estimator
 from hessfig.measurements.exact_choice import WORTH, expensive_blocks, is_turned
 from hessfig.measurements.settings_and_costs import (
+    dense_bytes,
     frobenius_settings,
     is_cheap,
     norm_bytes,
@@ -244,6 +245,26 @@ def test_memory_of_dense_columns_counts_the_unit_vectors_that_are_multiplied_tog
         size[method] = norm_bytes(config, Variant("", config).layout)
     probes = COLUMNS_AT_ONCE / PROBES_AT_ONCE
     assert 0.5 * probes < size[Method.dense] / size[Method.hutchinson] <= probes
+
+
+@pytest.mark.parametrize(
+    ("parts", "blocks", "matrices"),
+    [
+        (["H_o"], ["W_Q"], 2),  # and the unit vectors
+        (["H"], ["W_Q"], 4),  # the sum of two others
+        (["H", "H_o", "H_f"], ["W_Q"], 4),
+        (["H_o"], ["W_Q", ["W_K", "W_Q"]], 3),
+    ],
+)
+def test_dense_blocks_hold_unit_vectors_and_all_rows_of_every_part(
+    parts, blocks, matrices
+):
+    model = ModelConfig(d_model=8)
+    config = Config(model=model, blocks=blocks, parts=[Part(part) for part in parts])
+    layout = Variant("", config).layout
+    assert dense_bytes(config, layout) == matrices * 8 * 64**2
+    config = Config(model=model, blocks=blocks, parts=config.parts, dtype=DType.float32)
+    assert dense_bytes(config, layout) == matrices * 4 * 64**2
 
 
 def test_costs_know_how_many_vectors_are_multiplied_together():
