@@ -248,7 +248,7 @@ class Monitor:
                 self.folder.name or "monitor", axis="step", windows=[[None, None]]
             )
             config.device = str(place)
-            check_optimiser(optimiser, config.quantities)
+            check_optimiser(optimiser, config.quantities, self._network)
             self._trained = (
                 trainable_names(self._network) if weights == TRAINABLE else None
             )

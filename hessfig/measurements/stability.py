@@ -42,7 +42,7 @@ from hessfig.measurements.quantity import (
     state_row,
     state_rows,
 )
-from hessfig.measurements.torch_optimisers import steps_of
+from hessfig.measurements.torch_optimisers import LARGEST, NesterovTraining, steps_of
 from hessfig.models.routes import Engines
 from hessfig.states.stored_states import moments
 from hessfig.states.training.second_order import BatchLoss
@@ -126,6 +126,13 @@ def stability_threshold(objective: Objective, request: Request) -> Measured:
     - sgd: (2 + 2 momentum) / eta (c = 1);
     - adam, adamw: (2 + 2 beta1) / ((1 - beta1) eta), of P^-1 H (c = 1 - beta1; see
       preconditioned_eigenvalue; arXiv 2207.14484).
+
+    With Nesterov's momentum, w' = w - eta (lambda w + beta m') and c = 1, the recurrence is
+
+    .. math:: w_{t+1} = (1 + \beta) (1 - \eta \lambda) \, w_t
+              - \beta (1 - \eta \lambda) \, w_{t-1},
+
+    stable while eta lambda < (2 + 2 beta) / (1 + 2 beta).
 
     Weight decay is left out. While the rate is 0, as in the first update of a warm-up, no
     curvature is too large: the threshold is infinite, which is not a finite number of the
@@ -396,13 +403,18 @@ def factor(training: TrainingConfig) -> float:
     2.0
     >>> round(factor(TrainingConfig(optimiser=Optimiser.adam, betas=[0.9, 0.99])), 9)
     38.0
+    >>> factor(NesterovTraining(optimiser=Optimiser.sgd, momentum=0.5))
+    1.5
     """
     if training.optimiser.facts.is_adaptive:
         first = training.betas[0]
         return (2 + 2 * first) / (1 - first)
-    if "momentum" in training.optimiser.facts.reads:
-        return 2 + 2 * training.momentum
-    return 2.0
+    if "momentum" not in training.optimiser.facts.reads:
+        return 2.0
+    heavy_ball = 2 + 2 * training.momentum
+    if isinstance(training, NesterovTraining):
+        return heavy_ball / (1 + 2 * training.momentum)
+    return heavy_ball
 
 
 def crossing_step(objective: Objective, at: At) -> Estimate:
@@ -599,9 +611,10 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
         sgd           u = momentum * buffer + g
         gd            u = g
 
-    The divisors undo the bias of averages that start from zero: after t steps of a constant
-    g, m' = (1 - beta1^t) g. A parameter that an optimiser of torch does not hold has the
-    update 0, and others have a t of their own.
+    Nesterov's momentum has u = g + momentum * (momentum * buffer + g). With amsgrad, the
+    largest nu' so far divides. The divisors undo the bias of averages that start from zero:
+    after t steps of a constant g, m' = (1 - beta1^t) g. A parameter that an optimiser of
+    torch does not hold has the update 0, and others have a t of their own.
 
     Examples
     --------
@@ -618,6 +631,7 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
     if not training.optimiser.facts.moments:
         return dict(gradient)
     steps = _steps(at, gradient)
+    largest = _largest(at, gradient)
     first, second = training.betas
     updates = {}
     for name, slope in gradient.items():
@@ -626,10 +640,14 @@ def next_update(at: At, gradient: Mapping[str, Tensor]) -> Named:
             continue
         if not training.optimiser.facts.is_adaptive:
             updates[name] = training.momentum * kept[0][name] + slope
+            if isinstance(training, NesterovTraining):
+                updates[name] = slope + training.momentum * updates[name]
             continue
         t = steps[name] + 1
         mean = first * kept[0][name] + (1 - first) * slope
         square = second * kept[1][name] + (1 - second) * slope.square()
+        if name in largest:
+            square = torch.maximum(square, largest[name])
         unbiased = square / (1 - second**t)
         updates[name] = mean / (1 - first**t) / (unbiased.sqrt() + training.eps)
     return updates
@@ -639,9 +657,9 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     """Return the diagonal of P = (1 - beta1^t) (sqrt(nu_t / (1 - beta2^t)) + eps) after t = at.step > 0 updates.
 
     So adam's update is P^-1 m_t, with m_t the moment as it is kept, not corrected for its
-    bias (arXiv 2207.14484). Of rules without a preconditioner P = I. A parameter that an
-    optimiser of torch does not hold does not move: there P is infinite, as is adam's of a
-    parameter before its first update.
+    bias (arXiv 2207.14484). With amsgrad, nu_t is the largest so far. Of rules without a
+    preconditioner P = I. A parameter that an optimiser of torch does not hold does not move:
+    there P is infinite, as is adam's of a parameter before its first update.
 
     Examples
     --------
@@ -660,6 +678,7 @@ def preconditioner(at: At, like: Mapping[str, Tensor]) -> Named:
     squares: Named = {}
     if is_adaptive:
         _, squares = _kept(at, like)
+        squares.update(_largest(at, like))
     diagonal = {}
     for name, tensor in like.items():
         t = steps.get(name)
@@ -697,3 +716,14 @@ def _kept(at: At, like: Mapping[str, Tensor]) -> list[Named]:
             by_name[name] = stored.get(f"{moment}/{name}", zero).to(tensor)
         kept.append(by_name)
     return kept
+
+
+def _largest(at: At, like: Mapping[str, Tensor]) -> Named:
+    """Return the largest second moments so far, which amsgrad of torch keeps, of the parameters that have them."""
+    stored = at.moments or {}
+    largest = {}
+    for name, tensor in like.items():
+        kept = stored.get(f"{LARGEST}/{name}")
+        if kept is not None:
+            largest[name] = kept.to(tensor)
+    return largest

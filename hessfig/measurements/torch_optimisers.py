@@ -1,10 +1,12 @@
 """Reads the settings and moments of a torch optimiser, for quantities of a training's next step.
 
-The formulas of the next step (`hessfig.measurements.stability.next_update`) know Adam,
-AdamW and SGD with momentum, each with one rule for all parameters. What they read is
-returned in the form of a stored training, so that both take the same way.
+The formulas of the next step (`hessfig.measurements.stability.next_update`) know Adam and
+AdamW (also with amsgrad) and SGD with momentum (also Nesterov's), each with one rule for
+all parameters of the network. What they read is returned in the form of a stored training,
+so that both take the same way.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,8 +36,17 @@ _RULES = (
     "maximize",
 )
 STEPS = "updates"
+# What amsgrad divides by in place of exp_avg_sq.
+LARGEST = "max_exp_avg_sq"
 # What the formulas assume.
-_PLAIN = {"dampening": 0, "nesterov": False, "amsgrad": False, "maximize": False}
+_PLAIN = {"dampening": 0, "maximize": False}
+# The methods of an optimiser that make its update.
+_MAKING = ("step", "_init_group")
+
+
+@dataclass
+class NesterovTraining(TrainingConfig):
+    """A training by SGD with Nesterov's momentum, which trainings of hessfig do not have."""
 
 
 @dataclass(frozen=True)
@@ -60,16 +71,58 @@ class OptimiserState:
     moments: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def check_optimiser(optimiser: Any, names: list[str]) -> None:
-    """Raise UserError for an optimiser with which the quantities `names` cannot be measured."""
+def check_optimiser(optimiser: Any, names: list[str], network: nn.Module) -> None:
+    """Raise UserError for an optimiser of `network` with which the quantities `names` cannot be measured.
+
+    Quantities that read no optimiser can be measured with every one.
+    """
     needs = {name: quantity(name).needs_optimiser for name in names}
     asked = [name for name in names if needs[name]]
     if optimiser is None and any(needs[name] != "any" for name in asked):
-        raise _refusal(asked, "there is none")
-    if optimiser is not None and type(optimiser) not in _KINDS:
-        raise _refusal(asked or ["optimiser"], type(optimiser).__name__)
-    if optimiser is not None:
-        _rule(optimiser)
+        raise _refusal(
+            asked, "there is none", "hessfig.Monitor(..., optimiser=optimiser)"
+        )
+    if optimiser is None:
+        return
+    if not isinstance(optimiser, torch.optim.Optimizer):
+        name = type(optimiser).__name__
+        raise _refusal(asked or ["optimiser"], f"a {name}", "optimiser=None")
+    if asked:
+        _kind_of(optimiser, asked)
+        _rule(optimiser, network, asked)
+
+
+def _kind_of(optimiser: torch.optim.Optimizer, asked: list[str]) -> Optimiser:
+    """Return the rule of an optimiser: its class is one of torch's, or makes its updates as one of them does.
+
+    Raises
+    ------
+    UserError
+        For another class, and for one that overrides what makes an update.
+
+    Examples
+    --------
+    >>> class Named(torch.optim.AdamW):
+    ...     title = "mine"
+    >>> str(_kind_of(Named([torch.zeros(1)]), ["critical_step"]))
+    'adamw'
+    """
+    given = type(optimiser)
+    got = given.__name__
+    for base in given.__mro__:
+        if base not in _KINDS:
+            continue
+        own = []
+        for name in _MAKING:
+            # torch wraps the step of every class, to profile it.
+            theirs = inspect.unwrap(getattr(given, name))
+            if theirs is not inspect.unwrap(getattr(base, name)):
+                own.append(name)
+        if not own:
+            return _KINDS[base]
+        got = f"{got}, which overrides {first_few(own)} of {base.__name__}"
+        break
+    raise _refusal(asked, got)
 
 
 def state_of_optimiser(
@@ -83,9 +136,9 @@ def state_of_optimiser(
     Raises
     ------
     UserError
-        Where groups of parameters have rules of their own, a rule is none that the formulas
-        know (Nesterov's momentum, dampening, amsgrad), or the optimiser holds no parameter of
-        the network.
+        Where groups of the network's parameters have rules of their own, a rule is none that
+        the formulas know (dampening, maximize), or the optimiser holds no parameter of the
+        network.
 
     Examples
     --------
@@ -104,17 +157,24 @@ def state_of_optimiser(
         return OptimiserState(
             TrainingConfig(optimiser=Optimiser.gd, schedule=Schedule.constant, warmup=0)
         )
-    rule = _rule(optimiser)
-    training = TrainingConfig(
-        optimiser=_KINDS[type(optimiser)],
+    asked = ["optimiser"]
+    kind = _kind_of(optimiser, asked)
+    rule = _rule(optimiser, network, asked)
+    betas = rule.get("betas", (0.9, 0.999))
+    made = NesterovTraining if rule.get("nesterov") else TrainingConfig
+    training = made(
+        optimiser=kind,
         learning_rate=float(rule["lr"]),
-        betas=list(rule.get("betas", (0.9, 0.999))),
-        eps=rule.get("eps", 1e-8),
-        momentum=rule.get("momentum", 0.0),
+        betas=[float(beta) for beta in betas],
+        eps=float(rule.get("eps", 1e-8)),
+        momentum=float(rule.get("momentum", 0.0)),
         schedule=Schedule.constant,
         warmup=0,
     )
-    moments = _moments(optimiser, network, training.optimiser.facts.moments)
+    kinds = list(kind.facts.moments)
+    if rule.get("amsgrad"):
+        kinds.append(LARGEST)
+    moments = _moments(optimiser, network, kinds)
     if not moments:
         count = sum(len(group["params"]) for group in optimiser.param_groups)
         raise UserError(
@@ -168,30 +228,47 @@ def steps_of(moments: Mapping[str, Tensor]) -> dict[str, int]:
     return steps
 
 
-def _rule(optimiser: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the settings that all groups of parameters share. Raises UserError where they differ, or are not plain."""
+def _rule(
+    optimiser: torch.optim.Optimizer, network: nn.Module, asked: list[str]
+) -> dict[str, Any]:
+    """Return the settings that all groups share which hold a parameter of the network.
+
+    Raises
+    ------
+    UserError
+        Where they differ, or are not plain.
+    """
+    held = {id(parameter) for parameter in network.parameters()}
     rules = []
     for group in optimiser.param_groups:
-        rules.append({key: group[key] for key in _RULES if key in group})
+        if any(id(parameter) in held for parameter in group["params"]):
+            rules.append({key: group[key] for key in _RULES if key in group})
+    if not rules:
+        return dict(optimiser.param_groups[0])
     shared = rules[0]
-    other = []
+    differing = []
     for key, value in shared.items():
         if any(rule[key] != value for rule in rules):
-            other.append(key)
+            differing.append(key)
+    unknown = []
     for key, usual in _PLAIN.items():
         if shared.get(key, usual) != usual:
-            other.append(key)
-    if other:
-        name = type(optimiser).__name__
-        raise _refusal(["optimiser"], f"{name} with {first_few(other)} of its own")
+            unknown.append(key)
+    name = type(optimiser).__name__
+    if differing:
+        got = f"{name} whose groups of parameters differ in {first_few(differing)}"
+        raise _refusal(asked, got)
+    if unknown:
+        raise _refusal(asked, f"{name} with {first_few(unknown)}")
     return shared
 
 
-def _refusal(asked: list[str], got: str) -> UserError:
+def _refusal(asked: list[str], got: str, remedy: str = "") -> UserError:
     """Return the error for a rule that the formulas of the next step do not know."""
     return UserError(
         f"{first_few(asked)}: the step rule is not one that is known",
         got=f"optimiser: {got}",
-        allowed="torch.optim.Adam, AdamW or SGD, with one rule for all parameters (weight decays may differ)",
-        remedy="hessfig.Monitor(..., optimiser=optimiser), or leave these quantities out",
+        allowed="torch.optim.Adam, AdamW or SGD, without dampening and maximize, and with one rule for all "
+        "parameters of the network (weight decays may differ)",
+        remedy=f"{remedy or 'such an optimiser'}, or leave these quantities out",
     )

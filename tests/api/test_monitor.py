@@ -471,16 +471,22 @@ def test_what_cannot_be_watched_is_refused(changes, message, tmp_path):
     assert not (tmp_path / "mine" / "table.csv").exists()
 
 
+class Overriding(torch.optim.Adam):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda all: torch.optim.Adam(all, amsgrad=True), "amsgrad"),
+        (lambda all: torch.optim.SGD(all, momentum=0.9, dampening=0.5), "dampening"),
         (lambda all: torch.optim.RMSprop(all), "RMSprop"),
+        (lambda all: Overriding(all), "Overriding, which overrides step of Adam"),
         (
             lambda all: torch.optim.Adam(
                 [{"params": [one], "lr": n + 1.0} for n, one in enumerate(all)]
             ),
-            "lr of its own",
+            "groups of parameters differ in lr",
         ),
     ],
 )
@@ -492,6 +498,20 @@ def test_step_rules_that_are_not_known_are_refused(make, message, tmp_path):
             tmp_path,
             quantities=["preconditioned_eigenvalue"],
             optimiser=make(list(model.parameters())),
+        )
+
+
+def test_numbers_that_read_no_optimiser_are_measured_with_every_one(tmp_path):
+    model = watched.network()
+    optimiser = torch.optim.RMSprop(model.parameters())
+    monitor = watched.monitor(model, tmp_path, quantities=["loss"], optimiser=optimiser)
+    assert "loss" in monitor(0)
+
+
+def test_what_is_not_an_optimiser_is_refused(tmp_path):
+    with pytest.raises(UserError, match="optimiser: a str"):
+        watched.monitor(
+            watched.network(), tmp_path, quantities=["loss"], optimiser="adam"
         )
 
 
