@@ -18,8 +18,8 @@ from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.measured import fits_of
 from hessfig.figures.parts.panel_sheet import ONE_SCALE, Page, Sheet, say
 from hessfig.figures.parts.panels import corner, draw_curve, in_tens, slope_and_half
-from hessfig.figures.parts.rows import as_written, counted, where
-from hessfig.figures.parts.saving import file_words
+from hessfig.figures.parts.rows import as_written, counted, different, where
+from hessfig.figures.parts.saving import page_suffix
 from hessfig.figures.parts.ticks import set_decades
 
 DISTANCE, DIRECTION = "landscape.distance", "landscape.direction"
@@ -55,18 +55,16 @@ def landscape(spec: FigureSpec, source: Source) -> Iterator[Page]:
     Requires: a sweep of the quantity landscape_difference along `index`.
     """
     run, axis = source.run, Axis("index")
-    check_places(along(run.table[run.table["quantity"] == _SIZE], axis), axis)
-    rest = run.table["variant"].map(
-        lambda variant: without(variant, DIRECTION, DISTANCE)
-    )
-    table = with_settings(run.table, DIRECTION, DISTANCE).assign(other=rest)
+    table = along(run.table, axis)
+    check_places(table[table["quantity"] == _SIZE], axis)
+    rest = table["variant"].map(lambda variant: without(variant, DIRECTION, DISTANCE))
+    table = with_settings(table, DIRECTION, DISTANCE).assign(other=rest)
     fixed = str((run.config.get("landscape") or {}).get("distance"))
-    others = table["other"].unique()
-    for other in others:
-        suffix = f"_{file_words(other)}" if len(others) > 1 else ""
-        yield _page(
-            spec, where(table, other=other), axis, fits_of(spec, run), fixed, suffix
-        )
+    others = different(table, "other", "num_layers")
+    for other, depth in others:
+        rows = where(table, other=other, num_layers=depth)
+        suffix = page_suffix(other, depth, others)
+        yield _page(spec, rows, axis, fits_of(spec, run), fixed, suffix)
 
 
 def _page(
@@ -175,9 +173,9 @@ def _draw(ax: Axes, place: _Place) -> None:
 def _note(spec: FigureSpec, table: pd.DataFrame, axis: Axis) -> str:
     chosen = along(where(table, quantity=_SIZE), axis)
     window = label((list(spec.windows) or [WHOLE])[0], axis.symbol)
-    words = labels.note_words(
-        chosen, axis, [table["other"].iloc[0]], several_points=True
-    )
+    other = without(table["other"].iloc[0], "sigma", "step")  # named as the place
+    name = labels.variant_words(other) if other else ""
+    words = labels.note_words(chosen, axis, [name], several_points=True)
     words = words.replace("orders, ", "").replace("probes", "orders of the samples")
     tail = "a few large losses dominate the rms. Correlation and slope: of the 2nd order with the truth"
     return f"{words} Slopes ± 95% intervals: {window}; chance has slope −1 whatever the network; {tail}."

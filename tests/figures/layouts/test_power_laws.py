@@ -145,6 +145,27 @@ def test_the_landscape_has_a_panel_a_distance_with_bound_and_prediction(pages):
     assert "2nd order" not in {line.get_label() for line in at_state.lines}
 
 
+@pytest.mark.long
+def test_places_and_depths_of_a_landscape_are_pages(pages):
+    flat = landscape_table().query("variant == 'landscape.distance=0.5'")
+    steep = flat.assign(value=flat["value"] / np.maximum(flat["index"], 1))
+    found = list(
+        pages(
+            "landscape",
+            pd.concat([flat, steep.assign(sigma=1.0, num_layers=2)]),
+            settings=ALONG_K,
+            windows=[(None, None)],
+        )
+    )
+    assert [page.suffix for page in found] == ["_sigma_0.1_depth1", "_sigma_1_depth2"]
+    slopes = []
+    for page in found:
+        numbers = page.numbers[page.numbers["quantity"] == "landscape_difference"]
+        assert len(numbers) == len(PLACES)
+        slopes.append(numbers["slope"].iloc[0])
+    assert slopes[1] - slopes[0] == pytest.approx(-1)
+
+
 def test_a_table_without_a_landscape_says_what_to_run(pages):
     with pytest.raises(UserError, match=r"landscape_difference[\s\S]*hessfig run"):
         pages("landscape", make_table())
