@@ -200,8 +200,8 @@ class _Kept:
 class Sizes:
     """Value and gradient in a few numbers: for every parameter the length of its gradient g, and <g, r>.
 
-    r runs evenly from -1 to 1, so that entries that change places are seen. `size` is
-    that of the value's terms.
+    r rises evenly from 0.5, up to 1 for the longest gradient, so that entries that change
+    places are seen. `size` is that of the value's terms.
     """
 
     values: Tensor
@@ -214,13 +214,12 @@ class Sizes:
     def of(cls, here: Derivatives, size: float, more: Sequence[float] = ()) -> Sizes:
         """Return those of derivatives, with `more` values."""
         slopes = [one.double().flatten() for one in here.slopes.values()]
-        ramps = [
-            float(
-                one
-                @ torch.linspace(0.5, 1, len(one), dtype=one.dtype, device=one.device)
-            )
-            for one in slopes
-        ]
+        longest = max(slopes, key=len)
+        # Of a shorter gradient, its beginning.
+        ramp = torch.linspace(
+            0.5, 1, len(longest), dtype=longest.dtype, device=longest.device
+        )
+        ramps = [float(one @ ramp[: len(one)]) for one in slopes]
         numbers = ([float(here.value), *more], [length([one]) for one in slopes], ramps)
         digits = _DIGITS * torch.finfo(here.value.dtype).eps
         values, lengths, along = (
