@@ -17,8 +17,8 @@ from hessfig.figures.parts import labels
 from hessfig.figures.parts.colours import GUIDE, tone
 from hessfig.figures.parts.figure_spec import FigureSpec, Source
 from hessfig.figures.parts.labels import are_few
-from hessfig.figures.parts.lettering import TINY, width_of
-from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows
+from hessfig.figures.parts.lettering import TINY, fitting, points, width_of
+from hessfig.figures.parts.panel_sheet import APART, Page, Sheet, in_rows, width_in
 from hessfig.figures.parts.panels import draw_interval, seed_means
 from hessfig.figures.parts.rows import (
     as_written,
@@ -187,7 +187,7 @@ def _draw_curves(ax: Axes, rows: pd.DataFrame, chosen: Sequence[str]) -> pd.Data
             shown = points.assign(low=np.nan, high=np.nan)
         draw_interval(ax, shown, "share", colour=_colour(name), alpha=0.07, **style)
         curves.append(points.assign(saliency=name, number="loss"))
-    ax.set_xlabel("share of weights removed")
+    _label_below(ax, ["share of weights removed", "share removed"])
     return pd.concat(curves, ignore_index=True)
 
 
@@ -220,8 +220,14 @@ def _draw_correlations(
     ax.set_ylim(len(chosen) - 0.4, -0.6)
     found = pd.DataFrame(drawn)
     ax.set_xlim(min(-0.1, found["low"].min() - 0.05), 1.05)
-    ax.set_xlabel("rank correlation with the true rise")
+    _label_below(ax, ["rank correlation with the true rise", "rank correlation"])
     return found
+
+
+def _label_below(ax: Axes, candidates: Sequence[str]) -> None:
+    """Write the first x label that does not reach the panels beside this one."""
+    room = width_in(ax) + _STYLE.right
+    ax.set_xlabel(fitting(candidates, room, points("axes.labelsize")))
 
 
 def _colour(name: str) -> str:
@@ -287,10 +293,10 @@ def _draw_bits(ax: Axes, rows: pd.DataFrame) -> pd.DataFrame:
         here = where(rounded, quantity=f"{name}_increase")
         curves.append(seed_means(here, ["bits"]).assign(rounding=name))
     _set_scale(ax, pd.concat(curves)["mean"])
-    for name, points in zip(names, curves, strict=True):
+    for name, curve in zip(names, curves, strict=True):
         draw_interval(
             ax,
-            points,
+            curve,
             "bits",
             colour=_colour(name),
             label=ROUNDINGS[name],

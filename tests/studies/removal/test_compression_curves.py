@@ -1,5 +1,6 @@
 """Curves of pruning and quantisation: what lines and marks hold, and what is refused."""
 
+from itertools import pairwise
 from math import atanh, sqrt, tanh
 
 import numpy as np
@@ -124,6 +125,31 @@ def test_a_panel_of_bits_is_that_of_a_block_and_bits_fall(tmp_path):
     ]
     np.testing.assert_allclose(found, [[0.4, 0.1, 0.0], [0.2, 0.05, 0.0]])
     assert first.get_xlim()[0] > first.get_xlim()[1]
+
+
+def test_labels_of_four_networks_do_not_meet(tmp_path):
+    one = pd.concat(
+        [
+            rows("removed_share", (0.0, 0.0), 0),
+            rows("removed_share", (0.5, 0.5), 1),
+            rows("magnitude_loss", (1.0, 2.0), 0),
+            rows("magnitude_loss", (2.0, 3.0), 1),
+            rows("magnitude_correlation", (0.1, 0.3)),
+        ]
+    )
+    table = pd.concat(
+        [one.assign(variant=f"model.d_model={width}") for width in (2, 4, 8, 16)]
+    )
+    for page in drawn("pruning", table, tmp_path, saliencies=["magnitude"]):
+        page.figure.canvas.draw()
+        places = []
+        for ax in page.figure.axes:
+            box = ax.xaxis.label.get_window_extent()
+            places.append((box.x0, box.x1))
+        assert len(places) == 4
+        for (_, end), (start, _) in pairwise(places):
+            assert end < start
+        assert places[-1][1] <= page.figure.bbox.width
 
 
 @pytest.mark.parametrize("layout", ["pruning", "quantisation"])
