@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-from hessfig.curvature.column import SPLIT, Column, SidedColumn
+from hessfig.curvature.column import SPLIT, Column
 from hessfig.curvature.differences import multiplied_with_errors
 from hessfig.curvature.gradients import LossGradient
 from hessfig.curvature.rounding import SYMMETRY, norm, unit_of
@@ -168,12 +168,13 @@ class Square:
     def _size_of_whole(self) -> float:
         """The norm of the product of H in all parameters with a random unit vector.
 
-        0 for products by differences, whose errors are known, and of a tape, whose network
-        is built in.
+        0 for products by differences, whose errors are known, and for a column that does
+        not know its network, such as one with weight decay, which does not vanish.
         """
-        if self.last_errors is not None or not isinstance(self.column, SidedColumn):
+        objective = getattr(self.column, "objective", None)
+        if self.last_errors is not None or objective is None:
             return 0.0
-        slope = LossGradient(self.column.objective)
+        slope = LossGradient(objective)
         generator = stream(0, "size of the whole")
         vector = torch.randn(
             len(slope.flat), dtype=torch.float64, generator=generator, device="cpu"

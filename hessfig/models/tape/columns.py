@@ -170,7 +170,7 @@ class LinearisedColumn:
     dtype : dtype
         Of the products.
     objective : Objective
-        Its loss gives d2l/df2.
+        Its loss gives d2l/df2, and its network the size of the whole Hessian.
     col : list of weights
     rows : dict
         From the key of a row to its weights.
@@ -186,6 +186,7 @@ class LinearisedColumn:
     ) -> None:
         self.tape = tape
         self.dtype = dtype
+        self.objective = objective
         self.loss = objective.loss
         self.col = col
         self.rows = rows

@@ -9,7 +9,12 @@ import torch
 import hessfig
 from hessfig.config.enums import Attention, DType, Method, Probes, Products
 from hessfig.config.schema import Config
-from hessfig.config.science import EstimatorConfig, ModelConfig, SpectrumConfig
+from hessfig.config.science import (
+    EstimatorConfig,
+    ModelConfig,
+    SpectrumConfig,
+    TaskConfig,
+)
 from hessfig.curvature import ColumnOperator, Square
 from hessfig.errors import UserError
 from hessfig.sweep.measure import compute_cell, draw_problem, request_of
@@ -391,6 +396,26 @@ def test_a_block_that_vanishes_up_to_rounding_need_not_be_symmetric(quantity, dt
     assert len(largest) == 3
     eps = torch.finfo(getattr(torch, dtype)).eps
     assert largest["value"].abs().max() <= 10 * eps
+
+
+@pytest.mark.parametrize("quantity", ["spectrum", "largest_eigenvalue", "density"])
+def test_the_key_bias_of_a_softmax_has_a_spectrum_of_rounding(quantity):
+    """A shift of all keys changes no pattern: a built-in block that is rounding, not symmetric."""
+    model = ModelConfig(
+        n_layers=1, d_model=4, d_mlp=6, norm="pre", attention_skip=False
+    )
+    task = TaskConfig(digits=1, batch_size=8, seed=5)
+    config = Config(model=model, task=task, blocks=["b_K"], quantities=[quantity])
+    variant = Variant("", config)
+    variant.check()
+    rows = compute_cell(Cell(variant, 1.0, 1234, quantity)).rows
+    eigenvalues = [
+        row["value"]
+        for row in rows
+        if row["quantity"].endswith(("eigenvalue", "quantile"))
+    ]
+    assert eigenvalues
+    assert max(map(abs, eigenvalues)) < 1e-15
 
 
 def test_products_that_are_not_symmetric_beside_a_large_hessian_are_refused():
