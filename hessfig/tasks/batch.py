@@ -51,7 +51,8 @@ def picture_batch(
 ) -> Batch:
     """Choose training pictures without replacement. A larger batch of the same seed contains the smaller one."""
     training, kind = split(task.path, task.sha256)[0], getattr(torch, dtype)
-    chosen = torch.randperm(len(training), generator=generator)[:size]
+    # As numpy: an array takes a tensor of one number as that number, and drops the axis.
+    chosen = torch.randperm(len(training), generator=generator)[:size].numpy()
     return _pictured(
         Pictures(training.images[chosen], training.labels[chosen]), task, kind
     )

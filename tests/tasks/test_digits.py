@@ -70,6 +70,17 @@ def test_a_batch_comes_from_the_training_pictures_and_grows_with_its_size():
     assert all(image.numpy().tobytes() in training for image in large)
 
 
+@pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
+def test_a_batch_of_one_picture_is_a_batch(loss):
+    def batch(size):
+        task = TaskConfig(data=Data.digits, batch_size=size, loss=loss)
+        return draw_batch(task, width=16, dtype=DType.float64)
+
+    one, two = batch(1), batch(2)
+    assert torch.equal(one.inputs, two.inputs[:1])
+    assert torch.equal(one.targets, two.targets[:1])
+
+
 def test_targets_fit_the_loss():
     task = {"data": Data.digits, "batch_size": 5}
     classes = draw_batch(TaskConfig(**task), width=16, dtype=DType.float32)
