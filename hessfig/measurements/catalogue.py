@@ -266,10 +266,18 @@ def quantity(name: str, config_dir: str | None = None) -> Quantity:
             f"{KEY}: there is no such quantity",
             got=name,
             allowed=f"{', '.join(CATALOGUE)}, or FILE.py:NAME of your own",
-            remedy=did_you_mean(name, CATALOGUE)
-            or f"for example quantities=[{next(iter(CATALOGUE))}]",
+            remedy=_remedy(name),
         )
     return CATALOGUE[name]
+
+
+def _remedy(name: str) -> str:
+    """Return what to ask for in place of an unknown quantity: the one that has rows of this name, or a close name."""
+    for measured, facts in CATALOGUE.items():
+        if name in facts.rows:
+            return f"quantities=[{measured}], which has rows of this name"
+    example = f"for example quantities=[{next(iter(CATALOGUE))}]"
+    return did_you_mean(name, CATALOGUE) or example
 
 
 def measured_once(config: Config) -> Config:

@@ -222,3 +222,23 @@ def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(kin
         if is_built_in
         else {"approximations", "pruning", "quantisation", "rounding", "influence"}
     )
+
+
+@pytest.mark.parametrize(
+    ("row", "measured"),
+    [
+        ("effective_rank", "spectrum"),
+        ("density_mean", "density"),
+        ("pattern_spread", "score_spread"),
+        ("true_decrease", "predicted_decrease"),
+        ("learning_rate", "stability_threshold"),
+    ],
+)
+def test_a_row_that_is_no_quantity_names_the_quantity_that_has_it(row, measured):
+    with pytest.raises(UserError, match=rf"remedy: +quantities=\[{measured}\]"):
+        quantity(row)
+
+
+def test_an_unknown_quantity_names_a_close_one():
+    with pytest.raises(UserError, match="did you mean 'frobenius'"):
+        quantity("frobenios")
