@@ -168,6 +168,24 @@ def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli, undisturbed, tmp_path
     assert (tmp_path / "outputs/figures/fig3a_mine.png").exists()
 
 
+@pytest.mark.parametrize("verb", ["slopes", "check", "status", "run"])
+def test_the_name_of_a_run_is_no_sweep_but_its_settings_are_kept(
+    verb, tmp_path, capsys
+):
+    manifest = tmp_path / "sigmas" / "manifest.json"
+    manifest.parent.mkdir()
+    manifest.write_text("{}")
+    where = f"output_dir={tmp_path}"
+    assert ended(verb, "sweep=sigmas", where) == 2
+    printed = capsys.readouterr().err
+    assert (
+        f"remedy:  the settings of its run once more: `command` in {manifest}"
+        in printed
+    )
+    assert ended(verb, "sweep=depht", where) == 2
+    assert "did you mean 'depth'?" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_sweep_is_another_word_for_the_sweep_that_a_figure_draws(tmp_path, capsys):
     write_sweep(make_table(seeds=2), tmp_path, settings=None)

@@ -14,9 +14,10 @@ from omegaconf.errors import (
 )
 
 from hessfig.config.presets import names
-from hessfig.config.schema import GROUPS
+from hessfig.config.schema import GROUPS, Config
 from hessfig.config.settings import is_setting, meant, settings, siblings, wrong_kind
 from hessfig.errors import UserError, unknown_name
+from hessfig.record import MANIFEST
 
 REFUSED = (
     HydraException,
@@ -41,7 +42,7 @@ def composition_error(
         return _interpolation(str(cause.full_key), str(cause).splitlines()[0], words)
     missing = re.search(r"Could not (?:find|load|override) '([^']+)'", str(error))
     if missing:
-        return _missing_choice(missing.group(1), file, own)
+        return _missing_choice(missing.group(1), file, own, words)
     return _value(cause, file, words, own)
 
 
@@ -137,7 +138,9 @@ def _interpolation(key: str, why: str, words: Sequence[str]) -> UserError:
     )
 
 
-def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError:
+def _missing_choice(
+    path: str, file: Path | None, own: Path | None, words: Sequence[str]
+) -> UserError:
     group, _, choice = path.rpartition("/")
     known = names(group, own) if group in GROUPS else GROUPS
     if file is not None:
@@ -148,13 +151,24 @@ def _missing_choice(path: str, file: Path | None, own: Path | None) -> UserError
     otherwise = f"--config-dir FOLDER, a folder of yours with {group}/{choice}.yaml"
     if not choice:
         otherwise = f"for example {group}={known[0]}"
-    return unknown_name(
-        f"there is no {group} {choice!r}",
-        choice,
-        known,
-        otherwise,
-        got=f"{group}={choice}",
-    )
+    what, got = f"there is no {group} {choice!r}", f"{group}={choice}"
+    manifest = _manifest_of(choice, words)
+    if group == "sweep" and manifest is not None:
+        remedy = f"the settings of its run once more: `command` in {manifest}"
+        return UserError(what, got=got, allowed=", ".join(known), remedy=remedy)
+    return unknown_name(what, choice, known, otherwise, got=got)
+
+
+def _manifest_of(name: str, words: Sequence[str]) -> Path | None:
+    """Return the manifest of a run whose sweep.name is `name`; None if there is none."""
+    folder = Config.output_dir
+    for word in words:
+        if word.startswith("output_dir="):
+            folder = word.partition("=")[2]
+    manifest = Path(folder) / name / MANIFEST
+    if name and manifest.is_file():
+        return manifest
+    return None
 
 
 def _value(
