@@ -43,12 +43,14 @@ class Layout:
     Weights with the same name and layer form a group of that name. `parameters` holds
     every parameter once; it is the group `all` if `weights` are views or incomplete.
     `shared` lists weights of a layer under different names with common entries, which
-    the layer as a group would count twice.
+    the layer as a group would count twice. `empty` lists parameters without entries,
+    which are in no block.
     """
 
     weights: tuple[Weight, ...]
     parameters: tuple[Weight, ...] = ()
     shared: tuple[tuple[Weight, Weight], ...] = ()
+    empty: tuple[str, ...] = ()
 
     @property
     def num_layers(self) -> int:

@@ -387,6 +387,13 @@ def _no_weight(name: Any, layout: Layout) -> UserError:
             allowed=_allowed(layout),
             remedy=f"blocks={name!r} in Python, blocks={name} on the command line",
         )
+    if name in layout.empty:
+        return UserError(
+            f"blocks: the parameter {name} has no entries",
+            got=name,
+            allowed=_allowed(layout),
+            remedy=f"leave {name} out",
+        )
     return UserError(
         f"blocks: there is no weight named {name!r}",
         got=name,

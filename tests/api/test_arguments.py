@@ -67,6 +67,12 @@ def tied():
     return network
 
 
+def wide():
+    """A network whose weight has more entries on its second axis than on its last."""
+    return nn.Sequential(nn.Conv1d(3, 2, 1), nn.Flatten())
+
+
+EMPTY = nn.Parameter(torch.zeros(0, 3))
 PROBLEMS = {
     "no names": ({"weights": {}}, "weights: no names"),
     "a list of names": ({"weights": ["weight"]}, "weights: no names"),
@@ -97,6 +103,22 @@ PROBLEMS = {
         {"weights": {"a": ("weight", numpy.s_[2:2])}},
         "slice of a is not one",
     ),
+    "a slice that steps back": (
+        {"weights": {"a": ("weight", numpy.s_[:, ::-1])}},
+        "slice of a has a negative step(.|\n)*ascending order",
+    ),
+    "a slice that starts before the first row": (
+        {"weights": {"a": ("weight", numpy.s_[-9:1])}},
+        "slice of a is not one",
+    ),
+    "an ellipsis and too long a slice": (
+        {"network": wide(), "weights": {"a": ("0.weight", numpy.s_[..., :3])}},
+        "slice of a is not one",
+    ),
+    "a weight without entries": (
+        {"network": Then(lambda f: f, k=EMPTY), "weights": {"a": "k"}},
+        "the parameter of a has no entries",
+    ),
     "no network": ({"network": None}, "network is not a module"),
     "a function": ({"network": lambda x: x}, "network is not a module"),
     "no parameters": ({"network": nn.Tanh()}, "there are none"),
@@ -110,7 +132,19 @@ PROBLEMS = {
     ),
     "a network without numbers": (
         {"network": nn.Linear(3, 2, device="meta")},
-        "no dense real",
+        "without numbers(.|\n)*weight, bias(.|\n)*to_empty",
+    ),
+    "a buffer without numbers": (
+        {"network": Then(lambda f: f, k=nn.Buffer(torch.ones(1, device="meta")))},
+        "without numbers(.|\n)*got:     k",
+    ),
+    "inputs without numbers": (
+        {"inputs": torch.ones(2, 3, device="meta")},
+        "a tensor that is meta(.|\n)*a tensor with numbers",
+    ),
+    "nested inputs": (
+        {"inputs": torch.nested.nested_tensor([X, X], layout=torch.jagged)},
+        "a tensor that is nested(.|\n)*to_padded_tensor(.|\n)*cross_entropy",
     ),
     "batches by rank": ({"sharded_batches": True}, "is not sharded over ranks"),
     "several devices": ({"network": nn.DataParallel(NET)}, "spread over devices"),
@@ -268,6 +302,27 @@ def test_a_layer_whose_names_overlap_is_no_group():
         UserError, match=r"layer of layer 1 contains entries twice(.|\n)*W and row"
     ):
         hessfig.measure(problem(weights=weights), blocks="layer")
+
+
+def test_a_parameter_without_entries_is_named():
+    given = problem(network=Then(lambda f: f, k=EMPTY))
+    with pytest.raises(UserError, match="the parameter k has no entries"):
+        hessfig.measure(given, blocks=["k"])
+    assert set(hessfig.measure(given)["row"]) == {"linear.weight", "linear.bias"}
+
+
+def test_a_slice_behind_an_ellipsis_is_one_of_the_last_axis():
+    network = nn.Sequential(nn.Conv1d(1, 2, 3), nn.Flatten())
+    weights = {"whole": ("0.weight", numpy.s_[..., 0:3])}
+    given = problem(network=network, inputs=X[:, None], weights=weights)
+    plain = problem(network=network, inputs=X[:, None])
+    whole = hessfig.measure(given, blocks="whole", estimator="dense")
+    assert (
+        whole["value"].tolist()
+        == hessfig.measure(plain, blocks="0.weight", estimator="dense")[
+            "value"
+        ].tolist()
+    )
 
 
 def test_views_of_few_axes_are_those_of_slices():

@@ -1032,6 +1032,46 @@ def test_a_module_is_cast_wherever_the_function_finds_it(name, monkeypatch):
     assert "teacher" not in vars(Heir)
 
 
+class Mixed(nn.Module):
+    """A network of two types, which reads the type of each layer."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.first.weight = nn.Parameter(self.first.weight.detach().to(first))
+
+    def forward(self, x):
+        weight = self.first.weight.to(self.second.weight.dtype)
+        return self.second(torch.tanh(nn.functional.linear(x, weight)))
+
+
+SCALES = torch.tensor([1.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    "first", [torch.float8_e4m3fn, torch.bfloat16, torch.float64], ids=str
+)
+def test_tensors_of_every_type_of_a_network_are_cast(first):
+    """A tensor of the second layer's type fits the measured network, whatever the first one's is."""
+    torch.manual_seed(1)
+    network = Mixed(first)
+    double = copy.deepcopy(network).double()
+    weights = [one for one in double.parameters() if one is not double.first.bias]
+
+    def weighed(network, x):
+        return (network(x).pow(4) @ SCALES).mean()
+
+    truth = hessian(
+        lambda: (double(X.double()).pow(4) @ SCALES.double()).mean(), weights
+    )
+    names = ["first.weight", "second.weight", "second.bias"]
+    given = hessfig.Problem(
+        network, X.float(), compute_loss=weighed, weights={"W": names}
+    )
+    found = given.operator("W").dense()
+    assert float((found - truth).norm()) <= 1e-12 * float(truth.norm())
+
+
 def test_attributes_of_modules_and_classes_are_restored():
     Holder.calls = 0
 

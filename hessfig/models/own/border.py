@@ -115,5 +115,10 @@ def any_function(asked: Asked) -> str:
     stars = "**" if isinstance(one, Mapping) else "*" if isinstance(one, tuple) else ""
     call = f"network({stars}{inputs})"
     more = ", batch_weights=[...]" if is_list and len(given) > 1 else ""
-    loss = call if asked.loss is None else f"loss({call}, {goal})"
+    if asked.loss is not None:
+        loss = f"loss({call}, {goal})"
+    elif asked.targets is not None and goal != "batch":
+        loss = f"torch.nn.functional.cross_entropy({call}, {goal})"
+    else:
+        loss = call
     return f"hessfig.Problem(network, {batches}, compute_loss=lambda network, batch: {loss}{more}), with any function"

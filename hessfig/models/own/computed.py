@@ -345,17 +345,21 @@ class _Beyond:
         self.tensors = [tensor for place, tensor in found.items() if place not in known]
 
     def images(self, like: Tensor) -> list[Tensor]:
-        """Return what stands for each tensor: those of the network's type are cast to that of `like`."""
-        theirs = next(
-            one for one in self._network.parameters() if one.is_floating_point()
-        )
-        is_alike = (theirs.dtype, theirs.device) == (like.dtype, like.device)
-        kinds = (theirs.dtype, theirs.dtype.to_complex())
+        """Return what stands for each tensor: those of a type of the network are cast to that of `like`."""
+        kinds = set[torch.dtype]()
+        for parameter in self._network.parameters():
+            if parameter.is_floating_point():
+                kinds |= {parameter.dtype, _complex_of(parameter.dtype)}
+        mine = {like.dtype, _complex_of(like.dtype)}
         image = cast_to(like)
-        return [
-            one if is_alike or one.dtype not in kinds else image(one)
-            for one in self.tensors
-        ]
+        images = []
+        for one in self.tensors:
+            is_alike = one.dtype in mine and one.device == like.device
+            if one.dtype in kinds and not is_alike:
+                images.append(image(one))
+            else:
+                images.append(one)
+        return images
 
     def put(self, instead: Mapping[int, Tensor]) -> None:
         """Put the tensors `instead` of those in other modules, for a caller that restores them."""
@@ -669,3 +673,10 @@ def _is_equal(first: Tensor, other: Tensor) -> bool:
     if first.is_floating_point():
         return torch.equal(first.detach().nan_to_num(), other.nan_to_num())
     return True
+
+
+def _complex_of(real: torch.dtype) -> torch.dtype:
+    """Return the complex type of a real one; the type itself where there is none, as of eight bits."""
+    if real.itemsize < 2:
+        return real
+    return real.to_complex()

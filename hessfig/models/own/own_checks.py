@@ -71,19 +71,52 @@ def check_network(network: Any) -> None:
         for name, p in parameters.items()
         if isinstance(p, nn.parameter.UninitializedParameter)
     ]
-    odd = [name for name, p in parameters.items() if name not in lazy and oddity(p)]
-    if lazy or odd or not any(p.is_floating_point() for p in parameters.values()):
-        what = "parameters that are no dense real tensors" if odd else "there are none"
-        what = "parameters without a shape" if lazy else what
+    if lazy:
+        raise _odd_parameters(
+            "without a shape", lazy, "call the network once, network(inputs)"
+        )
+    _check_values(network)
+    odd = {name: oddity(p) for name, p in parameters.items() if oddity(p)}
+    if odd:
+        kinds = first_few(sorted(set(odd.values())))
+        raise _odd_parameters(
+            f"that are no dense real tensors ({kinds})",
+            list(odd),
+            "store them as real tensors",
+        )
+    if not any(p.is_floating_point() for p in parameters.values()):
         raise UserError(
-            f"the network's parameters: {what}",
-            got=first_few(lazy or odd),
-            allowed="parameters of real numbers, floating point",
-            remedy="call the network once, network(inputs)"
-            if lazy
-            else "store them as real tensors",
+            "the network's parameters: there are none",
+            got="none",
+            allowed=_PARAMETERS,
+            remedy="a network with parameters; quantised layers have none",
         )
     check_mode(network)
+
+
+_PARAMETERS = "parameters of real numbers, floating point"
+
+
+def _odd_parameters(what: str, names: list[str], remedy: str) -> UserError:
+    return UserError(
+        f"the network's parameters: parameters {what}",
+        got=first_few(names),
+        allowed=_PARAMETERS,
+        remedy=remedy,
+    )
+
+
+def _check_values(network: nn.Module) -> None:
+    """Raise UserError for parameters and buffers on the device meta, which have a shape and no numbers."""
+    named = (*network.named_parameters(), *network.named_buffers())
+    without = [name for name, tensor in named if tensor.is_meta]
+    if without:
+        raise UserError(
+            "the network has tensors without numbers: they are on the device meta",
+            got=first_few(without),
+            allowed="parameters and buffers with numbers",
+            remedy='network.to_empty(device="cpu"), then load_state_dict(...), and set the buffers that it leaves out',
+        )
 
 
 def check_whole(network: nn.Module) -> None:
@@ -211,14 +244,23 @@ def check_tensor(name: str, tensor: Tensor) -> None:
             what = "no sample"
         else:
             what = "a single number"
+        remedy = "leave empty batches out"
+        if odd:
+            remedy = _REMEDIES.get(odd, "tensor.to_dense()")
         raise UserError(
             f"{name}: {what}",
             got=shape_of(tensor),
             allowed="dense tensors of real or whole numbers whose first axis runs over one sample or more",
-            remedy="torch.view_as_real(...) or .to_dense()"
-            if odd
-            else "leave empty batches out",
+            remedy=remedy,
         )
+
+
+_REMEDIES = {
+    "complex": "torch.view_as_real(tensor)",
+    "quantized": "tensor.dequantize()",
+    "meta": "a tensor with numbers, on the CPU or a card: this one has a shape alone",
+    "nested": "tensor.to_padded_tensor(0.0) and a mask",
+}
 
 
 class Raised(UserError):

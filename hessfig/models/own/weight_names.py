@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -30,12 +31,14 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     entries (LoRA of rank 0) is not listed. Raises UserError for names that do not fit,
     and for a group that contains an entry twice.
     """
-    parameters = (
-        (name, p)
-        for name, p in network.named_parameters()
-        if p.is_floating_point() and p.numel()
-    )
-    whole = every_parameter((name, p.numel()) for name, p in parameters)
+    sizes = []
+    empty = []
+    for name, parameter in network.named_parameters():
+        if parameter.is_floating_point() and parameter.numel():
+            sizes.append((name, parameter.numel()))
+        elif parameter.is_floating_point():
+            empty.append(name)
+    whole = replace(every_parameter(sizes), empty=tuple(empty))
     if weights is None or weights == TRAINABLE:
         for weight in whole.weights:
             _check_free(
@@ -62,7 +65,7 @@ def named_layout(network: nn.Module, weights: Any) -> Layout:
     shared = [
         pair for _, layer, pair in _overlapping(named, known, "parameter") if layer
     ]
-    return Layout(tuple(named), whole.weights, shared=tuple(shared))
+    return Layout(tuple(named), whole.weights, shared=tuple(shared), empty=whole.empty)
 
 
 class _Known:
@@ -253,6 +256,21 @@ def _size(name: str, parameter: Tensor, index: Any) -> int:
         )
     except (IndexError, TypeError, RuntimeError, ValueError, OverflowError):
         inside = shared = False
+    if not parameter.numel():
+        raise UserError(
+            f"weights: the parameter of {name} has no entries",
+            got=f"shape {tuple(parameter.shape)}",
+            allowed="parameters with one entry or more",
+            remedy="leave it out",
+        )
+    if _steps_back(index):
+        raise UserError(
+            f"weights: the slice of {name} has a negative step, which torch does not have",
+            got=plain(repr(index)),
+            allowed="slices with a positive step",
+            remedy="the same entries in ascending order, such as numpy.s_[1:5] for numpy.s_[4:0:-1]: order changes no "
+            "norm and no eigenvalue",
+        )
     if not (inside and shared):
         raise UserError(
             f"weights: the slice of {name} is not one of its parameter",
@@ -278,11 +296,26 @@ def _from_the_front(index: Any, ndim: int) -> Any:
     return index if places == given else tuple(places)
 
 
+def _slices(index: Any) -> list[slice]:
+    """Return the slices of an index."""
+    places = index if isinstance(index, tuple) else (index,)
+    return [one for one in places if isinstance(one, slice)]
+
+
+def _steps_back(index: Any) -> bool:
+    """Whether a slice of an index has a negative step."""
+    return any(one.step is not None and one.step < 0 for one in _slices(index))
+
+
 def _within(parameter: Tensor, index: Any) -> bool:
-    """Whether all slices end inside the parameter; Python would silently shorten others."""
-    slices = index if isinstance(index, tuple) else (index,)
-    ends = zip(slices, parameter.shape, strict=False)
-    return all(
-        not isinstance(one, slice) or one.stop is None or -n <= one.stop <= n
-        for one, n in ends
-    )
+    """Whether all slices start and end inside the parameter; Python would silently shorten others."""
+    full = _from_the_front(index, parameter.ndim)
+    places = full if isinstance(full, tuple) else (full,)
+    axes = [one for one in places if one is not None]
+    for one, length in zip(axes, parameter.shape, strict=False):
+        if not isinstance(one, slice):
+            continue
+        for end in (one.start, one.stop):
+            if end is not None and not -length <= end <= length:
+                return False
+    return True
