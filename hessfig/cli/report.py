@@ -36,12 +36,9 @@ def report_verb(job: Job) -> int:
     content = page(sections, hessfig.__version__).encode()
     publish({path: content}, _KIND)
     for section in sections:
-        print_plain(
-            *(
-                f"note: {section.name}: {problem.what} ({problem.got})"
-                for problem in section.problems
-            )
-        )
+        for problem in section.problems:
+            what = problem.what.removeprefix(f"{section.name}: ")
+            print_plain(f"note: {section.name}: {what} ({problem.got})")
     pictures = sum(len(section.pictures) for section in sections)
     print_plain(
         f"sweeps: {len(sections)}, pictures: {pictures}",

@@ -145,7 +145,7 @@ class Reporter:
             if self._in_notebook
             else terminal_bar(name, is_drawn=self._is_watched)
         )
-        note = "starting workers" if total > reused else self._note()
+        note = "starting" if total > reused else self._note()
         self._task = self._bar.add_task(
             name, total=total, completed=reused, note=note, visible=total > 0
         )
@@ -153,9 +153,7 @@ class Reporter:
     def __enter__(self) -> Reporter:
         self._bar.start()
         if self._todo and not self._is_watched:
-            self._say(
-                f"{self._name}: starting workers; {self._todo} of {self._total} cells to measure"
-            )
+            self._say(f"{self._name}: {self._todo} of {self._total} cells to measure")
             Thread(target=self._tell, daemon=True).start()
         return self
 

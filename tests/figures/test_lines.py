@@ -157,6 +157,8 @@ def test_layers_and_depths(pages):
     assert list(page.numbers.columns).count("num_layers") == 1 and set(
         page.numbers["num_layers"]
     ) == {1, 2, 3}
+    note = " ".join(text.get_text() for text in page.figure.texts)
+    assert "Width 128, batch 64." in note
 
 
 def test_points_are_means_with_the_band_of_their_interval(pages):

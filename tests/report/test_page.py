@@ -2,6 +2,7 @@
 
 import re
 
+import pandas as pd
 import pytest
 
 from hessfig.config.compose.job import compose
@@ -11,12 +12,14 @@ from hessfig.report.page import Picture, SweepSection, page
 from tests.analysis.synthetic import make_table, write_sweep
 
 
-def write(outputs, name="sigma", about=""):
+def write(outputs, name="sigma", about="", table=None):
     """Write a sweep of known exponents; return its folder."""
     known = "sweep" if name == "sigma" else "sweep.name"
     settings = dict(as_plain(compose([f"{known}={name}"]).first))
     settings["sweep"] = {**settings["sweep"], "about": about}
-    return write_sweep(make_table(sweep=name), outputs, settings=settings)
+    if table is None:
+        table = make_table(sweep=name)
+    return write_sweep(table, outputs, settings=settings)
 
 
 def test_a_sweep_has_figure_slopes_verdicts_and_links(cli, tmp_path):
@@ -50,6 +53,15 @@ def test_a_damaged_sweep_is_named_and_the_others_are_shown(cli, tmp_path):
     text = (tmp_path / "outputs/report.html").read_text()
     assert answer.code == 0 and "note: mine:" in answer.out
     assert "its table cannot be read" in text and "agrees: 5" in text
+
+
+@pytest.mark.long
+def test_a_table_without_one_quantity_to_fit_is_named_once(cli, tmp_path):
+    table = make_table(sweep="mine")
+    halves = [table.assign(quantity=name) for name in ("trace", "largest_eigenvalue")]
+    write(tmp_path / "outputs", "mine", table=pd.concat(halves))
+    answer = cli("report")
+    assert "note: mine: the table has several quantities" in answer.out
 
 
 def test_an_empty_folder_says_what_to_run(cli, tmp_path):

@@ -22,7 +22,7 @@ def test_a_piped_run_tells_how_it_goes(capsys):
         for number in range(3):
             reporter.show(outcome("failed", f"ValueError: 0.{number}5 is no number"))
     first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "toy: starting workers; 6 of 10 cells to measure"
+    assert first == "toy: 6 of 10 cells to measure"
     assert any(
         "7 of 10 cells, 4 reused, 0 failed" in line and line.endswith("left")
         for line in lines
@@ -113,7 +113,7 @@ def test_a_notebook_has_a_bar(capsys, monkeypatch):
                 )
             )
     first, *_, last = shown.states
-    assert first["text/plain"] == "toy<1>: 4 of 100 cells, starting workers"
+    assert first["text/plain"] == "toy<1>: 4 of 100 cells, starting"
     assert (
         '<progress max="100" value="100"></progress> toy&lt;1&gt;: 100 of 100 cells, 4 reused'
         in last["text/html"]

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from hessfig.analysis.axis import (
+    DEPTH,
     POINT,
     Axis,
     fixed_words,
@@ -212,7 +213,7 @@ def setting_words(config: Mapping[str, Any], table: pd.DataFrame, axis: Axis) ->
     words = []
     if "model.d_model" not in shown and model.get("kind") != _LOADED_KIND:
         words.append(f"width {model.get('d_model')}")
-    if "layers" not in shown and depths:
+    if axis.name not in (DEPTH, "num_layers") and depths:
         layers = " to ".join(map(str, sorted({depths[0], depths[-1]})))
         words.append(f"{layers} layer" if depths[-1] == 1 else f"{layers} layers")
     if "task.batch_size" not in shown:
