@@ -88,16 +88,30 @@ def first_few(names: Sequence[str], *, most: int = 5) -> str:
     )
 
 
-def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return 'did you mean X?' for the closest of `choices`, or an empty string; capitals are compared last."""
-    known = list(choices)
-    alike = [choice for choice in known if str(choice).casefold() == word.casefold()]
+def closest(word: str, choices: Iterable[str]) -> str:
+    """Return the closest of `choices` to a word, or an empty string; capitals are compared last.
+
+    Examples
+    --------
+    >>> closest("crossentropy", ["cross_entropy", "mse"]), closest("MSE", ["mse"])
+    ('cross_entropy', 'mse')
+    >>> closest("hinge", ["cross_entropy", "mse"])
+    ''
+    """
+    known = [str(choice) for choice in choices]
+    alike = [choice for choice in known if choice.casefold() == word.casefold()]
     if alike:
-        return f"did you mean {str(alike[0])!r}?"
+        return alike[0]
     # Half of two letters is one slip, half of four another word.
     cutoff = 0.5 if len(word) < 4 else 0.6
     close = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
-    return f"did you mean {str(close[0])!r}?" if close else ""
+    return close[0] if close else ""
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """Return 'did you mean X?' for the closest of `choices`, or an empty string."""
+    close = closest(word, choices)
+    return f"did you mean {close!r}?" if close else ""
 
 
 def unknown_name(

@@ -91,7 +91,10 @@ def check_device_name(device: str) -> None:
     """Raise UserError for a text that names no device on any machine."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UserError(
-            "device", got=device, allowed="cpu, cuda or cuda:N", remedy="device=cpu"
+            "device: this is not a device",
+            got=device,
+            allowed="cpu, cuda or cuda:N",
+            remedy="device=cpu",
         )
 
 
@@ -127,7 +130,7 @@ def bytes_of(text: Any) -> float:
     )
     if match is None or float(match[1]) <= 0:
         raise UserError(
-            "memory",
+            "memory: this is not a size",
             got=text,
             allowed="a number and KB, MB, GB, TB (or GiB, ...)",
             remedy="memory=8GB",

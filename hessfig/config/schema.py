@@ -98,6 +98,7 @@ class SweepConfig:
         "{block: {part: exponent}}",
         role=Role.fit,
         passes=are_predictions,
+        why=": an exponent is a number, or zero",
         allowed="{block: {part: exponent}}, zero for a block that vanishes",
         example="'{W_Q: {H: 5}}'",
     )

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from hessfig.config.facts import Role, SettingInfo
 from hessfig.config.schema import GROUPS, Config
-from hessfig.errors import UserError, did_you_mean, typed
+from hessfig.errors import UserError, closest, did_you_mean, typed
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,24 @@ def wrong_kind(key: str, got: object, *, where: str = "") -> UserError:
         f"{where}{key} must be {'one of ' * bool(setting.choices)}{allowed}",
         got=got,
         allowed=allowed,
-        remedy=_in_brackets(setting, got) or f"for example {key}={setting.default}",
+        remedy=_repaired(setting, got)
+        or _in_brackets(setting, got)
+        or f"for example {key}={setting.default}",
     )
+
+
+def _repaired(setting: Setting, got: object) -> str:
+    """Return the remedy for named values with slips, such as ReLU for relu or Ho for H_o; empty if one is unknown."""
+    typed_value = re.sub(rf"^{re.escape(setting.key)}(=|: )", "", str(got))
+    words = re.findall(r"\w+", typed_value)
+    repaired = [closest(word, setting.named) for word in words]
+    if not repaired or not all(repaired):
+        return ""
+    if typing.get_origin(setting.type) is list:
+        return f"did you mean {setting.key}=[{','.join(repaired)}]?"
+    if len(repaired) > 1:
+        return ""
+    return f"did you mean {setting.key}={repaired[0]}?"
 
 
 def _in_brackets(setting: Setting, got: object) -> str:

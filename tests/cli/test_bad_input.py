@@ -63,7 +63,20 @@ BAD = {
     ],
     ("run", "-cd=nowhere", "--help"): ["no such folder", "nowhere"],
     ("run", "blocks=3"): ["blocks is not a list of names", "got:     3", "for example"],
-    ("run", "parts=[[H]]"): ["parts must be a list", "[['H']]", "parts=[H_o,H_f,H]"],
+    ("run", "parts=[[H]]"): [
+        "parts must be a list",
+        "[['H']]",
+        "did you mean parts=[H]?",
+    ],
+    ("run", "parts=[Ho,H]"): ["[Ho,H]", "did you mean parts=[H_o,H]?"],
+    ("run", "parts=[all]"): ["parts=[all]", "for example parts=[H_o,H_f,H]"],
+    ("run", "model.mlp=ReLU"): ["must be one of", "did you mean model.mlp=relu?"],
+    ("run", "model.scaled_weight=WQ"): ["WQ", "did you mean model.scaled_weight=W_Q?"],
+    ("run", "device=gpu"): ["device: this is not a device", "gpu", "device=cpu"],
+    ("run", "sweep.predictions={W_Q: {H: steep}}"): [
+        "sweep.predictions: an exponent is a number, or zero",
+        "steep",
+    ],
     ("run", "grid.values=[[1]]"): [
         "grid.values must be a list of numbers",
         "[[1]]",
