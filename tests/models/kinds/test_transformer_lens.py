@@ -23,7 +23,6 @@ from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
-from tests.daily import daily
 from tests.models.tiny_models import (
     CONTEXT,
     VOCABULARY,
@@ -167,12 +166,10 @@ def bridge_of(settings):
     return bridge
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "digits"),
-    daily(
-        [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)],
-        (next(iter(NETWORKS.values())), 1e-12),
-    ),
+    [*((one, 1e-12) for one in NETWORKS.values()), (FOLDED, 1e-6)],
 )
 def test_the_logits_are_transformer_lens_own(settings, digits, home, tmp_path):
     """LNPre there is float32 inside, here of the network's type."""
