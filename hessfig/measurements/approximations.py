@@ -20,7 +20,7 @@ from functools import cached_property
 from math import inf, nan
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from hessfig.config.enums import Method, State
@@ -123,7 +123,7 @@ def approximation_of(objective: Objective, request: Request) -> matrices.Product
     (name,) = shared.names(block)
     side = objective.layout.side(block.layer, str(block.col))
     if name.facts.needs == Need.whole:
-        pieces = _pieces(side, by_layer=name == Approximation.layer_diagonal)
+        pieces = _pieces(objective, side, by_layer=name == Approximation.layer_diagonal)
         return _BlockDiagonal(Square(column, block, part).matmat, pieces)
     material = shared.material(side, column.dim)
     if name not in _OWN_DIAGONALS | _PAIRS:
@@ -303,7 +303,8 @@ class _Comparison:
             return self._reference.kronecker_sum(part, material.shape, 1)
         if name.facts.needs == Need.whole:
             by_layer = name == Approximation.layer_diagonal
-            pieces = _pieces(material.weights, by_layer=by_layer)
+            objective = material.samples.objective
+            pieces = _pieces(objective, material.weights, by_layer=by_layer)
             return self._reference.block_diagonal(part, pieces)
         if name not in self._computed:
             self._computed[name] = material.approximation(name)
@@ -315,13 +316,17 @@ def _basis(name: Approximation, material: Material) -> matrices.Basis | None:
     return material.shampoo_basis if name == Approximation.soap else None
 
 
-def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
-    """Return the places of the entries of each weight, or of all weights of each layer.
+def _pieces(
+    objective: Objective, weights: Sequence[Weight], *, by_layer: bool
+) -> list[Tensor]:
+    """Return the places of the entries of each weight, or of all entries of each layer.
 
-    Weights outside the layers (layer 0) stand alone.
+    Entries outside the layers (layer 0) stand alone, those of each weight together.
 
     Parameters
     ----------
+    objective : Objective
+        Names the layers of the entries.
     weights : sequence of Weight
         In the order of the block's entries.
     """
@@ -329,11 +334,30 @@ def _pieces(weights: Sequence[Weight], *, by_layer: bool) -> list[Tensor]:
     places = torch.arange(sum(sizes)).split(sizes)
     groups: dict[object, list[Tensor]] = {}
     for number, (weight, of_weight) in enumerate(zip(weights, places, strict=True)):
-        group: object = f"weight {number}"
-        if by_layer and weight.layer:
-            group = weight.layer
-        groups.setdefault(group, []).append(of_weight)
+        if not by_layer:
+            groups[f"weight {number}"] = [of_weight]
+            continue
+        layers = _layers_of(objective, weight)
+        for layer in layers.unique().tolist():
+            group: object = layer or f"weight {number}"
+            groups.setdefault(group, []).append(of_weight[layers == layer])
     return [torch.cat(members) for members in groups.values()]
+
+
+def _layers_of(objective: Objective, weight: Weight) -> Int[Tensor, " n"]:
+    """Return the layer of every entry of a weight of the group `all`.
+
+    A whole parameter of a network of one's own has no layer itself: its entries have those of
+    the weights that are named in it.
+    """
+    layers = torch.full((weight.size,), weight.layer)
+    if weight.layer or weight.index is not None:
+        return layers
+    shape = objective.network.get_parameter(weight.parameter).shape
+    for named in objective.layout.weights:
+        if named.parameter == weight.parameter and named.layer:
+            view_of(layers.view(shape), named).fill_(named.layer)
+    return layers
 
 
 class _Dense:

@@ -122,6 +122,13 @@ def _kind_of(optimiser: torch.optim.Optimizer, asked: list[str]) -> Optimiser:
             return _KINDS[base]
         got = f"{got}, which overrides {first_few(own)} of {base.__name__}"
         break
+    wrapped = getattr(optimiser, "optimizer", None)
+    if isinstance(wrapped, torch.optim.Optimizer):
+        inner = type(wrapped).__name__
+        remedy = (
+            f"optimiser=optimiser.optimizer, if its updates are those of this {inner}"
+        )
+        raise _refusal(asked, f"{got}, which wraps another", remedy)
     raise _refusal(asked, got)
 
 

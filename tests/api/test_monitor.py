@@ -471,6 +471,14 @@ def test_what_cannot_be_watched_is_refused(changes, message, tmp_path):
     assert not (tmp_path / "mine" / "table.csv").exists()
 
 
+class Wrapping(torch.optim.Optimizer):
+    """An optimiser around another, as that of accelerate."""
+
+    def __init__(self, held):
+        super().__init__(held, {})
+        self.optimizer = torch.optim.Adam(held)
+
+
 class Overriding(torch.optim.Adam):
     def step(self, closure=None):
         return super().step(closure)
@@ -482,6 +490,10 @@ class Overriding(torch.optim.Adam):
         (lambda all: torch.optim.SGD(all, momentum=0.9, dampening=0.5), "dampening"),
         (lambda all: torch.optim.RMSprop(all), "RMSprop"),
         (lambda all: Overriding(all), "Overriding, which overrides step of Adam"),
+        (
+            lambda all: Wrapping(all),
+            r"which wraps another(.|\n)*optimiser.optimizer, if .* of this Adam",
+        ),
         (
             lambda all: torch.optim.Adam(
                 [{"params": [one], "lr": n + 1.0} for n, one in enumerate(all)]

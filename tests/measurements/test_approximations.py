@@ -320,6 +320,43 @@ def test_the_value_block_is_one_kronecker_product_and_kfac_is_another(
     assert found["W_V", "H_o", "kfac_scale_error"][0] > 0.05
 
 
+class Stacked(nn.Module):
+    """Two layers in one parameter, a third one of its own, and a readout outside the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Parameter(torch.randn(2, 3, 3))
+        self.third, self.readout = nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+
+    def forward(self, x):
+        for one in (*self.maps, self.third.weight):
+            x = torch.tanh(x @ one.T)
+        return self.readout(x)
+
+
+def test_layers_of_a_network_of_ones_own_are_those_of_its_named_weights():
+    """The whole consists of parameters, which have no layers: their entries have those of the weights named in them."""
+    torch.manual_seed(0)
+    network, inputs = Stacked().double(), torch.randn(6, 3, dtype=torch.float64)
+    weights = {
+        "W@1": ("maps", 0),
+        "W@2": ("maps", 1),
+        "U@2": "third.weight",
+        "out": "readout.weight",
+    }
+    targets = torch.tensor([0, 1] * 3)
+    problem = hessfig.Problem(network, inputs, targets, weights=weights)
+    # maps, third.weight, readout.weight, readout.bias
+    keys = torch.tensor([1] * 9 + [2] * 9 + [2] * 9 + [3] * 6 + [4] * 2)
+    whole = problem.operator("all").dense()
+    apart = whole * (keys[:, None] == keys)
+    found = problem.approximation("layer_diagonal", "all").dense()
+    torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-14)
+    table = hessfig.measure(problem, blocks=["all"], quantities="approximations")
+    error = table[table["quantity"] == "layer_diagonal_error"]["value"].iloc[0]
+    assert error == pytest.approx(float((whole - apart).norm() / whole.norm()))
+
+
 @pytest.mark.long
 def test_the_whole_taken_apart_by_weight_and_by_layer():
     model = replace(ARCHITECTURES["pre"], d_model=2, d_mlp=3)

@@ -43,6 +43,8 @@ class SampleGradients:
 
     Attributes
     ----------
+    objective : Objective
+        The problem.
     batch_size : float
         The size b of the mini-batches whose second moments optimisers accumulate; inf is
         the whole batch.
@@ -51,7 +53,7 @@ class SampleGradients:
     def __init__(
         self, objective: Objective, labels: Generator, batch_size: float = inf
     ) -> None:
-        self._objective = objective
+        self.objective = objective
         self._labels = labels
         self.batch_size = batch_size
 
@@ -59,9 +61,9 @@ class SampleGradients:
     def sides(self) -> list[OutputSide]:
         """The term of each batch in the loss."""
         sides = []
-        batches, shares = self._objective.batches, self._objective.shares
+        batches, shares = self.objective.batches, self.objective.shares
         for batch, share in zip(batches, shares, strict=True):
-            single = replace(self._objective, batch=batch, more=())
+            single = replace(self.objective, batch=batch, more=())
             sides.append(OutputSide(single, share))
         return sides
 
@@ -93,10 +95,10 @@ class SampleGradients:
 
     def _of_samples(self, sent: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the vectors of all batches, pulled back sample by sample."""
-        parameters = list(self._objective.network.parameters())
+        parameters = list(self.objective.network.parameters())
         size = sum(one.numel() * one.element_size() for one in parameters)
         check_bytes(sum(map(len, sent)) * size, "gradients of single samples")
-        apart = by_sample(self._objective).network
+        apart = by_sample(self.objective).network
         pieces = []
         for side, vectors in zip(self.sides, sent, strict=True):
             pieces.append(side.gradients_of_samples(vectors, apart))
