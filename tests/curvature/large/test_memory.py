@@ -33,7 +33,7 @@ def test_what_is_no_size_is_refused(text):
     problem = hessfig.Problem(network(), *data(), memory=text)
     with pytest.raises(
         UserError,
-        match=f"memory\n.*got: .*{re.escape(str(text))}\n.*a number and KB, MB, GB, TB",
+        match=f"memory: this is not a size\n.*got: .*{re.escape(str(text))}\n.*a number and KB, MB, GB, TB",
     ):
         problem.operator("all")
 
