@@ -124,7 +124,7 @@ PROBLEMS = {
     "no parameters": ({"network": nn.Tanh()}, "there are none"),
     "complex parameters": (
         {"network": Then(lambda f: f, k=held(torch.ones(1, dtype=torch.cfloat)))},
-        "no dense real",
+        "not dense real",
     ),
     "a lazy network": (
         {"network": nn.LazyLinear(2)},

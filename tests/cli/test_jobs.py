@@ -169,7 +169,7 @@ def test_a_sweep_named_by_hand_is_drawn_as_it_was_run(cli, undisturbed, tmp_path
 
 
 @pytest.mark.parametrize("verb", ["slopes", "check", "status", "run"])
-def test_the_name_of_a_run_is_no_sweep_but_its_settings_are_kept(
+def test_the_name_of_a_run_is_not_a_sweep_but_its_settings_are_kept(
     verb, tmp_path, capsys
 ):
     manifest = tmp_path / "sigmas" / "manifest.json"

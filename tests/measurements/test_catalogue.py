@@ -234,7 +234,7 @@ def test_keys_change_with_the_inputs_that_count_where_targets_may_be_ignored(kin
         ("learning_rate", "stability_threshold"),
     ],
 )
-def test_a_row_that_is_no_quantity_names_the_quantity_that_has_it(row, measured):
+def test_a_row_that_is_not_a_quantity_names_the_quantity_that_has_it(row, measured):
     with pytest.raises(UserError, match=rf"remedy: +quantities=\[{measured}\]"):
         quantity(row)
 

@@ -80,7 +80,7 @@ def check_network(network: Any) -> None:
     if odd:
         kinds = first_few(sorted(set(odd.values())))
         raise _odd_parameters(
-            f"that are no dense real tensors ({kinds})",
+            f"that are not dense real tensors ({kinds})",
             list(odd),
             "store them as real tensors",
         )
