@@ -87,9 +87,10 @@ check: $(READY) ## regression gate: fail when a slope of Figure 3a leaves its to
 verify: $(READY) ## check every statement of the theory against automatic differentiation
 	$(RUN) verify
 
-bench: $(READY) ## time one cell by every engine, and how its cost grows (on an idle machine)
+bench: $(READY) ## time one cell by every engine, how its cost grows, eigenvalues and densities (on an idle machine)
 	$(BIN)/python scripts/benchmarks/norms.py
 	$(BIN)/python scripts/benchmarks/scaling.py
+	$(BIN)/python scripts/benchmarks/spectra.py
 
 clean: ## remove caches and build products (never results)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

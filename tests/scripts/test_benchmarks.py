@@ -10,6 +10,7 @@ import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "scripts/benchmarks"
 COSTS = {"seconds", "cpu_seconds", "all_seconds", "peak_gib", "base_gib"}
+DENSITY = ["density_mean", "density_quantile", "density_second_moment"]
 ENVIRONMENT = {
     "date",
     "platform",
@@ -92,6 +93,20 @@ def test_norms_of_three_layers_have_no_exact_engine_to_compare_with(tmp_path):
     assert len(report["product_gflops"]) == 4 and all(
         rate > 0 for rate in report["product_gflops"].values()
     )
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.long
+def test_eigenvalues_and_densities_are_found_not_norms(tmp_path):
+    runs = report_of("spectra", tmp_path)["runs"]
+    assert all(run["states"] == ["ok"] for (run,) in runs.values())
+    measured = {name: run["quantities"] for name, (run,) in runs.items()}
+    assert measured == {
+        "largest eigenvalue to 1e-3": ["largest_eigenvalue"],
+        "largest eigenvalue to 1e-6": ["largest_eigenvalue"],
+        "density": DENSITY,
+        "density, float32": DENSITY,
+    }
 
 
 def test_bad_sizes_are_told_and_nothing_is_measured(tmp_path, capsys):
