@@ -22,7 +22,8 @@ class _Whole(torch.nn.Module):
 
     def __init__(self, network: torch.nn.Module, scored: slice) -> None:
         super().__init__()
-        self.network, self.scored = network, scored
+        self.network = network
+        self.scored = scored
 
     def forward(self, inputs: Tensor) -> Tensor:
         if isinstance(self.network, Transformer):
@@ -117,7 +118,8 @@ def whole_oracle(objective: Objective) -> dict[Part, Tensor]:
 
 def places(objective: Objective, layer: int, name: str) -> Tensor:
     """Return where the entries of one side of a block stand in `whole_oracle`'s matrices."""
-    start, found = 0, {}
+    start = 0
+    found = {}
     for weight in objective.layout.weights:
         found[weight.parameter] = torch.arange(start, start + weight.size)
         start += weight.size

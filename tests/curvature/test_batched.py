@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import Products
@@ -54,13 +55,14 @@ def test_every_product_is_that_of_the_dense_hessian(name):
         problem.network, problem.inputs, problem.targets, problem.loss
     )
     names = [path for path, _ in problem.network.named_parameters()]
-    dense, there = dense_parts(problem, names), drawn(problem)
+    dense = dense_parts(problem, names)
+    there = drawn(problem)
     for parts in (PARTS, (Part.H,), (Part.H_f,)):
         column = engine(there).column(0, "all", [Block(0, "all", "all")])
         assert isinstance(column, BatchedColumn)
         found = column.split_matmat(torch.eye(column.dim, dtype=torch.float64), parts)
         for part in parts:
-            torch.testing.assert_close(
+            assert_close(
                 found[Block(0, "all", "all"), part], dense[part], rtol=1e-10, atol=1e-12
             )
 
@@ -90,7 +92,7 @@ def test_a_backward_pass_that_cannot_be_batched_takes_the_other_route():
             )
         )
     for key, product in own.items():
-        torch.testing.assert_close(found[key], product, rtol=0, atol=0)
+        assert_close(found[key], product, rtol=0, atol=0)
 
 
 def test_a_large_network_and_a_named_route_take_other_engines(monkeypatch):
@@ -116,7 +118,8 @@ def pictures(count, memory=None):
         nn.Flatten(),
         nn.Linear(32, 4),
     ]
-    x, y = torch.randn(4 * count, 3, 8, 8), torch.arange(4 * count) % 4
+    x = torch.randn(4 * count, 3, 8, 8)
+    y = torch.arange(4 * count) % 4
     return drawn(
         hessfig.Problem(
             nn.Sequential(*layers), list(x.split(4)), list(y.split(4)), memory=memory
@@ -145,11 +148,9 @@ def test_graphs_of_batches_are_kept_up_to_a_bound_and_made_anew_beyond_it(part):
             whole.products(part, columns, names),
             strict=True,
         ):
-            torch.testing.assert_close(mine, truth, rtol=0, atol=0)
-        assert (
-            len(whole.graphs(part)._kept) == count
-            and len(bounded.graphs(part)._kept) == 1
-        )
+            assert_close(mine, truth, rtol=0, atol=0)
+        assert len(whole.graphs(part)._kept) == count
+        assert len(bounded.graphs(part)._kept) == 1
     # Products of every batch, before they are added.
     added = 9 * 2 * 8 * sum(one.numel() for one in whole.at.values())
     assert taken[1] <= 1.02 * taken[0] + 2 * added
@@ -164,4 +165,4 @@ def test_one_vector_has_the_bits_of_several(block, part):
     ).operator(block, part)
     vectors = torch.randn(operator.shape[1], 3, dtype=torch.float64)
     alone = torch.stack([operator @ one for one in vectors.T], dim=1)
-    torch.testing.assert_close(operator @ vectors, alone, rtol=1e-13, atol=1e-15)
+    assert_close(operator @ vectors, alone, rtol=1e-13, atol=1e-15)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy.sparse.linalg import aslinearoperator, eigsh, lobpcg, svds
 from torch import nn
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import DType
@@ -15,6 +16,7 @@ from hessfig.config.science import ModelConfig
 from hessfig.errors import UserError
 from hessfig.terms import Approximation, Need
 from tests.daily import daily, thinned
+from tests.draws import draws, labels
 from tests.foreign_networks import CASES, dense_parts
 from tests.toys import build_model
 
@@ -65,7 +67,8 @@ def llama():
         **sizes,
     )
     config._attn_implementation = "sdpa"
-    model, attention = LlamaForCausalLM(config), "model.layers.0.self_attn"
+    model = LlamaForCausalLM(config)
+    attention = "model.layers.0.self_attn"
     for parent in [*model.modules()]:
         for name, child in parent.named_children():
             # Which computes in float32, whatever its weights are.
@@ -97,7 +100,7 @@ def transformer_lens():
 def own():
     model = ModelConfig(d_model=4, n_heads=2, d_mlp=6, n_layers=1)
     network = build_model(model, sigma=0.7, seed=0, length=6, dtype=DType.float64)
-    tokens = torch.randint(0, 10, (2, 6), generator=torch.Generator().manual_seed(0))
+    tokens = labels(2, 6, classes=10)
     weights = {"W_V@1": "layers.0.attn.v.weight", "W_Q@1": "layers.0.attn.q.weight"}
     return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), [
         "W_V@1",
@@ -156,16 +159,12 @@ def test_products_are_those_of_the_dense_hessian(name):
     problem, blocks, _, _ = case(name)
     for block in blocks:
         for part in PARTS:
-            operator, truth = problem.operator(block, part), oracle(name, block, part)
+            operator = problem.operator(block, part)
+            truth = oracle(name, block, part)
             assert operator.shape == tuple(truth.shape)
-            torch.testing.assert_close(operator.dense(), truth, rtol=0, atol=1e-10)
-            vectors = torch.randn(
-                truth.shape[0],
-                7,
-                dtype=torch.float64,
-                generator=torch.Generator().manual_seed(1),
-            )
-            torch.testing.assert_close(
+            assert_close(operator.dense(), truth, rtol=0, atol=1e-10)
+            vectors = draws(truth.shape[0], 7, seed=1)
+            assert_close(
                 operator.rmatmat(vectors), truth.T @ vectors, rtol=0, atol=1e-10
             )
 
@@ -185,7 +184,8 @@ def test_scipy_finds_eigenvalues_and_singular_values(name):
     problem, blocks, _, _ = case(name)
     square = blocks[0]
     across = next(block for block in blocks if isinstance(block, tuple))
-    whole, pair = problem.operator(square), problem.operator(across, "H_f")
+    whole = problem.operator(square)
+    pair = problem.operator(across, "H_f")
     truth = torch.linalg.eigvalsh(oracle(name, square, "H"))
     start = np.random.default_rng(0).normal(size=(whole.shape[0], 2))
     one = start[:, 0]
@@ -210,7 +210,8 @@ def test_estimators_of_curvlinops_take_it(name):
     problem, blocks, _, _ = case(name)
     square = blocks[0]
     across = next(block for block in blocks if isinstance(block, tuple))
-    whole, pair = problem.operator(square).to_curvlinops(), problem.operator(across)
+    whole = problem.operator(square).to_curvlinops()
+    pair = problem.operator(across)
     torch.manual_seed(0)
     traces = [float(hutchinson_trace(whole, 5)) for _ in range(20)]
     # Of a wide matrix it asks for `.T`, which its own lack.
@@ -227,7 +228,7 @@ def test_estimators_of_curvlinops_take_it(name):
             abs(np.mean(found) - truth) < 4 * np.std(found, ddof=1) / len(found) ** 0.5
         )
     vector = torch.ones(pair.shape[0], dtype=torch.float64)
-    torch.testing.assert_close(pair.to_curvlinops().adjoint() @ vector, pair.T @ vector)
+    assert_close(pair.to_curvlinops().adjoint() @ vector, pair.T @ vector)
 
 
 SYSTEMS = [(name, part, None) for name in NETWORKS for part in ("H", "H_o")]
@@ -242,10 +243,9 @@ SYSTEMS += [
 @pytest.mark.long
 def test_linear_systems_agree_with_a_dense_solver(name, part, preconditioner):
     problem, blocks, _, _ = case(name)
-    operator, matrix = problem.operator(blocks[0], part), oracle(name, blocks[0], part)
-    b = torch.randn(
-        len(matrix), 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
-    )
+    operator = problem.operator(blocks[0], part)
+    matrix = oracle(name, blocks[0], part)
+    b = draws(len(matrix), 2, seed=3)
     damping = 0.05
     helper = (
         None
@@ -257,7 +257,7 @@ def test_linear_systems_agree_with_a_dense_solver(name, part, preconditioner):
     )
     system = matrix + damping * torch.eye(len(matrix), dtype=torch.float64)
     assert float(residual.max()) <= 1e-10
-    torch.testing.assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-7)
+    assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-7)
     single = operator.solve(b[:, 0].numpy(), damping=damping, tolerance=1e-10)
     np.testing.assert_allclose(single.x, x[:, 0], rtol=1e-6, atol=1e-7)
 
@@ -269,7 +269,8 @@ def test_a_system_without_a_solution_is_told():
         RuntimeWarning, match="relative residual .* is above the tolerance"
     ):
         x, residual = operator.solve(torch.ones(operator.shape[0], dtype=torch.float64))
-    assert residual > 1e-3 and bool(x.isfinite().all())
+    assert residual > 1e-3
+    assert bool(x.isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -287,7 +288,8 @@ def test_approximations_are_operators(name):
     problem = case("mlp")[0]
     block = "all" if approximation.facts.needs == Need.whole else "W_1"
     made = problem.approximation(name, block)
-    dense, truth = made.dense(), problem.operator(block).dense()
+    dense = made.dense()
+    truth = problem.operator(block).dense()
     table = hessfig.measure(
         problem,
         blocks=[block],
@@ -303,12 +305,13 @@ def test_approximations_are_operators(name):
     x, residual = made.solve(b, damping=0.7)
     assert residual < 1e-10
     system = dense + 0.7 * torch.eye(len(dense), dtype=torch.float64)
-    torch.testing.assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-8)
+    assert_close(x, torch.linalg.solve(system, b), rtol=1e-6, atol=1e-8)
 
 
 def test_an_operator_stays_what_it_is_while_its_network_moves_on():
     problem, _ = CASES["mlp"]()
-    operator, vector = problem.operator("W_1"), torch.ones(30, dtype=torch.float64)
+    operator = problem.operator("W_1")
+    vector = torch.ones(30, dtype=torch.float64)
     before = operator @ vector
     with torch.no_grad():
         for parameter in problem.network.parameters():
@@ -326,10 +329,8 @@ def test_vectors_by_name():
     tensors = operator.unflatten(
         operator @ torch.ones(operator.shape[1], dtype=torch.float64)
     )
-    assert (
-        list(tensors) == operator.names
-        and [one.numel() for one in tensors.values()] == operator.sizes
-    )
+    assert list(tensors) == operator.names
+    assert [one.numel() for one in tensors.values()] == operator.sizes
     alone = operator.flatten({operator.names[0]: tensors[operator.names[0]]})
     assert torch.equal(alone[: operator.sizes[0]], tensors[operator.names[0]].flatten())
     assert not bool(alone[operator.sizes[0] :].any())

@@ -32,17 +32,16 @@ def test_only_float32_flushes_and_what_was_set_comes_back(before):
         assert _flushes_denormals() == before
     with pytest.raises(ZeroDivisionError), flush_denormals(torch.float32):
         assert _flushes_denormals()
-        assert (
-            float(torch.full((1,), 1e-40) * 1.0) == 0.0
-            and float(torch.full((1,), 1e-37) * 1.0) > 0.0
-        )
+        assert float(torch.full((1,), 1e-40) * 1.0) == 0.0
+        assert float(torch.full((1,), 1e-37) * 1.0) > 0.0
         raise ZeroDivisionError
     assert _flushes_denormals() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_and_exact_norms_flush_for_problems_in_float32(dtype, monkeypatch):
-    model, seen = ARCHITECTURES["softmax"], []
+    model = ARCHITECTURES["softmax"]
+    seen = []
     problem = toy_problem(model).cast(dtype)
     for owner, name in ((Tape, "push"), (exact_blocks, "last_layer_norms")):
         whole = getattr(owner, name)
@@ -57,4 +56,5 @@ def test_products_and_exact_norms_flush_for_problems_in_float32(dtype, monkeypat
     column = LinearisedNetwork(problem, model).column(1, "W_V", ["W_V"])
     column.split_matmat(torch.ones(column.dim, 1, dtype=dtype))
     ExactEngine(problem, model).column(1, "W_V", ["W_V"], list(PARTS))
-    assert seen == [dtype == torch.float32] * 2 and not _flushes_denormals()
+    assert seen == [dtype == torch.float32] * 2
+    assert not _flushes_denormals()

@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import hessfig
@@ -64,9 +65,7 @@ def test_products_are_those_of_the_oracle(col, part):
         scale = max(
             float(oracle()[part][col, col].abs().max()), float(truth.abs().max())
         )
-        torch.testing.assert_close(
-            found[Block(1, row, col), part], truth, rtol=0, atol=1e-7 * scale
-        )
+        assert_close(found[Block(1, row, col), part], truth, rtol=0, atol=1e-7 * scale)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +149,10 @@ def test_a_part_that_vanishes_is_zero_within_an_error_that_is_small_beside_h(dty
     )
     by_part = table.set_index(["row", "part"])
     for row in ("2.weight", "2.bias"):
-        lost, whole = by_part.loc[row, "H_f"], by_part.loc[row, "H"]
-        assert lost["value"] == 0.0 and lost["status"] == "ok"
+        lost = by_part.loc[row, "H_f"]
+        whole = by_part.loc[row, "H"]
+        assert lost["value"] == 0.0
+        assert lost["status"] == "ok"
         most = {"float64": 1e-7, "float32": 1e-2}[dtype]
         assert 0 < lost["error"] <= most * whole["value"]
     operator = problem.operator("2.weight", "H", dtype=dtype, products="differences")
@@ -196,8 +197,10 @@ def test_the_block_of_weights_that_do_not_interact_is_zero_within_its_error(
         dtype=dtype,
     )
     by_row = table.set_index(["row", "col"])
-    lost, beside = by_row.loc[pair], by_row.loc["left.2.weight", "left.2.weight"]
-    assert lost["value"] == 0.0 and lost["status"] == "ok"
+    lost = by_row.loc[pair]
+    beside = by_row.loc["left.2.weight", "left.2.weight"]
+    assert lost["value"] == 0.0
+    assert lost["status"] == "ok"
     most = {"float64": 1e-7, "float32": 1e-2}[dtype]
     assert 0 < lost["error"] <= most * beside["value"]
     operator = problem.operator(pair, dtype=dtype, products="differences")
@@ -220,9 +223,11 @@ def test_eigenvalues_of_a_part_that_vanishes_are_zero_within_their_error(dtype):
     )
     of_h = table[(table["part"] == "H") & (table["quantity"] == "largest_eigenvalue")]
     lost = table[table["part"] == "H_f"]
-    assert len(lost) == 2 and (table["status"] == "ok").all()
+    assert len(lost) == 2
+    assert (table["status"] == "ok").all()
     most = {"float64": 1e-7, "float32": 1e-2}[dtype] * float(of_h["value"].iloc[0])
-    assert (lost["value"] == 0.0).all() and lost["error"].between(1e-30, most).all()
+    assert (lost["value"] == 0.0).all()
+    assert lost["error"].between(1e-30, most).all()
 
 
 def test_eigenvalues_of_zero_without_a_small_error_have_not_converged(monkeypatch):
@@ -236,7 +241,8 @@ def test_eigenvalues_of_zero_without_a_small_error_have_not_converged(monkeypatc
         products="differences",
     ).set_index("part")
     assert table.loc["H_f", "status"] == "not_converged"
-    assert table.loc["H_f", "value"] == 0.0 and table.loc["H", "status"] == "ok"
+    assert table.loc["H_f", "value"] == 0.0
+    assert table.loc["H", "status"] == "ok"
 
 
 def test_zeros_whose_error_is_not_small_beside_h_are_rough(monkeypatch):
@@ -288,7 +294,8 @@ def test_estimators_with_other_products_are_refused(method):
 def test_numbers_of_the_first_version_are_not_reused():
     """Only keys of products by differences changed."""
     for name in ("frobenius", "trace", "largest_eigenvalue"):
-        chosen, keys = quantity(name), {}
+        chosen = quantity(name)
+        keys = {}
         for products in Products:
             config = toy_config(
                 estimator=EstimatorConfig(Method.hutchinson, products),
@@ -333,12 +340,10 @@ def test_checkpoints_and_constants_are_those_of_double_backward():
     vector = torch.randn(
         right.shape[0], generator=torch.Generator().manual_seed(1)
     ).double()
-    torch.testing.assert_close(
-        by_differences @ vector, right @ vector, rtol=0, atol=1e-8
-    )
+    assert_close(by_differences @ vector, right @ vector, rtol=0, atol=1e-8)
     objective = problem.objective("float64")
     samples = Samples(objective, 5)
     slope = LossGradient(objective).flat
-    torch.testing.assert_close(
+    assert_close(
         samples.summed_gradient(torch.arange(5)) / 5, slope, rtol=0, atol=1e-12
     )

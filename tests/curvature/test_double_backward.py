@@ -24,7 +24,8 @@ def test_all_rows_at_once_are_those_of_plain_passes(norm):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), norm, nn.Tanh(), nn.Linear(4, 2)).double()
     unused = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    x, at = torch.randn(5, 3, dtype=torch.float64), [*network.parameters(), unused]
+    x = torch.randn(5, 3, dtype=torch.float64)
+    at = [*network.parameters(), unused]
     slopes = torch.autograd.grad(
         network(x).exp().sum(), at, create_graph=True, materialize_grads=True
     )
@@ -73,7 +74,8 @@ class Beside(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.large, self.small = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.large = nn.Linear(3, 2)
+        self.small = nn.Linear(3, 2)
 
     def forward(self, x):
         return self.large(x).tanh() + 5e-4 * self.small(x).tanh()

@@ -26,13 +26,12 @@ from hessfig.models.exact.scored_layer import LayerNormAt, ScoredPlace
 from hessfig.models.exact.support import Level, Route, check_exact, exactness
 from hessfig.terms import Block, Matrix, Part
 from tests.daily import thinned
+from tests.draws import draws
 from tests.toys import ARCHITECTURES, PAPER, toy_problem
 
 
 def draw(*shape, seed=0):
-    return torch.randn(
-        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
+    return draws(*shape, seed=seed)
 
 
 def close(found, oracle):
@@ -51,7 +50,8 @@ def test_layernorm_and_its_derivatives_match_autograd(norm):
     rows = draw(3, 5)
     columns = draw(3, 5, 2, seed=3)
     gradient = draw(3, 5, seed=4)
-    at, jacobian = LayerNormAt(norm, rows), vmap(jacrev(norm))(rows)
+    at = LayerNormAt(norm, rows)
+    jacobian = vmap(jacrev(norm))(rows)
     second = vmap(lambda row, g: hessian(lambda x: (g * norm(x)).sum())(row))(
         rows, gradient
     )
@@ -68,7 +68,8 @@ def test_tail_matches_autograd(norm_, mlp):
     model = ModelConfig(d_model=4, d_mlp=5, norm=norm_, mlp=mlp)
     problem = toy_problem(model)
     layer = LastLayer(problem, model)
-    block, network = problem.network.layers[-1], problem.network
+    block = problem.network.layers[-1]
+    network = problem.network
     attended = block.attn.o(layer.mixed)
 
     def logits(a, stream):
@@ -103,7 +104,10 @@ def test_gram_by_factors_and_by_entries_agree(symmetric):
 
 
 def test_crossed_products_match_the_tensors_they_stand_for():
-    items, v, m, f = 4, 3, 5, 2
+    items = 4
+    v = 3
+    m = 5
+    f = 2
     M = ItemMatrices(((None, draw(items, m, f)),))
     N = ItemMatrices(((None, draw(items, v, f, seed=1)),))
     c = draw(items, v, seed=2)
@@ -125,7 +129,8 @@ def test_merging_sums_items_of_equal_inputs():
     matrices = ItemMatrices(((draw(5, 2, 3), draw(5, 2, 3, seed=1)),))
     formed = matrices.block(slice(None), slice(None))
     merged = matrices.merged(labels).block(slice(None), slice(None))
-    assert has_repeats(labels) and not has_repeats(labels_of(draw(5, 4)))
+    assert has_repeats(labels)
+    assert not has_repeats(labels_of(draw(5, 4)))
     assert close(one_of_each(inputs, labels)[labels], inputs)
     assert close(merged[labels[0]], formed[0] + formed[2])
     assert close(merged.sum(dim=0), formed.sum(dim=0))
@@ -156,7 +161,8 @@ def test_what_is_supported():
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_costs_are_finite_exactly_where_there_is_a_route(name):
-    model, task = ARCHITECTURES[name], TaskConfig()
+    model = ARCHITECTURES[name]
+    task = TaskConfig()
     weights = matrices_of(model)
     for layer in range(1, model.n_layers + 1):
         for row, col, part in itertools.product(weights, weights, Part):

@@ -31,7 +31,8 @@ def test_a_gelu_layer_of_any_width(d_mlp, row):
 def test_every_pair_of_a_gelu_layer_has_an_exact_norm():
     """`estimator=exact model.mlp=gelu blocks=all` used to fail in every cell."""
     model = ModelConfig(d_model=4, d_mlp=16, mlp=MLP.gelu)
-    engine, weights = ExactEngine(toy_problem(model), model), matrices_of(model)
+    engine = ExactEngine(toy_problem(model), model)
+    weights = matrices_of(model)
     for index, row in enumerate(weights):
         for col in weights[index:]:
             layer = 1 if row.has_layer or col.has_layer else 0

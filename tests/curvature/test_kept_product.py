@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import hessfig
 from tests.daily import daily, thinned
@@ -76,7 +77,8 @@ class Network(nn.Module):
 
     def __init__(self, square, width=5):
         super().__init__()
-        self.first, self.last = nn.Linear(3, width), nn.Linear(width, 2)
+        self.first = nn.Linear(3, width)
+        self.last = nn.Linear(width, 2)
         self.square = square
 
     def forward(self, x):
@@ -150,12 +152,13 @@ def test_every_product_has_the_bits_of_the_first(block, width, batches):
         )
     for vector in many.T:
         truth = of_double_backward(given, rows, columns, vector)
-        torch.testing.assert_close(operator @ vector, truth, rtol=1e-9, atol=1e-12)
+        assert_close(operator @ vector, truth, rtol=1e-9, atol=1e-12)
 
 
 def test_views_and_vectors_of_other_kinds_are_multiplied_as_before():
     given = problem()
-    operator, row = given.operator("all"), given.operator("row")
+    operator = given.operator("all")
+    row = given.operator("row")
     vector = torch.linspace(-1, 2, operator.shape[1], dtype=torch.float64)
     product = [operator @ vector for _ in range(5)][-1]
     assert torch.equal(row @ vector[:3], given.operator("row") @ vector[:3])
@@ -167,9 +170,9 @@ def test_views_and_vectors_of_other_kinds_are_multiplied_as_before():
         operator @ vector[1:]
     followed = vector.clone().requires_grad_()
     (operator @ followed).sum().backward()
-    torch.testing.assert_close(followed.grad, operator @ torch.ones_like(vector))
+    assert_close(followed.grad, operator @ torch.ones_like(vector))
     pushed = torch.func.jvp(lambda one: operator @ one, (vector,), (vector,))[1]
-    torch.testing.assert_close(pushed, product)
+    assert_close(pushed, product)
 
 
 MODES = {
@@ -189,11 +192,9 @@ def test_modes_of_the_caller_change_nothing(mode, width):
     products = [operator @ vector for _ in range(5)]
     with MODES[mode]():
         inside = operator @ vector
-    assert (
-        torch.equal(inside, products[0])
-        and not inside.requires_grad
-        and not inside.is_inference()
-    )
+    assert torch.equal(inside, products[0])
+    assert not inside.requires_grad
+    assert not inside.is_inference()
 
 
 @pytest.mark.parametrize("width", [5, 20_000])
@@ -207,8 +208,10 @@ def test_what_the_code_of_users_draws_in_a_product_is_put_back(
     np.random.standard_normal()  # noqa: NPY002 - the next one is kept in the generator
     before = states()
     products = [operator @ vector for _ in range(6)]
-    assert states() == before and all(torch.equal(one, products[0]) for one in products)
-    assert operator._kept is not None and not operator._kept._is_alone
+    assert states() == before
+    assert all(torch.equal(one, products[0]) for one in products)
+    assert operator._kept is not None
+    assert not operator._kept._is_alone
 
 
 class Stepping(nn.Module):
@@ -216,7 +219,8 @@ class Stepping(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(3, 5), nn.Linear(5, 2)
+        self.first = nn.Linear(3, 5)
+        self.last = nn.Linear(5, 2)
 
     def forward(self, x):
         """Return outputs (batch, 2)."""
@@ -231,7 +235,8 @@ def test_another_block_of_the_same_graphs_is_decided_by_itself():
         torch.randint(2, (6,)),
         "cross_entropy",
     )
-    late, first = given.operator("last.weight"), given.operator("first.weight")
+    late = given.operator("last.weight")
+    first = given.operator("first.weight")
     for _ in range(5):
         late @ torch.ones(10)
     before = states()
@@ -242,7 +247,8 @@ def test_another_block_of_the_same_graphs_is_decided_by_itself():
 
 def test_with_a_profiler_at_work_nothing_is_decided():
     operator = problem().operator("all")
-    vector, seen = torch.ones(operator.shape[1]), list[str]()
+    vector = torch.ones(operator.shape[1])
+    seen = list[str]()
 
     def note(frame, event, argument):
         seen.append(event)
@@ -251,7 +257,8 @@ def test_with_a_profiler_at_work_nothing_is_decided():
     sys.setprofile(note)
     try:
         [operator @ vector for _ in range(5)]
-        assert sys.getprofile() is note and not operator._kept._is_alone
+        assert sys.getprofile() is note
+        assert not operator._kept._is_alone
     finally:
         sys.setprofile(None)
     assert seen

@@ -31,7 +31,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # warnings are among the deci
 TIMES = int(os.environ.get("SHAKES", "6"))  # SHAKES=20 takes a quarter of an hour
 FEW = 3  # numbers take most of the time, and are measured in the first FEW
 WHERE_TERMS_CANCEL = max(20, TIMES)
-X, Y = test_samples.draws(6, 4), test_samples.labels(6)
+X = test_samples.draws(6, 4)
+Y = test_samples.labels(6)
 
 
 class TwoOutputs(nn.Module):

@@ -36,7 +36,8 @@ transformers = st.builds(
 
 
 def assert_same_columns(model, task):
-    problem, weights = toy_problem(model, task), matrices_of(model)
+    problem = toy_problem(model, task)
+    weights = matrices_of(model)
     tape = LinearisedNetwork(problem, model)
     for layer in range(1, model.n_layers + 1):
         for col in weights:
@@ -141,7 +142,8 @@ def test_the_product_of_a_chunk_is_written_into_the_result_and_freed():
     column = LinearisedNetwork(problem, ModelConfig(d_model=4)).column(
         1, "W_V", ["W_V"]
     )
-    seen, alive = [], []
+    seen = []
+    alive = []
     multiply = column.split_matmat
 
     def noted(vectors, parts):

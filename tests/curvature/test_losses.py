@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.func import hessian
+from torch.testing import assert_close
 
 from hessfig.config.enums import Loss
 from hessfig.config.science import TaskConfig
@@ -24,7 +25,8 @@ def targets(loss):
 
 
 def test_cross_entropy_by_hand():
-    logits, tokens = outputs(), targets(Loss.cross_entropy)
+    logits = outputs()
+    tokens = targets(Loss.cross_entropy)
     by_hand = [
         -logits[b, p].log_softmax(0)[tokens[b, p]] for b in range(2) for p in range(3)
     ]
@@ -34,12 +36,13 @@ def test_cross_entropy_by_hand():
 
 
 def test_smoothed_labels_by_hand_and_sample_by_sample():
-    logits, tokens = outputs(), targets(Loss.cross_entropy)
+    logits = outputs()
+    tokens = targets(Loss.cross_entropy)
     loss = loss_module(TaskConfig(label_smoothing=0.3))
     logs = -outputs().log_softmax(-1)
     each = 0.7 * logs.gather(-1, tokens[..., None]).squeeze(-1) + 0.3 * logs.mean(-1)
     assert loss(logits, tokens).item() == pytest.approx(each.mean().item())
-    torch.testing.assert_close(per_sample(loss, logits, tokens), each.mean(-1))
+    assert_close(per_sample(loss, logits, tokens), each.mean(-1))
     plain = loss_module(TaskConfig())
     df = outputs().unsqueeze(2)
     assert torch.equal(
@@ -48,7 +51,7 @@ def test_smoothed_labels_by_hand_and_sample_by_sample():
     first, second = (
         hessian(lambda f, one=one: one(f, tokens))(logits) for one in (loss, plain)
     )
-    torch.testing.assert_close(first, second)
+    assert_close(first, second)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +74,7 @@ def test_the_hessian_product_is_the_second_derivative(loss):
     expected = (matrix @ df.transpose(1, 2).transpose(0, 1).reshape(4, 30).T).T.reshape(
         4, *SHAPE
     )
-    torch.testing.assert_close(
-        module.hessian_product(f, df), expected.permute(1, 2, 0, 3)
-    )
+    assert_close(module.hessian_product(f, df), expected.permute(1, 2, 0, 3))
 
 
 @pytest.mark.parametrize("loss", Loss)
@@ -83,5 +84,5 @@ def test_the_linearised_loss_has_the_losses_gradient_and_no_curvature(loss):
     target = targets(loss)
     gradient = output_gradient(module, f, target)
     assert not gradient.requires_grad
-    torch.testing.assert_close(output_gradient(Linearised(), f, gradient), gradient)
+    assert_close(output_gradient(Linearised(), f, gradient), gradient)
     assert not hessian(lambda f: Linearised()(f, gradient))(f).any()

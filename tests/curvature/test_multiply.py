@@ -18,7 +18,8 @@ def by_onednn(monkeypatch):
 
 def _layouts():
     torch.manual_seed(0)
-    rows, matrix = torch.randn(3, 5, 4, 64), torch.randn(48, 64)
+    rows = torch.randn(3, 5, 4, 64)
+    matrix = torch.randn(48, 64)
     return {
         "contiguous": (rows, matrix),
         "transposed matrix": (rows, torch.randn(64, 48).T),
@@ -36,13 +37,15 @@ def test_every_layout_gives_the_plain_product(layout):
     exact = rows.double() @ matrix.double().T
     scale = rows.double().abs() @ matrix.double().abs().T
     found = times_transposed(rows, matrix)
-    assert found.dtype == torch.float32 and found.shape == exact.shape
+    assert found.dtype == torch.float32
+    assert found.shape == exact.shape
     assert ((found.double() - exact).abs() <= ROUNDING * scale).all()
 
 
 def test_the_precision_is_that_of_float32_and_the_same_on_every_call():
     torch.manual_seed(1)
-    rows, matrix = torch.randn(500, 512), torch.randn(128, 512)
+    rows = torch.randn(500, 512)
+    matrix = torch.randn(128, 512)
     found = times_transposed(rows, matrix)
     error = (
         found.double() - rows.double() @ matrix.double().T
@@ -71,7 +74,8 @@ def test_float64_is_the_plain_product_to_the_bit(monkeypatch):
 
 
 def test_without_onednn_it_is_the_plain_product(monkeypatch):
-    rows, matrix = torch.randn(20, 16), torch.randn(8, 16)
+    rows = torch.randn(20, 16)
+    matrix = torch.randn(8, 16)
     monkeypatch.setattr(tape, "_BY_ONEDNN", False)
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", None)
     assert torch.equal(times_transposed(rows, matrix), rows @ matrix.T)

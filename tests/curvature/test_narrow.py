@@ -83,12 +83,14 @@ def test_saturated_attention_costs_few_digits(col, part):
     float32 = ColumnOperator(rounded, 1, col, [col]).split_matmat(probes.float())[
         col, part
     ]
-    assert exact.norm() < 1e-6 and off(found, exact) < 3e-4
+    assert exact.norm() < 1e-6
+    assert off(found, exact) < 3e-4
     assert off(float32, exact) > 0.3
 
 
 def test_the_network_is_compared_in_float64():
     """Outputs of a saturated float32 network are others; that is not taken for another forward pass."""
     network = LinearisedNetwork(saturated(DEEP, 300.0).cast(torch.float32), DEEP)
-    assert network.problem.dtype == torch.float64 and network.dtype == torch.float32
+    assert network.problem.dtype == torch.float64
+    assert network.dtype == torch.float32
     assert network.holds(1, "W_Q")

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 from torch.func import grad, hessian, jacrev, jvp, vmap
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature.implicit_matrix import _inverse_of
 from hessfig.errors import UserError
+from tests.draws import draws
 
 pytestmark = pytest.mark.long
 
@@ -22,7 +24,8 @@ DOUBLE = torch.float64
 def problem(scale=1.0):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
+    x = torch.randn(6, 3).double()
+    y = torch.randn(6, 2).double()
     return hessfig.Problem(
         network,
         x,
@@ -43,9 +46,7 @@ def matrices():
 
 
 def drawn(*shape, seed=0):
-    return torch.randn(
-        *shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)
-    )
+    return draws(*shape, seed=seed)
 
 
 @pytest.mark.parametrize("name", ["square", "pair", "approximation"])
@@ -54,20 +55,20 @@ def test_a_product_is_linear_to_autograd(name):
     x = drawn(dense.shape[1], 2).requires_grad_()
     g = drawn(dense.shape[0], 2, seed=1).requires_grad_()
     (there,) = torch.autograd.grad(operator @ x, x, g, create_graph=True)
-    torch.testing.assert_close(there, dense.T @ g, rtol=0, atol=1e-12)
+    assert_close(there, dense.T @ g, rtol=0, atol=1e-12)
     (again,) = torch.autograd.grad(there, g, x)
-    torch.testing.assert_close(again, dense @ x, rtol=0, atol=1e-12)
+    assert_close(again, dense @ x, rtol=0, atol=1e-12)
     (back,) = torch.autograd.grad(operator.rmatmat(g), g, x)
-    torch.testing.assert_close(back, dense @ x, rtol=0, atol=1e-12)
+    assert_close(back, dense @ x, rtol=0, atol=1e-12)
 
 
 def test_the_gradient_of_a_quadratic_form_is_twice_the_product():
     operator, dense = matrices()["square"]
     w = drawn(12).requires_grad_()
     (found,) = torch.autograd.grad(w @ (operator @ w), w, create_graph=True)
-    torch.testing.assert_close(found, 2 * dense @ w, rtol=0, atol=1e-12)
+    assert_close(found, 2 * dense @ w, rtol=0, atol=1e-12)
     (second,) = torch.autograd.grad(found.sum(), w)
-    torch.testing.assert_close(second, 2 * dense.sum(dim=0), rtol=0, atol=1e-12)
+    assert_close(second, 2 * dense.sum(dim=0), rtol=0, atol=1e-12)
 
 
 def test_parts_that_are_multiplied_together_have_their_gradients():
@@ -80,44 +81,44 @@ def test_parts_that_are_multiplied_together_have_their_gradients():
         problem().operator(("2.weight", "0.weight"), part).dense().T @ one
         for part, one in sent.items()
     )
-    torch.testing.assert_close(there, truth, rtol=0, atol=1e-12)
+    assert_close(there, truth, rtol=0, atol=1e-12)
 
 
 def test_torch_func_sees_a_matrix():
     for name in ("square", "pair", "approximation"):
         operator, dense = matrices()[name]
-        many, along = drawn(3, dense.shape[1]), drawn(dense.shape[1], seed=2)
-        torch.testing.assert_close(
+        many = drawn(3, dense.shape[1])
+        along = drawn(dense.shape[1], seed=2)
+        assert_close(
             vmap(lambda x, a=operator: a @ x)(many), many @ dense.T, rtol=0, atol=1e-12
         )
-        torch.testing.assert_close(
+        assert_close(
             jacrev(lambda x, a=operator: a @ x)(along), dense, rtol=0, atol=1e-12
         )
         value, tangent = jvp(lambda x, a=operator: a @ x, (many[0],), (along,))
-        torch.testing.assert_close(tangent, dense @ along, rtol=0, atol=1e-12)
-        torch.testing.assert_close(value, dense @ many[0], rtol=0, atol=1e-12)
+        assert_close(tangent, dense @ along, rtol=0, atol=1e-12)
+        assert_close(value, dense @ many[0], rtol=0, atol=1e-12)
     square, dense = matrices()["square"]
     found = vmap(grad(lambda x: x @ (square @ x)))(drawn(3, 12))
-    torch.testing.assert_close(found, 2 * drawn(3, 12) @ dense, rtol=0, atol=1e-12)
+    assert_close(found, 2 * drawn(3, 12) @ dense, rtol=0, atol=1e-12)
     twice = hessian(lambda x: x @ (square @ x))(drawn(12))
-    torch.testing.assert_close(twice, 2 * dense, rtol=0, atol=1e-12)
+    assert_close(twice, 2 * dense, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["square", "approximation"])
 def test_a_solution_has_its_gradient_in_the_right_hand_side(name):
     operator, dense = matrices()[name]
     system = dense + torch.eye(12, dtype=DOUBLE)
-    b, g = drawn(12).requires_grad_(), drawn(12, seed=1)
+    b = drawn(12).requires_grad_()
+    g = drawn(12, seed=1)
     solution = operator.solve(b, damping=1.0, tolerance=1e-12)
     (there,) = torch.autograd.grad(solution.x, b, g)
-    torch.testing.assert_close(there, torch.linalg.solve(system, g), rtol=0, atol=1e-9)
+    assert_close(there, torch.linalg.solve(system, g), rtol=0, atol=1e-9)
     assert not matrices()[name][0].solve(drawn(12), damping=1.0).x.requires_grad
     many = vmap(lambda side: operator.solve(side, damping=1.0, tolerance=1e-12).x)(
         drawn(3, 12)
     )
-    torch.testing.assert_close(
-        many, torch.linalg.solve(system, drawn(3, 12).T).T, rtol=0, atol=1e-9
-    )
+    assert_close(many, torch.linalg.solve(system, drawn(3, 12).T).T, rtol=0, atol=1e-9)
 
 
 SMALL = (
@@ -140,8 +141,8 @@ def test_right_hand_sides_of_any_real_type_are_solved_for(name, dtype):
     truth = torch.linalg.solve(dense.double() + torch.eye(12, dtype=DOUBLE), b.double())
     found = operator.solve(b, damping=1.0)
     assert found.x.dtype == dense.dtype
-    torch.testing.assert_close(found.x.double(), truth, rtol=0, atol=1e-6)
-    torch.testing.assert_close(
+    assert_close(found.x.double(), truth, rtol=0, atol=1e-6)
+    assert_close(
         (operator @ b).double(), dense.double() @ b.double(), rtol=0, atol=1e-6
     )
     if dtype != torch.bfloat16:
@@ -164,17 +165,15 @@ def test_right_hand_sides_of_any_size_are_solved_for(name, size):
         dense + torch.eye(12, dtype=DOUBLE),
         torch.stack([drawn(12), drawn(12, seed=1)], dim=1),
     )
-    torch.testing.assert_close(
+    assert_close(
         found.x[:, :2] / torch.tensor([1.0, size], dtype=DOUBLE),
         truth,
         rtol=0,
         atol=1e-7,
     )
-    assert (
-        not found.x[:, 2].any()
-        and float(found.residual.max()) <= 1e-8
-        and float(found.residual[2]) == 0.0
-    )
+    assert not found.x[:, 2].any()
+    assert float(found.residual.max()) <= 1e-8
+    assert float(found.residual[2]) == 0.0
     np.testing.assert_allclose(
         operator @ (size * drawn(12)).numpy() / size, dense @ drawn(12), atol=1e-12
     )
@@ -186,7 +185,7 @@ def test_a_matrix_of_any_size_is_solved_with(scale):
     found = problem(scale).operator("0.weight").solve(drawn(12), damping=scale)
     truth = torch.linalg.solve(dense + torch.eye(12, dtype=DOUBLE), drawn(12))
     assert found.residual <= 1e-8
-    torch.testing.assert_close(found.x * scale, truth, rtol=0, atol=1e-7)
+    assert_close(found.x * scale, truth, rtol=0, atol=1e-7)
 
 
 def test_no_column_gives_no_column():
@@ -196,7 +195,8 @@ def test_no_column_gives_no_column():
         assert (operator @ none.numpy()).shape == (dense.shape[0], 0)
         if name != "pair":
             found = operator.solve(none)
-            assert found.x.shape == (12, 0) and len(found.residual) == 0
+            assert found.x.shape == (12, 0)
+            assert len(found.residual) == 0
     assert matrices()["pair"][0].split(torch.zeros(12, 0))["H"].shape == (8, 0)
 
 
@@ -204,10 +204,8 @@ def test_vectors_of_inference_mode_read_only_memory_and_other_layouts():
     operator, dense = matrices()["square"]
     with torch.inference_mode():
         inferred = drawn(12) + 0
-    torch.testing.assert_close(
-        operator @ inferred, dense @ drawn(12), rtol=0, atol=1e-12
-    )
-    torch.testing.assert_close(
+    assert_close(operator @ inferred, dense @ drawn(12), rtol=0, atol=1e-12)
+    assert_close(
         operator.solve(inferred, damping=1.0).x,
         operator.solve(drawn(12), damping=1.0).x,
     )
@@ -226,7 +224,8 @@ def test_tensors_by_name_keep_their_numbers():
         "0.bias": torch.ones(4, dtype=torch.float16),
     }
     vector = operator.flatten(given)
-    assert vector.dtype == DOUBLE and float(vector[0]) == 100_001
+    assert vector.dtype == DOUBLE
+    assert float(vector[0]) == 100_001
     assert {
         name: tuple(one.shape) for name, one in operator.unflatten(vector).items()
     } == shapes
@@ -272,4 +271,4 @@ def test_remedies_for_complex_vectors_work():
     operator, dense = matrices()[SQUARE]
     z = torch.complex(drawn(12), drawn(12, seed=1))
     found = torch.complex(operator @ z.real, operator @ z.imag)
-    torch.testing.assert_close(found, dense.to(z.dtype) @ z, rtol=0, atol=1e-12)
+    assert_close(found, dense.to(z.dtype) @ z, rtol=0, atol=1e-12)

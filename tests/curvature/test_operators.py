@@ -44,7 +44,8 @@ def measured(engine, objective, model, layer):
     for col in matrices:
         blocks = dense_blocks(engine(objective, model, layer, col, matrices))
         for row in matrices:
-            outer, functional = blocks[row, Part.H_o], blocks[row, Part.H_f]
+            outer = blocks[row, Part.H_o]
+            functional = blocks[row, Part.H_f]
             for part, block in zip(
                 (Part.H_o, Part.H_f, Part.H),
                 (outer, functional, outer + functional),

@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import Products
@@ -51,9 +52,7 @@ def test_every_choice_of_parts_gives_the_same_products(products, parts):
         for part in parts:
             if part == Part.H and not {*SPLIT} <= {*parts}:
                 bound = 1e-13 * float(total.abs().max())
-                torch.testing.assert_close(
-                    chosen[block, part], total, rtol=0, atol=bound
-                )
+                assert_close(chosen[block, part], total, rtol=0, atol=bound)
             else:
                 assert torch.equal(
                     chosen[block, part],
@@ -101,7 +100,7 @@ def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number
         assert products_of(found, PARTS) == SPLIT
         (alone,) = squared_norms(found, (Part.H,), probes_of(found)).values()
         together = squared_norms(found, PARTS, probes_of(found))
-        torch.testing.assert_close(
+        assert_close(
             alone.values,
             together[Block(0, "W_1", "W_1"), Part.H].values,
             rtol=1e-12,
@@ -115,9 +114,8 @@ def test_h_alone_of_a_network_of_ones_own_takes_one_product_and_gives_the_number
 def test_the_hessian_of_a_foreign_network_is_asked_before_it_is_believed():
     """Under vmap the product of H through this network's norm is wrong; double backward takes over, batch by batch."""
     problem, _ = mlp()
-    assert isinstance(problem.inputs, torch.Tensor) and isinstance(
-        problem.targets, torch.Tensor
-    )
+    assert isinstance(problem.inputs, torch.Tensor)
+    assert isinstance(problem.targets, torch.Tensor)
     inputs, targets = (
         list(side.split([2, 5])) for side in (problem.inputs, problem.targets)
     )
@@ -127,4 +125,4 @@ def test_the_hessian_of_a_foreign_network_is_asked_before_it_is_believed():
         product = found.split_matmat(
             torch.eye(found.dim, dtype=torch.float64), (Part.H,)
         )["all", Part.H]
-        torch.testing.assert_close(product, dense[Part.H], rtol=1e-10, atol=1e-12)
+        assert_close(product, dense[Part.H], rtol=1e-10, atol=1e-12)

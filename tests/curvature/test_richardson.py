@@ -50,14 +50,16 @@ def truth(vector):
 
 def found(vector, dtype, *, far=1.0):
     """Return the product with a first step that is `far` times that of the rule."""
-    weights, along = [WEIGHTS.to(dtype)], [vector.to(dtype)]
+    weights = [WEIGHTS.to(dtype)]
+    along = [vector.to(dtype)]
     ratio = moved_weights(weights, along)
 
     def quotient(step):
         plus, minus = (
             wave([weights[0] + sign * step * along[0]])[0] for sign in (1, -1)
         )
-        difference, size = (plus - minus) / (2 * step), (plus.abs() + minus.abs()) / 2
+        difference = (plus - minus) / (2 * step)
+        size = (plus.abs() + minus.abs()) / 2
         return Quotient([difference], [size + ratio * difference.abs()])
 
     return extrapolated(
@@ -159,7 +161,8 @@ def test_shards_take_the_steps_of_the_whole():
             return total
 
         shard = slice(20 * number, 20 * number + 20)
-        weights, vector = [WEIGHTS[shard]], [VECTORS["few entries"][shard]]
+        weights = [WEIGHTS[shard]]
+        vector = [VECTORS["few entries"][shard]]
         results[number] = product_by_differences(
             gradient, weights, vector, unit=UNIT[torch.float64], length=of_all
         )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature.samples import single_gradients
@@ -11,7 +12,8 @@ from hessfig.errors import UserError
 from tests.daily import daily, thinned
 from tests.draws import draws, labels
 
-WORDS, IGNORED = 7, -100
+WORDS = 7
+IGNORED = -100
 
 
 def mlp():
@@ -29,7 +31,8 @@ def number(problem, quantity="noise_scale"):
 
 def noise(gradients):
     """tr C / |G|^2 of docs/conventions.md."""
-    n, mean = len(gradients), gradients.mean(0)
+    n = len(gradients)
+    mean = gradients.mean(0)
     trace = float((gradients - mean).square().sum()) / (n - 1)
     return trace / (float(mean.square().sum()) - trace / n)
 
@@ -40,7 +43,8 @@ def pulled(network, loss):
     )
 
 
-X, COST = draws(6, 4, 4), torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
+X = draws(6, 4, 4)
+COST = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
 Y = labels(6, 4)
 SOME = Y.masked_fill(
     torch.arange(4) >= torch.tensor([4, 1, 3, 0, 2, 4])[:, None], IGNORED
@@ -72,17 +76,16 @@ def test_the_noise_scale_is_of_the_samples_that_count_each_by_its_share(name):
     shares = torch.stack(
         [pulled(network, (network(X[row]) * slope[row]).sum()) for row in counting]
     )
-    torch.testing.assert_close(shares.sum(0), whole)
+    assert_close(shares.sum(0), whole)
     problem = hessfig.Problem(network, X, SOME, loss)
     assert number(problem) == pytest.approx(noise(len(counting) * shares), rel=1e-9)
     found = torch.stack(list(single_gradients(problem.objective("float64"))))
-    torch.testing.assert_close(
-        found.mean(0) / found.mean(0).norm(), whole / whole.norm()
-    )
+    assert_close(found.mean(0) / found.mean(0).norm(), whole / whole.norm())
 
 
 def test_samples_that_do_not_count_may_as_well_not_be_there():
-    network, kept = mlp(), [0, 1, 2, 4, 5]
+    network = mlp()
+    kept = [0, 1, 2, 4, 5]
     whole = hessfig.Problem(network, X, SOME, "cross_entropy")
     left = hessfig.Problem(network, X[kept], SOME[kept], "cross_entropy")
     for quantity in ("noise_scale", "gradient_covariance"):
@@ -93,9 +96,7 @@ def test_samples_that_do_not_count_may_as_well_not_be_there():
         one, other = (
             problem.approximation(name, "0.weight") for problem in (whole, left)
         )
-        torch.testing.assert_close(
-            one @ torch.eye(12).double(), other @ torch.eye(12).double()
-        )
+        assert_close(one @ torch.eye(12).double(), other @ torch.eye(12).double())
 
 
 @pytest.mark.parametrize("name", thinned(PLAIN, 2))
@@ -161,8 +162,8 @@ def test_arguments_without_an_axis_of_samples_are_not_cut(samples):
             problem.approximation(name, "out.weight") @ torch.eye(9).double()
             for problem in (one, other)
         )
-        torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-14)
-    torch.testing.assert_close(
+        assert_close(found, truth, rtol=1e-10, atol=1e-14)
+    assert_close(
         torch.stack(list(single_gradients(one.objective("float64")))),
         torch.stack(list(single_gradients(other.objective("float64")))),
     )
@@ -313,7 +314,8 @@ class Two(nn.Module):
 
     def __init__(self, how):
         super().__init__()
-        self.out, self.how = nn.Linear(4, 3), how
+        self.out = nn.Linear(4, 3)
+        self.how = how
 
     def forward(self, x, other):
         return self.out(x + self.how(other))
@@ -351,7 +353,8 @@ class Several(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.other = nn.Linear(4, 3), nn.Linear(4, 1)
+        self.one = nn.Linear(4, 3)
+        self.other = nn.Linear(4, 1)
 
     def forward(self, x):
         return {"one": self.one(x), "other": self.other(x)}

@@ -64,7 +64,8 @@ def problem_of(name):
 
 def bare_scores(network, hidden, shift, seen):
     """Return equation 1 with `shift` added to the scores, which are put into `seen`."""
-    query, value = network.q(hidden), network.v(hidden)
+    query = network.q(hidden)
+    value = network.v(hidden)
     heads = network.n_heads
     key = (
         torch.cat([hidden] * heads, dim=-1) if network.is_single else network.k(hidden)
@@ -89,7 +90,8 @@ def bare_scores(network, hidden, shift, seen):
 def scores_and_loss(objective, layer):
     """Return the query-key weights, and the function of them and of a shift of the scores: scores and loss."""
     side = objective.layout.side(layer, Group.query_key)
-    paths, network = [weight.parameter for weight in side], objective.network
+    paths = [weight.parameter for weight in side]
+    network = objective.network
     at = [network.get_parameter(path).detach().clone() for path in paths]
 
     def forward(weights, shift):
@@ -183,7 +185,8 @@ def dense(objective, model, block, parts):
 
 @pytest.mark.parametrize(("name", "layer"), thinned(DEPTHS, 6))
 def test_both_parts_are_those_of_plain_double_backward(name, layer):
-    problem, model = problem_of(name), NETWORKS[name]
+    problem = problem_of(name)
+    model = NETWORKS[name]
     expected = oracle(problem, layer)
     found = dense(
         problem, model, Block(layer, "query_key", "query_key"), (*AT_SCORES, Part.H)
@@ -199,7 +202,8 @@ def test_both_parts_are_those_of_plain_double_backward(name, layer):
 
 @pytest.mark.parametrize(("name", "layer"), thinned(DEPTHS, 3))
 def test_the_exact_norm_is_that_of_the_dense_part(name, layer):
-    problem, model = problem_of(name), NETWORKS[name]
+    problem = problem_of(name)
+    model = NETWORKS[name]
     held = [weight.name for weight in problem.layout.side(layer, "query_key")]
     for row, col in [
         ("query_key", "query_key"),
@@ -229,7 +233,8 @@ def test_the_bare_layer_has_the_theorems_formulas(temperature):
         Matrix(one.name): network.get_parameter(one.parameter).detach().T
         for one in problem.layout.weights
     }
-    inputs, targets = 0.7 * problem.batch.inputs[0], problem.batch.targets[0]
+    inputs = 0.7 * problem.batch.inputs[0]
+    targets = problem.batch.targets[0]
     point = theory.AttentionPoint(inputs, targets, weights, temperature)
     found = dense(problem, model, Block(1, "query_key", "query_key"), AT_SCORES)
     # Stored (outputs, inputs), written the other way.
@@ -297,6 +302,7 @@ def test_norms_by_every_estimator(method):
         2, "query_key", [block], [*AT_SCORES, Part.H], generator=stream(3, "probes")
     )
     for part in (*AT_SCORES, Part.H):
-        estimate, truth = found[block, part], float(expected[part].norm())
+        estimate = found[block, part]
+        truth = float(expected[part].norm())
         assert abs(estimate.value - truth) <= 4 * estimate.error + 1e-11 * truth
     assert (found[block, Part.H_fT].by == Method.exact) == (method == Method.auto)

@@ -40,7 +40,8 @@ class Experts(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gate, self.last = nn.Linear(8, 4), nn.Linear(8, 1)
+        self.gate = nn.Linear(8, 4)
+        self.last = nn.Linear(8, 1)
         self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
 
     def forward(self, x):
@@ -136,7 +137,8 @@ EVERY = {**KINKED, **RARE}
 
 def problem_of(make, dtype):
     torch.manual_seed(0)
-    network, x = make(), torch.randn(SAMPLES, 8)
+    network = make()
+    x = torch.randn(SAMPLES, 8)
     y = x[:, :1].sin() + 0.3 * torch.randn(SAMPLES, 1)
     return hessfig.Problem(network.to(dtype), x.to(dtype), y.to(dtype), "mse")
 
@@ -168,7 +170,8 @@ def test_products_in_float32_do_not_count_kinks(name):
     assert bool((off <= 1e-3 * truth.norm(dim=0)).all())
 
 
-HUBER, SMOOTH = partial(F.huber_loss, delta=0.3), partial(F.smooth_l1_loss, beta=0.3)
+HUBER = partial(F.huber_loss, delta=0.3)
+SMOOTH = partial(F.smooth_l1_loss, beta=0.3)
 
 
 @pytest.mark.parametrize("loss", [HUBER, SMOOTH], ids=["huber", "smooth_l1"])
@@ -195,7 +198,8 @@ def test_a_parametrization_that_jumps_at_the_weights():
     network = nn.Sequential(
         parametrizations.orthogonal(nn.Linear(3, 5)), nn.Tanh(), nn.Linear(5, 2)
     ).double()
-    x, y = torch.randn(7, 3).double(), torch.randint(0, 2, (7,))
+    x = torch.randn(7, 3).double()
+    y = torch.randint(0, 2, (7,))
     problem = hessfig.Problem(network, x, y)
     right, found = (
         problem.operator("all", products=one) for one in ("auto", "differences")
@@ -237,7 +241,8 @@ class Conditional(nn.Module):
 )
 def test_operators_that_compile_are_not_watched(is_deep):
     torch.manual_seed(0)
-    network, x = Conditional(is_deep=is_deep).double(), torch.randn(6, 3).double()
+    network = Conditional(is_deep=is_deep).double()
+    x = torch.randn(6, 3).double()
     problem = hessfig.Problem(network, x, torch.tensor([0, 1, 1, 0, 1, 0]))
     found = problem.operator("all", products="differences")
     vector = torch.randn(found.shape[0]).double()

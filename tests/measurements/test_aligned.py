@@ -34,7 +34,8 @@ def columns(network):
 @pytest.mark.parametrize("matrix", [Matrix.W_V, Matrix.W_Q])
 @pytest.mark.long
 def test_unbiased_with_honest_errors(columns, matrix):
-    column, parts = columns[matrix], list(PARTS)
+    column = columns[matrix]
+    parts = list(PARTS)
     oracle = dense_norms(column, parts)
     found = [
         aligned(column, matrix, parts, 12, generator=stream(i, "aligned"))
@@ -43,7 +44,8 @@ def test_unbiased_with_honest_errors(columns, matrix):
     for part in parts:
         frobs = torch.tensor([norms[matrix, part].value for norms in found])
         sems = torch.tensor([norms[matrix, part].error for norms in found])
-        exact, squares = oracle[matrix, part].value, frobs.square()
+        exact = oracle[matrix, part].value
+        squares = frobs.square()
         assert abs(squares.mean() - exact**2) < 4 * squares.std() / REPEATS**0.5
         assert sems.mean() == pytest.approx(float(frobs.std()), rel=0.35)
         assert ((frobs - exact).abs() < 2 * sems).double().mean() > 0.8, part

@@ -94,10 +94,8 @@ def test_probes_are_linear_in_log_sigma_between_the_pilots():
 def test_pilots_are_other_networks_and_only_for_variants_that_probe():
     cells = Sweep([("", config())]).pilots
     assert len(cells) == 2 * PILOT_REPEATS == len({cell.seed for cell in cells})
-    assert all(cell.seed < 0 for cell in cells) and {cell.sigma for cell in cells} == {
-        0.01,
-        10.0,
-    }
+    assert all(cell.seed < 0 for cell in cells)
+    assert {cell.sigma for cell in cells} == {0.01, 10.0}
     assert not Sweep([("", config(model=ModelConfig(d_model=6)))]).pilots
     assert not Sweep(
         [("", config(estimator=EstimatorConfig(Method.hutchinson)))]
@@ -114,7 +112,9 @@ def test_pilots_cost_at_most_a_quarter_of_the_cells():
         > 0.25
         >= pilot_share(many.config, many.variants[0].layout)
     )
-    assert not few.pilots and len(many.pilots) == 2 * PILOT_REPEATS and not many.notes
+    assert not few.pilots
+    assert len(many.pilots) == 2 * PILOT_REPEATS
+    assert not many.notes
     assert few.notes == [
         "pilots would cost 189% of the cells, more than 25%: 20 probes without them"
     ]
@@ -127,17 +127,20 @@ def test_a_run_without_pilots_says_so(tmp_path):
     summary = run_sweep(Sweep([("", config(tmp_path, estimator=by_cost, seeds=1))]))
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert summary.notes[0].startswith(manifest["variants"][0]["pilots"])
-    assert manifest["variants"][0]["probes"] == 20 and summary.measured == 2
+    assert manifest["variants"][0]["probes"] == 20
+    assert summary.measured == 2
 
 
 def test_a_run_uses_its_pilots_and_a_second_run_finds_everything_done(tmp_path):
     variants = [("", config(tmp_path))]
     assert "16 cells of other seeds, 0 done" in preview.describe_plan(Sweep(variants))
-    first, again = run_sweep(Sweep(variants)), run_sweep(Sweep(variants))
+    first = run_sweep(Sweep(variants))
+    again = run_sweep(Sweep(variants))
     assert (first.measured, again.measured, again.reused) == (4, 0, 4)
     [chosen] = Sweep(variants).allocations
     counts = chosen.probes["W_Q"]
-    assert 12 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES and len(counts) == 2
+    assert 12 >= counts[0.01] > counts[10.0] >= FEWEST_PROBES
+    assert len(counts) == 2
     manifest = json.loads((tmp_path / "sigma" / "manifest.json").read_text())
     assert manifest["config"]["estimator"]["num_probes"] == 20
     assert manifest["variants"][0]["probes"] == {

@@ -8,6 +8,7 @@ import pytest
 import torch
 from curvlinops import EKFACLinearOperator, KFACLinearOperator
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import Data, Kind, Method
@@ -29,6 +30,7 @@ from hessfig.sweep.plan import Sweep
 from hessfig.terms import MLP, PARTS, Approximation, Attention, Matrix, Need, Norm, Part
 from tests.curvature.oracle import dense_oracle
 from tests.daily import daily
+from tests.draws import draws
 from tests.toys import ARCHITECTURES, toy_problem, toy_task, training_config
 
 A = Approximation
@@ -89,7 +91,8 @@ class Scored(nn.Module):
 
     def __init__(self, objective):
         super().__init__()
-        self.network, self.scored = objective.network, objective.batch.scored
+        self.network = objective.network
+        self.scored = objective.batch.scored
 
     def forward(self, inputs):
         return self.network.from_hidden(self.network.hidden(inputs, 0), 0, slice(None))[
@@ -99,7 +102,8 @@ class Scored(nn.Module):
 
 def numbers(block, made):
     """Return the three numbers by their definitions."""
-    size, overlap = block.norm(), (block * made).sum()
+    size = block.norm()
+    overlap = (block * made).sum()
     # Shifts of all keys move no pattern: K-FAC-reduce of W_K is 0.
     if made.norm() < 1e-12 * size:
         return {"error": 1.0, "scale_error": 1.0, "angle": 0.0}
@@ -127,13 +131,14 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name):
             lambda _, given, out, path=path: seen.update({path: given[0].detach()})
         )
     problem.network(problem.batch.inputs)
-    given, checked = dict(seen), set()
+    given = dict(seen)
+    checked = set()
     for weight in problem.layout.weights:
         if weight.is_main and (found := side.map_of([weight])) is not None:
             path = weight.parameter.removesuffix(".weight")
             signals = side.signals([weight])
             assert maps[path] is found.module
-            torch.testing.assert_close(signals.inputs, given[path])
+            assert_close(signals.inputs, given[path])
             assert signals.counts.all()
             assert not signals.sent_back[
                 :, :, -1
@@ -142,7 +147,7 @@ def test_kfac_sees_every_position_whether_it_is_scored_or_not(name):
                 weight.name, weight.name
             ]
             J = (signals.sent_back.mT @ signals.inputs).flatten(0, 1).flatten(1)
-            torch.testing.assert_close(J.T @ J, block, rtol=1e-10, atol=1e-12)
+            assert_close(J.T @ J, block, rtol=1e-10, atol=1e-12)
             checked.add(path)
     assert checked == set(maps)
 
@@ -226,16 +231,15 @@ class Transposed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.first = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
 
     def forward(self, rows):
         return self.last(torch.tanh(self.first(rows.transpose(0, 1))).mean(0))
 
 
 def test_inputs_that_are_not_sample_by_sample_are_refused():
-    rows = torch.randn(
-        4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    )
+    rows = draws(4, 5, 3)
     problem = hessfig.Problem(Transposed().double(), rows, torch.tensor([0, 1, 1, 0]))
     with pytest.raises(
         UserError,
@@ -297,9 +301,7 @@ def test_factors_are_those_of_curvlinops(name, approximation):
         SampleGradients(problem, stream(0, "labels")), [weight], parameter.shape
     ).approximation(chosen)
     identity = torch.eye(parameter.numel(), dtype=torch.float64)
-    torch.testing.assert_close(
-        ours.matmat(identity), theirs @ identity, rtol=0, atol=1e-10
-    )
+    assert_close(ours.matmat(identity), theirs @ identity, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("attention", [Attention.softmax, Attention.linear])
@@ -326,7 +328,8 @@ class Stacked(nn.Module):
     def __init__(self):
         super().__init__()
         self.maps = nn.Parameter(torch.randn(2, 3, 3))
-        self.third, self.readout = nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+        self.third = nn.Linear(3, 3, bias=False)
+        self.readout = nn.Linear(3, 2)
 
     def forward(self, x):
         for one in (*self.maps, self.third.weight):
@@ -337,7 +340,8 @@ class Stacked(nn.Module):
 def test_layers_of_a_network_of_ones_own_are_those_of_its_named_weights():
     """The whole consists of parameters, which have no layers: their entries have those of the weights named in them."""
     torch.manual_seed(0)
-    network, inputs = Stacked().double(), torch.randn(6, 3, dtype=torch.float64)
+    network = Stacked().double()
+    inputs = torch.randn(6, 3, dtype=torch.float64)
     weights = {
         "W@1": ("maps", 0),
         "W@2": ("maps", 1),
@@ -351,7 +355,7 @@ def test_layers_of_a_network_of_ones_own_are_those_of_its_named_weights():
     whole = problem.operator("all").dense()
     apart = whole * (keys[:, None] == keys)
     found = problem.approximation("layer_diagonal", "all").dense()
-    torch.testing.assert_close(found, apart, rtol=1e-12, atol=1e-14)
+    assert_close(found, apart, rtol=1e-12, atol=1e-14)
     table = hessfig.measure(problem, blocks=["all"], quantities="approximations")
     error = table[table["quantity"] == "layer_diagonal_error"]["value"].iloc[0]
     assert error == pytest.approx(float((whole - apart).norm() / whole.norm()))
@@ -371,7 +375,8 @@ def test_the_whole_taken_apart_by_weight_and_by_layer():
     )
     side = problem.layout.side(0, "all")
     whole = quantity_matrix(problem)
-    at, places = 0, {}
+    at = 0
+    places = {}
     for number, weight in enumerate(side):
         places[number] = range(at, at + weight.size)
         at += weight.size
@@ -468,14 +473,12 @@ def test_a_fitted_sum_finds_a_kronecker_product_and_beats_no_best_one():
 
 
 def test_a_sum_of_as_many_kronecker_products_as_there_are_is_the_matrix():
-    matrix = torch.randn(
-        12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
+    matrix = draws(12, 12)
     for shape in ((3, 4), (4, 3), (1, 12)):
         made = best_kronecker_sum(matrix, shape, 16).matmat(
             torch.eye(12, dtype=torch.float64)
         )
-        torch.testing.assert_close(made, matrix, rtol=0, atol=1e-12)
+        assert_close(made, matrix, rtol=0, atol=1e-12)
 
 
 def test_adam_is_the_root_of_the_stored_moment(tmp_path):
@@ -548,9 +551,8 @@ def test_a_module_that_is_no_linear_map_is_refused_at_its_measurement():
     problem = hessfig.Problem(network.double(), tokens, torch.tensor([0, 1, 2, 3]))
     table = hessfig.measure(problem, quantities="approximations", parts="H_o")
     named = {tuple(pair) for pair in table[["row", "quantity"]].itertuples(index=False)}
-    assert ("2.weight", "kfac_error") in named and ("0.weight", "kfoc_error") in named
-    assert ("0.weight", "kfac_error") not in named and (
-        "2.bias",
-        "muon_error",
-    ) not in named
+    assert ("2.weight", "kfac_error") in named
+    assert ("0.weight", "kfoc_error") in named
+    assert ("0.weight", "kfac_error") not in named
+    assert ("2.bias", "muon_error") not in named
     assert table["value"].notna().all()

@@ -52,7 +52,8 @@ def first_layer(d_model):
 
 
 def test_columns_of_few_entries_are_dense_and_longer_ones_probed():
-    small, large = first_layer(16), first_layer(17)
+    small = first_layer(16)
+    large = first_layer(17)
     assert {(row["estimator"], row["num_probes"], row["error"]) for row in small} == {
         ("dense", 0, 0.0)
     }
@@ -62,11 +63,13 @@ def test_columns_of_few_entries_are_dense_and_longer_ones_probed():
 
 def test_columns_of_few_entries_of_a_large_network_are_probed():
     network = nn.Sequential(nn.Linear(2, 40), nn.Tanh(), nn.Linear(40, SMALL // 40))
-    inputs, targets = torch.ones(2, 2), torch.tensor([0, 1])
+    inputs = torch.ones(2, 2)
+    targets = torch.tensor([0, 1])
     table = hessfig.measure(
         hessfig.Problem(network, inputs, targets), blocks=["0.weight"], num_probes=4
     )
-    assert set(table["estimator"]) == {"auto"} and set(table["num_probes"]) == {4}
+    assert set(table["estimator"]) == {"auto"}
+    assert set(table["num_probes"]) == {4}
 
 
 def test_only_cells_with_columns_of_few_entries_have_another_key():
@@ -94,7 +97,8 @@ def test_shipped_sweeps_keep_their_exact_norms_and_pilots(sweep):
     for name, made in compose([f"sweep={sweep}"]).variants:
         variant = Variant(name, made)
         if "frobenius" in made.quantities and made.estimator.method == Method.auto:
-            assert not too_expensive(made, variant.layout) and not variant.left_out
+            assert not too_expensive(made, variant.layout)
+            assert not variant.left_out
             assert frobenius_settings(made, variant.layout) == norm_settings(
                 made, variant.layout
             )
@@ -146,7 +150,9 @@ def test_stated_intervals_cover_and_students_t_alone_does_not(probes):
     block = Block()
     generator = stream(0, "coverage", probes)
     count = 800
-    exact, inside, by_t = float(block.matrix.norm()), 0, 0
+    exact = float(block.matrix.norm())
+    inside = 0
+    by_t = 0
     for _ in range(count):
         found = hutchinson(block, [Part.H], probes, generator=generator)["W", Part.H]
         interval = probe_interval(found.value, found.error, probes)

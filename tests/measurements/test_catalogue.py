@@ -154,7 +154,9 @@ def test_a_quantity_of_weights_makes_a_table_that_can_be_read(tmp_path, monkeypa
         )
     )
     table = read_run(tmp_path / "outputs" / "sigma").table
-    assert len(table) and set(table["part"]) == {""} and not (table["row"] == "").any()
+    assert len(table)
+    assert set(table["part"]) == {""}
+    assert not (table["row"] == "").any()
     with pytest.raises(
         UserError, match="gives rows of a block without a part"
     ) as refused:

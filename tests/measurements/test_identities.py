@@ -28,7 +28,9 @@ from tests.draws import draws, labels
 A = Approximation
 # Need a training's moments, or heads of the package: test_approximations.py.
 ELSEWHERE = {A.adam, A.adam_mini_head}
-CLASSES, WORDS, IGNORED = 3, 7, -100
+CLASSES = 3
+WORDS = 7
+IGNORED = -100
 Loss = Callable[[Tensor], Tensor]
 
 
@@ -101,7 +103,8 @@ class Case:
     def expected(self, product):
         """Return E u_B v_B of docs/studies/approximations.md over the samples that count."""
         single = self.shares.view(-1, *self.at.shape)
-        whole, size = single.sum(0), Config().training.batch_size
+        whole = single.sum(0)
+        size = Config().training.batch_size
         square = product(whole, whole)
         return (
             square
@@ -183,7 +186,8 @@ def off(found, truth):
 
 def is_projection(case, name, whole, trace):
     """How far A is from a projection of B, <B - A, A> = 0, and in a basis of the whole space its trace from B's."""
-    made, size = case.made(name), float(whole.norm()) or 1.0
+    made = case.made(name)
+    size = float(whole.norm()) or 1.0
     left = abs(float(((whole - made) * made).sum())) / size**2
     return max(left, abs(float(made.trace() - whole.trace())) / size if trace else 0.0)
 
@@ -209,7 +213,8 @@ def sampled(case):
         )
         made = case.made(A.sampled_fisher)
     rows = torch.einsum("ie,iew->iw", drawn[0].flatten(1), case.jacobian)
-    found, count = expectation(case), len(case.jacobian)
+    found = expectation(case)
+    count = len(case.jacobian)
     truth = case.curvature[range(count), :, range(count)]
     return max(off(made, rows.T @ rows), off(found, truth))
 
@@ -277,7 +282,8 @@ def empirical(case):
 
 
 def muon(case):
-    made, gradient = case.made(A.muon), case.shares.sum(0).view(case.at.shape)
+    made = case.made(A.muon)
+    gradient = case.shares.sum(0).view(case.at.shape)
     return off(made @ made, kron_identity(gradient @ gradient.T, case))
 
 
@@ -316,7 +322,8 @@ def mlp(width=CLASSES):
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, width)).double()
 
 
-X, Y = draws(5, 3), labels(5, seed=1)
+X = draws(5, 3)
+Y = labels(5, seed=1)
 SOME = torch.tensor([0, IGNORED, 2, 1, IGNORED])
 COST = torch.tensor([1.0, 5.0, 0.5], dtype=torch.float64)
 LONG = draws(4, 3, 3)
@@ -382,7 +389,8 @@ class Positioned(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, 3), nn.Embedding(4, 3)
+        self.words = nn.Embedding(WORDS, 3)
+        self.places = nn.Embedding(4, 3)
         self.query = nn.Linear(3, 3)
         self.value = nn.Linear(3, 3)
         self.out = nn.Linear(3, CLASSES)
@@ -396,7 +404,8 @@ class Positioned(nn.Module):
 def positioned(samples, *, by_sample=False):
     """Length 4: with four samples, positions and mask could be cut by sample."""
     torch.manual_seed(3)
-    network, ids = Positioned().double(), labels(samples, 4, classes=WORDS)
+    network = Positioned().double()
+    ids = labels(samples, 4, classes=WORDS)
     mask = torch.ones(4, 4).tril().bool()
     places = torch.arange(4)
     target = labels(samples, 4, seed=2)
@@ -448,7 +457,8 @@ class Recurrent(nn.Module):
         self.out = nn.Linear(4, CLASSES)
 
     def forward(self, x):
-        state, found = x.new_zeros(len(x), 4), []
+        state = x.new_zeros(len(x), 4)
+        found = []
         for step in x.unbind(1):
             state = torch.tanh(self.inner(step) + self.outer(state))
             found.append(self.out(state))
@@ -460,7 +470,8 @@ class Cell(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.cell, self.out = nn.RNN(3, 4, batch_first=True), nn.Linear(4, CLASSES)
+        self.cell = nn.RNN(3, 4, batch_first=True)
+        self.out = nn.Linear(4, CLASSES)
 
     def forward(self, x, start):
         return self.out(self.cell(x, start)[0])
@@ -500,7 +511,8 @@ class Encoder(nn.Module):
 def encoder():
     """As many samples as positions: each of the masks could be cut along either axis."""
     torch.manual_seed(7)
-    network, x = Encoder().double().eval(), draws(4, 4, 4)
+    network = Encoder().double().eval()
+    x = draws(4, 4, 4)
     padding = torch.arange(4) >= torch.tensor([4, 2, 3, 4])[:, None]
     target = labels(4, 4).masked_fill(padding, IGNORED)
     batch = {"x": x, "allowed": torch.ones(4, 4).triu(1).bool(), "padding": padding}
@@ -522,7 +534,8 @@ def encoder():
 def cell():
     case = of_network(Cell(), "out.weight", LONG, TAGS)
     start = draws(1, 4, 4, seed=6)
-    case.inputs, case.outputs = (LONG, start), lambda: case.network(LONG, start)
+    case.inputs = (LONG, start)
+    case.outputs = lambda: case.network(LONG, start)
     return case
 
 
@@ -533,7 +546,8 @@ def language(kind):
         config = transformers.GPT2Config(
             vocab_size=WORDS, n_positions=8, n_embd=4, n_layer=1, n_head=2, n_inner=3
         )
-        network, weight = transformers.GPT2LMHeadModel(config), "lm_head.weight"
+        network = transformers.GPT2LMHeadModel(config)
+        weight = "lm_head.weight"
         # Untied.
         network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())
         network.transformer.wte.weight.data.normal_()

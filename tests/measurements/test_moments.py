@@ -80,7 +80,8 @@ def test_jacobian_norms_of_anybodys_network():
     table = hessfig.measure(
         problem, blocks=["top", "W_2"], quantities=["jacobian_norm"], estimator="dense"
     )
-    network, inputs = problem.network, problem.inputs
+    network = problem.network
+    inputs = problem.inputs
     held = {name: parameter.detach() for name, parameter in network.named_parameters()}
 
     def outputs(weight, name):
@@ -111,11 +112,14 @@ def test_moments_are_those_of_explicit_tensors(model):
 def explicit_moments(model):
     """Return the norms of m_i, M2_i and M3_i by layer, each made entry by entry."""
     problem = draw_problem(cell("moment_1", model))
-    network, scored = problem.network, problem.batch.scored
-    hidden, moments = network.hidden(problem.batch.inputs, 0), []
+    network = problem.network
+    scored = problem.batch.scored
+    hidden = network.hidden(problem.batch.inputs, 0)
+    moments = []
     for layer in range(model.n_layers):
         if model.kind == Kind.self_attention:
-            x, size = hidden, 2
+            x = hidden
+            size = 2
             q, k = (
                 one.unflatten(-1, (2, size)).transpose(1, 2)
                 for one in (network.q(x), network.k(x))
@@ -123,7 +127,8 @@ def explicit_moments(model):
             pattern = (q @ k.mT / size**0.5).softmax(-1)
         else:
             block = network.layers[layer]
-            x, hidden = block.ln1(hidden), block(hidden)
+            x = block.ln1(hidden)
+            hidden = block(hidden)
             q, k = (
                 one(x).unflatten(-1, (2, 2)).transpose(1, 2)
                 for one in (block.attn.q, block.attn.k)

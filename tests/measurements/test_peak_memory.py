@@ -21,7 +21,8 @@ def test_the_papers_size_is_too_large_for_dense_blocks():
         UserError, match=r"column of blocks of W_V would take 8\.6 GB"
     ) as caught:
         check(Config(estimator=DENSE))
-    assert caught.value.got == "8.6 GB" and caught.value.allowed == "at most 8 GB"
+    assert caught.value.got == "8.6 GB"
+    assert caught.value.allowed == "at most 8 GB"
     assert "estimator=auto" in caught.value.remedy
 
 

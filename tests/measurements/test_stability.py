@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import Curvature, DType, Norm, Schedule, State, TrainingData
@@ -33,6 +34,7 @@ from hessfig.sweep.variant import Variant
 from hessfig.terms import Optimiser
 from hessfig.weights import every_parameter
 from tests.daily import daily
+from tests.draws import draws
 from tests.toys import training_config
 
 STEP = 20
@@ -94,13 +96,9 @@ def test_loss_gradient_and_products_are_those_of_dense_differentiation(config, t
     problem = draw_problem(cell(config, "loss"))
     gradient, hessian, _ = truth
     slope = LossGradient(problem)
-    torch.testing.assert_close(slope.flat, gradient, rtol=1e-10, atol=1e-14)
-    vector = torch.randn(
-        len(gradient), dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    torch.testing.assert_close(
-        slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11
-    )
+    assert_close(slope.flat, gradient, rtol=1e-10, atol=1e-14)
+    vector = draws(len(gradient))
+    assert_close(slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11)
     (row,) = rows(config, "loss")
     assert row["value"] == pytest.approx(slope.loss, rel=1e-14)
     assert (row["error"], row["layer"], row["row"], row["status"]) == (0.0, 0, "", "ok")
@@ -134,7 +132,8 @@ def test_norms_are_of_all_parameters_and_of_the_weights_that_are_asked_for(
 def test_the_residual_stream_has_a_length_after_every_layer(config):
     problem = draw_problem(cell(config, "loss"))
     found = {row["layer"]: row["value"] for row in rows(config, "residual_norm")}
-    tokens, network = problem.batch.inputs, problem.network
+    tokens = problem.batch.inputs
+    network = problem.network
     embedded = network.tok_embed.weight[tokens] + network.pos.weight[: tokens.shape[1]]
     assert found == pytest.approx(
         {
@@ -170,7 +169,8 @@ def test_a_network_that_knows_the_answers_has_no_errors(monkeypatch):
     from hessfig.tasks.examples import unseen_batch
 
     batch = unseen_batch(TaskConfig(digits=3), 1500, DType.float32)
-    right, sums = right_in(Knows(), batch), batch.inputs
+    right = right_in(Knows(), batch)
+    sums = batch.inputs
     assert right[:, :3].all()
     assert torch.equal(right[:, 3], sums[:, 0] >= 5)
 
@@ -194,7 +194,8 @@ def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(config, tr
 def test_batch_sharpness_is_a_mean_over_minibatches_with_its_error(config):
     (row,) = rows(config, "batch_sharpness")
     assert row["num_probes"] == config.estimator.num_probes == 20
-    assert row["error"] > 0 and row["value"] != 0
+    assert row["error"] > 0
+    assert row["value"] != 0
     full = replace(
         config,
         training=replace(
@@ -299,9 +300,7 @@ def test_the_next_update_is_torchs_own(config, optimiser, step):
         rule.state[leaf] = {**kept, "step": torch.tensor(float(step))}
     before = leaf.detach().clone()
     rule.step()
-    torch.testing.assert_close(
-        before - update["head.weight"], leaf.detach(), rtol=1e-9, atol=1e-11
-    )
+    assert_close(before - update["head.weight"], leaf.detach(), rtol=1e-9, atol=1e-11)
 
 
 def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config, truth):
@@ -320,9 +319,7 @@ def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config, truth
     )
     assert 0 < row["error"] <= 1e-5 * row["value"]
     found = preconditioner(At(config, 0.3, 1, STEP), held)
-    torch.testing.assert_close(
-        torch.cat([found[name].flatten() for name in held]), diagonal
-    )
+    assert_close(torch.cat([found[name].flatten() for name in held]), diagonal)
 
 
 def test_adaptive_sharpness_is_that_of_the_dense_matrix(config, truth):
@@ -332,9 +329,8 @@ def test_adaptive_sharpness_is_that_of_the_dense_matrix(config, truth):
     assert row["value"] == pytest.approx(
         float(torch.linalg.eigvalsh(hessian * size * size[:, None]).max()), rel=1e-6
     )
-    assert (row["part"], row["row"], row["status"]) == ("H", "all", "ok") and 0 < row[
-        "error"
-    ] <= 1e-5 * row["value"]
+    assert (row["part"], row["row"], row["status"]) == ("H", "all", "ok")
+    assert 0 < row["error"] <= 1e-5 * row["value"]
 
 
 def test_adaptive_sharpness_sees_no_rescaling_that_leaves_the_function_as_it_is():
@@ -392,7 +388,9 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(quantity):
         config.model.kind = Kind.python
     with pytest.raises(UserError, match=message) as caught:
         quantity_of(quantity).check_settings(config, Layout(()))
-    assert caught.value.got and caught.value.allowed and caught.value.remedy
+    assert caught.value.got
+    assert caught.value.allowed
+    assert caught.value.remedy
 
 
 def test_post_norm_and_no_norm_have_them_too(tmp_path):
@@ -414,7 +412,8 @@ def test_post_norm_and_no_norm_have_them_too(tmp_path):
 
 def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config):
     problem = draw_problem(cell(config, "loss"))
-    batch, slopes = problem.batch, []
+    batch = problem.batch
+    slopes = []
     for i in range(len(batch.inputs)):
         single = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], batch.scored)
         slopes.append(LossGradient(replace(problem, batch=single)).flat)
@@ -432,7 +431,8 @@ def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config):
 def test_the_noise_scale_is_that_of_every_examples_gradient(config):
     """Of the loss by itself: signal |G|^2 and noise tr(C), both without bias, from an explicit list of gradients."""
     problem = draw_problem(cell(config, "loss"))
-    batch, slopes = problem.batch, []
+    batch = problem.batch
+    slopes = []
     for i in range(len(batch.inputs)):
         parameters = [one.requires_grad_() for one in problem.network.parameters()]
         logits = problem.network(batch.inputs[i : i + 1])[:, batch.scored]
@@ -446,8 +446,10 @@ def test_the_noise_scale_is_that_of_every_examples_gradient(config):
     mean = float(gradients.mean(dim=0).square().sum())
     signal = mean - trace / len(gradients)
     (found,) = rows(config, "noise_scale")
-    assert signal > 0 and found["value"] == pytest.approx(trace / signal, rel=1e-8)
-    assert found["error"] is None and found["status"] == "ok"
+    assert signal > 0
+    assert found["value"] == pytest.approx(trace / signal, rel=1e-8)
+    assert found["error"] is None
+    assert found["status"] == "ok"
 
 
 def test_a_gradient_below_its_noise_has_no_noise_scale(config):
@@ -467,10 +469,12 @@ def test_parameters_are_counted_by_block_and_in_all(config):
 
 def test_spreads_are_those_of_scores_written_out(config):
     problem = draw_problem(cell(config, "loss"))
-    network, tokens = problem.network, problem.batch.inputs
+    network = problem.network
+    tokens = problem.batch.inputs
     layer = network.layers[0]
     seen = layer.ln1(network.hidden(tokens, 0))
-    length, heads = tokens.shape[1], 2
+    length = tokens.shape[1]
+    heads = 2
     query, key = (
         (p(seen).unflatten(-1, (heads, -1)).transpose(1, 2))
         for p in (layer.attn.q, layer.attn.k)
@@ -585,7 +589,8 @@ def test_a_trainings_cost_is_its_counts_times_the_time_of_one(config):
     found = {row["quantity"]: row["value"] for row in rows(changed, "training_cost")}
     assert (found["looks"], found["hessian_products"]) == (3, 36)
     total = STEP * found["update_seconds"] + 3 * found["look_seconds"]
-    assert found["training_cost"] == pytest.approx(total) and found["look_seconds"] > 0
+    assert found["training_cost"] == pytest.approx(total)
+    assert found["look_seconds"] > 0
 
 
 @pytest.mark.parametrize("curvature", [Curvature.whole, Curvature.blocks])

@@ -8,6 +8,7 @@ from torch import nn
 
 import hessfig
 from hessfig.curvature.rounding import deviation, norm, norm_of_all, unit_of
+from tests.draws import draws
 
 pytestmark = pytest.mark.long
 
@@ -19,7 +20,8 @@ KEYS = ["row", "col", "part", "quantity", "index"]
 def problem(scale, batches=1):
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()
+    x = torch.randn(6, 3).double()
+    y = torch.randn(6, 2).double()
     x, y = (
         (x, y) if batches == 1 else ([*x.split(6 // batches)], [*y.split(6 // batches)])
     )
@@ -38,9 +40,8 @@ def measured(scale, batches=1, **asked):
 
 
 def compare(scale, found, truth, *, rel=1e-10):
-    assert (
-        found.index.equals(truth.index) and (found["status"] == truth["status"]).all()
-    )
+    assert found.index.equals(truth.index)
+    assert (found["status"] == truth["status"]).all()
     for column in ("value", "error"):
         there = found[column].astype(float) / scale
         assert there.tolist() == pytest.approx(
@@ -118,7 +119,8 @@ def test_densities_and_spectra_scale(scale):
         "parts": "H",
         "spectrum": {"steps": 8, "num_probes": 3},
     }
-    found, truth = measured(scale, **asked), measured(1.0, **asked)
+    found = measured(scale, **asked)
+    truth = measured(1.0, **asked)
     names = found.index.get_level_values("quantity")
     linear = names.str.contains("eigenvalue|density_mean|density_quantile")
     compare(scale, found[linear], truth[linear])
@@ -133,7 +135,8 @@ def test_curvatures_along_directions_scale(scale):
         "parts": "H",
         "directions": {"named": ["gradient", "sign", "random"]},
     }
-    found, truth = measured(scale, **asked), measured(1.0, **asked)
+    found = measured(scale, **asked)
+    truth = measured(1.0, **asked)
     names = found.index.get_level_values("quantity")
     linear = names.str.endswith(("_curvature", "_product", "_slope")) | (
         names == "gradient_direction_length"
@@ -158,14 +161,15 @@ def test_lengths_of_any_size(dtype):
         assert norm_of_all([unit * x, unit * x.double()], math.nan) == pytest.approx(
             50**0.5 * unit, rel=1e-6
         )
-    assert norm(0 * x) == 0.0 and math.isnan(norm(x / 0))
+    assert norm(0 * x) == 0.0
+    assert math.isnan(norm(x / 0))
     assert norm(torch.tensor([math.inf, 1.0], dtype=dtype)) == math.inf
-    assert unit_of(x) == 1.0 and unit_of(0 * x) == 1.0
+    assert unit_of(x) == 1.0
+    assert unit_of(0 * x) == 1.0
 
 
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3, 1e100])
 def test_ordinary_lengths_keep_their_bits(size):
-    x = size * torch.randn(
-        1001, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
-    )
-    assert norm(x) == float(x.norm()) and deviation(x) == float(x.std())
+    x = size * draws(1001)
+    assert norm(x) == float(x.norm())
+    assert deviation(x) == float(x.std())

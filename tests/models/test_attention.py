@@ -4,13 +4,15 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from hessfig.config.enums import Attention, DType, QueryKey
 from hessfig.config.science import ModelConfig
 from hessfig.rng import stream
 from tests.toys import build_model
 
-LENGTH, WIDTH = 6, 4
+LENGTH = 6
+WIDTH = 4
 
 
 def attention(**settings):
@@ -43,18 +45,19 @@ def by_hand(layer, *, linear, temperature=1.0):
 def test_one_head_by_hand(kind, temperature):
     layer = attention(attention=kind, temperature=temperature)
     expected = by_hand(layer, linear=kind == Attention.linear, temperature=temperature)
-    torch.testing.assert_close(layer(rows()), expected)
+    assert_close(layer(rows()), expected)
 
 
 @pytest.mark.parametrize("kind", Attention)
 def test_chosen_queries_are_rows_of_the_whole(kind):
     layer = attention(attention=kind, n_heads=2)
-    torch.testing.assert_close(layer(rows(), slice(2, 4)), layer(rows())[:, 2:4])
+    assert_close(layer(rows(), slice(2, 4)), layer(rows())[:, 2:4])
 
 
 def test_the_single_matrix_is_the_product_of_the_two():
-    pair, single = attention(), attention(query_key=QueryKey.single)
+    pair = attention()
+    single = attention(query_key=QueryKey.single)
     for name in ("v", "o"):
         getattr(single, name).load_state_dict(getattr(pair, name).state_dict())
     single.q.weight.copy_(pair.k.weight.T @ pair.q.weight)
-    torch.testing.assert_close(single(rows()), pair(rows()))
+    assert_close(single(rows()), pair(rows()))

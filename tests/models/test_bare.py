@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from hessfig.config.enums import Attention, Kind, QueryKey
 from hessfig.config.science import ModelConfig
@@ -9,14 +10,16 @@ from tests.toys import toy_problem
 
 
 def outputs(objective):
-    network, batch = objective.network, objective.batch
+    network = objective.network
+    batch = objective.batch
     return network.from_hidden(network.hidden(batch.inputs, 0), 0, batch.scored)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_the_linear_mlp_is_a_product_of_matrices(depth):
     problem = toy_problem(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=2))
-    network, batch = problem.network, problem.batch
+    network = problem.network
+    batch = problem.batch
     expected = (
         network.tok_embed.weight[batch.inputs]
         @ network.layers[0].weight.T
@@ -25,7 +28,7 @@ def test_the_linear_mlp_is_a_product_of_matrices(depth):
     found = network.from_hidden(
         network.hidden(batch.inputs, depth), depth, batch.scored
     )
-    torch.testing.assert_close(found, expected[:, batch.scored])
+    assert_close(found, expected[:, batch.scored])
 
 
 @pytest.mark.parametrize("kind", [Attention.softmax, Attention.linear])
@@ -35,11 +38,12 @@ def test_bare_attention_is_equation_one(kind):
             kind=Kind.self_attention, d_model=4, attention=kind, temperature=1.3
         )
     )
-    x, network = 0.7 * problem.batch.inputs, problem.network
+    x = 0.7 * problem.batch.inputs
+    network = problem.network
     q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
     scores = q @ k.transpose(1, 2) / (2 * 1.3)
     pattern = scores if kind == Attention.linear else scores.softmax(-1)
-    torch.testing.assert_close(outputs(problem), pattern @ v)
+    assert_close(outputs(problem), pattern @ v)
 
 
 def test_a_single_matrix_takes_the_place_of_two():
@@ -50,15 +54,16 @@ def test_a_single_matrix_takes_the_place_of_two():
     )
     single.network.v.weight.copy_(pair.network.v.weight)
     single.network.q.weight.copy_(pair.network.k.weight.T @ pair.network.q.weight)
-    torch.testing.assert_close(outputs(single), outputs(pair))
+    assert_close(outputs(single), outputs(pair))
 
 
 def test_heads_work_on_their_own_columns():
     problem = toy_problem(ModelConfig(kind=Kind.self_attention, d_model=4, n_heads=2))
-    x, network = 0.7 * problem.batch.inputs, problem.network
+    x = 0.7 * problem.batch.inputs
+    network = problem.network
     q, k, v = (x @ linear.weight.T for linear in (network.q, network.k, network.v))
     heads = [
         (q[..., s] @ k[..., s].transpose(1, 2) / 2**0.5).softmax(-1) @ v[..., s]
         for s in (slice(2), slice(2, 4))
     ]
-    torch.testing.assert_close(outputs(problem), torch.cat(heads, dim=-1))
+    assert_close(outputs(problem), torch.cat(heads, dim=-1))

@@ -156,7 +156,8 @@ def close(found, dense, scale):
 
 def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f():
     """Of H_f too: it is no outer product of the outputs; of a group where a row and the column share a weight."""
-    model, decay = ModelConfig(d_model=4, d_mlp=5), 0.3
+    model = ModelConfig(d_model=4, d_mlp=5)
+    decay = 0.3
     problem = toy_problem(
         model, toy_task(model, batch_size=2, base=2, weight_decay=decay)
     )
@@ -184,9 +185,8 @@ def test_weight_decay_stands_on_the_diagonal_of_h_and_h_f():
         estimator=EstimatorConfig(Method.dense),
     )
     (row,) = compute_cell(Cell(Variant("", config), 0.3, 1, "frobenius")).rows
-    assert row["status"] == "ok" and row["value"] == pytest.approx(
-        decay * problem.layout.size(0, "W_U") ** 0.5
-    )
+    assert row["status"] == "ok"
+    assert row["value"] == pytest.approx(decay * problem.layout.size(0, "W_U") ** 0.5)
     with pytest.raises(
         UserError, match=r"task\.weight_decay: loss is measured without it"
     ):

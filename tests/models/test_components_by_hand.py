@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from hessfig.config.checks import check_config
 from hessfig.config.enums import Data, Kind, Method
@@ -17,7 +18,9 @@ from hessfig.rng import stream
 from tests.models.test_components import chosen
 from tests.toys import toy_problem, toy_task
 
-HEADS, WIDTH, LENGTH = 2, 8, 6
+HEADS = 2
+WIDTH = 8
+LENGTH = 6
 
 
 def draw(*shape, name="rows"):
@@ -35,7 +38,8 @@ def bare(**settings):
 
 def by_hand(network, x, pattern, *, sets=1, query=None):
     """Return the values mixed by `pattern` (a function of scores), head by head; `query` changes queries and keys."""
-    d, rows = WIDTH // HEADS // sets, []
+    d = WIDTH // HEADS // sets
+    rows = []
     for head in range(HEADS):
         v = (x @ network.v.weight.T)[..., head * d * sets : (head + 1) * d * sets]
         scores = []
@@ -91,10 +95,9 @@ BY_HAND = {
 @pytest.mark.parametrize("name", BY_HAND)
 def test_attention_by_hand(name):
     settings, pattern, query = BY_HAND[name]
-    network, x = bare(**settings), draw(2, LENGTH, WIDTH)
-    torch.testing.assert_close(
-        outputs(network, x), by_hand(network, x, pattern, query=query)
-    )
+    network = bare(**settings)
+    x = draw(2, LENGTH, WIDTH)
+    assert_close(outputs(network, x), by_hand(network, x, pattern, query=query))
 
 
 @pytest.mark.parametrize("normed", [True, False])
@@ -106,23 +109,25 @@ def test_differential_attention_by_hand(normed):
     )
     if normed:
         found = 0.2 * rms(found.unflatten(-1, (HEADS, -1))).flatten(-2)
-    torch.testing.assert_close(outputs(network, x), found)
+    assert_close(outputs(network, x), found)
 
 
 @pytest.mark.parametrize(("name", "power"), [("sparsemax", 1), ("entmax15", 2)])
 def test_sparse_patterns_solve_their_problem(name, power):
     """Both are max(s / power - tau, 0)^power, whose sum falls in tau: bisection finds it."""
     scores = 2 * draw(3, 5, 7)
-    low, high = scores.amin(-1, keepdim=True) - 2, scores.amax(-1, keepdim=True)
+    low = scores.amin(-1, keepdim=True) - 2
+    high = scores.amax(-1, keepdim=True)
     for _ in range(100):
         tau = (low + high) / 2
         is_low = (scores / power - tau).clamp(min=0).pow(power).sum(
             -1, keepdim=True
         ) > 1
-        low, high = torch.where(is_low, tau, low), torch.where(is_low, high, tau)
+        low = torch.where(is_low, tau, low)
+        high = torch.where(is_low, high, tau)
     expected = (scores / power - low).clamp(min=0).pow(power)
     found = getattr(of, name)(scores, torch.zeros(5, 7, dtype=torch.bool))
-    torch.testing.assert_close(found, expected)
+    assert_close(found, expected)
     assert (found == 0).any()
 
 
@@ -133,7 +138,7 @@ def test_shared_keys_are_those_of_repeated_weights():
     for name in ("k", "v"):
         getattr(whole, name).weight.copy_(getattr(shared, name).weight.repeat(HEADS, 1))
     whole.q.weight.copy_(shared.q.weight)
-    torch.testing.assert_close(outputs(shared, x), outputs(whole, x))
+    assert_close(outputs(shared, x), outputs(whole, x))
 
 
 def test_gate_window_and_slopes_by_hand():
@@ -143,11 +148,10 @@ def test_gate_window_and_slopes_by_hand():
     found = by_hand(
         network, x, lambda s: s.masked_fill(apart >= 2, -math.inf).softmax(-1)
     )
-    torch.testing.assert_close(
-        outputs(network, x), found * torch.sigmoid(x @ network.g.weight.T)
-    )
-    network, slopes = bare(positions="alibi"), iter([2**-4, 2**-8])
-    torch.testing.assert_close(
+    assert_close(outputs(network, x), found * torch.sigmoid(x @ network.g.weight.T))
+    network = bare(positions="alibi")
+    slopes = iter([2**-4, 2**-8])
+    assert_close(
         outputs(network, x),
         by_hand(network, x, lambda s: (s - next(slopes) * apart).softmax(-1)),
     )
@@ -159,16 +163,14 @@ def test_rotations_tell_distances_alone():
     positions = torch.tensor([0, 3, 5, 8])
     turned = [of.rotated(one.expand(4, WIDTH), positions) for one in (q, k)]
     scores = turned[0] @ turned[1].T
-    torch.testing.assert_close(scores[0, 1], scores[2, 3])
-    torch.testing.assert_close(scores[0, 0], (q @ k.T)[0, 0])
+    assert_close(scores[0, 1], scores[2, 3])
+    assert_close(scores[0, 0], (q @ k.T)[0, 0])
     assert not torch.isclose(scores[0, 1], scores[0, 0])
-    torch.testing.assert_close(
-        of.rotated(turned[0], positions, back=True), q.expand(4, WIDTH)
-    )
+    assert_close(of.rotated(turned[0], positions, back=True), q.expand(4, WIDTH))
     first = torch.polar(
         torch.ones(4, dtype=torch.float64), positions.double()
     ) * torch.complex(q[0, 0], q[0, 1])
-    torch.testing.assert_close(turned[0][:, 0], first.real)
+    assert_close(turned[0][:, 0], first.real)
 
 
 def test_weights_of_a_gated_sandwich_by_hand():
@@ -181,17 +183,18 @@ def test_weights_of_a_gated_sandwich_by_hand():
     }
     model = ModelConfig(d_model=4, d_mlp=5, **chosen({**settings, "tied": True}))
     network = toy_problem(model).network
-    layer, x = network.layers[0], draw(1, LENGTH, 4)
+    layer = network.layers[0]
+    x = draw(1, LENGTH, 4)
     middle = x + 0.5 * rms(layer.attn(rms(x)))
     inner = torch.nn.functional.silu(layer.mlp.gate(rms(middle))) * layer.mlp.fc_in(
         rms(middle)
     )
-    torch.testing.assert_close(layer(x), middle + 0.5 * rms(layer.mlp.fc_out(inner)))
+    assert_close(layer(x), middle + 0.5 * rms(layer.mlp.fc_out(inner)))
     tokens = torch.arange(LENGTH)[None]
     hidden = network.hidden(tokens, 0)
-    torch.testing.assert_close(hidden, network.tok_embed.weight[tokens])
+    assert_close(hidden, network.tok_embed.weight[tokens])
     expected = rms(layer(hidden)) @ network.tok_embed.weight.T
-    torch.testing.assert_close(network(tokens), expected)
+    assert_close(network(tokens), expected)
 
 
 @pytest.mark.parametrize("norm_kind", ["layer", "rms"])
@@ -210,7 +213,7 @@ def test_norm_eps_stands_in_every_norm(norm_kind):
         centred = (
             x - x.mean(-1, keepdim=True) if isinstance(norm, torch.nn.LayerNorm) else x
         )
-        torch.testing.assert_close(
+        assert_close(
             norm(x), centred / (centred.square().mean(-1, keepdim=True) + 0.3).sqrt()
         )
     assert isinstance(layer.ln1, torch.nn.LayerNorm) == (norm_kind == "layer")
@@ -223,9 +226,7 @@ def test_centring_leaves_one_minus_lambda_of_the_mean_over_allowed_keys_in_every
     pattern = attention.pattern(
         draw(1, 1, LENGTH, LENGTH), slice(None), attention.causal_mask[:LENGTH, :LENGTH]
     )
-    torch.testing.assert_close(
-        pattern.sum(-1), torch.full((1, 1, LENGTH), 0.25, dtype=torch.float64)
-    )
+    assert_close(pattern.sum(-1), torch.full((1, 1, LENGTH), 0.25, dtype=torch.float64))
     assert bool((pattern.triu(1) == 0).all())
 
 
@@ -325,8 +326,6 @@ def test_changes_of_the_loss_are_refused_where_nobody_knows_them(task, method, m
 
 
 def test_keys_of_networks_without_components_stand():
-    assert (
-        "scores" not in in_key(Config())["model"]
-        and "weight_decay" not in in_key(Config())["task"]
-    )
+    assert "scores" not in in_key(Config())["model"]
+    assert "weight_decay" not in in_key(Config())["task"]
     assert in_key(Config(model=ModelConfig(tied=True)))["model"]["tied"] is True

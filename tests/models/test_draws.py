@@ -95,7 +95,8 @@ def test_the_seed_redraws_every_matrix():
     ],
 )
 def test_no_setting_shifts_the_draws_of_a_weight_it_keeps(larger):
-    plain, changed = parameters(ModelConfig(d_model=8)), parameters(larger)
+    plain = parameters(ModelConfig(d_model=8))
+    changed = parameters(larger)
     kept = {
         name
         for name in plain.keys() & changed.keys()

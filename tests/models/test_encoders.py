@@ -144,7 +144,8 @@ def test_a_tied_embedding_counts_in_both_roles(home):
 @pytest.mark.long
 def test_a_layer_of_several_passes_is_one_weight(home):
     layout = truth("albert", home)[0].layout
-    assert layout.num_layers == 1 and layout.layers_of("W_Q") == [1]
+    assert layout.num_layers == 1
+    assert layout.layers_of("W_Q") == [1]
     assert truth("albert groups", home)[0].layout.layers_of("W_Q") == [1, 2]
 
 
@@ -175,7 +176,8 @@ def test_curvlinops_and_double_backward_give_the_same_blocks(at_once, home):
 @pytest.mark.parametrize("name", thinned(ENCODERS, 2))
 def test_padding_changes_nothing_and_the_loss_is_the_models_own(name, home, tmp_path):
     problem, _ = truth(name, home)
-    batch, model = problem.batch, model_of(problem.network)
+    batch = problem.batch
+    model = model_of(problem.network)
     attended = (batch.inputs != PADDING).long()
     own = model(
         input_ids=batch.inputs, attention_mask=attended, labels=batch.targets
@@ -211,7 +213,8 @@ def test_mixed_masks_keep_some_words_and_change_others(home, tmp_path):
     )
     batch = problem_of(replace(config, task=task), 600).batch
     chosen = batch.targets != IGNORED
-    was, now = batch.targets[chosen], batch.inputs[chosen]
+    was = batch.targets[chosen]
+    now = batch.inputs[chosen]
     drawn_words = (now != 4) & (now != was)
     assert abs(float((now == 4).double().mean()) - 0.8) < 0.04
     # A drawn word is the one that was there in 1 of 3 draws, since three words are no

@@ -13,8 +13,10 @@ import hessfig
 from hessfig.errors import UserError
 from hessfig.models.found_weights import find_weights
 from tests.daily import daily, thinned
+from tests.draws import labels
 
-WORDS, LENGTH = 11, 6
+WORDS = 11
+LENGTH = 6
 _LLAMA = {
     **{
         "num_hidden_layers": 2,
@@ -53,8 +55,10 @@ _BERT = {
 }
 _GPT = {"n_layer": 2, "n_head": 4, "n_embd": 16, "n_positions": 8}
 _VIT = {**_BERT, "image_size": 8, "patch_size": 4}
-_QKVO, _GATED = ("W_Q", "W_K", "W_V", "W_O"), ("W_gate", "W_in", "W_out")
-_PLAIN, _ALL = (*_QKVO, "W_in", "W_out"), (*_QKVO, *_GATED)
+_QKVO = ("W_Q", "W_K", "W_V", "W_O")
+_GATED = ("W_gate", "W_in", "W_out")
+_PLAIN = (*_QKVO, "W_in", "W_out")
+_ALL = (*_QKVO, *_GATED)
 # Type: (its sizes, the names of a layer).
 TYPES = {
     **dict.fromkeys(("gpt2", "openai-gpt", "gpt_bigcode"), (_GPT, _PLAIN)),
@@ -222,7 +226,8 @@ def weight_of(layout, name, layer):
 
 @pytest.mark.parametrize("name", daily(TYPES, *[*TYPES][::20]))
 def test_names_of_a_layer_are_all_there(name):
-    layout, expected = layout_of(name), TYPES[name][1]
+    layout = layout_of(name)
+    expected = TYPES[name][1]
     last = {
         weight.name
         for weight in layout.weights
@@ -307,7 +312,9 @@ def test_queries_are_those_of_one_position_and_keys_and_values_of_all(name):
     query, key, value = (
         rank(one) for one in slopes(network, outputs_of(network)[0, 3], weights)
     )
-    assert query == 1 and key > 1 and value > 1
+    assert query == 1
+    assert key > 1
+    assert value > 1
 
 
 _WITHOUT_QUERIES = [name for name in TYPES if name not in ("albert", "t5")]
@@ -327,20 +334,21 @@ def test_without_queries_keys_do_nothing_and_values_do(name):
         float(one.abs().max())
         for one in slopes(network, outputs_of(network)[0, 1], weights)
     )
-    assert key <= 1e-4 * value and value > 0
+    assert key <= 1e-4 * value
+    assert value > 0
 
 
 @pytest.mark.parametrize("name", thinned(ASKED, 2))
 def test_what_cannot_be_told_is_asked_for_and_an_answer_is_taken(name):
-    network, where = model_of(name), ASKED[name][1]
+    network = model_of(name)
+    where = ASKED[name][1]
     with pytest.raises(UserError, match="do not tell what they do") as caught:
         find_weights(network)
     assert where in str(caught.value)
     roles = dict(re.findall(r"'([^']+)': '(other)'", caught.value.remedy))
     layout = find_weights(network, roles)
-    assert {where} <= {*layout.names} and (
-        name != "jamba" or {*_QKVO} <= {*layout.names}
-    )
+    assert {where} <= {*layout.names}
+    assert name != "jamba" or {*_QKVO} <= {*layout.names}
 
 
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
@@ -425,9 +433,7 @@ def test_a_given_role_says_how_a_map_is_fused():
 @pytest.mark.long
 def test_measured_under_names_that_were_found():
     network = model_of("gpt_neox")
-    tokens = torch.randint(
-        0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(0)
-    )
+    tokens = labels(2, LENGTH, classes=WORDS)
     batch = {"input_ids": tokens, "labels": tokens}
     problem = hessfig.Problem(network, batch, weights="found")
     own = "gpt_neox.layers.1.attention.query_key_value.weight"

@@ -70,7 +70,8 @@ def test_a_method_of_the_class_counts(monkeypatch):
 def test_weights_modes_and_graphs_do_not_count():
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     held = [*network.parameters(), *network.buffers()]
-    before, parts = identity(network, without=held), identities(network)
+    before = identity(network, without=held)
+    parts = identities(network)
     network.eval()
     with torch.no_grad():
         network[0].weight.add_(1)
@@ -95,7 +96,8 @@ class Ring:
     """A class whose entries lead back to the set that holds them."""
 
     def __init__(self, gain):
-        self.gain, self.others = gain, {self}
+        self.gain = gain
+        self.others = {self}
 
     def __hash__(self):
         return 1
@@ -141,4 +143,5 @@ def test_every_process_finds_the_same():
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == found() and len(found()[1]) == 64
+    assert done.stdout.split() == found()
+    assert len(found()[1]) == 64

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import Products
@@ -19,9 +20,11 @@ from hessfig.models.routes import Engines
 from hessfig.terms import Block, Part
 from tests.config.composing import configs
 from tests.daily import daily
+from tests.draws import labels
 from tests.models.test_found_weights import view
 
-WORDS, LENGTH = 5, 4
+WORDS = 5
+LENGTH = 4
 _HF = {
     **{
         "num_hidden_layers": 1,
@@ -90,9 +93,7 @@ def bridge(name):
 
 
 def tokens():
-    return torch.randint(
-        0, WORDS, (2, LENGTH), generator=torch.Generator().manual_seed(1)
-    )
+    return labels(2, LENGTH, classes=WORDS, seed=1)
 
 
 class Whole(nn.Module):
@@ -146,17 +147,19 @@ def test_every_named_block_is_that_of_double_backward(name):
         found = column.split_matmat(
             torch.eye(weight.size, dtype=torch.float64), [Part.H]
         )[block, Part.H]
-        torch.testing.assert_close(found, truth, rtol=0, atol=1e-10)
+        assert_close(found, truth, rtol=0, atol=1e-10)
     assert len(layout.weights) > 25
 
 
 @pytest.mark.parametrize("name", daily(BRIDGES, "gpt2"))
 def test_pairs_and_heads_by_their_short_name(name):
-    problem, whole = hessfig.Problem(bridge(name), tokens()), whole_of(name)
+    problem = hessfig.Problem(bridge(name), tokens())
+    whole = whole_of(name)
     layout = problem.objective("float64").layout
-    head, value = layout.members(1, "W_Q.head2")[0], layout.members(1, "W_V")[0]
+    head = layout.members(1, "W_Q.head2")[0]
+    value = layout.members(1, "W_V")[0]
     found = problem.operator(("W_Q.h2@1", "W_V@1")).dense()
-    torch.testing.assert_close(found, whole.block(head, value), rtol=0, atol=1e-10)
+    assert_close(found, whole.block(head, value), rtol=0, atol=1e-10)
     assert whole.block(head, value).abs().max() > 1e-4
 
 
@@ -180,7 +183,8 @@ def test_the_bridge_stays_as_it_was():
 
 @pytest.mark.long
 def test_targets_of_ones_own_and_several_batches_count():
-    held, every = bridge("native"), tokens()
+    held = bridge("native")
+    every = tokens()
     targets = every.roll(1, 1)
     whole = hessfig.measure(
         hessfig.Problem(held, every, targets), blocks=["W_V"], estimator="dense"
@@ -251,22 +255,17 @@ def test_patterns_scores_and_norms_are_those_by_hand(name):
         for one in tokens().split(1)
     ]
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    assert patterns.shape == scores.shape == (
-        1,
-        2,
-        2,
-        LENGTH,
-        LENGTH,
-    ) and norms.shape == (2, 2, LENGTH)
+    assert patterns.shape == scores.shape == (1, 2, 2, LENGTH, LENGTH)
+    assert norms.shape == (2, 2, LENGTH)
     held = dict(wrapped(bridge(name)).named_parameters())
     word, place = (
         held[one.parameter] for one in find_weights(bridge(name)).weights[:2]
     )
     stream = word[tokens()] + place[:LENGTH]
     by_hand, mixed = pattern_by_hand(name, 1, stream)
-    torch.testing.assert_close(patterns[0], mixed, rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(scores[0] * seen, by_hand, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(norms[0], stream.norm(dim=-1), rtol=1e-5, atol=0)
+    assert_close(patterns[0], mixed, rtol=1e-4, atol=1e-6)
+    assert_close(scores[0] * seen, by_hand, rtol=1e-4, atol=1e-5)
+    assert_close(norms[0], stream.norm(dim=-1), rtol=1e-5, atol=0)
     assert norms[1].tolist() == torch.cat(outputs).norm(dim=-1).tolist()
 
 
@@ -287,7 +286,7 @@ def test_allowed_scores_whose_softmax_underflows_are_not_masked(name):
     scores = hessfig.lens.attention_scores(problem)
     seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().expand_as(patterns)
     assert (patterns[seen] == 0).any()
-    torch.testing.assert_close(scores > -1e30, seen)
+    assert_close(scores > -1e30, seen)
 
 
 def test_scores_that_a_hook_has_not_and_that_are_not_those_of_queries_and_keys_are_refused():
@@ -336,15 +335,14 @@ def test_an_architecture_of_the_registry_by_name(name):
     assert {"W_Q", "W_V.head2", "W_out"} <= {
         weight.name for weight in shipped.layout(config).weights
     }
-    assert shipped.axes(config) == {"seed"} and shipped.draw is not None
+    assert shipped.axes(config) == {"seed"}
+    assert shipped.draw is not None
     one, again, other = (shipped.draw(config, None, seed) for seed in (0, 0, 1))
     (path,) = [weight.parameter for weight in one.layout.members(1, "W_V")]
     held = [drawn.network.get_parameter(path) for drawn in (one, again, other)]
-    assert (
-        held[0].equal(held[1])
-        and not held[0].equal(held[2])
-        and held[0].dtype == torch.float64
-    )
+    assert held[0].equal(held[1])
+    assert not held[0].equal(held[2])
+    assert held[0].dtype == torch.float64
 
 
 @pytest.mark.parametrize("asked", daily(["gemma2", "qwen3", "mixtral"], "qwen3"))
@@ -367,7 +365,8 @@ def test_the_remedy_for_an_architecture_that_huggingface_does_not_know(asked):
 
 
 def test_sizes_that_do_not_fit_when_the_network_runs_are_refused():
-    shipped, gpt_j = kind("transformer_lens"), "model.name=GPTJForCausalLM"
+    shipped = kind("transformer_lens")
+    gpt_j = "model.name=GPTJForCausalLM"
     with pytest.raises(
         UserError, match=r"does not run[\s\S]*size of tensor[\s\S]*rotary_dim=4"
     ):

@@ -89,7 +89,8 @@ def test_the_order_of_weights_and_batches_moves_no_bit(name):
 
 def test_expanded_batches_and_weights():
     network, inputs, _ = made("maps")
-    alike, same = inputs[:1].expand(5, 7), torch.ones(1, dtype=torch.int64).expand(5)
+    alike = inputs[:1].expand(5, 7)
+    same = torch.ones(1, dtype=torch.int64).expand(5)
     expected = numbers(network, alike.clone(), same.clone())
     assert numbers(network, alike, same) == expected
     shared = copy.deepcopy(network)
@@ -124,9 +125,11 @@ def test_row_major(shape):
     assert row_major(plain) is plain
     for reordered in OTHER.values() if plain.ndim else ():
         found = row_major(reordered(plain))
-        assert found.stride() == plain.stride() and torch.equal(found, plain)
+        assert found.stride() == plain.stride()
+        assert torch.equal(found, plain)
     one_channel = torch.zeros(4, 1, 3, 3).to(memory_format=torch.channels_last)
-    assert one_channel.is_contiguous() and not is_row_major(one_channel)
+    assert one_channel.is_contiguous()
+    assert not is_row_major(one_channel)
     assert is_row_major(torch.eye(2).to_sparse())
 
 
@@ -142,4 +145,5 @@ def test_a_module_is_laid_out_with_its_buffers():
 def test_weights_of_a_file_are_by_rows(tmp_path):
     torch.save({"weight": draws(4, 5).T}, tmp_path / "weights.pt")
     found = read_weights(tmp_path / "weights.pt")["weight"]
-    assert is_row_major(found) and torch.equal(found, draws(4, 5).T)
+    assert is_row_major(found)
+    assert torch.equal(found, draws(4, 5).T)

@@ -86,7 +86,8 @@ def test_each_kind_of_sink_is_a_network_of_its_own():
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.long
 def test_the_tape_gives_the_products_of_dense_differentiation(model, layer):
-    problem, weights = toy_problem(model), matrices_of(model)
+    problem = toy_problem(model)
+    weights = matrices_of(model)
     oracle = dense_oracle(problem, layer, weights)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -115,8 +116,10 @@ def test_the_tape_gives_the_products_of_dense_differentiation(model, layer):
 @pytest.mark.long
 def test_exact_norms_are_those_of_dense_blocks(model, changes):
     model = replace(model, **changes)
-    problem, layer = toy_problem(model), model.n_layers
-    tape, parts = LinearisedNetwork(problem, model), list(PARTS)
+    problem = toy_problem(model)
+    layer = model.n_layers
+    tape = LinearisedNetwork(problem, model)
+    parts = list(PARTS)
     for col in matrices_of(model):
         dense = dense_blocks(tape.column(layer, col, [col]))
         block = Block(layer, col, col)

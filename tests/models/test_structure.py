@@ -75,7 +75,8 @@ def test_curvlinops_sees_the_same_exact_zeros(name, matrix):
 
 
 def test_only_the_functional_part_of_diagonal_blocks_is_ever_promised():
-    model, value = ARCHITECTURES["softmax"], Matrix.W_V
+    model = ARCHITECTURES["softmax"]
+    value = Matrix.W_V
     assert is_structural_zero(model, Block(1, value, value), Part.H_f)
     assert not is_structural_zero(model, Block(1, value, value), Part.H_o)
     assert not is_structural_zero(model, Block(1, value, value), Part.H)

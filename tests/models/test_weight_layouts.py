@@ -14,7 +14,8 @@ from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
 @pytest.mark.parametrize("name", thinned(ARCHITECTURES, 2))
 def test_every_weight_of_every_layer_is_found_and_has_the_size_the_plan_assumes(name):
-    model, problem = ARCHITECTURES[name], toy_problem(ARCHITECTURES[name])
+    model = ARCHITECTURES[name]
+    problem = toy_problem(ARCHITECTURES[name])
     for layer in range(1, model.n_layers + 1):
         for matrix in matrices_of(model):
             if matrix != Matrix.W:
@@ -35,7 +36,8 @@ def test_layers_count_from_one_and_shared_weights_have_none():
 
 
 def test_different_names_are_different_tensors():
-    problem, model = toy_problem(ARCHITECTURES["softmax"]), ARCHITECTURES["softmax"]
+    problem = toy_problem(ARCHITECTURES["softmax"])
+    model = ARCHITECTURES["softmax"]
     tensors = {id(problem.weight(1, matrix)) for matrix in matrices_of(model)}
     assert len(tensors) == len(matrices_of(model))
 

@@ -18,7 +18,9 @@ from hessfig.terms import Part
 from hessfig.weights import Weight
 from tests.double_backward import hessian, jacobian
 
-VOCABULARY, CONTEXT, SEQUENCES = 5, 4, 4
+VOCABULARY = 5
+CONTEXT = 4
+SEQUENCES = 4
 _LLAMA = {
     "hidden_size": 8,
     "num_hidden_layers": 1,
@@ -194,7 +196,8 @@ def places(
     model: torch.nn.Module, weights: tuple[Weight, ...], only: str = ""
 ) -> Tensor:
     """Return where the entries of some weights stand among the parameters of `dense`."""
-    start, found = 0, {}
+    start = 0
+    found = {}
     for name, parameter in model.named_parameters():
         if only not in name:
             continue

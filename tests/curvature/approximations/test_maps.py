@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature.problem import hooked
@@ -19,7 +20,8 @@ from tests.daily import daily, thinned
 from tests.double_backward import hessian, jacobian
 from tests.draws import draws, labels
 
-CLASSES, IGNORED = 3, -100
+CLASSES = 3
+IGNORED = -100
 SIDES = (["weight"], ["bias"], ["weight", "bias"], ["bias", "weight"])
 Batches = list[tuple[Tensor, Tensor]]
 
@@ -54,7 +56,8 @@ class Case:
         """Yield the inputs x, what a shift of y changes in the outputs, and the Hessian in the outputs, by sample."""
         for x, y in self.batches:
             outputs = self.network(x).detach()
-            seen, shifts = list[Tensor](), list[Tensor]()
+            seen = list[Tensor]()
+            shifts = list[Tensor]()
 
             def shift(module, given, output, seen=seen, shifts=shifts):
                 seen.append(self.positions(module, given[0].detach()))
@@ -82,7 +85,9 @@ class Case:
 
     def factors(self, held, *, reduce):
         """Return sum g g^T and mean x x^T by loops over the samples that count, of all batches, and their positions."""
-        left, right, count = 0, 0, 0
+        left = 0
+        right = 0
+        count = 0
         for x, J, H in self.curvatures():
             x = torch.cat(
                 [x] * ("weight" in held)
@@ -117,7 +122,8 @@ class Case:
 
     def gauss_newton(self, held):
         """Return H_o of the block, by the Jacobian of the outputs in the parameters."""
-        at, total = [self.module.get_parameter(one) for one in held], 0
+        at = [self.module.get_parameter(one) for one in held]
+        total = 0
         for x, y in self.batches:
             J = jacobian(lambda x=x: self.network(x), at)
             leaf = self.network(x).detach().requires_grad_()
@@ -258,28 +264,24 @@ CASES = {
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_kfac_is_what_its_definition_says(name, held):
     case = CASES[name]()
-    torch.testing.assert_close(
-        case.made("kfac", held), case.kfac(held), rtol=1e-10, atol=1e-13
-    )
-    torch.testing.assert_close(
+    assert_close(case.made("kfac", held), case.kfac(held), rtol=1e-10, atol=1e-13)
+    assert_close(
         case.made("kfac_reduce", held),
         case.kfac(held, reduce=True),
         rtol=1e-10,
         atol=1e-13,
     )
-    torch.testing.assert_close(
-        case.made("ekfac", held), case.ekfac(held), rtol=1e-8, atol=1e-11
-    )
+    assert_close(case.made("ekfac", held), case.ekfac(held), rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", thinned(CASES, 2))
 def test_identities_of_maps_with_several_positions(name):
     """K-FAC-reduce of a bias is H_o, whose trace is that of EK-FAC; neither is true of K-FAC."""
-    case, held = CASES[name](), ["weight", "bias"]
-    bias, whole = case.gauss_newton(["bias"]), case.gauss_newton(held)
-    torch.testing.assert_close(
-        case.made("kfac_reduce", ["bias"]), bias, rtol=1e-10, atol=1e-13
-    )
+    case = CASES[name]()
+    held = ["weight", "bias"]
+    bias = case.gauss_newton(["bias"])
+    whole = case.gauss_newton(held)
+    assert_close(case.made("kfac_reduce", ["bias"]), bias, rtol=1e-10, atol=1e-13)
     assert float(case.made("ekfac", held).trace()) == pytest.approx(
         float(whole.trace()), rel=1e-10
     )
@@ -319,9 +321,7 @@ def test_it_is_exact_for_a_deep_linear_network_at_one_sample(path, held):
         network, path, draws(1, 2, 3, 2), windows if path == "0" else as_rows, 1
     )
     for name in ("kfac", "kfac_reduce", "ekfac"):
-        torch.testing.assert_close(
-            case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13
-        )
+        assert_close(case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("held", daily(SIDES, SIDES[1], SIDES[3]), ids=" and ".join)
@@ -330,9 +330,7 @@ def test_it_is_exact_for_a_single_linear_map(held):
         drawn(nn.Sequential(nn.Linear(3, 2))), "0", draws(7, 3), as_rows, 2, 4, 1
     )
     for name in ("kfac", "kfac_reduce", "ekfac"):
-        torch.testing.assert_close(
-            case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13
-        )
+        assert_close(case.made(name, held), case.hessian(held), rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("held", daily(SIDES, SIDES[3]), ids=" and ".join)
@@ -354,7 +352,7 @@ def test_expand_and_reduce_are_exact_in_their_settings(held):
     ):
         truth = case.hessian(held)
         other = {"kfac": "kfac_reduce", "kfac_reduce": "kfac"}[name]
-        torch.testing.assert_close(case.made(name, held), truth, rtol=1e-10, atol=1e-13)
+        assert_close(case.made(name, held), truth, rtol=1e-10, atol=1e-13)
         # An output depends on one position alone.
         is_trivial = case is expand and held == ["bias"]
         assert is_trivial or float(
@@ -406,7 +404,7 @@ def test_several_batches_are_one(loss):
             problem.approximation(name, block).dense() for problem in (single, several)
         )
         assert float(one.norm()) > 1e-3
-        torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-9)
+        assert_close(other, one, rtol=1e-8, atol=1e-9)
 
 
 class Tagged(nn.Module):
@@ -417,7 +415,8 @@ class Tagged(nn.Module):
         self.words = nn.Embedding(9, 4)
         self.key = nn.Linear(4, 4)
         self.value = nn.Linear(4, 4)
-        self.inner, self.out = nn.Linear(4, 2), nn.Linear(2, CLASSES)
+        self.inner = nn.Linear(4, 2)
+        self.out = nn.Linear(2, CLASSES)
 
     def forward(self, words):
         x = self.words(words)
@@ -435,7 +434,8 @@ TAGS = labels(4, 5).where(WORDS != 0, IGNORED)
 @pytest.mark.parametrize("name", daily(["kfac", "kfac_reduce", "ekfac"], "kfac"))
 def test_padding_has_no_part_in_kfac(name):
     """As much as one likes of it changes nothing; nor does a sentence without a target, or cutting the batch."""
-    network, loss = drawn(Tagged()), "cross_entropy"
+    network = drawn(Tagged())
+    loss = "cross_entropy"
     wide = [(F.pad(WORDS, (0, 3)), F.pad(TAGS, (0, 3), value=IGNORED))]
     more = [
         (
@@ -461,13 +461,14 @@ def test_padding_has_no_part_in_kfac(name):
         assert (float(first.norm()) > 1e-4) != is_zero
         for other in others:
             again = other.approximation(name, block).dense()
-            torch.testing.assert_close(again, first, rtol=1e-8, atol=1e-10)
+            assert_close(again, first, rtol=1e-8, atol=1e-10)
 
 
 def test_rows_whose_targets_are_ignored_and_units_that_are_off():
     """Twenty rows that count and twenty that do not: those alone. A row that sends nothing back still counts."""
     network = drawn(nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, CLASSES)))
-    x, y = draws(40, 3) * 2, labels(40)
+    x = draws(40, 3) * 2
+    y = labels(40)
     y[20:] = IGNORED
     off = int((torch.relu(network[0](x[:20])) == 0).all(dim=1).sum())
     assert off
@@ -475,17 +476,19 @@ def test_rows_whose_targets_are_ignored_and_units_that_are_off():
         hessfig.Problem(network, *some).approximation("kfac", "0.weight").dense()
         for some in ((x, y), (x[:20], y[:20]))
     )
-    torch.testing.assert_close(made, alone, rtol=1e-10, atol=1e-13)
+    assert_close(made, alone, rtol=1e-10, atol=1e-13)
     case = Case(
         network, "0", [(x[:20], y[:20])], "cross_entropy", F.cross_entropy, as_rows
     )
-    torch.testing.assert_close(alone, case.kfac(["weight"]), rtol=1e-10, atol=1e-13)
+    assert_close(alone, case.kfac(["weight"]), rtol=1e-10, atol=1e-13)
 
 
 def test_words_without_targets_that_others_attend_to_count():
-    network, y = drawn(Tagged()), TAGS.clone()
+    network = drawn(Tagged())
+    y = TAGS.clone()
     y[:, 0] = IGNORED
-    problem, seen = hessfig.Problem(network, WORDS, y, "cross_entropy"), list[Tensor]()
+    problem = hessfig.Problem(network, WORDS, y, "cross_entropy")
+    seen = list[Tensor]()
     values, outputs = (
         problem.approximation("kfac", f"{one}.weight").dense()
         for one in ("value", "out")
@@ -498,12 +501,12 @@ def test_words_without_targets_that_others_attend_to_count():
     for made, given, counts in zip(
         (values, outputs), seen, (WORDS != 0, y != IGNORED), strict=True
     ):
-        rows, n = given[counts], given.shape[-1]
+        rows = given[counts]
+        n = given.shape[-1]
         # Up to a factor, the corner of a Kronecker product.
-        right, found = (rows.T @ rows, made[:n, :n])
-        torch.testing.assert_close(
-            found / found.norm(), right / right.norm(), rtol=1e-8, atol=1e-10
-        )
+        right = rows.T @ rows
+        found = made[:n, :n]
+        assert_close(found / found.norm(), right / right.norm(), rtol=1e-8, atol=1e-10)
 
 
 def test_systems_of_a_map_with_its_bias_are_solved():
@@ -519,7 +522,7 @@ def test_systems_of_a_map_with_its_bias_are_solved():
         b = draws(made.shape[0])
         x, residual = made.solve(b, damping=1e-2)
         assert residual < 1e-12
-        torch.testing.assert_close(
+        assert_close(
             case.made(name, ["weight", "bias"]) @ x + 1e-2 * x, b, rtol=1e-9, atol=1e-9
         )
 
@@ -531,7 +534,8 @@ class Upsampled(nn.Module):
         super().__init__()
         self.grouped = nn.Conv2d(2, 4, 2, groups=2)
         self.back = nn.ConvTranspose2d(4, 2, 2)
-        self.plain, self.out = nn.Conv2d(2, 2, 1), nn.Linear(2, CLASSES)
+        self.plain = nn.Conv2d(2, 2, 1)
+        self.out = nn.Linear(2, CLASSES)
 
     def forward(self, x):
         y = self.plain(self.back(torch.tanh(self.grouped(x)))) + F.conv2d(
@@ -579,7 +583,7 @@ def test_the_bias_of_a_grouped_convolution_has_its_own_factor():
     x = draws(4, 2, 3, 3)
     y = labels(4)
     case = Case(network, "grouped", [(x, y)], "cross_entropy", F.cross_entropy, windows)
-    torch.testing.assert_close(
+    assert_close(
         case.made("kfac_reduce", ["bias"]),
         case.gauss_newton(["bias"]),
         rtol=1e-10,

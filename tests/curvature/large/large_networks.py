@@ -155,7 +155,8 @@ class Plain:
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
         network, inputs, targets = case
         network = copy.deepcopy(network).to(dtype)
-        self.network, self.at = network, list(network.parameters())
+        self.network = network
+        self.at = list(network.parameters())
         with torch.nn.attention.sdpa_kernel([torch.nn.attention.SDPBackend.MATH]):
             returned = network(
                 inputs.to(dtype) if inputs.is_floating_point() else inputs

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature.large import own_column, readouts
@@ -16,8 +17,11 @@ from hessfig.curvature.losses import Called
 from hessfig.terms import PARTS
 from tests.curvature.large.large_networks import column_of, products
 from tests.daily import daily, thinned
+from tests.draws import draws
 
-WORDS, WIDTH, HIDDEN = 40, 24, 1400
+WORDS = 40
+WIDTH = 24
+HIDDEN = 1400
 
 
 class Body(nn.Module):
@@ -26,8 +30,10 @@ class Body(nn.Module):
     def __init__(self, *, bias=True):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.into = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, HIDDEN)
-        self.out, self.norm = nn.Linear(HIDDEN, WIDTH), nn.LayerNorm(WIDTH)
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.into = nn.Linear(WIDTH, HIDDEN)
+        self.out = nn.Linear(HIDDEN, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, WORDS, bias=bias)
 
     def features(self, tokens):
@@ -102,7 +108,8 @@ class Branching(Body):
 
     def forward(self, tokens):
         features = self.features(tokens)
-        one, other = self.head(features), self.other(features)
+        one = self.head(features)
+        other = self.other(features)
         return one if len(tokens) > 2 else other
 
 
@@ -156,17 +163,16 @@ def problem_of(network, loss="cross_entropy", weights=None):
 def check_same_without(problem, monkeypatch, name="all"):
     """Compare products with those of the outputs as features; neither may fall back."""
     column = column_of(problem, name=name)
-    vectors = torch.randn(
-        column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    vectors = draws(column.dim, 2, seed=1)
     monkeypatch.setattr(own_column, "head_of", lambda objective: None)
     plain = column_of(problem, name=name)
-    assert column.network.head is not None and plain.network.head is None
+    assert column.network.head is not None
+    assert plain.network.head is None
     assert all(one.network.holds(part) for one in (column, plain) for part in PARTS)
     for parts in (PARTS, *((part,) for part in PARTS)):
         truth = products(plain, vectors, *parts)
         for part, one in products(column, vectors, *parts).items():
-            torch.testing.assert_close(
+            assert_close(
                 one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
             )
 
@@ -198,7 +204,8 @@ def test_a_frozen_head_is_a_constant(frozen, monkeypatch):
 def test_no_head_is_found_where_something_follows_it(name):
     """The outputs themselves are then the features, and every product agrees with plain double backward."""
     column = column_of(problem_of(WITHOUT[name]()))
-    assert column.network.head is None and all(map(column.network.holds, PARTS))
+    assert column.network.head is None
+    assert all(map(column.network.holds, PARTS))
 
 
 def flat(outputs, targets):
@@ -308,7 +315,8 @@ def test_a_plain_module_or_function_has_a_head_where_classes_are_the_last_axis(
 @pytest.mark.parametrize("name", thinned(OTHERS, 4))
 def test_other_losses_of_classes_have_no_head(name):
     column = column_of(of_loss(OTHERS[name]))
-    assert column.network.head is None and all(map(column.network.holds, PARTS))
+    assert column.network.head is None
+    assert all(map(column.network.holds, PARTS))
 
 
 def test_squared_errors_have_no_head():
@@ -342,16 +350,12 @@ def test_spellings_of_cross_entropy_keep_their_head_in_micro_batches(samples):
         assert memory is not None
         bound = f"{(memory.peak(samples) + memory.each / 2) / 1e3:.3f}KB"
         column = column_of(replace(problem, memory=bound))
-        assert len(column.network) > 1 and column.network.head is not None
-        vectors = torch.randn(
-            column.dim,
-            1,
-            generator=torch.Generator().manual_seed(1),
-            dtype=torch.float64,
-        )
+        assert len(column.network) > 1
+        assert column.network.head is not None
+        vectors = draws(column.dim, 1, seed=1)
         truth = products(whole, vectors, *PARTS)
         for part, one in products(column, vectors, *PARTS).items():
-            torch.testing.assert_close(
+            assert_close(
                 one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
             )
 
@@ -360,13 +364,11 @@ def test_a_head_that_is_last_for_some_batches_alone_is_none():
     (first, one), (second, other) = tokens(3), tokens(2)
     problem = hessfig.Problem(Branching().double(), [first, second], [one, other])
     column = column_of(problem)
-    vectors = torch.randn(
-        column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    vectors = draws(column.dim, 1, seed=1)
     truth = (
         hessfig.Problem.operator(problem, "all", products="curvlinops") @ vectors[:, 0]
     )
     assert column.network.head is None
-    torch.testing.assert_close(
+    assert_close(
         products(column, vectors, *PARTS)[PARTS[-1]][:, 0], truth, rtol=1e-9, atol=1e-12
     )

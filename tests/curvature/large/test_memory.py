@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.config.enums import Products
@@ -23,8 +24,11 @@ from hessfig.terms import PARTS, Block, Part
 from tests.curvature.large.large_networks import column_of, of_transformers, products
 from tests.curvature.large.large_networks import problem_of as scored_problem
 from tests.daily import daily, thinned
+from tests.draws import draws
 
-WIDTH, CLASSES, SAMPLES = 260, 4, 12
+WIDTH = 260
+CLASSES = 4
+SAMPLES = 12
 ROW = Block(0, "all", "all")
 
 
@@ -124,12 +128,7 @@ of_two.reduction = "sum"
 def cases():
     x, y = data()
     two = TwoOutputs().double()
-    numbers = torch.randn(
-        SAMPLES,
-        CLASSES,
-        generator=torch.Generator().manual_seed(5),
-        dtype=torch.float64,
-    )
+    numbers = draws(SAMPLES, CLASSES, seed=5)
     weighted = nn.CrossEntropyLoss(
         weight=torch.tensor([0.5, 2.0, 0.0, 1.0], dtype=torch.float64)
     )
@@ -171,15 +170,14 @@ def test_micro_batches_have_the_products_of_the_whole(name):
     make = cases()[name]
     column = column_of(make(enough_for(memory_of(make(None)), 4)))
     pieces = [len(batch.inputs) for batch in column.network.problem.batches]
-    assert len(pieces) > 1 and max(pieces) <= 4
-    vectors = torch.randn(
-        column.dim, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    assert len(pieces) > 1
+    assert max(pieces) <= 4
+    vectors = draws(column.dim, 2, seed=1)
     whole = ColumnOperator(make(None).objective("float64"), 0, "all", {ROW: (0, "all")})
     truth = {part: one for (_, part), one in whole.split_matmat(vectors, PARTS).items()}
     assert all(map(column.network.holds, PARTS))
     for part, one in products(column, vectors, *PARTS).items():
-        torch.testing.assert_close(
+        assert_close(
             one, truth[part], rtol=1e-9, atol=1e-12 * float(truth[part].norm())
         )
 
@@ -188,11 +186,9 @@ def test_batches_of_several_sizes_and_counts_add_up_without_a_bound():
     make = cases()["several batches"]
     column = column_of(make(None))
     assert [len(batch.inputs) for batch in column.network.problem.batches] == [12, 7, 3]
-    vectors = torch.randn(
-        column.dim, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    vectors = draws(column.dim, 1, seed=1)
     truth = make(None).operator("all", products="curvlinops") @ vectors[:, 0]
-    torch.testing.assert_close(
+    assert_close(
         products(column, vectors, Part.H)[Part.H][:, 0], truth, rtol=1e-9, atol=1e-12
     )
 
@@ -214,7 +210,8 @@ class TimeFirst(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.rnn, self.head = nn.RNN(8, 256), nn.Linear(256, CLASSES)
+        self.rnn = nn.RNN(8, 256)
+        self.head = nn.Linear(256, CLASSES)
 
     def forward(self, x):
         return self.head(self.rnn(x)[0])
@@ -225,7 +222,8 @@ class Gain(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.gain = network(), nn.Parameter(torch.zeros(CLASSES))
+        self.body = network()
+        self.gain = nn.Parameter(torch.zeros(CLASSES))
 
     def forward(self, x):
         outputs = self.body(x)
@@ -250,7 +248,8 @@ def pairwise(outputs, targets):
 def apart():
     x, y = data()
     torch.manual_seed(0)
-    over, first = OverTheBatch().double(), TimeFirst().double()
+    over = OverTheBatch().double()
+    first = TimeFirst().double()
     steps = torch.randn(12, 3, 8, dtype=torch.float64)
     labels = torch.randint(0, CLASSES, (12, 3))
     return {
@@ -292,10 +291,8 @@ def test_too_little_for_one_sample_is_refused_with_the_estimate():
         UserError, match="memory: too little for the product of one sample"
     ) as caught:
         column_of(problem)
-    assert (
-        caught.value.allowed == f"at least {need / 1e9:.3g} GB"
-        and "memory=" in caught.value.remedy
-    )
+    assert caught.value.allowed == f"at least {need / 1e9:.3g} GB"
+    assert "memory=" in caught.value.remedy
 
 
 def test_bounds_come_from_the_problem_or_the_host():
@@ -309,7 +306,8 @@ def test_bounds_come_from_the_problem_or_the_host():
 
 
 def test_live_bytes_counts_what_is_created_and_what_stays():
-    given, kept = torch.zeros(1000), []
+    given = torch.zeros(1000)
+    kept = []
 
     def work():
         first = given + 1  # 4000
@@ -330,7 +328,8 @@ def test_a_view_is_no_memory_and_neither_is_what_was_there():
 
 def counted(column):
     """Return the bytes of one product with H in all parameters, graphs included."""
-    network, parameters = column.network, column.network._parameters()
+    network = column.network
+    parameters = column.network._parameters()
     fresh = LargeNetwork(network.problem, network.head, network._kept, network.expected)
 
     def product():
@@ -355,7 +354,8 @@ def test_the_estimate_is_that_of_a_product_within_a_fifth(batches, length):
     problem = scored_problem(model, [tokens] * batches, [targets] * batches)
     column = column_of(problem, "float32")
     expected = column.network.expected
-    assert expected is not None and 0.8 < expected / counted(column) < 1.25
+    assert expected is not None
+    assert 0.8 < expected / counted(column) < 1.25
 
 
 @pytest.mark.long
@@ -371,11 +371,11 @@ def test_products_stay_within_the_bound(samples):
             model, [tokens] * batches, [targets] * batches, memory=bound
         )
         column = column_of(problem, "float32")
-        assert len(
-            column.network
-        ) == batches * 4 // samples and column.network._kept < len(column.network)
+        assert len(column.network) == batches * 4 // samples
+        assert column.network._kept < len(column.network)
         taken.append(counted(column))
-    assert max(taken) <= 1.2 * bytes_of(bound) and taken[1] <= 1.05 * taken[0]
+    assert max(taken) <= 1.2 * bytes_of(bound)
+    assert taken[1] <= 1.05 * taken[0]
 
 
 def test_an_operator_tells_what_its_products_take():
@@ -383,10 +383,8 @@ def test_an_operator_tells_what_its_products_take():
     memory = memory_of(make(None))
     assert make(None).operator("all").memory == memory.peak(SAMPLES)
     split = make(enough_for(memory, 4)).operator("all").memory
-    assert (
-        split is not None
-        and memory.peak(4) <= split <= memory.peak(4) + memory.each / 2
-    )
+    assert split is not None
+    assert memory.peak(4) <= split <= memory.peak(4) + memory.each / 2
     small = hessfig.Problem(nn.Linear(3, 2), torch.eye(3), torch.tensor([0, 1, 1]))
     assert small.operator("all").memory is None
 
@@ -412,12 +410,13 @@ def test_first_samples_that_do_not_count_bound_memory_too(loss):
         )
         vector = torch.ones(operator.shape[1], dtype=torch.float64)
         product = operator @ vector
-    assert operator.memory is not None and operator.memory <= bytes_of(bound)
+    assert operator.memory is not None
+    assert operator.memory <= bytes_of(bound)
     whole = (
         hessfig.Problem(network(), x, y, chosen).operator("all", products="curvlinops")
         @ vector
     )
-    torch.testing.assert_close(product, whole, rtol=1e-9, atol=1e-12)
+    assert_close(product, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_nothing_of_an_operator_waits_for_the_garbage_collector():

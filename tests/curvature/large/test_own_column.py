@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import hessfig
@@ -27,6 +28,7 @@ from tests.curvature.large.large_networks import (
     products,
 )
 from tests.daily import daily, thinned
+from tests.draws import draws
 
 EVERY_DAY = ("GPT2LMHeadModel",)
 OF_SOFTMAX_IN_FLOAT32 = (
@@ -58,15 +60,14 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name, dtype)
     bound = (
         1e-5 if dtype == "float64" and name in OF_SOFTMAX_IN_FLOAT32 else BOUNDS[dtype]
     )
-    random = torch.randn(
-        count, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    random = draws(count, seed=1)
     vectors = torch.stack(
         [torch.ones_like(random), random, truth.gradient / truth.gradient.norm()], dim=1
     )
     column = column_of(problem_of(network, inputs, targets), dtype)
     assert all(map(column.network.holds, PARTS))
-    mine, wrong = products(column, vectors, *PARTS), {}
+    mine = products(column, vectors, *PARTS)
+    wrong = {}
     for k, vector in enumerate(vectors.T):
         real = truth.products(vector)
         longest = max(float(one.norm()) for one in real.values())
@@ -132,7 +133,8 @@ class Changing(nn.Module):
 
 
 READ = {"factor": 1.0}
-WIDTH, CLASSES = 260, 4
+WIDTH = 260
+CLASSES = 4
 
 
 def data(count=6):
@@ -148,12 +150,7 @@ def mlp():
 
 
 def vectors_of(column, count=2):
-    return torch.randn(
-        column.dim,
-        count,
-        generator=torch.Generator().manual_seed(1),
-        dtype=torch.float64,
-    )
+    return draws(column.dim, count, seed=1)
 
 
 def test_a_function_that_changes_is_noticed_when_graphs_are_made_again(monkeypatch):
@@ -174,7 +171,7 @@ def test_kept_graphs_are_those_of_the_function_as_it_was(monkeypatch):
     column = column_of(hessfig.Problem(Changing(), *data(), "cross_entropy"))
     before = products(column, vectors_of(column), Part.H)[Part.H]
     monkeypatch.setitem(READ, "factor", 1.001)
-    torch.testing.assert_close(
+    assert_close(
         products(column, vectors_of(column), Part.H)[Part.H], before, rtol=0, atol=0
     )
 
@@ -256,7 +253,7 @@ def test_a_wrong_engine_is_noticed_and_replaced(name, monkeypatch):
         said = rf"{part}: hessfig.curvature.large's product is off by \d\S* % here, in the rows of {parameter}; plain"
         with pytest.warns(RuntimeWarning, match=said):
             made = products(column, torch.ones(68_904, 1), part)[part][:, 0]
-        torch.testing.assert_close(made, truth[part].to(made), rtol=1e-12, atol=0)
+        assert_close(made, truth[part].to(made), rtol=1e-12, atol=0)
 
 
 LINEAR = {
@@ -356,7 +353,8 @@ class Catching(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x):
         hidden = self.body(x).tanh()
@@ -374,7 +372,7 @@ def test_a_network_that_catches_everything_is_measured_without_its_head():
     column = column_of(problem)
     assert not column.network.holds(Part.H)
     truth = problem.operator("all", products="curvlinops") @ vectors_of(column, 1)[:, 0]
-    torch.testing.assert_close(
+    assert_close(
         products(column, vectors_of(column, 1), Part.H)[Part.H][:, 0],
         truth,
         rtol=1e-12,
@@ -395,7 +393,8 @@ class Recurrent(nn.Module):
 class InPlace(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, x):
         return self.head(self.body(x.mul_(2)).tanh_())
@@ -406,7 +405,8 @@ class Pooled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
         self.factor = nn.Parameter(torch.tensor(0.7))
         self.unread = nn.Parameter(torch.ones(3))
 
@@ -434,7 +434,8 @@ class Differentiating(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self.body = nn.Linear(WIDTH, WIDTH)
+        self.out = nn.Linear(WIDTH, 1)
 
     def forward(self, x):
         x = x.detach().requires_grad_()
@@ -504,10 +505,11 @@ def test_odd_networks_have_the_products_of_plain_double_backward(name):
         rows = {Block(0, row, col): (0, row) for row in names}
         column = routes.column(0, col, [*rows])
         plain = ColumnOperator(objective, 0, col, rows)
-        assert isinstance(column, OwnColumn) and all(map(column.network.holds, PARTS))
+        assert isinstance(column, OwnColumn)
+        assert all(map(column.network.holds, PARTS))
         truth = plain.split_matmat(vectors_of(column), PARTS)
         for key, one in column.split_matmat(vectors_of(column), PARTS).items():
-            torch.testing.assert_close(
+            assert_close(
                 one, truth[key], rtol=1e-9, atol=1e-12 * float(truth[key].norm())
             )
 
@@ -527,9 +529,7 @@ def test_off_diagonal_blocks_are_those_of_the_whole():
         truth = products(whole, spread, *PARTS)
         for (block, part), one in column.split_matmat(probes, PARTS).items():
             rows = truth[part].split(sizes)[names.index(str(block.row))]
-            torch.testing.assert_close(
-                one, rows, rtol=1e-9, atol=1e-12 * float(truth[part].norm())
-            )
+            assert_close(one, rows, rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
 
 
 def test_reentrant_checkpoints_are_refused_with_a_remedy():

@@ -15,7 +15,9 @@ class Explicit:
     """A symmetric matrix that counts the products asked of it."""
 
     def __init__(self, matrix: Tensor) -> None:
-        self.matrix, self.dim, self.products = matrix, len(matrix), 0
+        self.matrix = matrix
+        self.dim = len(matrix)
+        self.products = 0
         self.rounding = 100 * torch.finfo(torch.float64).eps
         self.like = torch.empty(0, dtype=torch.float64)
 
@@ -50,7 +52,8 @@ class InFloat32(Explicit):
     ) -> None:
         super().__init__(exact.matrix)
         self.rounding = 100 * torch.finfo(torch.float32).eps
-        self.overflow, skewed = overflow, torch.ones_like(exact.matrix).triu(1)
+        self.overflow = overflow
+        skewed = torch.ones_like(exact.matrix).triu(1)
         self.single = (exact.matrix + skew * (skewed - skewed.T)).float()
 
     def matmat(self, vectors: Tensor) -> Tensor:

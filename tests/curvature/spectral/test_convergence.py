@@ -33,7 +33,8 @@ def runs_for(operator, goal, seed):
 @pytest.mark.parametrize("k", [1, 2])
 @pytest.mark.parametrize("tolerance", thinned([1e-3, 1e-6, 1e-10], 2))
 def test_one_run_reaches_the_residual_and_all_the_values(k, tolerance):
-    truth, shorter = torch.tensor(sorted(VALUES)[::-1][:k], dtype=torch.float64), 0
+    truth = torch.tensor(sorted(VALUES)[::-1][:k], dtype=torch.float64)
+    shorter = 0
     for seed in range(5):
         goal = Goal(End.largest, k, tolerance, 100)
         runs = runs_for(with_eigenvalues(VALUES), goal, seed)
@@ -52,7 +53,8 @@ def test_one_run_reaches_the_residual_and_all_the_values(k, tolerance):
 def test_a_run_that_ended_has_found_all_there_is():
     goal = Goal(End.largest, 3, 1e-6, 10)
     runs = runs_for(with_eigenvalues([1.0, 2.0]), goal, 0)
-    assert [run.length for run in runs] == [2, 2] and not unfinished(runs, goal)
+    assert [run.length for run in runs] == [2, 2]
+    assert not unfinished(runs, goal)
 
 
 def test_a_strict_goal_is_reached_by_every_run():
@@ -60,7 +62,8 @@ def test_a_strict_goal_is_reached_by_every_run():
     strict = replace(goal, strict=True)
     operator = with_eigenvalues(VALUES)
     runs = runs_for(operator, goal, 0)
-    assert not unfinished(runs, goal) and len(unfinished(runs, strict)) == 1
+    assert not unfinished(runs, goal)
+    assert len(unfinished(runs, strict)) == 1
     run_until_converged(runs, operator, strict)
     assert not unfinished(runs, strict)
     assert all(float(run.ritz().residuals[-1]) <= 1e-6 * max(VALUES) for run in runs)

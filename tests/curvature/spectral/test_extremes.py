@@ -32,7 +32,8 @@ def check(result, values, end, k, tolerance=1e-6):
         sorted(values, reverse=end == End.largest)[:k], dtype=torch.float64
     )
     scale = max(map(abs, values))
-    assert result.converged and result.products > 0
+    assert result.converged
+    assert result.products > 0
     assert bool((result.residuals <= tolerance * scale).all())
     off = (result.values - truth).abs()
     assert bool((off <= result.residuals + 1e-12 * scale).all()), (result.values, truth)
@@ -66,9 +67,8 @@ def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(
     # tolerance * 76.
     operator = Diagonal([-76.0, -20.0, 44.6, 9.0] + [0.0] * 40_000)
     result = found(operator, End.largest, 1, seed, tolerance=tolerance)
-    assert result.converged and float(result.values[0]) == pytest.approx(
-        44.6, abs=76 * tolerance
-    )
+    assert result.converged
+    assert float(result.values[0]) == pytest.approx(44.6, abs=76 * tolerance)
     assert result.products < 150
 
 
@@ -77,7 +77,8 @@ def test_what_lies_beyond_a_cluster_is_seen_however_loose_the_tolerance(
 )
 def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_unreliable):
     """Both starts of this seed have next to nothing of the outermost vector: each run stops at the second value."""
-    seed, values = 585, clustered(585)
+    seed = 585
+    values = clustered(585)
     low_precision = Diagonal(values, torch.float32) if is_unreliable else None
     result = found(
         Diagonal(values),
@@ -87,9 +88,8 @@ def test_what_both_runs_miss_is_seen_in_the_space_of_both(is_unreliable):
         tolerance=0.05,
         low_precision=low_precision,
     )
-    assert result.converged and float(result.values[0]) == pytest.approx(
-        values[2], abs=0.05 * -values[0]
-    )
+    assert result.converged
+    assert float(result.values[0]) == pytest.approx(values[2], abs=0.05 * -values[0])
 
 
 def clustered(seed):
@@ -107,7 +107,8 @@ def clustered(seed):
 def test_of_a_thousand_matrices_none_has_an_end_that_is_missed():
     missed = []
     for seed in range(1000):
-        values, tolerance = clustered(seed), (0.05, 0.01, 1e-3)[seed % 3]
+        values = clustered(seed)
+        tolerance = (0.05, 0.01, 1e-3)[seed % 3]
         result = found(Diagonal(values), End.largest, 1, seed, tolerance=tolerance)
         if (
             not result.converged
@@ -122,7 +123,8 @@ def test_a_cluster_that_is_the_end_takes_a_bounded_number_of_products():
     for tolerance in (0.05, 1e-3, 1e-6):
         operator.products = 0
         result = found(operator, End.smallest, 1, tolerance=tolerance)
-        assert result.converged and abs(float(result.values[0])) <= 76 * tolerance
+        assert result.converged
+        assert abs(float(result.values[0])) <= 76 * tolerance
         assert result.products <= 2 * 100 + 3
 
 
@@ -189,9 +191,8 @@ def test_the_same_seed_gives_the_same_bits():
         found(with_eigenvalues(SPECTRA["close"]), End.largest, 2, seed)
         for seed in (1, 1, 2)
     )
-    assert torch.equal(first.values, again.values) and torch.equal(
-        first.vectors, again.vectors
-    )
+    assert torch.equal(first.values, again.values)
+    assert torch.equal(first.vectors, again.vectors)
     assert not torch.equal(first.vectors, other.vectors)
 
 

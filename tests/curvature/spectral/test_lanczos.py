@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from hessfig.curvature.spectral.lanczos import LanczosRun, advance
 from hessfig.rng import stream
@@ -24,12 +25,13 @@ def test_the_basis_stays_orthonormal_and_the_projection_is_the_operator_on_it():
     operator = with_eigenvalues(SPREAD)
     run = LanczosRun(start(80), 60)
     finished(operator, run)
-    assert run.length == 60 and run.is_full
-    torch.testing.assert_close(
+    assert run.length == 60
+    assert run.is_full
+    assert_close(
         run.basis @ run.basis.T, torch.eye(60, dtype=torch.float64), rtol=0, atol=1e-13
     )
     truth = run.basis @ operator.matrix @ run.basis.T
-    torch.testing.assert_close(run.projection, truth, rtol=0, atol=1e-12)
+    assert_close(run.projection, truth, rtol=0, atol=1e-12)
 
 
 def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart():
@@ -40,19 +42,16 @@ def test_residuals_are_those_of_the_ritz_vectors_also_after_a_restart():
         ritz = run.ritz()
         vectors = run.vectors(ritz.coefficients)
         truth = (operator.matrix @ vectors - vectors * ritz.values).norm(dim=0)
-        torch.testing.assert_close(ritz.residuals, truth, rtol=1e-6, atol=1e-11)
+        assert_close(ritz.residuals, truth, rtol=1e-6, atol=1e-11)
         run.restart([17, 18, 19])
         kept = run.ritz()
-        torch.testing.assert_close(
-            kept.values, ritz.values[17:], rtol=1e-10, atol=1e-12
-        )
-        torch.testing.assert_close(
-            kept.residuals, ritz.residuals[17:], rtol=1e-6, atol=1e-11
-        )
+        assert_close(kept.values, ritz.values[17:], rtol=1e-10, atol=1e-12)
+        assert_close(kept.residuals, ritz.residuals[17:], rtol=1e-6, atol=1e-11)
 
 
 def test_all_runs_share_their_products_and_do_not_touch_each_other():
-    operator, calls = with_eigenvalues(SPREAD), []
+    operator = with_eigenvalues(SPREAD)
+    calls = []
     multiply = operator.matmat
     operator.matmat = lambda vectors: (
         calls.append(vectors.shape[1]) or multiply(vectors)
@@ -62,9 +61,7 @@ def test_all_runs_share_their_products_and_do_not_touch_each_other():
     finished(operator, *together)
     assert calls == [3] * 12
     finished(operator, alone)
-    torch.testing.assert_close(
-        together[1].projection, alone.projection, rtol=1e-12, atol=1e-12
-    )
+    assert_close(together[1].projection, alone.projection, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +71,10 @@ def test_an_invariant_subspace_ends_a_run_with_its_exact_values(values, length):
     operator = with_eigenvalues(values)
     run = LanczosRun(start(9), 9)
     finished(operator, run)
-    assert run.length == length and run.vector is None
+    assert run.length == length
+    assert run.vector is None
     found = run.ritz()
-    torch.testing.assert_close(
+    assert_close(
         found.values,
         torch.tensor(sorted(set(values)), dtype=torch.float64),
         rtol=0,
@@ -91,10 +89,11 @@ def test_with_fresh_vectors_a_run_spans_the_whole_space():
         torch.diag(torch.tensor([4.0, 4.0, 2.0, 0.0, -1.0], dtype=torch.float64))
     )
     first = torch.eye(5, dtype=torch.float64)[3]
-    short, long = LanczosRun(first, 5), LanczosRun(first, 5, fresh=stream(0, "fresh"))
+    short = LanczosRun(first, 5)
+    long = LanczosRun(first, 5, fresh=stream(0, "fresh"))
     finished(operator, short, long)
     assert short.ritz().values.tolist() == [0.0]
-    torch.testing.assert_close(
+    assert_close(
         long.ritz().values,
         torch.tensor([-1.0, 0.0, 2.0, 4.0, 4.0], dtype=torch.float64),
         rtol=0,
@@ -110,9 +109,7 @@ def test_a_start_of_zeros_breaks_nothing():
     assert run.length == 0
     going_on = LanczosRun(nothing, 2, fresh=stream(0, "fresh"))
     finished(operator, going_on)
-    torch.testing.assert_close(
-        going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64)
-    )
+    assert_close(going_on.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
 
 
 def test_locked_vectors_are_left_out():
@@ -121,9 +118,7 @@ def test_locked_vectors_are_left_out():
     )
     run = LanczosRun(start(4), 9, locked=torch.eye(4, dtype=torch.float64)[:, :2])
     finished(operator, run)
-    torch.testing.assert_close(
-        run.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64)
-    )
+    assert_close(run.ritz().values, torch.tensor([1.0, 2.0], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("skew", [1e-3, 1.0])

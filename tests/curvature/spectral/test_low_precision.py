@@ -45,11 +45,10 @@ def test_float64_only_certifies_where_float32_reaches_the_tolerance(end):
     result = found(exact, low_precision, end)
     alone = found(with_eigenvalues(BULK), None, end)
     check(result, BULK, end, 1)
-    assert (
-        result.products == exact.products <= 3
-        and result.rough_products == low_precision.products > 10
-    )
-    assert alone.products >= result.rough_products and alone.rough_products == 0
+    assert result.products == exact.products <= 3
+    assert result.rough_products == low_precision.products > 10
+    assert alone.products >= result.rough_products
+    assert alone.rough_products == 0
     assert abs(float(result.values[0] - alone.values[0])) <= 1e-6 * result.scale
     assert result.scale == pytest.approx(1.5, rel=1e-6)
 
@@ -73,10 +72,10 @@ def test_what_float32_cannot_hold_is_measured_in_float64_to_the_bit(options):
         found(exact, low_precision)
         for low_precision in (InFloat32(exact, **options), None)
     )
-    assert torch.equal(result.values, alone.values) and torch.equal(
-        result.vectors, alone.vectors
-    )
-    assert result.products == alone.products and result.rough_products > 0
+    assert torch.equal(result.values, alone.values)
+    assert torch.equal(result.vectors, alone.vectors)
+    assert result.products == alone.products
+    assert result.rough_products > 0
 
 
 def test_a_rough_operator_that_is_another_one_cannot_mislead():
@@ -92,13 +91,14 @@ def test_rounding_of_an_operator_that_is_zero_is_no_scale():
     zero = Explicit(torch.zeros(30, 30, dtype=torch.float64))
     noise = with_eigenvalues([1e-7 * (-1) ** i for i in range(30)])
     result = found(zero, InFloat32(noise))
-    assert result.converged and result.scale == 0.0 and float(result.values[0]) == 0.0
+    assert result.converged
+    assert result.scale == 0.0
+    assert float(result.values[0]) == 0.0
 
 
 def test_the_same_seed_gives_the_same_bits():
     first, again = (
         found(exact, InFloat32(exact)) for exact in [with_eigenvalues(BULK)] * 2
     )
-    assert torch.equal(first.values, again.values) and torch.equal(
-        first.vectors, again.vectors
-    )
+    assert torch.equal(first.values, again.values)
+    assert torch.equal(first.vectors, again.vectors)

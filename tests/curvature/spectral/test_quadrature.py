@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import t as student
+from torch.testing import assert_close
 
 from hessfig.curvature.spectral.densities import quadrature
 from hessfig.rng import stream
@@ -21,26 +22,26 @@ def test_moments_below_twice_the_steps_are_those_of_the_start(steps):
     operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
     probes = starts(40, 3)
     found = quadrature(operator, probes, steps)
-    torch.testing.assert_close(
-        found.weights.sum(dim=1), torch.ones(3, dtype=torch.float64)
-    )
-    units, power = probes / probes.norm(dim=0), torch.eye(40, dtype=torch.float64)
+    assert_close(found.weights.sum(dim=1), torch.ones(3, dtype=torch.float64))
+    units = probes / probes.norm(dim=0)
+    power = torch.eye(40, dtype=torch.float64)
     for degree in range(2 * steps):
         truth = (units * (power @ units)).sum(dim=0)
         moments = (found.weights * found.nodes**degree).sum(dim=1)
-        torch.testing.assert_close(moments, truth, rtol=1e-10, atol=1e-12)
+        assert_close(moments, truth, rtol=1e-10, atol=1e-12)
         if steps > 3 and degree < 2 * (steps // 2):
             halves = (found.half_weights * found.half_nodes**degree).sum(dim=1)
-            torch.testing.assert_close(halves, truth, rtol=1e-10, atol=1e-12)
+            assert_close(halves, truth, rtol=1e-10, atol=1e-12)
         power = operator.matrix @ power
 
 
 def test_half_the_steps_are_those_of_a_run_of_half_the_length():
     operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
     probes = starts(40, 3)
-    long, short = quadrature(operator, probes, 20), quadrature(operator, probes, 10)
-    torch.testing.assert_close(long.half_nodes, short.nodes)
-    torch.testing.assert_close(long.half_weights, short.weights)
+    long = quadrature(operator, probes, 20)
+    short = quadrature(operator, probes, 10)
+    assert_close(long.half_nodes, short.nodes)
+    assert_close(long.half_weights, short.weights)
 
 
 @pytest.mark.parametrize(
@@ -49,19 +50,19 @@ def test_half_the_steps_are_those_of_a_run_of_half_the_length():
 )
 def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values, distinct):
     found = quadrature(with_eigenvalues(values), starts(8, 4), 6)
-    assert found.nodes.shape == (4, 6) and found.half_nodes.shape == (4, 3)
-    assert not found.nodes[:, distinct:].any() and not found.weights[:, distinct:].any()
+    assert found.nodes.shape == (4, 6)
+    assert found.half_nodes.shape == (4, 3)
+    assert not found.nodes[:, distinct:].any()
+    assert not found.weights[:, distinct:].any()
     truth = torch.tensor(sorted(set(values)), dtype=torch.float64).expand(4, -1)
-    torch.testing.assert_close(found.nodes[:, :distinct], truth, rtol=0, atol=1e-13)
+    assert_close(found.nodes[:, :distinct], truth, rtol=0, atol=1e-13)
     assert all(bool(value.isfinite().all()) for value in vars(found).values())
 
 
 def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues():
     values = [1.0, 2.0, 4.0, 8.0]
     found = quadrature(with_eigenvalues(values), starts(4, 2), 9)
-    torch.testing.assert_close(
-        found.nodes[0, :4], torch.tensor(values, dtype=torch.float64)
-    )
+    assert_close(found.nodes[0, :4], torch.tensor(values, dtype=torch.float64))
 
 
 def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch):
@@ -72,7 +73,7 @@ def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch):
         "hessfig.curvature.spectral.densities.BASIS_BYTES", 2 * 8 * 40 * 10
     )
     parts = quadrature(operator, probes, 10)
-    torch.testing.assert_close(parts.nodes, whole.nodes, rtol=1e-9, atol=1e-12)
+    assert_close(parts.nodes, whole.nodes, rtol=1e-9, atol=1e-12)
 
 
 def cumulative(nodes, weights, at, width):
@@ -90,7 +91,8 @@ def band(found, at, width):
     by_probe = cumulative(found.nodes, found.weights, at, width)
     halves = cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1)
     count = by_probe.shape[1]
-    mean, spread = by_probe.mean(axis=1), by_probe.std(axis=1, ddof=1) / count**0.5
+    mean = by_probe.mean(axis=1)
+    spread = by_probe.std(axis=1, ddof=1) / count**0.5
     return mean, student.ppf(0.975, count - 1) * spread + np.abs(mean - halves)
 
 
@@ -111,7 +113,9 @@ def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count):
     The three points of one density count as one. Of rates within 3 standard errors of
     95 % those above are not excluded: the error of the steps widens bands.
     """
-    width, inside, probe_only = 0.02, [], []
+    width = 0.02
+    inside = []
+    probe_only = []
     for seed in range(count):
         matrix = drawn_matrix(seed)
         values = torch.linalg.eigvalsh(matrix)
@@ -126,7 +130,8 @@ def test_bands_hold_the_exact_cumulative_at_the_nominal_rate(count):
             - cumulative(found.half_nodes, found.half_weights, at, width).mean(axis=1)
         )
         probe_only.append(np.abs(mean - truth) <= half - steps)
-    rate, alone = np.mean(inside), np.mean(probe_only)
+    rate = np.mean(inside)
+    alone = np.mean(probe_only)
     error = (0.95 * 0.05 / count) ** 0.5
     assert rate >= 0.95 - 3 * error
     # 40 steps are enough here: probes are all there is.

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 from hessfig.curvature.problem import LONG, rademacher, recurrence_like
 from hessfig.curvature.spectral import extremes as module
@@ -31,7 +32,8 @@ class Long(Diagonal):
 
     def __init__(self, values):
         super().__init__(values.tolist(), torch.float32)
-        self.like, self.at_once = torch.empty(0), 0
+        self.like = torch.empty(0)
+        self.at_once = 0
 
     def matmat(self, vectors):
         assert vectors.dtype == torch.float32
@@ -71,22 +73,18 @@ def few(monkeypatch):
 def test_runs_of_a_few_vectors_find_the_outermost(end, k, tolerance):
     sign = 1 if end == End.largest else -1
     result, operator = solved(sign * bulk(2.0, 1.5, 1.2), end, k=k, tolerance=tolerance)
-    assert (
-        result.converged
-        and operator.at_once == 1
-        and result.products == operator.products < 400
-    )
+    assert result.converged
+    assert operator.at_once == 1
+    assert result.products == operator.products < 400
     truth = sign * torch.tensor([2.0, 1.5, 1.2][:k]).double()
     assert float((result.values - truth).abs().max()) <= 2 * tolerance * result.scale
-    assert (
-        result.vectors.dtype == torch.float32
-        and float(result.residuals.max()) <= tolerance * result.scale
-    )
+    assert result.vectors.dtype == torch.float32
+    assert float(result.residuals.max()) <= tolerance * result.scale
     own = (
         operator.matrix.double() * result.vectors.double()
         - result.vectors.double() * result.values
     )
-    torch.testing.assert_close(own.norm(dim=0), result.residuals, rtol=1e-2, atol=1e-7)
+    assert_close(own.norm(dim=0), result.residuals, rtol=1e-2, atol=1e-7)
 
 
 @pytest.mark.usefixtures("few")
@@ -95,7 +93,8 @@ def test_a_single_run_of_a_few_vectors_takes_half_the_products():
         solved(bulk(2.0, 1.5, 1.2), End.largest, tolerance=1e-4, starts=starts)[0]
         for starts in (1, 2)
     )
-    assert one.converged and float(one.values[0]) == pytest.approx(2.0, rel=1e-4)
+    assert one.converged
+    assert float(one.values[0]) == pytest.approx(2.0, rel=1e-4)
     assert one.products <= 0.6 * two.products
 
 
@@ -103,13 +102,10 @@ def test_a_single_run_of_a_few_vectors_takes_half_the_products():
 @pytest.mark.usefixtures("few")
 def test_both_vectors_of_a_double_eigenvalue_are_found():
     result, _ = solved(bulk(2.0, 2.0, 1.2), End.largest, k=2, tolerance=1e-5)
-    assert result.converged and result.values.tolist() == pytest.approx(
-        [2.0, 2.0], rel=1e-5
-    )
+    assert result.converged
+    assert result.values.tolist() == pytest.approx([2.0, 2.0], rel=1e-5)
     gram = result.vectors.double().T @ result.vectors.double()
-    torch.testing.assert_close(
-        gram, torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-5
-    )
+    assert_close(gram, torch.eye(2, dtype=torch.float64), rtol=0, atol=1e-5)
 
 
 def test_many_vectors_agree_with_float64():
@@ -121,32 +117,28 @@ def test_many_vectors_agree_with_float64():
         tolerance=1e-5,
         generator=stream(0, "long"),
     )
-    assert result.converged and float(result.values[0]) == pytest.approx(
-        float(exact.values[0]), rel=1e-6
-    )
-    assert (
-        result.scale == pytest.approx(3.0, rel=1e-4)
-        and exact.vectors.dtype == torch.float64
-    )
+    assert result.converged
+    assert float(result.values[0]) == pytest.approx(float(exact.values[0]), rel=1e-6)
+    assert result.scale == pytest.approx(3.0, rel=1e-4)
+    assert exact.vectors.dtype == torch.float64
 
 
 @pytest.mark.parametrize(("dim", "k"), [(10**7, 1), (10**9, 1), (10**7, 9)])
 def test_the_bases_of_both_runs_stay_within_the_stated_number(dim, k):
     (first, second), remaining = long_sizes(Goal(End.largest, k, 1e-3, 100), dim)
     most = max(12, 3 * k + 6)
-    assert (
-        first + 2 <= most
-        and remaining + second + 2 <= most
-        and second >= 2 * k + 2
-        and remaining > k
-    )
+    assert first + 2 <= most
+    assert remaining + second + 2 <= most
+    assert second >= 2 * k + 2
+    assert remaining > k
 
 
 def test_sums_in_bands_are_those_in_float64():
     rows = torch.randn(3, DIM, generator=stream(1))
     vector = torch.randn(DIM, generator=stream(2))
     weights = torch.randn(3, 2, dtype=torch.float64, generator=stream(3))
-    exact, images = rows.double(), [2 * row for row in rows]
+    exact = rows.double()
+    images = [2 * row for row in rows]
     sizes = exact.norm(dim=1) * vector.double().norm()
     # Float32 has 6e-8.
     assert bool(
@@ -154,21 +146,19 @@ def test_sums_in_bands_are_those_in_float64():
     )
     assert length(vector) == pytest.approx(float(vector.double().norm()), rel=1e-8)
     gram, product = grams(rows, images)
-    torch.testing.assert_close(gram, exact @ exact.T, rtol=1e-12, atol=1e-9)
-    torch.testing.assert_close(product, 2 * gram)
+    assert_close(gram, exact @ exact.T, rtol=1e-12, atol=1e-9)
+    assert_close(product, 2 * gram)
     off = residuals(rows, images, weights, torch.tensor([2.0, 1.0]).double())
     lone = (exact.T @ weights)[:, 1].norm()
-    torch.testing.assert_close(off, torch.stack([torch.zeros_like(lone), lone]))
-    torch.testing.assert_close(
+    assert_close(off, torch.stack([torch.zeros_like(lone), lone]))
+    assert_close(
         combined(rows, weights).double(), exact.T @ weights, rtol=1e-6, atol=1e-6
     )
     left = without(vector.clone(), rows, dots(rows, vector) / DIM)
     truth = vector.double() - exact.T @ (exact @ vector.double()) / DIM
-    torch.testing.assert_close(left.double(), truth, rtol=1e-6, atol=1e-6)
+    assert_close(left.double(), truth, rtol=1e-6, atol=1e-6)
     rotate(turned := rows.clone(), weights)
-    torch.testing.assert_close(
-        turned[:2].double(), weights.T @ exact, rtol=1e-6, atol=1e-6
-    )
+    assert_close(turned[:2].double(), weights.T @ exact, rtol=1e-6, atol=1e-6)
     assert torch.equal(turned[2], rows[2])
 
 
@@ -185,7 +175,8 @@ def test_starts_and_probes_are_those_of_float64():
 
 
 def test_only_long_vectors_of_other_networks_are_float32():
-    own, other = toy_problem(ARCHITECTURES["pre"]).network, nn.Linear(2, 2)
+    own = toy_problem(ARCHITECTURES["pre"]).network
+    other = nn.Linear(2, 2)
     types = {
         name: recurrence_like(one, torch.float32, LONG).dtype
         for name, one in (("own", own), ("other", other))
@@ -206,7 +197,8 @@ def test_rotations_have_the_same_bits_in_bands_of_any_length(rows, monkeypatch):
         monkeypatch.setattr(vectors, "_CACHED", cached)
         rotate(turned := basis.clone(), coefficients)
         found.append(turned)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
     assert torch.equal(found[0][rows - 1], basis[rows - 1])
     whole = coefficients.T @ basis.double()
     assert torch.allclose(found[0][: rows - 1].double(), whole, rtol=1e-6, atol=1e-7)

@@ -19,7 +19,8 @@ SIGNED = (0.9 ** torch.arange(60) * (-1) ** torch.arange(60)).tolist()
 def test_low_rank_is_exact(values):
     operator = with_eigenvalues(values)
     found, error = xtrace(operator, 10, generator=stream(0, "xtrace"))
-    assert found == pytest.approx(sum(values), abs=1e-12) and error <= 1e-12
+    assert found == pytest.approx(sum(values), abs=1e-12)
+    assert error <= 1e-12
     assert operator.products <= 10
 
 
@@ -34,7 +35,8 @@ def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(values):
     they have in common: with 10 test vectors the error is some 10 % low for a flat
     spectrum and 25 to 30 % for a steep one (docs/table.md says so).
     """
-    operator, count = with_eigenvalues(values), 400
+    operator = with_eigenvalues(values)
+    count = 400
     found = np.array(
         [
             xtrace(operator, 20, generator=stream(seed, "xtrace"))
@@ -50,7 +52,8 @@ def test_it_is_unbiased_and_its_error_is_that_of_its_estimates(values):
 
 
 def test_a_decaying_spectrum_is_found_better_than_by_hutchinson():
-    operator, values = with_eigenvalues(DECAYING), np.array(DECAYING)
+    operator = with_eigenvalues(DECAYING)
+    values = np.array(DECAYING)
     found = [
         xtrace(operator, 40, generator=stream(seed, "xtrace"))[0] for seed in range(50)
     ]
@@ -62,4 +65,5 @@ def test_a_decaying_spectrum_is_found_better_than_by_hutchinson():
 
 def test_one_test_vector_gives_no_error():
     found, error = xtrace(with_eigenvalues(FLAT), 2, generator=stream(0, "xtrace"))
-    assert np.isfinite(found) and np.isnan(error)
+    assert np.isfinite(found)
+    assert np.isnan(error)

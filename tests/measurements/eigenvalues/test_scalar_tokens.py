@@ -45,7 +45,8 @@ def test_the_measured_spectrum_is_the_closed_form(model, seed):
         quantities=["spectrum"],
         spectrum={"k": 2},
     )
-    found, response = table.attrs["arrays"]["spectrum"], scalar.response(model)
+    found = table.attrs["arrays"]["spectrum"]
+    response = scalar.response(model)
     truth = [
         scalar.hessian(response),
         scalar_outer_product(response, scalar.w_V, scalar.w_Q, scalar.w_K),
@@ -70,7 +71,8 @@ def test_lanczos_finds_the_ends_of_the_closed_form_and_their_copies():
     truth = scalar.hessian(scalar.response("attention")).eigenvalues.numpy()
     for name, expected in zip(names, (truth[::-1][:5], truth[:5]), strict=True):
         rows = table[table["quantity"] == name]
-        assert set(rows["status"]) == {"ok"} and list(rows["index"]) == [1, 2, 3, 4, 5]
+        assert set(rows["status"]) == {"ok"}
+        assert list(rows["index"]) == [1, 2, 3, 4, 5]
         np.testing.assert_allclose(
             rows["value"], expected, rtol=0, atol=1e-6 * np.abs(truth).max()
         )

@@ -68,12 +68,11 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name):
     for k, label in enumerate(labels):
         values = spectrum.arrays[f"eigenvalues_{k}"]
         at = (label["layer"], label["col"], label["part"], None)
-        norm, trace = norms[at]["value"], traces[at]["value"]
-        assert (
-            values.dtype == np.float64
-            and len(values) == label["dim"]
-            and bool((np.diff(values) >= 0).all())
-        )
+        norm = norms[at]["value"]
+        trace = traces[at]["value"]
+        assert values.dtype == np.float64
+        assert len(values) == label["dim"]
+        assert bool((np.diff(values) >= 0).all())
         assert np.sqrt(np.square(values).sum()) == pytest.approx(
             norm, rel=1e-11, abs=1e-15
         )
@@ -92,24 +91,25 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name):
 @pytest.mark.long
 def test_extremes_are_those_of_the_spectrum_within_their_error(name, end):
     """An eigenvalue lies within the residual; it is the outermost up to the tolerance (many lie next to zero)."""
-    model, quantity = ARCHITECTURES[name], f"{end}_eigenvalue"
+    model = ARCHITECTURES[name]
+    quantity = f"{end}_eigenvalue"
     whole = found("spectrum", model)
     spectra = {
         (label["layer"], label["col"], label["part"]): whole.arrays[f"eigenvalues_{k}"]
         for k, label in enumerate(json.loads(str(whole.arrays["entries"])))
     }
-    truth, rows = by_place(whole, quantity), by_place(found(quantity, model), quantity)
-    assert set(rows) == set(truth) and {index for *_, index in rows} == {1, 2}
+    truth = by_place(whole, quantity)
+    rows = by_place(found(quantity, model), quantity)
+    assert set(rows) == set(truth)
+    assert {index for *_, index in rows} == {1, 2}
     for at, row in rows.items():
         values = spectra[at[:3]]
         scale = np.abs(values).max()
         assert row["status"] in ("ok", "structural_zero"), row
         assert row["status"] == truth[at]["status"]
-        assert (
-            row["error"] <= 1e-6 * scale
-            and row["num_probes"] == 0
-            and row["estimator"] == "lanczos"
-        )
+        assert row["error"] <= 1e-6 * scale
+        assert row["num_probes"] == 0
+        assert row["estimator"] == "lanczos"
         assert np.abs(row["value"] - values).min() <= row["error"] + 1e-12 * scale
         assert abs(row["value"] - truth[at]["value"]) <= 1e-6 * scale
 
@@ -145,12 +145,14 @@ def test_densities_have_mean_and_second_moment_within_their_errors(probes):
 
 def test_quantiles_of_a_density_are_those_of_the_spectrum():
     """As many steps as there are eigenvalues: nodes are exact, the cumulative there is off by the weights alone."""
-    model, settings = ARCHITECTURES["softmax"], SpectrumConfig(steps=48, num_probes=60)
+    model = ARCHITECTURES["softmax"]
+    settings = SpectrumConfig(steps=48, num_probes=60)
     density = found("density", model, spectrum=settings, blocks=["W_in"], parts=["H"])
     values = found("spectrum", model, blocks=["W_in"], parts=["H"]).arrays[
         "eigenvalues_0"
     ]
-    rows, rounding = by_place(density, "density_quantile"), 1e-12 * np.abs(values).max()
+    rows = by_place(density, "density_quantile")
+    rounding = 1e-12 * np.abs(values).max()
     assert [index for *_, index in rows] == [5, 25, 50, 75, 95]
     for (*_, percent), row in rows.items():
         assert np.abs(values - row["value"]).min() <= rounding
@@ -355,7 +357,8 @@ def test_only_what_changes_a_number_is_in_its_key():
 def test_what_cannot_be_had_is_refused(name, settings, message):
     with pytest.raises(UserError, match=message) as caught:
         cell(name, **{"model": ARCHITECTURES["softmax"], **settings})
-    assert caught.value.allowed and caught.value.remedy
+    assert caught.value.allowed
+    assert caught.value.remedy
 
 
 def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other():

@@ -51,11 +51,13 @@ def test_sampled_numbers_come_with_their_spread_over_probes():
         read.sampled_quantile(nodes, weights, percent) for percent in (50, 95)
     )
     assert (median.value, top.value) == (0.0, 3.0)
-    assert median.error > 0 and top.error >= 0
+    assert median.error > 0
+    assert top.error >= 0
 
 
 def test_unused_entries_do_not_count():
-    nodes, weights = np.array([[2.0, 0.0, 0.0]] * 3), np.array([[1.0, 0.0, 0.0]] * 3)
+    nodes = np.array([[2.0, 0.0, 0.0]] * 3)
+    weights = np.array([[1.0, 0.0, 0.0]] * 3)
     for percent in read.PERCENT:
         found = read.sampled_quantile(nodes, weights, percent)
         assert (found.value, found.error) == (2.0, 0.0)

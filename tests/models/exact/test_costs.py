@@ -124,7 +124,8 @@ def test_predicted_operations_of_lower_layers(layers, norm):
     one = cell(
         "W_Q", heads=2, norm=norm, layers=layers, method=Method.hutchinson, num_probes=5
     )
-    first, sizes = one.variant.blocks[0], Sizes.of(one.config.model, one.config.task)
+    first = one.variant.blocks[0]
+    sizes = Sizes.of(one.config.model, one.config.task)
     estimator = Estimator(draw_problem(one), one.config.model, one.config.estimator)
     with Counted() as count:
         estimator.column_norms(
@@ -186,7 +187,8 @@ def test_keys_with_several_heads_are_probed_and_their_key_says_so():
 
 
 def test_an_expensive_weight_leaves_the_others_exact():
-    model, task = ModelConfig(n_heads=8), TaskConfig()
+    model = ModelConfig(n_heads=8)
+    task = TaskConfig()
     blocks = [Block(1, weight, weight) for weight in (Matrix.W_Q, Matrix.W_K)]
     found = expensive_blocks(
         model, task, EstimatorConfig(), blocks, PARTS, DType.float64
@@ -195,13 +197,15 @@ def test_an_expensive_weight_leaves_the_others_exact():
 
 
 def test_probes_are_turned_where_that_is_a_small_part_of_their_products():
-    model, estimator = ModelConfig(), EstimatorConfig()
+    model = ModelConfig()
+    estimator = EstimatorConfig()
     for batch, weight, expected in (
         (64, Matrix.W_V, True),
         (16, Matrix.W_in, False),
         (256, Matrix.W_in, True),
     ):
-        task, block = TaskConfig(batch_size=batch), Block(1, weight, weight)
+        task = TaskConfig(batch_size=batch)
+        block = Block(1, weight, weight)
         entries = weight_size(weight, model, task)
         assert (
             is_turned(model, task, estimator, block, entries, DType.float64) == expected
@@ -217,7 +221,8 @@ def test_probes_are_turned_where_that_is_a_small_part_of_their_products():
 def test_predicted_operations_of_a_whole_cell_include_the_network(weight, layers):
     """The probes of W_U take a fiftieth of a cell; the network's evaluations are the rest."""
     one = cell(weight, heads=2, norm=Norm.none, layers=layers, method=Method.hutchinson)
-    config, layout = one.config, one.variant.layout
+    config = one.config
+    layout = one.variant.layout
     with Counted() as count:
         compute_cell(one)
     assert norm_operations(config, layout) == pytest.approx(count.flops, rel=0.3)

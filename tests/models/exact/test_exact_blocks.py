@@ -44,7 +44,8 @@ transformers = st.builds(
 
 def assert_exact(objective, model, layer, tolerance=1e-10):
     """Compare every supported block of `layer` with the dense one of curvlinops."""
-    engine, weights = ExactEngine(objective, model), matrices_of(model)
+    engine = ExactEngine(objective, model)
+    weights = matrices_of(model)
     for index, col in enumerate(weights):
         rows = weights[index:]
         dense = dense_norms(ColumnOperator(objective, layer, col, rows), PARTS)
@@ -58,7 +59,8 @@ def assert_exact(objective, model, layer, tolerance=1e-10):
             for (_, part), norm in engine.column(
                 block.layer, col, [row], parts
             ).items():
-                oracle, whole = dense[row, part].value, dense[row, Part.H].value
+                oracle = dense[row, part].value
+                whole = dense[row, Part.H].value
                 assert norm == pytest.approx(
                     oracle, rel=tolerance, abs=1e-13 * whole
                 ), (block, part)
@@ -154,7 +156,8 @@ def test_structural_zeros_are_exactly_zero(name):
 
 def test_a_part_alone_is_the_part_among_all():
     model = ARCHITECTURES["pre"]
-    engine, rows = ExactEngine(toy_problem(model), model), [Matrix.W_Q, Matrix.W_V]
+    engine = ExactEngine(toy_problem(model), model)
+    rows = [Matrix.W_Q, Matrix.W_V]
     together = engine.column(2, Matrix.W_Q, rows, PARTS)
     for part in PARTS:
         assert exact_norms(
@@ -163,7 +166,8 @@ def test_a_part_alone_is_the_part_among_all():
 
 
 def test_float32_problems_are_measured_in_float64():
-    model, task = ARCHITECTURES["heads"], TaskConfig(digits=1, batch_size=3)
+    model = ARCHITECTURES["heads"]
+    task = TaskConfig(digits=1, batch_size=3)
     single = exact_norms(
         toy_problem(model, task, dtype=DType.float32),
         1,
@@ -234,7 +238,8 @@ def test_gpu_agrees(name):
         pytest.skip("no CUDA GPU here")
     model = ARCHITECTURES[name]
     for layer in range(1, model.n_layers + 1):
-        rows, parts = [Matrix.W_Q], PARTS
+        rows = [Matrix.W_Q]
+        parts = PARTS
         here = exact_norms(
             toy_problem(model), layer, Matrix.W_Q, rows, parts, model=model
         )

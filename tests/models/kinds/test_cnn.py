@@ -70,7 +70,8 @@ def by_hand(network, model, images):
 
 @shape
 def test_it_is_the_network_of_torchs_own_layers(model):
-    network, images = built(model), torch.rand(3, 8, 8, dtype=torch.float64)
+    network = built(model)
+    images = torch.rand(3, 8, 8, dtype=torch.float64)
     assert len(network.layers) == 6
     ours = network.from_hidden(network.hidden(images, 0), 0, slice(0, 1)).squeeze(1)
     assert torch.allclose(ours, by_hand(network, model, images), rtol=1e-12, atol=1e-14)
@@ -89,7 +90,8 @@ def test_the_layout_names_every_parameter_once(model):
         for path, parameter in problem.network.named_parameters()
     }
     assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
-    assert problem.layout.names == ["W", "W_U"] and problem.layout.num_layers == 6
+    assert problem.layout.names == ["W", "W_U"]
+    assert problem.layout.num_layers == 6
     assert (
         len(problem.layout.side(3, Group.norms)) == 2
         if model.norm == Norm.post

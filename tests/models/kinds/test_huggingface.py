@@ -25,6 +25,7 @@ from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
 from tests.daily import daily, thinned
+from tests.draws import draws
 from tests.models.tiny_models import (
     CONTEXT,
     SETTINGS,
@@ -73,9 +74,7 @@ def truth(name, home, only=""):
 
 def probes(dim):
     """Return four directions: what is wrong in a block is wrong along them, for all but a null set."""
-    return torch.randn(
-        dim, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(dim)
-    )
+    return draws(dim, 4, seed=dim)
 
 
 def column(objective, layer, col, rows, products=Products.linearised):
@@ -212,7 +211,8 @@ def test_curvlinops_gives_the_same_blocks(home):
 
 @pytest.mark.parametrize("sequences", daily([1, 3], 3))
 def test_micro_batches_weigh_what_they_hold(home, sequences):
-    config, block = saved("gpt2", home), Block(0, "all", "all")
+    config = saved("gpt2", home)
+    block = Block(0, "all", "all")
     from hessfig.models.kinds.huggingface import STORED
     from hessfig.models.stored.loaded_model import drawn as split
 
@@ -297,10 +297,10 @@ def test_random_weights_follow_the_seed(home):
         drawn(config, sigma=None, seed=seed).network.get_parameter("lm_head.weight")
         for seed in (3, 3, 4)
     )
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    assert (
-        KIND.axes(config) == {"seed"} and KIND.axes(saved("gpt2", home)) == frozenset()
-    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert KIND.axes(config) == {"seed"}
+    assert KIND.axes(saved("gpt2", home)) == frozenset()
     path = saved("gpt2", home).model.path
     read = drawn(
         replace(saved("gpt2", home), model=ModelConfig("huggingface", path=path)),
@@ -314,7 +314,8 @@ def test_random_weights_follow_the_seed(home):
     heads = [
         one.network.get_parameter("transformer.wte.weight") for one in (anew, read)
     ]
-    assert heads[0].shape == heads[1].shape and not torch.equal(*heads)
+    assert heads[0].shape == heads[1].shape
+    assert not torch.equal(*heads)
 
 
 def test_a_key_knows_the_content_of_files_and_not_their_place(home, tmp_path):
@@ -446,7 +447,8 @@ def test_a_file_replaced_after_planning_fails_its_cell_and_is_measured_under_ano
     task = "ids.npy" if what == "ids" else "text.txt"
     config = dense_of(config_of(model, model / task, task={"length": CONTEXT}), ["W_V"])
     (cell,) = Sweep([("", config)]).cells
-    key, before = cell.key, values_of(cell)
+    key = cell.key
+    before = values_of(cell)
     REPLACED[what](model)
     with pytest.raises(hessfig.errors.UserError, match="is not what was planned"):
         compute_cell(cell)

@@ -42,7 +42,8 @@ def saved(name, home):
 def values(name, quantity, home):
     (cell,) = Sweep([("", replace(saved(name, home), quantities=[quantity]))]).cells
     rows = compute_cell(cell).rows
-    assert rows and all(row["status"] == "ok" for row in rows)
+    assert rows
+    assert all(row["status"] == "ok" for row in rows)
     return {
         (row["quantity"], row["layer"], row["row"], row["part"]): row["value"]
         for row in rows

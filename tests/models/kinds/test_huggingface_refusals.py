@@ -281,7 +281,8 @@ def shards(place):
     """Cut the weights of a folder into two files with an index, and return the index."""
     tensors = load_file(place / "model.safetensors")
     (place / "model.safetensors").unlink()
-    names, index = sorted(tensors), place / "model.safetensors.index.json"
+    names = sorted(tensors)
+    index = place / "model.safetensors.index.json"
     parts = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
     for file, held in parts.items():
         save_file(
@@ -307,9 +308,8 @@ def test_what_is_hashed_is_what_transformers_would_read(home, tmp_path):
     mine, own = (
         drawn(one, sigma=None, seed=0).network.state_dict() for one in (config, whole)
     )
-    assert mine.keys() == own.keys() and all(
-        torch.equal(mine[name], own[name]) for name in mine
-    )
+    assert mine.keys() == own.keys()
+    assert all(torch.equal(mine[name], own[name]) for name in mine)
     before = KIND.source(config)
     tensors = load_file(place / "model-2.safetensors")
     save_file(
@@ -382,7 +382,8 @@ def test_a_folder_that_asks_for_a_kernel_gets_the_eager_one(
         config.model.random = is_random
         network = drawn(config, sigma=None, seed=0).network
         assert model_of(network).config._attn_implementation == "eager"
-    assert asked == [] and "kernels" not in sys.modules
+    assert asked == []
+    assert "kernels" not in sys.modules
 
 
 def test_code_in_a_folder_is_never_run(home, tmp_path):
@@ -471,8 +472,6 @@ def test_a_smaller_bound_makes_more_micro_batches(home):
         for m in ("100GB", "2GB", "1GB")
     ]
     assert found[0].startswith("64 sequences at once")
-    assert (
-        "micro-batches" in found[1]
-        and "micro-batches" in found[2]
-        and found[1] != found[2]
-    )
+    assert "micro-batches" in found[1]
+    assert "micro-batches" in found[2]
+    assert found[1] != found[2]

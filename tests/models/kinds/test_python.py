@@ -88,7 +88,8 @@ def test_weights_have_the_layers_their_names_say(folder):
         (2, "W"),
     ]
     assert variant.layout.size(0, "all") == 4 * 5 + 5 + 5 * 2 + 2
-    assert variant.axes == {"seed"} and variant.sigmas() == [None]
+    assert variant.axes == {"seed"}
+    assert variant.sigmas() == [None]
 
 
 @pytest.mark.usefixtures("workers")
@@ -100,9 +101,8 @@ def test_the_command_line_gives_the_bits_of_the_python_interface(folder):
     assert (summary.measured, summary.failed) == (4, 0)
     with summary.table.open() as handle:
         rows = list(csv.DictReader(handle))
-    assert {row["sigma"] for row in rows} == {""} and {
-        row["num_layers"] for row in rows
-    } == {"2"}
+    assert {row["sigma"] for row in rows} == {""}
+    assert {row["num_layers"] for row in rows} == {"2"}
     for seed in (3, 4):
         made = find_factory(config("mynet.py:make"))(seed=seed)
         problem = hessfig.Problem(*made)
@@ -120,7 +120,8 @@ def test_the_preview_states_what_a_product_of_a_large_network_takes(folder):
     size = kind(Kind.python).product_bytes(variants[1].config)
     made = find_factory(variants[1].config)()
     assert size == made.operator("all", dtype=variants[1].config.dtype).memory
-    assert size is not None and 8 * 68_382 < size < 20 * 8 * 68_382
+    assert size is not None
+    assert 8 * 68_382 < size < 20 * 8 * 68_382
     assert preview._product_lines(variants) == [
         f"memory of a product: about {size / 1e9:.2g} GB"
     ]
@@ -129,18 +130,19 @@ def test_the_preview_states_what_a_product_of_a_large_network_takes(folder):
 
 def test_the_preview_counts_the_graphs_of_every_batch(folder):
     several = config("mynet.py:several")
-    size, made = kind(Kind.python).product_bytes(several), find_factory(several)()
+    size = kind(Kind.python).product_bytes(several)
+    made = find_factory(several)()
     of_one = kind(Kind.python).product_bytes(config("mynet.py:large"))
     assert size == made.operator("all", dtype=several.dtype).memory
-    assert size is not None and of_one is not None and size > of_one
+    assert size is not None
+    assert of_one is not None
+    assert size > of_one
 
 
 def test_a_problem_of_a_factory_keeps_its_bound_of_memory(folder):
     bounded = config("mynet.py:large", options={"memory": "3MB"})
-    assert (
-        draw(bounded, None, 3).memory == 3e6
-        and draw(config("mynet.py:large"), None, 3).memory is None
-    )
+    assert draw(bounded, None, 3).memory == 3e6
+    assert draw(config("mynet.py:large"), None, 3).memory is None
 
 
 def test_a_factory_that_takes_sigma_is_swept(folder):
@@ -198,7 +200,8 @@ REFUSED = {
 def test_factories_that_cannot_serve_are_explained(folder, factory):
     with pytest.raises(UserError, match=REFUSED[factory]) as caught:
         Variant("", config(factory)).check()
-    assert caught.value.allowed and caught.value.remedy
+    assert caught.value.allowed
+    assert caught.value.remedy
 
 
 def test_options_the_factory_does_not_take_are_refused(folder):

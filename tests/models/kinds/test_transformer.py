@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch.testing import assert_close
 from transformer_lens.config import TransformerBridgeConfig
 from transformer_lens.model_bridge.sources.native import NativeModel
 
@@ -14,7 +15,8 @@ from hessfig.models.networks import Transformer
 from hessfig.rng import stream
 from tests.toys import ARCHITECTURES, build_model, toy_problem
 
-LENGTH, VOCABULARY = 9, 12
+LENGTH = 9
+VOCABULARY = 12
 TRANSFORMERS = [
     name for name, model in ARCHITECTURES.items() if model.kind == "transformer"
 ]
@@ -70,7 +72,8 @@ def test_logits_equal_transformer_lens(norm, n_heads, n_layers, mlp):
         norm=norm, n_heads=n_heads, n_layers=n_layers, mlp=mlp, d_model=8, d_mlp=11
     )
     network = randomised(model)
-    logits, native = network(tokens()), native_twin(network, model)(tokens())
+    logits = network(tokens())
+    native = native_twin(network, model)(tokens())
     assert (logits - native).abs().max() <= 1e-14 * max(1.0, native.abs().max())
 
 
@@ -85,7 +88,8 @@ def test_heads_need_not_fill_the_model():
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_the_suffix_gives_the_full_forwards_outputs(name):
     problem = toy_problem(ARCHITECTURES[name])
-    network, batch = problem.network, problem.batch
+    network = problem.network
+    batch = problem.batch
     full = network(batch.inputs)[:, batch.scored]
     for depth in range(len(network.layers) + 1):
         cut = network.from_hidden(
@@ -105,10 +109,8 @@ def test_post_norm_normalises_each_residual_sum():
     model = ModelConfig(d_model=8, norm=Norm.post)
     network = build_model(model, sigma=0.7, seed=1, length=LENGTH, dtype=DType.float64)
     hidden = network.hidden(tokens(), 1)
-    torch.testing.assert_close(
-        hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12
-    )
-    torch.testing.assert_close(
+    assert_close(hidden.mean(-1), torch.zeros(5, LENGTH).double(), rtol=0, atol=1e-12)
+    assert_close(
         hidden.var(-1, unbiased=False),
         torch.ones(5, LENGTH).double(),
         rtol=0,
@@ -119,19 +121,19 @@ def test_post_norm_normalises_each_residual_sum():
 def test_without_skip_and_mlp_only_the_attention_output_is_left():
     model = ModelConfig(d_model=8, attention_skip=False, mlp=MLP.none)
     network = randomised(model)
-    layer, hidden = network.layers[0], network.hidden(tokens(), 0)
-    torch.testing.assert_close(network.hidden(tokens(), 1), layer.attn(hidden))
+    layer = network.layers[0]
+    hidden = network.hidden(tokens(), 0)
+    assert_close(network.hidden(tokens(), 1), layer.attn(hidden))
 
 
 def test_residual_scale_zero_keeps_the_skip_around_the_mlp():
     """The notebook as shipped: no skip around attention, ReLU MLP with its own."""
     model = ModelConfig(d_model=8, attention_skip=False)
     network = randomised(model)
-    layer, hidden = network.layers[0], network.hidden(tokens(), 0)
+    layer = network.layers[0]
+    hidden = network.hidden(tokens(), 0)
     attended = layer.attn(hidden)
-    torch.testing.assert_close(
-        network.hidden(tokens(), 1), attended + layer.mlp(attended)
-    )
+    assert_close(network.hidden(tokens(), 1), attended + layer.mlp(attended))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,8 @@ def test_residual_scale_zero_keeps_the_skip_around_the_mlp():
     ],
 )
 def test_every_ablation_changes_the_outputs(setting):
-    plain, changed = ModelConfig(d_model=8), ModelConfig(d_model=8, **setting)
+    plain = ModelConfig(d_model=8)
+    changed = ModelConfig(d_model=8, **setting)
     assert (
         randomised(plain)(tokens()) - randomised(changed)(tokens())
     ).abs().max() > 1e-3

@@ -23,6 +23,7 @@ from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from hessfig.sweep.variant import Variant
 from hessfig.terms import PARTS, Block, Part
+from tests.draws import draws, labels
 from tests.models.tiny_models import (
     CONTEXT,
     VOCABULARY,
@@ -186,9 +187,7 @@ def test_the_logits_are_transformer_lens_own(settings, digits, home, tmp_path):
             {key: one.detach() for key, one in tensors.items()},
         )
         network = drawn(config(folder, home / "ids.npy"), sigma=None, seed=0).network
-        tokens = torch.randint(
-            VOCABULARY, (3, CONTEXT), generator=torch.Generator().manual_seed(1)
-        )
+        tokens = labels(3, CONTEXT, classes=VOCABULARY, seed=1)
         own = bridge(tokens, return_type="logits").detach()
         assert (network(tokens) - own).abs().max() < digits * own.abs().max()
 
@@ -252,12 +251,7 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name, home):
             tuple(replace(one, parameter=f"model.{one.parameter}") for one in members),
         )
         assert len(side) == found.dim
-        probes = torch.randn(
-            found.dim,
-            2,
-            dtype=torch.float64,
-            generator=torch.Generator().manual_seed(1),
-        )
+        probes = draws(found.dim, 2, seed=1)
         products = found.split_matmat(probes, PARTS)
         whole = {part: matrix[side][:, side] @ probes for part, matrix in parts.items()}
         scale = max(
@@ -301,9 +295,8 @@ def test_cells_are_measured_and_keyed_by_content(home, tmp_path):
     check_config(asked)
     (cell,) = Sweep([("", asked)]).cells
     rows = compute_cell(cell).rows
-    assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"} and all(
-        row["value"] > 0 for row in rows
-    )
+    assert {row["row"] for row in rows} == {"W_Q.head2", "W_V"}
+    assert all(row["value"] > 0 for row in rows)
     moved = written(tmp_path / "two", {**GPT2, "seed": 3}, tensors, "state.safetensors")
     model = replace(asked.model, path=str(moved / "state.safetensors"))
     assert Variant("", replace(asked, model=model)).science(
@@ -429,7 +422,8 @@ def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_anot
     changed = {
         name: 2 * one if one.dim() > 1 else one for name, one in state(GPT2).items()
     }
-    keys, values = [], []
+    keys = []
+    values = []
     for settings, tensors in (
         (GPT2, state(GPT2)),
         ({**GPT2, "act_fn": "relu"}, state(GPT2)),

@@ -58,7 +58,8 @@ def logits(network, pictures):
 
 
 def test_patches_are_squares_row_by_row():
-    network, picture = built(replace(VIT, patch=2)), images(1)
+    network = built(replace(VIT, patch=2))
+    picture = images(1)
     patches = network.patches(picture)
     assert patches.shape == (1, 16, 4)
     assert torch.equal(patches[0, 6], picture[0, 2:4, 4:6].flatten())
@@ -107,7 +108,8 @@ def test_the_shipped_network_is_the_follow_ups_in_small():
 
 def test_sigma_scales_patches_and_positions():
     wide = ModelConfig(kind=Kind.vit, d_model=64, n_heads=2)
-    small, large = built(wide, sigma=0.1), built(wide, sigma=3.0)
+    small = built(wide, sigma=0.1)
+    large = built(wide, sigma=3.0)
     for name in ("patch.weight", "pos.weight"):
         assert small.get_parameter(name).std().item() == pytest.approx(0.1, rel=0.15)
         assert large.get_parameter(name).std().item() == pytest.approx(3.0, rel=0.15)
@@ -118,7 +120,8 @@ def test_sigma_scales_patches_and_positions():
 @pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
 @pytest.mark.long
 def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
-    problem, weights = toy_problem(model, replace(TASK, loss=loss)), matrices_of(model)
+    problem = toy_problem(model, replace(TASK, loss=loss))
+    weights = matrices_of(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         tape = LinearisedNetwork(problem, model)
@@ -169,7 +172,8 @@ def test_the_whole_hessian_is_that_of_double_backward_norms_and_biases_with_it()
         for weight in problem.layout.weights
     ]
     assert isinstance(problem.network, VisionTransformer)
-    network, batch = problem.network, problem.batch
+    network = problem.network
+    batch = problem.batch
     truth = hessian(
         lambda: problem.loss(logits(network, batch.inputs), batch.targets), ordered
     )
@@ -225,7 +229,8 @@ def test_pictures_of_ones_own_count_by_their_content(tmp_path):
     def key():
         return Cell(Variant("", config(task=replace(TASK, path=str(path)))), 0.5, 1).key
 
-    path, keys = tmp_path / "own.npz", []
+    path = tmp_path / "own.npz"
+    keys = []
     for brightness in (0.2, 0.3):
         np.savez(path, images=np.full((10, 8, 8), brightness), labels=np.arange(10))
         keys.append(key())

@@ -9,8 +9,13 @@ from torch import nn
 from hessfig import Problem, find_weights
 from hessfig.errors import UserError
 from tests.daily import thinned
+from tests.draws import labels
 
-WIDTH, HEADS, HALF, INNER, WORDS = 8, 2, 4, 12, 11
+WIDTH = 8
+HEADS = 2
+HALF = 4
+INNER = 12
+WORDS = 11
 _QKVO = ("W_Q", "W_K", "W_V", "W_O")
 
 
@@ -19,7 +24,9 @@ class Attention(nn.Module):
 
     def __init__(self, keys=HEADS, *, interleaved=False):
         super().__init__()
-        self.num_heads, self.keys, self.interleaved = HEADS, keys, interleaved
+        self.num_heads = HEADS
+        self.keys = keys
+        self.interleaved = interleaved
         for name, outputs in zip(
             "qkvo", (WIDTH, keys * HALF, keys * HALF, WIDTH), strict=True
         ):
@@ -49,8 +56,10 @@ class Fused(nn.Module):
 
     def __init__(self, order):
         super().__init__()
-        self.order, self.num_heads = order, HEADS
-        self.qkv, self.out_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.order = order
+        self.num_heads = HEADS
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out_proj = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, hidden):
         thirds = (
@@ -81,7 +90,8 @@ class Maps(nn.Module):
 
     def __init__(self, kind):
         super().__init__()
-        self.kind, down = kind, "w3" if kind == "w3 leads out" else "w2"
+        self.kind = kind
+        down = "w3" if kind == "w3 leads out" else "w2"
         for name in ("w1", "w2", "w3"):
             ends = (INNER, WIDTH) if name == down else (WIDTH, INNER)
             setattr(self, name, nn.Linear(*ends, bias=False))
@@ -90,7 +100,8 @@ class Maps(nn.Module):
         silu = nn.functional.silu
         if self.kind == "w3 leads out":
             return self.w3(silu(self.w1(hidden)) * self.w2(hidden))
-        first, third = self.w1(hidden), self.w3(hidden)
+        first = self.w1(hidden)
+        third = self.w3(hidden)
         inner = {
             "w1 gates": lambda: silu(first) * third,
             "w1 gates by relu": lambda: first.relu() * third,
@@ -121,7 +132,8 @@ class Experts(nn.Module):
 
     def __init__(self, name):
         super().__init__()
-        self.name, self.gate = name, nn.Linear(WIDTH, 3)
+        self.name = name
+        self.gate = nn.Linear(WIDTH, 3)
         setattr(self, name, nn.ModuleList(Maps("w1 gates") for _ in range(3)))
 
     def forward(self, hidden):
@@ -157,7 +169,8 @@ class Network(nn.Module):
     def __init__(self, **parts):
         super().__init__()
         torch.manual_seed(0)
-        self.embed, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WORDS)
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
         self.layers = nn.ModuleList(
             [nn.ModuleDict({name: part() for name, part in parts.items()})]
         )
@@ -174,7 +187,8 @@ class Decoder(Network):
     """Two sequences: `src_attn` attends to the second."""
 
     def forward(self, tokens, source=None):
-        hidden, layer = self.embed(tokens), self.layers[0]
+        hidden = self.embed(tokens)
+        layer = self.layers[0]
         source = self.embed(tokens[:, :3] if source is None else source)
         hidden = hidden + layer["self_attn"](hidden)
         return self.head(hidden + layer["src_attn"](hidden, source))
@@ -237,9 +251,8 @@ def test_grouped_keys_have_heads_of_their_own_and_those_of_queries_are_theirs():
 
 def test_heads_that_are_not_beside_each_other_are_not_named():
     layout = find_weights(Network(attn=lambda: Attention(interleaved=True)))
-    assert {*_QKVO} <= names(layout) and not [
-        name for name in names(layout) if ".head" in name
-    ]
+    assert {*_QKVO} <= names(layout)
+    assert not [name for name in names(layout) if ".head" in name]
 
 
 @pytest.mark.parametrize(
@@ -309,17 +322,14 @@ def test_keys_of_other_inputs_are_those_of_cross_attention_whatever_its_name():
         for weight in layout.weights
         if weight.name.startswith("W_K")
     }
-    assert (
-        called["W_K"] == "layers.0.self_attn.k"
-        and called["W_K.cross"] == "layers.0.src_attn.k"
-    )
+    assert called["W_K"] == "layers.0.self_attn.k"
+    assert called["W_K.cross"] == "layers.0.src_attn.k"
 
 
 def test_layers_of_stages_are_counted_one_by_one():
     layout = find_weights(Stages())
-    assert layout.num_layers == 3 and [
-        len(layout.members(at, "W_Q")) for at in (1, 2, 3)
-    ] == [1, 1, 1]
+    assert layout.num_layers == 3
+    assert [len(layout.members(at, "W_Q")) for at in (1, 2, 3)] == [1, 1, 1]
     assert {"stages.0.down", "stages.1.down"} <= {
         weight.name for weight in layout.weights if not weight.layer
     }
@@ -370,7 +380,9 @@ class Stateful(Network):
     def __init__(self, **parts):
         super().__init__(**parts)
         self.register_buffer("calls", torch.zeros(()))
-        self.drop, self.kept, self.fails = nn.Dropout(0.5), None, False
+        self.drop = nn.Dropout(0.5)
+        self.kept = None
+        self.fails = False
 
     def forward(self, tokens):
         self.calls += 1
@@ -399,17 +411,12 @@ def test_the_network_and_the_state_of_torch_stay_as_they_were(fails):
     else:
         find_weights(network)
     state, modes, rng = before
-    assert (
-        all(one.equal(state[name]) for name, one in network.state_dict().items())
-        and network.kept is None
-    )
-    assert modes == [
-        one.training for one in network.modules()
-    ] and torch.get_rng_state().equal(rng)
-    assert (
-        not any(one._forward_pre_hooks for one in network.modules())
-        and torch.is_grad_enabled()
-    )
+    assert all(one.equal(state[name]) for name, one in network.state_dict().items())
+    assert network.kept is None
+    assert modes == [one.training for one in network.modules()]
+    assert torch.get_rng_state().equal(rng)
+    assert not any(one._forward_pre_hooks for one in network.modules())
+    assert torch.is_grad_enabled()
     assert torch.backends.mha.get_fastpath_enabled() == fast
 
 
@@ -423,7 +430,7 @@ class Picky(Network):
 
 def test_a_batch_serves_where_none_can_be_made_up():
     network = Picky(attn=Attention)
-    words = torch.randint(0, WORDS, (3, 10), generator=torch.Generator().manual_seed(0))
+    words = labels(3, 10, classes=WORDS)
     with pytest.raises(UserError, match="does not run on inputs made up") as caught:
         find_weights(network)
     assert "find_weights(network, inputs=BATCH)" in caught.value.remedy

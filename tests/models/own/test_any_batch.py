@@ -79,7 +79,8 @@ def masked():
     model = made(
         transformers.BertForMaskedLM, transformers.BertConfig(vocab_size=WORDS, **SMALL)
     )
-    ids, labels = tokens(2, 4), tokens(2, 4, seed=1)
+    ids = tokens(2, 4)
+    labels = tokens(2, 4, seed=1)
     labels[:, 1:3] = -100
     batch = {"input_ids": ids, "labels": labels}
     name = "bert.encoder.layer.0.attention.output.dense.weight"
@@ -96,7 +97,8 @@ def masked():
 def classes():
     config = transformers.BertConfig(vocab_size=WORDS, num_labels=3, **SMALL)
     model = made(transformers.BertForSequenceClassification, config)
-    ids, labels = tokens(4, 4), torch.tensor([0, 2, 1, 1])
+    ids = tokens(4, 4)
+    labels = torch.tensor([0, 2, 1, 1])
     return (
         *(model, {"input_ids": ids, "labels": labels}, "bert.pooler.dense.weight"),
         lambda: F.cross_entropy(model(input_ids=ids).logits, labels),
@@ -106,7 +108,8 @@ def classes():
 def regression():
     config = transformers.BertConfig(vocab_size=WORDS, num_labels=1, **SMALL)
     model = made(transformers.BertForSequenceClassification, config)
-    ids, labels = tokens(4, 4), torch.tensor([0.5, 2.0, -1.0, 1.0], dtype=torch.float64)
+    ids = tokens(4, 4)
+    labels = torch.tensor([0.5, 2.0, -1.0, 1.0], dtype=torch.float64)
     return (
         *(model, {"input_ids": ids, "labels": labels}, "bert.pooler.dense.weight"),
         lambda: F.mse_loss(model(input_ids=ids).logits[:, 0], labels),
@@ -124,7 +127,8 @@ def translation():
         decoder_start_token_id=0,
     )
     model = made(transformers.T5ForConditionalGeneration, config)
-    ids, labels = tokens(2, 4), tokens(2, 3, seed=1)
+    ids = tokens(2, 4)
+    labels = tokens(2, 3, seed=1)
     return (
         *(
             model,
@@ -151,7 +155,8 @@ def test_models_of_transformers_need_no_wrapper(case):
     assert found["H"] == pytest.approx(
         dense(loss, model.get_parameter(name)).norm().item(), rel=rounding
     )
-    assert {*found} == {"H", "H_o", "H_f"} and found["H_o"] > 0
+    assert {*found} == {"H", "H_o", "H_f"}
+    assert found["H_o"] > 0
     assert all(torch.equal(one, before[key]) for key, one in model.state_dict().items())
 
 
@@ -228,7 +233,8 @@ def test_a_loss_of_all_outputs_has_a_hessian_and_no_split():
 
 
 def test_a_function_is_split_where_it_is_convex():
-    network, target = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double(), Y
+    network = nn.Sequential(nn.Linear(3, 2), nn.Tanh()).double()
+    target = Y
     convex = norms(
         hessfig.Problem(network, X, target, lambda f, y: (f - y).square().mean()),
         "0.weight",
@@ -299,7 +305,8 @@ def test_lora_of_peft():
     table = hessfig.measure(
         hessfig.Problem(adapted, batch, weights="trainable"), blocks="each", parts="H"
     )
-    assert len(table) == 2 and all("lora_" in row for row in table["row"])
+    assert len(table) == 2
+    assert all("lora_" in row for row in table["row"])
 
 
 @pytest.mark.parametrize(

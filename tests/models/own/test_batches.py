@@ -23,7 +23,8 @@ from hessfig.errors import UserError
 from hessfig.models.own import batches as read_batches
 from hessfig.models.own.batches import keep_batches
 
-SAMPLES, SIZE = 10, 4
+SAMPLES = 10
+SIZE = 4
 
 
 def samples():
@@ -100,7 +101,8 @@ def test_a_training_draws_the_batches_that_it_would_draw_without_the_reading(kin
             )
         return passes(one)
 
-    with_reading, without = trained(True), trained(False)
+    with_reading = trained(True)
+    without = trained(False)
     assert len(with_reading) == len(without) > 0
     assert all(torch.equal(a, b) for a, b in zip(with_reading, without, strict=True))
 
@@ -237,7 +239,8 @@ def test_as_many_batches_as_the_bound_are_read(monkeypatch):
 def test_a_monitor_leaves_the_order_of_its_loader_to_the_training(kind, tmp_path):
     def trained(watch):
         torch.manual_seed(11)
-        model, one = network(), LOADERS[kind]()
+        model = network()
+        one = LOADERS[kind]()
         if watch:
             with_all = {"every": 1, "max_fraction": None, "quantities": ["loss"]}
             monitor = hessfig.Monitor(

@@ -54,7 +54,8 @@ class Loss(nn.Module):
         return (scale * (outputs - targets)).abs().pow(self.power).mean()
 
 
-FACTORS, GLOBAL = [1.0], {"factor": 1.0}
+FACTORS = [1.0]
+GLOBAL = {"factor": 1.0}
 
 
 @dataclass
@@ -85,7 +86,9 @@ class Case:
     @property
     def function(self):
         """The problem with a function of two batches."""
-        closed, loss, case = self.closed, self.loss, self
+        closed = self.closed
+        loss = self.loss
+        case = self
 
         def compute_loss(network, batch):
             factor = (
@@ -241,7 +244,8 @@ def test_every_change_is_noticed(change, form):
     if isinstance(fresh, str):
         assert now == fresh
         return
-    assert isinstance(now, Tensor) and isinstance(before, Tensor)
+    assert isinstance(now, Tensor)
+    assert isinstance(before, Tensor)
     assert torch.equal(now, fresh)
     has_effect = not torch.equal(before, fresh)
     assert (
@@ -262,7 +266,8 @@ NEUTRAL = {
 
 @pytest.mark.parametrize("form", daily(["problem", "function"], "problem"))
 def test_without_a_change_nothing_is_checked_again(form, monkeypatch):
-    problem, made = getattr(case(), form), list[object]()
+    problem = getattr(case(), form)
+    made = list[object]()
     checking = kept_checks.Checking
     monkeypatch.setattr(
         kept_checks,
@@ -272,9 +277,11 @@ def test_without_a_change_nothing_is_checked_again(form, monkeypatch):
     products = [product(problem) for _ in range(3)]
     torch.manual_seed(7)  # the function draws nothing
     table = hessfig.measure(problem, blocks=["last.weight"], parts="H")
-    assert len(made) == 1 and all(torch.equal(one, products[0]) for one in products)
+    assert len(made) == 1
+    assert all(torch.equal(one, products[0]) for one in products)
     fresh = hessfig.measure(copy.copy(problem), blocks=["last.weight"], parts="H")
-    assert len(made) == 2 and table["value"].tolist() == fresh["value"].tolist()
+    assert len(made) == 2
+    assert table["value"].tolist() == fresh["value"].tolist()
     problem.operator("last.weight", dtype="float32")
     assert len(made) == 3
 
@@ -283,17 +290,18 @@ def test_a_function_that_draws_is_another_one_after_a_new_seed():
     def noisy(network, batch):
         return (network(batch) * torch.randn(6, 2).to(batch)).square().sum()
 
-    network, x = Network().eval(), torch.randn(6, 3)
+    network = Network().eval()
+    x = torch.randn(6, 3)
     torch.manual_seed(1)
     problem = hessfig.Problem(network, x, compute_loss=noisy)
-    first, again = product(problem), product(problem)
+    first = product(problem)
+    again = product(problem)
     torch.manual_seed(2)
-    other, fresh = product(problem), product(copy.copy(problem))
-    assert (
-        torch.equal(first, again)
-        and torch.equal(other, fresh)
-        and not torch.equal(first, other)
-    )
+    other = product(problem)
+    fresh = product(copy.copy(problem))
+    assert torch.equal(first, again)
+    assert torch.equal(other, fresh)
+    assert not torch.equal(first, other)
 
 
 def test_an_operator_keeps_its_function_when_the_problem_changed():
@@ -338,14 +346,16 @@ def test_a_large_copy_is_kept_only_while_an_operator_holds_it(monkeypatch):
 
 @pytest.mark.parametrize("form", ["problem", "function"])
 def test_what_hooks_and_losses_fill_is_as_before_every_operator(form):
-    filled, network = list[Any](), Network().eval()
+    filled = list[Any]()
+    network = Network().eval()
     network.first.register_forward_hook(lambda *given: filled.append(given))
 
     def loss(outputs, targets):
         filled.append(outputs)
         return (outputs - targets).square().mean()
 
-    x, y = torch.randn(6, 3), torch.randn(6, 2)
+    x = torch.randn(6, 3)
+    y = torch.randn(6, 2)
     of_batch = {
         "compute_loss": lambda network, batch: loss(network(batch), y.to(batch))
     }
@@ -374,10 +384,8 @@ def test_an_operator_that_is_refused_is_refused_again():
         problem.operator(["first.weight", "last.bias"], dtype=dtype)
         for dtype in ("float64", "float32")
     )
-    assert first.shape == (15, 2) and (str(first.dtype), str(other.dtype)) == (
-        "float64",
-        "float32",
-    )
+    assert first.shape == (15, 2)
+    assert (str(first.dtype), str(other.dtype)) == ("float64", "float32")
 
 
 def test_copies_of_a_problem_keep_nothing():
@@ -404,7 +412,8 @@ def test_columns_of_a_large_network_share_graphs():
         network, torch.randn(32, 20), torch.randint(4, (32,)), "cross_entropy"
     )
     for block in ["0.weight", "2.weight", "4.bias", ("0.bias", "4.weight"), "all"]:
-        operator, alone = problem.operator(block), copy.copy(problem).operator(block)
+        operator = problem.operator(block)
+        alone = copy.copy(problem).operator(block)
         vector = torch.linspace(-1, 1, operator.shape[1], dtype=torch.float64)
         alone._made_column().network._shared = None
         for part in ("H", "H_o", "H_f"):
@@ -427,8 +436,10 @@ def test_a_second_operator_multiplies_through_the_graphs_of_the_first(width):
         vector = torch.linspace(-1, 1, first.shape[1], dtype=torch.float64)
         products = [first @ vector, first @ vector]
         second = problem.operator(block)
-        assert second is not first and second._kept is first._kept is not None
-        assert second.rows is first.rows and second.columns is first.columns
+        assert second is not first
+        assert second._kept is first._kept is not None
+        assert second.rows is first.rows
+        assert second.columns is first.columns
         products.append(second @ vector)
         assert all(torch.equal(one, products[0]) for one in products)
         transposed = torch.linspace(1, 2, first.shape[0], dtype=torch.float64)
@@ -452,9 +463,11 @@ def test_graphs_that_no_other_column_holds_are_not_kept(monkeypatch):
     )
     operator = problem.operator("last.weight")
     vector = torch.ones(operator.shape[1], dtype=torch.float64)
-    first, again = operator @ vector, operator @ vector
+    first = operator @ vector
+    again = operator @ vector
     second = problem.operator("last.weight")
-    assert second._made is None and torch.equal(second @ vector, first)
+    assert second._made is None
+    assert torch.equal(second @ vector, first)
     assert torch.equal(first, again)
 
 

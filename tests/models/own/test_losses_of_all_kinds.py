@@ -98,7 +98,8 @@ def test_hessians_of_the_first_samples_are_those_of_their_loss():
 @pytest.mark.long
 def test_the_distance_by_chance_knows_its_error():
     """Over 40 seeds of the test vectors, its standard error is its standard deviation within a factor of 1.6."""
-    problem, found = hessfig.Problem(*parts_of_a_problem(), "cross_entropy"), []
+    problem = hessfig.Problem(*parts_of_a_problem(), "cross_entropy")
+    found = []
     asked = {"blocks": ["0.weight"], "parts": "H", "quantities": ["hessian_distance"]}
     for seed in range(40):
         table = hessfig.measure(

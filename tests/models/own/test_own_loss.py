@@ -104,7 +104,8 @@ def compiled(network):
 )
 @pytest.mark.long
 def test_wrappers_hand_labels_on(wrapped, tmp_path):
-    truth, network = numbers(Model()), Model()
+    truth = numbers(Model())
+    network = Model()
     assert truth["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-14)
     assert numbers(wrapped(network)) == pytest.approx(truth, rel=1e-9)
     watching = hessfig.Monitor(
@@ -157,7 +158,8 @@ def test_a_loss_that_is_nearly_a_known_one_is_the_networks_own(loss):
     """Value and gradient decide: the loss is the network's output then, with H and without a split."""
     network = OfTransformers(loss)
     held = [*network.parameters()]
-    dense, found = hessian(lambda: network(**BATCH)["loss"], held), numbers(network)
+    dense = hessian(lambda: network(**BATCH)["loss"], held)
+    found = numbers(network)
     assert found["loss"] == pytest.approx(float(network(**BATCH)["loss"]), rel=1e-15)
     assert found["largest_eigenvalue"] == pytest.approx(
         float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6
@@ -227,7 +229,8 @@ def test_where_classes_may_be_along_two_axes_it_says_which_it_reads(length, is_s
 
 def gradient_penalty(network, out, y, *, by_backward):
     """Return cross-entropy plus the squared length of its gradient in the parameters."""
-    loss, held = F.cross_entropy(out, y), [*network.parameters()]
+    loss = F.cross_entropy(out, y)
+    held = [*network.parameters()]
     if not by_backward:
         return loss + 0.1 * sum(
             g.square().sum() for g in torch.autograd.grad(loss, held, create_graph=True)
@@ -244,7 +247,8 @@ def test_a_penalty_of_the_gradient_of_the_loss_itself_is_measured(by_backward):
     """It differentiates the graph of the outputs, which outputs alone do not have."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    x, y = torch.randn(6, 3).double(), torch.arange(6) % 2
+    x = torch.randn(6, 3).double()
+    y = torch.arange(6) % 2
     of = partial(gradient_penalty, network, by_backward=by_backward)
     problem = hessfig.Problem(network, x, y, lambda out, target: of(out, target))
     held = [*network.parameters()]

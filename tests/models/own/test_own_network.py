@@ -236,7 +236,8 @@ def test_a_random_loss_is_called_random():
     with pytest.raises(UserError, match="the loss is random") as refused:
         hessfig.measure(hessfig.Problem(network(), X, Y, loss=noisy))
     assert "shape" not in str(refused.value)
-    noise, model = 0.1 * torch.randn(12, 3).double(), network()
+    noise = 0.1 * torch.randn(12, 3).double()
+    model = network()
     problem = hessfig.Problem(
         model, X, Y, loss=lambda f, y: F.cross_entropy(f + noise, y)
     )

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops import scan
 from torch.nn import functional as F
+from torch.testing import assert_close
 
 import hessfig
 from hessfig.curvature import batched
@@ -118,12 +119,14 @@ def test_every_block_is_that_of_the_users_own_function(name, real):
 
 @pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::4]))
 def test_operators_and_factories_too(name):
-    one, blocks = RIGHT[name](torch.float64), truth(RIGHT[name](torch.float64))
+    one = RIGHT[name](torch.float64)
+    blocks = truth(RIGHT[name](torch.float64))
     largest = max(blocks, key=lambda block: float(blocks[block].norm()))
     operator = problem(one).operator(largest)
     assert torch.allclose(operator.dense(), blocks[largest], rtol=1e-8, atol=1e-10)
     drawn = factory_objective(problem(one), dtype="float64", source="mine.py:make")
-    assert drawn.witness is not None and max(drawn.witness.off.values()) < 1e-9
+    assert drawn.witness is not None
+    assert max(drawn.witness.off.values()) < 1e-9
 
 
 @pytest.mark.parametrize("name", daily(RIGHT, *DAILY[::4]))
@@ -264,11 +267,13 @@ def test_every_function_is_that_of_the_user_after_a_comparison_on_first_samples(
 
 def test_outputs_of_further_batches_are_not_held():
     """They are as large as the logits of all data."""
-    x, y = torch.randn(12, 4), torch.arange(12) % 3
+    x = torch.randn(12, 4)
+    y = torch.arange(12) % 3
     own = OwnFunction(
         open_request(Reader(), [*x.split(4)], [*y.split(4)], "cross_entropy")
     )
-    assert len(own.values()) == 3 and len(own.call.results) == 1
+    assert len(own.values()) == 3
+    assert len(own.call.results) == 1
 
 
 class Reader(nn.Module):
@@ -289,20 +294,21 @@ class Reader(nn.Module):
     [(16, None, 2), (16, "1GB", 1), (5, None, 1), (1, None, None)],
 )
 def test_an_eighth_of_the_samples_is_compared(samples, memory, few, monkeypatch):
-    seen, first = [], witnessing.first_samples
+    seen = []
+    first = witnessing.first_samples
     monkeypatch.setattr(batched, "SMALL", 0)
     monkeypatch.setattr(
         witnessing,
         "first_samples",
         lambda one, count: seen.append(count) or first(one, count),
     )
-    x, y = torch.randn(samples, 4), torch.arange(samples) % 3
+    x = torch.randn(samples, 4)
+    y = torch.arange(samples) % 3
     witness = (
         hessfig.Problem(Reader(), x, y, memory=memory).objective("float64").witness
     )
-    assert witness is not None and ("value, all samples" in witness.off) == (
-        few is not None
-    )
+    assert witness is not None
+    assert ("value, all samples" in witness.off) == (few is not None)
     assert seen == ([] if few is None else [few])
 
 
@@ -312,11 +318,9 @@ def test_a_network_that_takes_all_samples_alone_is_compared_on_all_of_them(monke
         Reader(samples=16), torch.randn(16, 4), torch.arange(16) % 3
     )
     witness = problem.objective("float64").witness
-    assert (
-        witness is not None
-        and "value, all samples" not in witness.off
-        and not witness.not_taken
-    )
+    assert witness is not None
+    assert "value, all samples" not in witness.off
+    assert not witness.not_taken
 
 
 def test_samples_that_do_not_count_say_nothing(monkeypatch):
@@ -327,7 +331,8 @@ def test_samples_that_do_not_count_say_nothing(monkeypatch):
         .objective("float64")
         .witness
     )
-    assert witness is not None and "value, all samples" not in witness.off
+    assert witness is not None
+    assert "value, all samples" not in witness.off
 
 
 class Once(torch.autograd.Function):
@@ -405,7 +410,8 @@ def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width):
     """It closes over the network and over float32 data, so that differences in float64 cannot be taken."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 5))
-    x, y = torch.randn(32, width), torch.arange(32) % 5
+    x = torch.randn(32, width)
+    y = torch.arange(32) % 5
 
     def loss(out, target):
         return (
@@ -425,7 +431,7 @@ def test_a_loss_that_computes_in_float32_alone_is_measured_in_float32(width):
         [p.numel() for p in held]
     )
     for row, product in zip(rows, products, strict=True):
-        torch.testing.assert_close(
+        assert_close(
             row,
             product.flatten(),
             rtol=0,
@@ -561,7 +567,8 @@ def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
     n.first.register_forward_hook(
         lambda _, given, out: torch.where(given[0][:, -1:] > 0, out * n.gain, out)
     )
-    y, of = torch.arange(16) % 3, torch.nn.functional.cross_entropy
+    y = torch.arange(16) % 3
+    of = torch.nn.functional.cross_entropy
     (slope,) = torch.autograd.grad(
         (of(n(x[0]), y) + of(n(x[1]), y)) / 2, n.gain, create_graph=True
     )
@@ -569,9 +576,7 @@ def test_what_a_hook_reads_in_later_batches_is_the_users_own_parameter(
     operator = hessfig.Problem(
         n, [x[k] for k in order], [y, y], "cross_entropy"
     ).operator("gain")
-    torch.testing.assert_close(
-        operator @ torch.ones(6).double(), truth, rtol=1e-9, atol=1e-12
-    )
+    assert_close(operator @ torch.ones(6).double(), truth, rtol=1e-9, atol=1e-12)
 
 
 class Words(nn.Module):
@@ -611,7 +616,7 @@ def test_options_of_an_embedding_that_change_its_gradient_are_left_out_or_refuse
     network = Words(by_module=True, **options)
     network.load_state_dict(Words(by_module=True).state_dict())
     changed = hessfig.Problem(network, words, y).operator("all").dense()
-    torch.testing.assert_close(changed, plain, rtol=1e-9, atol=1e-12)
+    assert_close(changed, plain, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="the gradient of this loss"):
         hessfig.Problem(Words(by_module=False, **options), words, y).operator(
             "all"
@@ -624,7 +629,8 @@ class Phases(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.first = nn.Linear(4, 4)
+        self.last = nn.Linear(4, 3)
         self.register_buffer(
             "phases", torch.polar(torch.ones(2), torch.tensor([0.3, 1.1]))
         )
@@ -673,9 +679,7 @@ def test_what_is_measured_in_float32_is_compared_in_a_type_that_it_takes(name):
         "last.bias", dtype="float32"
     )
     vector = slope.detach() + torch.tensor([1.0, 0.0, 0.0])
-    torch.testing.assert_close(
-        operator @ vector, truth, rtol=1e-4, atol=1e-6, check_dtype=False
-    )
+    assert_close(operator @ vector, truth, rtol=1e-4, atol=1e-6, check_dtype=False)
 
 
 @pytest.mark.parametrize("small", [2**16, 0])
@@ -702,16 +706,15 @@ def test_hooks_lists_and_random_numbers_are_as_before(small, monkeypatch):
         numbers = [torch.get_rng_state().tolist(), drawn[1].tolist(), drawn[2]]
         return [numbers, len(seen), len(n.first.weight._backward_hooks or ())]
 
-    before, problem = state(), hessfig.Problem(n, x, y, loss)
+    before = state()
+    problem = hessfig.Problem(n, x, y, loss)
     hessfig.measure(problem, blocks=["last.bias"], parts="H")
     problem.approximation("diagonal", "last.bias")
     operator = problem.operator("last.bias")
     assert state() == before
     product = operator @ torch.ones(3)
-    assert [state()[0], state()[2]] == [
-        before[0],
-        before[2],
-    ] and product.isfinite().all()
+    assert [state()[0], state()[2]] == [before[0], before[2]]
+    assert product.isfinite().all()
 
 
 CHANGES = {
@@ -748,8 +751,10 @@ def test_a_monitor_refuses_what_has_no_hessian(name, tmp_path):
 
 def test_an_operator_whose_loss_changes_says_so():
     """What a closure reads cannot be held: no product mixes two functions."""
-    scale, one = {"by": 1.0}, RIGHT["own_loss_none"](torch.float64)
-    x, y = one.inputs["x"], one.inputs["labels"]
+    scale = {"by": 1.0}
+    one = RIGHT["own_loss_none"](torch.float64)
+    x = one.inputs["x"]
+    y = one.inputs["labels"]
     operator = hessfig.Problem(
         one.network.body, x, y, CHANGES["the loss"](scale)
     ).operator("0.weight")
@@ -813,7 +818,8 @@ class Lifting(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.first = nn.Linear(3, 4)
+        self.last = nn.Linear(4, 2)
         self.mapped = torch.compile(self._mapped, backend="eager", fullgraph=True)
 
     def _mapped(self, x):
@@ -854,7 +860,7 @@ def test_operators_without_second_derivatives_are_refused_by_name_and_difference
         problem.operator("first.weight", products="differences")
         @ torch.ones(12).double()
     )
-    torch.testing.assert_close(
+    assert_close(
         product, (slopes[0] - slopes[1]).flatten() / 2e-5, rtol=1e-5, atol=1e-8
     )
 
@@ -913,5 +919,6 @@ def test_a_measurement_moves_no_buffer_that_forward_updates(kept, by):
     operator @ torch.ones(operator.shape[0])
     hessfig.measure(problem, blocks="all", parts="H")
     for one in (n, other):
-        assert torch.equal(one.mean, torch.zeros(4).double()) and not one.calls
+        assert torch.equal(one.mean, torch.zeros(4).double())
+        assert not one.calls
     assert torch.equal(before, torch.random.get_rng_state())

@@ -17,6 +17,7 @@ from hessfig.states.point import drawn
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Sweep
 from tests.daily import daily
+from tests.draws import labels
 from tests.models.kinds import test_transformer_lens as lens
 from tests.models.tiny_models import CONTEXT, SEQUENCES, config_of, save, save_ids
 
@@ -24,7 +25,8 @@ from tests.models.tiny_models import CONTEXT, SEQUENCES, config_of, save, save_i
 @pytest.fixture
 def opened(monkeypatch):
     """The comparisons with a network itself, in a process that keeps no problem yet."""
-    counted, measured = list[Witnessing](), Witnessing.measured
+    counted = list[Witnessing]()
+    measured = Witnessing.measured
 
     def counting(self, real):
         counted.append(self)
@@ -80,7 +82,8 @@ def test_cells_of_one_network_compare_it_once_and_have_the_numbers_of_single_cel
         monkeypatch.setattr(kept_problem.KEPT, "_last", None)
         alone |= values_of([cell])
     assert len(opened) == 1 + len(cells) == 4
-    assert together == alone and list(together) == ["loss", "frobenius", "trace"]
+    assert together == alone
+    assert list(together) == ["loss", "frobenius", "trace"]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +157,16 @@ def test_a_network_whose_weights_are_replaced_is_its_callers_alone(home, opened)
     assert kept_problem.opening(config, *content) is not None
     assert kept_problem.opening(trained, *content) is None
     other = kept_problem.KEPT.problem(None, lambda: first)
-    assert other is first and kept_problem.KEPT._last is None
+    assert other is first
+    assert kept_problem.KEPT._last is None
     assert draw(config) is not first
 
 
 def test_a_large_network_is_not_kept(home, opened, monkeypatch):
     monkeypatch.setattr(kept_problem, "MOST_BYTES", 100)
     assert draw(gpt2(home)) is not draw(gpt2(home))
-    assert len(opened) == 2 and kept_problem.KEPT._last is None
+    assert len(opened) == 2
+    assert kept_problem.KEPT._last is None
 
 
 def test_as_many_words_as_positions_need_no_word_about_the_axis_of_classes(
@@ -170,11 +175,7 @@ def test_as_many_words_as_positions_need_no_word_about_the_axis_of_classes(
     """The package's own cross-entropy reads classes along the last axis, whatever else fits."""
     settings = {**lens.GPT2, "n_ctx": lens.VOCABULARY}
     folder = lens.written(tmp_path / "lens", settings, lens.state(settings))
-    ids = torch.randint(
-        lens.VOCABULARY,
-        (SEQUENCES, lens.VOCABULARY),
-        generator=torch.Generator().manual_seed(0),
-    )
+    ids = labels(SEQUENCES, lens.VOCABULARY, classes=lens.VOCABULARY)
     np.save(tmp_path / "ids.npy", ids.numpy())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -57,7 +57,8 @@ def assert_every_column(objective, model):
     for layer, name in places_of:
         assert tape.holds(layer, name), (layer, name)
         column = tape.column(layer, name, {"rows": (0, Group.all.value)})
-        found, cols = dense_blocks(column), places(objective, layer, name)
+        found = dense_blocks(column)
+        cols = places(objective, layer, name)
         found["rows", Part.H] = column.split_matmat(
             torch.eye(column.dim).double(), (Part.H,)
         )["rows", Part.H]
@@ -116,11 +117,9 @@ def test_a_weight_that_no_step_holds_takes_curvlinops():
         )
         other = replace(problem, layout=replace(problem.layout, weights=weights))
         tape = LinearisedNetwork(other, model)
-        assert (
-            not tape.holds(1, "b_in")
-            and not tape.holds(0, "all")
-            and tape.holds(1, "b_out")
-        )
+        assert not tape.holds(1, "b_in")
+        assert not tape.holds(0, "all")
+        assert tape.holds(1, "b_out")
 
 
 def test_several_batches_take_curvlinops():
