@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse.linalg import aslinearoperator, eigsh, lobpcg, svds
-from torch import nn
 from torch.testing import assert_close
 
 import hessfig
@@ -23,80 +22,6 @@ from tests.toys import build_model
 PARTS = ("H", "H_o", "H_f")
 
 
-class Logits(nn.Module):
-    """A model that returns several things, as one that returns its logits."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens):
-        found = self.model(tokens)
-        return getattr(found, "logits", found)
-
-
-def of_tokens(model, *names):
-    """Return next-token prediction with a model of five tokens, and the blocks to be compared."""
-    network = Logits(model.double().eval())
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += 0.3 * torch.randn_like(parameter)
-    tokens = torch.randint(0, 5, (2, 4))
-    weights = {f"W_{place}": f"model.{name}" for place, name in enumerate(names)}
-    return hessfig.Problem(network, tokens, tokens.roll(1, 1), weights=weights), [
-        "W_0",
-        "W_1",
-        ("W_0", "W_1"),
-    ]
-
-
-def llama():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-    }
-    config = LlamaConfig(
-        vocab_size=5,
-        intermediate_size=6,
-        max_position_embeddings=4,
-        use_cache=False,
-        **sizes,
-    )
-    config._attn_implementation = "sdpa"
-    model = LlamaForCausalLM(config)
-    attention = "model.layers.0.self_attn"
-    for parent in [*model.modules()]:
-        for name, child in parent.named_children():
-            # Which computes in float32, whatever its weights are.
-            if type(child).__name__ == "LlamaRMSNorm":
-                setattr(parent, name, nn.RMSNorm(8, eps=1e-6))
-    return of_tokens(model, f"{attention}.v_proj.weight", f"{attention}.q_proj.weight")
-
-
-def transformer_lens():
-    from transformer_lens.config import TransformerBridgeConfig
-    from transformer_lens.model_bridge.sources.native import NativeModel
-
-    sizes = {
-        "d_model": 4,
-        "d_head": 2,
-        "n_heads": 2,
-        "d_mlp": 6,
-        "n_ctx": 4,
-        "d_vocab": 5,
-        "n_layers": 1,
-    }
-    config = TransformerBridgeConfig(
-        **sizes, architecture="NativeModel", act_fn="relu", normalization_type="LN"
-    )
-    model = NativeModel(config)
-    return of_tokens(model, "layers.0.attn.v.weight", "layers.0.attn.k.weight")
-
-
 def own():
     model = ModelConfig(d_model=4, n_heads=2, d_mlp=6, n_layers=1)
     network = build_model(model, sigma=0.7, seed=0, length=6, dtype=DType.float64)
@@ -108,13 +33,7 @@ def own():
     ]
 
 
-NETWORKS = {
-    "transformer": own,
-    "llama": llama,
-    "transformer_lens": transformer_lens,
-    "cnn": CASES["convolutional"],
-    "mlp": CASES["mlp"],
-}
+NETWORKS = {"transformer": own, "cnn": CASES["convolutional"], "mlp": CASES["mlp"]}
 
 
 @cache
@@ -169,7 +88,7 @@ def test_products_are_those_of_the_dense_hessian(name):
             )
 
 
-@pytest.mark.parametrize("name", daily(NETWORKS, "transformer", "cnn", "mlp"))
+@pytest.mark.parametrize("name", NETWORKS)
 def test_parts_share_their_products_and_add_up(name):
     problem, blocks, _, _ = case(name)
     operator = problem.operator(blocks[-1])
@@ -179,7 +98,7 @@ def test_parts_share_their_products_and_add_up(name):
     np.testing.assert_allclose(found["H"], operator @ vector, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", daily(NETWORKS, "transformer_lens", "mlp"))
+@pytest.mark.parametrize("name", daily(NETWORKS, "transformer", "mlp"))
 def test_scipy_finds_eigenvalues_and_singular_values(name):
     problem, blocks, _, _ = case(name)
     square = blocks[0]
@@ -203,7 +122,7 @@ def test_scipy_finds_eigenvalues_and_singular_values(name):
     assert found == pytest.approx(float(sizes[0]), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", daily(NETWORKS, "transformer_lens", "mlp"))
+@pytest.mark.parametrize("name", daily(NETWORKS, "transformer", "mlp"))
 def test_estimators_of_curvlinops_take_it(name):
     from curvlinops import hutchinson_squared_fro, hutchinson_trace
 
@@ -234,7 +153,7 @@ def test_estimators_of_curvlinops_take_it(name):
 SYSTEMS = [(name, part, None) for name in NETWORKS for part in ("H", "H_o")]
 SYSTEMS += [
     (name, *helped)
-    for name in ("llama", "mlp")
+    for name in ("transformer", "mlp")
     for helped in (("H_o", "kfac"), ("H", "diagonal"))
 ]
 

@@ -1,11 +1,9 @@
 """Extrapolated differences of gradients whose derivatives are known, from good and bad first steps."""
 
 import threading
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from torch import Tensor
 
 from hessfig.curvature.richardson import (
     Differenced,
@@ -27,7 +25,6 @@ VECTORS = {
     "long": 1e6 * torch.linspace(1.0, 2.0, 40).double(),
     "short": 1e-6 * torch.linspace(1.0, 2.0, 40).double(),
 }
-Gradient = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 def wave(weights):

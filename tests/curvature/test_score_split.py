@@ -10,7 +10,6 @@ from hessfig.config.enums import (
     Data,
     DType,
     Kind,
-    Loss,
     Method,
     Norm,
     Products,
@@ -26,8 +25,7 @@ from hessfig.models.networks import BareAttention
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
 from hessfig.rng import stream
-from hessfig.terms import AT_OUTPUTS, AT_SCORES, PARTS, Block, Group, Matrix, Part
-from hessfig.theory import attention_formulas as theory
+from hessfig.terms import AT_OUTPUTS, AT_SCORES, PARTS, Block, Group, Part
 from tests.daily import daily, thinned
 from tests.toys import toy_problem
 
@@ -218,33 +216,6 @@ def test_the_exact_norm_is_that_of_the_dense_part(name, layer):
         assert norm == pytest.approx(float(matrix.norm()), rel=1e-12, abs=1e-300)
         vanishes = kind(model.kind).is_structural_zero(model, block, Part.H_fT)
         assert vanishes == (norm == 0.0) == (not matrix.any())
-
-
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 8.0])
-def test_the_bare_layer_has_the_theorems_formulas(temperature):
-    model = ModelConfig(
-        kind=Kind.self_attention, d_model=4, d_head=3, temperature=temperature
-    )
-    problem = toy_problem(
-        model, TaskConfig(data=Data.gaussian, loss=Loss.mse, digits=1, batch_size=1)
-    )
-    network = problem.network
-    weights = {
-        Matrix(one.name): network.get_parameter(one.parameter).detach().T
-        for one in problem.layout.weights
-    }
-    inputs = 0.7 * problem.batch.inputs[0]
-    targets = problem.batch.targets[0]
-    point = theory.AttentionPoint(inputs, targets, weights, temperature)
-    found = dense(problem, model, Block(1, "query_key", "query_key"), AT_SCORES)
-    # Stored (outputs, inputs), written the other way.
-    turned = torch.arange(24).view(2, 3, 4).transpose(1, 2).flatten()
-    for part, formula in zip(
-        AT_SCORES, (theory.score_outer_product, theory.score_functional), strict=True
-    ):
-        expected = formula(point)
-        ours = found[part][turned][:, turned]
-        assert (ours - expected).abs().max() < 1e-12 * expected.abs().max()
 
 
 def test_products_do_not_cancel():

@@ -12,7 +12,6 @@ from hessfig.rng import stream
 from hessfig.terms import PARTS, Block, Matrix, Part
 from tests.toys import ARCHITECTURES, toy_problem, toy_task
 
-Norms = dict[tuple[Matrix, Part], Estimate]
 MODEL = ARCHITECTURES["softmax"]
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import hessfig
-from hessfig.config.enums import Curvature, DType, Norm, Schedule, State, TrainingData
+from hessfig.config.enums import Curvature, DType, Schedule, State, TrainingData
 from hessfig.config.schema import Config
 from hessfig.config.science import TaskConfig
 from hessfig.curvature.gradients import LossGradient, loss_of
@@ -34,11 +34,11 @@ from hessfig.sweep.variant import Variant
 from hessfig.terms import Optimiser
 from hessfig.weights import every_parameter
 from tests.daily import daily
+from tests.double_backward import hessian
 from tests.draws import draws
 from tests.toys import training_config
 
 STEP = 20
-DOUBLE = {"dtype": DType.float64}
 
 
 @pytest.fixture(scope="module")
@@ -64,26 +64,29 @@ def rows(config, quantity, step=STEP):
 
 def dense(objective):
     """Return gradient and Hessian of the loss in all parameters as dense tensors, by torch.autograd alone."""
-    held = {
-        name: p.detach().clone() for name, p in objective.network.named_parameters()
-    }
-    sizes = [p.numel() for p in held.values()]
+    held = dict(objective.network.named_parameters())
+    at = [one.requires_grad_() for one in held.values()]
+    gradient = torch.autograd.grad(cross_entropy(objective), at)
+    flat = torch.cat([one.flatten() for one in gradient])
+    return flat, hessian(lambda: cross_entropy(objective), at), held
 
-    def value(flat):
-        pieces = flat.split(sizes)
-        at = {
-            name: piece.view_as(held[name])
-            for name, piece in zip(held, pieces, strict=True)
-        }
-        logits = torch.func.functional_call(
-            objective.network, at, (objective.batch.inputs,)
-        )
-        scored = logits[:, objective.batch.scored]
-        return F.cross_entropy(scored.flatten(0, -2), objective.batch.targets.flatten())
 
-    flat = torch.cat([p.flatten() for p in held.values()]).requires_grad_()
-    (gradient,) = torch.autograd.grad(value(flat), flat)
-    return gradient, torch.autograd.functional.hessian(value, flat), held
+def cross_entropy(objective, rows=slice(None)):
+    """Return the mean loss of some sums of a batch, written out."""
+    batch = objective.batch
+    logits = objective.network(batch.inputs[rows])[:, batch.scored]
+    return F.cross_entropy(logits.flatten(0, -2), batch.targets[rows].flatten())
+
+
+def by_example(objective):
+    """Return the gradient of every sum by itself."""
+    at = [one.requires_grad_() for one in objective.network.parameters()]
+    slopes = []
+    for i in range(len(objective.batch.inputs)):
+        loss = cross_entropy(objective, slice(i, i + 1))
+        pieces = torch.autograd.grad(loss, at, materialize_grads=True)
+        slopes.append(torch.cat([piece.flatten() for piece in pieces]))
+    return torch.stack(slopes)
 
 
 @pytest.fixture(scope="module")
@@ -94,11 +97,11 @@ def truth(config):
 
 def test_loss_gradient_and_products_are_those_of_dense_differentiation(config, truth):
     problem = draw_problem(cell(config, "loss"))
-    gradient, hessian, _ = truth
+    gradient, H, _ = truth
     slope = LossGradient(problem)
     assert_close(slope.flat, gradient, rtol=1e-10, atol=1e-14)
     vector = draws(len(gradient))
-    assert_close(slope.product(vector), hessian @ vector, rtol=1e-8, atol=1e-11)
+    assert_close(slope.product(vector), H @ vector, rtol=1e-8, atol=1e-11)
     (row,) = rows(config, "loss")
     assert row["value"] == pytest.approx(slope.loss, rel=1e-14)
     assert (row["error"], row["layer"], row["row"], row["status"]) == (0.0, 0, "", "ok")
@@ -186,8 +189,8 @@ def test_five_digits_have_cascades(tmp_path):
 
 def test_the_quotient_along_the_gradient_is_that_of_the_dense_hessian(config, truth):
     problem = draw_problem(cell(config, "loss"))
-    gradient, hessian, _ = truth
-    expected = float(gradient @ hessian @ gradient / gradient.square().sum())
+    gradient, H, _ = truth
+    expected = float(gradient @ H @ gradient / gradient.square().sum())
     assert along_gradient(problem) == pytest.approx(expected, rel=1e-8)
 
 
@@ -304,11 +307,11 @@ def test_the_next_update_is_torchs_own(config, optimiser, step):
 
 
 def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config, truth):
-    _, hessian, held = truth
+    _, H, held = truth
     kept = moments(config, sigma=0.3, seed=1, step=STEP)
     second = torch.cat([kept[f"exp_avg_sq/{name}"].flatten() for name in held])
     diagonal = (1 - 0.9**STEP) * ((second / (1 - 0.98**STEP)).sqrt() + 1e-8)
-    expected = torch.linalg.eigvals(hessian / diagonal[:, None]).real.max()
+    expected = torch.linalg.eigvals(H / diagonal[:, None]).real.max()
     (row,) = rows(config, "preconditioned_eigenvalue")
     assert row["value"] == pytest.approx(float(expected), rel=1e-6)
     assert (row["part"], row["row"], row["col"], row["status"]) == (
@@ -323,11 +326,11 @@ def test_the_preconditioned_eigenvalue_is_that_of_the_dense_matrix(config, truth
 
 
 def test_adaptive_sharpness_is_that_of_the_dense_matrix(config, truth):
-    _, hessian, held = truth
+    _, H, held = truth
     size = torch.cat([one.detach().flatten() for one in held.values()]).abs()
     (row,) = rows(config, "adaptive_sharpness")
     assert row["value"] == pytest.approx(
-        float(torch.linalg.eigvalsh(hessian * size * size[:, None]).max()), rel=1e-6
+        float(torch.linalg.eigvalsh(H * size * size[:, None]).max()), rel=1e-6
     )
     assert (row["part"], row["row"], row["status"]) == ("H", "all", "ok")
     assert 0 < row["error"] <= 1e-5 * row["value"]
@@ -393,31 +396,8 @@ def test_what_cannot_be_had_is_refused_before_anything_runs(quantity):
     assert caught.value.remedy
 
 
-def test_post_norm_and_no_norm_have_them_too(tmp_path):
-    for norm in (Norm.none, Norm.post):
-        config = training_config(tmp_path, step=2)
-        config.model.norm = norm
-        for quantity in (
-            "loss",
-            "gradient_norm",
-            "residual_norm",
-            "critical_step",
-            "batch_sharpness",
-        ):
-            assert {row["status"] for row in rows(config, quantity, 2)} == {"ok"}, (
-                norm,
-                quantity,
-            )
-
-
 def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config):
-    problem = draw_problem(cell(config, "loss"))
-    batch = problem.batch
-    slopes = []
-    for i in range(len(batch.inputs)):
-        single = Batch(batch.inputs[i : i + 1], batch.targets[i : i + 1], batch.scored)
-        slopes.append(LossGradient(replace(problem, batch=single)).flat)
-    covariance = torch.stack(slopes).T.cov()
+    covariance = by_example(draw_problem(cell(config, "loss"))).T.cov()
     found = {
         row["quantity"]: row["value"] for row in rows(config, "gradient_covariance")
     }
@@ -429,22 +409,10 @@ def test_the_gradients_covariance_is_that_of_the_sums_own_gradients(config):
 
 
 def test_the_noise_scale_is_that_of_every_examples_gradient(config):
-    """Of the loss by itself: signal |G|^2 and noise tr(C), both without bias, from an explicit list of gradients."""
-    problem = draw_problem(cell(config, "loss"))
-    batch = problem.batch
-    slopes = []
-    for i in range(len(batch.inputs)):
-        parameters = [one.requires_grad_() for one in problem.network.parameters()]
-        logits = problem.network(batch.inputs[i : i + 1])[:, batch.scored]
-        value = F.cross_entropy(logits.flatten(0, 1), batch.targets[i])
-        pieces = torch.autograd.grad(
-            value, parameters, allow_unused=True, materialize_grads=True
-        )
-        slopes.append(torch.cat([piece.flatten() for piece in pieces]))
-    gradients = torch.stack(slopes)
+    """Signal |G|^2 and noise tr(C), both without bias, from an explicit list of gradients."""
+    gradients = by_example(draw_problem(cell(config, "loss")))
     trace = float(gradients.var(dim=0).sum())
-    mean = float(gradients.mean(dim=0).square().sum())
-    signal = mean - trace / len(gradients)
+    signal = float(gradients.mean(dim=0).square().sum()) - trace / len(gradients)
     (found,) = rows(config, "noise_scale")
     assert signal > 0
     assert found["value"] == pytest.approx(trace / signal, rel=1e-8)
@@ -539,13 +507,13 @@ def test_the_predicted_decrease_is_that_of_the_next_update(config, optimiser):
     assert found["true_decrease"] == pytest.approx(
         float(loss_of(before) - loss_of(after)), rel=1e-8
     )
-    gradient, hessian, _ = dense(before)
+    gradient, H, _ = dense(before)
     ends = [
         torch.cat([p.detach().flatten() for p in one.network.parameters()])
         for one in (after, before)
     ]
     update = ends[0] - ends[1]
-    predicted = -float(gradient @ update + update @ hessian @ update / 2)
+    predicted = -float(gradient @ update + update @ H @ update / 2)
     assert found["predicted_decrease"] == pytest.approx(predicted, rel=1e-8)
     assert found["decrease_ratio"] == pytest.approx(
         found["true_decrease"] / found["predicted_decrease"]

@@ -15,8 +15,6 @@ from hessfig.terms import Part
 from tests.daily import thinned
 from tests.toys import ARCHITECTURES, toy_task
 
-Rows = dict[tuple[int, str, str], dict[str, object]]
-
 
 def config(model, **settings):
     chosen = {

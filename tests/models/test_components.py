@@ -44,6 +44,7 @@ VARIANTS = {
         "softcap": 0.8,
         "window": 2,
     },
+    "sink": {"sink": "both", "sink_beta": 1.5, "norm": "pre"},
     "off by one": {"attention": "off_by_one", "mlp": "linear"},
     "qk norm": {"scores": "qk_norm"},
     "cosine": {"scores": "cosine", "temperature": 0.7},

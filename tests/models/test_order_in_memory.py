@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import hessfig
-from hessfig.curvature.problem import Batch
 from hessfig.models.weight_files import read_weights
-from hessfig.rng import is_row_major, lay_out, row_major
+from hessfig.rng import is_row_major, row_major
 from tests.draws import draws
 
 OTHER = {
@@ -109,15 +108,6 @@ def test_weights_of_a_loss():
     assert losses[1].weight.stride() == (2,)
 
 
-@pytest.mark.parametrize("word", OTHER)
-def test_a_batch_is_by_rows(word):
-    batch = Batch(OTHER[word](draws(4, 1, 3, 3)), OTHER[word](draws(4, 5)), slice(None))
-    assert all(
-        one.stride() == torch.empty(one.shape).stride()
-        for one in (batch.inputs, batch.targets)
-    )
-
-
 @pytest.mark.parametrize("shape", [(), (1,), (3, 1), (1, 3), (4, 1, 3, 3), (2, 3, 4)])
 def test_row_major(shape):
     """The strides are those of a new tensor, along axes of length one too."""
@@ -131,15 +121,6 @@ def test_row_major(shape):
     assert one_channel.is_contiguous()
     assert not is_row_major(one_channel)
     assert is_row_major(torch.eye(2).to_sparse())
-
-
-def test_a_module_is_laid_out_with_its_buffers():
-    network = made("maps")[0]
-    network[0].weight.data = OTHER["transposed"](network[0].weight.data)
-    network[2].running_mean = OTHER["strided"](network[2].running_mean)
-    held = network[0].weight.detach().clone()
-    assert all(map(is_row_major, lay_out(network).state_dict().values()))
-    assert torch.equal(network[0].weight, held)
 
 
 def test_weights_of_a_file_are_by_rows(tmp_path):

@@ -48,7 +48,6 @@ def functional_product(network, layer, matrix):
 @settings(max_examples=12, derandomize=True, deadline=None, database=None)
 @given(transformers | bare)
 @example(ModelConfig(kind=Kind.linear_mlp, d_model=4, n_layers=3))
-@pytest.mark.long
 def test_zeros_are_exact_where_promised_and_nowhere_else(model):
     network = LinearisedNetwork(toy_problem(model, toy_task(model, digits=2)), model)
     for layer in range(1, model.n_layers + 1):

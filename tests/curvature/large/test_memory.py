@@ -182,17 +182,6 @@ def test_micro_batches_have_the_products_of_the_whole(name):
         )
 
 
-def test_batches_of_several_sizes_and_counts_add_up_without_a_bound():
-    make = cases()["several batches"]
-    column = column_of(make(None))
-    assert [len(batch.inputs) for batch in column.network.problem.batches] == [12, 7, 3]
-    vectors = draws(column.dim, 1, seed=1)
-    truth = make(None).operator("all", products="curvlinops") @ vectors[:, 0]
-    assert_close(
-        products(column, vectors, Part.H)[Part.H][:, 0], truth, rtol=1e-9, atol=1e-12
-    )
-
-
 class OverTheBatch(nn.Module):
     """Every sample sees the others."""
 

@@ -1,12 +1,9 @@
 """Products of large networks of others: rows of every parameter next to plain double backward."""
 
-import copy
-
 import numpy
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
@@ -46,12 +43,10 @@ BOUNDS = {"float64": 1e-9, "float32": 1e-4}
     [pytest.param(n, marks=[] if n in EVERY_DAY else pytest.mark.long) for n in CASES],
 )
 def test_rows_of_every_parameter_are_those_of_plain_double_backward(name, dtype):
-    """For a constant and a random vector and along the gradient; no part falls back.
+    """For a random vector and along the gradient, and a constant one in float64; no part falls back.
 
     Some models evaluate their softmax in float32, so that their float64 has fewer
-    digits. In float32 the constant vector has rows in which everything cancels: they
-    may be as far off as rounding puts plain double backward in float32, by three root
-    mean squares over weights that are changed in their last digits.
+    digits. In float32 the constant vector has rows in which everything cancels.
     """
     network, inputs, targets = case = CASES[name]()
     truth = Plain(case, torch.float64)
@@ -61,56 +56,22 @@ def test_rows_of_every_parameter_are_those_of_plain_double_backward(name, dtype)
         1e-5 if dtype == "float64" and name in OF_SOFTMAX_IN_FLOAT32 else BOUNDS[dtype]
     )
     random = draws(count, seed=1)
-    vectors = torch.stack(
-        [torch.ones_like(random), random, truth.gradient / truth.gradient.norm()], dim=1
-    )
+    vectors = [random, truth.gradient / truth.gradient.norm()]
+    if dtype == "float64":
+        vectors.append(torch.ones_like(random))
     column = column_of(problem_of(network, inputs, targets), dtype)
     assert all(map(column.network.holds, PARTS))
-    mine = products(column, vectors, *PARTS)
+    mine = products(column, torch.stack(vectors, dim=1), *PARTS)
     wrong = {}
-    for k, vector in enumerate(vectors.T):
+    for k, vector in enumerate(vectors):
         real = truth.products(vector)
         longest = max(float(one.norm()) for one in real.values())
         for part, one in real.items():
-            for parameter, off in off_by_parameter(
-                network, mine[part][:, k], one, longest
-            ).items():
-                if off <= bound:
-                    continue
-                if dtype == "float32" and off <= 3 * rounding_of(
-                    case, vector, part, parameter
-                ):
-                    continue
-                wrong[part, k, parameter] = off
+            found = off_by_parameter(network, mine[part][:, k], one, longest)
+            for parameter, off in found.items():
+                if off > bound:
+                    wrong[part, k, parameter] = off
     assert wrong == {}
-
-
-def rounding_of(case, vector, part, parameter):
-    """Return the root mean square of how far plain double backward in float32 is off in the rows of a parameter.
-
-    The mean is over the weights and five others that differ from them in their last
-    digits.
-    """
-    network, inputs, targets = case
-    squares = []
-    for seed in range(6):
-        moved = copy.deepcopy(network)
-        draw = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for one in moved.parameters() if seed else ():
-                one.mul_(
-                    1
-                    + torch.randint(-3, 4, one.shape, generator=draw)
-                    * torch.finfo(torch.float32).eps
-                )
-        here = (moved, inputs, targets)
-        real = Plain(here, torch.float64).products(vector)
-        rounded = Plain(here, torch.float32).products(vector.float())
-        longest = max(float(product.norm()) for product in real.values())
-        squares.append(
-            off_by_parameter(moved, rounded[part], real[part], longest)[parameter] ** 2
-        )
-    return float(sum(squares) / len(squares)) ** 0.5
 
 
 class Changing(nn.Module):
@@ -258,8 +219,6 @@ def test_a_wrong_engine_is_noticed_and_replaced(name, monkeypatch):
 
 LINEAR = {
     "exp log": lambda out: out.exp().log().mean(),
-    "root of square": lambda out: (out + 20).square().sqrt().mean(),
-    "softplus": lambda out: (F.softplus(out) - F.softplus(-out)).mean(),
     "log-sum-exp": lambda out: (
         (out.log_softmax(-1) - out + out.logsumexp(-1, keepdim=True)).sum() + out.mean()
     ),
@@ -268,7 +227,7 @@ LINEAR = {
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("dtype", thinned(BOUNDS, 2))
-@pytest.mark.parametrize("name", thinned(LINEAR, 4))
+@pytest.mark.parametrize("name", thinned(LINEAR, 2))
 @pytest.mark.parametrize("width", daily([8, 260], 260))
 def test_parts_that_are_zero_up_to_rounding_are_no_fault(name, dtype, width):
     """H_o of a loss that is linear in the outputs, up to rounding; every part, where the network is linear too."""
@@ -486,7 +445,7 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(ODD, 4))
+@pytest.mark.parametrize("name", daily(ODD, "views", "in place", "derivative inside"))
 @pytest.mark.filterwarnings(
     "ignore:.*curvlinops.*plain double backward is used instead:RuntimeWarning"
 )
@@ -494,13 +453,7 @@ def test_odd_networks_have_the_products_of_plain_double_backward(name):
     """Along all pairs of their weights (of views and groups), next to ColumnOperator; the engine itself holds."""
     routes = engines(ODD[name]())
     objective = routes.problem
-    names = (
-        ["all"]
-        if name not in ("views", "group")
-        else ["all", *VIEWS]
-        if name == "views"
-        else ["both"]
-    )
+    names = {"views": ["all", *VIEWS], "group": ["both"]}.get(name, ["all"])
     for col in names:
         rows = {Block(0, row, col): (0, row) for row in names}
         column = routes.column(0, col, [*rows])
@@ -512,24 +465,6 @@ def test_odd_networks_have_the_products_of_plain_double_backward(name):
             assert_close(
                 one, truth[key], rtol=1e-9, atol=1e-12 * float(truth[key].norm())
             )
-
-
-def test_off_diagonal_blocks_are_those_of_the_whole():
-    names = ["0.weight", "0.bias", "2.weight", "2.bias"]
-    problem = hessfig.Problem(mlp(), *data(), "cross_entropy")
-    routes = engines(problem)
-    whole = column_of(problem)
-    sizes = [one.numel() for one in mlp().parameters()]
-    for at, col in enumerate(names):
-        column = routes.column(0, col, [Block(0, row, col) for row in names])
-        probes = vectors_of(column)
-        spread = torch.cat(
-            [probes if k == at else torch.zeros(n, 2) for k, n in enumerate(sizes)]
-        )
-        truth = products(whole, spread, *PARTS)
-        for (block, part), one in column.split_matmat(probes, PARTS).items():
-            rows = truth[part].split(sizes)[names.index(str(block.row))]
-            assert_close(one, rows, rtol=1e-9, atol=1e-12 * float(truth[part].norm()))
 
 
 def test_reentrant_checkpoints_are_refused_with_a_remedy():

@@ -4,15 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from hessfig.config.enums import Products
 from hessfig.curvature.column import SPLIT, completed, to_multiply
 from hessfig.curvature.spectral.densities import dense_eigenvalues
-from hessfig.models.routes import Engines
-from hessfig.terms import PARTS, Block, Matrix, Part
-from tests.curvature.oracle import dense_oracle
+from hessfig.terms import PARTS, Part
 from tests.curvature.spectral.matrices import rotated
 from tests.daily import daily, thinned
-from tests.toys import ARCHITECTURES, toy_problem
 
 
 class Parts:
@@ -57,39 +53,6 @@ def test_every_part_has_numpys_eigenvalues(dim, asked):
         np.testing.assert_allclose(
             values, np.linalg.eigvalsh(column.given[part].numpy()), rtol=0, atol=1e-12
         )
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.long
-def test_blocks_of_every_architecture_have_the_oracles_eigenvalues(name):
-    model = ARCHITECTURES[name]
-    problem = toy_problem(model)
-    names = [
-        Matrix(weight.name)
-        for weight in problem.layout.weights
-        if weight.layer == 1 and weight.is_main
-    ]
-    chosen = [
-        matrix
-        for matrix in names
-        if matrix in (Matrix.W_Q, Matrix.W_QK, Matrix.W_V, Matrix.W)
-    ][:2]
-    truth = dense_oracle(problem, 1, chosen)
-    engines = Engines(problem, model, Products.linearised)
-    for matrix in chosen:
-        block = Block(1, matrix, matrix)
-        found = dense_eigenvalues(
-            engines.column(1, matrix, [block]), block, list(PARTS)
-        )
-        scale = float(
-            truth[Part.H_o][matrix, matrix].norm()
-            + truth[Part.H_f][matrix, matrix].norm()
-        )
-        for part in PARTS:
-            expected = np.linalg.eigvalsh(truth[part][matrix, matrix].numpy())
-            values = found[part]
-            assert values is not None
-            np.testing.assert_allclose(values, expected, rtol=0, atol=1e-10 * scale)
 
 
 def test_what_is_not_symmetric_is_refused():

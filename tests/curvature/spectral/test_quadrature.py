@@ -35,15 +35,6 @@ def test_moments_below_twice_the_steps_are_those_of_the_start(steps):
         power = operator.matrix @ power
 
 
-def test_half_the_steps_are_those_of_a_run_of_half_the_length():
-    operator = with_eigenvalues(torch.linspace(-1, 2, 40).tolist())
-    probes = starts(40, 3)
-    long = quadrature(operator, probes, 20)
-    short = quadrature(operator, probes, 10)
-    assert_close(long.half_nodes, short.nodes)
-    assert_close(long.half_weights, short.weights)
-
-
 @pytest.mark.parametrize(
     ("values", "distinct"),
     [([0.0] * 8, 1), ([5.0] + [0.0] * 7, 2), ([1.0] * 4 + [2.0] * 4, 2)],
@@ -57,12 +48,6 @@ def test_breakdown_is_exact_and_fills_up_with_weights_of_zero(values, distinct):
     truth = torch.tensor(sorted(set(values)), dtype=torch.float64).expand(4, -1)
     assert_close(found.nodes[:, :distinct], truth, rtol=0, atol=1e-13)
     assert all(bool(value.isfinite().all()) for value in vars(found).values())
-
-
-def test_more_steps_than_there_are_eigenvalues_give_the_eigenvalues():
-    values = [1.0, 2.0, 4.0, 8.0]
-    found = quadrature(with_eigenvalues(values), starts(4, 2), 9)
-    assert_close(found.nodes[0, :4], torch.tensor(values, dtype=torch.float64))
 
 
 def test_probes_that_do_not_fit_at_once_are_taken_in_turn(monkeypatch):

@@ -86,34 +86,6 @@ def test_spectra_have_the_trace_and_the_norm_of_the_other_quantities(name):
         )
 
 
-@pytest.mark.parametrize("end", ["largest", "smallest"])
-@pytest.mark.parametrize("name", ["softmax", "pre", "heads", "linear", "linear mlp"])
-@pytest.mark.long
-def test_extremes_are_those_of_the_spectrum_within_their_error(name, end):
-    """An eigenvalue lies within the residual; it is the outermost up to the tolerance (many lie next to zero)."""
-    model = ARCHITECTURES[name]
-    quantity = f"{end}_eigenvalue"
-    whole = found("spectrum", model)
-    spectra = {
-        (label["layer"], label["col"], label["part"]): whole.arrays[f"eigenvalues_{k}"]
-        for k, label in enumerate(json.loads(str(whole.arrays["entries"])))
-    }
-    truth = by_place(whole, quantity)
-    rows = by_place(found(quantity, model), quantity)
-    assert set(rows) == set(truth)
-    assert {index for *_, index in rows} == {1, 2}
-    for at, row in rows.items():
-        values = spectra[at[:3]]
-        scale = np.abs(values).max()
-        assert row["status"] in ("ok", "structural_zero"), row
-        assert row["status"] == truth[at]["status"]
-        assert row["error"] <= 1e-6 * scale
-        assert row["num_probes"] == 0
-        assert row["estimator"] == "lanczos"
-        assert np.abs(row["value"] - values).min() <= row["error"] + 1e-12 * scale
-        assert abs(row["value"] - truth[at]["value"]) <= 1e-6 * scale
-
-
 @pytest.mark.parametrize("probes", Probes)
 @pytest.mark.long
 def test_densities_have_mean_and_second_moment_within_their_errors(probes):
@@ -266,19 +238,6 @@ def test_large_blocks_on_the_tape_take_products_in_float32_first(end, monkeypatc
         assert json.loads(str(other.arrays["entries"]))[0]["rough_products"] == 0
 
 
-def test_the_same_settings_give_the_same_bits():
-    for name in ("spectrum", "density", "largest_eigenvalue"):
-        first, again = (
-            found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]) for _ in range(2)
-        )
-        assert [row["value"] for row in first.rows] == [
-            row["value"] for row in again.rows
-        ]
-        assert all(
-            np.array_equal(first.arrays[key], again.arrays[key]) for key in first.arrays
-        )
-
-
 def test_vectors_are_kept_for_warm_starts():
     from hessfig.curvature.spectral.lanczos import Square
     from hessfig.models.routes import Engines
@@ -359,24 +318,6 @@ def test_what_cannot_be_had_is_refused(name, settings, message):
         cell(name, **{"model": ARCHITECTURES["softmax"], **settings})
     assert caught.value.allowed
     assert caught.value.remedy
-
-
-def test_every_name_a_quantity_gives_is_in_its_rows_and_no_other():
-    from hessfig.measurements.catalogue import quantity
-
-    for name in ("spectrum", "density", "largest_eigenvalue", "smallest_eigenvalue"):
-        given = {
-            row["quantity"]
-            for row in found(name, ARCHITECTURES["softmax"], blocks=["W_Q"]).rows
-        }
-        assert given == set(quantity(name).rows)
-        assert (
-            quantity(name).operations(
-                cell(name, ARCHITECTURES["softmax"]).config,
-                cell(name, ARCHITECTURES["softmax"]).variant.layout,
-            )
-            > 0
-        )
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])

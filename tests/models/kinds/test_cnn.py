@@ -1,6 +1,5 @@
 """The CNN: convolutions written out by hand, and products that are those of dense differentiation."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -8,22 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from hessfig.config.enums import MLP, Data, DType, Kind, Loss, Norm
+from hessfig.config.enums import MLP, Data, DType, Kind, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
-from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import dense_blocks
-from hessfig.models.kinds.cnn import is_structural_zero
 from hessfig.models.networks import ConvolutionalNetwork
 from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import Block, Group, Matrix, Part
-from tests.curvature.oracle import dense_oracle
-from tests.daily import daily
-from tests.toys import toy_problem
+from hessfig.terms import Part
 
 CNN = ModelConfig(kind=Kind.cnn, d_model=4, n_heads=2)
 TASK = TaskConfig(data=Data.digits, batch_size=3)
@@ -80,55 +73,6 @@ def test_it_is_the_network_of_torchs_own_layers(model):
             network.hidden(images, depth), depth, slice(0, 1)
         ).squeeze(1)
         assert torch.allclose(cut, ours, rtol=1e-12, atol=1e-14)
-
-
-@shape
-def test_the_layout_names_every_parameter_once(model):
-    problem = toy_problem(model, TASK)
-    held = {
-        path: parameter.numel()
-        for path, parameter in problem.network.named_parameters()
-    }
-    assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
-    assert problem.layout.names == ["W", "W_U"]
-    assert problem.layout.num_layers == 6
-    assert (
-        len(problem.layout.side(3, Group.norms)) == 2
-        if model.norm == Norm.post
-        else not problem.layout.members(3, "norms")
-    )
-
-
-@shape
-@pytest.mark.parametrize("loss", daily([Loss.cross_entropy, Loss.mse], Loss.mse))
-def test_blocks_are_those_of_dense_differentiation(model, loss):
-    problem = toy_problem(model, replace(TASK, loss=loss))
-    weights = [Matrix.W, Matrix.W_U]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        for layer in (1, 4):
-            oracle = dense_oracle(problem, layer, weights)
-            for col in weights:
-                for (row, part), block in dense_blocks(
-                    ColumnOperator(problem, layer, col, weights)
-                ).items():
-                    truth = oracle[part][row, col]
-                    assert (block - truth).abs().max() <= 1e-10 * max(
-                        float(truth.abs().max()), 1e-8
-                    ), (row, part)
-                    if row == col and is_structural_zero(
-                        model, Block(layer, row, row), part
-                    ):
-                        assert not block.any(), (row, part, layer)
-
-
-def test_zeros_are_promised_for_piecewise_linear_networks_alone():
-    block = Block(2, "W", "W")
-    promised = [is_structural_zero(model, block, Part.H_f) for model in SHAPES]
-    assert promised == [True, False, False, False]
-    assert all(
-        is_structural_zero(model, Block(0, "W_U", "W_U"), Part.H_f) for model in SHAPES
-    )
 
 
 def config(**settings):

@@ -172,43 +172,6 @@ def test_a_layer_is_its_weights_and_not_their_heads_again(home):
     assert layout.num_layers == 2
 
 
-@pytest.mark.parametrize(
-    ("name", "block"),
-    [
-        ("gpt2", Block(0, "W_E+W_U", "W_E+W_U")),
-        ("gpt2", Block(1, "W_O", "W_E+W_U", 2)),
-        ("gpt2 untied", Block(0, "W_U", "W_U")),
-        ("gpt2 untied", Block(0, "ln_out_gain", "W_U")),
-        ("gpt2 untied", Block(0, "W_E", "W_U")),
-        ("gpt2 untied", Block(2, "W_V", "W_Q", 1)),
-    ],
-    ids=str,
-)
-@pytest.mark.long
-def test_a_part_alone_is_the_same_part(name, block, home):
-    problem, parts = truth(name, home)
-    engine = Engines(
-        problem, ModelConfig(kind="huggingface"), Products.linearised
-    ).column(block.layer, block.col, [block])
-    every = engine.split_matmat(probes(engine.dim), PARTS)
-    assert off(every, block, problem, parts) < 1e-10
-    for part in PARTS:
-        alone = engine.split_matmat(probes(engine.dim), [part])
-        assert list(alone) == [(block, part)]
-        torch.testing.assert_close(
-            alone[block, part], every[block, part], rtol=1e-9, atol=1e-12
-        )
-
-
-@pytest.mark.filterwarnings("ignore:.*curvlinops' product is off:RuntimeWarning")
-@pytest.mark.long
-def test_curvlinops_gives_the_same_blocks(home):
-    problem, parts = truth("gpt2", home)
-    for block in (Block(1, "W_Q", "W_V"), Block(0, "W_E+W_U", "W_E+W_U")):
-        found = column(problem, block.layer, block.col, [block], Products.curvlinops)
-        assert off(found, block, problem, parts) < 1e-10
-
-
 @pytest.mark.parametrize("sequences", daily([1, 3], 3))
 def test_micro_batches_weigh_what_they_hold(home, sequences):
     config = saved("gpt2", home)
@@ -229,13 +192,6 @@ def test_micro_batches_weigh_what_they_hold(home, sequences):
     )
     problem, parts = truth("gpt2", home)
     assert off(column((found), 0, "all", [block]), block, problem, parts) < 1e-10
-
-
-def test_logits_in_chunks_are_the_whole(home, monkeypatch):
-    problem, parts = truth("gpt2", home)
-    monkeypatch.setattr("hessfig.curvature.large.readouts.CHUNK_BYTES", 3 * 5 * 8 * 5)
-    block = Block(0, "W_E+W_U", "W_E+W_U")
-    assert off(column(problem, 0, block.col, [block]), block, problem, parts) < 1e-10
 
 
 class Logits(nn.Module):

@@ -25,7 +25,6 @@ REFUSED = {
     "residual_norm": "does not expose what is between its layers",
     "score_spread": "shows no attention scores",
 }
-Key = tuple[str, int, str, str]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The MLP on the addition task: as large as a transformer, causal, with the products of its own derivatives."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -8,23 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hessfig.config.enums import MLP, DType, Kind, Loss, Method, QueryKey
+from hessfig.config.enums import MLP, DType, Kind, Method, QueryKey
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
 from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import dense_blocks
-from hessfig.models.blocks import matrices_of
-from hessfig.models.kinds.mlp import is_structural_zero, width
+from hessfig.models.kinds.mlp import width
 from hessfig.models.networks import PrefixMLP
 from hessfig.models.protocol import kind
 from hessfig.models.routes import Engines
-from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import Block, Group, Part
-from tests.curvature.oracle import dense_oracle
-from tests.toys import PAPER, build_model, layout_of, toy_problem, toy_task
+from hessfig.terms import Block
+from tests.toys import PAPER, build_model, toy_problem, toy_task
 
 DEEP = ModelConfig(kind=Kind.mlp, d_model=3, n_layers=3, d_mlp=5)
 SHAPES = [
@@ -81,21 +76,6 @@ def test_the_published_size_is_matched():
 
 
 @name
-def test_the_layout_names_every_parameter_once(model):
-    problem = toy_problem(model)
-    held = {
-        path: parameter.numel()
-        for path, parameter in problem.network.named_parameters()
-    }
-    assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
-    assert len(problem.layout.weights) == len(held)
-    assert layout_of(model).names == [str(matrix) for matrix in matrices_of(model)]
-    assert {weight.name for weight in problem.layout.members(1, Group.biases)} == {
-        "b_in"
-    }
-
-
-@name
 def test_later_tokens_change_nothing_at_earlier_positions(model):
     network = build_model(model, sigma=0.7, seed=1, length=9, dtype=DType.float64)
     assert isinstance(network, PrefixMLP)
@@ -126,48 +106,6 @@ def test_cut_behind_a_layer_it_is_the_same_network(model):
     assert all(
         torch.allclose(one, outputs[0], rtol=1e-13, atol=1e-15) for one in outputs
     )
-
-
-@name
-@pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
-@pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
-    problem = toy_problem(model, toy_task(model, loss=loss))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        tape = LinearisedNetwork(problem, model)
-    for layer in range(1, model.n_layers + 1):
-        weights = [
-            one
-            for one in matrices_of(model)
-            if layout_of(model).members(layer, one) or not one.has_layer
-        ]
-        oracle = dense_oracle(problem, layer, weights)
-        for col in weights:
-            for column in (
-                tape.column(layer, col, weights),
-                ColumnOperator(problem, layer, col, weights),
-            ):
-                for (row, part), block in dense_blocks(column).items():
-                    truth = oracle[part][row, col]
-                    assert (block - truth).abs().max() <= 1e-11 * max(
-                        float(truth.abs().max()), 1e-8
-                    )
-
-
-@name
-@pytest.mark.long
-def test_zeros_are_exact_where_promised_and_nowhere_else(model):
-    problem = toy_problem(model, toy_task(model, batch_size=6))
-    for weight in problem.layout.weights:
-        column = ColumnOperator(problem, weight.layer, weight.name, [weight.name])
-        functional = dense_blocks(column)[weight.name, Part.H_f]
-        promised = is_structural_zero(
-            model, Block(weight.layer, weight.name, weight.name), Part.H_f
-        )
-        assert promised == (not functional.any()), weight.name
-    assert not is_structural_zero(model, Block(1, Group.mlp, Group.mlp), Part.H_f)
-    assert not is_structural_zero(model, Block(0, "W_U", "W_U"), Part.H)
 
 
 def test_weights_keep_the_scale_of_their_inputs():

@@ -265,29 +265,6 @@ def test_every_weight_head_and_group_is_dense_autodiffs(name, home):
             )
 
 
-@pytest.mark.long
-def test_a_layout_is_every_parameter_once(home):
-    problem = problem_of("gpt2", home)
-    held = {
-        name: parameter.numel()
-        for name, parameter in problem.network.named_parameters()
-    }
-    assert {one.parameter: one.size for one in problem.layout.parameters} == held
-    assert problem.layout.size(0, "W_U") == VOCABULARY * GPT2["d_model"]
-    assert problem.layout.size(0, "b_U") == VOCABULARY
-    assert problem.layout.names == [
-        "W_E",
-        "W_pos",
-        "W_Q",
-        "W_K",
-        "W_V",
-        "W_O",
-        "W_in",
-        "W_out",
-        "W_U",
-    ]
-
-
 def test_cells_are_measured_and_keyed_by_content(home, tmp_path):
     tensors = {name: one.contiguous() for name, one in state(GPT2).items()}
     folder = written(tmp_path / "one", GPT2, tensors, "state.safetensors")
@@ -411,32 +388,6 @@ def test_settings_of_another_kind_are_refused(changes, home, tmp_path):
         match=rf"model\.{next(iter(changes))}: kind=transformer_lens (does not read|reads)",
     ):
         check_config(config(folder, home / "ids.npy", model=changes))
-
-
-@pytest.mark.long
-def test_files_replaced_after_planning_fail_the_cell_and_are_measured_under_another_key(
-    home, tmp_path
-):
-    folder = written(tmp_path / "one", GPT2, state(GPT2))
-    asked = replace(config(folder, home / "ids.npy"), blocks=["W_V"])
-    changed = {
-        name: 2 * one if one.dim() > 1 else one for name, one in state(GPT2).items()
-    }
-    keys = []
-    values = []
-    for settings, tensors in (
-        (GPT2, state(GPT2)),
-        ({**GPT2, "act_fn": "relu"}, state(GPT2)),
-        (GPT2, changed),
-    ):
-        if keys:
-            written(folder, settings, tensors)
-            with pytest.raises(UserError, match="is not what was planned"):
-                compute_cell(cell)
-        (cell,) = Sweep([("", asked)]).cells
-        keys.append(cell.key)
-        values.append([row["value"] for row in compute_cell(cell).rows])
-    assert len({*keys}) == len({str(value) for value in values}) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,21 @@
 """The vision transformer: patches in their order, no mask, and products that are those of dense differentiation."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Loss, Method, Norm
+from hessfig.config.enums import MLP, Attention, Data, DType, Kind, Method, Norm
 from hessfig.config.schema import Config
 from hessfig.config.science import ModelConfig, TaskConfig
-from hessfig.curvature.curvlinops import ColumnOperator
 from hessfig.errors import UserError
-from hessfig.measurements.block_norms import dense_blocks
-from hessfig.models.blocks import is_structural_zero, matrices_of
 from hessfig.models.networks import VisionTransformer
-from hessfig.models.tape.columns import LinearisedNetwork
 from hessfig.rng import stream
 from hessfig.states.initialised import build_network
 from hessfig.sweep.measure import compute_cell
 from hessfig.sweep.plan import Cell, Sweep
 from hessfig.sweep.variant import Variant
-from hessfig.terms import Block, Group, Part
-from tests.curvature.oracle import dense_oracle
 from tests.double_backward import hessian
 from tests.toys import toy_problem
 
@@ -79,24 +72,6 @@ def test_every_token_sees_every_other_and_their_order_is_told_by_positions_alone
     assert not torch.allclose(*first), "the first token sees the last"
 
 
-@shape
-def test_the_layout_names_every_parameter_once(model):
-    problem = toy_problem(model, TASK)
-    held = {
-        path: parameter.numel()
-        for path, parameter in problem.network.named_parameters()
-    }
-    assert {weight.parameter: weight.size for weight in problem.layout.weights} == held
-    assert problem.layout.names == [str(matrix) for matrix in matrices_of(model)]
-    biases = {
-        w.name
-        for layer in range(model.n_layers + 1)
-        for w in problem.layout.members(layer, Group.biases)
-    }
-    assert {"b_patch", "b_Q", "b_O", "b_U"} <= biases
-    assert not any("ln" in name for name in biases)
-
-
 def test_the_shipped_network_is_the_follow_ups_in_small():
     network = built(ModelConfig(kind=Kind.vit, d_model=16, n_heads=2, norm=Norm.post))
     sizes = {name: tuple(p.shape) for name, p in network.named_parameters()}
@@ -114,43 +89,6 @@ def test_sigma_scales_patches_and_positions():
         assert small.get_parameter(name).std().item() == pytest.approx(0.1, rel=0.15)
         assert large.get_parameter(name).std().item() == pytest.approx(3.0, rel=0.15)
     assert torch.equal(small.head.weight, large.head.weight)
-
-
-@shape
-@pytest.mark.parametrize("loss", [Loss.cross_entropy, Loss.mse])
-@pytest.mark.long
-def test_both_routes_give_the_blocks_of_dense_differentiation(model, loss):
-    problem = toy_problem(model, replace(TASK, loss=loss))
-    weights = matrices_of(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        tape = LinearisedNetwork(problem, model)
-    for layer in range(1, model.n_layers + 1):
-        oracle = dense_oracle(problem, layer, weights)
-        for col in weights:
-            for column in (
-                tape.column(layer, col, weights),
-                ColumnOperator(problem, layer, col, weights),
-            ):
-                for (row, part), block in dense_blocks(column).items():
-                    truth = oracle[part][row, col]
-                    assert (block - truth).abs().max() <= 1e-10 * max(
-                        float(truth.abs().max()), 1e-8
-                    )
-
-
-@shape
-def test_zeros_are_exact_where_promised_and_nowhere_else(model):
-    problem = toy_problem(model, replace(TASK, batch_size=12))
-    tape = LinearisedNetwork(problem, model)
-    for layer in range(1, model.n_layers + 1):
-        for matrix in matrices_of(model):
-            functional = dense_blocks(tape.column(layer, matrix, [matrix]))[
-                matrix, Part.H_f
-            ]
-            at = layer if matrix.has_layer else 0
-            promised = is_structural_zero(model, Block(at, matrix, matrix), Part.H_f)
-            assert promised == (not functional.any()), (layer, matrix)
 
 
 def config(**settings):

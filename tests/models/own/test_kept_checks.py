@@ -402,25 +402,6 @@ def test_copies_of_a_problem_keep_nothing():
         assert torch.equal(product(other), first)
 
 
-@pytest.mark.long
-def test_columns_of_a_large_network_share_graphs():
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 4)
-    )
-    problem = hessfig.Problem(
-        network, torch.randn(32, 20), torch.randint(4, (32,)), "cross_entropy"
-    )
-    for block in ["0.weight", "2.weight", "4.bias", ("0.bias", "4.weight"), "all"]:
-        operator = problem.operator(block)
-        alone = copy.copy(problem).operator(block)
-        vector = torch.linspace(-1, 1, operator.shape[1], dtype=torch.float64)
-        alone._made_column().network._shared = None
-        for part in ("H", "H_o", "H_f"):
-            mine, own = (one.split(vector, [part])[part] for one in (operator, alone))
-            assert torch.equal(mine, own), (block, part)
-
-
 @pytest.mark.parametrize("width", daily([5, 300], 5))
 def test_a_second_operator_multiplies_through_the_graphs_of_the_first(width):
     """A weight that changes, or another kind of products, has graphs of its own."""
