@@ -17,6 +17,7 @@ from hessfig.curvature import batched
 from hessfig.models.own import witnessing
 from hessfig.models.own.border import open_request
 from hessfig.models.own.own_function import OwnFunction
+from hessfig.models.own.witnessing import factory_objective
 from tests.daily import daily, thinned
 from tests.odd_functions import REFUSED, RIGHT
 
