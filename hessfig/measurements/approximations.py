@@ -337,14 +337,14 @@ def _pieces(
         if not by_layer:
             groups[f"weight {number}"] = [of_weight]
             continue
-        layers = _layers_of(objective, weight)
+        layers = layers_of_entries(objective, weight)
         for layer in layers.unique().tolist():
             group: object = layer or f"weight {number}"
             groups.setdefault(group, []).append(of_weight[layers == layer])
     return [torch.cat(members) for members in groups.values()]
 
 
-def _layers_of(objective: Objective, weight: Weight) -> Int[Tensor, " n"]:
+def layers_of_entries(objective: Objective, weight: Weight) -> Int[Tensor, " n"]:
     """Return the layer of every entry of a weight of the group `all`.
 
     A whole parameter of a network of one's own has no layer itself: its entries have those of

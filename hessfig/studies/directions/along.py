@@ -1,11 +1,12 @@
 """Quantity `along`: blocks of H, H_o and H_f times named directions, split by weight and layer."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from hessfig.config.enums import NamedDirection
@@ -15,6 +16,7 @@ from hessfig.curvature.problem import Objective
 from hessfig.curvature.rounding import norm, unit_of
 from hessfig.curvature.spectral.extremes import End
 from hessfig.curvature.spectral.lanczos import NotFinite, Square
+from hessfig.measurements.approximations import layers_of_entries
 from hessfig.measurements.eigenvalues import extremes_of, square_columns
 from hessfig.measurements.quantity import (
     Measured,
@@ -150,7 +152,9 @@ def along(objective: Objective, request: Request) -> Measured:
             unit = unit_of(vector)
             vector = vector / unit
             rows += _facts(name, request, block, slope, vector, unit)
-            for part, numbers in _split(column, block, request, side, vector).items():
+            for part, numbers in _split(
+                objective, column, block, request, side, vector
+            ).items():
                 rows += _rows(
                     name, request, block, part, numbers, is_unreliable=not is_found
                 )
@@ -193,18 +197,18 @@ def _rows(
 
 
 def _split(
+    objective: Objective,
     column: Column,
     block: Block,
     request: Request,
     side: tuple[Weight, ...],
     vector: Vector,
 ) -> dict[Part, Numbers]:
-    """Return the numbers of a direction by part. They take one product per weight of the block."""
-    pieces = torch.zeros(len(vector), len(side), dtype=torch.float64)
-    for place, rows in enumerate(
-        torch.arange(len(vector)).split([weight.size for weight in side])
-    ):
-        pieces[rows, place] = vector[rows]
+    """Return the numbers of a direction by part. They take one product per piece of the block (`_pieces`)."""
+    names, places = _pieces(objective, side)
+    pieces = torch.zeros(len(vector), len(names), dtype=torch.float64)
+    for number, rows in enumerate(places):
+        pieces[rows, number] = vector[rows]
     products = _multiplied(column, block, request, pieces)
     squared = float(vector.square().sum())
     by_part = {}
@@ -212,10 +216,34 @@ def _split(
         if squared:
             shares = pieces.T @ product / squared
         else:
-            shares = torch.full((len(side),) * 2, math.nan)
+            shares = torch.full((len(names),) * 2, math.nan)
         whole = _whole(float(shares.sum()), product.sum(dim=1), squared)
-        by_part[part] = whole | _within(shares, side)
+        by_part[part] = whole | _within(shares, names)
     return by_part
+
+
+class _Piece(NamedTuple):
+    """Where entries of a block belong: the number of their weight, and their layer (0: outside the layers)."""
+
+    weight: int
+    layer: int
+
+
+def _pieces(
+    objective: Objective, side: tuple[Weight, ...]
+) -> tuple[list[_Piece], list[Int[Tensor, " n"]]]:
+    """Return the pieces of a block, one per weight and layer in it, and the places of their entries.
+
+    A parameter of a network of one's own may hold the weights of several layers.
+    """
+    names, places, start = [], [], 0
+    for number, weight in enumerate(side):
+        layers = layers_of_entries(objective, weight)
+        for layer in layers.unique().tolist():
+            names.append(_Piece(number, layer))
+            places.append(start + (layers == layer).nonzero().flatten())
+        start += weight.size
+    return names, places
 
 
 def _multiplied(
@@ -232,18 +260,25 @@ def _whole(curvature: float, product: Vector, squared: float) -> Numbers:
     return {"curvature": curvature, "product": size, "cosine": cosine}
 
 
-def _within(shares: Float[Tensor, "p p"], side: tuple[Weight, ...]) -> Numbers:
+def _within(shares: Float[Tensor, "p p"], pieces: Sequence[_Piece]) -> Numbers:
     """Return the curvature within weights and layers and across them; an empty dictionary for a single weight."""
-    if len(side) == 1:
+    weights = [piece.weight for piece in pieces]
+    if len(set(weights)) == 1:
         return {}
-    total, weights = float(shares.sum()), float(shares.trace())
-    shares_of = {"within_weights": weights, "across_weights": total - weights}
-    keys = [weight.layer or weight.name for weight in side]
-    if any(weight.layer for weight in side):
-        alike = torch.tensor([[key == other for other in keys] for key in keys])
-        layers = float(shares[alike].sum())
-        shares_of |= {"within_layers": layers, "across_layers": total - layers}
-    return shares_of
+    total = float(shares.sum())
+    others = shares - shares.diag().diag()
+    within = float(shares.trace() + others[_alike(weights)].sum())
+    numbers = {"within_weights": within, "across_weights": total - within}
+    if any(piece.layer for piece in pieces):
+        layers = [piece.layer or f"weight {piece.weight}" for piece in pieces]
+        within = float(shares[_alike(layers)].sum())
+        numbers |= {"within_layers": within, "across_layers": total - within}
+    return numbers
+
+
+def _alike(groups: Sequence[object]) -> Bool[Tensor, "p p"]:
+    """Return which pairs are of the same group."""
+    return torch.tensor([[one == other for other in groups] for one in groups])
 
 
 def _singular(

@@ -275,6 +275,55 @@ def test_own_networks_by_hessfig_measure():
     assert "gradient_direction_within_layers" not in set(table["quantity"])
 
 
+class Stacked(nn.Module):
+    """Two layers in one parameter, a third map in the second layer, and a readout outside the layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.Parameter(torch.randn(2, 3, 3))
+        self.third, self.readout = nn.Linear(3, 3, bias=False), nn.Linear(3, 2)
+
+    def forward(self, x):
+        for one in (*self.maps, self.third.weight):
+            x = torch.tanh(x @ one.T)
+        return self.readout(x)
+
+
+def test_layers_of_a_network_of_ones_own_are_those_of_its_named_weights():
+    torch.manual_seed(0)
+    network, inputs = Stacked().double(), torch.randn(6, 3).double()
+    names = {
+        "W@1": ("maps", 0),
+        "W@2": ("maps", 1),
+        "U@2": "third.weight",
+        "out": "readout.weight",
+    }
+    targets = torch.tensor([0, 1] * 3)
+    problem = hessfig.Problem(network, inputs, targets, weights=names)
+    table = hessfig.measure(
+        problem,
+        blocks=["all"],
+        parts=["H"],
+        quantities=["along"],
+        directions={"named": ["gradient"]},
+    )
+    # Entries of maps, third.weight, readout.weight and readout.bias.
+    weights = torch.tensor([0] * 18 + [1] * 9 + [2] * 6 + [3] * 2)
+    layers = torch.tensor([1] * 9 + [2] * 18 + [3] * 6 + [4] * 2)
+    loss = nn.functional.cross_entropy(network(inputs), targets)
+    slopes = torch.autograd.grad(loss, list(network.parameters()))
+    gradient = torch.cat([slope.flatten() for slope in slopes])
+    terms = gradient[:, None] * problem.operator("all").dense() * gradient
+    terms = terms / gradient.square().sum()
+    found = table.set_index("quantity")["value"]
+    for group, keys in (("weights", weights), ("layers", layers)):
+        is_within = keys[:, None] == keys
+        within = found[f"gradient_direction_within_{group}"]
+        across = found[f"gradient_direction_across_{group}"]
+        assert within == pytest.approx(float(terms[is_within].sum()), rel=1e-10)
+        assert across == pytest.approx(float(terms[~is_within].sum()), rel=1e-10)
+
+
 def test_the_update_of_a_training_is_that_of_its_moments(tmp_path):
     """Adam's next update in a loop of our own, from the start of the training on."""
     config = training_config(
