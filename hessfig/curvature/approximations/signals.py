@@ -27,6 +27,14 @@ from hessfig.curvature.samples import alone, check_sum, sample_weights, samples_
 from hessfig.errors import UserError, plain
 from hessfig.weights import Weight
 
+_WITHOUT_KFAC = (
+    "leave K-FAC out: approximation.names=[diagonal,shampoo,soap,kfoc] of a sweep, "
+    "or problem.approximation('shampoo', block)"
+)
+_WITHOUT_FISHER = (
+    "leave Fisher matrices out: approximation.names=[diagonal,kfoc,kronecker_sum] of a sweep, "
+    "or problem.approximation('kfoc', block)"
+)
 # Limit for gradients of single samples, and for vectors backpropagated through a linear
 # map.
 MOST_BYTES = 2**31
@@ -421,7 +429,7 @@ class OutputSide:
                 f"quantities=[approximations]: the outputs do not only depend on the result of {weight.parameter}",
                 got=plain(f"forward() differentiates through it: {error}", most=300),
                 allowed="K-FAC for networks whose forward() computes no derivatives",
-                remedy="leave K-FAC out: Problem.approximation('diagonal', ...); approximation.names=[diagonal]",
+                remedy=_WITHOUT_KFAC,
             ) from error
 
     def _joined(self, calls: list[Tensor]) -> Float[Tensor, "batch uses d"]:
@@ -444,7 +452,7 @@ class OutputSide:
             f"quantities=[approximations]: the first axis of {weight.parameter}'s inputs does not run over samples",
             got=f"calls of shape {shapes} for {count} samples",
             allowed="linear maps whose inputs have independent samples as their first axis",
-            remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
+            remedy=_WITHOUT_KFAC,
         )
 
     def _are_apart(self, outputs: Tensor, calls: list[Tensor]) -> bool:
@@ -508,7 +516,7 @@ class OutputSide:
                 f"quantities=[approximations]: {weight.parameter} is also used outside its linear map",
                 got=f"the sum of g x^T over its calls is off by {off / size:.2g} of its terms",
                 allowed="a weight that is used only by calls of one torch.nn.Linear or convolution",
-                remedy="name approximations without K-FAC: approximation.names=[diagonal,shampoo,soap,kfoc]",
+                remedy=_WITHOUT_KFAC,
             )
 
     def _hessian(self, at: Tensor) -> Float[Tensor, "batch positions width width"]:
@@ -550,7 +558,7 @@ class OutputSide:
             f"quantities=[approximations]: the loss {what}",
             got=type(self.problem.loss).__name__,
             allowed="cross_entropy, mse, or a loss that is a convex function of the outputs of each position alone",
-            remedy="name approximations that need no Fisher matrix: approximation.names=[diagonal,kfoc,kronecker_sum]",
+            remedy=_WITHOUT_FISHER,
         )
 
 
@@ -598,7 +606,7 @@ def _seen(
             "quantities=[approximations]: a linear map is called with its input by keyword",
             got="a call of a torch.nn.Linear or convolution as map(input=x)",
             allowed="calls with the input as the first argument, map(x)",
-            remedy="call map(x), or leave K-FAC out: approximation.names=[diagonal,shampoo,soap,kfoc]",
+            remedy=f"call map(x), or {_WITHOUT_KFAC}",
         )
     inputs.append(linear.inputs(arguments[0].detach(), output.detach()))
     call = output
@@ -620,5 +628,5 @@ def check_bytes(size: int, what: str) -> None:
             f"quantities=[approximations]: {what} would take {size / 1e9:.1f} GB",
             got=f"{size / 1e9:.1f} GB",
             allowed=f"at most {MOST_BYTES / 1e9:.1f} GB",
-            remedy="a smaller task.batch_size, or approximation.names=[diagonal,kfoc,kronecker_sum]",
+            remedy=f"a smaller task.batch_size, or {_WITHOUT_FISHER}",
         )
